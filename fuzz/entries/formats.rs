@@ -43,6 +43,12 @@ pub fn gguf(data: &[u8]) {
             total += bytes.len();
             let numbers = gguf_quant::dequantize(tensor.kind, &bytes);
             let packed = gguf_quant::repack(tensor.kind, &bytes);
+            if let Some(packed) = gguf_quant::repack_nibbles(tensor.kind, &bytes) {
+                assert_eq!(
+                    numbers.as_ref().map(Vec::len),
+                    Some(packed.packed.len() * 8)
+                );
+            }
             if let (Some(numbers), Some(packed)) = (numbers, packed) {
                 assert_eq!(
                     numbers.len() * packed.bits as usize,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::config::{ModelConfig, QuantConfig};
 use crate::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::gguf_config::GgufNames;
-use crate::gguf_quant::{affine_bits, has_super_scales};
+use crate::gguf_quant::{NibbleFormat, affine_bits, has_super_scales};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
 /// How an engine holds weights in memory.
@@ -25,8 +25,9 @@ pub struct WeightStorage {
     /// Whether a quantized matrix of this mode, width and group size keeps scales and biases as
     /// 16-bit floats where that is exact.
     pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
-    /// Whether a matrix in GGUF's Q6_K, or a stack of matrices of experts, keeps its bits.
-    pub keeps_super_scales: bool,
+    /// Whether a matrix in a type of GGUF that MLX lacks (Q3_K, Q6_K, the IQ types), or a stack of matrices
+    /// of experts, keeps its bits.
+    pub keeps_gguf_bits: bool,
 }
 
 impl WeightStorage {
@@ -36,7 +37,7 @@ impl WeightStorage {
             compute_bytes,
             keeps_halves: false,
             keeps_half_factors: |_, _, _| false,
-            keeps_super_scales: false,
+            keeps_gguf_bits: false,
         }
     }
 }
@@ -133,6 +134,43 @@ pub struct TensorFootprint {
     pub stored_bytes: u64,
     /// Bytes in memory; 0 for a tensor that is not loaded.
     pub loaded_bytes: u64,
+    /// Whether it is a matrix of a packed type that becomes plain numbers.
+    pub expanded: bool,
+}
+
+/// Matrices of a packed type that the engine does not keep packed.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Expansion {
+    /// How they are stored, such as `IQ2_XXS`.
+    pub format: String,
+    /// Their names, sorted as in the file.
+    pub tensors: Vec<String>,
+    /// Their bytes in the files.
+    pub stored_bytes: u64,
+    /// Their bytes in memory, all of which each token reads.
+    pub loaded_bytes: u64,
+}
+
+impl std::fmt::Display for Expansion {
+    /// Such as `Q2_K: model.layers.0.mlp.up_proj.weight and 5 more, in 12.2 times the bytes`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (format, times) = (
+            &self.format,
+            self.loaded_bytes as f64 / self.stored_bytes.max(1) as f64,
+        );
+        match self.tensors.as_slice() {
+            [one] => write!(f, "{format}: {one}, in {times:.1} times the bytes"),
+            all => {
+                let first = all.first().map_or("", String::as_str);
+                let more = all.len().saturating_sub(1);
+                write!(
+                    f,
+                    "{format}: {first} and {more} more, in {times:.1} times the bytes"
+                )
+            }
+        }
+    }
 }
 
 /// Tensors summed up under one name.
@@ -194,8 +232,8 @@ impl Footprint {
     }
 
     /// The tensors of a GGUF file, for an engine that holds them as `storage` says. Formats that
-    /// MLX's affine layout holds without loss stay packed, and Q6_K where `storage` says so; all
-    /// others become floats.
+    /// MLX holds without loss stay packed, and others of GGUF where `storage` says so; the rest becomes
+    /// floats.
     pub fn of_gguf(file: &Gguf, config: &ModelConfig, storage: &WeightStorage) -> Self {
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
         let tensors = file
@@ -244,6 +282,27 @@ impl Footprint {
         let mut shares: Vec<_> = shares.into_values().collect();
         shares.sort_by(|a, b| (b.stored_bytes, &a.name).cmp(&(a.stored_bytes, &b.name)));
         shares
+    }
+
+    /// Packed matrices that become plain numbers, by format, the costliest first. Others are kept in
+    /// their own bits, or as many.
+    pub fn expansions(&self) -> Vec<Expansion> {
+        let mut all: BTreeMap<&str, Expansion> = BTreeMap::new();
+        let expanded = |t: &&TensorFootprint| t.expanded && t.loaded_bytes > 0;
+        for tensor in self.tensors.iter().filter(expanded) {
+            let one = all.entry(&tensor.format).or_insert_with(|| Expansion {
+                format: tensor.format.clone(),
+                tensors: Vec::new(),
+                stored_bytes: 0,
+                loaded_bytes: 0,
+            });
+            one.tensors.push(tensor.name.clone());
+            one.stored_bytes = one.stored_bytes.saturating_add(tensor.stored_bytes);
+            one.loaded_bytes = one.loaded_bytes.saturating_add(tensor.loaded_bytes);
+        }
+        let mut all: Vec<_> = all.into_values().collect();
+        all.sort_by_key(|one| std::cmp::Reverse(one.loaded_bytes));
+        all
     }
 
     fn sum(&self, of: fn(&TensorFootprint) -> u64) -> u64 {
@@ -352,6 +411,7 @@ impl Stored<'_> {
             parameters,
             stored_bytes: stored,
             loaded_bytes: loaded,
+            expanded: false,
         }
     }
 
@@ -392,14 +452,22 @@ fn of_gguf(
     let is_matrix = is_matrix(&tensor.shape);
     let name = usual.unwrap_or_else(|| stored.to_owned());
     let part = Part::of(&name);
-    let loaded_bytes = match affine_bits(tensor.kind) {
+    let is_packed = tensor.kind.block().is_some_and(|(weights, _)| weights > 1);
+    let mut expanded = false;
+    // MLX has MXFP4, too.
+    let keeps_nibbles = match tensor.kind {
+        GgmlType::MXFP4 => tensor.shape.len() >= 2,
+        _ => storage.keeps_gguf_bits && is_matrix,
+    };
+    let nibbles = NibbleFormat::of(tensor.kind).filter(|_| keeps_nibbles);
+    let loaded_bytes = match (affine_bits(tensor.kind), nibbles) {
         // The configuration has read them already.
         _ if stored.starts_with("rope_factors_") => 0,
-        None if storage.keeps_super_scales && has_super_scales(tensor.kind) && is_matrix => {
+        (None, _) if storage.keeps_gguf_bits && has_super_scales(tensor.kind) && is_matrix => {
             stored_bytes
         }
         // A vector becomes floats, whatever its blocks.
-        Some(bits) if tensor.shape.len() >= 2 => {
+        (Some(bits), _) if tensor.shape.len() >= 2 => {
             // Factors of the K types are products of two halves, which 16 bits do not hold.
             let product = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
             let kept = (storage.keeps_half_factors)("affine", bits, GGUF_GROUP);
@@ -412,16 +480,19 @@ fn of_gguf(
             let groups = parameters / u64::from(GGUF_GROUP.unsigned_abs());
             packed.saturating_add(groups.saturating_mul(2 * factor))
         }
+        (_, Some(format)) => parameters.saturating_mul(format.bytes_of_256()) / 256,
         _ => {
             let is_half = matches!(tensor.kind, GgmlType::F16 | GgmlType::BF16);
             if storage.keeps_halves && storage.compute_bytes > 2 && is_half && is_matrix {
                 stored_bytes
             } else {
+                expanded = is_packed && tensor.shape.len() >= 2;
                 parameters.saturating_mul(storage.compute_bytes)
             }
         }
     };
     TensorFootprint {
+        expanded,
         part,
         name,
         format: tensor.kind.name(),

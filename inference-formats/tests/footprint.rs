@@ -15,7 +15,7 @@ const KERNELS: WeightStorage = WeightStorage {
     keeps_half_factors: |mode, bits, group| {
         mode == "affine" && matches!((bits, group), (4 | 8, 32 | 64))
     },
-    keeps_super_scales: true,
+    keeps_gguf_bits: true,
 };
 
 fn config(model_type: &str, more: Value) -> ModelConfig {
@@ -370,4 +370,43 @@ fn the_head_of_gpt2_is_its_embedding() {
         Footprint::of_gguf(&file, &config, &KERNELS).loaded_bytes()
     };
     assert_eq!((loaded("gpt2"), loaded("llama")), (1024, 2048));
+}
+
+#[test]
+fn packed_matrices_of_gguf_are_kept_or_named() {
+    // Types, bytes of a block, weights of a block, bits in memory with kernels.
+    let kinds: [(u32, usize, usize, f64); 5] = [
+        (10, 84, 256, 32.0),                // Q2_K
+        (16, 66, 256, 4.0 + 80.0 / 256.0),  // IQ2_XXS
+        (22, 82, 256, 4.0 + 144.0 / 256.0), // IQ2_S
+        (20, 18, 32, 4.5),                  // IQ4_NL
+        (39, 17, 32, 4.25),                 // MXFP4
+    ];
+    let mut writer = Writer::default();
+    for (i, (kind, bytes, weights, _)) in kinds.iter().enumerate() {
+        let data = vec![0; 16 * 512 / weights * bytes];
+        let name = format!("blk.{i}.ffn_up.weight");
+        writer = writer.tensor(&name, &[512, 16], *kind, &data);
+    }
+    let (_dir, path) = writer.file();
+    let file = Gguf::open(&path).unwrap();
+    let footprint = |storage| Footprint::of_gguf(&file, &config("llama", json!({})), storage);
+    let kept = footprint(&KERNELS);
+    for (i, (_, _, _, bits)) in kinds.iter().enumerate() {
+        let name = format!("model.layers.{i}.mlp.up_proj.weight");
+        assert_eq!(of(&kept, &name), ((512.0 * 16.0 / 8.0 * bits) as u64, 8192));
+    }
+    let named = |footprint: &Footprint| -> Vec<String> {
+        let all = footprint.expansions().into_iter();
+        all.map(|one| format!("{one}")).collect()
+    };
+    assert_eq!(
+        named(&kept),
+        ["Q2_K: model.layers.0.mlp.up_proj.weight, in 12.2 times the bytes"]
+    );
+    // Elsewhere MLX has MXFP4 alone.
+    let halves = footprint(&WeightStorage::converted(2));
+    assert_eq!(named(&halves).len(), 4);
+    let name = "model.layers.4.mlp.up_proj.weight";
+    assert_eq!(of(&halves, name).0, 512 * 16 * 17 / 32);
 }

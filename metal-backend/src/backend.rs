@@ -279,6 +279,9 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_gguf(&gguf, &config, &storage);
             check_memory(&file, footprint.loaded_bytes())?;
+            for expansion in footprint.expansions() {
+                tracing::warn!("expanded to plain numbers, which costs speed: {expansion}");
+            }
             let parts = gguf_config::tokenizer_parts(&gguf)?;
             let text =
                 TextPipeline::from_gguf(&parts, config.model_type.as_deref().unwrap_or_default())?;

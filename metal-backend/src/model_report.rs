@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use inference::{ComputeType, Result};
-use inference_formats::footprint::{Footprint, Share};
+use inference_formats::footprint::{Expansion, Footprint, Share};
 use mlx_rs_core::memory;
 use serde::Serialize;
 
@@ -32,6 +32,9 @@ pub struct ModelReport {
     pub parts: Vec<Share>,
     /// How weights are stored, the largest share first.
     pub formats: Vec<Share>,
+    /// Packed matrices that become plain numbers when they are loaded, the costliest format first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expansions: Vec<Expansion>,
     /// Where the chat template is from; `None` without one.
     pub template: Option<String>,
     /// Tokens that end a reply.
@@ -132,6 +135,7 @@ impl ModelReport {
             stored_bytes: footprint.stored_bytes(),
             parts: footprint.parts(),
             formats: footprint.formats(),
+            expansions: footprint.expansions(),
             template: text.template().map(|t| t.origin().to_owned()),
             eos_tokens,
             memory: MemoryNeeds {

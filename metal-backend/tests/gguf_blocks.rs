@@ -20,6 +20,14 @@ const Q5_0: Kind = Kind(6, 22, 32, &[(0, 0.006)]);
 const Q5_1: Kind = Kind(7, 24, 32, &[(0, 0.006), (2, -0.095)]);
 const Q5_K: Kind = Kind(13, 176, 256, &[(0, 2e-4), (2, 3e-3)]);
 const Q6_K: Kind = Kind(14, 210, 256, &[(208, 1e-4)]);
+const Q3_K: Kind = Kind(11, 110, 256, &[(108, 3e-3)]);
+const TQ2_0: Kind = Kind(35, 66, 256, &[(64, 0.1)]);
+const MXFP4: Kind = Kind(39, 17, 32, &[]);
+const IQ4_NL: Kind = Kind(20, 18, 32, &[(0, 1.5e-3)]);
+const IQ4_XS: Kind = Kind(23, 136, 256, &[(0, 1e-4)]);
+const IQ3_S: Kind = Kind(21, 110, 256, &[(0, 8e-4)]);
+const IQ2_XXS: Kind = Kind(16, 66, 256, &[(0, 2e-3)]);
+const IQ1_S: Kind = Kind(19, 50, 256, &[(0, 2e-2)]);
 
 impl Kind {
     /// Arbitrary blocks with weights of about 0.1.
@@ -31,6 +39,10 @@ impl Kind {
         for block in bytes.chunks_mut(block) {
             for &(at, value) in halves {
                 block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
+            }
+            // An exponent stands alone.
+            if halves.is_empty() {
+                block[0] = 122;
             }
         }
         bytes
@@ -99,7 +111,9 @@ fn logits(model: &dyn TextModel, tokens: usize) -> Vec<f32> {
 #[test]
 fn logits_are_those_of_the_expanded_numbers() {
     let options = LoadOptions::new().with_backend("cpu");
-    for kind in [Q5_0, Q5_1, Q5_K, Q6_K] {
+    for kind in [
+        Q5_0, Q5_1, Q5_K, Q6_K, Q3_K, TQ2_0, MXFP4, IQ4_NL, IQ4_XS, IQ3_S, IQ2_XXS, IQ1_S,
+    ] {
         let [packed, plain] = twins(&kind);
         let [ours, floats] = [&packed, &plain].map(|(_, path)| {
             inference::load_model(path, &options).unwrap_or_else(|e| panic!("{}: {e}", kind.0))

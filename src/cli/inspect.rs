@@ -113,6 +113,10 @@ fn is_too_large(_: &ModelReport) -> bool {
     false
 }
 
+/// Expanded matrices of a format that are listed by name.
+#[cfg(feature = "mlx-backend")]
+const MAX_EXPANDED: usize = 8;
+
 /// The rows that the headers give. `loaded` says that the loaded model tells some of it better.
 #[cfg(feature = "mlx-backend")]
 fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
@@ -131,10 +135,21 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
     }
     for (n, share) in report.formats.iter().enumerate() {
         let label = if n == 0 { "stored as" } else { "" };
-        rows.push((
-            label,
-            format!("{}: {}", share.name, bytes(share.stored_bytes)),
-        ));
+        let mut text = format!("{}: {}", share.name, bytes(share.stored_bytes));
+        // Only where the difference is more than what fills up rows.
+        if share.loaded_bytes > share.stored_bytes / 8 * 9 {
+            text.push_str(&format!(" ({} in memory)", bytes(share.loaded_bytes)));
+        }
+        rows.push((label, text));
+    }
+    for expansion in &report.expansions {
+        rows.push(("expanded", format!("{expansion}")));
+        for name in expansion.tensors.iter().take(MAX_EXPANDED) {
+            rows.push(("", format!("  {name}")));
+        }
+        if expansion.tensors.len() > MAX_EXPANDED {
+            rows.push(("", "  ... (--json lists all)".into()));
+        }
     }
     for (n, part) in report.parts.iter().enumerate() {
         let label = if n == 0 { "memory by part" } else { "" };

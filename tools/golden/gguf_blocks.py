@@ -17,11 +17,16 @@ from gguf import GGMLQuantizationType as T
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
-TYPES = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.BF16, T.F16]
+TYPES = [
+    T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.BF16, T.F16,
+    T.MXFP4, T.IQ4_NL, T.IQ4_XS, T.TQ1_0, T.TQ2_0, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS, T.IQ3_S, T.IQ1_S, T.IQ1_M,
+]
 # Byte offsets of float16 numbers in a block: random bytes there could be NaN or infinity.
 HALVES = {
     T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0],
     T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208],
+    T.IQ4_NL: [0], T.IQ4_XS: [0], T.TQ1_0: [52], T.TQ2_0: [64], T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0],
+    T.IQ3_XXS: [0], T.IQ3_S: [0], T.IQ1_S: [0], T.MXFP4: [], T.IQ1_M: [],
 }
 
 
@@ -36,6 +41,15 @@ def blocks(kind, count, rng):
     for at in HALVES[kind]:
         scale = rng.normal(size=count).astype(np.float16)
         data[:, at : at + 2] = scale.view(np.uint8).reshape(count, 2)
+    if kind == T.MXFP4:
+        # Powers of two whose products are finite, the two smallest among them.
+        data[:, 0] = [0, 1, *rng.integers(2, 250, size=count - 2)]
+    if kind == T.IQ1_M:
+        # A float16 in the upper four bits of four words.
+        scale = rng.normal(size=count).astype(np.float16).view(np.uint16)
+        words = data[:, 48:56].copy().view("<u2") & np.uint16(0x0FFF)
+        words |= np.stack([(scale >> (4 * i) & 15) << 12 for i in range(4)], axis=1)
+        data[:, 48:56] = words.astype("<u2").view(np.uint8)
     return data
 
 
@@ -47,7 +61,7 @@ def check_mlx_layout():
         print("mlx is not installed: layout not checked", file=sys.stderr)
         return
     rng = np.random.default_rng(7)
-    for bits in (4, 5, 8):
+    for bits in (2, 4, 5, 8):
         q = rng.integers(0, 1 << bits, size=(3, 96))
         stream = ((q[:, :, None] >> np.arange(bits)) & 1).astype(np.uint8).reshape(3, -1)
         words = np.packbits(stream, axis=1, bitorder="little").view("<u4")

@@ -194,12 +194,12 @@ fn an_unknown_type_fails_when_it_is_read() {
         let (dir, path) = writer.file();
         (Gguf::open(&path).unwrap(), dir)
     };
-    let (file, _dir) = gguf(Writer::default().info("a", &[256], 23, 0).data(136));
+    let (file, _dir) = gguf(Writer::default().info("a", &[256], 40, 0).data(144));
     let tensor = &file.tensors()["a"];
-    assert_eq!(tensor.kind, GgmlType::Other(23));
+    assert_eq!(tensor.kind, GgmlType::Other(40));
     let e = file.read(tensor).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
-    assert!(e.message().contains("IQ4_XS"), "{e}");
+    assert!(e.message().contains("NVFP4"), "{e}");
     assert_eq!(GgmlType::Other(99).name(), "type 99");
 }
 

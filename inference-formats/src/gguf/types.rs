@@ -40,12 +40,36 @@ pub enum GgmlType {
     Q5K,
     /// 256 weights: 6 bits in groups of 16.
     Q6K,
+    /// 256 weights: a table's entry of 8 bits for each 8.
+    IQ2XXS,
+    /// 256 weights: a table's entry of 9 bits for each 8.
+    IQ2XS,
+    /// 256 weights: a table's entry of 10 bits for each 8.
+    IQ2S,
+    /// 256 weights: a table's entry of 8 bits for each 4.
+    IQ3XXS,
+    /// 256 weights: a table's entry of 9 bits for each 4.
+    IQ3S,
+    /// 256 weights: a table's entry of 11 bits for each 8, in groups of 32.
+    IQ1S,
+    /// 256 weights: a table's entry of 11 bits for each 8, in groups of 16.
+    IQ1M,
+    /// 32 weights: 4 bits that a table turns into integers, a scale.
+    IQ4NL,
+    /// 256 weights: 4 bits as in `IQ4_NL`, in groups of 32.
+    IQ4XS,
+    /// 256 weights: -1, 0 or 1, five to a byte, a scale.
+    TQ1_0,
+    /// 256 weights: -1, 0 or 1 in 2 bits, a scale.
+    TQ2_0,
+    /// 32 weights: floats of 4 bits, a power of two.
+    MXFP4,
     /// A type that this crate does not decode, by its number.
     Other(u32),
 }
 
 /// Types that are decoded: number, type, name, weights in a block, bytes of a block.
-const KNOWN: [(u32, GgmlType, &str, usize, usize); 18] = [
+const KNOWN: [(u32, GgmlType, &str, usize, usize); 30] = [
     (0, GgmlType::F32, "F32", 1, 4),
     (1, GgmlType::F16, "F16", 1, 2),
     (2, GgmlType::Q4_0, "Q4_0", 32, 18),
@@ -58,32 +82,28 @@ const KNOWN: [(u32, GgmlType, &str, usize, usize); 18] = [
     (12, GgmlType::Q4K, "Q4_K", 256, 144),
     (13, GgmlType::Q5K, "Q5_K", 256, 176),
     (14, GgmlType::Q6K, "Q6_K", 256, 210),
+    (16, GgmlType::IQ2XXS, "IQ2_XXS", 256, 66),
+    (17, GgmlType::IQ2XS, "IQ2_XS", 256, 74),
+    (18, GgmlType::IQ3XXS, "IQ3_XXS", 256, 98),
+    (19, GgmlType::IQ1S, "IQ1_S", 256, 50),
+    (20, GgmlType::IQ4NL, "IQ4_NL", 32, 18),
+    (21, GgmlType::IQ3S, "IQ3_S", 256, 110),
+    (22, GgmlType::IQ2S, "IQ2_S", 256, 82),
+    (23, GgmlType::IQ4XS, "IQ4_XS", 256, 136),
     (24, GgmlType::I8, "I8", 1, 1),
     (25, GgmlType::I16, "I16", 1, 2),
     (26, GgmlType::I32, "I32", 1, 4),
     (27, GgmlType::I64, "I64", 1, 8),
     (28, GgmlType::F64, "F64", 1, 8),
+    (29, GgmlType::IQ1M, "IQ1_M", 256, 56),
     (30, GgmlType::BF16, "BF16", 1, 2),
+    (34, GgmlType::TQ1_0, "TQ1_0", 256, 54),
+    (35, GgmlType::TQ2_0, "TQ2_0", 256, 66),
+    (39, GgmlType::MXFP4, "MXFP4", 32, 17),
 ];
 
 /// Types that are only named: number and name (`ggml_type` in ggml).
-const NAMED: [(u32, &str); 15] = [
-    (9, "Q8_1"),
-    (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (20, "IQ4_NL"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (23, "IQ4_XS"),
-    (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (39, "MXFP4"),
-    (40, "NVFP4"),
-];
+const NAMED: [(u32, &str); 3] = [(9, "Q8_1"), (15, "Q8_K"), (40, "NVFP4")];
 
 impl GgmlType {
     /// The type that files give the number `id`.

@@ -16,11 +16,17 @@ pub(super) struct Group16 {
 }
 
 fn half(bytes: &[u8; 2]) -> f32 {
-    f16::from_le_bytes(*bytes).to_f32()
+    half_of(bytes).to_f32()
+}
+
+pub(super) fn half_of(bytes: &[u8; 2]) -> f16 {
+    f16::from_le_bytes(*bytes)
 }
 
 /// A part of a block at a fixed place.
-fn part<const AT: usize, const LEN: usize, const N: usize>(block: &[u8; N]) -> &[u8; LEN] {
+pub(super) fn part<const AT: usize, const LEN: usize, const N: usize>(
+    block: &[u8; N],
+) -> &[u8; LEN] {
     const {
         assert!(AT + LEN <= N, "the part lies in the block");
     }
@@ -73,6 +79,24 @@ pub(super) fn affine(
                 f(&q, d, -128.0 * d);
             }
         }
+        GgmlType::TQ1_0 => {
+            for block in data.as_chunks::<54>().0 {
+                let d = half(part::<52, 2, 54>(block));
+                for q in ternary(part::<0, 52, 54>(block)).as_chunks::<GROUP>().0 {
+                    f(q, d, -d);
+                }
+            }
+        }
+        GgmlType::TQ2_0 => {
+            for block in data.as_chunks::<66>().0 {
+                let d = half(part::<64, 2, 66>(block));
+                for bytes in part::<0, 64, 66>(block).as_chunks::<GROUP>().0 {
+                    for shift in [0, 2, 4, 6] {
+                        f(&bytes.map(|byte| byte >> shift & 3), d, -d);
+                    }
+                }
+            }
+        }
         GgmlType::Q4K => {
             for block in data.as_chunks::<144>().0 {
                 let qs = part::<16, 128, 144>(block);
@@ -100,7 +124,7 @@ pub(super) fn affine(
 }
 
 /// Elements 0..16 are the low nibbles, 16..32 the high ones.
-fn nibbles(qs: &[u8; 16]) -> [u8; GROUP] {
+pub(super) fn nibbles(qs: &[u8; 16]) -> [u8; GROUP] {
     let mut q = [0; GROUP];
     let (low, high) = q.split_at_mut(16);
     for ((low, high), byte) in low.iter_mut().zip(high).zip(qs) {
@@ -117,6 +141,20 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
         *q |= ((high >> i & 1) as u8) << 4;
     }
     q
+}
+
+/// Numbers from 0 to 2 of a `TQ1_0` block: 48 bytes of five and 4 bytes of four. A byte is a fraction of
+/// 256. Times three, the part above the point is the next number.
+fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
+    let number = |byte: u8, n: usize| {
+        let rest = (0..n).fold(byte, |rest, _| rest.wrapping_mul(3));
+        (u16::from(rest) * 3 >> 8) as u8
+    };
+    std::array::from_fn(|i| match i {
+        0..160 => number(bytes[i % 32], i / 32),
+        160..240 => number(bytes[32 + i % 16], (i - 160) / 16),
+        _ => number(bytes[48 + i % 4], (i - 240) / 4),
+    })
 }
 
 /// Group `g` of 8 in a K block: low nibbles of its 32 bytes for even groups, high ones for odd
@@ -176,28 +214,22 @@ pub(super) fn q2_k(data: &[u8], mut f: impl FnMut(Group16)) {
     }
 }
 
-/// `high bits: 256, q: 256 x 2 bits, scales: 16 x 6 bits, d`; groups in order.
-pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(Group16)) {
+/// Calls `f` with `d`, the scale and the codes (0..8, of which 4 stands for zero) of each group of 16.
+/// A block: `high bits: 256, q: 256 x 2 bits, scales: 16 x 6 bits, d`.
+pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     for block in data.as_chunks::<110>().0 {
         let high = part::<0, 32, 110>(block);
         let qs = part::<32, 64, 110>(block);
         let s = part::<96, 12, 110>(block);
-        let d = half(part::<108, 2, 110>(block));
+        let d = half_of(part::<108, 2, 110>(block));
         groups_of_16(|g, n, quarter, first| {
             let q = std::array::from_fn(|l| {
-                let low = (qs[32 * n + first + l] >> (2 * quarter) & 3) as i8;
-                let bit = (high[first + l] >> (4 * n + quarter) & 1) as i8;
-                low + 4 * bit - 4
+                let low = qs[32 * n + first + l] >> (2 * quarter) & 3;
+                low | (high[first + l] >> (4 * n + quarter) & 1) << 2
             });
             let low = if g < 8 { s[g] & 15 } else { s[g - 8] >> 4 };
             let upper = s[8 + g % 4] >> (2 * (g / 4)) & 3;
-            let scale = i16::from(low | upper << 4) - 32;
-            f(Group16 {
-                q,
-                scale: d * f32::from(scale),
-                // Adding -0 keeps a negative zero.
-                bias: -0.0,
-            });
+            f(d, (low | upper << 4) as i8 - 32, q);
         });
     }
 }

@@ -2,17 +2,23 @@
 //! it has the same format. These are pure functions of bytes.
 //!
 //! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks. A block
-//! holds 32 weights (`Q4_0` to `Q8_0`) or 256 (the K types). Its groups of 32 or 16 weights have
-//! one scale and one bias each: `w = scale * q + bias`. Block layouts are those of ggml. MLX packs
-//! element `i` of a row at bit `i * bits` of a little-endian stream of 32-bit words.
+//! holds 32 weights (`Q4_0` to `Q8_0`, `MXFP4`, `IQ4_NL`) or 256 (other K, IQ and TQ types). Groups of
+//! 32 or 16 weights of the simple and the K types have one scale and one bias each:
+//! `w = scale * q + bias`. Block layouts are those of ggml. MLX packs element `i` of a row at bit
+//! `i * bits` of a little-endian stream of 32-bit words.
 
 mod blocks;
+mod grids;
+mod iq;
+mod nibbles;
 mod rows;
 #[cfg(test)]
 mod tests;
 
 use super::gguf::GgmlType;
 
+pub use iq::NibbleCodes;
+pub use nibbles::{NibbleFormat, NibblePacked, NibbleScales, repack_nibbles};
 pub use rows::unpermute_rows;
 
 /// Weights that share a scale in every repacked format.
@@ -21,7 +27,7 @@ const GROUP: usize = 32;
 /// A matrix in MLX's affine layout: `w = scale * q + bias`, group after group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AffinePacked {
-    /// Bits of a weight: 4, 5 or 8.
+    /// Bits of a weight: 2, 4, 5 or 8.
     pub bits: i32,
     /// The packed weights, `[rows, cols * bits / 32]`.
     pub packed: Vec<u32>,
@@ -59,12 +65,12 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
         GgmlType::I32 => elements(data, &mut out, |b| i32::from_le_bytes(b) as f32),
         GgmlType::I64 => elements(data, &mut out, |b| i64::from_le_bytes(b) as f32),
         GgmlType::Q2K => blocks::q2_k(data, |group| extend(&mut out, group)),
-        GgmlType::Q3K => blocks::q3_k(data, |group| extend(&mut out, group)),
         GgmlType::Q6K => blocks::q6_k(data, |d, scale, codes| {
             let scale = d.to_f32() * f32::from(scale);
             // The integer first: zero keeps the sign of the scale.
             out.extend(codes.map(|q| scale * (f32::from(q) - 32.0)));
         }),
+        _ if NibbleCodes::of(kind).is_some() => iq::dequantize(kind, data, &mut out)?,
         _ => {
             let middle = middle(kind);
             blocks::affine(kind, data, |q, scale, bias| match middle {
@@ -83,6 +89,7 @@ fn middle(kind: GgmlType) -> Option<f32> {
         GgmlType::Q4_0 => Some(8.0),
         GgmlType::Q5_0 => Some(16.0),
         GgmlType::Q8_0 => Some(128.0),
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 => Some(1.0),
         _ => None,
     }
 }
@@ -106,6 +113,7 @@ pub(crate) fn affine_bits(kind: GgmlType) -> Option<i32> {
         GgmlType::Q4_0 | GgmlType::Q4_1 | GgmlType::Q4K => 4,
         GgmlType::Q5_0 | GgmlType::Q5_1 | GgmlType::Q5K => 5,
         GgmlType::Q8_0 => 8,
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 => 2,
         _ => return None,
     })
 }
@@ -122,6 +130,7 @@ pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     let mut biases = Vec::with_capacity(groups);
     blocks::affine(kind, data, |q, scale, bias| {
         match bits {
+            2 => packed.extend(q.as_chunks::<16>().0.iter().map(pack_pairs)),
             4 => packed.extend(q.as_chunks::<8>().0.iter().map(pack_nibbles)),
             8 => packed.extend(q.as_chunks::<4>().0.iter().map(|&b| u32::from_le_bytes(b))),
             _ => packed.extend(pack_five(q)),
@@ -169,12 +178,17 @@ pub fn repack_super_scaled(kind: GgmlType, data: &[u8]) -> Option<SuperPacked> {
 }
 
 /// The weights of a block, and the number of blocks in `data`. Their product fits: it is at most 2
-/// for each byte of `data`, or 4 for the 2-bit type.
+/// for each byte of `data`, or 6 for types of one and two bits.
 fn count_blocks(kind: GgmlType, data: &[u8]) -> Option<(usize, usize)> {
     let (weights, bytes) = kind.block()?;
     data.len()
         .is_multiple_of(bytes)
         .then_some((weights, data.len() / bytes))
+}
+
+/// 16 values of 2 bits are a word.
+fn pack_pairs(q: &[u8; 16]) -> u32 {
+    q.iter().rev().fold(0, |word, &q| word << 2 | u32::from(q))
 }
 
 fn pack_nibbles(q: &[u8; 8]) -> u32 {

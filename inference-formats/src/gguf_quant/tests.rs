@@ -19,7 +19,7 @@ struct Case {
     f32: String,
 }
 
-const QUANTIZED: [(GgmlType, &[usize]); 10] = [
+const QUANTIZED: [(GgmlType, &[usize]); 22] = [
     (GgmlType::Q4_0, &[0]),
     (GgmlType::Q4_1, &[0, 2]),
     (GgmlType::Q5_0, &[0]),
@@ -30,6 +30,18 @@ const QUANTIZED: [(GgmlType, &[usize]); 10] = [
     (GgmlType::Q4K, &[0, 2]),
     (GgmlType::Q5K, &[0, 2]),
     (GgmlType::Q6K, &[208]),
+    (GgmlType::MXFP4, &[]),
+    (GgmlType::IQ4NL, &[0]),
+    (GgmlType::IQ4XS, &[0]),
+    (GgmlType::TQ1_0, &[52]),
+    (GgmlType::TQ2_0, &[64]),
+    (GgmlType::IQ2XXS, &[0]),
+    (GgmlType::IQ2XS, &[0]),
+    (GgmlType::IQ2S, &[0]),
+    (GgmlType::IQ3XXS, &[0]),
+    (GgmlType::IQ3S, &[0]),
+    (GgmlType::IQ1S, &[0]),
+    (GgmlType::IQ1M, &[]),
 ];
 
 fn unhex(text: &str) -> Vec<u8> {
@@ -81,7 +93,7 @@ fn unpack(p: &AffinePacked) -> Vec<f32> {
 #[test]
 fn decodes_bit_for_bit_what_the_reference_decodes() {
     let cases = golden();
-    assert_eq!(cases.len(), 12);
+    assert_eq!(cases.len(), 24);
     for (kind, data, expected) in cases {
         let got = dequantize(kind, &data).unwrap();
         assert_eq!(got.len(), expected.len());
@@ -120,6 +132,8 @@ fn packs_what_the_reference_decodes() {
         ("Q8_0", 8),
         ("Q4_K", 4),
         ("Q5_K", 5),
+        ("TQ1_0", 2),
+        ("TQ2_0", 2),
     ];
     assert_eq!(packed, want.map(|(name, bits)| (name.to_owned(), bits)));
 }
@@ -160,6 +174,67 @@ fn super_scales_pack_what_the_reference_decodes() {
     assert_eq!(packed, [GgmlType::Q6K]);
 }
 
+/// The weights of codes that are looked up, by the definition of the packed form.
+fn unpack_nibbles(kind: GgmlType, p: &NibblePacked) -> Vec<f32> {
+    let (integers, unit) = NibbleCodes::of(kind).unwrap().integers();
+    let codes = (0..p.packed.len() * 8).map(|i| (p.packed[i / 8] >> (i % 8 * 4) & 15) as usize);
+    let weight = |(i, q): (usize, usize)| {
+        let scale = match (&p.scales, NibbleFormat::of(kind).unwrap()) {
+            (NibbleScales::Powers(all), NibbleFormat::Powers) => {
+                2f64.powi(i32::from(all[i / 32]) - 127)
+            }
+            (NibbleScales::Halves(all), NibbleFormat::Halves) => all[i / 32].to_f64(),
+            (NibbleScales::Super { scales, supers }, NibbleFormat::Super { group }) => {
+                supers[i / 256].to_f64() * f64::from(scales[i / group])
+            }
+            _ => panic!("{} has other scales", kind.name()),
+        };
+        (scale * f64::from(unit) * f64::from(integers[q])) as f32
+    };
+    codes.enumerate().map(weight).collect()
+}
+
+#[test]
+fn codes_that_are_looked_up_pack_what_the_reference_decodes() {
+    let mut packed = Vec::new();
+    for (kind, data, expected) in golden() {
+        let Some(p) = repack_nibbles(kind, &data) else {
+            continue;
+        };
+        assert_eq!(p.packed.len() * 8, expected.len());
+        assert_eq!(unpack_nibbles(kind, &p), expected, "{}", kind.name());
+        let scales = match &p.scales {
+            NibbleScales::Powers(all) => all.len(),
+            NibbleScales::Halves(all) => 2 * all.len(),
+            NibbleScales::Super { scales, supers } => scales.len() + 2 * supers.len(),
+        };
+        let format = NibbleFormat::of(kind).unwrap();
+        let bytes = p.packed.len() * 4 + scales;
+        assert_eq!(bytes, expected.len() * format.bytes_of_256() as usize / 256);
+        if matches!(kind, GgmlType::MXFP4 | GgmlType::IQ4NL) {
+            assert_eq!(bytes, data.len());
+        }
+        packed.push(kind);
+    }
+    // All but those that are affine, and Q2_K and Q6_K.
+    assert_eq!(packed.len(), 11);
+}
+
+#[test]
+fn powers_of_two_reach_both_ends() {
+    let block = |e: u8| {
+        let mut block = [0x77u8; 17];
+        block[0] = e;
+        dequantize(GgmlType::MXFP4, &block).unwrap()[0]
+    };
+    // Twelve halves.
+    assert_eq!(block(0), 6.0 * 2f32.powi(-127));
+    assert_eq!(block(1), 6.0 * 2f32.powi(-126));
+    assert_eq!(block(127), 6.0);
+    assert_eq!(block(251), 6.0 * 2f32.powi(124));
+    assert_eq!(block(255), f32::INFINITY);
+}
+
 #[test]
 fn plain_numbers_decode() {
     assert_eq!(
@@ -193,11 +268,12 @@ fn parts_of_blocks_and_other_types_are_refused() {
             assert_eq!(dequantize(kind, &vec![0; n]), None);
             assert_eq!(repack(kind, &vec![0; n]), None);
             assert_eq!(repack_super_scaled(kind, &vec![0; n]), None);
+            assert_eq!(repack_nibbles(kind, &vec![0; n]), None);
         }
         assert_eq!(dequantize(kind, &[]).unwrap(), [0.0; 0]);
     }
-    assert_eq!(dequantize(GgmlType::Other(23), &[0; 136]), None);
-    assert_eq!(repack(GgmlType::Other(23), &[0; 136]), None);
+    assert_eq!(dequantize(GgmlType::Other(40), &[0; 144]), None);
+    assert_eq!(repack(GgmlType::Other(40), &[0; 144]), None);
     assert_eq!(repack(GgmlType::F32, &[0; 128]), None);
 }
 
@@ -216,6 +292,12 @@ proptest! {
             let (_, size) = kind.block().unwrap();
             let mut data = seed[..size * (seed.len() / size)].to_vec();
             for block in data.chunks_exact_mut(size) {
+                match kind {
+                    GgmlType::MXFP4 => block[0] &= 127,
+                    // The upper bits of the last word are those of the scale.
+                    GgmlType::IQ1M => block[55] &= 0xbf,
+                    _ => {}
+                }
                 for &at in halves {
                     // Finite, of either sign; a NaN is never equal to itself.
                     let half = f16::from_le_bytes([block[at], block[at + 1]]);
@@ -230,6 +312,8 @@ proptest! {
                 prop_assert_eq!(unpack(&packed), expected);
             } else if let Some(packed) = repack_super_scaled(kind, &data) {
                 prop_assert_eq!(unpack_super(&packed), expected);
+            } else if let Some(packed) = repack_nibbles(kind, &data) {
+                prop_assert_eq!(unpack_nibbles(kind, &packed), expected);
             }
         }
     }

@@ -16,8 +16,7 @@ const CHUNK: usize = 1 << 18;
 
 /// Whether a type packs several weights into a block.
 pub(super) fn is_block(kind: GgmlType) -> bool {
-    gguf_quant::repack(kind, &[]).is_some()
-        || matches!(kind, GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q6K)
+    kind.block().is_some_and(|(weights, _)| weights > 1)
 }
 
 /// MLX's form of a GGUF type with the same numbers.

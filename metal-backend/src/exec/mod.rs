@@ -35,7 +35,7 @@ pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, project};
 pub use parallel::ParallelMatrix;
 pub use weight::{
-    INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_half, keeps_packed, keeps_super_scales,
+    INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_gguf_bits, keeps_half, keeps_packed,
     storage,
 };
 

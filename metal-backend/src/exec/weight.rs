@@ -2,6 +2,7 @@
 //! loader asks here which layout a tensor gets.
 
 use inference_formats::footprint::WeightStorage;
+use inference_formats::gguf_quant::NibbleCodes;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result, cpu};
 
 /// A weight matrix `[out, in]` as it is stored in memory.
@@ -61,7 +62,7 @@ impl Weight {
         match self {
             Weight::Dense(_) => Ok(None),
             Weight::Quantized(q) => Ok(Some(q.clone())),
-            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } if m.has_super_scales() => {
+            Weight::Interleaved(m) | Weight::Experts { rows: m, .. } if !m.has_mlx_form() => {
                 Ok(None)
             }
             Weight::Interleaved(m) => m.to_quantized().map(Some),
@@ -115,7 +116,7 @@ impl Weight {
         match self {
             Weight::Dense(w) => w.astype(dtype),
             Weight::Quantized(q) => q.dequantize(dtype),
-            Weight::Interleaved(m) if m.has_super_scales() => {
+            Weight::Interleaved(m) if !m.has_mlx_form() => {
                 all_rows(m, 0, m.shape()[0])?.astype(dtype)
             }
             Weight::Interleaved(m) => m.to_quantized()?.dequantize(dtype),
@@ -142,7 +143,7 @@ impl Weight {
             }),
             Weight::Interleaved(m) => match m.rows(from, to)? {
                 Some(rows) => Weight::Interleaved(rows),
-                None if m.has_super_scales() => Weight::Dense(all_rows(m, from, to)?),
+                None if !m.has_mlx_form() => Weight::Dense(all_rows(m, from, to)?),
                 None => return Weight::Quantized(m.to_quantized()?).rows(from, to),
             },
             Weight::Experts { .. } => match self.quantized()? {
@@ -172,6 +173,24 @@ impl Weight {
     /// When the parts do not fit each other.
     pub fn from_super_scaled(parts: [Array; 3], rows: i32) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_super_scaled(parts, rows)?;
+        Ok(matrix.map(Self::Interleaved))
+    }
+
+    /// From codes of four bits, scales and, where those are bytes, scales of scales for so many rows, in
+    /// the order of the kernels; `format` is what codes stand for, and the group size. `None` where
+    /// the kernels do not have it.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other.
+    pub fn from_table_codes(
+        parts: Vec<Array>,
+        rows: i32,
+        (codes, group): (NibbleCodes, i32),
+    ) -> Result<Option<Self>> {
+        let Some(table) = table_of(codes) else {
+            return Ok(None);
+        };
+        let matrix = cpu::QuantizedMatrix::from_table_codes(parts, rows, (table, group))?;
         Ok(matrix.map(Self::Interleaved))
     }
 
@@ -256,8 +275,22 @@ pub fn keeps_packed(mode: QuantMode, bits: i32, group_size: i32, compute: Dtype)
     cpu::QuantizedMatrix::supports(mode, bits, group_size, compute)
 }
 
-/// Whether a matrix in GGUF's Q6_K keeps its bits for a CPU that computes in `compute`.
-pub fn keeps_super_scales(compute: Dtype) -> bool {
+/// The kernels' table of these codes; floats have none.
+fn table_of(codes: NibbleCodes) -> Option<cpu::Table> {
+    Some(match codes {
+        NibbleCodes::Iq4 => cpu::Table::Iq4,
+        NibbleCodes::Iq3Xxs => cpu::Table::Iq3Xxs,
+        NibbleCodes::Iq3S => cpu::Table::Iq3S,
+        NibbleCodes::Iq2 => cpu::Table::Iq2,
+        NibbleCodes::Iq1 => cpu::Table::Iq1,
+        NibbleCodes::Q3k => cpu::Table::Q3k,
+        _ => return None,
+    })
+}
+
+/// Whether a matrix in a type of GGUF that MLX lacks keeps its bits, or nearly, for a CPU that
+/// computes in `compute`.
+pub fn keeps_gguf_bits(compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::enabled()
 }
 
@@ -273,7 +306,7 @@ pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
         compute_bytes: compute.size() as u64,
         keeps_halves: kernels && keeps_half(Dtype::Bfloat16, compute),
         keeps_half_factors: if kernels { packed } else { |_, _, _| false },
-        keeps_super_scales: kernels && keeps_super_scales(compute),
+        keeps_gguf_bits: kernels && keeps_gguf_bits(compute),
     }
 }
 

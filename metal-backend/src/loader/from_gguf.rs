@@ -1,5 +1,6 @@
 //! Tensors of GGUF files as arrays. Matrices stay quantized where MLX or the CPU kernels have the
-//! same format (see `gguf_quant`); all others become dense.
+//! same format (see `gguf_quant`, and `gguf_packed.rs` for types that are not affine); all others
+//! become dense.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
@@ -10,7 +11,7 @@ use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
-use crate::checkpoint::gguf_quant::{dequantize, repack, repack_super_scaled, unpermute_rows};
+use crate::checkpoint::gguf_quant::{dequantize, repack, unpermute_rows};
 use crate::error::engine;
 use crate::exec;
 use crate::nn::Weight;
@@ -62,7 +63,7 @@ impl Weights {
     }
 
     /// Reads a tensor in chunks. `make` gets the bytes of some rows, in the order of Hugging Face.
-    fn gguf_chunks(
+    pub(super) fn gguf_chunks(
         &self,
         gguf: &Gguf,
         stored: &str,
@@ -113,42 +114,6 @@ impl Weights {
         one(made, shape)
     }
 
-    /// A matrix `[rows, cols]` in Q6_K for the kernels, in as many bits as the file has.
-    fn gguf_super_scaled(
-        &self,
-        gguf: &Gguf,
-        stored: &str,
-        tensor: &GgufTensor,
-        [rows, cols]: [usize; 2],
-    ) -> Result<Option<Weight>> {
-        let layout = |cols, dtype| PartLayout {
-            interleaved: true,
-            ..PartLayout::rows(cols, dtype)
-        };
-        let parts = [
-            layout(cols / 16 * 3, Dtype::Uint32),
-            layout(cols / 16, Dtype::Int8),
-            layout(cols / 256, Dtype::Float16),
-        ];
-        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
-            let packed = repack_super_scaled(tensor.kind, bytes).ok_or_else(|| {
-                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
-            })?;
-            let shapes = parts.map(|part| mlx_shape(&[rows, part.cols]));
-            let [words, scales, supers] = parts;
-            let ordered = || -> mlx_rs_core::Result<Parts> {
-                Ok(vec![
-                    words.ordered(Array::from_slice(&packed.packed, &shapes[0])?)?,
-                    scales.ordered(Array::from_slice(&packed.scales, &shapes[1])?)?,
-                    supers.ordered(Array::from_slice(&packed.supers, &shapes[2])?)?,
-                ])
-            };
-            ordered().map_err(engine("weights"))
-        })?;
-        let rows = mlx_shape(&[rows])[0];
-        Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
-    }
-
     /// The type in memory of a tensor that becomes plain numbers.
     pub(super) fn gguf_float_type(
         &self,
@@ -175,11 +140,14 @@ impl Weights {
     ) -> Result<Weight> {
         if tensor.kind == GgmlType::Q6K
             && for_kernels
-            && exec::keeps_super_scales(self.dtype)
+            && exec::keeps_gguf_bits(self.dtype)
             && let Some((rows, cols)) = kernel_rows(shape)
             && let Some(matrix) = self.gguf_super_scaled(gguf, stored, tensor, [rows, cols])?
         {
             return Ok(packed_weight(matrix, shape));
+        }
+        if let Some(weight) = self.gguf_nibbles(gguf, stored, tensor, shape, for_kernels)? {
+            return Ok(weight);
         }
         let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
             let dtype = self.gguf_float_type(tensor, shape, for_kernels);
@@ -261,6 +229,10 @@ mod tests {
             for &at in halves {
                 block[at + 1] &= 0xbf;
             }
+            // The exponent of MXFP4 stands alone.
+            if halves.is_empty() {
+                block[0] = 64 + block[0] % 128;
+            }
         }
         bytes
     }
@@ -270,15 +242,29 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_five_and_six_bits_reach_the_kernels_as_they_are() {
+    fn blocks_reach_the_kernels_as_they_are() {
         on_cpu(|| {
-            // Q5_0, Q5_1, Q5_K and Q6_K: type number, bytes and weights of a block, its float16
-            // numbers; bits and group size in memory.
+            // Type number, bytes and weights of a block, its float16 numbers; bits and group size in
+            // memory. Q5_0, Q5_1, Q5_K and Q6_K; those of two values more than one bit; and those
+            // with tables: MXFP4, IQ4, IQ3, IQ2, IQ1 and Q3_K.
             for (kind, block, weights, halves, format) in [
                 (6, 22, 32, &[0][..], (5, 32)),
                 (7, 24, 32, &[0, 2], (5, 32)),
                 (13, 176, 256, &[0, 2], (5, 32)),
                 (14, 210, 256, &[208], (6, 16)),
+                (34, 54, 256, &[52], (2, 32)),
+                (35, 66, 256, &[64], (2, 32)),
+                (39, 17, 32, &[], (4, 32)),
+                (20, 18, 32, &[0], (4, 32)),
+                (23, 136, 256, &[0], (4, 32)),
+                (18, 98, 256, &[0], (4, 32)),
+                (21, 110, 256, &[0], (4, 32)),
+                (16, 66, 256, &[0], (4, 32)),
+                (17, 74, 256, &[0], (4, 16)),
+                (22, 82, 256, &[0], (4, 16)),
+                (19, 50, 256, &[0], (4, 32)),
+                (29, 56, 256, &[54], (4, 16)),
+                (11, 110, 256, &[108], (4, 16)),
             ] {
                 let bytes = blocks(block, weights, halves);
                 let dims = [COLS as u64, ROWS as u64];
@@ -309,8 +295,9 @@ mod tests {
 
                     let Weight::Interleaved(matrix) = &weight else {
                         assert!(!kernels || !cpu::enabled(), "{name} is not for the kernels");
-                        // MLX has 5 bits, but no groups of 16.
-                        assert_eq!(weight.format().is_none(), kind == 14, "{name}");
+                        // MLX has affine codes and MXFP4, but no other tables and no groups of 16.
+                        let in_mlx = matches!(kind, 6 | 7 | 13 | 34 | 35 | 39);
+                        assert_eq!(weight.format().is_some(), in_mlx, "{name}");
                         continue;
                     };
                     assert!(kernels);
@@ -333,6 +320,28 @@ mod tests {
         });
     }
 
+    #[test]
+    fn exponents_that_are_no_numbers_are_errors() {
+        on_cpu(|| {
+            let mut bytes = blocks(17, 32, &[]);
+            bytes[17 * 16 * 123] = 255;
+            let dims = [COLS as u64, ROWS as u64];
+            let (_dir, path) = Writer::default()
+                .tensor("blk.0.ffn_up.weight", &dims, 39, &bytes)
+                .file();
+            let config = ModelConfig::from_json(CONFIG.as_bytes()).unwrap();
+            for kernels in [true, false] {
+                let gguf = Gguf::open(&path).unwrap();
+                let mut all = Weights::from_gguf(gguf, &config, Dtype::Float32);
+                if kernels {
+                    all.use_cpu();
+                }
+                let e = all.matrix(PREFIX, ROWS as i32, COLS as i32).unwrap_err();
+                assert!(e.message().contains("exponent 255"), "{e}");
+            }
+        });
+    }
+
     /// A stack of experts keeps its blocks, too, however it is cut into chunks.
     #[test]
     fn experts_reach_the_kernels_as_they_are() {
@@ -340,12 +349,15 @@ mod tests {
         let prefix = "model.layers.0.mlp.switch_mlp.up_proj";
         let config = CONFIG.replace("llama", "qwen3_moe");
         on_cpu(|| {
-            // Q4_0, Q8_0, Q6_K and F16.
+            // Q4_0, Q8_0, Q6_K, F16, MXFP4, IQ4_NL and IQ3_S.
             for (kind, block, weights, halves) in [
                 (2, 18, 32, &[0][..]),
                 (8, 34, 32, &[0]),
                 (14, 210, 256, &[208]),
                 (1, 2, 1, &[0]),
+                (39, 17, 32, &[]),
+                (20, 18, 32, &[0]),
+                (21, 110, 256, &[0]),
             ] {
                 let bytes = blocks(block, weights, halves);
                 let rows = ROWS / EXPERTS / 2; // 30: no whole row blocks

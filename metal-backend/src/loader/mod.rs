@@ -4,6 +4,7 @@
 mod experts;
 mod from_gguf;
 mod from_safetensors;
+mod gguf_packed;
 mod streaming;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -341,7 +341,7 @@ mod tests {
                         activation,
                     };
                     let (ours, plain) = (experts(true), experts(false));
-                    let kernels = crate::exec::keeps_super_scales(Dtype::Float32);
+                    let kernels = crate::exec::keeps_gguf_bits(Dtype::Float32);
                     assert_eq!(ours.gate.matrix.is_kernel(), kernels, "{bits} bits");
                     assert!(!plain.gate.matrix.is_kernel());
                     for tokens in [1, 7, 50] {

@@ -6,7 +6,8 @@ use half::{bf16, f16};
 use super::*;
 use crate::gemm::dense::DenseType;
 use crate::gemm::expert_block::{ExpertBlock, ExpertGate};
-use crate::layout::packed::{GROUPS_PER_SUPER, ScaleFormat};
+use crate::layout::packed::{GROUPS_PER_SUPER, ScaleFormat, TABLE_SUPER_WEIGHTS};
+use crate::layout::table::Table;
 use crate::simd::portable::vmath::Gate;
 use crate::testing::{noise, with_each};
 
@@ -99,6 +100,18 @@ impl Stack {
                         let byte = |v: &f32| (middle + 4.0 * 32.0 * v) as u8;
                         (words_of(&one.iter().map(byte).collect::<Vec<_>>()), vec![0])
                     }
+                    ScaleFormat::Table(_) => {
+                        let halves: Vec<_> = one.iter().map(|v| f16::from_f32(v / 64.0)).collect();
+                        (words_of(&halves), vec![0])
+                    }
+                    ScaleFormat::TableSuper(_) => {
+                        let bytes: Vec<i8> = one.iter().map(|v| (v * 1024.0) as i8).collect();
+                        let supers: Vec<f16> = other[..rows * size.k / TABLE_SUPER_WEIGHTS]
+                            .iter()
+                            .map(|v| f16::from_f32(v / 65536.0))
+                            .collect();
+                        (words_of(&bytes), words_of(&supers))
+                    }
                     ScaleFormat::Super => {
                         let bytes: Vec<i8> = one.iter().map(|v| (v * 4096.0) as i8).collect();
                         let supers: Vec<f16> = other[..rows * groups / GROUPS_PER_SUPER]
@@ -111,7 +124,12 @@ impl Stack {
                 made.lens = [made.words.len(), rows * groups, rows * groups];
                 match scales {
                     ScaleFormat::Super => made.lens[2] /= GROUPS_PER_SUPER,
-                    ScaleFormat::E8m0 | ScaleFormat::E4m3 => made.lens[2] = 0,
+                    ScaleFormat::TableSuper(_) => {
+                        made.lens[2] = rows * size.k / TABLE_SUPER_WEIGHTS;
+                    }
+                    ScaleFormat::E8m0 | ScaleFormat::E4m3 | ScaleFormat::Table(_) => {
+                        made.lens[2] = 0;
+                    }
                     _ => {}
                 }
                 let mut numbers = Vec::new();
@@ -195,6 +213,9 @@ fn formats() -> Vec<MatrixFormat> {
         (4, 32, ScaleFormat::E8m0),
         (4, 16, ScaleFormat::E4m3),
         (8, 32, ScaleFormat::E8m0),
+        (4, 32, ScaleFormat::Table(Table::Iq4)),
+        (4, 32, ScaleFormat::TableSuper(Table::Iq3Xxs)),
+        (4, 16, ScaleFormat::TableSuper(Table::Iq2)),
     ] {
         all.push(MatrixFormat::Quantized {
             bits,

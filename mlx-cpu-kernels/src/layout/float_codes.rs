@@ -1,5 +1,8 @@
-//! Codes that are floats of four or eight bits (OCP Microscaling Formats 1.0; NVFP4), as integers
-//! that meet a scale and a bias. Kernels for integers then multiply with them after one lookup.
+//! Codes that do not stand for themselves: floats of four or eight bits (OCP Microscaling Formats
+//! 1.0; NVFP4) and tables of GGUF's types (`table.rs`). Most become integers, so the kernels for integers
+//! multiply with them after one lookup.
+
+use crate::layout::table::Table;
 
 /// Codes of E2M1 as non-negative integers: twice the number plus [`FP4_OFFSET`].
 pub(crate) const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
@@ -22,6 +25,8 @@ pub(crate) enum Codes {
     E2m1,
     /// Floats of eight bits.
     E4m3,
+    /// Integers of a table. There are no biases.
+    Table(Table),
 }
 
 impl Codes {
@@ -29,6 +34,7 @@ impl Codes {
     pub(crate) const INTEGERS_ID: u32 = 0;
     pub(crate) const E2M1_ID: u32 = 1;
     pub(crate) const E4M3_ID: u32 = 2;
+    pub(crate) const TABLE_ID: u32 = 3;
 
     /// The number that a code stands for.
     #[inline(always)]
@@ -37,6 +43,7 @@ impl Codes {
             Self::Integers => number::<{ Self::INTEGERS_ID }>(code),
             Self::E2m1 => number::<{ Self::E2M1_ID }>(code),
             Self::E4m3 => number::<{ Self::E4M3_ID }>(code),
+            Self::Table(table) => f32::from(table.integers()[code as usize & 15]),
         }
     }
 }

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
+use crate::layout::table::Table;
 
 use half::f16;
 
@@ -73,13 +74,22 @@ pub enum ScaleFormat {
     /// A byte for each group, a float of eight bits (E4M3). Codes are floats of four bits (E2M1), as in
     /// NVFP4. There are no biases.
     E4m3,
+    /// A float16 for each group. Codes of four bits are looked up in a table. There are no biases.
+    /// With groups of 32 these are the numbers of GGUF's IQ4_NL.
+    Table(Table),
+    /// A signed byte for each group, times a float16 for each [`TABLE_SUPER_WEIGHTS`] codes, which are
+    /// those of [`Self::Table`]. With groups of 32 or 16 these are the numbers of GGUF's IQ types and
+    /// Q3_K.
+    TableSuper(Table),
 }
 
 impl ScaleFormat {
     /// The width that inputs of a matrix with codes of `bits` are prepared for.
     pub(crate) fn input_bits(self, bits: u32) -> u32 {
         match (self, bits) {
-            (Self::E8m0 | Self::E4m3, 4) => FP4_INPUTS,
+            (Self::E8m0 | Self::E4m3, 4) | (Self::Table(_) | Self::TableSuper(_), _) => {
+                LOOKUP_INPUTS
+            }
             (Self::E8m0 | Self::E4m3, _) => FLOAT_INPUTS,
             _ => bits,
         }
@@ -91,16 +101,31 @@ impl ScaleFormat {
     pub(crate) const SUPER_ID: u32 = 2;
     pub(crate) const E8M0_ID: u32 = 3;
     pub(crate) const E4M3_ID: u32 = 4;
+    pub(crate) const TABLE_ID: u32 = 5;
+    pub(crate) const TABLE_SUPER_ID: u32 = 6;
+
+    /// What codes of four bits stand for in a format.
+    pub(crate) const fn nibbles(format: u32) -> u32 {
+        match format {
+            Self::E8M0_ID | Self::E4M3_ID => Codes::E2M1_ID,
+            Self::TABLE_ID | Self::TABLE_SUPER_ID => Codes::TABLE_ID,
+            _ => Codes::INTEGERS_ID,
+        }
+    }
 }
 
-/// A width whose inputs are integers where E2M1 has kernels, and floats where it has none (NEON).
-const FP4_INPUTS: u32 = 5;
+/// A width whose inputs are integers where codes that are looked up have kernels, and floats where
+/// they have none (NEON).
+const LOOKUP_INPUTS: u32 = 5;
 
 /// The width of inputs that stay floats.
 pub(crate) const FLOAT_INPUTS: u32 = 32;
 
 /// Groups that share a float16 of [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
+
+/// Codes that share a float16 of [`ScaleFormat::TableSuper`].
+pub const TABLE_SUPER_WEIGHTS: usize = 256;
 
 /// A bias of [`ScaleFormat::Super`] over its scale: the code that stands for zero.
 pub(crate) const SUPER_BIAS: f32 = -32.0;
@@ -116,12 +141,25 @@ pub(crate) enum GroupParams<'a> {
     Super {
         /// The code of each group.
         codes: &'a [i8],
-        /// Of the whole matrix: one for each [`GROUPS_PER_SUPER`] groups.
+        /// Of the whole matrix: one for each `per` groups.
         supers: &'a [u16],
+        /// Groups that share one.
+        per: usize,
         /// The group in the matrix to which the first code belongs.
         first: usize,
-        /// 1 for scales, [`SUPER_BIAS`] for biases.
+        /// 1 for scales, or a table's unit; for biases [`SUPER_BIAS`], or 0 where there are none.
         factor: f32,
+        /// What codes stand for, unless for themselves.
+        table: Option<Table>,
+    },
+    /// The bits of float16 times a factor; codes are looked up.
+    Table {
+        /// One a group.
+        halves: &'a [u16],
+        /// The table's unit for scales, 0 for biases.
+        factor: f32,
+        /// What codes stand for.
+        table: Table,
     },
     /// Bytes that are floats, times a factor; codes are floats, too.
     Bytes {
@@ -138,8 +176,8 @@ impl<'a> GroupParams<'a> {
     /// Scales and biases from what an operation was given.
     ///
     /// # Safety
-    /// The arrays given to the operation must be in this format: of float32, of float16, or signed
-    /// bytes and float16.
+    /// The arrays given to the operation must be in this format: of float32, of float16, of bytes, or
+    /// signed bytes and float16.
     pub(crate) unsafe fn from_inputs(
         [one, other]: [&'a Input; 2],
         (format, bits): (ScaleFormat, u32),
@@ -152,8 +190,26 @@ impl<'a> GroupParams<'a> {
                 ScaleFormat::Super => [1.0, SUPER_BIAS].map(|factor| Self::Super {
                     codes: one.as_slice(),
                     supers: other.as_slice(),
+                    per: GROUPS_PER_SUPER,
                     first: 0,
                     factor,
+                    table: None,
+                }),
+                ScaleFormat::TableSuper(table) => {
+                    let (codes, supers): (&[i8], &[u16]) = (one.as_slice(), other.as_slice());
+                    [table.unit(), 0.0].map(|factor| Self::Super {
+                        codes,
+                        supers,
+                        per: (codes.len() / supers.len().max(1)).max(1),
+                        first: 0,
+                        factor,
+                        table: Some(table),
+                    })
+                }
+                ScaleFormat::Table(table) => [table.unit(), 0.0].map(|factor| Self::Table {
+                    halves: one.as_slice(),
+                    factor,
+                    table,
                 }),
                 ScaleFormat::E8m0 | ScaleFormat::E4m3 => {
                     let factors = match bits {
@@ -178,6 +234,7 @@ impl<'a> GroupParams<'a> {
             Self::F32(all) => all.len(),
             Self::F16(all) => all.len(),
             Self::Super { codes, .. } => codes.len(),
+            Self::Table { halves, .. } => halves.len(),
             Self::Bytes { codes, .. } => codes.len(),
         }
     }
@@ -188,6 +245,7 @@ impl<'a> GroupParams<'a> {
             Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
             Self::F16(all) => (all.as_ptr().cast(), size_of_val(all)),
             Self::Super { codes, .. } => (codes.as_ptr().cast(), codes.len()),
+            Self::Table { halves, .. } => (halves.as_ptr().cast(), size_of_val(halves)),
             Self::Bytes { codes, .. } => (codes.as_ptr(), codes.len()),
         }
     }
@@ -199,13 +257,26 @@ impl<'a> GroupParams<'a> {
             Self::Super {
                 codes,
                 supers,
+                per,
                 first,
                 factor,
+                table,
             } => Self::Super {
                 first: first + range.start / INTERLEAVED_ROWS,
                 codes: &codes[range],
                 supers,
+                per,
                 factor,
+                table,
+            },
+            Self::Table {
+                halves,
+                factor,
+                table,
+            } => Self::Table {
+                halves: &halves[range],
+                factor,
+                table,
             },
             Self::Bytes {
                 codes,
@@ -230,13 +301,20 @@ impl<'a> GroupParams<'a> {
                     *to = f16::from_bits(*from).to_f32();
                 }
             }
+            Self::Table { halves, factor, .. } => {
+                for (to, from) in eight.iter_mut().zip(&halves[at]) {
+                    *to = f16::from_bits(*from).to_f32() * factor;
+                }
+            }
             Self::Super {
                 codes,
                 supers,
+                per,
                 first,
                 factor,
+                ..
             } => {
-                let supers = &supers[(first + group) / GROUPS_PER_SUPER * INTERLEAVED_ROWS..];
+                let supers = &supers[(first + group) / per * INTERLEAVED_ROWS..];
                 for ((to, code), half) in eight.iter_mut().zip(&codes[at]).zip(supers) {
                     *to = f32::from(*code) * f16::from_bits(*half).to_f32() * factor;
                 }
@@ -310,6 +388,13 @@ impl<'a> PackedMatrix<'a> {
         match (self.scales, self.bits) {
             (GroupParams::Bytes { .. }, 4) => Codes::E2m1,
             (GroupParams::Bytes { .. }, _) => Codes::E4m3,
+            (GroupParams::Table { table, .. }, _)
+            | (
+                GroupParams::Super {
+                    table: Some(table), ..
+                },
+                _,
+            ) => Codes::Table(table),
             _ => Codes::Integers,
         }
     }

@@ -113,7 +113,9 @@ fn group_params_by_row(
             vmath::f16_to_f32(isa, all, buffer);
             deinterleave(isa, buffer, to);
         }
-        all @ (GroupParams::Super { .. } | GroupParams::Bytes { .. }) => {
+        all @ (GroupParams::Super { .. }
+        | GroupParams::Table { .. }
+        | GroupParams::Bytes { .. }) => {
             buffer.clear();
             buffer.extend((0..n).flat_map(|g| all.group(g)));
             deinterleave(isa, buffer, to);

@@ -110,6 +110,9 @@ fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputB
         4 if matrix.codes() == Codes::E2m1 => {
             portable::qgemv::qgemv::<4, { Codes::E2M1_ID }>(matrix, x, out);
         }
+        4 if matches!(matrix.codes(), Codes::Table(_)) => {
+            portable::qgemv::qgemv::<4, { Codes::TABLE_ID }>(matrix, x, out);
+        }
         4 => portable::qgemv::qgemv::<4, INTEGERS>(matrix, x, out),
         5 => portable::qgemv::qgemv::<5, INTEGERS>(matrix, x, out),
         6 => portable::qgemv::qgemv::<6, INTEGERS>(matrix, x, out),

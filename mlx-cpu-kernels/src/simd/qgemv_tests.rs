@@ -5,8 +5,9 @@ use super::*;
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_CODES, FP4_SCALE, e4m3};
 use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS};
 use crate::layout::packed::{
-    GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS, ScaleFormat,
+    GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS, ScaleFormat, TABLE_SUPER_WEIGHTS,
 };
+use crate::layout::table::Table;
 use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::vmath::dot_rows;
 use crate::testing::noise;
@@ -97,8 +98,10 @@ fn rows_with_super_scales_equal_the_definition() {
         let params = |factor| GroupParams::Super {
             codes: &codes,
             supers: &supers,
+            per: GROUPS_PER_SUPER,
             first: 0,
             factor,
+            table: None,
         };
         let matrix = PackedMatrix {
             words: &words,
@@ -178,6 +181,75 @@ fn rows_of_small_floats_equal_the_definition() {
     }
 }
 
+/// Codes that a table turns into integers, with float16 scales (IQ4_NL), and with bytes times float16
+/// for groups of 32 and 16 (other IQ types and Q3_K).
+#[test]
+fn rows_of_table_codes_equal_the_definition() {
+    for (table, group, is_super) in [
+        (Table::Iq4, 32, false),
+        (Table::Iq4, 32, true),
+        (Table::Iq3Xxs, 32, true),
+        (Table::Iq3S, 32, true),
+        (Table::Iq2, 16, true),
+        (Table::Iq1, 16, true),
+        (Table::Q3k, 16, true),
+    ] {
+        let per = TABLE_SUPER_WEIGHTS / group;
+        for groups in [per, 3 * per] {
+            let k = group * groups;
+            let words: Vec<u32> = noise(ROWS * k / 8, group as u32)
+                .iter()
+                .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+                .collect();
+            let bytes: Vec<i8> = noise(ROWS * groups, 3)
+                .iter()
+                .map(|v| (v * 63.9) as i8)
+                .collect();
+            let small = |n: usize, factor: f32| -> Vec<u16> {
+                let half = |v: &f32| half::f16::from_f32(v * factor).to_bits();
+                noise(n, 4).iter().map(half).collect()
+            };
+            let (supers, halves) = (
+                small(ROWS * groups / per, 0.001),
+                small(ROWS * groups, 0.02),
+            );
+            let params = |factor| match is_super {
+                true => GroupParams::Super {
+                    codes: &bytes,
+                    supers: &supers,
+                    per,
+                    first: 0,
+                    factor,
+                    table: Some(table),
+                },
+                false => GroupParams::Table {
+                    halves: &halves,
+                    factor,
+                    table,
+                },
+            };
+            let matrix = PackedMatrix {
+                words: &words,
+                scales: params(table.unit()),
+                biases: params(0.0),
+                groups,
+                bits: 4,
+            };
+            check(matrix, group, |g| {
+                let (at, lane) = (g / INTERLEAVED_ROWS, g % INTERLEAVED_ROWS);
+                let scale = match is_super {
+                    true => {
+                        let half = supers[at / per * INTERLEAVED_ROWS + lane];
+                        f32::from(bytes[g]) * half::f16::from_bits(half).to_f32()
+                    }
+                    false => half::f16::from_bits(halves[g]).to_f32(),
+                };
+                (scale * table.unit(), 0.0)
+            });
+        }
+    }
+}
+
 /// Calls `f` with rows of `k` inputs, prepared for a packing.
 fn with_panel(
     isa: Isa,
@@ -239,6 +311,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
             Codes::Integers => q as f32,
             Codes::E2m1 => f32::from(FP4_CODES[q as usize]),
             Codes::E4m3 => e4m3(q as u8),
+            Codes::Table(table) => f32::from(table.integers()[q as usize]),
         };
         let g = (block * groups + i / group) * INTERLEAVED_ROWS + lane;
         let (scale, bias) = params(g);

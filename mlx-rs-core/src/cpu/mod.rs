@@ -19,6 +19,7 @@ mod kv_arena;
 mod kv_buffer;
 mod logits;
 mod matrix;
+mod packed_formats;
 mod projection;
 mod quantized;
 mod sample;
@@ -35,7 +36,7 @@ pub use logits::{LogProbabilities, TopK, draw, log_probabilities, top_k};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
     CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, OPTIMIZED, Pick, RepetitionPenalty,
-    Rotation, SampleParams, TokenRange, enabled, instruction_set, status, threads,
+    Rotation, SampleParams, Table, TokenRange, enabled, instruction_set, status, threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;

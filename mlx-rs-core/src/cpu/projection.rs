@@ -100,7 +100,12 @@ impl<'a> Projection<'a> {
                 MatrixFormat::Dense(_) => OpKind::DenseProduct,
                 // Not in the affine format that MLX differentiates or batches with.
                 MatrixFormat::Quantized {
-                    scales: ScaleFormat::Super | ScaleFormat::E8m0 | ScaleFormat::E4m3,
+                    scales:
+                        ScaleFormat::Super
+                        | ScaleFormat::E8m0
+                        | ScaleFormat::E4m3
+                        | ScaleFormat::Table(_)
+                        | ScaleFormat::TableSuper(_),
                     ..
                 } => OpKind::Opaque,
                 MatrixFormat::Quantized { bits, group, .. } => OpKind::QuantizedProduct {

@@ -1,5 +1,5 @@
 //! Quantized matrices for the kernels: conversion from and to MLX's form, cutting into parts, and
-//! reading by row. Their layout is documented in `mlx-cpu-kernels/src/layout/packed.rs`; products
+//! reading by row. Formats other than affine ones are made in `packed_formats.rs`. The layout is documented in `mlx-cpu-kernels/src/layout/packed.rs`; products
 //! are in `projection.rs`.
 
 use std::sync::Arc;
@@ -7,13 +7,12 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use mlx_cpu_kernels::{
-    GROUPS_PER_SUPER, GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, ScaleFormat, Size, dim,
-};
+use mlx_cpu_kernels::{GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, ScaleFormat, Size, dim};
 
 use super::enabled;
 use super::host_op::{self, OpKind, input_of};
 use super::matrix::{Matrix, size_of};
+use super::packed_formats::float_format;
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -39,7 +38,7 @@ use crate::ops::{Pad, QuantMode, Quantized};
 /// ```
 #[derive(Debug, Clone)]
 pub struct QuantizedMatrix {
-    stored: Arc<MatrixArrays>,
+    pub(super) stored: Arc<MatrixArrays>,
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
@@ -47,7 +46,7 @@ pub struct QuantizedMatrix {
     /// That is a fifth less to read for each token.
     pub(super) scales: ScaleFormat,
     /// Whether it was made where an array may be one that is differentiated.
-    traced: bool,
+    pub(super) traced: bool,
 }
 
 impl QuantizedMatrix {
@@ -211,127 +210,7 @@ impl QuantizedMatrix {
         })
     }
 
-    /// A matrix of 6 bits in groups of 16, in GGUF's Q6_K format and size. Scales are signed bytes
-    /// times a float16 for each 256 inputs. Codes stand for -32 to 31. All arrays are
-    /// [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` as MLX packs 6 bits, bytes
-    /// (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` where the kernels are off.
-    ///
-    /// MLX has no such format. So [`Self::to_quantized`], `vmap` over a product and second
-    /// derivatives of it are errors.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
-    ///
-    /// ```
-    /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
-    /// let part = |width, dtype| QuantizedMatrix::interleaved(&ones(&[9, width], dtype)?);
-    /// let parts = [part(48, Dtype::Uint32)?, part(16, Dtype::Int8)?, part(1, Dtype::Float16)?];
-    /// if let Some(matrix) = QuantizedMatrix::from_super_scaled(parts, 9)? {
-    ///     assert_eq!(matrix.shape(), [9, 256]);
-    ///     assert!(matrix.to_quantized().is_err());
-    /// }
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    pub fn from_super_scaled([words, bytes, supers]: [Array; 3], n: i32) -> Result<Option<Self>> {
-        const BITS: i32 = 6;
-        const GROUP: i32 = 16;
-        let per_super = GROUPS_PER_SUPER as i32; // a small constant
-        let groups = bytes.shape().get(1).copied().unwrap_or(0);
-        let k = groups.checked_mul(GROUP).unwrap_or(0);
-        let fits = |size: &Size| {
-            let (blocks, block) = (
-                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
-                INTERLEAVED_ROWS as i32,
-            );
-            let is = |a: &Array, dtype: Dtype, width: i32| {
-                a.dtype() == dtype && a.shape() == [blocks, width, block]
-            };
-            groups % per_super == 0
-                && is(&words, Dtype::Uint32, k / 32 * BITS)
-                && is(&bytes, Dtype::Int8, groups)
-                && is(&supers, Dtype::Float16, groups / per_super)
-        };
-        let Some(size) = size_of(&[n, k]).filter(fits) else {
-            let message = format!("these are no parts of a matrix of {n} rows with super-scales");
-            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&[&words, &bytes, &supers]));
-        };
-        if !enabled() {
-            return Ok(None);
-        }
-        let arrays = vec![
-            words.contiguous()?,
-            bytes.contiguous()?,
-            supers.contiguous()?,
-        ];
-        crate::eval(&arrays)?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size,
-            bits: BITS.unsigned_abs(),
-            group: GROUP.unsigned_abs() as usize,
-            scales: ScaleFormat::Super,
-            traced: closure::inside(),
-        }))
-    }
-
-    /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and the bytes of scales as MLX packs them,
-    /// both [interleaved](Self::interleaved). `None` where the kernels are off, and for affine mode.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
-    ///
-    /// ```
-    /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix, ones};
-    /// let part = |width, dtype| QuantizedMatrix::interleaved(&ones(&[9, width], dtype)?);
-    /// let parts = [part(8, Dtype::Uint32)?, part(2, Dtype::Uint8)?];
-    /// if let Some(matrix) = QuantizedMatrix::from_float_codes(parts, 9, QuantMode::Mxfp4)? {
-    ///     assert_eq!(matrix.shape(), [9, 64]);
-    ///     assert_eq!(matrix.mode(), QuantMode::Mxfp4);
-    /// }
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    pub fn from_float_codes(
-        [words, bytes]: [Array; 2],
-        n: i32,
-        mode: QuantMode,
-    ) -> Result<Option<Self>> {
-        let Some((bits, group)) = float_format(mode).filter(|_| enabled()) else {
-            return Ok(None);
-        };
-        let groups = bytes.shape().get(1).copied().unwrap_or(0);
-        let k = groups.checked_mul(group).unwrap_or(0);
-        let fits = |size: &Size| {
-            let (blocks, block) = (
-                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
-                INTERLEAVED_ROWS as i32,
-            );
-            words.dtype() == Dtype::Uint32
-                && words.shape() == [blocks, k / 8 * bits / 4, block]
-                && bytes.dtype() == Dtype::Uint8
-                && bytes.shape() == [blocks, groups, block]
-        };
-        let Some(size) = size_of(&[n, k]).filter(fits) else {
-            let message = format!("these are no parts of a matrix of {n} rows in {mode:?}");
-            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&[&words, &bytes]));
-        };
-        let arrays = vec![words.contiguous()?, bytes.contiguous()?];
-        crate::eval(&arrays)?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size,
-            bits: bits.unsigned_abs(),
-            group: group.unsigned_abs() as usize,
-            scales: match mode {
-                QuantMode::Nvfp4 => ScaleFormat::E4m3,
-                _ => ScaleFormat::E8m0,
-            },
-            traced: closure::inside(),
-        }))
-    }
-
-    /// What its codes and scales mean.
+    /// What its codes and scales mean, where [`Self::has_mlx_form`].
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -347,7 +226,7 @@ impl QuantizedMatrix {
             (ScaleFormat::E8m0, 4) => QuantMode::Mxfp4,
             (ScaleFormat::E8m0, _) => QuantMode::Mxfp8,
             (ScaleFormat::E4m3, _) => QuantMode::Nvfp4,
-            (ScaleFormat::F32 | ScaleFormat::F16 | ScaleFormat::Super, _) => QuantMode::Affine,
+            _ => QuantMode::Affine,
         }
     }
 
@@ -388,7 +267,7 @@ impl QuantizedMatrix {
     /// it is computed.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for [super-scales](Self::from_super_scaled); when memory runs out.
+    /// [`ErrorKind::Value`] unless [`Self::has_mlx_form`]; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
@@ -403,8 +282,8 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn to_quantized(&self) -> Result<Quantized> {
-        if self.has_super_scales() {
-            let message = "MLX has no format for 6 bits with super-scales";
+        if !self.has_mlx_form() {
+            let message = "MLX has no format for super-scales or for codes of a table";
             return Err(Error::new(
                 ErrorKind::Value,
                 "cpu::QuantizedMatrix",
@@ -502,7 +381,12 @@ impl QuantizedMatrix {
         let Some(first) = parts.first() else {
             return Ok(None);
         };
-        let format = |m: &Self| (m.mode(), m.bits, m.group, m.size.k, m.has_super_scales());
+        // Float16 factors become float32 beside others.
+        let scales = |m: &Self| match m.scales {
+            ScaleFormat::F16 => ScaleFormat::F32,
+            other => other,
+        };
+        let format = |m: &Self| (scales(m), m.bits, m.group, m.size.k);
         let fits =
             |m: &&Self| format(m) == format(first) && m.size.n.is_multiple_of(INTERLEAVED_ROWS);
         let rows = parts
@@ -584,23 +468,26 @@ impl QuantizedMatrix {
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// Whether scales are products, as [`Self::from_super_scaled`] takes them. MLX's own operations
-    /// have no such format.
+    /// Whether MLX's own operations have its format. They do not have those of
+    /// [`Self::from_super_scaled`] and [`Self::from_table_codes`].
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
     /// // `None` where `MLX_CPU_KERNELS` is `off`.
     /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
-    ///     assert!(!matrix.has_super_scales());
+    ///     assert!(matrix.has_mlx_form());
     /// }
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[must_use]
-    pub fn has_super_scales(&self) -> bool {
-        self.scales == ScaleFormat::Super
+    pub fn has_mlx_form(&self) -> bool {
+        !matches!(
+            self.scales,
+            ScaleFormat::Super | ScaleFormat::Table(_) | ScaleFormat::TableSuper(_)
+        )
     }
 
-    /// Inputs of a group: 32, 64 or 128, or 16 with super-scales and in NVFP4.
+    /// Inputs of a group: 32, 64 or 128, or 16 in some formats of GGUF and in NVFP4.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -732,7 +619,7 @@ unsafe impl Send for MatrixArrays {}
 unsafe impl Sync for MatrixArrays {}
 
 impl MatrixArrays {
-    fn new(arrays: Vec<Array>) -> Result<Arc<Self>> {
+    pub(super) fn new(arrays: Vec<Array>) -> Result<Arc<Self>> {
         let (words, scales, biases) = match arrays.as_slice() {
             [words, scales] => (words, scales, scales),
             [words, scales, biases] => (words, scales, biases),
@@ -748,16 +635,6 @@ impl Drop for MatrixArrays {
     /// An operation that held them may be freed by a thread of MLX's.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.arrays));
-    }
-}
-
-/// Bits and group size of a mode whose codes are floats.
-fn float_format(mode: QuantMode) -> Option<(i32, i32)> {
-    match mode {
-        QuantMode::Affine => None,
-        QuantMode::Mxfp4 => Some((4, 32)),
-        QuantMode::Mxfp8 => Some((8, 32)),
-        QuantMode::Nvfp4 => Some((4, 16)),
     }
 }
 

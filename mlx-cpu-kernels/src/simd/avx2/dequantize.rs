@@ -4,14 +4,14 @@ use crate::layout::float_codes::Codes;
 use crate::layout::packed::{
     GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position, codes_per_chunk,
 };
-use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes};
+use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes, integers};
 use crate::simd::portable;
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_srl_epi32,
-    _mm256_storeu_ps,
+    _mm256_or_si256, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32,
+    _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps,
 };
 
 /// See [`crate::simd::dequantize::dequantize_packed_row`].
@@ -37,6 +37,9 @@ pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [
             3 => dequantize_transposed_bits::<3, INTEGERS>(matrix, out),
             4 if matrix.codes() == Codes::E2m1 => {
                 dequantize_transposed_bits::<4, { Codes::E2M1_ID }>(matrix, out);
+            }
+            4 if matches!(matrix.codes(), Codes::Table(_)) => {
+                dequantize_transposed_bits::<4, { Codes::TABLE_ID }>(matrix, out);
             }
             4 => dequantize_transposed_bits::<4, INTEGERS>(matrix, out),
             5 => dequantize_transposed_bits::<5, INTEGERS>(matrix, out),
@@ -72,6 +75,7 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
     assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
     assert!(out.len() == groups * size * width && size * BITS as usize == 32 * per);
     assert!(size.is_multiple_of(chunk));
+    let table = integers(matrix.codes());
     let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     for i in 0..count {
         for g in 0..groups {
@@ -99,6 +103,10 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
                                 let byte = _mm256_set1_epi32(255);
                                 let n = _mm256_shuffle_epi8(fp4_codes(), n);
                                 _mm256_cvtepi32_ps(_mm256_and_si256(n, byte))
+                            }
+                            Codes::TABLE_ID => {
+                                let n = _mm256_slli_epi32::<24>(_mm256_shuffle_epi8(table, n));
+                                _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(n))
                             }
                             Codes::E4M3_ID => e4m3_lanes(n),
                             _ => _mm256_cvtepi32_ps(n),
@@ -144,7 +152,7 @@ unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
             GroupParams::F16(all) => _mm256_cvtph_ps(_mm_loadu_si128(
                 all.as_ptr().add(group * INTERLEAVED_ROWS).cast(),
             )),
-            GroupParams::Super { .. } | GroupParams::Bytes { .. } => {
+            GroupParams::Super { .. } | GroupParams::Table { .. } | GroupParams::Bytes { .. } => {
                 _mm256_loadu_ps(factors.group(group).as_ptr())
             }
         }

@@ -1,4 +1,4 @@
-//! Codes and scales that are floats of four or eight bits, for AVX2.
+//! Codes that are looked up, and codes and scales that are floats of eight bits, for AVX2.
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _mm_and_si128, _mm_loadu_si128, _mm_packus_epi16, _mm_packus_epi32,
@@ -8,7 +8,7 @@ use std::arch::x86_64::{
     _mm256_slli_epi32, _mm256_srai_epi16,
 };
 
-use crate::layout::float_codes::{E4M3_OVER_F16, FP4_CODES};
+use crate::layout::float_codes::{Codes, E4M3_OVER_F16, FP4_CODES};
 
 /// The eight lowest bytes as powers of two; see [`crate::layout::float_codes`]. A byte of zero is 0.
 #[inline]
@@ -54,4 +54,19 @@ pub(crate) fn e4m3_halves(codes: __m256i) -> __m256i {
 pub(crate) fn fp4_codes() -> __m256i {
     // SAFETY: sixteen bytes.
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(FP4_CODES.as_ptr().cast()) })
+}
+
+/// What codes of four bits stand for, as bytes, in each half of a vector: [`FP4_CODES`], or the
+/// integers of a table. Those of other codes are not looked up.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn integers(codes: Codes) -> __m256i {
+    match codes {
+        Codes::Table(table) => {
+            // SAFETY: sixteen bytes.
+            let sixteen = unsafe { _mm_loadu_si128(table.integers().as_ptr().cast()) };
+            _mm256_broadcastsi128_si256(sixteen)
+        }
+        _ => fp4_codes(),
+    }
 }

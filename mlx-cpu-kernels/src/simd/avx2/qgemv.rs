@@ -9,7 +9,8 @@ use std::arch::x86_64::{
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
     _mm256_madd_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
     _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
-    _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srl_epi32,
+    _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
@@ -19,7 +20,7 @@ use crate::layout::packed::{
     code_position, codes_per_chunk,
 };
 use crate::partition::OutputBlock;
-use crate::simd::avx2::float_codes::{e4m3, e8m0, fp4_codes};
+use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
 
 /// The prefetch distance of words, in bytes. The hardware prefetcher stops at the end of each page,
 /// and where another thread's part begins.
@@ -54,6 +55,12 @@ pub(crate) struct RowBlock {
     pub groups: usize,
     /// Words of a group.
     pub per: usize,
+    /// Groups that share a float16, where scales are bytes times float16.
+    pub per_super: usize,
+    /// What codes of four bits stand for.
+    pub codes: Codes,
+    /// What scales are multiplied with, where codes are looked up in a table.
+    pub unit: f32,
 }
 
 impl RowBlock {
@@ -87,6 +94,7 @@ impl RowBlock {
             assert!(x.quants.len() == x.rows * k && x.sums.len() == x.rows * groups);
             assert!(x.scales.len() * inputs_per_sum(matrix.bits) == x.rows * k);
         }
+        let mut per_super = GROUPS_PER_SUPER;
         let (scales, biases, format) = match (matrix.scales, matrix.biases) {
             (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                 let all = (scales.as_ptr().cast(), biases.as_ptr().cast());
@@ -100,20 +108,23 @@ impl RowBlock {
                 GroupParams::Super {
                     codes,
                     supers,
+                    per,
                     first,
+                    table,
                     ..
                 },
                 GroupParams::Super { .. },
             ) => {
-                assert!(groups.is_multiple_of(GROUPS_PER_SUPER) && first % groups == 0);
-                let from = first / GROUPS_PER_SUPER * INTERLEAVED_ROWS;
-                let supers = &supers[from..];
-                assert!(supers.len() * GROUPS_PER_SUPER >= codes.len());
-                (
-                    codes.as_ptr().cast(),
-                    supers.as_ptr().cast(),
-                    ScaleFormat::Super,
-                )
+                assert!(groups.is_multiple_of(per) && first % groups == 0);
+                per_super = per;
+                let format = table.map_or(ScaleFormat::Super, ScaleFormat::TableSuper);
+                let supers = &supers[first / per * INTERLEAVED_ROWS..];
+                assert!(supers.len() * per >= codes.len());
+                (codes.as_ptr().cast(), supers.as_ptr().cast(), format)
+            }
+            (GroupParams::Table { halves, table, .. }, GroupParams::Table { .. }) => {
+                let scales = halves.as_ptr().cast();
+                (scales, scales, ScaleFormat::Table(table))
             }
             (GroupParams::Bytes { codes, scales, .. }, GroupParams::Bytes { .. }) => {
                 let format = match scales {
@@ -131,6 +142,12 @@ impl RowBlock {
             biases,
             groups,
             per,
+            per_super,
+            codes: matrix.codes(),
+            unit: match matrix.codes() {
+                Codes::Table(table) => table.unit(),
+                _ => 1.0,
+            },
         };
         (first, format)
     }
@@ -144,9 +161,9 @@ impl RowBlock {
         let factors = i * self.groups * INTERLEAVED_ROWS;
         let (scales, biases) = match SCALES {
             ScaleFormat::F32_ID => (4 * factors, 4 * factors),
-            ScaleFormat::F16_ID => (2 * factors, 2 * factors),
+            ScaleFormat::F16_ID | ScaleFormat::TABLE_ID => (2 * factors, 2 * factors),
             ScaleFormat::E8M0_ID | ScaleFormat::E4M3_ID => (factors, factors),
-            _ => (factors, 2 * factors / GROUPS_PER_SUPER),
+            _ => (factors, 2 * factors / self.per_super),
         };
         // SAFETY: the caller's promise.
         unsafe {
@@ -192,6 +209,12 @@ macro_rules! qgemv_for_constants {
                     }
                     (4, ScaleFormat::E4m3) => {
                         rows::<4, { ScaleFormat::E4M3_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::Table(_)) => {
+                        rows::<4, { ScaleFormat::TABLE_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::TableSuper(_)) => {
+                        rows::<4, { ScaleFormat::TABLE_SUPER_ID }>(first, count, x, out)
                     }
                     (8, ScaleFormat::F16) => {
                         rows::<8, { ScaleFormat::F16_ID }>(first, count, x, out)
@@ -303,6 +326,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     x: InputPtrs,
 ) -> [__m256; M] {
     let mut totals = [_mm256_setzero_ps(); M];
+    let table = integers(block.codes);
     for g in 0..block.groups {
         let mut sums = [_mm256_setzero_ps(); M];
         // SAFETY: below the words and groups that the caller promises. Prefetched addresses need
@@ -315,12 +339,15 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
                     }
                     let q = _mm256_loadu_si256(at.cast());
-                    if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
-                        add_fp4(&mut sums, q, x, w);
-                    } else if BITS == 4 {
-                        add_4bit(&mut sums, q, x, w);
-                    } else {
-                        add_8bit(&mut sums, q, x, w);
+                    match ScaleFormat::nibbles(SCALES) {
+                        Codes::E2M1_ID => {
+                            add_looked_up::<M, { Codes::E2M1_ID }>(&mut sums, q, table, x, w);
+                        }
+                        Codes::TABLE_ID => {
+                            add_looked_up::<M, { Codes::TABLE_ID }>(&mut sums, q, table, x, w);
+                        }
+                        _ if BITS == 4 => add_4bit(&mut sums, q, x, w),
+                        _ => add_8bit(&mut sums, q, x, w),
                     }
                 }
             } else {
@@ -371,19 +398,35 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         _mm256_mul_ps(scale, _mm256_set1_ps(FP4_BIAS)),
                     )
                 }
+                ScaleFormat::TABLE_ID => {
+                    let ahead = PREFETCH_BYTES / 8;
+                    _mm_prefetch::<_MM_HINT_T0>(block.scales.wrapping_add(g * 16 + ahead).cast());
+                    let halves = _mm_loadu_si128(block.scales.add(g * 16).cast());
+                    let unit = _mm256_set1_ps(block.unit);
+                    let scale = _mm256_mul_ps(_mm256_cvtph_ps(halves), unit);
+                    (scale, _mm256_setzero_ps())
+                }
                 _ => {
                     let codes = _mm_loadl_epi64(block.scales.add(g * 8).cast());
-                    let supers = block.biases.add(g / GROUPS_PER_SUPER * 16);
+                    let supers = block.biases.add(g / block.per_super * 16);
                     let scale = _mm256_mul_ps(
                         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
                         _mm256_cvtph_ps(_mm_loadu_si128(supers.cast())),
                     );
-                    (scale, _mm256_mul_ps(scale, _mm256_set1_ps(SUPER_BIAS)))
+                    if SCALES == ScaleFormat::TABLE_SUPER_ID {
+                        let unit = _mm256_set1_ps(block.unit);
+                        (_mm256_mul_ps(scale, unit), _mm256_setzero_ps())
+                    } else {
+                        (scale, _mm256_mul_ps(scale, _mm256_set1_ps(SUPER_BIAS)))
+                    }
                 }
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
-                let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
-                *total = _mm256_fmadd_ps(bias, group, _mm256_fmadd_ps(scale, sum, *total));
+                *total = _mm256_fmadd_ps(scale, sum, *total);
+                if ScaleFormat::nibbles(SCALES) != Codes::TABLE_ID {
+                    let group = _mm256_broadcast_ss(&*x.sums.add(m * block.groups + g));
+                    *total = _mm256_fmadd_ps(bias, group, *total);
+                }
             }
         }
     }
@@ -419,25 +462,40 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
     unsafe { add_pairs(sums, n, x, word) };
 }
 
-/// [`add_4bit`] of floats of four bits, which become integers first. A lane sums eight products
-/// below 32 * 2^15.
+/// [`add_4bit`] of codes that become integers first. A lane sums eight products below 128 * 2^15.
 ///
 /// # Safety
 /// As of [`add_4bit`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_fp4<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputPtrs, word: usize) {
-    let (nibbles, byte) = (_mm256_set1_epi8(15), _mm256_set1_epi16(255));
-    let codes = fp4_codes();
+unsafe fn add_looked_up<const M: usize, const CODES: u32>(
+    sums: &mut [__m256; M],
+    q: __m256i,
+    table: __m256i,
+    x: InputPtrs,
+    word: usize,
+) {
+    let nibbles = _mm256_set1_epi8(15);
     // Codes 0, 2, 4, 6 of a word in its bytes, and codes 1, 3, 5, 7.
-    let even = _mm256_shuffle_epi8(codes, _mm256_and_si256(q, nibbles));
-    let odd = _mm256_shuffle_epi8(codes, _mm256_and_si256(_mm256_srli_epi16::<4>(q), nibbles));
-    let n = [
-        _mm256_and_si256(even, byte),
-        _mm256_and_si256(odd, byte),
-        _mm256_srli_epi16::<8>(even),
-        _mm256_srli_epi16::<8>(odd),
-    ];
+    let even = _mm256_shuffle_epi8(table, _mm256_and_si256(q, nibbles));
+    let odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(q), nibbles));
+    let n = if CODES == Codes::TABLE_ID {
+        // They have signs.
+        [
+            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(even)),
+            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(odd)),
+            _mm256_srai_epi16::<8>(even),
+            _mm256_srai_epi16::<8>(odd),
+        ]
+    } else {
+        let byte = _mm256_set1_epi16(255);
+        [
+            _mm256_and_si256(even, byte),
+            _mm256_and_si256(odd, byte),
+            _mm256_srli_epi16::<8>(even),
+            _mm256_srli_epi16::<8>(odd),
+        ]
+    };
     // SAFETY: the caller's promise.
     unsafe { add_pairs(sums, n, x, word) };
 }

@@ -10,17 +10,16 @@ use std::arch::x86_64::{
     _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_inserti64x4, _mm512_mul_ps,
     _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_sll_epi32,
-    _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm512_slli_epi16, _mm512_srai_epi16, _mm512_srl_epi32, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
-use crate::layout::float_codes::{FP4_BIAS, FP4_SCALE};
+use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::InputPanel;
 use crate::layout::packed::{
-    GROUPS_PER_SUPER, INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, code_position,
-    codes_per_chunk,
+    INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk,
 };
 use crate::partition::OutputBlock;
-use crate::simd::avx2::float_codes::{e4m3, e8m0, fp4_codes};
+use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
 
 qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
@@ -71,6 +70,9 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
 ) -> [__m512; M] {
     let RowBlock { groups, per, .. } = two[0];
     let mut totals = [_mm512_setzero_ps(); M];
+    let table = integers(two[0].codes);
+    let table = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(table), table);
+    let unit = _mm512_set1_ps(two[0].unit);
     for g in 0..groups {
         let mut sums = [_mm512_setzero_ps(); M];
         // SAFETY: below the words and groups that the caller promises. Prefetched addresses need
@@ -79,12 +81,15 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             if BITS == 4 || BITS == 8 {
                 for w in g * per..(g + 1) * per {
                     let q = words_of(two, w, w % 2 == 0);
-                    if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
-                        add_fp4(&mut sums, q, x, w);
-                    } else if BITS == 4 {
-                        add_4bit(&mut sums, q, x, w);
-                    } else {
-                        add_8bit(&mut sums, q, x, w);
+                    match ScaleFormat::nibbles(SCALES) {
+                        Codes::E2M1_ID => {
+                            add_looked_up::<M, { Codes::E2M1_ID }>(&mut sums, q, table, x, w);
+                        }
+                        Codes::TABLE_ID => {
+                            add_looked_up::<M, { Codes::TABLE_ID }>(&mut sums, q, table, x, w);
+                        }
+                        _ if BITS == 4 => add_4bit(&mut sums, q, x, w),
+                        _ => add_8bit(&mut sums, q, x, w),
                     }
                 }
             } else {
@@ -104,7 +109,13 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     }
                 }
             }
-            let (scale, bias) = if SCALES == ScaleFormat::SUPER_ID {
+            let (scale, bias) = if SCALES == ScaleFormat::TABLE_ID {
+                let scale = factors::<{ ScaleFormat::F16_ID }>(two.map(|block| block.scales), g);
+                (_mm512_mul_ps(scale, unit), _mm512_setzero_ps())
+            } else if SCALES == ScaleFormat::TABLE_SUPER_ID {
+                let scale = super_scales(two, g);
+                (_mm512_mul_ps(scale, unit), _mm512_setzero_ps())
+            } else if SCALES == ScaleFormat::SUPER_ID {
                 let scale = super_scales(two, g);
                 (scale, _mm512_mul_ps(scale, _mm512_set1_ps(SUPER_BIAS)))
             } else if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
@@ -120,8 +131,11 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                 )
             };
             for (m, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
-                let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
-                *total = _mm512_fmadd_ps(bias, group, _mm512_fmadd_ps(scale, sum, *total));
+                *total = _mm512_fmadd_ps(scale, sum, *total);
+                if ScaleFormat::nibbles(SCALES) != Codes::TABLE_ID {
+                    let group = _mm512_set1_ps(*x.sums.add(m * groups + g));
+                    *total = _mm512_fmadd_ps(bias, group, *total);
+                }
             }
         }
     }
@@ -175,7 +189,7 @@ unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m51
     }
 }
 
-/// The scales of a group of two row blocks in [`ScaleFormat::Super`].
+/// The scales of a group of two row blocks that are bytes times float16.
 ///
 /// # Safety
 /// The processor must have avx2, f16c and avx512f; both must have that group.
@@ -189,7 +203,7 @@ unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
             two.map(|block| _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast()));
         let codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(low, high)));
         let [low, high] = two.map(|block| {
-            let at = group / GROUPS_PER_SUPER * 2 * INTERLEAVED_ROWS;
+            let at = group / block.per_super * 2 * INTERLEAVED_ROWS;
             _mm_loadu_si128(block.biases.add(at).cast())
         });
         let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
@@ -246,26 +260,40 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
     unsafe { add_pairs(sums, n, x, word) };
 }
 
-/// [`add_4bit`] of floats of four bits, which become integers first. A lane sums eight products
-/// below 32 * 2^15.
+/// [`add_4bit`] of codes that become integers first. A lane sums eight products below 128 * 2^15.
 ///
 /// # Safety
 /// As of [`add_4bit`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn add_fp4<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputPtrs, word: usize) {
-    let (nibbles, byte) = (_mm512_set1_epi8(15), _mm512_set1_epi16(255));
-    let codes = fp4_codes();
-    let codes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(codes), codes);
+unsafe fn add_looked_up<const M: usize, const CODES: u32>(
+    sums: &mut [__m512; M],
+    q: __m512i,
+    table: __m512i,
+    x: InputPtrs,
+    word: usize,
+) {
+    let nibbles = _mm512_set1_epi8(15);
     // Codes 0, 2, 4, 6 of a word in its bytes, and codes 1, 3, 5, 7.
-    let even = _mm512_shuffle_epi8(codes, _mm512_and_si512(q, nibbles));
-    let odd = _mm512_shuffle_epi8(codes, _mm512_and_si512(_mm512_srli_epi16::<4>(q), nibbles));
-    let n = [
-        _mm512_and_si512(even, byte),
-        _mm512_and_si512(odd, byte),
-        _mm512_srli_epi16::<8>(even),
-        _mm512_srli_epi16::<8>(odd),
-    ];
+    let even = _mm512_shuffle_epi8(table, _mm512_and_si512(q, nibbles));
+    let odd = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16::<4>(q), nibbles));
+    let n = if CODES == Codes::TABLE_ID {
+        // They have signs.
+        [
+            _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(even)),
+            _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(odd)),
+            _mm512_srai_epi16::<8>(even),
+            _mm512_srai_epi16::<8>(odd),
+        ]
+    } else {
+        let byte = _mm512_set1_epi16(255);
+        [
+            _mm512_and_si512(even, byte),
+            _mm512_and_si512(odd, byte),
+            _mm512_srli_epi16::<8>(even),
+            _mm512_srli_epi16::<8>(odd),
+        ]
+    };
     // SAFETY: the caller's promise.
     unsafe { add_pairs(sums, n, x, word) };
 }

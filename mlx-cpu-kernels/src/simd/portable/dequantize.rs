@@ -13,10 +13,10 @@ pub(crate) fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
         .zip(row.packed.chunks_exact(bytes))
         .zip(row.scales.iter().zip(row.biases));
     for ((out, packed), (&scale, &bias)) in parts {
-        if row.codes == Codes::E2m1 {
+        if matches!(row.codes, Codes::E2m1 | Codes::Table(_)) {
             for (out, q) in out.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
-                out[0] = Codes::E2m1.number(u32::from(q & 15)) * scale + bias;
-                out[1] = Codes::E2m1.number(u32::from(q >> 4)) * scale + bias;
+                out[0] = row.codes.number(u32::from(q & 15)) * scale + bias;
+                out[1] = row.codes.number(u32::from(q >> 4)) * scale + bias;
             }
         } else if row.codes == Codes::E4m3 {
             for (out, q) in out.iter_mut().zip(packed) {
@@ -58,6 +58,7 @@ pub(crate) fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
         Codes::Integers => dequantize_transposed_as::<{ Codes::INTEGERS_ID }>(matrix, out),
         Codes::E2m1 => dequantize_transposed_as::<{ Codes::E2M1_ID }>(matrix, out),
         Codes::E4m3 => dequantize_transposed_as::<{ Codes::E4M3_ID }>(matrix, out),
+        Codes::Table(_) => dequantize_transposed_as::<{ Codes::TABLE_ID }>(matrix, out),
     }
 }
 
@@ -74,7 +75,11 @@ fn dequantize_transposed_as<const CODES: u32>(matrix: PackedMatrix<'_>, out: &mu
                 let column = &mut column[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS];
                 for (lane, out) in column.iter_mut().enumerate() {
                     let q = code(j, matrix.bits, |w| words[w][lane]);
-                    *out = number::<CODES>(q) * scales[lane] + biases[lane];
+                    let n = match CODES {
+                        Codes::TABLE_ID => matrix.codes().number(q),
+                        _ => number::<CODES>(q),
+                    };
+                    *out = n * scales[lane] + biases[lane];
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Products of quantized matrices with a few rows of inputs, without vector instructions.
 
-use crate::layout::float_codes::number;
+use crate::layout::float_codes::{Codes, number};
 use crate::layout::input_panel::{
     InputPanel, InputPanelMut, MAX_QUANT, inputs_per_sum, pair_index,
 };
@@ -77,6 +77,8 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
     out: &mut OutputBlock<'_>,
 ) {
     let (groups, per, size) = (matrix.groups, matrix.words_per_group(), matrix.group_size());
+    // Of codes that a table knows; others are numbers by themselves.
+    let table: [f32; 16] = std::array::from_fn(|code| matrix.codes().number(code as u32));
     for block in 0..matrix.row_blocks() {
         let own = matrix.block_range(block..block + 1);
         let words = own.words.as_chunks::<INTERLEAVED_ROWS>().0;
@@ -85,7 +87,8 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
             let mut totals = [0.0f32; INTERLEAVED_ROWS];
             for g in 0..groups {
                 let words = &words[g * per..(g + 1) * per];
-                let sums = group_sums::<BITS, CODES>(words, &row.values[g * size..(g + 1) * size]);
+                let sums =
+                    group_sums::<BITS, CODES>(words, &row.values[g * size..(g + 1) * size], &table);
                 let (scales, biases) = (own.scales.group(g), own.biases.group(g));
                 for lane in 0..INTERLEAVED_ROWS {
                     totals[lane] += scales[lane] * sums[lane] + biases[lane] * row.sums[g];
@@ -101,11 +104,16 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
 fn group_sums<const BITS: u32, const CODES: u32>(
     words: &[[u32; INTERLEAVED_ROWS]],
     x: &[f32],
+    table: &[f32; 16],
 ) -> [f32; INTERLEAVED_ROWS] {
+    let number = |q: u32| match CODES {
+        Codes::TABLE_ID => table[q as usize & 15],
+        _ => number::<CODES>(q),
+    };
     let mut sums = [0.0f32; INTERLEAVED_ROWS];
     let mut add = |codes: [u32; INTERLEAVED_ROWS], x: f32| {
         for (sum, q) in sums.iter_mut().zip(codes) {
-            *sum += number::<CODES>(q) * x;
+            *sum += number(q) * x;
         }
     };
     if 32 % BITS == 0 {

@@ -5,6 +5,7 @@ mod matrices;
 mod products;
 mod steps;
 mod super_scales;
+mod table_codes;
 
 use std::sync::Arc;
 

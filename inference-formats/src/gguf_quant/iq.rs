@@ -1,0 +1,321 @@
+//! Types of one to four bits whose codes stand for integers of a table (IQ, Q3_K, MXFP4), group after
+//! group. Layouts are those of ggml. Codes here have four bits: a magnitude and, mostly, a sign above
+//! it. A scale has few enough digits for its products with these integers to be exact in `f32`.
+
+use half::f16;
+
+use super::blocks::{self, half_of, nibbles, part};
+use super::grids;
+use crate::gguf::GgmlType;
+
+/// What codes of four bits stand for, as integers. Times a unit and the scale of their group they are
+/// weights.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NibbleCodes {
+    /// `MXFP4`: doubled floats of four bits (E2M1).
+    E2m1,
+    /// `IQ4_NL` and `IQ4_XS`.
+    Iq4,
+    /// `IQ3_XXS`: three bits of magnitude below a sign.
+    Iq3Xxs,
+    /// `IQ3_S`: three bits of magnitude below a sign.
+    Iq3S,
+    /// `IQ2_XXS`, `IQ2_XS`, `IQ2_S`: two bits of magnitude, and the sign in the highest bit.
+    Iq2,
+    /// `IQ1_S`, `IQ1_M`, in eighths: -1, 0 and 1, an eighth more; from code 4 on an eighth less.
+    Iq1,
+    /// `Q3_K`: integers above -5.
+    Q3k,
+}
+
+impl NibbleCodes {
+    /// Those of a type; `None` where it has others.
+    pub fn of(kind: GgmlType) -> Option<Self> {
+        Some(match kind {
+            GgmlType::MXFP4 => Self::E2m1,
+            GgmlType::IQ4NL | GgmlType::IQ4XS => Self::Iq4,
+            GgmlType::IQ3XXS => Self::Iq3Xxs,
+            GgmlType::IQ3S => Self::Iq3S,
+            GgmlType::IQ2XXS | GgmlType::IQ2XS | GgmlType::IQ2S => Self::Iq2,
+            GgmlType::IQ1S | GgmlType::IQ1M => Self::Iq1,
+            GgmlType::Q3K => Self::Q3k,
+            _ => return None,
+        })
+    }
+
+    /// The integers of all codes, and the unit that they are multiplied with.
+    pub fn integers(self) -> ([i8; 16], f32) {
+        match self {
+            Self::E2m1 => (
+                [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
+                0.5,
+            ),
+            Self::Iq4 => (
+                [
+                    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+                ],
+                1.0,
+            ),
+            Self::Iq3Xxs => (with_signs([4, 12, 20, 28, 36, 44, 52, 62]), 0.25),
+            Self::Iq3S => (with_signs([1, 3, 5, 7, 9, 11, 13, 15]), 1.0),
+            Self::Iq2 => (with_signs([8, 25, 43, 0, 0, 0, 0, 0]), 0.125),
+            Self::Iq1 => ([-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0], 0.125),
+            Self::Q3k => ([-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0], 1.0),
+        }
+    }
+}
+
+/// Magnitudes, and the same with a minus.
+fn with_signs(magnitudes: [i8; 8]) -> [i8; 16] {
+    std::array::from_fn(|code| {
+        let magnitude = magnitudes[code % 8];
+        if code < 8 { magnitude } else { -magnitude }
+    })
+}
+
+/// `2^(exponent - 127)`, for exponents below 255.
+fn power_of_two(exponent: u8) -> f32 {
+    match exponent {
+        0 => f32::MIN_POSITIVE / 2.0,
+        _ => f32::from_bits(u32::from(exponent) << 23),
+    }
+}
+
+/// Decodes whole blocks of a type with [`NibbleCodes`]. `None` for other types.
+pub(super) fn dequantize(kind: GgmlType, data: &[u8], out: &mut Vec<f32>) -> Option<()> {
+    let (integers, unit) = NibbleCodes::of(kind)?.integers();
+    let mut add = |scale: f32, codes: &[u8]| {
+        let weight = |code: &u8| scale * f32::from(integers[usize::from(code & 15)]);
+        out.extend(codes.iter().map(weight));
+    };
+    if kind == GgmlType::MXFP4 {
+        mxfp4(data, |exponent, codes| {
+            // Half of the power first, for the largest is beyond float32.
+            let scale = match exponent {
+                0 | 1 => power_of_two(exponent) * unit,
+                _ => power_of_two(exponent - 1),
+            };
+            add(scale, &codes);
+        });
+        return Some(());
+    }
+    groups(kind, data, |d, scale, codes| {
+        add(d.to_f32() * f32::from(scale) * unit, codes);
+    })
+}
+
+/// Calls `f` with the exponent and the codes of each block: `exponent, q: 32 x 4 bits`.
+pub(super) fn mxfp4(data: &[u8], mut f: impl FnMut(u8, [u8; 32])) {
+    for block in data.as_chunks::<17>().0 {
+        f(block[0], nibbles(part::<1, 16, 17>(block)));
+    }
+}
+
+/// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is `d` times the scale,
+/// the integer of its code and the unit. `None` for types without such groups.
+pub(super) fn groups(kind: GgmlType, data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) -> Option<()> {
+    match kind {
+        GgmlType::IQ4NL => iq4_nl(data, f),
+        GgmlType::IQ4XS => iq4_xs(data, f),
+        GgmlType::IQ2XXS => iq2_xxs(data, f),
+        GgmlType::IQ2XS => iq2_xs(data, f),
+        GgmlType::IQ2S => iq2_s(data, f),
+        GgmlType::IQ3XXS => iq3_xxs(data, f),
+        GgmlType::IQ3S => iq3_s(data, f),
+        GgmlType::IQ1S => iq1_s(data, f),
+        GgmlType::IQ1M => iq1_m(data, f),
+        GgmlType::Q3K => blocks::q3_k(data, |d, scale, codes| f(d, scale, &codes)),
+        _ => return None,
+    }
+    Some(())
+}
+
+/// `d, q: 32 x 4 bits`.
+fn iq4_nl(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<18>().0 {
+        let d = half_of(part::<0, 2, 18>(block));
+        f(d, 1, &nibbles(part::<2, 16, 18>(block)));
+    }
+}
+
+/// `d, upper 2 bits of 8 scales, lower 4 bits of 8 scales, q: 256 x 4 bits`.
+fn iq4_xs(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<136>().0 {
+        let d = half_of(part::<0, 2, 136>(block));
+        let high = u16::from_le_bytes(*part::<2, 2, 136>(block));
+        let low = part::<4, 4, 136>(block);
+        for (g, qs) in part::<8, 128, 136>(block)
+            .as_chunks::<16>()
+            .0
+            .iter()
+            .enumerate()
+        {
+            let high = (high >> (2 * g) & 3) as u8;
+            let scale = (nibble(low, g) | high << 4) as i8 - 32;
+            f(d, scale, &nibbles(qs));
+        }
+    }
+}
+
+/// Eight signs from seven bits: the eighth makes their number even.
+fn signs_of_seven(bits: u32) -> u8 {
+    let seven = (bits & 127) as u8;
+    seven | ((seven.count_ones() & 1) as u8) << 7
+}
+
+/// Eight codes of an entry of IQ2. A set bit of `signs` is a minus.
+fn iq2_codes(entry: u16, signs: u8) -> [u8; 8] {
+    std::array::from_fn(|i| (entry >> (2 * i) & 3) as u8 | (signs >> i & 1) << 3)
+}
+
+/// Eight codes of two entries of IQ3.
+fn iq3_codes(entries: [u16; 2], signs: u8) -> [u8; 8] {
+    std::array::from_fn(|i| (entries[i / 4] >> (3 * (i % 4)) & 7) as u8 | (signs >> i & 1) << 3)
+}
+
+/// Eight codes of an entry of IQ1.
+fn iq1_codes(entry: u16, down: bool) -> [u8; 8] {
+    let entry = grids::IQ1[usize::from(entry & 2047)];
+    std::array::from_fn(|i| (entry >> (2 * i) & 3) as u8 | u8::from(down) << 2)
+}
+
+/// Nibble `i` of some bytes, the lower one first.
+fn nibble(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 2] >> (4 * (i % 2)) & 15
+}
+
+/// An odd scale: `2 n + 1`.
+fn odd(n: u8) -> i8 {
+    2 * (n & 15) as i8 + 1
+}
+
+/// `N` eights of codes as a group.
+fn group<const N: usize>(eight: impl Fn(usize) -> [u8; 8]) -> [[u8; 8]; N] {
+    std::array::from_fn(eight)
+}
+
+/// `d, 8 x (4 entries of 8 bits, 4 signs of 7 bits and a scale of 4)`.
+fn iq2_xxs(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<66>().0 {
+        let d = half_of(part::<0, 2, 66>(block));
+        for stored in part::<2, 64, 66>(block).as_chunks::<8>().0 {
+            let bits = u32::from_le_bytes(*part::<4, 4, 8>(stored));
+            let codes = group::<4>(|l| {
+                let entry = grids::IQ2_XXS[usize::from(stored[l])];
+                iq2_codes(entry, signs_of_seven(bits >> (7 * l)))
+            });
+            f(d, odd((bits >> 28) as u8), codes.as_flattened());
+        }
+    }
+}
+
+/// `d, 32 x (entry of 9 bits, signs of 7), 16 scales of 4 bits`.
+fn iq2_xs(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<74>().0 {
+        let d = half_of(part::<0, 2, 74>(block));
+        let scales = part::<66, 8, 74>(block);
+        let (entries, _) = part::<2, 64, 74>(block).as_chunks::<2>();
+        for g in 0..16 {
+            let codes = group::<2>(|l| {
+                let q = u16::from_le_bytes(entries[2 * g + l]);
+                let entry = grids::IQ2_XS[usize::from(q & 511)];
+                iq2_codes(entry, signs_of_seven(u32::from(q >> 9)))
+            });
+            f(d, odd(nibble(scales, g)), codes.as_flattened());
+        }
+    }
+}
+
+/// `d, 32 x lower 8 bits of an entry, 32 x 8 signs, 32 x upper 2 bits, 16 scales of 4 bits`.
+fn iq2_s(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<82>().0 {
+        let d = half_of(part::<0, 2, 82>(block));
+        let (low, signs) = (part::<2, 32, 82>(block), part::<34, 32, 82>(block));
+        let (high, scales) = (part::<66, 8, 82>(block), part::<74, 8, 82>(block));
+        for g in 0..16 {
+            let codes = group::<2>(|l| {
+                let i = 2 * g + l;
+                let high = u16::from(high[i / 4] >> (2 * (i % 4)) & 3);
+                let entry = grids::IQ2_S[usize::from(u16::from(low[i]) | high << 8)];
+                iq2_codes(entry, signs[i])
+            });
+            f(d, odd(nibble(scales, g)), codes.as_flattened());
+        }
+    }
+}
+
+/// `d, 64 entries of 8 bits, 8 x (4 signs of 7 bits and a scale of 4)`.
+fn iq3_xxs(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<98>().0 {
+        let d = half_of(part::<0, 2, 98>(block));
+        let stored = part::<2, 64, 98>(block).as_chunks::<8>().0;
+        let bits = part::<66, 32, 98>(block).as_chunks::<4>().0;
+        for (stored, bits) in stored.iter().zip(bits) {
+            let bits = u32::from_le_bytes(*bits);
+            let codes = group::<4>(|l| {
+                let entry = |i: usize| grids::IQ3_XXS[usize::from(stored[i])];
+                let signs = signs_of_seven(bits >> (7 * l));
+                iq3_codes([entry(2 * l), entry(2 * l + 1)], signs)
+            });
+            f(d, odd((bits >> 28) as u8), codes.as_flattened());
+        }
+    }
+}
+
+/// `d, 64 x lower 8 bits of an entry, 64 x its ninth bit, 32 x 8 signs, 8 scales of 4 bits`.
+fn iq3_s(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<110>().0 {
+        let d = half_of(part::<0, 2, 110>(block));
+        let (low, high) = (part::<2, 64, 110>(block), part::<66, 8, 110>(block));
+        let (signs, scales) = (part::<74, 32, 110>(block), part::<106, 4, 110>(block));
+        for g in 0..8 {
+            let codes = group::<4>(|l| {
+                let entry = |i: usize| {
+                    let ninth = u16::from(high[i / 8] >> (i % 8) & 1);
+                    grids::IQ3_S[usize::from(u16::from(low[i]) | ninth << 8)]
+                };
+                let i = 8 * g + 2 * l;
+                iq3_codes([entry(i), entry(i + 1)], signs[4 * g + l])
+            });
+            f(d, odd(nibble(scales, g)), codes.as_flattened());
+        }
+    }
+}
+
+/// `d, 32 x lower 8 bits of an entry, 8 x (4 x upper 3 bits, scale of 3 bits, sign of the eighth)`.
+fn iq1_s(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<50>().0 {
+        let d = half_of(part::<0, 2, 50>(block));
+        let low = part::<2, 32, 50>(block).as_chunks::<4>().0;
+        let high = part::<34, 16, 50>(block).as_chunks::<2>().0;
+        for (low, high) in low.iter().zip(high) {
+            let high = u16::from_le_bytes(*high);
+            let codes = group::<4>(|l| {
+                let entry = u16::from(low[l]) | (high >> (3 * l) & 7) << 8;
+                iq1_codes(entry, high >> 15 != 0)
+            });
+            f(d, odd((high >> 12 & 7) as u8), codes.as_flattened());
+        }
+    }
+}
+
+/// `32 x lower 8 bits of an entry, 32 x (upper 3 bits, sign of the eighth), 16 scales of 3 bits in four
+/// words of 12`. The upper bits of these words are `d`.
+fn iq1_m(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    for block in data.as_chunks::<56>().0 {
+        let (low, high) = (part::<0, 32, 56>(block), part::<32, 16, 56>(block));
+        let (pairs, _) = part::<48, 8, 56>(block).as_chunks::<2>();
+        let words: [u16; 4] = std::array::from_fn(|i| u16::from_le_bytes(pairs[i]));
+        let d = (0..4).fold(0, |d, i| d | (words[i] >> 12) << (4 * i));
+        for g in 0..16 {
+            let codes = group::<2>(|l| {
+                let high = nibble(high, 2 * g + l);
+                let entry = u16::from(low[2 * g + l]) | u16::from(high & 7) << 8;
+                iq1_codes(entry, high & 8 != 0)
+            });
+            let scale = (words[g / 4] >> (3 * (g % 4)) & 7) as u8;
+            f(f16::from_bits(d), odd(scale), codes.as_flattened());
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Matrices of GGUF files that stay packed and are not affine: Q6_K, MXFP4, the IQ types and Q3_K.
+
+use inference::Result;
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
+
+use super::experts::{kernel_rows, packed_weight};
+use super::streaming::{PartLayout, Parts, all_of, one};
+use super::{Weights, mlx_shape};
+use crate::checkpoint::files::wrong_tensor;
+use crate::checkpoint::gguf::{Gguf, GgufTensor};
+use crate::checkpoint::gguf_quant::{
+    NibbleCodes, NibbleFormat, NibbleScales, repack_nibbles, repack_super_scaled,
+};
+use crate::error::engine;
+use crate::exec;
+use crate::nn::Weight;
+
+/// Inputs that share a scale of MXFP4.
+const MXFP4_GROUP: i32 = 32;
+
+impl Weights {
+    /// A matrix `[rows, cols]` in Q6_K for the kernels, in as many bits as the file has.
+    pub(super) fn gguf_super_scaled(
+        &self,
+        gguf: &Gguf,
+        stored: &str,
+        tensor: &GgufTensor,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Option<Weight>> {
+        let layout = |cols, dtype| PartLayout {
+            interleaved: true,
+            ..PartLayout::rows(cols, dtype)
+        };
+        let parts = [
+            layout(cols / 16 * 3, Dtype::Uint32),
+            layout(cols / 16, Dtype::Int8),
+            layout(cols / 256, Dtype::Float16),
+        ];
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
+            let packed = repack_super_scaled(tensor.kind, bytes).ok_or_else(|| {
+                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+            })?;
+            let shapes = parts.map(|part| mlx_shape(&[rows, part.cols]));
+            let [words, scales, supers] = parts;
+            let ordered = || -> mlx_rs_core::Result<Parts> {
+                Ok(vec![
+                    words.ordered(Array::from_slice(&packed.packed, &shapes[0])?)?,
+                    scales.ordered(Array::from_slice(&packed.scales, &shapes[1])?)?,
+                    supers.ordered(Array::from_slice(&packed.supers, &shapes[2])?)?,
+                ])
+            };
+            ordered().map_err(engine("weights"))
+        })?;
+        let rows = mlx_shape(&[rows])[0];
+        Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
+    }
+
+    /// A matrix whose codes of four bits stand for integers of a table. Its parts are codes, scales,
+    /// and scales of scales where there are any. `None` for other types, and where only the kernels
+    /// have the type and do not take the tensor.
+    pub(super) fn gguf_nibbles(
+        &self,
+        gguf: &Gguf,
+        stored: &str,
+        tensor: &GgufTensor,
+        shape: &[usize],
+        for_kernels: bool,
+    ) -> Result<Option<Weight>> {
+        let (Some(format), Some(codes), Some((&cols, outer))) = (
+            NibbleFormat::of(tensor.kind),
+            NibbleCodes::of(tensor.kind),
+            shape.split_last(),
+        ) else {
+            return Ok(None);
+        };
+        let is_float = format == NibbleFormat::Powers;
+        let kept = match is_float {
+            true => exec::keeps_packed(QuantMode::Mxfp4, 4, MXFP4_GROUP, self.dtype),
+            false => exec::keeps_gguf_bits(self.dtype),
+        };
+        let kernel_rows = kernel_rows(shape).filter(|_| for_kernels && kept);
+        if kernel_rows.is_none() && (!is_float || outer.is_empty()) {
+            return Ok(None);
+        }
+        let layout = |cols, dtype| PartLayout {
+            interleaved: kernel_rows.is_some(),
+            ..PartLayout::rows(cols, dtype)
+        };
+        let (group, mut parts) = (format.group(), vec![layout(cols / 8, Dtype::Uint32)]);
+        match format {
+            NibbleFormat::Powers => parts.push(layout(cols / group, Dtype::Uint8)),
+            NibbleFormat::Super { .. } => {
+                parts.push(layout(cols / group, Dtype::Int8));
+                parts.push(layout(cols / 256, Dtype::Float16));
+            }
+            _ => parts.push(layout(cols / group, Dtype::Float16)),
+        }
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
+            let packed = repack_nibbles(tensor.kind, bytes).ok_or_else(|| {
+                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+            })?;
+            if let NibbleScales::Powers(powers) = &packed.scales
+                && powers.contains(&u8::MAX)
+            {
+                let message = "has a scale that is no number (exponent 255)";
+                return Err(wrong_tensor(gguf.path(), stored, message));
+            }
+            let shapes: Vec<_> = parts.iter().map(|p| mlx_shape(&[rows, p.cols])).collect();
+            let arrays = || -> mlx_rs_core::Result<Parts> {
+                let mut arrays = vec![Array::from_slice(&packed.packed, &shapes[0])?];
+                match &packed.scales {
+                    NibbleScales::Powers(all) => arrays.push(Array::from_slice(all, &shapes[1])?),
+                    NibbleScales::Halves(all) => arrays.push(Array::from_slice(all, &shapes[1])?),
+                    NibbleScales::Super { scales, supers } => {
+                        arrays.push(Array::from_slice(scales, &shapes[1])?);
+                        arrays.push(Array::from_slice(supers, &shapes[2])?);
+                    }
+                    // No other scales exist.
+                    _ => {}
+                }
+                let ordered = arrays.into_iter().zip(&parts);
+                ordered.map(|(array, part)| part.ordered(array)).collect()
+            };
+            arrays().map_err(engine("weights"))
+        })?;
+        let Some((rows, _)) = kernel_rows else {
+            let [weight, scales] = all_of(made)?;
+            let with_last = |n: usize| [outer, &[n]].concat();
+            return Ok(Some(Weight::Quantized(Quantized {
+                weight: one(vec![weight], &with_last(cols / 8))?,
+                scales: one(vec![scales], &with_last(cols / group))?,
+                biases: None,
+                group_size: MXFP4_GROUP,
+                bits: 4,
+                mode: QuantMode::Mxfp4,
+            })));
+        };
+        let rows = mlx_shape(&[rows])[0];
+        let matrix = match is_float {
+            true => Weight::from_float_codes(all_of(made)?, rows, QuantMode::Mxfp4),
+            // A small constant.
+            false => Weight::from_table_codes(made, rows, (codes, group as i32)),
+        };
+        let matrix = matrix.map_err(engine("weights"))?;
+        Ok(matrix.map(|rows| packed_weight(rows, shape)))
+    }
+}
