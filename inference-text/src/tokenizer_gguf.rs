@@ -231,6 +231,7 @@ fn add_tokens(engine: &mut Engine, parts: &GgufTokenizerParts) -> Result<()> {
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// The default of GGUF readers when a file names no pre-tokenizer. Each splits further.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
@@ -292,6 +293,11 @@ fn words(pre: Option<&str>) -> Result<Words> {
             nfc: true,
             ..plain
         },
+        "gpt-4o" => Words {
+            splits: vec![split(GPT4O)?],
+            gpt2: false,
+            ..plain
+        },
         "tekken" => Words {
             splits: vec![split(TEKKEN)?],
             gpt2: false,
@@ -309,7 +315,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
                 ErrorKind::Unsupported,
                 format!(
                     "pre-tokenizer {other:?} in tokenizer.ggml.pre; supported are default, gpt-2, smollm, \
-                     llama-bpe, dbrx, qwen2, deepseek-r1-qwen, exaone4 and tekken"
+                     llama-bpe, dbrx, qwen2, deepseek-r1-qwen, exaone4, gpt-4o and tekken"
                 ),
             ));
         }

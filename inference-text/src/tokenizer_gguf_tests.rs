@@ -22,6 +22,7 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
         Some("dbrx"),
         Some("qwen2"),
         Some("tekken"),
+        Some("gpt-4o"),
         Some("exaone4"),
     ] {
         let t = Tokenizer::from_gguf(&byte_level_parts(pre)).unwrap();
@@ -70,6 +71,8 @@ fn pre_tokenizers_split_as_their_families_do() {
         [count("dbrx", "0001234"), count("exaone4", "0001234")],
         [count("llama-bpe", "0001234"), count("gpt-2", "0001234")]
     );
+    // That of gpt-oss cuts them after three, too.
+    assert_eq!(count("gpt-4o", "0001234"), count("dbrx", "0001234"));
     // Qwen composes characters first: e + U+0301 is é, which is one token here.
     assert_eq!(
         [count("qwen2", "e\u{301}"), count("gpt-2", "e\u{301}")],

@@ -14,9 +14,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType as Kind
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 import tiny_tokenizer
 from gguf_model import permute
@@ -41,6 +40,7 @@ FAMILIES = {
     "smollm3": ("smollm3", "qwen2"),
     "starcoder2": ("starcoder2", "qwen2"),
     "llama-yarn": ("llama", "qwen2"),
+    "gpt-oss-mxfp4": ("gpt-oss", "qwen2"),
 }
 PERMUTED = ("llama", "granite", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -82,7 +82,7 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        if "beta_fast" in rope:
+        if "attention_factor" in rope:
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
@@ -93,6 +93,9 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
         writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(stretch) / np.log(original))))
     if architecture in ("gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config["sliding_window"])
+    if architecture == "gpt-oss":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     if architecture in ("olmo2", "exaone4") and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -155,6 +158,8 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
             name = name.removeprefix("transformer.")
             if value.ndim == 2 and name.startswith("h."):
                 value = value.T
+        if name.endswith(".sinks"):
+            name += ".weight"  # as the converter does
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if mapped is None:
             raise ValueError(f"{architecture} has no name for {name}")
@@ -172,6 +177,44 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
     return out
 
 
+def mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Blocks of 32 as GGUF has them, from OpenAI's: the same bits, with halves of a block in the two halves of bytes."""
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    whole = np.concatenate([scales[..., None], packed], axis=-1)
+    return np.ascontiguousarray(whole.reshape(*scales.shape[:-1], -1))
+
+
+def packed_experts(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The stacks of gpt-oss under their GGUF names, taken out of `weights`. Rows of gate and up alternate there."""
+    out = {}
+    for name in [name for name in weights if name.endswith("_blocks")]:
+        stem = name.removesuffix("_blocks")
+        layer, part = stem.split(".")[2], stem.rsplit(".", 1)[1]
+        stack = mxfp4(weights.pop(name), weights.pop(f"{stem}_scales"))
+        bias = weights.pop(f"{stem}_bias").astype(np.float32)
+        if part == "gate_up_proj":
+            for first, own in enumerate(("gate", "up")):
+                out[f"blk.{layer}.ffn_{own}_exps.weight"] = np.ascontiguousarray(stack[:, first::2])
+                out[f"blk.{layer}.ffn_{own}_exps.bias"] = np.ascontiguousarray(bias[:, first::2])
+        else:
+            out[f"blk.{layer}.ffn_down_exps.weight"] = stack
+            out[f"blk.{layer}.ffn_down_exps.bias"] = bias
+    return out
+
+
+def stored(path: Path) -> dict[str, np.ndarray]:
+    """Tensors as they are, but bfloat16 as float32."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except TypeError:  # numpy has no bfloat16
+        import torch
+
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).to(torch.float32).numpy() for name in file.keys()}
+
+
 def llama3_factors(config: dict[str, Any]) -> np.ndarray:
     """By how much Llama 3's scaling stretches the wavelength of each pair."""
     rope = config["rope_scaling"]
@@ -186,8 +229,8 @@ def make(name: str) -> int:
     architecture, pre = FAMILIES[name]
     source = ROOT / "tiny" / name
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    stored = load_file(source / "model.safetensors")
-    weights = {key: value.to(torch.float32).numpy() for key, value in stored.items()}
+    weights = stored(source / "model.safetensors")
+    packed = packed_experts(weights)
     out = ROOT / "gguf" / f"{name}.gguf"
     out.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(out, architecture)
@@ -195,9 +238,12 @@ def make(name: str) -> int:
     tokenizer(writer, pre)
     for key, value in tensors(architecture, config, weights).items():
         # The converter keeps vectors, and what routes, in float32.
-        kind = Kind.F32 if value.ndim == 1 or "ffn_gate_inp" in key else Kind.BF16
         data = np.ascontiguousarray(value, dtype=np.float32)
+        is_plain = value.ndim == 1 or "ffn_gate_inp" in key or (data.view(np.uint32) & 0xFFFF).any()
+        kind = Kind.F32 if is_plain else Kind.BF16
         writer.add_tensor(key, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    for key, value in packed.items():
+        writer.add_tensor(key, value, raw_dtype=Kind.MXFP4 if value.dtype == np.uint8 else Kind.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

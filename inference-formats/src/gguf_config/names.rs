@@ -9,6 +9,9 @@ const KEPT: [&str; 3] = [
     "rope_factors_short.weight",
 ];
 
+/// Parts of blocks whose names have no suffix in transformers.
+const BARE: [&str; 1] = ["self_attn.sinks"];
+
 /// The tensor names of one family.
 #[derive(Debug, Clone)]
 pub struct GgufNames {
@@ -41,7 +44,10 @@ impl GgufNames {
         if KEPT.contains(&name) {
             return Some(name.to_owned());
         }
-        let (stem, suffix) = name.rsplit_once('.')?;
+        let (stem, suffix) = match BARE.iter().any(|part| name.ends_with(part)) {
+            true => (name, "weight"),
+            false => name.rsplit_once('.')?,
+        };
         if !matches!(suffix, "weight" | "bias") {
             return None;
         }
@@ -76,6 +82,9 @@ impl GgufNames {
         let GgufFamily {
             prefix, mixture, ..
         } = *self.family;
+        if BARE.contains(to) {
+            return Some(format!("{prefix}{layer}.{to}"));
+        }
         Some(match to.strip_prefix("mlp.") {
             Some(rest) if rest == "gate" || rest.starts_with("switch_mlp") => {
                 format!("{prefix}{layer}.{mixture}.{rest}.{suffix}")
