@@ -25,8 +25,8 @@ pub struct WeightStorage {
     /// Whether a quantized matrix of this mode, width and group size keeps scales and biases as
     /// 16-bit floats where that is exact.
     pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
-    /// Whether a matrix in a type of GGUF that MLX lacks (Q3_K, Q6_K, the IQ types), or a stack of matrices
-    /// of experts, keeps its bits.
+    /// Whether a matrix in a type of GGUF that MLX lacks (Q3_K, Q6_K, the IQ types), or a stack of
+    /// matrices of experts, keeps its bits.
     pub keeps_gguf_bits: bool,
 }
 
@@ -232,8 +232,8 @@ impl Footprint {
     }
 
     /// The tensors of a GGUF file, for an engine that holds them as `storage` says. Formats that
-    /// MLX holds without loss stay packed, and others of GGUF where `storage` says so; the rest becomes
-    /// floats.
+    /// MLX holds without loss stay packed, and others of GGUF where `storage` says so; the rest
+    /// becomes floats.
     pub fn of_gguf(file: &Gguf, config: &ModelConfig, storage: &WeightStorage) -> Self {
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
         let tensors = file
@@ -284,8 +284,8 @@ impl Footprint {
         shares
     }
 
-    /// Packed matrices that become plain numbers, by format, the costliest first. Others are kept in
-    /// their own bits, or as many.
+    /// Packed matrices that become plain numbers, by format, the costliest first. Others are kept
+    /// in their own bits, or as many.
     pub fn expansions(&self) -> Vec<Expansion> {
         let mut all: BTreeMap<&str, Expansion> = BTreeMap::new();
         let expanded = |t: &&TensorFootprint| t.expanded && t.loaded_bytes > 0;

@@ -296,8 +296,8 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             5120 + groups * 8,
             5120 + groups * 4,
         ),
-        // No layout of MLX has groups of 16; the kernels have Q3_K with codes of 4 bits, and Q6_K in its
-        // bits.
+        // No layout of MLX has groups of 16; the kernels have Q3_K with codes of 4 bits, and Q6_K
+        // in its bits.
         (10, 84, 256, 4 * weights, 4 * weights, 2 * weights),
         (11, 110, 256, (128 + 18) * 32, 4 * weights, 2 * weights),
         (14, 210, 256, 210 * 32, 4 * weights, 2 * weights),

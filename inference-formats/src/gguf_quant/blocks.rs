@@ -143,8 +143,8 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
     q
 }
 
-/// Numbers from 0 to 2 of a `TQ1_0` block: 48 bytes of five and 4 bytes of four. A byte is a fraction of
-/// 256. Times three, the part above the point is the next number.
+/// Numbers from 0 to 2 of a `TQ1_0` block: 48 bytes of five and 4 bytes of four. A byte is a
+/// fraction of 256. Times three, the part above the point is the next number.
 fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     let number = |byte: u8, n: usize| {
         let rest = (0..n).fold(byte, |rest, _| rest.wrapping_mul(3));
@@ -214,8 +214,8 @@ pub(super) fn q2_k(data: &[u8], mut f: impl FnMut(Group16)) {
     }
 }
 
-/// Calls `f` with `d`, the scale and the codes (0..8, of which 4 stands for zero) of each group of 16.
-/// A block: `high bits: 256, q: 256 x 2 bits, scales: 16 x 6 bits, d`.
+/// Calls `f` with `d`, the scale and the codes (0..8, of which 4 stands for zero) of each group of
+/// 16. A block: `high bits: 256, q: 256 x 2 bits, scales: 16 x 6 bits, d`.
 pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     for block in data.as_chunks::<110>().0 {
         let high = part::<0, 32, 110>(block);

@@ -1,6 +1,7 @@
-//! Types of one to four bits whose codes stand for integers of a table (IQ, Q3_K, MXFP4), group after
-//! group. Layouts are those of ggml. Codes here have four bits: a magnitude and, mostly, a sign above
-//! it. A scale has few enough digits for its products with these integers to be exact in `f32`.
+//! Types of one to four bits whose codes stand for integers of a table (IQ, Q3_K, MXFP4), group
+//! after group. Layouts are those of ggml. Codes here have four bits: a magnitude and, mostly, a
+//! sign above it. A scale has few enough digits for its products with these integers to be exact in
+//! `f32`.
 
 use half::f16;
 
@@ -8,8 +9,8 @@ use super::blocks::{self, half_of, nibbles, part};
 use super::grids;
 use crate::gguf::GgmlType;
 
-/// What codes of four bits stand for, as integers. Times a unit and the scale of their group they are
-/// weights.
+/// What codes of four bits stand for, as integers. Times a unit and the scale of their group they
+/// are weights.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NibbleCodes {
@@ -112,8 +113,8 @@ pub(super) fn mxfp4(data: &[u8], mut f: impl FnMut(u8, [u8; 32])) {
     }
 }
 
-/// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is `d` times the scale,
-/// the integer of its code and the unit. `None` for types without such groups.
+/// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is `d` times the
+/// scale, the integer of its code and the unit. `None` for types without such groups.
 pub(super) fn groups(kind: GgmlType, data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) -> Option<()> {
     match kind {
         GgmlType::IQ4NL => iq4_nl(data, f),
@@ -300,8 +301,8 @@ fn iq1_s(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
     }
 }
 
-/// `32 x lower 8 bits of an entry, 32 x (upper 3 bits, sign of the eighth), 16 scales of 3 bits in four
-/// words of 12`. The upper bits of these words are `d`.
+/// `32 x lower 8 bits of an entry, 32 x (upper 3 bits, sign of the eighth), 16 scales of 3 bits in
+/// four words of 12`. The upper bits of these words are `d`.
 fn iq1_m(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
     for block in data.as_chunks::<56>().0 {
         let (low, high) = (part::<0, 32, 56>(block), part::<32, 16, 56>(block));

@@ -2,8 +2,8 @@
 //! it has the same format. These are pure functions of bytes.
 //!
 //! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks. A block
-//! holds 32 weights (`Q4_0` to `Q8_0`, `MXFP4`, `IQ4_NL`) or 256 (other K, IQ and TQ types). Groups of
-//! 32 or 16 weights of the simple and the K types have one scale and one bias each:
+//! holds 32 weights (`Q4_0` to `Q8_0`, `MXFP4`, `IQ4_NL`) or 256 (other K, IQ and TQ types). Groups
+//! of 32 or 16 weights of the simple and the K types have one scale and one bias each:
 //! `w = scale * q + bias`. Block layouts are those of ggml. MLX packs element `i` of a row at bit
 //! `i * bits` of a little-endian stream of 32-bit words.
 

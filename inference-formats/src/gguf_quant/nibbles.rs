@@ -6,7 +6,8 @@ use super::iq;
 use super::{count_blocks, pack_nibbles};
 use crate::gguf::GgmlType;
 
-/// Codes of four bits and their scales. What a code stands for, [`NibbleCodes`](super::NibbleCodes) says.
+/// Codes of four bits and their scales. What a code stands for, [`NibbleCodes`](super::NibbleCodes)
+/// says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NibblePacked {
     /// The packed codes, `[rows, cols / 8]`.
@@ -85,8 +86,8 @@ impl NibbleFormat {
     }
 }
 
-/// Repacks `data`, whole blocks of a type that has a [`NibbleFormat`], without loss. `None` for other
-/// types, and when `data` is not a whole number of blocks.
+/// Repacks `data`, whole blocks of a type that has a [`NibbleFormat`], without loss. `None` for
+/// other types, and when `data` is not a whole number of blocks.
 pub fn repack_nibbles(kind: GgmlType, data: &[u8]) -> Option<NibblePacked> {
     let format = NibbleFormat::of(kind)?;
     let (weights, blocks) = count_blocks(kind, data)?;

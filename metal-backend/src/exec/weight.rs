@@ -176,9 +176,9 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// From codes of four bits, scales and, where those are bytes, scales of scales for so many rows, in
-    /// the order of the kernels; `format` is what codes stand for, and the group size. `None` where
-    /// the kernels do not have it.
+    /// From codes of four bits, scales and, where those are bytes, scales of scales for so many
+    /// rows, in the order of the kernels; `format` is what codes stand for, and the group size.
+    /// `None` where the kernels do not have it.
     ///
     /// # Errors
     /// When the parts do not fit each other.
@@ -194,8 +194,8 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// From packed codes and the bytes of their scales in MXFP4, MXFP8 or NVFP4 for so many rows, in
-    /// the order of the kernels; `None` where they do not have the mode.
+    /// From packed codes and the bytes of their scales in MXFP4, MXFP8 or NVFP4 for so many rows,
+    /// in the order of the kernels; `None` where they do not have the mode.
     ///
     /// # Errors
     /// When the parts do not fit each other.

@@ -244,9 +244,9 @@ mod tests {
     #[test]
     fn blocks_reach_the_kernels_as_they_are() {
         on_cpu(|| {
-            // Type number, bytes and weights of a block, its float16 numbers; bits and group size in
-            // memory. Q5_0, Q5_1, Q5_K and Q6_K; those of two values more than one bit; and those
-            // with tables: MXFP4, IQ4, IQ3, IQ2, IQ1 and Q3_K.
+            // Type number, bytes and weights of a block, its float16 numbers; bits and group size
+            // in memory. Q5_0, Q5_1, Q5_K and Q6_K; those of two values more than one bit; and
+            // those with tables: MXFP4, IQ4, IQ3, IQ2, IQ1 and Q3_K.
             for (kind, block, weights, halves, format) in [
                 (6, 22, 32, &[0][..], (5, 32)),
                 (7, 24, 32, &[0, 2], (5, 32)),

@@ -55,9 +55,9 @@ impl Weights {
         Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
     }
 
-    /// A matrix whose codes of four bits stand for integers of a table. Its parts are codes, scales,
-    /// and scales of scales where there are any. `None` for other types, and where only the kernels
-    /// have the type and do not take the tensor.
+    /// A matrix whose codes of four bits stand for integers of a table. Its parts are codes,
+    /// scales, and scales of scales where there are any. `None` for other types, and where only the
+    /// kernels have the type and do not take the tensor.
     pub(super) fn gguf_nibbles(
         &self,
         gguf: &Gguf,

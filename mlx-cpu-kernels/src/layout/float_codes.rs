@@ -1,6 +1,6 @@
 //! Codes that do not stand for themselves: floats of four or eight bits (OCP Microscaling Formats
-//! 1.0; NVFP4) and tables of GGUF's types (`table.rs`). Most become integers, so the kernels for integers
-//! multiply with them after one lookup.
+//! 1.0; NVFP4) and tables of GGUF's types (`table.rs`). Most become integers, so the kernels for
+//! integers multiply with them after one lookup.
 
 use crate::layout::table::Table;
 

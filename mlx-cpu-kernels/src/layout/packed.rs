@@ -68,18 +68,18 @@ pub enum ScaleFormat {
     /// A signed byte for each group, times a float16 for each [`GROUPS_PER_SUPER`] groups. The bias
     /// is -32 scales. With 6 bits and groups of 16 these are the numbers of GGUF's Q6_K.
     Super,
-    /// A byte for each group, a power of two (E8M0). Codes are floats: of four bits (E2M1) in MXFP4, of
-    /// eight bits (E4M3) in MXFP8. There are no biases.
+    /// A byte for each group, a power of two (E8M0). Codes are floats: of four bits (E2M1) in
+    /// MXFP4, of eight bits (E4M3) in MXFP8. There are no biases.
     E8m0,
-    /// A byte for each group, a float of eight bits (E4M3). Codes are floats of four bits (E2M1), as in
-    /// NVFP4. There are no biases.
+    /// A byte for each group, a float of eight bits (E4M3). Codes are floats of four bits (E2M1),
+    /// as in NVFP4. There are no biases.
     E4m3,
     /// A float16 for each group. Codes of four bits are looked up in a table. There are no biases.
     /// With groups of 32 these are the numbers of GGUF's IQ4_NL.
     Table(Table),
-    /// A signed byte for each group, times a float16 for each [`TABLE_SUPER_WEIGHTS`] codes, which are
-    /// those of [`Self::Table`]. With groups of 32 or 16 these are the numbers of GGUF's IQ types and
-    /// Q3_K.
+    /// A signed byte for each group, times a float16 for each [`TABLE_SUPER_WEIGHTS`] codes, which
+    /// are those of [`Self::Table`]. With groups of 32 or 16 these are the numbers of GGUF's IQ
+    /// types and Q3_K.
     TableSuper(Table),
 }
 
@@ -176,8 +176,8 @@ impl<'a> GroupParams<'a> {
     /// Scales and biases from what an operation was given.
     ///
     /// # Safety
-    /// The arrays given to the operation must be in this format: of float32, of float16, of bytes, or
-    /// signed bytes and float16.
+    /// The arrays given to the operation must be in this format: of float32, of float16, of bytes,
+    /// or signed bytes and float16.
     pub(crate) unsafe fn from_inputs(
         [one, other]: [&'a Input; 2],
         (format, bits): (ScaleFormat, u32),

@@ -1,5 +1,5 @@
-//! Tables that turn codes of four bits into integers: the magnitudes of GGUF's IQ types and of Q3_K,
-//! with signs. Facts of these formats; how files store them is no matter here.
+//! Tables that turn codes of four bits into integers: the magnitudes of GGUF's IQ types and of
+//! Q3_K, with signs. Facts of these formats; how files store them is no matter here.
 
 /// What codes of four bits stand for, as integers. Times the scale of their group and
 /// [`Table::unit`] they are weights.

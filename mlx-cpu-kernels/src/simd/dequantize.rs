@@ -81,8 +81,8 @@ impl PackedMatrix<'_> {
     }
 }
 
-/// A row of a matrix as floats. With integers of 4 bits the even elements of a chunk come before the
-/// odd ones.
+/// A row of a matrix as floats. With integers of 4 bits the even elements of a chunk come before
+/// the odd ones.
 fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]

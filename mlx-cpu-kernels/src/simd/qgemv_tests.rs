@@ -181,8 +181,8 @@ fn rows_of_small_floats_equal_the_definition() {
     }
 }
 
-/// Codes that a table turns into integers, with float16 scales (IQ4_NL), and with bytes times float16
-/// for groups of 32 and 16 (other IQ types and Q3_K).
+/// Codes that a table turns into integers, with float16 scales (IQ4_NL), and with bytes times
+/// float16 for groups of 32 and 16 (other IQ types and Q3_K).
 #[test]
 fn rows_of_table_codes_equal_the_definition() {
     for (table, group, is_super) in [

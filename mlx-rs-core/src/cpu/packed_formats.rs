@@ -80,8 +80,9 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and the bytes of scales as MLX packs them,
-    /// both [interleaved](Self::interleaved). `None` where the kernels are off, and for affine mode.
+    /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and the bytes of scales as MLX packs
+    /// them, both [interleaved](Self::interleaved). `None` where the kernels are off, and for
+    /// affine mode.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
@@ -136,9 +137,9 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// A matrix of 4 bits whose codes `table` turns into integers, in groups of 16 or 32. `parts` are
-    /// packed codes `[n, k / 8]` as MLX packs 4 bits, and scales: float16 `[n, k / group]`, or signed
-    /// bytes of this shape and float16 `[n, k / 256]`, by which they are multiplied. All are
+    /// A matrix of 4 bits whose codes `table` turns into integers, in groups of 16 or 32. `parts`
+    /// are packed codes `[n, k / 8]` as MLX packs 4 bits, and scales: float16 `[n, k / group]`, or
+    /// signed bytes of this shape and float16 `[n, k / 256]`, by which they are multiplied. All are
     /// [interleaved](Self::interleaved). `None` where the kernels are off.
     ///
     /// MLX has no such format, as of [`Self::from_super_scaled`].

@@ -1,6 +1,6 @@
 //! Quantized matrices for the kernels: conversion from and to MLX's form, cutting into parts, and
-//! reading by row. Formats other than affine ones are made in `packed_formats.rs`. The layout is documented in `mlx-cpu-kernels/src/layout/packed.rs`; products
-//! are in `projection.rs`.
+//! reading by row. Formats other than affine ones are made in `packed_formats.rs`. The layout is
+//! documented in `mlx-cpu-kernels/src/layout/packed.rs`; products are in `projection.rs`.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::{Pad, QuantMode, Quantized};
 
-/// A matrix in packed layout, eight rows interleaved, word by word: quantized in affine mode to 2, 3,
-/// 4, 5, 6 or 8 bits with float32 scales, or in MXFP4, MXFP8 or NVFP4.
+/// A matrix in packed layout, eight rows interleaved, word by word: quantized in affine mode to 2,
+/// 3, 4, 5, 6 or 8 bits with float32 scales, or in MXFP4, MXFP8 or NVFP4.
 /// ```
 /// use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream, cpu::QuantizedMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -53,8 +53,8 @@ impl QuantizedMatrix {
     /// Rows that stand side by side.
     pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
-    /// Whether the kernels are on and support this mode, width and group size where a model computes
-    /// in this type. Scales and biases of affine mode have it, too.
+    /// Whether the kernels are on and support this mode, width and group size where a model
+    /// computes in this type. Scales and biases of affine mode have it, too.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};

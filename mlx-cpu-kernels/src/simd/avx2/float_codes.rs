@@ -10,7 +10,8 @@ use std::arch::x86_64::{
 
 use crate::layout::float_codes::{Codes, E4M3_OVER_F16, FP4_CODES};
 
-/// The eight lowest bytes as powers of two; see [`crate::layout::float_codes`]. A byte of zero is 0.
+/// The eight lowest bytes as powers of two; see [`crate::layout::float_codes`]. A byte of zero is
+/// 0.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn e8m0(codes: __m128i) -> __m256 {

@@ -69,8 +69,8 @@ unsafe fn row_blocks<const M: usize>(
 /// A row block with `M` rows of inputs, one after another.
 ///
 /// # Safety
-/// The processor must have avx2, fma and f16c; `block` and `x` must have as many groups and words as
-/// it says.
+/// The processor must have avx2, fma and f16c; `block` and `x` must have as many groups and words
+/// as it says.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const M: usize>(block: RowBlock, x: *const f32) -> [__m256; M] {

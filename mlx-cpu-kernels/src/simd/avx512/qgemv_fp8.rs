@@ -76,8 +76,8 @@ unsafe fn row_blocks<const M: usize>(
 /// Two row blocks with `M` rows of inputs, one after another.
 ///
 /// # Safety
-/// The processor must have what [`qgemv`] needs; the row blocks and `x` must have as many groups and
-/// words as they say.
+/// The processor must have what [`qgemv`] needs; the row blocks and `x` must have as many groups
+/// and words as they say.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M] {
