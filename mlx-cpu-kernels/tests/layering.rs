@@ -24,6 +24,7 @@ const ORDER: &[&str] = &[
     "layout::tile",
     "layout::aligned",
     "layout::input_panel",
+    "layout::table",
     "layout::float_codes",
     "layout::packed",
     // Instruction sets, each with its additions to those before.

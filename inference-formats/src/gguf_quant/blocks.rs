@@ -148,7 +148,7 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
 fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     let number = |byte: u8, n: usize| {
         let rest = (0..n).fold(byte, |rest, _| rest.wrapping_mul(3));
-        (u16::from(rest) * 3 >> 8) as u8
+        ((u16::from(rest) * 3) >> 8) as u8
     };
     std::array::from_fn(|i| match i {
         0..160 => number(bytes[i % 32], i / 32),
