@@ -29,7 +29,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     (
         "inference-text",
         "reply::choice",
-        &["gemma4", "glm4", "olmo3"],
+        &["gemma4", "glm4", "lfm2", "olmo3"],
     ),
     // Families that can be written as GGUF, with what their metadata hold.
     (

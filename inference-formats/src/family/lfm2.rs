@@ -8,6 +8,7 @@ use super::{Defaults, Family, Recurrence, Windows, fill, is_set, list_layers, re
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
+    reply: Some("lfm2"),
     ..Family::new("lfm2", "Lfm2ForCausalLM", DEFAULTS)
 };
 

@@ -8,6 +8,7 @@ use super::{Family, Recurrence, fill, lfm2};
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
+    reply: Some("lfm2"),
     ..Family::new("lfm2_moe", "Lfm2MoeForCausalLM", lfm2::DEFAULTS)
 };
 

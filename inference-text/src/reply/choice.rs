@@ -287,8 +287,6 @@ const OTHER_MODELS: &[(&str, Family)] = &[
     ("glm4_moe", Family::Glm4Moe),
     ("llama4", Family::Pythonic),
     ("llama4_text", Family::Pythonic),
-    ("lfm2", Family::Lfm2),
-    ("lfm2_moe", Family::Lfm2),
     ("seed_oss", Family::Qwen3Coder),
 ];
 
