@@ -161,6 +161,28 @@ fn a_hybrid_has_a_state_beside_a_cache() {
 }
 
 #[test]
+fn states_of_each_kind_of_layer_are_counted() {
+    let memory = |name: &str| {
+        let path = fixture("tiny").join(name);
+        let path = path.to_str().unwrap();
+        let text = stdout(&["inspect", "--backend", "cpu", "--no-load", "--json", path]);
+        let json: Value = serde_json::from_str(&text).unwrap();
+        let memory = &json["report"]["memory"];
+        let number = |field: &str| memory[field].as_u64().unwrap();
+        (number("state"), number("cache_per_token"))
+    };
+    // Three layers: three inputs of 2 * 16 + 24 channels, four heads of 8 x 6. One with keys and
+    // values of two heads of 16.
+    let delta = 3 * (3 * 56 + 4 * 8 * 6) * 4;
+    assert_eq!(memory("qwen3-next"), (delta, 2 * 2 * 16 * 4));
+    assert_eq!(memory("qwen3-5-moe"), (delta, 2 * 2 * 16 * 4));
+    // Three inputs of 64 + 2 * 2 * 6 channels, eight heads of 6 x 8.
+    let ssd = (3 * 88 + 8 * 6 * 8) * 4;
+    assert_eq!(memory("mamba2"), (3 * ssd, 0));
+    assert_eq!(memory("granitemoehybrid"), (3 * ssd, 2 * 2 * 8 * 4));
+}
+
+#[test]
 fn people_see_parts_formats_template_and_fit() {
     let path = fixture("tiny/mixtral-q4");
     for load in [true, false] {

@@ -1,6 +1,6 @@
 //! Models that keep a state of fixed size, in every layer or beside layers with keys and values:
-//! what that changes for requests. Their numbers are checked in `golden.rs`, batches of every architecture in
-//! `generation.rs`, its layouts in `layouts.rs`, the recurrence itself beside the code.
+//! what that changes for requests. Their numbers are checked in `golden.rs`, batches of every
+//! architecture in `generation.rs`, their layouts in `layouts.rs`, the recurrences beside the code.
 
 mod common;
 
@@ -25,7 +25,17 @@ fn fresh(n: usize) -> GenerateOptions {
 
 #[test]
 fn a_prompt_in_pieces_equals_one_pass() {
-    for name in ["xlstm", "xlstm-q4", "xlstm-slstm", "lfm2", "lfm2-moe"] {
+    for name in [
+        "xlstm",
+        "xlstm-q4",
+        "xlstm-slstm",
+        "lfm2",
+        "lfm2-moe",
+        "qwen3-next",
+        "qwen3-5",
+        "mamba2",
+        "granitemoehybrid",
+    ] {
         let model = tiny(name);
         let prompt = ids(1, 100);
         let (expected, _) = reply(model.as_ref(), &prompt, &fresh(12));
@@ -53,7 +63,7 @@ fn a_prompt_in_pieces_equals_one_pass() {
 
 #[test]
 fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
-    for name in ["xlstm", "lfm2"] {
+    for name in ["xlstm", "lfm2", "qwen3-5", "mamba2", "granitemoehybrid"] {
         let model = tiny(name);
         let first = ids(2, 12);
         let (answer, cached) = reply(model.as_ref(), &first, &greedy(5).with_ignore_eos(true));
@@ -77,7 +87,13 @@ fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
 #[test]
 fn a_batch_of_a_hybrid_gives_what_each_gets_alone() {
     let start = ids(11, 40);
-    for name in ["lfm2", "lfm2-moe"] {
+    for name in [
+        "lfm2",
+        "lfm2-moe",
+        "qwen3-next",
+        "mamba2",
+        "granitemoehybrid",
+    ] {
         let options = LoadOptions::new()
             .with_backend("cpu")
             .with_parallel_slots(4);
@@ -130,16 +146,18 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
         assert_eq!((found, cached), (expected, 30), "{more:?}");
     }
     // Both kinds of layers in one file.
-    let hybrid = tiny("lfm2");
-    let kept = hybrid.as_prompt_cache().unwrap();
-    assert_eq!(kept.save_prompt_cache(&prompt, &path).unwrap(), 30);
-    let reader = tiny("lfm2");
-    let kept = reader.as_prompt_cache().unwrap();
-    assert_eq!(kept.load_prompt_cache(&path).unwrap(), start);
-    let whole = [start.as_slice(), &[33, 34]].concat();
-    let (expected, _) = reply(hybrid.as_ref(), &whole, &fresh(10));
-    let (found, cached) = reply(reader.as_ref(), &whole, &greedy(10));
-    assert_eq!((found, cached), (expected, 30));
+    for name in ["lfm2", "qwen3-next", "granitemoehybrid"] {
+        let hybrid = tiny(name);
+        let kept = hybrid.as_prompt_cache().unwrap();
+        assert_eq!(kept.save_prompt_cache(&prompt, &path).unwrap(), 30);
+        let reader = tiny(name);
+        let kept = reader.as_prompt_cache().unwrap();
+        assert_eq!(kept.load_prompt_cache(&path).unwrap(), start);
+        let whole = [start.as_slice(), &[33, 34]].concat();
+        let (expected, _) = reply(hybrid.as_ref(), &whole, &fresh(10));
+        let (found, cached) = reply(reader.as_ref(), &whole, &greedy(10));
+        assert_eq!((found, cached), (expected, 30), "{name}");
+    }
     let other = tiny("llama");
     let error = other
         .as_prompt_cache()
@@ -193,6 +211,19 @@ fn what_needs_keys_is_refused_with_the_reason() {
     assert_eq!(states.blocks[1].len(), 2 * 128);
 }
 
+/// Gated attention is looked at like any other.
+#[test]
+fn gated_attention_shows_its_queries() {
+    let model = tiny("qwen3-5");
+    let inspector = model.as_attention_inspector().unwrap();
+    let prompt = Prompt::Tokens(ids(3, 40));
+    let seen = inspector.inspect_attention(&prompt).unwrap();
+    let heads = |lists: &[Vec<Vec<f32>>]| -> Vec<usize> { lists.iter().map(Vec::len).collect() };
+    assert_eq!(heads(&seen.keys), [0, 0, 0, 2]);
+    assert_eq!(heads(seen.queries.as_ref().unwrap()), [0, 0, 0, 4]);
+    assert_eq!(seen.queries.unwrap()[3][0].len(), 40 * 16);
+}
+
 /// Its layers of attention have keys, which can be bounded and looked at; its convolutions do not.
 #[test]
 fn a_hybrid_has_keys_in_its_layers_of_attention() {
@@ -228,17 +259,29 @@ fn bfloat16_stays_finite_over_two_thousand_tokens() {
     let options = LoadOptions::new()
         .with_backend("cpu")
         .with_dtype(Some(ComputeType::BFloat16));
-    let half = inference::load_model(fixture("tiny/xlstm"), &options).unwrap();
     let prompt = Prompt::Tokens(ids(4, 2000));
     let logits = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
         tokens.logits(&prompt, false).unwrap().logits
     };
-    let (half, full) = (logits(half.as_ref()), logits(tiny("xlstm").as_ref()));
-    assert!(half.iter().chain(&full).all(|x| x.is_finite()));
-    let spread = full.iter().fold(0f32, |most, x| most.max(x.abs()));
-    let difference = max_difference(&half, &full);
-    assert!(difference < 0.2 * spread, "{difference} of {spread}");
+    let names = [
+        "xlstm",
+        "lfm2",
+        "qwen3-5",
+        "mamba2",
+        "granitemoehybrid-dense",
+    ];
+    for name in names {
+        let half = inference::load_model(fixture("tiny").join(name), &options).unwrap();
+        let (half, full) = (logits(half.as_ref()), logits(tiny(name).as_ref()));
+        assert!(half.iter().chain(&full).all(|x| x.is_finite()), "{name}");
+        let spread = full.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let difference = max_difference(&half, &full);
+        assert!(
+            difference < 0.2 * spread,
+            "{name}: {difference} of {spread}"
+        );
+    }
 }
 
 /// What a process holds is counted, so the test runs in one of its own.

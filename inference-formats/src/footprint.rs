@@ -96,7 +96,8 @@ impl Part {
             "slstm_layer",
             ".conv.",
             "linear_attn",
-            "mamba",
+            ".mamba.",
+            ".mixer.",
         ]
         .iter()
         .any(|layer| has(layer))
@@ -104,7 +105,15 @@ impl Part {
             Part::Recurrent
         } else if has("attn") {
             Part::Attention
-        } else if has("experts") || has("switch_mlp") {
+        } else if [
+            "experts",
+            "switch_mlp",
+            "moe.input_linear",
+            "moe.output_linear",
+        ]
+        .iter()
+        .any(|stack| has(stack))
+        {
             Part::Experts
         } else if has("mlp")
             || has(".ffn.")

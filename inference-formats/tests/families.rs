@@ -23,6 +23,8 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         &["exaone4", "gpt2", "llama", "qwen2", "smollm"],
     ),
     ("", "export::vocabulary", &["gpt2", "qwen2", "smollm"]),
+    // Kinds of layers, as configurations list them.
+    ("inference-formats", "config::layers", &["mamba"]),
     // Formats of chats, for messages.
     ("inference-text", "template_defaults", &["gemma", "mistral"]),
     // Syntaxes of tool calls.
@@ -179,6 +181,10 @@ fn each_family_fills_in_what_its_reference_does() {
         ("gpt_oss", 1e-5, 1.5e5),
         ("lfm2", 1e-5, 1e6),
         ("lfm2_moe", 1e-5, 1e6),
+        ("qwen3_next", 1e-6, 1e4),
+        ("qwen3_5_text", 1e-6, 1e4),
+        ("granitemoehybrid", 1e-6, 1e4),
+        ("mamba2", 1e-5, 1e4),
         ("gemma3", 1e-6, 1e6),
         ("gemma3_text", 1e-6, 1e6),
     ] {

@@ -27,6 +27,18 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         "gpt2" => vec!["c_attn"],
         "phi3" => vec!["qkv_proj"],
         _ if name.starts_with("xlstm") => vec!["q", "k", "v", "igate_preact", "fgate_preact"],
+        _ if name.starts_with("qwen3-next") => vec!["q_proj", "in_proj_qkvz", "out_proj"],
+        _ if name.starts_with("qwen3-5") => {
+            vec![
+                "q_proj",
+                "in_proj_qkv",
+                "in_proj_z",
+                "in_proj_a",
+                "in_proj_b",
+            ]
+        }
+        "mamba2" => vec!["in_proj", "out_proj"],
+        _ if name.starts_with("granitemoe") => vec!["q_proj", "in_proj", "out_proj"],
         _ if name.starts_with("lfm2") => vec!["q_proj", "v_proj", "in_proj", "out_proj"],
         _ => vec!["q_proj", "v_proj"],
     };
@@ -149,6 +161,19 @@ fn gradients_through_a_recurrence_are_slopes() {
         ("xlstm", 1, &mlstm[..]),
         ("xlstm-q4", 1, &mlstm[..]),
         ("lfm2", 2, &["in_proj", "out_proj", "q_proj", "w2"][..]),
+        (
+            "qwen3-5",
+            2,
+            &[
+                "in_proj_qkv",
+                "in_proj_z",
+                "in_proj_b",
+                "in_proj_a",
+                "q_proj",
+            ][..],
+        ),
+        ("mamba2", 1, &["in_proj", "out_proj"][..]),
+        ("granitemoehybrid-dense", 2, &["in_proj", "out_proj"][..]),
     ] {
         let config = rank(2).with_num_layers(layers);
         let config = config.with_targets(targets.iter().copied());

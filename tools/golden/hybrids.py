@@ -45,8 +45,8 @@ class Spec:
     name: str
     config: dict[str, Any]
     class_name: str
-    # What transformers calls a tensor of mlx-lm, in the layout that it has there.
-    published: Callable[[str, np.ndarray], dict[str, np.ndarray]]
+    # The tensors of mlx-lm as transformers names them and lays them out.
+    published: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
     pre: str = "qwen2"
     # What mlx-lm computes otherwise than transformers, and is replaced.
     replaced: list[str] = field(default_factory=list)
@@ -78,18 +78,76 @@ def with_own_routers(model: nn.Module) -> None:
             layer.feed_forward = Lfm2Router(block, model.args)
 
 
-def lfm2(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Convolutions are [channels, 1, width] in transformers, and experts stand one by one."""
-    if name.endswith("conv.conv.weight"):
-        return {name: value.swapaxes(1, 2)}
+def as_bfloat16(value: np.ndarray) -> np.ndarray:
+    """What is left of a number when it is stored as bfloat16."""
+    return np.array(mx.array(value.astype(np.float32)).astype(mx.bfloat16).astype(mx.float32))
+
+
+def turned(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Convolutions are [channels, 1, width] in transformers."""
+    ends = ("conv.weight", "conv1d.weight")
+    return {name: value.swapaxes(1, 2) if name.endswith(ends) else value for name, value in weights.items()}
+
+
+def one_by_one(weights: dict[str, np.ndarray], parts: dict[str, str]) -> dict[str, np.ndarray]:
+    """Experts that do not stand in stacks, and what they call their matrices."""
+    out = {}
+    for name, value in weights.items():
+        stem, _, part = name.removesuffix(".weight").partition(".switch_mlp.")
+        if part:
+            out |= {f"{stem}.experts.{e}.{parts[part]}.weight": matrix for e, matrix in enumerate(value)}
+        else:
+            out[name] = value
+    return out
+
+
+def lfm2(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Matrices of feed-forward blocks have numbers, not names."""
     parts = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-    for new, old in parts.items():
-        if f"switch_mlp.{new}" in name:
-            stem = name.split(".switch_mlp.")[0]
-            return {f"{stem}.experts.{e}.{old}.weight": matrix for e, matrix in enumerate(value)}
-        if f"feed_forward.{new}" in name:
-            return {name.replace(new, old): value}
-    return {name: value}
+    out = {}
+    for name, value in one_by_one(turned(weights), parts).items():
+        *stem, part, end = name.split(".") if "feed_forward" in name else (name, "", "")
+        out[".".join([*stem, parts[part], end]) if part in parts else name] = value
+    return out
+
+
+def qwen3_next(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Most norms have the one added when they are used; what predicts further tokens is not used."""
+    same = {part: part for part in ("gate_proj", "up_proj", "down_proj")}
+    out = one_by_one(turned(weights), same)
+    for name, value in out.items():
+        if name.endswith("norm.weight") and ".linear_attn." not in name:
+            out[name] = as_bfloat16(value - 1.0)
+    return out | {"mtp.fc.weight": np.ones((4, 8), np.float32)}
+
+
+def qwen3_5(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The text part stands beside a vision tower. Experts are in stacks, gate and up in one."""
+    stacked: dict[str, np.ndarray] = {}
+    single: dict[str, np.ndarray] = {}
+    for name, value in weights.items():
+        name = name.replace("language_model.model.", "model.language_model.").removeprefix("language_model.")
+        stem, _, part = name.removesuffix(".weight").partition(".switch_mlp.")
+        if part == "down_proj":
+            stacked[f"{stem}.experts.down_proj"] = value
+        elif part == "gate_proj":
+            up = weights[f"{stem}.switch_mlp.up_proj.weight".replace("model.language_model.", "language_model.model.")]
+            stacked[f"{stem}.experts.gate_up_proj"] = np.concatenate([value, up], axis=1)
+        elif not part:
+            single[name] = value
+    return qwen3_next(single) | stacked | {"model.visual.patch_embed.proj.weight": np.ones((4, 8), np.float32)}
+
+
+def granite(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gate and up of each feed-forward block are in one matrix, and those of all experts in one stack."""
+    out = turned(weights)
+    for prefix, place in ((".block_sparse_moe.switch_mlp", ".block_sparse_moe"), (".mlp", ".shared_mlp")):
+        for name in [name for name in out if name.endswith(f"{prefix}.gate_proj.weight")]:
+            stem = name.removesuffix(f"{prefix}.gate_proj.weight")
+            gate, up, down = (out.pop(f"{stem}{prefix}.{part}_proj.weight") for part in ("gate", "up", "down"))
+            out[f"{stem}{place}.input_linear.weight"] = np.concatenate([gate, up], axis=-2)
+            out[f"{stem}{place}.output_linear.weight"] = down
+    return out
 
 
 LFM2 = BASE | {
@@ -99,6 +157,72 @@ LFM2 = BASE | {
     "conv_bias": False,
     "conv_L_cache": 3,
 }
+
+QWEN3_NEXT = BASE | {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    # Keys and values have different widths, so that a transposed state shows.
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+}
+QWEN_MOE: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e6,
+    "partial_rotary_factor": 0.5,
+    "mrope_interleaved": True,
+    "mrope_section": [2, 1, 1],
+}
+VISION = {"hidden_size": 8, "depth": 1, "num_heads": 2, "patch_size": 2}
+
+
+def multimodal(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with a text part and a tower that a text engine must step over."""
+    text = text | {"model_type": f"{model_type}_text", "rope_parameters": MROPE}
+    return {
+        "model_type": model_type,
+        "text_config": text,
+        "vision_config": VISION | {"model_type": f"{model_type}_vision"},
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "torch_dtype": "bfloat16",
+    }
+
+
+GRANITE = BASE | {
+    "model_type": "granitemoehybrid",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "attention_bias": False,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.5,
+    "tie_word_embeddings": True,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "time_step_limit": [0.0, 1e9],
+}
+
 
 SPECS = [
     Spec(
@@ -137,6 +261,81 @@ SPECS = [
         lfm2,
         replaced=["router: sigmoids, and a bias for the choice only, as in transformers"],
     ),
+    Spec(
+        "qwen3-next",
+        QWEN3_NEXT
+        | QWEN_MOE
+        | {
+            "model_type": "qwen3_next",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 0.5,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+        "Qwen3NextForCausalLM",
+        qwen3_next,
+    ),
+    Spec("qwen3-5", multimodal("qwen3_5", QWEN3_NEXT), "Qwen3_5ForConditionalGeneration", qwen3_5),
+    Spec(
+        "qwen3-5-moe",
+        multimodal("qwen3_5_moe", QWEN3_NEXT | QWEN_MOE),
+        "Qwen3_5MoeForConditionalGeneration",
+        qwen3_5,
+    ),
+    Spec(
+        "mamba2",
+        {name: value for name, value in BASE.items() if "attention" not in name and "key_value" not in name}
+        | {
+            "model_type": "mamba2",
+            "num_hidden_layers": 3,
+            "num_heads": 8,
+            "head_dim": 8,
+            "intermediate_size": 64,
+            # Other than the width of a head, so that a transposed state shows.
+            "state_size": 6,
+            "n_groups": 2,
+            "conv_kernel": 4,
+            "expand": 2,
+            "layer_norm_epsilon": 1e-5,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "tie_word_embeddings": False,
+            "time_step_limit": [0.0, 1e9],
+            "time_step_rank": "auto",
+        },
+        "Mamba2ForCausalLM",
+        turned,
+    ),
+    Spec(
+        "granitemoehybrid",
+        GRANITE
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "position_embedding_type": "nope",
+            "intermediate_size": 24,
+            "shared_intermediate_size": 40,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        "GraniteMoeHybridForCausalLM",
+        granite,
+    ),
+    Spec(
+        "granitemoehybrid-dense",
+        GRANITE
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "mamba", "attention"],
+            "position_embedding_type": "rope",
+            "shared_intermediate_size": 48,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+        },
+        "GraniteMoeHybridForCausalLM",
+        granite,
+    ),
 ]
 
 
@@ -145,7 +344,11 @@ def drawn(spec: Spec, name: str, shape: tuple[int, ...], rng: np.random.Generato
     normal = rng.standard_normal(shape)
     if name.endswith("expert_bias"):
         return 0.1 * normal
-    if name.endswith("norm.weight"):
+    if name.endswith(".D"):
+        return 1.0 + 0.2 * normal
+    if name.endswith("A_log"):
+        return 0.5 * normal - 1.0  # a memory that reaches back
+    if name.endswith(("norm.weight", "norm_f.weight")):
         return 1.0 + 0.2 * normal
     if name.endswith("bias"):
         return 0.3 * normal
@@ -156,19 +359,14 @@ def drawn(spec: Spec, name: str, shape: tuple[int, ...], rng: np.random.Generato
     return spec.gain / np.sqrt(fan_in) * normal
 
 
-def as_bfloat16(value: np.ndarray) -> np.ndarray:
-    """What is left of a number when it is stored as bfloat16."""
-    return np.array(mx.array(value.astype(np.float32)).astype(mx.bfloat16).astype(mx.float32))
-
-
 def build(spec: Spec, seed: int) -> tuple[nn.Module, dict[str, np.ndarray]]:
     """mlx-lm's model, and its weights as transformers has them, rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     model = reference.empty_model(spec.config)
-    published: dict[str, np.ndarray] = {}
-    for name, like in tree_flatten(model.parameters()):
-        value = as_bfloat16(drawn(spec, name, tuple(like.shape), rng))
-        published |= spec.published(name, value)
+    own = {
+        name: as_bfloat16(drawn(spec, name, tuple(like.shape), rng)) for name, like in tree_flatten(model.parameters())
+    }
+    published = spec.published(own)
     stored = {name: mx.array(value) for name, value in published.items()}
     model.load_weights(list(model.sanitize(stored).items()), strict=True)
     with_own_routers(model)

@@ -110,6 +110,7 @@ fn listed(
         .map(|name| match name.as_str() {
             "full_attention" => Ok(LayerKind::Full),
             "sliding_attention" => Ok(LayerKind::Sliding),
+            "attention" if recurrence == Recurrence::Listed => Ok(LayerKind::Full),
             name if recurrence == Recurrence::Listed && RECURRENT.contains(&name) => {
                 Ok(LayerKind::Recurrent)
             }

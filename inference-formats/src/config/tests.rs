@@ -441,6 +441,45 @@ fn layers_of_hybrids_keep_a_state_or_keys() {
 }
 
 #[test]
+fn bounds_that_python_writes_as_infinity_are_none() {
+    let text = r#"{"model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 1,
+        "num_heads": 8, "head_dim": 8, "vocab_size": 131, "note": "Infinity \" NaN",
+        "time_step_limit": [0.0, Infinity], "other": [-Infinity, NaN]}"#;
+    let c = ModelConfig::from_json(text.as_bytes()).unwrap();
+    assert_eq!(c.fields["time_step_limit"], json!([0.0, null]));
+    assert_eq!(c.fields["other"], json!([null, null]));
+    assert_eq!(c.fields["note"], json!("Infinity \" NaN"));
+    assert_eq!((c.num_attention_heads, c.intermediate_size), (8, 64));
+    assert!(c.is_recurrent(0));
+    for broken in ["{\"a\": Infinit}", "{\"a\": Infinity", "{\"a\": \"\\"] {
+        assert!(ModelConfig::from_json(broken.as_bytes()).is_err());
+    }
+}
+
+#[test]
+fn three_layers_of_four_have_a_gated_delta_net() {
+    let text = json!({"hidden_size": 64, "num_hidden_layers": 5, "intermediate_size": 96,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 131,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}});
+    let whole = json!({"model_type": "qwen3_5", "text_config": text, "vision_config": {}});
+    let c = parse(&whole).unwrap();
+    let recurrent: Vec<bool> = (0..5).map(|i| c.is_recurrent(i)).collect();
+    assert_eq!(recurrent, [true, true, true, false, true]);
+    assert_eq!((c.rope.theta, c.rope.partial), (1e7, 0.25));
+    assert_eq!((c.head_dim, c.num_experts), (Some(256), 0));
+    let moe = json!({"model_type": "qwen3_5_moe", "text_config": whole["text_config"]});
+    assert_eq!(parse(&moe).unwrap().num_experts, 256);
+    // Granite names its layers otherwise.
+    let granite = json!({"model_type": "granitemoehybrid", "hidden_size": 64,
+        "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+        "vocab_size": 131, "mamba_n_heads": 8, "layer_types": ["mamba", "attention"]});
+    let c = parse(&granite).unwrap();
+    assert!(c.is_recurrent(0) && !c.is_recurrent(1));
+    assert_eq!(c.fields["mamba_d_head"], json!(16));
+}
+
+#[test]
 fn lies_name_field_value_and_range() {
     for (key, value, why) in [
         ("num_attention_heads", json!(0), "from 1"),

@@ -18,9 +18,11 @@ pub mod glm4;
 pub mod gpt2;
 pub mod gpt_oss;
 pub mod granite;
+pub mod granitemoehybrid;
 pub mod lfm2;
 pub mod lfm2_moe;
 pub mod llama;
+pub mod mamba2;
 pub mod mistral;
 pub mod mixtral;
 pub mod olmo2;
@@ -29,7 +31,10 @@ pub mod phi3;
 pub mod qwen2;
 pub mod qwen2_moe;
 pub mod qwen3;
+pub mod qwen3_5;
+pub mod qwen3_5_moe;
 pub mod qwen3_moe;
+pub mod qwen3_next;
 pub mod smollm3;
 pub mod starcoder2;
 pub mod xlstm;
@@ -42,7 +47,7 @@ pub use gguf::GgufFamily;
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 25] = [
+static FAMILIES: [&Family; 30] = [
     &cohere2::FAMILY,
     &exaone4::FAMILY,
     &gemma::FAMILY,
@@ -53,9 +58,11 @@ static FAMILIES: [&Family; 25] = [
     &gpt2::FAMILY,
     &gpt_oss::FAMILY,
     &granite::FAMILY,
+    &granitemoehybrid::FAMILY,
     &lfm2::FAMILY,
     &lfm2_moe::FAMILY,
     &llama::FAMILY,
+    &mamba2::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
     &olmo2::FAMILY,
@@ -64,7 +71,10 @@ static FAMILIES: [&Family; 25] = [
     &qwen2::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_5_moe::FAMILY,
+    &qwen3_5::FAMILY,
     &qwen3_moe::FAMILY,
+    &qwen3_next::FAMILY,
     &smollm3::FAMILY,
     &starcoder2::FAMILY,
     &xlstm::FAMILY,
@@ -112,6 +122,9 @@ pub struct Family {
     pub transposed: &'static [&'static str],
     /// Ends of names of tensors that are computed anyway, such as masks.
     pub buffers: &'static [&'static str],
+    /// How names of tensors begin that the language model does not use, such as those of layers
+    /// that predict several tokens at once.
+    pub spare: &'static [&'static str],
     /// The published format of chats, for models without a template.
     pub chat: Option<ChatFormat>,
     /// How a reply writes calls of tools, by the name that `inference-text` has for it. It counts
@@ -207,6 +220,7 @@ impl Family {
             },
             transposed: &[],
             buffers: &[],
+            spare: &[],
             chat: None,
             reply: None,
             gguf: None,
@@ -272,7 +286,7 @@ impl Family {
     /// The name that mlx-lm gives to a tensor when it converts a checkpoint. `None` for a tensor
     /// that it leaves out.
     pub fn converted_name(&self, name: &str) -> Option<String> {
-        if self.buffers.iter().any(|end| name.ends_with(end)) {
+        if self.buffers.iter().any(|end| name.ends_with(end)) || self.is_spare(name) {
             return None;
         }
         if self.is_renamed(name) {
@@ -281,6 +295,11 @@ impl Family {
         let Renaming { added, dropped } = self.mlx_lm;
         let rest = name.strip_prefix(dropped).unwrap_or(name);
         Some(format!("{added}{rest}"))
+    }
+
+    /// Whether the language model does not use a tensor.
+    pub fn is_spare(&self, name: &str) -> bool {
+        self.spare.iter().any(|start| name.starts_with(start))
     }
 
     /// Whether mlx-lm has named this tensor already.

@@ -14,8 +14,9 @@ const PREFIXES: [(&str, &str); 4] = [
 ];
 
 /// Parts of a multimodal checkpoint beside its text part.
-const OTHER_PARTS: [&str; 6] = [
+const OTHER_PARTS: [&str; 7] = [
     "vision_tower",
+    "visual",
     "multi_modal_projector",
     "audio_tower",
     "embed_audio",
@@ -29,11 +30,12 @@ pub struct TensorNames(BTreeMap<String, String>);
 impl TensorNames {
     /// The names of a checkpoint that holds the tensors `stored`.
     pub fn new<'a>(stored: impl Iterator<Item = &'a str>, model_type: &str) -> Self {
-        let multimodal =
-            Family::of(model_type).is_some_and(|family| family.is_multimodal(model_type));
+        let family = Family::of(model_type);
+        let multimodal = family.is_some_and(|family| family.is_multimodal(model_type));
+        let is_spare = |name: &str| family.is_some_and(|family| family.is_spare(name));
         Self(
             stored
-                .filter(|name| !(multimodal && is_other_part(name)))
+                .filter(|name| !(is_spare(name) || multimodal && is_other_part(name)))
                 .map(|name| (usual(name), name.to_owned()))
                 .collect(),
         )
@@ -94,5 +96,10 @@ mod tests {
         // Only families that are multimodal have other parts.
         let names = TensorNames::new(stored.into_iter(), "llama");
         assert!(names.stored("vision_tower.x.weight").is_some());
+        let stored = ["mtp.fc.weight", "model.visual.x", "model.norm.weight"];
+        let names = TensorNames::new(stored.into_iter(), "qwen3_5");
+        assert!(names.all().eq(["model.norm.weight"]));
+        let names = TensorNames::new(stored.into_iter(), "qwen3_next");
+        assert!(names.all().eq(["model.norm.weight", "model.visual.x"]));
     }
 }

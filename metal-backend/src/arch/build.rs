@@ -65,6 +65,8 @@ pub struct AttentionParts {
     pub no_rope: bool,
     /// The output's projection is called `out_proj`, not `o_proj`.
     pub out_proj: bool,
+    /// The projection of the queries holds gates of the same width, too.
+    pub gated: bool,
 }
 
 /// A number as MLX counts it.
@@ -337,6 +339,7 @@ impl<'a> Builder<'a> {
             dims.n_kv_heads * dims.head_dim,
         );
         let name = |part: &str| format!("{prefix}.{part}");
+        let gates = if parts.gated { 2 } else { 1 };
         let [q_proj, k_proj, v_proj] = if parts.fused {
             let fused = self.fused(
                 &name("qkv_proj"),
@@ -348,7 +351,7 @@ impl<'a> Builder<'a> {
         } else {
             let bias = parts.qkv_bias;
             [
-                self.linear(&name("q_proj"), dims.hidden, q_dim, bias)?,
+                self.linear(&name("q_proj"), dims.hidden, q_dim * gates, bias)?,
                 self.linear(&name("k_proj"), dims.hidden, kv_dim, bias)?,
                 self.linear(&name("v_proj"), dims.hidden, kv_dim, bias)?,
             ]

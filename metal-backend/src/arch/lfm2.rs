@@ -1,6 +1,6 @@
-//! LFM2 (Liquid AI 2025, arXiv:2511.23404; reference: `modeling_lfm2` of Hugging Face transformers):
-//! short convolutions beside layers of grouped-query attention. So some layers keep a state, and
-//! some keys and values.
+//! LFM2 (Liquid AI 2025, arXiv:2511.23404; reference: `modeling_lfm2` of Hugging Face
+//! transformers): short convolutions beside layers of grouped-query attention. So some layers
+//! keep a state, and some keys and values.
 
 use inference::{Error, ErrorKind, Result};
 

@@ -13,9 +13,11 @@ mod glm4;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod granitemoehybrid;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
+mod mamba2;
 mod mistral;
 mod mixtral;
 mod moe;
@@ -25,12 +27,17 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 mod stack;
 mod starcoder2;
 pub mod wiring;
 mod xlstm;
+
+use std::collections::BTreeSet;
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
@@ -80,7 +87,7 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 25] = [
+static LOADERS: [(&Family, Loader); 30] = [
     (&family::cohere2::FAMILY, cohere2::load),
     (&family::exaone4::FAMILY, exaone4::load),
     (&family::gemma::FAMILY, gemma::load),
@@ -91,9 +98,11 @@ static LOADERS: [(&Family, Loader); 25] = [
     (&family::gpt2::FAMILY, gpt2::load),
     (&family::gpt_oss::FAMILY, gpt_oss::load),
     (&family::granite::FAMILY, granite::load),
+    (&family::granitemoehybrid::FAMILY, granitemoehybrid::load),
     (&family::lfm2::FAMILY, lfm2::load),
     (&family::lfm2_moe::FAMILY, lfm2_moe::load),
     (&family::llama::FAMILY, llama::load),
+    (&family::mamba2::FAMILY, mamba2::load),
     (&family::mistral::FAMILY, mistral::load),
     (&family::mixtral::FAMILY, mixtral::load),
     (&family::olmo2::FAMILY, olmo2::load),
@@ -102,7 +111,10 @@ static LOADERS: [(&Family, Loader); 25] = [
     (&family::qwen2::FAMILY, qwen2::load),
     (&family::qwen2_moe::FAMILY, qwen2_moe::load),
     (&family::qwen3::FAMILY, qwen3::load),
+    (&family::qwen3_5_moe::FAMILY, qwen3_5_moe::load),
+    (&family::qwen3_5::FAMILY, qwen3_5::load),
     (&family::qwen3_moe::FAMILY, qwen3_moe::load),
+    (&family::qwen3_next::FAMILY, qwen3_next::load),
     (&family::smollm3::FAMILY, smollm3::load),
     (&family::starcoder2::FAMILY, starcoder2::load),
     (&family::xlstm::FAMILY, xlstm::load),
@@ -110,7 +122,8 @@ static LOADERS: [(&Family, Loader); 25] = [
 
 /// The names that [`load`] knows, sorted.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    LOADERS.iter().flat_map(|(family, _)| family.model_types())
+    let all = LOADERS.iter().flat_map(|(family, _)| family.model_types());
+    all.collect::<BTreeSet<_>>().into_iter()
 }
 
 /// Bytes of the state of one sequence.
@@ -118,9 +131,22 @@ type StateBytes = fn(&ModelConfig, &[BlockInfo]) -> Result<u64>;
 
 /// Families with recurrent layers: where their blocks are in a checkpoint, and the size of their
 /// state.
-static RECURRENT: [(&Family, &str, StateBytes); 3] = [
+static RECURRENT: [(&Family, &str, StateBytes); 8] = [
+    (
+        &family::granitemoehybrid::FAMILY,
+        LAYERS,
+        granitemoehybrid::state_bytes,
+    ),
     (&family::lfm2::FAMILY, LAYERS, lfm2::state_bytes),
     (&family::lfm2_moe::FAMILY, LAYERS, lfm2::state_bytes),
+    (&family::mamba2::FAMILY, mamba2::BLOCKS, mamba2::state_bytes),
+    (
+        &family::qwen3_5_moe::FAMILY,
+        LAYERS,
+        qwen3_next::state_bytes,
+    ),
+    (&family::qwen3_5::FAMILY, LAYERS, qwen3_next::state_bytes),
+    (&family::qwen3_next::FAMILY, LAYERS, qwen3_next::state_bytes),
     (&family::xlstm::FAMILY, xlstm::BLOCKS, xlstm::state_bytes),
 ];
 

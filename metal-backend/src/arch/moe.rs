@@ -39,23 +39,8 @@ pub fn experts(
     let hidden = b.dims.hidden;
     let fused = format!("{}.gate_up_proj", at.single);
     if b.weights.contains(&fused) {
-        let both = b
-            .weights
-            .expert_tensor(&fused, &[count, 2 * width, hidden])?;
-        let both = Weight::Dense(both);
-        let half = |from: i32| -> Result<ExpertLinear> {
-            let rows = both.rows(from, from + width).map_err(engine("weights"))?;
-            b.weights.expert_layer(rows, None)
-        };
-        let (gate, up) = (half(0)?, half(width)?);
-        let down = format!("{}.down_proj", at.single);
-        let down = Weight::Dense(b.weights.expert_tensor(&down, &[count, hidden, width])?);
-        return Ok(Experts {
-            gate,
-            up,
-            down: b.weights.expert_layer(down, None)?,
-            activation,
-        });
+        let names = [fused, format!("{}.down_proj", at.single)];
+        return fused_experts(b, names, count, width, activation);
     }
     let mut one = |stacked: &str, single: &str, inputs, outputs| {
         let stacked = format!("{}.{stacked}", at.stacked);
@@ -70,6 +55,37 @@ pub fn experts(
         gate: one("gate_proj", gate, hidden, width)?,
         up: one("up_proj", up, hidden, width)?,
         down: one("down_proj", down, width, hidden)?,
+        activation,
+    })
+}
+
+/// Experts in two stacks of these names: gate and up in one, `[experts, 2 * width, hidden]`, and
+/// down in the other.
+///
+/// # Errors
+/// When a tensor is missing or of another shape.
+pub fn fused_experts(
+    b: &mut Builder<'_>,
+    [gate_up, down]: [String; 2],
+    count: i32,
+    width: i32,
+    activation: Gate,
+) -> Result<Experts> {
+    let hidden = b.dims.hidden;
+    let both = b
+        .weights
+        .expert_tensor(&gate_up, &[count, 2 * width, hidden])?;
+    let both = Weight::Dense(both);
+    let half = |from: i32| -> Result<ExpertLinear> {
+        let rows = both.rows(from, from + width).map_err(engine("weights"))?;
+        b.weights.expert_layer(rows, None)
+    };
+    let (gate, up) = (half(0)?, half(width)?);
+    let down = Weight::Dense(b.weights.expert_tensor(&down, &[count, hidden, width])?);
+    Ok(Experts {
+        gate,
+        up,
+        down: b.weights.expert_layer(down, None)?,
         activation,
     })
 }
@@ -118,7 +134,7 @@ pub fn qwen_block(
         let width = width("shared_expert_intermediate_size")?;
         Some((
             b.gated_mlp(&format!("{at}.shared_expert"), width, activation, false)?,
-            b.linear(&format!("{at}.shared_expert_gate"), hidden, 1, false)?,
+            Some(b.linear(&format!("{at}.shared_expert_gate"), hidden, 1, false)?),
         ))
     } else {
         None

@@ -18,6 +18,11 @@ pub enum BlockKind {
     Slstm,
     /// A convolution over the last positions.
     Convolution,
+    /// A gated delta net.
+    #[serde(rename = "gated_delta")]
+    GatedDelta,
+    /// Mamba-2.
+    Mamba2,
     /// Attention.
     Attention,
     /// None of these.
@@ -30,6 +35,8 @@ impl fmt::Display for BlockKind {
             Self::Mlstm => "mLSTM",
             Self::Slstm => "sLSTM",
             Self::Convolution => "convolution",
+            Self::GatedDelta => "gated delta net",
+            Self::Mamba2 => "Mamba-2",
             Self::Attention => "attention",
             Self::Unknown => "unknown",
         })
@@ -101,6 +108,13 @@ fn kind(components: &BTreeSet<&str>) -> BlockKind {
         BlockKind::Slstm
     } else if has("attn_layer") || has("attention") || has("self_attn") {
         BlockKind::Attention
+    } else if has("linear_attn") {
+        BlockKind::GatedDelta
+    } else if ["mamba.conv1d", "mixer.conv1d"]
+        .iter()
+        .any(|c| components.contains(c))
+    {
+        BlockKind::Mamba2
     } else if has("conv") {
         BlockKind::Convolution
     } else {
@@ -156,10 +170,14 @@ mod tests {
                 "model.layers.0.conv.in_proj.weight",
                 "model.layers.0.feed_forward.w1.weight",
                 "model.layers.1.self_attn.q_proj.weight",
+                "model.layers.2.linear_attn.conv1d.weight",
+                "model.layers.3.mamba.conv1d.weight",
+                "model.layers.4.mixer.conv1d.weight",
             ]
             .into_iter(),
         );
         let kinds: Vec<BlockKind> = wiring.unwrap().blocks.iter().map(|b| b.kind).collect();
-        assert_eq!(kinds, [BlockKind::Convolution, BlockKind::Attention]);
+        use BlockKind::{Attention, Convolution, GatedDelta, Mamba2};
+        assert_eq!(kinds, [Convolution, Attention, GatedDelta, Mamba2, Mamba2]);
     }
 }

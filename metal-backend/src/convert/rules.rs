@@ -215,6 +215,7 @@ fn is_router(path: &str) -> bool {
     [
         "mlp.gate",
         "feed_forward.gate",
+        "router.layer",
         "block_sparse_moe.gate",
         ".router",
         "router.proj",

@@ -166,6 +166,23 @@ impl Attention {
         let Some(packed) = project(&layers, norm, Epilogue::None, x)? else {
             return Ok(None);
         };
+        self.attend_packed(heads, &packed, rows, layer, positions)
+            .map(Some)
+    }
+
+    /// What the queries of `packed` find, `[1, T or rows, H * D]`, after its keys and values were
+    /// stored: queries, keys and values `[1, T, (H + 2 * Hkv) * D]` before norms and rotation.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub(super) fn attend_packed(
+        &self,
+        heads: &Heads,
+        packed: &Array,
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+    ) -> Result<Array> {
         let places: Vec<(i32, i32)> = rows
             .iter()
             .map(|row| {
@@ -174,10 +191,10 @@ impl Attention {
             })
             .collect();
         let last = positions == Positions::Last;
-        if let Some(kernel_views) = self.stored(heads, &packed, rows, &places, layer)? {
-            return heads.attend(&packed, &kernel_views, last).map(Some);
+        if let Some(kernel_views) = self.stored(heads, packed, rows, &places, layer)? {
+            return heads.attend(packed, &kernel_views, last);
         }
-        let keys = heads.keys(&packed, &places)?; // [1, Hkv, T, D]
+        let keys = heads.keys(packed, &places)?; // [1, Hkv, T, D]
         let (n, d) = (self.n_kv_heads, self.head_dim);
         let first = (self.n_heads + n) * d;
         let total = packed.dim(1)?;
@@ -208,17 +225,16 @@ impl Attention {
             )
             .collect();
         if let Some(kernel_views) = kernel_views {
-            return heads.attend(&packed, &kernel_views, last).map(Some);
+            return heads.attend(packed, &kernel_views, last);
         }
         // Packed caches are for MLX.
         let lengths = lengths(rows);
         let queries = positions
-            .of(&packed, &lengths)?
+            .of(packed, &lengths)?
             .slice_axis(2, 0, self.n_heads * d)?;
         let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
         let watch = &mut Watch::nothing();
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
-            .map(Some)
     }
 
     /// Keys and values written straight into the caches, where all of them take that.
@@ -326,7 +342,19 @@ impl Attention {
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
         let queries = self.q_proj.forward(&positions.of(x, lengths)?)?;
-        let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
+        self.attend_projected(&queries, views, lengths, positions, (layer, watch))
+    }
+
+    /// The same for queries `[1, T or rows, H * D]` before norms and rotation.
+    pub(super) fn attend_projected(
+        &self,
+        queries: &Array,
+        views: &[KvView],
+        lengths: &[i32],
+        positions: Positions,
+        (layer, watch): (usize, &mut Watch<'_>),
+    ) -> Result<Array> {
+        let queries = self.heads(queries, self.n_heads, self.norms.q.as_ref())?;
         self.attend_queries(&queries, views, lengths, positions, (layer, watch))
     }
 

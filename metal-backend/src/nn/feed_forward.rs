@@ -15,6 +15,8 @@ pub enum FeedForward {
     Plain(Mlp),
     /// Experts, a few of which see each token.
     Mixture(Box<Mixture>),
+    /// None: the block ends after its mixer.
+    Nothing,
 }
 
 impl FeedForward {
@@ -33,6 +35,7 @@ impl FeedForward {
             Self::Gated(mlp) => return mlp.forward_from(norm, x, add),
             Self::Plain(mlp) => mlp.forward(&through(norm, x)?)?,
             Self::Mixture(mixture) => mixture.forward(&through(norm, x)?)?,
+            Self::Nothing => return add.map_or_else(|| x.zeros_like(), |add| Ok(add.clone())),
         };
         match add {
             Some(add) => add.add(&y),

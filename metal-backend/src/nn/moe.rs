@@ -221,8 +221,8 @@ pub struct Mixture {
     pub router: Router,
     /// Computes.
     pub experts: Experts,
-    /// Qwen 2: an expert for every token, and the gate `[hidden] -> [1]` before its output.
-    pub shared: Option<(GatedMlp, Linear)>,
+    /// An expert for every token, and the gate `[hidden] -> [1]` before its output (Qwen 2).
+    pub shared: Option<(GatedMlp, Option<Linear>)>,
 }
 
 impl Mixture {
@@ -234,7 +234,10 @@ impl Mixture {
         let (ids, weights) = self.router.forward(x)?;
         let y = self.experts.forward(x, &ids, &weights)?;
         match &self.shared {
-            Some((mlp, gate)) => y.add(&gate.forward(x)?.sigmoid()?.multiply(&mlp.forward(x)?)?),
+            Some((mlp, Some(gate))) => {
+                y.add(&gate.forward(x)?.sigmoid()?.multiply(&mlp.forward(x)?)?)
+            }
+            Some((mlp, None)) => mlp.forward_from(None, x, Some(&y)),
             None => Ok(y),
         }
     }

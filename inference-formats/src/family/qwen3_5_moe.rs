@@ -1,0 +1,27 @@
+//! Qwen3.5 with mixtures of experts, of which the text part is used.
+
+use serde_json::json;
+
+use super::{Family, Recurrence, fill, qwen3_next};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    multimodal: Some("qwen3_5_moe"),
+    complete: |map| {
+        qwen3_next::shared(map);
+        // Every layer has experts, so that a dense width is not always there.
+        fill(
+            map,
+            json!({"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512, "intermediate_size": 512}),
+        );
+    },
+    recurrence: Recurrence::Listed,
+    reply: Some("qwen3_coder"),
+    spare: &["mtp."],
+    ..Family::new(
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        qwen3_next::DEFAULTS,
+    )
+};

@@ -1,0 +1,141 @@
+//! Granite 4 (IBM 2025; reference: `modeling_granitemoehybrid` of Hugging Face transformers):
+//! layers of Mamba-2 beside attention, with Granite's factors. The feed-forward part has
+//! experts beside one for all tokens, or that one only.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder, int, invalid};
+use super::mamba2::{Fields, mixer, shape};
+use super::moe::{ExpertsAt, counts, experts, fused_experts};
+use super::stack::{Block, Stack};
+use super::wiring::BlockInfo;
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::config::limits;
+use crate::exec::ExpertGate as Gate;
+use crate::loader::Weights;
+use crate::nn::moe::Weighing;
+use crate::nn::{Activation, FeedForward, GatedMlp, Linear, Mixer, Mixture, Router};
+
+/// What the family calls the sizes of Mamba-2.
+const FIELDS: Fields = Fields {
+    heads: "mamba_n_heads",
+    dim: "mamba_d_head",
+    state: "mamba_d_state",
+    groups: "mamba_n_groups",
+    width: "mamba_d_conv",
+};
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let sizes = shape(config, &FIELDS)?;
+    let projected = config.flag("mamba_proj_bias")?.unwrap_or(false);
+    let mut b = Builder::new(config, weights)?;
+    let activation = b.activation(Activation::Silu)?;
+    let residual = b.factor("residual_multiplier")?;
+    let scale = config.number("attention_multiplier")?.unwrap_or(1.0);
+    let rotates = config.fields.get("position_embedding_type") == Some(&"rope".into());
+    let blocks = b.blocks(|b, i, prefix| {
+        let mixer: Box<dyn Mixer> = if b.config.is_recurrent(i) {
+            Box::new(mixer(b, &format!("{prefix}.mamba"), sizes, projected)?)
+        } else {
+            let parts = AttentionParts {
+                qkv_bias: b.config.attention_bias,
+                o_bias: b.config.attention_bias,
+                no_rope: !rotates,
+                ..AttentionParts::default()
+            };
+            let mut attention = b.attention(i, &format!("{prefix}.self_attn"), parts)?;
+            attention.scale = scale;
+            Box::new(attention)
+        };
+        let mlp = feed_forward(b, prefix, activation)?;
+        Ok(Block {
+            residual: residual.clone(),
+            ..b.pre_norm_block(prefix, mixer, mlp)?
+        })
+    })?;
+    let mut head = b.head(Some(false))?;
+    let divisor = config.number("logits_scaling")?.unwrap_or(1.0);
+    if divisor != 1.0 {
+        head.scale = Some(b.scalar(1.0 / divisor)?);
+    }
+    Ok(Box::new(Stack {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: b.factor("embedding_multiplier")?,
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("model.norm")?,
+        head,
+    }))
+}
+
+fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<FeedForward> {
+    // mlx-lm gives the dense block other names.
+    if b.weights
+        .contains(&format!("{prefix}.mlp.gate_proj.weight"))
+    {
+        let (width, bias) = (b.dims.intermediate, b.config.mlp_bias);
+        let mlp = b.gated_mlp(&format!("{prefix}.mlp"), width, activation, bias)?;
+        return Ok(FeedForward::Gated(mlp));
+    }
+    let width = "shared_intermediate_size";
+    let width = int(
+        width,
+        b.config.required_uint(width, 1..=limits::INTERMEDIATE)?,
+    )?;
+    let shared = shared(b, &format!("{prefix}.shared_mlp"), width, activation)?;
+    if b.config.num_experts == 0 {
+        return Ok(FeedForward::Gated(shared));
+    }
+    let at = format!("{prefix}.block_sparse_moe");
+    let (count, per_token) = counts(b.config, "num_experts_per_tok")?;
+    let router = Router {
+        linear: b.linear(&format!("{at}.router.layer"), b.dims.hidden, count, false)?,
+        per_token,
+        weighing: Weighing::SoftmaxOfChosen,
+        choice_bias: None,
+    };
+    let (width, gate) = (b.dims.intermediate, Gate::Plain(activation));
+    let fused = [
+        format!("{at}.input_linear.weight"),
+        format!("{at}.output_linear.weight"),
+    ];
+    let experts = if b.weights.contains(&fused[0]) {
+        fused_experts(b, fused, count, width, gate)?
+    } else {
+        let places = ExpertsAt {
+            stacked: format!("{at}.switch_mlp"),
+            single: format!("{at}.experts"),
+            parts: ["gate_proj", "up_proj", "down_proj"],
+        };
+        experts(b, &places, count, width, gate)?
+    };
+    Ok(FeedForward::Mixture(Box::new(Mixture {
+        router,
+        experts,
+        shared: Some((shared, None)),
+    })))
+}
+
+/// The block that every token sees, with gate and the other half in one matrix.
+fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> Result<GatedMlp> {
+    let hidden = b.dims.hidden;
+    let both = b.fused(&format!("{at}.input_linear"), hidden, &[width; 2], false)?;
+    let [gate, up] =
+        <[Linear; 2]>::try_from(both).map_err(|_| invalid("two parts were asked for"))?;
+    Ok(GatedMlp {
+        gate,
+        up,
+        down: b.linear(&format!("{at}.output_linear"), width, hidden, false)?,
+        activation,
+    })
+}
+
+/// Bytes of the state of one sequence in all layers.
+///
+/// # Errors
+/// When the configuration has impossible sizes.
+pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
+    let layout = shape(config, &FIELDS)?.layout();
+    Ok(super::of_recurrent_layers(config, &layout))
+}

@@ -1,0 +1,158 @@
+//! Mamba-2 (Dao and Gu 2024, arXiv:2405.21060; reference: `modeling_mamba2` of Hugging Face
+//! transformers): blocks of one recurrent layer each, without a feed-forward part.
+
+use std::sync::Arc;
+
+use inference::Result;
+use mlx_rs_core::{Array, Dtype};
+use serde_json::Value;
+
+use super::Decoder;
+use super::build::{Builder, MAX_CONV, int, invalid};
+use super::stack::{Block, Stack};
+use super::wiring::BlockInfo;
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::config::limits;
+use crate::error::engine;
+use crate::loader::Weights;
+use crate::nn::{FeedForward, Mamba2, Mamba2Shape};
+
+/// Where the blocks are in a checkpoint.
+pub const BLOCKS: &str = "backbone.layers.";
+
+/// What a family calls the sizes of the layer.
+const FIELDS: Fields = Fields {
+    heads: "num_heads",
+    dim: "head_dim",
+    state: "ssm_state_size",
+    groups: "n_groups",
+    width: "conv_kernel",
+};
+
+/// What a family calls the sizes of the layer.
+pub(super) struct Fields {
+    pub heads: &'static str,
+    pub dim: &'static str,
+    pub state: &'static str,
+    pub groups: &'static str,
+    pub width: &'static str,
+}
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let shape = shape(config, &FIELDS)?;
+    let bias = config.flag("use_bias")?.unwrap_or(false);
+    let mut b = Builder::new(config, weights)?;
+    let blocks = (0..config.num_hidden_layers)
+        .map(|i| {
+            let prefix = format!("{BLOCKS}{i}");
+            Ok(Arc::new(Block {
+                mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
+                mixer: mixer(&mut b, &format!("{prefix}.mixer"), shape, bias)?,
+                mixer_out: None,
+                mlp_in: None,
+                mlp: FeedForward::Nothing,
+                mlp_out: None,
+                residual: None,
+                parallel: false,
+            }))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(Box::new(Stack {
+        embedding: b.embedding("backbone.embeddings")?,
+        embedding_scale: None,
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("backbone.norm_f")?,
+        head: b.head(Some(false))?,
+    }))
+}
+
+/// The sizes of a layer.
+///
+/// # Errors
+/// When the configuration has impossible sizes.
+pub(super) fn shape(config: &ModelConfig, fields: &Fields) -> Result<Mamba2Shape> {
+    let size = |name: &str, most: usize| int(name, config.required_uint(name, 1..=most)?);
+    let width = config.required_uint(fields.width, 2..=MAX_CONV)?;
+    let shape = Mamba2Shape {
+        heads: size(fields.heads, limits::HEADS)?,
+        dim: size(fields.dim, limits::HEAD_DIM)?,
+        state: size(fields.state, limits::HEAD_DIM)?,
+        groups: size(fields.groups, limits::HEADS)?,
+        width: int(fields.width, width)?,
+        step_limit: step_limit(config)?,
+    };
+    if shape.heads % shape.groups != 0 {
+        return Err(invalid(format!(
+            "{} is {}; it must divide {}, which is {}",
+            fields.groups, shape.groups, fields.heads, shape.heads
+        )));
+    }
+    Ok(shape)
+}
+
+/// The shortest and the longest step. Python writes a bound that is none as `Infinity`, which is
+/// read as null.
+fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
+    let fault = || invalid("time_step_limit must be two numbers, the first not above the second");
+    let limit = match config.fields.get("time_step_limit") {
+        None | Some(Value::Null) => (0.0, f64::INFINITY),
+        Some(Value::Array(both)) => match both.as_slice() {
+            [least, Value::Null] => (least.as_f64().ok_or_else(fault)?, f64::INFINITY),
+            [least, most] => (
+                least.as_f64().ok_or_else(fault)?,
+                most.as_f64().ok_or_else(fault)?,
+            ),
+            _ => return Err(fault()),
+        },
+        Some(_) => return Err(fault()),
+    };
+    if limit.0 < 0.0 || limit.0 > limit.1 {
+        return Err(fault());
+    }
+    Ok((limit.0 as f32, limit.1 as f32))
+}
+
+/// The layer below a name.
+///
+/// # Errors
+/// When a tensor is missing or of another shape.
+pub(super) fn mixer(
+    b: &mut Builder<'_>,
+    at: &str,
+    shape: Mamba2Shape,
+    bias: bool,
+) -> Result<Mamba2> {
+    let name = |part: &str| format!("{at}.{part}");
+    let hidden = b.dims.hidden;
+    let mut each = |part: &str| -> Result<Array> {
+        let stored = b.weights.vector(&name(part), shape.heads)?;
+        stored.astype(Dtype::Float32).map_err(engine("weights"))
+    };
+    let (rates, dt_bias, skip) = (each("A_log")?, each("dt_bias")?, each("D")?);
+    let rates = (rates.exp())
+        .and_then(|rates| rates.negative())
+        .and_then(|rates| rates.eval().map(|()| rates))
+        .map_err(engine("weights"))?;
+    let width = shape.inner() + shape.channels() + shape.heads;
+    Ok(Mamba2 {
+        in_proj: b.linear(&name("in_proj"), hidden, width, bias)?,
+        conv: b.causal_conv(&name("conv1d"), shape.channels(), shape.width)?,
+        rates,
+        dt_bias,
+        skip,
+        norm: b.norm(&name("norm"), shape.inner())?,
+        out_proj: b.linear(&name("out_proj"), shape.inner(), hidden, bias)?,
+        shape,
+        layout: shape.layout(),
+    })
+}
+
+/// Bytes of the state of one sequence in all layers.
+///
+/// # Errors
+/// When the configuration has impossible sizes.
+pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
+    let layout = shape(config, &FIELDS)?.layout();
+    Ok(super::of_recurrent_layers(config, &layout))
+}

@@ -1,0 +1,43 @@
+//! Positions of a recurrence cut into chunks, and what is left at one position of what another has
+//! written.
+
+use mlx_rs_core::{Array, Dtype, Result, concatenate, tri, where_, zeros};
+
+/// `[R, H, L, ..] -> [R, H, N, C, ..]`, with zeros behind the last position: they write nothing and
+/// forget nothing.
+///
+/// # Errors
+/// When there are more positions than chunks hold.
+pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
+    let shape = a.shape().to_vec();
+    let (head, rest) = (&shape[..2], &shape[3..]);
+    let missing = size * count - shape[2];
+    let whole = if missing == 0 {
+        a.clone()
+    } else {
+        let filler = [head, &[missing], rest].concat();
+        let zeros = zeros(&filler, a.dtype())?;
+        concatenate(&[a, &zeros], 2)?
+    };
+    whole.reshape(&[head, &[count, size], rest].concat())
+}
+
+/// The share of what was written at the second position that is left at the first, `[.., C] -> [..,
+/// C, C]`, after forget gates of the logarithms `f`. It is 0 for what is written later.
+///
+/// The sum of `f` between the two is summed as it is, since the difference of two long sums loses
+/// digits.
+///
+/// # Errors
+/// When memory runs out.
+pub fn decay(f: &Array) -> Result<Array> {
+    let size = f.dim(-1)?;
+    let before = tri(size, size, -1, Dtype::Float32)?;
+    let causal = tri(size, size, 0, Dtype::Bool)?;
+    let left = f
+        .expand_dims(-1)?
+        .multiply(&before)?
+        .cumsum(-2, false, true)?
+        .exp()?;
+    where_(&causal, &left, &Array::scalar(0.0f32)?)
+}

@@ -1,0 +1,296 @@
+//! The gated delta rule (Yang et al. 2024, arXiv:2412.06464): a matrix memory that forgets by a
+//! gate and replaces what a key holds, as one step and over chunks of positions, which gives
+//! the same. Plain operations in float32; projections, convolution and norms are in
+//! `gated_delta.rs`.
+//!
+//! With the logarithm `f` of the forget gate and the write strength `b`:
+//!
+//! ```text
+//! S' = exp(f) S
+//! d  = b (v - k S')        what the key does not yet hold
+//! S  = S' + k^T d
+//! y  = q S
+//! ```
+//!
+//! Within a chunk the `d` depend on each other: `(I + A) d = b (v - exp(F) k S)`, where `F` is the
+//! running sum of `f`, and `A[t, s] = b_t (k_t . k_s) exp(F_t - F_s)` for `s < t`. The inverse of
+//! `I + A` is found for all chunks at once; only the memory goes from chunk to chunk.
+
+use mlx_rs_core::{Array, Dtype, Result, concatenate, eye, tri};
+
+use super::chunks::{cut, decay};
+
+/// What the rule runs over: `R` rows, `H` heads, `L` positions.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// Queries, `[R, H, L, DK]`.
+    pub q: Array,
+    /// Keys, `[R, H, L, DK]`.
+    pub k: Array,
+    /// Values, `[R, H, L, DV]`.
+    pub v: Array,
+    /// Logarithms of the forget gates, at most 0, `[R, H, L]`.
+    pub f: Array,
+    /// Write strengths, `[R, H, L]`.
+    pub b: Array,
+}
+
+/// One position: `L` is 1. Returns `[R, H, 1, DV]` and the memory `[R, H, DK, DV]` after it.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
+    let Inputs { q, k, v, f, b } = inputs;
+    let kept = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
+    let missing = v
+        .subtract(&k.matmul(&kept)?)?
+        .multiply(&b.expand_dims(-1)?)?; // [R, H, 1, DV]
+    let memory = kept.add(&k.swap_axes(-1, -2)?.multiply(&missing)?)?;
+    Ok((q.matmul(&memory)?, memory))
+}
+
+/// Any number of positions, in chunks of `size`; a single one by [`step`]. Returns `[R, H, L, DV]`
+/// and the memory `[R, H, DK, DV]` after the last.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
+    let length = inputs.f.dim(-1)?;
+    if length == 1 {
+        return step(inputs, memory);
+    }
+    let size = size.clamp(1, length);
+    let count = (length + size - 1) / size;
+    let chunks = Chunks::new(inputs, size, count)?;
+    let mut memory = memory.clone();
+    let mut outputs = Vec::new();
+    for at in 0..count {
+        let of = |a: &Array| a.slice_axis(2, at, at + 1)?.squeeze_axis(2);
+        let d = of(&chunks.values)?.subtract(&of(&chunks.keys)?.matmul(&memory)?)?;
+        let found = of(&chunks.queries)?.matmul(&memory)?;
+        outputs.push(found.add(&of(&chunks.scores)?.matmul(&d)?)?);
+        let kept = memory.multiply(&of(&chunks.keep)?)?;
+        memory = kept.add(&of(&chunks.writes)?.matmul(&d)?)?;
+    }
+    let y = match outputs.as_slice() {
+        [one] => one.clone(),
+        several => concatenate(&several.iter().collect::<Vec<_>>(), 2)?,
+    };
+    if count * size == length {
+        return Ok((y, memory));
+    }
+    Ok((y.slice_axis(2, 0, length)?, memory))
+}
+
+/// What of all chunks does not depend on the memory: `N` chunks of `C` positions.
+struct Chunks {
+    /// What is written where the memory is empty, `[R, H, N, C, DV]`.
+    values: Array,
+    /// By what the memory is read to be replaced, `[R, H, N, C, DK]`.
+    keys: Array,
+    /// By what the memory is read, `[R, H, N, C, DK]`.
+    queries: Array,
+    /// What each position sees of what the chunk writes, `[R, H, N, C, C]`.
+    scores: Array,
+    /// What the memory after the chunk gets of what it writes, `[R, H, N, DK, C]`.
+    writes: Array,
+    /// What is left of the memory, `[R, H, N, 1, 1]`.
+    keep: Array,
+}
+
+impl Chunks {
+    fn new(inputs: &Inputs, size: i32, count: i32) -> Result<Self> {
+        let cut = |a: &Array| cut(a, size, count);
+        let (q, k, v) = (cut(&inputs.q)?, cut(&inputs.k)?, cut(&inputs.v)?);
+        let (f, b) = (cut(&inputs.f)?, cut(&inputs.b)?.expand_dims(-1)?);
+        let before = tri(size, size, -1, Dtype::Float32)?;
+        let decay = decay(&f)?;
+        let left = f.cumsum(-1, false, true)?.exp()?; // [R, H, N, C]
+        let overlap = k.matmul(&k.swap_axes(-1, -2)?)?;
+        let a = overlap.multiply(&decay)?.multiply(&b)?.multiply(&before)?;
+        let solved = inverse(&a, size)?;
+        let column = left.expand_dims(-1)?;
+        let last = |a: &Array, axis: i32| a.slice_axis(axis, size - 1, size);
+        // [R, H, N, 1, C] of the last row
+        let ends = last(&decay, -2)?;
+        Ok(Self {
+            values: solved.matmul(&v.multiply(&b)?)?,
+            keys: solved.matmul(&k.multiply(&b)?.multiply(&column)?)?,
+            queries: q.multiply(&column)?,
+            scores: q.matmul(&k.swap_axes(-1, -2)?)?.multiply(&decay)?,
+            writes: k.swap_axes(-1, -2)?.multiply(&ends)?,
+            keep: last(&column, -2)?,
+        })
+    }
+}
+
+/// `(I + A)^-1` of strictly lower triangular matrices `[.., C, C]`, by joining the inverses of
+/// blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` holds what lies between two neighbors.
+/// No power of `A` is formed: those grow beyond all digits where keys are alike.
+fn inverse(a: &Array, size: i32) -> Result<Array> {
+    let mut inverse = eye(size, size, 0, Dtype::Float32)?;
+    let mut block = 1;
+    while block < size {
+        let between = a.multiply(&neighbors(size, block)?)?;
+        inverse = inverse.subtract(&inverse.matmul(&between)?.matmul(&inverse)?)?;
+        block *= 2;
+    }
+    Ok(inverse)
+}
+
+/// Ones where a row is in the second and a column in the first of two neighboring blocks.
+fn neighbors(size: i32, block: i32) -> Result<Array> {
+    let one = |row: i32, column: i32| {
+        let pair = row / (2 * block) == column / (2 * block);
+        f32::from(u8::from(
+            pair && row / block % 2 == 1 && column / block % 2 == 0,
+        ))
+    };
+    let ones: Vec<f32> = (0..size)
+        .flat_map(|row| (0..size).map(move |column| one(row, column)))
+        .collect();
+    Array::from_slice(&ones, &[size, size])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlx_rs_core::zeros;
+
+    const H: usize = 2;
+    const DK: usize = 5;
+    const DV: usize = 3;
+
+    fn numbers(n: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2) + 1;
+        (0..n)
+            .map(|_| {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    /// Keys and queries of length one, gates by `gate`, strengths by `strength` of a random number.
+    fn case(length: usize, gate: fn(f32) -> f32, strength: fn(f32) -> f32) -> Inputs {
+        let unit = |seed: u64| {
+            let mut all = numbers(H * length * DK, seed);
+            for row in all.chunks_mut(DK) {
+                let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+                row.iter_mut().for_each(|x| *x /= norm);
+            }
+            let shape = [1, H as i32, length as i32, DK as i32];
+            Array::from_slice(&all, &shape).unwrap()
+        };
+        let each = |seed, by: fn(f32) -> f32| {
+            let all: Vec<f32> = numbers(H * length, seed).into_iter().map(by).collect();
+            Array::from_slice(&all, &[1, H as i32, length as i32]).unwrap()
+        };
+        let shape = [1, H as i32, length as i32, DV as i32];
+        Inputs {
+            q: unit(1),
+            k: unit(2),
+            v: Array::from_slice(&numbers(H * length * DV, 3), &shape).unwrap(),
+            f: each(4, gate),
+            b: each(5, strength),
+        }
+    }
+
+    fn empty() -> Array {
+        zeros(&[1, H as i32, DK as i32, DV as i32], Dtype::Float32).unwrap()
+    }
+
+    /// The definition in float64: outputs `[1, H, L, DV]` and the memory after them.
+    fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
+        let wide = |a: &Array| -> Vec<f64> {
+            let all = a.to_vec::<f32>().unwrap();
+            all.into_iter().map(f64::from).collect()
+        };
+        let [q, k, v, f, b] = [&inputs.q, &inputs.k, &inputs.v, &inputs.f, &inputs.b].map(wide);
+        let length = f.len() / H;
+        let (mut outputs, mut memories) = (Vec::new(), Vec::new());
+        for head in 0..H {
+            let mut s = [[0.0f64; DV]; DK];
+            for step in 0..length {
+                let t = head * length + step;
+                let (q, k) = (&q[t * DK..(t + 1) * DK], &k[t * DK..(t + 1) * DK]);
+                s.iter_mut().flatten().for_each(|x| *x *= f[t].exp());
+                for c in 0..DV {
+                    let held: f64 = (0..DK).map(|a| k[a] * s[a][c]).sum();
+                    let missing = b[t] * (v[t * DV + c] - held);
+                    (0..DK).for_each(|a| s[a][c] += k[a] * missing);
+                }
+                outputs.extend((0..DV).map(|c| (0..DK).map(|a| q[a] * s[a][c]).sum::<f64>()));
+            }
+            memories.extend(s.into_iter().flatten());
+        }
+        (outputs, memories)
+    }
+
+    fn distance(found: &Array, expected: &[f64]) -> f64 {
+        let found = found.to_vec::<f32>().unwrap();
+        assert_eq!(found.len(), expected.len());
+        (found.iter().zip(expected))
+            .map(|(&f, &e)| {
+                assert!(f.is_finite(), "{f} instead of {e}");
+                (f64::from(f) - e).abs()
+            })
+            .fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn chunks_of_any_length_and_steps_are_the_definition() {
+        let gates: [fn(f32) -> f32; 4] =
+            [|x| -0.1 * x.abs(), |x| -20.0 * x.abs(), |_| 0.0, |_| -200.0];
+        for gate in gates {
+            for length in [1, 2, 37, 64, 150] {
+                let inputs = case(length, gate, |x| 0.5 + 0.5 * x);
+                let (outputs, memories) = defined(&inputs);
+                for size in [1, 2, 16, 33, 64, 1000] {
+                    let (y, memory) = scan(&inputs, &empty(), size).unwrap();
+                    assert!(distance(&y, &outputs) < 1e-5, "{length} by {size}");
+                    assert!(distance(&memory, &memories) < 1e-5, "{length} by {size}");
+                }
+            }
+        }
+    }
+
+    /// Where each key is the same and replaces all there is, powers of the matrix would overflow.
+    #[test]
+    fn keys_that_are_alike_lose_no_digits() {
+        let mut inputs = case(128, |_| 0.0, |_| 1.0);
+        let first = inputs.k.slice_axis(2, 0, 1).unwrap();
+        inputs.k = first.broadcast_to(&[1, H as i32, 128, DK as i32]).unwrap();
+        inputs.k = inputs.k.contiguous().unwrap();
+        let (outputs, _) = defined(&inputs);
+        let (y, _) = scan(&inputs, &empty(), 64).unwrap();
+        assert!(distance(&y, &outputs) < 1e-5);
+    }
+
+    #[test]
+    fn two_thousand_positions_by_chunks_are_those_by_steps() {
+        let inputs = case(2000, |x| -0.05 * x.abs(), |x| 0.5 + 0.5 * x);
+        let (y, memory) = scan(&inputs, &empty(), 64).unwrap();
+        let mut held = empty();
+        let mut steps = Vec::new();
+        for at in 0..2000 {
+            let of = |a: &Array| a.slice_axis(2, at, at + 1).unwrap();
+            let one = Inputs {
+                q: of(&inputs.q),
+                k: of(&inputs.k),
+                v: of(&inputs.v),
+                f: of(&inputs.f),
+                b: of(&inputs.b),
+            };
+            let (y, after) = step(&one, &held).unwrap();
+            mlx_rs_core::eval([&y, &after]).unwrap();
+            steps.push(y);
+            held = after;
+        }
+        let steps = concatenate(&steps.iter().collect::<Vec<_>>(), 2).unwrap();
+        assert!(y.all_close(&steps, 0.0, 1e-5).unwrap());
+        assert!(memory.all_close(&held, 0.0, 1e-5).unwrap());
+    }
+}

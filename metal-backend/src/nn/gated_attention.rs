@@ -1,0 +1,89 @@
+//! Attention with a gate on what each head found (Qiu et al. 2025, arXiv:2505.06708; as in
+//! Qwen3-Next). The projection of the queries holds the gates, too.
+
+use mlx_rs_core::{Array, Result, concatenate};
+
+use super::attention::{Attention, Positions};
+use super::hooks::Watch;
+use super::linear::project;
+use super::mixer::Mixer;
+use super::norm::{Norm, through};
+use crate::cache::{CacheOptions, LayerState, Row, lengths};
+use crate::exec::Epilogue;
+
+/// One layer.
+#[derive(Debug)]
+pub struct GatedAttention {
+    /// The attention; its `q_proj` is `[hidden] -> [n_heads * 2 * head_dim]`: of each head the
+    /// query, then the gate.
+    pub attention: Attention,
+}
+
+impl GatedAttention {
+    /// Queries and gates `[1, T, n_heads * head_dim]` of what `q_proj` computed.
+    fn split(&self, both: &Array) -> Result<(Array, Array)> {
+        let (heads, dim) = (self.attention.n_heads, self.attention.head_dim);
+        let length = both.dim(1)?;
+        let grouped = both.reshape(&[1, length, heads, 2 * dim])?;
+        let half = |from: i32| {
+            grouped
+                .slice_axis(-1, from, from + dim)?
+                .reshape(&[1, length, heads * dim])
+        };
+        Ok((half(0)?, half(dim)?))
+    }
+}
+
+impl Mixer for GatedAttention {
+    fn forward(
+        &self,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let attention = &self.attention;
+        let lengths = lengths(rows);
+        let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
+        let heads = attention.spec().heads();
+        let heads = heads.filter(|_| !watch.wants_attention());
+        let packed = match (&heads, &attention.k_proj, &attention.v_proj) {
+            (Some(_), Some(k_proj), Some(v_proj)) => {
+                let layers = [&attention.q_proj, k_proj, v_proj];
+                project(&layers, norm, Epilogue::None, x)?
+            }
+            _ => None,
+        };
+        let (found, gate) = match (heads, packed) {
+            (Some(heads), Some(packed)) => {
+                let wide = 2 * attention.n_heads * attention.head_dim;
+                let (queries, gate) = self.split(&packed.slice_axis(2, 0, wide)?)?;
+                let others = packed.slice_axis(2, wide, packed.dim(2)?)?;
+                let packed = concatenate(&[&queries, &others], 2)?;
+                let found = attention.attend_packed(&heads, &packed, rows, layer, positions)?;
+                (found, positions.of(&gate, &lengths)?)
+            }
+            _ => {
+                let x = through(norm, x)?;
+                let both = attention.q_proj.forward(&positions.of(&x, &lengths)?)?;
+                let (queries, gate) = self.split(&both)?;
+                let views = attention.update_kv(&x, rows, layer)?;
+                let shown = (layer, watch);
+                let found =
+                    attention.attend_projected(&queries, &views, &lengths, positions, shown)?;
+                (found, gate)
+            }
+        };
+        let found = found.multiply(&gate.sigmoid()?)?;
+        (attention.o_proj).forward_from(None, &found, residual.as_ref())
+    }
+
+    fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState> {
+        options.cache(self.attention.window)
+    }
+
+    fn switch(&self) -> Option<i32> {
+        self.attention.switch()
+    }
+}

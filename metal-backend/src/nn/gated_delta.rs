@@ -1,0 +1,251 @@
+//! The gated delta net (Yang et al. 2024, arXiv:2412.06464; as in Qwen3-Next): projections, a
+//! convolution over queries, keys and values, the rule of `delta_rule.rs`, and a gated norm of each
+//! head.
+
+use std::sync::Arc;
+
+use mlx_rs_core::{Array, Dtype, Result, concatenate};
+
+use super::attention::Positions;
+use super::causal_conv::CausalConv;
+use super::delta_rule::{Inputs, scan};
+use super::hooks::Watch;
+use super::linear::Linear;
+use super::mixer::Mixer;
+use super::norm::{Norm, through};
+use super::recurrence::{over_rows, part};
+use crate::cache::{
+    CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
+};
+
+/// Positions that are computed at once; the result does not depend on it.
+const CHUNK: i32 = 64;
+
+/// Added to the sum of squares before queries and keys are divided by its root.
+const EPS: f32 = 1e-6;
+
+/// One layer.
+#[derive(Debug)]
+pub struct GatedDelta {
+    /// From the hidden dimension.
+    pub projections: Projections,
+    /// Of all channels of queries, keys and values.
+    pub conv: CausalConv,
+    /// Rates of forgetting below zero, `[v_heads]` in float32.
+    pub rates: Array,
+    /// Added before the softplus of the forget gate, `[v_heads]`.
+    pub dt_bias: Array,
+    /// Of what each head found.
+    pub norm: Norm,
+    /// `[v_heads * v_dim] -> [hidden]`.
+    pub out_proj: Linear,
+    /// Sizes.
+    pub shape: GatedDeltaShape,
+    /// Of the state; [`GatedDeltaShape::layout`].
+    pub layout: Arc<StateLayout>,
+}
+
+/// Sizes of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatedDeltaShape {
+    /// Heads of queries and keys.
+    pub k_heads: i32,
+    /// Heads of values; `k_heads` divides it.
+    pub v_heads: i32,
+    /// Elements of a head's queries and keys.
+    pub k_dim: i32,
+    /// Elements of a head's values.
+    pub v_dim: i32,
+    /// Positions that the convolution looks at.
+    pub width: i32,
+}
+
+impl GatedDeltaShape {
+    /// Elements of all queries, and of all keys.
+    pub fn keys(&self) -> i32 {
+        self.k_heads * self.k_dim
+    }
+
+    /// Elements of all values.
+    pub fn values(&self) -> i32 {
+        self.v_heads * self.v_dim
+    }
+
+    /// Channels of the convolution: queries, keys and values.
+    pub fn channels(&self) -> i32 {
+        2 * self.keys() + self.values()
+    }
+
+    /// What a layer remembers of a row, in float32: the last inputs of the convolution, and a
+    /// matrix for each head.
+    pub fn layout(&self) -> Arc<StateLayout> {
+        let matrix = [self.v_heads, self.k_dim, self.v_dim];
+        StateLayout::new(
+            "gated_delta",
+            vec![
+                StatePart::new("conv", &[self.width - 1, self.channels()]),
+                StatePart::new("S", &matrix),
+            ],
+        )
+    }
+}
+
+/// How the projections are stored.
+#[derive(Debug)]
+pub enum Projections {
+    /// Heads of queries and keys one after another, each with its values and gates (Qwen3-Next).
+    Grouped(Box<Grouped>),
+    /// One matrix each (Qwen3.5).
+    Apart(Box<Apart>),
+}
+
+/// Projections with the parts of a head one after another.
+#[derive(Debug)]
+pub struct Grouped {
+    /// Of each head of keys its query, key, values and output gates.
+    pub qkvz: Linear,
+    /// Of each head of keys the write strengths and forget gates of its values.
+    pub ba: Linear,
+}
+
+/// Projections that are stored one by one.
+#[derive(Debug)]
+pub struct Apart {
+    /// Queries, keys and values.
+    pub qkv: Linear,
+    /// Output gates.
+    pub z: Linear,
+    /// Write strengths.
+    pub b: Linear,
+    /// Forget gates.
+    pub a: Linear,
+}
+
+/// Of `[1, T, hidden]`, all `[1, T, ..]`.
+struct Projected {
+    /// Channels of the convolution.
+    qkv: Array,
+    /// Output gates, `v_heads * v_dim`.
+    z: Array,
+    /// Write strengths before the sigmoid, `v_heads`.
+    b: Array,
+    /// Forget gates before their activation, `v_heads`.
+    a: Array,
+}
+
+impl GatedDelta {
+    fn projected(&self, x: &Array) -> Result<Projected> {
+        let (qkvz, ba) = match &self.projections {
+            Projections::Apart(own) => {
+                return Ok(Projected {
+                    qkv: own.qkv.forward(x)?,
+                    z: own.z.forward(x)?,
+                    b: own.b.forward(x)?,
+                    a: own.a.forward(x)?,
+                });
+            }
+            Projections::Grouped(own) => (own.qkvz.forward(x)?, own.ba.forward(x)?),
+        };
+        let shape = &self.shape;
+        let length = x.dim(1)?;
+        let per_head = shape.v_heads / shape.k_heads;
+        // [1, T, Hk * n] -> [1, T, Hk, n]
+        let grouped = |a: &Array| a.reshape(&[1, length, shape.k_heads, -1]);
+        let (qkvz, ba) = (grouped(&qkvz)?, grouped(&ba)?);
+        let flat = |a: &Array, from: i32, width: i32| {
+            a.slice_axis(-1, from, from + width)?
+                .reshape(&[1, length, -1])
+        };
+        let (k_dim, values) = (shape.k_dim, per_head * shape.v_dim);
+        let parts = [
+            flat(&qkvz, 0, k_dim)?,
+            flat(&qkvz, k_dim, k_dim)?,
+            flat(&qkvz, 2 * k_dim, values)?,
+        ];
+        Ok(Projected {
+            qkv: concatenate(&parts.iter().collect::<Vec<_>>(), -1)?,
+            z: flat(&qkvz, 2 * k_dim + values, values)?,
+            b: flat(&ba, 0, per_head)?,
+            a: flat(&ba, per_head, per_head)?,
+        })
+    }
+}
+
+/// `x` divided by its length, along the last axis.
+fn unit(x: &Array) -> Result<Array> {
+    let squares = x.multiply(x)?.sum(-1, true)?;
+    x.multiply(&squares.add(&Array::scalar(EPS)?)?.rsqrt()?)
+}
+
+/// `log(1 + exp(x))`.
+///
+/// # Errors
+/// When memory runs out.
+pub fn softplus(x: &Array) -> Result<Array> {
+    Array::scalar(0.0f32)?.logaddexp(x)
+}
+
+impl Mixer for GatedDelta {
+    fn forward(
+        &self,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        _watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let lengths = lengths(rows);
+        let shape = &self.shape;
+        let Projected { qkv, z, b, a } = self.projected(&through(norm, x)?)?;
+        // In float32, as the state is.
+        let wide = |a: &Array| a.astype(Dtype::Float32);
+        let strength = wide(&b)?.sigmoid()?;
+        let decay = softplus(&wide(&a)?.add(&self.dt_bias)?)?.multiply(&self.rates)?;
+        let qkv = wide(&qkv)?;
+        let scale = Array::scalar((shape.k_dim as f32).powf(-0.5))?;
+        let repeats = shape.v_heads / shape.k_heads;
+        let found = over_rows(rows, layer, &self.layout, |span, state| {
+            let (mixed, before) = self.conv.forward(&span.of(&qkv)?, part(&state, 0)?)?;
+            let mixed = mixed.silu()?;
+            // [R, L, H*D] -> [R, H, L, D]
+            let heads = |from: i32, heads: i32, dim: i32| {
+                mixed
+                    .slice_axis(2, from, from + heads * dim)?
+                    .reshape(&[span.rows, span.length, heads, dim])?
+                    .transpose_axes(&[0, 2, 1, 3])
+            };
+            let keys = |from: i32| -> Result<Array> {
+                let all = unit(&heads(from, shape.k_heads, shape.k_dim)?)?;
+                match repeats {
+                    1 => Ok(all),
+                    _ => all.repeat(repeats, 1),
+                }
+            };
+            // [R, L, H] -> [R, H, L]
+            let gates = |a: &Array| span.of(a)?.swap_axes(1, 2);
+            let inputs = Inputs {
+                q: keys(0)?.multiply(&scale)?,
+                k: keys(shape.keys())?,
+                v: heads(2 * shape.keys(), shape.v_heads, shape.v_dim)?,
+                f: gates(&decay)?,
+                b: gates(&strength)?,
+            };
+            let (y, after) = scan(&inputs, part(&state, 1)?, CHUNK)?;
+            // [R, H, L, DV] -> [R, L, H, DV]
+            Ok((y.transpose_axes(&[0, 2, 1, 3])?, vec![before, after]))
+        })?;
+        let found = positions.of(&found, &lengths)?;
+        let gate = wide(&positions.of(&z, &lengths)?)?.reshape(found.shape())?;
+        let found = self.norm.forward(&found)?.multiply(&gate.silu()?)?;
+        let left = found.dim(1)?;
+        let found = found
+            .reshape(&[1, left, shape.values()])?
+            .astype(x.dtype())?;
+        let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
+        self.out_proj.forward_from(None, &found, residual.as_ref())
+    }
+
+    fn new_state(&self, _options: &CacheOptions) -> Box<dyn LayerState> {
+        Box::new(RecurrentState::new(&self.layout))
+    }
+}

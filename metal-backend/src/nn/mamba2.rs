@@ -1,0 +1,156 @@
+//! The layer of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): one projection, a convolution over
+//! inputs, B and C, the recurrence of `ssd.rs`, and a gated norm.
+
+use std::sync::Arc;
+
+use mlx_rs_core::{Array, Dtype, Result};
+
+use super::attention::Positions;
+use super::causal_conv::CausalConv;
+use super::gated_delta::softplus;
+use super::hooks::Watch;
+use super::linear::Linear;
+use super::mixer::Mixer;
+use super::norm::Norm;
+use super::recurrence::{over_rows, part};
+use super::ssd::{Inputs, scan};
+use crate::cache::{
+    CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
+};
+
+/// Positions that are computed at once; the result does not depend on it.
+const CHUNK: i32 = 64;
+
+/// One layer.
+#[derive(Debug)]
+pub struct Mamba2 {
+    /// `[hidden]` to gates, channels of the convolution, and steps.
+    pub in_proj: Linear,
+    /// Of inputs, B and C.
+    pub conv: CausalConv,
+    /// Rates of forgetting below zero, `[heads]` in float32.
+    pub rates: Array,
+    /// Added to the steps before the softplus, `[heads]` in float32.
+    pub dt_bias: Array,
+    /// What of its input a head adds to its output, `[heads]` in float32.
+    pub skip: Array,
+    /// Over all heads, after the gate.
+    pub norm: Norm,
+    /// `[heads * dim] -> [hidden]`.
+    pub out_proj: Linear,
+    /// Sizes.
+    pub shape: Mamba2Shape,
+    /// Of the state; [`Mamba2Shape::layout`].
+    pub layout: Arc<StateLayout>,
+}
+
+/// Sizes of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mamba2Shape {
+    /// Heads.
+    pub heads: i32,
+    /// Elements of a head.
+    pub dim: i32,
+    /// Elements of B and C.
+    pub state: i32,
+    /// Groups of heads that share B and C; divides `heads`.
+    pub groups: i32,
+    /// Positions that the convolution looks at.
+    pub width: i32,
+    /// The shortest and the longest step.
+    pub step_limit: (f32, f32),
+}
+
+impl Mamba2Shape {
+    /// Elements of all heads.
+    pub fn inner(&self) -> i32 {
+        self.heads * self.dim
+    }
+
+    /// Channels of the convolution: inputs, B and C.
+    pub fn channels(&self) -> i32 {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    /// What a layer remembers of a row, in float32: the last inputs of the convolution, and a
+    /// matrix for each head.
+    pub fn layout(&self) -> Arc<StateLayout> {
+        StateLayout::new(
+            "ssd",
+            vec![
+                StatePart::new("conv", &[self.width - 1, self.channels()]),
+                StatePart::new("S", &[self.heads, self.state, self.dim]),
+            ],
+        )
+    }
+}
+
+impl Mixer for Mamba2 {
+    fn forward(
+        &self,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        _watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let lengths = lengths(rows);
+        let shape = &self.shape;
+        let (inner, channels) = (shape.inner(), shape.channels());
+        let wide = self.in_proj.forward_from(norm, x, None)?; // [1, T, ..]
+        let cut = |from: i32, width: i32| wide.slice_axis(-1, from, from + width);
+        let gate = positions.of(&cut(0, inner)?, &lengths)?;
+        // In float32, as the state is.
+        let mixed = cut(inner, channels)?.astype(Dtype::Float32)?;
+        let (least, most) = shape.step_limit;
+        let steps = cut(inner + channels, shape.heads)?.astype(Dtype::Float32)?;
+        let steps = softplus(&steps.add(&self.dt_bias)?)?
+            .clip(Some(&Array::scalar(least)?), Some(&Array::scalar(most)?))?;
+        let decay = steps.multiply(&self.rates)?;
+        let found = over_rows(rows, layer, &self.layout, |span, state| {
+            let (mixed, before) = self.conv.forward(&span.of(&mixed)?, part(&state, 0)?)?;
+            let mixed = mixed.silu()?;
+            // [R, L, H*D] -> [R, H, L, D]
+            let heads = |from: i32, heads: i32, dim: i32| {
+                mixed
+                    .slice_axis(2, from, from + heads * dim)?
+                    .reshape(&[span.rows, span.length, heads, dim])?
+                    .transpose_axes(&[0, 2, 1, 3])
+            };
+            let shared = |from: i32| -> Result<Array> {
+                let all = heads(from, shape.groups, shape.state)?;
+                match shape.heads / shape.groups {
+                    1 => Ok(all),
+                    repeats => all.repeat(repeats, 1),
+                }
+            };
+            // [R, L, H] -> [R, H, L]
+            let gates = |a: &Array| span.of(a)?.swap_axes(1, 2);
+            let input = heads(0, shape.heads, shape.dim)?;
+            let inputs = Inputs {
+                q: shared(inner + shape.groups * shape.state)?,
+                k: shared(inner)?,
+                v: input.multiply(&gates(&steps)?.expand_dims(-1)?)?,
+                f: gates(&decay)?,
+            };
+            let (y, after) = scan(&inputs, part(&state, 1)?, CHUNK)?;
+            let skip = self.skip.reshape(&[1, shape.heads, 1, 1])?;
+            let y = y.add(&input.multiply(&skip)?)?;
+            // [R, H, L, D] -> [R, L, H * D]
+            let y = y
+                .transpose_axes(&[0, 2, 1, 3])?
+                .reshape(&[span.rows, span.length, inner])?;
+            Ok((y, vec![before, after]))
+        })?;
+        let found = positions.of(&found, &lengths)?;
+        let gate = gate.astype(Dtype::Float32)?.silu()?;
+        let found = self.norm.forward(&found.multiply(&gate)?)?;
+        let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
+        self.out_proj
+            .forward_from(None, &found.astype(x.dtype())?, residual.as_ref())
+    }
+
+    fn new_state(&self, _options: &CacheOptions) -> Box<dyn LayerState> {
+        Box::new(RecurrentState::new(&self.layout))
+    }
+}
