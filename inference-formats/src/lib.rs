@@ -35,6 +35,7 @@ pub mod gguf;
 pub mod gguf_config;
 pub mod gguf_quant;
 mod identity;
+pub mod limits;
 pub mod safetensors;
 
 pub use config::ModelConfig;

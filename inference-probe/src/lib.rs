@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`stimuli`] | which texts, with which labels, and at which position is a state taken? |
 //! | [`activations`] | where are the states, `[stimuli, layers, width]`, as a `.npy` file? |
+//! | [`files`] | how does a file appear only when it is whole? |
 //! | [`npy`] | how is an array of float32 written for numpy? |
 //! | [`folds`] | which rows train and which test? |
 //! | [`linear`] | can a linear classifier read the label from a layer ([`logistic`] regression)? |
@@ -25,6 +26,7 @@ pub mod cca;
 pub mod chart;
 pub mod divergence;
 mod error;
+pub mod files;
 pub mod folds;
 mod lbfgs;
 pub mod linear;

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use crate::activations::write_whole;
 use crate::error::{Error, Result};
+use crate::files::write_whole;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::activations::{sha256_of, write_whole};
+use crate::activations::sha256_of;
 use crate::chart::{Curve, escaped, heat_map, lines};
 use crate::error::{Error, Result};
+use crate::files::write_whole;
 use crate::linear::ProbeResult;
 
 /// A result of one kind of analysis.

@@ -29,25 +29,7 @@ use fields::{Fault, Fields};
 /// The largest accepted `config.json`, in bytes.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 
-/// The largest accepted value of each field; see [`ModelConfig::validate`].
-pub mod limits {
-    /// `hidden_size`.
-    pub const HIDDEN: usize = 1 << 17;
-    /// `num_hidden_layers`.
-    pub const LAYERS: usize = 1 << 12;
-    /// `intermediate_size`.
-    pub const INTERMEDIATE: usize = 1 << 20;
-    /// `num_attention_heads` and `num_key_value_heads`.
-    pub const HEADS: usize = 1 << 12;
-    /// `head_dim`.
-    pub const HEAD_DIM: usize = 1 << 12;
-    /// `vocab_size`.
-    pub const VOCAB: usize = 1 << 22;
-    /// `num_experts` and its other names.
-    pub const EXPERTS: usize = 1 << 12;
-    /// `max_position_embeddings` and `sliding_window`.
-    pub const POSITIONS: usize = super::rope::MAX_POSITIONS;
-}
+pub use crate::limits;
 
 /// The numbers of a decoder-only network. The fields are named as in `config.json`.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,6 +3,7 @@
 //! formulas.
 
 use super::fields::{Fault, Fields, shown};
+use crate::limits;
 
 /// How wavelengths are stretched beyond the trained context.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -89,8 +90,6 @@ pub(super) struct Ropes {
     pub sliding: Option<RopeConfig>,
 }
 
-/// The largest accepted context, in positions.
-pub(super) const MAX_POSITIONS: usize = i32::MAX as usize;
 const KNOWN: &str = "default, linear, llama3, yarn, longrope, proportional";
 /// The most entries in a list of stretches.
 const MAX_PAIRS: usize = 2048;
@@ -195,7 +194,7 @@ fn parse_scaling(
     };
     let original = || -> Fault<usize> {
         let field = "original_max_position_embeddings";
-        let range = || 1..=MAX_POSITIONS;
+        let range = || 1..=limits::POSITIONS;
         match fields.uint(field, range())? {
             Some(n) => Ok(n),
             None => match top.uint(field, range())?.or(max_positions) {

@@ -4,10 +4,10 @@
 use serde_json::{Map, Value};
 
 use super::Names;
-use crate::config::limits;
 use crate::error::Result;
 use crate::gguf::keys::Keys;
 use crate::gguf::{GgufArray, GgufValue};
+use crate::limits;
 
 /// The GGUF files of one family.
 #[non_exhaustive]

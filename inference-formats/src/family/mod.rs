@@ -41,7 +41,7 @@ pub mod xlstm;
 
 use serde_json::{Map, Value};
 
-use crate::config::limits;
+use crate::limits;
 
 pub use gguf::GgufFamily;
 pub(crate) use gguf::{GgufHeader, PLAIN};

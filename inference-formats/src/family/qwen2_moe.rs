@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::gguf::add;
 use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
-use crate::config::limits;
 use crate::error::Result;
+use crate::limits;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {

@@ -11,11 +11,12 @@ use serde_json::{Map, Value, json};
 pub use names::GgufNames;
 pub use tokenizer::{GgufTokenizerParts, tokenizer_parts};
 
-use super::config::{ModelConfig, limits};
+use super::config::ModelConfig;
 use super::family::{Family, GgufFamily, GgufHeader};
 use super::files::invalid;
 use super::gguf::Gguf;
 use super::gguf::keys::Keys;
+use crate::limits;
 
 const EMBEDDING: &str = "token_embd.weight";
 

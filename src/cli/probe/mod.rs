@@ -8,7 +8,8 @@ mod spans;
 
 use std::path::{Path, PathBuf};
 
-use inference_probe::activations::{Activations, Metadata, read_metadata, write_whole};
+use inference_probe::activations::{Activations, Metadata, read_metadata};
+use inference_probe::files::write_whole;
 use inference_probe::report::{self, Analysis, Inputs};
 use inference_probe::stimuli::Stimuli;
 
