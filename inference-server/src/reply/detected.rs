@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use inference::{Grammar, StopCause, Token, Tool};
-use inference_text::reply::{self as text, Event, Format, ParserOptions, Piece, RandomIds, Tools};
+use inference::{Grammar, StopCause, Token};
+use inference_text::reply::{Event, Format, ParserOptions, TokenReader, Tools};
 
 use super::{Delta, ReplyFormat, ReplyParser, ReplyRequest, forced};
 
@@ -40,11 +40,7 @@ impl std::fmt::Display for DetectedFormat {
 }
 
 fn tools(request: &ReplyRequest) -> Tools {
-    let tool = |tool: &Tool| text::Tool {
-        name: tool.name.clone(),
-        parameters: tool.parameters.clone().unwrap_or_default(),
-    };
-    Tools::new(request.tools.iter().map(tool).collect())
+    Tools::from(request.tools.as_slice())
 }
 
 impl ReplyFormat for DetectedFormat {
@@ -63,10 +59,9 @@ impl ReplyFormat for DetectedFormat {
         };
         let options = ParserOptions::default()
             .with_tools(tools(request))
-            .with_prompt_tail(request.prompt_end.clone())
-            .with_ids(RandomIds::new());
+            .with_prompt_tail(request.prompt_end.clone());
         Box::new(Reader {
-            parser: format.parser(options),
+            tokens: TokenReader::new(format, options),
             open: None,
             calls: 0,
             one_call: request.one_call,
@@ -80,7 +75,7 @@ impl ReplyFormat for DetectedFormat {
 
 /// Events of `inference-text` as deltas.
 struct Reader {
-    parser: Box<dyn text::ReplyParser>,
+    tokens: TokenReader,
     open: Option<Open>,
     /// Calls that were passed on.
     calls: usize,
@@ -151,22 +146,12 @@ impl Reader {
 
 impl ReplyParser for Reader {
     fn feed(&mut self, token: &Token) -> Vec<Delta> {
-        // What other tokens held back may come with a special token, and stands before it.
-        let mut events = match token.text.as_str() {
-            "" => Vec::new(),
-            text => self.parser.feed(Piece::text(text)),
-        };
-        if token.special
-            && let Some(name) = &token.bytes
-        {
-            let name = String::from_utf8_lossy(name);
-            events.extend(self.parser.feed(Piece::special(token.id, &name)));
-        }
+        let events = self.tokens.feed(token);
         self.deltas(events)
     }
 
     fn finish(&mut self, _: Option<&StopCause>) -> Vec<Delta> {
-        let events = self.parser.finish();
+        let events = self.tokens.finish();
         self.deltas(events)
     }
 }
@@ -174,6 +159,7 @@ impl ReplyParser for Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inference::Tool;
     use inference_text::reply::Family;
 
     fn request() -> ReplyRequest {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, End, Reply};
-use crate::api::{Json, prepare, within};
+use crate::api::{Json, prepare, randomness};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
@@ -111,17 +111,9 @@ fn options(
         ));
     }
     let mut o = GenerateOptions::new();
-    // Anthropic's default.
-    o.sampling.temperature = request.temperature.unwrap_or(1.0);
-    within("temperature", o.sampling.temperature, 0.0, 1.0)?;
-    if let Some(top_p) = request.top_p {
-        within("top_p", top_p, 0.0, 1.0)?;
-        if top_p == 0.0 {
-            o.sampling.temperature = 0.0;
-        } else {
-            o.sampling.top_p = top_p;
-        }
-    }
+    // Anthropic's default and bound.
+    let temperature = (request.temperature.unwrap_or(1.0), 1.0);
+    randomness(&mut o.sampling, "", temperature, request.top_p)?;
     o.sampling.top_k = request.top_k.unwrap_or(0);
     let stops = request.stop_sequences.clone().unwrap_or_default();
     o.stop.stop_strings = prepare::stops(app, "stop_sequences", stops)?;

@@ -17,7 +17,7 @@ use crate::api::openai::chat::with_logprobs;
 use crate::api::openai::stream::{merged, sse};
 use crate::api::openai::types::Prompts;
 use crate::api::run::{self, End, Item, Reply};
-use crate::api::{Json, OneOrMore, at_most, prepare, within};
+use crate::api::{Json, OneOrMore, at_most, prepare, randomness, within};
 use crate::app::App;
 use crate::error::{ApiError, Family};
 use crate::models::{Lease, ServedModel};
@@ -150,17 +150,11 @@ impl Sampling {
         self.refuse()?;
         let mut o = GenerateOptions::new();
         // Not above 0 is greedy there.
-        o.sampling.temperature = self.temperature.unwrap_or(Defaults::TEMPERATURE).max(0.0);
-        within("temperature", o.sampling.temperature, 0.0, 10.0)?;
+        let temperature = self.temperature.unwrap_or(Defaults::TEMPERATURE).max(0.0);
+        let top_p = Some(self.top_p.unwrap_or(Defaults::TOP_P));
+        randomness(&mut o.sampling, "", (temperature, 10.0), top_p)?;
         let top_k = self.top_k.map(|k| usize::try_from(k).unwrap_or(0));
         o.sampling.top_k = top_k.unwrap_or(Defaults::TOP_K);
-        let top_p = self.top_p.unwrap_or(Defaults::TOP_P);
-        within("top_p", top_p, 0.0, 1.0)?;
-        if top_p == 0.0 {
-            o.sampling.temperature = 0.0;
-        } else {
-            o.sampling.top_p = top_p;
-        }
         o.sampling.min_p = self.min_p.unwrap_or(Defaults::MIN_P);
         within("min_p", o.sampling.min_p, 0.0, 1.0)?;
         if let Some(probability) = self.xtc_probability {
@@ -272,11 +266,9 @@ pub(crate) async fn create(
     Json(mut request): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
-    let Some(prompts) = request.prompt.take() else {
-        return Err(ApiError::field("prompt", "there is no prompt"));
-    };
-    let several = matches!(prompts, Prompts::Texts(_) | Prompts::Lists(_));
-    answer(&app, model, prompts.list(), several, &request.rest).await
+    let several = matches!(request.prompt, Some(Prompts::Texts(_) | Prompts::Lists(_)));
+    let prompts = Prompts::checked(request.prompt.take(), &app)?;
+    answer(&app, model, prompts, several, &request.rest).await
 }
 
 /// Continues prompts, and answers with a list where `several`.
@@ -290,10 +282,6 @@ pub(super) async fn answer(
     let arrived = Instant::now();
     let options = sampling.options(app, model)?;
     let options = prepare::finish_options(app, options.with_max_tokens(usize::MAX), arrived)?;
-    at_most("prompt", prompts.len(), app.limits.prompts)?;
-    if prompts.is_empty() {
-        return Err(ApiError::field("prompt", "there is no prompt"));
-    }
     let texts: Vec<Option<String>> = prompts
         .iter()
         .map(|prompt| match prompt {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::api::{OneOrMore, prepare, within};
+use crate::api::{OneOrMore, prepare, randomness, within};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::{KeepAlive, ServedModel, parse_keep_alive};
@@ -184,16 +184,10 @@ impl Rest {
             ));
         }
         let mut o = GenerateOptions::new();
-        o.sampling.temperature = given.temperature.unwrap_or(0.8);
-        within("options.temperature", o.sampling.temperature, 0.0, 10.0)?;
+        let temperature = (given.temperature.unwrap_or(0.8), 10.0);
+        let top_p = Some(given.top_p.unwrap_or(0.9));
+        randomness(&mut o.sampling, "options.", temperature, top_p)?;
         o.sampling.top_k = given.top_k.unwrap_or(40);
-        let top_p = given.top_p.unwrap_or(0.9);
-        within("options.top_p", top_p, 0.0, 1.0)?;
-        if top_p == 0.0 {
-            o.sampling.temperature = 0.0;
-        } else {
-            o.sampling.top_p = top_p;
-        }
         if let Some(min_p) = given.min_p {
             within("options.min_p", min_p, 0.0, 1.0)?;
             o.sampling.min_p = min_p;

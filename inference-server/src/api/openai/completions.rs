@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use super::chat::{finish, now, with_logprobs};
 use super::options::{self, Usage};
 use super::stream::{self, Chunks};
-use super::types::CompletionRequest;
+use super::types::{CompletionRequest, Prompts};
 use crate::api::native::infill;
 use crate::api::run::{self, Item, Reply};
-use crate::api::{Json, at_most, prepare};
+use crate::api::{Json, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -34,14 +34,7 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = &app.models.get(request.model.as_deref(), None).await?;
-    let Some(prompts) = request.prompt.take() else {
-        return Err(ApiError::field("prompt", "there is no prompt"));
-    };
-    let prompts = prompts.list();
-    at_most("prompt", prompts.len(), app.limits.prompts)?;
-    if prompts.is_empty() {
-        return Err(ApiError::field("prompt", "there is no prompt"));
-    }
+    let prompts = Prompts::checked(request.prompt.take(), &app)?;
     let fields = request.sampling();
     let n = options::choices(&app, &fields)?;
     let usage = options::wants_usage(&fields)?;

@@ -2,17 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use inference::{GenerateMetrics, GenerateOptions};
+use inference::{GenerateMetrics, GenerateOptions, SamplingOptions};
 use serde_json::{Value, json};
 
 use super::types::Sampling;
-use crate::api::{at_most, prepare, within};
+use crate::api::{self, at_most, prepare, within};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
 
 /// OpenAI's default.
 pub(super) const TEMPERATURE: f32 = 1.0;
+
+/// Sets temperature and top-p, with OpenAI's default and bounds.
+pub(super) fn randomness(
+    sampling: &mut SamplingOptions,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+) -> Result<(), ApiError> {
+    let temperature = (temperature.unwrap_or(TEMPERATURE), 2.0);
+    api::randomness(sampling, "", temperature, top_p)
+}
 
 /// The options that a request's fields describe, without `max_tokens`.
 pub(crate) fn options(
@@ -22,17 +32,7 @@ pub(crate) fn options(
 ) -> Result<GenerateOptions, ApiError> {
     let limits = &app.limits;
     let mut o = GenerateOptions::new();
-    o.sampling.temperature = fields.temperature.unwrap_or(TEMPERATURE);
-    within("temperature", o.sampling.temperature, 0.0, 2.0)?;
-    if let Some(top_p) = fields.top_p {
-        within("top_p", top_p, 0.0, 1.0)?;
-        if top_p == 0.0 {
-            // The limit of ever smaller ones: only the best is left.
-            o.sampling.temperature = 0.0;
-        } else {
-            o.sampling.top_p = top_p;
-        }
-    }
+    randomness(&mut o.sampling, fields.temperature, fields.top_p)?;
     o.sampling.top_k = fields.top_k.unwrap_or(0);
     if let Some(min_p) = fields.min_p {
         within("min_p", min_p, 0.0, 1.0)?;

@@ -9,7 +9,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::api::OneOrMore;
+use crate::api::{OneOrMore, at_most};
+use crate::app::App;
+use crate::error::ApiError;
 
 /// A request with the fields that chats and completions share.
 macro_rules! request {
@@ -200,6 +202,19 @@ impl Prompts {
             Prompts::Texts(texts) => texts.into_iter().map(Into::into).collect(),
             Prompts::Lists(lists) => lists.into_iter().map(Into::into).collect(),
         }
+    }
+
+    /// The prompts of a request: at least one, and no more than the limit.
+    pub(crate) fn checked(
+        prompts: Option<Self>,
+        app: &App,
+    ) -> Result<Vec<inference::Prompt>, ApiError> {
+        let prompts = prompts.map(Self::list).unwrap_or_default();
+        at_most("prompt", prompts.len(), app.limits.prompts)?;
+        if prompts.is_empty() {
+            return Err(ApiError::field("prompt", "there is no prompt"));
+        }
+        Ok(prompts)
     }
 }
 

@@ -19,7 +19,7 @@ use super::options;
 use super::stream::sse;
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Item, Reply};
-use crate::api::{Json, prepare, within};
+use crate::api::{Json, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
@@ -133,16 +133,7 @@ fn sampling(
     request: &ResponsesRequest,
 ) -> Result<GenerateOptions, ApiError> {
     let mut o = GenerateOptions::new();
-    o.sampling.temperature = request.temperature.unwrap_or(options::TEMPERATURE);
-    within("temperature", o.sampling.temperature, 0.0, 2.0)?;
-    if let Some(top_p) = request.top_p {
-        within("top_p", top_p, 0.0, 1.0)?;
-        if top_p == 0.0 {
-            o.sampling.temperature = 0.0;
-        } else {
-            o.sampling.top_p = top_p;
-        }
-    }
+    options::randomness(&mut o.sampling, request.temperature, request.top_p)?;
     let param = "text.format";
     o.constraints.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
         None | Some(Format::Text) => None,
