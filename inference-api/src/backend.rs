@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::BatchSession;
+use crate::batch::{BatchSession, Prepared};
 use crate::error::Result;
 use crate::info::ModelInfo;
 use crate::inspect::{AttentionInspector, EmbeddingModel};
@@ -228,6 +228,17 @@ pub trait TextModel: Send + Sync {
             crate::error::ErrorKind::Unsupported,
             "this backend has no batch sessions; use batch_generate",
         ))
+    }
+
+    /// Does the slow work of starting a request with these options, such as compiling its grammar.
+    /// It runs on the caller's thread, beside steps of sessions. Requests that start while its
+    /// result lives find the work done. A backend without such work does nothing.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`], for the options.
+    fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
+        let _ = options;
+        Ok(Prepared::default())
     }
 
     /// The model as one that makes vectors of texts, where it is.

@@ -1,6 +1,8 @@
 //! Many requests at once, for servers: requests come and go while others run.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +71,24 @@ impl BatchEvent {
             | BatchEvent::Done { row, .. }
             | BatchEvent::Failed { row, .. } => *row,
         }
+    }
+}
+
+/// What [`TextModel::prepare`](crate::TextModel::prepare) made, kept while a copy of this lives.
+#[derive(Clone, Default)]
+pub struct Prepared(Option<Arc<dyn Any + Send + Sync>>);
+
+impl Prepared {
+    /// Keeps a value.
+    #[must_use]
+    pub fn new(kept: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(Some(kept))
+    }
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Prepared").field(&self.0.is_some()).finish()
     }
 }
 

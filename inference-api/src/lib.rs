@@ -85,7 +85,7 @@ mod train;
 #[cfg(feature = "async")]
 pub use async_tokens::AsyncTokens;
 pub use backend::{Backend, Capabilities, TextModel};
-pub use batch::{BatchEvent, BatchSession, RequestId};
+pub use batch::{BatchEvent, BatchSession, Prepared, RequestId};
 pub use cancel::{CancelToken, Interrupt};
 pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discover};
 pub use error::{Error, ErrorKind, Result};

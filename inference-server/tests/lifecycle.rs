@@ -58,6 +58,62 @@ fn requests_whose_keys_do_not_fit_wait_for_others_to_end() {
     assert!(text.contains("inference_kv_reserved_bytes 0\n"), "{text}");
 }
 
+/// A request whose reply must match a schema of this title.
+fn structured(title: &str) -> Value {
+    let schema = json!({"type": "object", "title": title});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let mut body = ask("x", false);
+    body["response_format"] = format;
+    body
+}
+
+#[test]
+fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
+    let server = serve(&config());
+    let client = server.client();
+    server.state.hold_grammars(true);
+    let mut talker = client.open_json(CHAT, &ask("!long", true));
+    let waiting = client.open_json(CHAT, &structured("slow"));
+    eventually("both", || client.get("/ready").json()["requests"] == 2);
+    eventually("a compilation", || server.state.compiling() == 1);
+    // About a hundred tokens come while the grammar is compiled.
+    let mut some = [0; 20_000];
+    talker.read_exact(&mut some).unwrap();
+    assert_eq!(server.state.rows(), 1);
+    server.state.hold_grammars(false);
+    let reply = read(waiting).expect(200);
+    assert_eq!(reply["choices"][0]["message"]["content"], "{\"a\":1}");
+    drop(talker);
+    free(&server);
+    // Clients that leave meanwhile free their places.
+    server.state.hold_grammars(true);
+    let first = client.open_json(CHAT, &structured("first"));
+    eventually("a compilation", || server.state.compiling() == 1);
+    let second = client.open_json(CHAT, &structured("second"));
+    eventually("both", || client.get("/ready").json()["requests"] == 2);
+    drop((first, second));
+    server.state.hold_grammars(false);
+    free(&server);
+    // The session compiled none of them.
+    let in_session = &server.state.compiled_in_session;
+    assert_eq!(in_session.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_grammar_that_cannot_be_prepared_fails_alone() {
+    let server = serve(&config());
+    let client = server.client();
+    for _ in 0..2 {
+        let error = client.post(CHAT, &structured("!badgrammar")).expect(400);
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains("no grammar"), "{message}");
+        client.post(CHAT, &structured("!preparepanic")).expect(500);
+        client.post(CHAT, &structured("good")).expect(200);
+        client.post(CHAT, &ask("x", false)).expect(200);
+    }
+    free(&server);
+}
+
 #[test]
 fn a_client_that_leaves_frees_its_row_in_decode() {
     let server = serve(&config());

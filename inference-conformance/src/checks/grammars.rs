@@ -2,7 +2,7 @@
 
 use inference::{ErrorKind, FinishReason, Grammar};
 
-use crate::context::{Context, Verdict, ensure};
+use crate::context::{Context, Stop, Verdict, ensure};
 use crate::probe::{N, first_item, greedy, refused, reply, usable};
 
 const STOP: Option<FinishReason> = Some(FinishReason::Stop);
@@ -31,6 +31,18 @@ pub(crate) fn grammars(context: &Context) -> Verdict {
                 got.finish
             );
         }
+        // What was prepared changes nothing but the time.
+        let prepared = model.prepare(&options);
+        let prepared = prepared.map_err(|e| Stop::Failed(format!("prepare: {e}")))?;
+        let again = reply(model.as_ref(), &prompt, &options)?;
+        drop(prepared);
+        let first = reply(model.as_ref(), &prompt, &options)?;
+        ensure!(
+            again.ids == first.ids,
+            "with the grammar {grammar:?} the reply is {:?} after prepare, else {:?}",
+            again.text(),
+            first.text()
+        );
         // A truncated reply is the beginning of an allowed one.
         let cut = reply(model.as_ref(), &prompt, &options.with_max_tokens(1))?;
         ensure!(

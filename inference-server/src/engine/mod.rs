@@ -2,8 +2,10 @@
 //! sessions.
 //!
 //! A request holds a place from its arrival to its end. So the number of waiting and running
-//! requests is bounded before anything is tokenized. `scheduler.rs` is the thread.
+//! requests is bounded before anything is tokenized. `scheduler.rs` is the thread; `ahead.rs` is
+//! another, for slow work before a request starts.
 
+mod ahead;
 mod scheduler;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use inference::{
     CancelToken, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Interrupt,
-    Pooling, Result, StopCause, Token,
+    Pooling, Prepared, Result, StopCause, Token,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -69,6 +71,21 @@ pub(crate) struct Job {
     pub(crate) place: Places,
 }
 
+/// A request, and what its model prepared for it.
+struct Ready {
+    job: Box<Job>,
+    prepared: Prepared,
+}
+
+impl From<Job> for Ready {
+    fn from(job: Job) -> Self {
+        Self {
+            job: Box::new(job),
+            prepared: Prepared::default(),
+        }
+    }
+}
+
 /// A request for vectors.
 pub(crate) struct EmbedJob {
     pub(crate) model: Lease,
@@ -79,7 +96,7 @@ pub(crate) struct EmbedJob {
 }
 
 enum Command {
-    Generate(Box<Job>, mpsc::Sender<Event>),
+    Generate(Ready, mpsc::Sender<Event>),
     Embed(Box<EmbedJob>, oneshot::Sender<Result<Vec<Vec<f32>>>>),
     /// Forget a model that no request uses.
     Unload(u64, oneshot::Sender<()>),
@@ -144,6 +161,8 @@ const FAILURES: usize = 3;
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     commands: std_mpsc::Sender<Command>,
+    /// For requests that the model has to prepare.
+    ahead: std_mpsc::Sender<ahead::Waiting>,
     places: Arc<Semaphore>,
     capacity: usize,
     stall: Duration,
@@ -184,10 +203,12 @@ impl Engine {
             .map_err(|e| {
                 Error::new(ErrorKind::Engine, "no thread for the engine").with_source(e)
             })?;
+        let ahead = ahead::start(commands.clone(), Arc::clone(&shared))?;
         let capacity = options.parallel + options.max_queue;
         Ok(Self {
             shared,
             commands,
+            ahead,
             places: Arc::new(Semaphore::new(capacity)),
             capacity,
             stall: options.stall,
@@ -227,7 +248,12 @@ impl Engine {
         job.options.interrupt.cancel = Some(cancel.clone());
         let (sender, events) = mpsc::channel(self.buffered);
         // Without a thread the sender is dropped, and the reader sees the end.
-        let _ = self.commands.send(Command::Generate(Box::new(job), sender));
+        if job.options.constraints.grammar.is_some() {
+            let _ = self.ahead.send((Box::new(job), sender));
+        } else {
+            let job = Ready::from(job);
+            let _ = self.commands.send(Command::Generate(job, sender));
+        }
         Running { events, cancel }
     }
 

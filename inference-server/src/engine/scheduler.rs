@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::models::Lease;
 
-use super::{Command, EmbedJob, EngineOptions, Event, Job, Places, Shared};
+use super::{Command, EmbedJob, EngineOptions, Event, Job, Places, Ready, Shared};
 
 /// A model and its requests.
 struct Slot {
@@ -50,7 +50,7 @@ pub(super) struct Scheduler {
     kv_budget: Option<u64>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
-    queue: VecDeque<(Box<Job>, mpsc::Sender<Event>)>,
+    queue: VecDeque<(Ready, mpsc::Sender<Event>)>,
     embeddings: VecDeque<Embedding>,
     stopped: bool,
 }
@@ -65,7 +65,7 @@ impl Drop for Alive {
 }
 
 /// Runs a model's code; a panic is an error.
-fn shielded<T>(doing: &str, run: impl FnOnce() -> T) -> Result<T> {
+pub(super) fn shielded<T>(doing: &str, run: impl FnOnce() -> T) -> Result<T> {
     // What a panic left half done is dropped by the callers.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let said = panic
@@ -212,7 +212,7 @@ impl Scheduler {
     /// Drops requests whose client left, or whose time is over, wherever they are.
     fn sweep(&mut self) {
         let metrics = &self.shared.metrics;
-        self.queue.retain(|(job, out)| {
+        self.queue.retain(|(Ready { job, .. }, out)| {
             if out.is_closed() {
                 metrics.ended("cancelled", job.arrived.elapsed());
                 return false;
@@ -247,8 +247,8 @@ impl Scheduler {
     fn admit(&mut self) {
         while self.running() < self.parallel
             && let Some((first, _)) = self.queue.front()
-            && self.fits(first.kv_bytes)
-            && let Some((job, out)) = self.queue.pop_front()
+            && self.fits(first.job.kv_bytes)
+            && let Some((Ready { job, prepared }, out)) = self.queue.pop_front()
         {
             if let Some(budget) = self.kv_budget.filter(|most| job.kv_bytes > *most) {
                 let message = format!(
@@ -283,6 +283,7 @@ impl Scheduler {
                 };
                 session.add(&prompt, &options)
             });
+            drop(prepared);
             let error = match &added {
                 Ok(Ok(id)) => {
                     let queued = arrived.elapsed();
@@ -375,7 +376,7 @@ impl Scheduler {
     fn fail_all(&mut self, error: &Error) {
         let reason = FinishReason::of_error(error).as_str();
         let metrics = &self.shared.metrics;
-        for (job, out) in self.queue.drain(..) {
+        for (Ready { job, .. }, out) in self.queue.drain(..) {
             metrics.ended(reason, job.arrived.elapsed());
             let _ = out.try_send(Event::Failed(error.clone()));
         }

@@ -4,7 +4,8 @@
 //! `hello world`. Words anywhere in the prompt make it misbehave. `!long` goes on until it is
 //! stopped, `!prefill` computes the prompt in many steps, `!fail` fails alone at the third token.
 //! `!error` fails the whole step, `!panic` panics in a step, `!addpanic` when it is added,
-//! `!refuse` is refused as invalid.
+//! `!refuse` is refused as invalid. In a grammar, `!badgrammar` is refused when it is prepared and
+//! `!preparepanic` panics then.
 //!
 //! `⏎` in its reply is a new line. With [`Script::writing`] it has a chat template, and special
 //! tokens, which it says by name.
@@ -18,8 +19,8 @@ use std::time::Duration;
 use inference::{
     BatchEvent, BatchResult, BatchSession, Capabilities, ChatEnd, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Grammar,
-    LogitsOutput, Message, ModelInfo, Pooling, Prompt, RequestId, Result, StopCause, TextModel,
-    Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+    LogitsOutput, Message, ModelInfo, Pooling, Prepared, Prompt, RequestId, Result, StopCause,
+    TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
 };
 
 const END: u32 = 256;
@@ -39,6 +40,12 @@ pub struct State {
     pub options: Mutex<Vec<GenerateOptions>>,
     pub prompts: Mutex<Vec<String>>,
     pub closed: AtomicBool,
+    /// No grammar is compiled while it is set.
+    held: AtomicBool,
+    compiling: AtomicUsize,
+    /// The grammars that were compiled, and how many of them in a session.
+    compiled: Mutex<Vec<Grammar>>,
+    pub compiled_in_session: AtomicUsize,
 }
 
 impl State {
@@ -53,6 +60,33 @@ impl State {
 
     pub fn open(&self) {
         self.gate.store(false, Ordering::SeqCst);
+    }
+
+    /// Lets no grammar be compiled.
+    pub fn hold_grammars(&self, hold: bool) {
+        self.held.store(hold, Ordering::SeqCst);
+    }
+
+    /// Grammars that are compiled now.
+    pub fn compiling(&self) -> usize {
+        self.compiling.load(Ordering::SeqCst)
+    }
+
+    fn compile(&self, options: &GenerateOptions, in_session: bool) {
+        let Some(grammar) = &options.constraints.grammar else {
+            return;
+        };
+        if self.compiled.lock().unwrap().contains(grammar) {
+            return;
+        }
+        self.compiled_in_session
+            .fetch_add(usize::from(in_session), Ordering::SeqCst);
+        self.compiling.fetch_add(1, Ordering::SeqCst);
+        while self.held.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.compiling.fetch_sub(1, Ordering::SeqCst);
+        self.compiled.lock().unwrap().push(grammar.clone());
     }
 
     pub fn last_options(&self) -> GenerateOptions {
@@ -148,6 +182,18 @@ impl TextModel for Script {
             rows: BTreeMap::new(),
             next: 0,
         }))
+    }
+    fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
+        let text = format!("{:?}", options.constraints.grammar);
+        assert!(!text.contains("!preparepanic"), "asked to when preparing");
+        if text.contains("!badgrammar") {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "the grammar is no grammar",
+            ));
+        }
+        self.state.compile(options, false);
+        Ok(Prepared::default())
     }
     fn as_token_model(&self) -> Option<&dyn TokenModel> {
         Some(self)
@@ -296,6 +342,7 @@ impl BatchSession for Session {
         }
         let text = String::from_utf8_lossy(&bytes).into_owned();
         assert!(!text.contains("!addpanic"), "asked to when added");
+        self.state.compile(options, true);
         if text.contains("!refuse") {
             return Err(Error::new(
                 ErrorKind::InvalidOption,
