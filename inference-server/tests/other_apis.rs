@@ -42,7 +42,9 @@ impl ReplyParser for Brackets {
             "[" => self.name = Some(String::new()),
             "]" => {
                 self.arguments = false;
+                let index = self.calls;
                 self.calls += 1;
+                return vec![Delta::CallEnded { index }];
             }
             _ if self.arguments => {
                 return vec![Delta::Arguments {

@@ -36,9 +36,19 @@ struct Case {
     content: &'static str,
     reasoning: &'static str,
     calls: &'static [(&'static str, &'static str)],
+    /// Calls that streams begin, and the arguments up to the fault.
+    begun: &'static [(&'static str, &'static str)],
 }
 
 impl Case {
+    /// What streams give that pass parts of calls on.
+    fn in_parts(&self, called: &str, not: &str) -> Outcome {
+        let mut outcome = self.outcome(called, not);
+        let begun = |(name, json): &(&str, &str)| (String::from(*name), Value::from(*json));
+        outcome.calls.splice(0..0, self.begun.iter().map(begun));
+        outcome
+    }
+
     fn outcome(&self, called: &str, not: &str) -> Outcome {
         let call = |(name, json): &(&str, &str)| {
             let json = serde_json::from_str(json).unwrap();
@@ -59,30 +69,35 @@ const CASES: &[Case] = &[
         content: "",
         reasoning: "",
         calls: &[("f", r#"{"a": [1, "x"]}"#)],
+        begun: &[],
     },
     Case {
         said: r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>⏎<tool_call>{"name": "g", "arguments": {}}</tool_call>"#,
         content: "",
         reasoning: "",
         calls: &[("f", r#"{"a": 1}"#), ("g", "{}")],
+        begun: &[],
     },
     Case {
         said: r#"Let me see. <tool_call>{"name": "f", "arguments": {}}</tool_call>"#,
         content: "Let me see.",
         reasoning: "",
         calls: &[("f", "{}")],
+        begun: &[],
     },
     Case {
         said: r#"<think>⏎hm ⏎</think>⏎⏎<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>"#,
         content: "",
         reasoning: "hm",
         calls: &[("f", r#"{"a": 1}"#)],
+        begun: &[],
     },
     Case {
         said: "<think>two words</think>⏎⏎The answer.",
         content: "The answer.",
         reasoning: "two words",
         calls: &[],
+        begun: &[],
     },
     // Malformed after its name and a part of its arguments were read.
     Case {
@@ -90,6 +105,15 @@ const CASES: &[Case] = &[
         content: r#"<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call> end"#,
         reasoning: "",
         calls: &[],
+        begun: &[("f", r#"{"a": 1"#)],
+    },
+    // White space before it is content, too.
+    Case {
+        said: r#"So.⏎⏎<tool_call>{"name": "f", "arguments": {"a"}}</tool_call>"#,
+        content: "So.\n\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"}}</tool_call>",
+        reasoning: "",
+        calls: &[],
+        begun: &[("f", r#"{"a""#)],
     },
     // Cut.
     Case {
@@ -97,6 +121,7 @@ const CASES: &[Case] = &[
         content: r#"<tool_call>{"name": "f", "arguments": {"a": "#,
         reasoning: "",
         calls: &[],
+        begun: &[("f", r#"{"a": "#)],
     },
     // A malformed call, then a good one, which is the first.
     Case {
@@ -104,12 +129,14 @@ const CASES: &[Case] = &[
         content: r#"<tool_call>{"name": "f", "arguments": 3}</tool_call>"#,
         reasoning: "",
         calls: &[("g", "{}")],
+        begun: &[],
     },
     Case {
         said: "No tool is needed; write <tool_cal and {\"name\": 1}",
         content: "No tool is needed; write <tool_cal and {\"name\": 1}",
         reasoning: "",
         calls: &[],
+        begun: &[],
     },
 ];
 
@@ -129,15 +156,25 @@ fn functions() -> Value {
     json!([tool("f"), tool("g")])
 }
 
-/// Checks all cases, whole and streamed.
+/// The arguments of a call; as text where they are incomplete.
+fn arguments(json: &str) -> Value {
+    serde_json::from_str(json).unwrap_or_else(|_| json.into())
+}
+
+/// Checks all cases, whole and streamed; `in_parts` where streams pass parts of calls on.
 fn check_cases(
     (called, not): (&str, &str),
+    in_parts: bool,
     whole: impl Fn(&str) -> Outcome,
     streamed: impl Fn(&str) -> Outcome,
 ) {
     for case in CASES {
         let expected = case.outcome(called, not);
         assert_eq!(whole(case.said), expected, "{}", case.said);
+        let expected = match in_parts {
+            true => case.in_parts(called, not),
+            false => expected,
+        };
         assert_eq!(streamed(case.said), expected, "streamed {}", case.said);
     }
 }
@@ -214,7 +251,7 @@ fn openai_streamed(client: &Client, body: &Value) -> Outcome {
             }
         }
     }
-    let call = |(name, json): (String, String)| (name, serde_json::from_str(&json).unwrap());
+    let call = |(name, json): (String, String)| (name, arguments(&json));
     outcome.calls = calls.into_iter().map(call).collect();
     outcome
 }
@@ -225,9 +262,37 @@ fn openai_replies_are_read_alike_whole_and_streamed() {
     let client = server.client();
     check_cases(
         ("tool_calls", "stop"),
+        true,
         |said| openai_whole(&client, &openai(said, &json!({}))),
         |said| openai_streamed(&client, &openai(said, &json!({}))),
     );
+}
+
+/// Arguments arrive while the model writes them: the server holds none of them back.
+#[test]
+fn arguments_come_piece_by_piece() {
+    let server = hermes();
+    let client = server.client();
+    let said = CASES[0].said;
+    let body = openai(said, &json!({"stream": true}));
+    let pieces: Vec<String> = events(&client.post(CHAT, &body))
+        .iter()
+        .filter_map(|(_, chunk)| {
+            let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+            Some(call["function"]["arguments"].as_str()?.to_owned())
+        })
+        .collect();
+    // The first has the name. The script writes a byte at a time.
+    let json = r#"{"a": [1, "x"]}"#;
+    assert_eq!(pieces.concat(), json);
+    assert_eq!(pieces.len(), 1 + json.len());
+    let body = anthropic(said, &json!({"stream": true}));
+    let pieces: Vec<String> = events(&client.post(MESSAGES, &body))
+        .iter()
+        .filter_map(|(_, data)| Some(data["delta"]["partial_json"].as_str()?.to_owned()))
+        .collect();
+    assert_eq!(pieces.concat(), json);
+    assert_eq!(pieces.len(), json.len());
 }
 
 #[test]
@@ -465,7 +530,7 @@ fn anthropic_streamed(client: &Client, body: &Value) -> Outcome {
                 let block = blocks.last_mut().unwrap();
                 if block["type"] == "tool_use" {
                     assert_eq!(block["input"], json!({}));
-                    block["input"] = serde_json::from_str(&std::mem::take(&mut json_text)).unwrap();
+                    block["input"] = arguments(&std::mem::take(&mut json_text));
                 }
             }
             "message_delta" => end = data["delta"]["stop_reason"].clone(),
@@ -487,6 +552,7 @@ fn anthropic_replies_are_read_alike_whole_and_streamed() {
     ] {
         check_cases(
             ("tool_use", "end_turn"),
+            true,
             |said| anthropic_whole(&client, &anthropic(said, &fields)),
             |said| anthropic_streamed(&client, &anthropic(said, &fields)),
         );
@@ -556,6 +622,7 @@ fn ollama_replies_are_read_alike_whole_and_streamed() {
     let client = server.client();
     check_cases(
         ("stop", "stop"),
+        false,
         |said| {
             let mut outcome = Outcome::default();
             add_line(

@@ -162,23 +162,35 @@ pub(crate) struct Call {
     pub(crate) arguments: String,
 }
 
-/// Calls that grow.
+/// The calls of a reply, of which only complete ones count.
 #[derive(Debug, Default)]
-pub(crate) struct Calls(pub(crate) Vec<Call>);
+pub(crate) struct Calls {
+    /// Complete ones.
+    pub(crate) done: Vec<Call>,
+    open: Option<Call>,
+}
 
 impl Calls {
     pub(crate) fn begin(&mut self, id: String, name: String) {
-        self.0.push(Call {
+        self.open = Some(Call {
             id,
             name,
             arguments: String::new(),
         });
     }
 
-    pub(crate) fn arguments(&mut self, index: usize, json: &str) {
-        if let Some(call) = self.0.get_mut(index) {
+    pub(crate) fn arguments(&mut self, json: &str) {
+        if let Some(call) = &mut self.open {
             call.arguments.push_str(json);
         }
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.done.extend(self.open.take());
+    }
+
+    pub(crate) fn give_up(&mut self) {
+        self.open = None;
     }
 }
 
@@ -195,7 +207,9 @@ pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
                 Delta::Content(text) => content.push_str(&text),
                 Delta::Reasoning(text) => reasoning.push_str(&text),
                 Delta::ToolCall { id, name, .. } => calls.begin(id, name),
-                Delta::Arguments { index, json } => calls.arguments(index, &json),
+                Delta::Arguments { json, .. } => calls.arguments(&json),
+                Delta::CallEnded { .. } => calls.end(),
+                Delta::CallBroken { .. } => calls.give_up(),
             }
         }
     };
@@ -220,7 +234,7 @@ pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
     Ok(Whole {
         content,
         reasoning,
-        calls: calls.0,
+        calls: calls.done,
         tokens,
         end,
     })

@@ -1,7 +1,7 @@
 //! Replies in the formats of `inference-text`.
 //!
-//! A call is passed on when it is complete: a malformed call becomes content, and a client cannot
-//! take back received parts.
+//! A call is passed on while it is written. A malformed call becomes content; of its parts that a
+//! client has received already, it is told that they stay incomplete.
 
 use std::sync::Arc;
 
@@ -64,6 +64,7 @@ impl ReplyFormat for DetectedFormat {
             tokens: TokenReader::new(format, options),
             open: None,
             calls: 0,
+            broken: 0,
             one_call: request.one_call,
         })
     }
@@ -76,17 +77,13 @@ impl ReplyFormat for DetectedFormat {
 /// Events of `inference-text` as deltas.
 struct Reader {
     tokens: TokenReader,
-    open: Option<Open>,
+    /// The call that grows.
+    open: Option<usize>,
     /// Calls that were passed on.
     calls: usize,
+    /// Those of them that were malformed.
+    broken: usize,
     one_call: bool,
-}
-
-/// A call that is not complete yet.
-struct Open {
-    id: String,
-    name: String,
-    arguments: String,
 }
 
 impl Reader {
@@ -97,21 +94,26 @@ impl Reader {
                 Event::Content(text) => deltas.push(Delta::Content(text)),
                 Event::Reasoning(text) => deltas.push(Delta::Reasoning(text)),
                 Event::CallStarted { id, name, .. } => {
-                    self.open = Some(Open {
-                        id,
-                        name,
-                        arguments: String::new(),
-                    });
-                }
-                Event::ArgumentsDelta { delta, .. } => {
-                    if let Some(open) = &mut self.open {
-                        open.arguments.push_str(&delta);
+                    if self.one_call && self.calls > self.broken {
+                        tracing::debug!("a second tool call is dropped, as the client asked");
+                        continue;
                     }
+                    let index = self.calls;
+                    self.calls += 1;
+                    self.open = Some(index);
+                    deltas.push(Delta::ToolCall { index, id, name });
                 }
-                Event::CallEnded { .. } => self.close(&mut deltas),
+                Event::ArgumentsDelta { delta: json, .. } => {
+                    let more = |index| Delta::Arguments { index, json };
+                    deltas.extend(self.open.map(more));
+                }
+                Event::CallEnded { .. } => {
+                    let ended = |index| Delta::CallEnded { index };
+                    deltas.extend(self.open.take().map(ended));
+                }
                 Event::Malformed(diagnosis) => {
-                    self.open = None;
                     tracing::warn!("a tool call is passed on as text: {diagnosis}");
+                    self.take_back(&mut deltas);
                 }
                 // Later kinds of events.
                 other => tracing::debug!(?other, "not passed on"),
@@ -120,27 +122,18 @@ impl Reader {
         deltas
     }
 
-    /// Passes the open call on, under the next index: calls that were malformed leave no gap.
-    fn close(&mut self, deltas: &mut Vec<Delta>) {
-        let Some(Open {
-            id,
-            name,
-            arguments,
-        }) = self.open.take()
-        else {
-            return;
-        };
-        if self.one_call && self.calls > 0 {
-            tracing::debug!("a second tool call is dropped, as the client asked");
-            return;
+    /// Ends the open call as malformed. One that no delta was passed on of leaves no trace.
+    fn take_back(&mut self, deltas: &mut Vec<Delta>) {
+        let Some(open) = self.open.take() else { return };
+        let begins =
+            |delta: &Delta| matches!(delta, Delta::ToolCall { index, .. } if *index == open);
+        if let Some(at) = deltas.iter().position(begins) {
+            deltas.truncate(at);
+            self.calls -= 1;
+        } else {
+            self.broken += 1;
+            deltas.push(Delta::CallBroken { index: open });
         }
-        let index = self.calls;
-        self.calls += 1;
-        deltas.push(Delta::ToolCall { index, id, name });
-        deltas.push(Delta::Arguments {
-            index,
-            json: arguments,
-        });
     }
 }
 
@@ -190,14 +183,19 @@ mod tests {
         let mut deltas = parser.feed(&Token::new(1, "so "));
         deltas.extend(parser.feed(&special(2, "<|tool_call_start|>")));
         assert_eq!(content(&deltas), "so");
-        assert_eq!(parser.feed(&Token::new(3, "[f(a=1")), []);
+        let mut deltas = parser.feed(&Token::new(3, "[f(a=1"));
         // Bytes that waited come with the special token and stand before it.
         let mut end = special(4, "<|tool_call_end|>");
         end.text = String::from(")]");
-        let deltas = parser.feed(&end);
+        deltas.extend(parser.feed(&end));
         assert!(matches!(&deltas[0], Delta::ToolCall { index: 0, name, .. } if name == "f"));
-        let json = String::from(r#"{"a": 1}"#);
-        assert_eq!(deltas[1..], [Delta::Arguments { index: 0, json }]);
+        assert_eq!(deltas.pop(), Some(Delta::CallEnded { index: 0 }));
+        let json = |delta: &Delta| match delta {
+            Delta::Arguments { index: 0, json } => json.clone(),
+            other => panic!("{other:?}"),
+        };
+        let json: String = deltas[1..].iter().map(json).collect();
+        assert_eq!(json, r#"{"a": 1}"#);
         assert_eq!(parser.feed(&special(5, "<|im_end|>")), []);
         assert_eq!(parser.finish(None), []);
     }
@@ -214,6 +212,34 @@ mod tests {
         assert!(
             matches!(&deltas[0], Delta::ToolCall { index: 0, name, .. } if name == "g"),
             "{deltas:?}"
+        );
+    }
+
+    #[test]
+    fn parts_are_passed_on_at_once_and_a_malformed_rest_is_told() {
+        let format = DetectedFormat::from(Format::of(Family::Hermes));
+        let mut request = request();
+        request.one_call = true;
+        let mut parser = format.parser(&request);
+        let mut feed = |text: &str| parser.feed(&Token::new(1, text));
+        assert_eq!(content(&feed("So. ")), "So.");
+        let deltas = feed(r#"<tool_call>{"name": "f", "arguments": {"a": "#);
+        let json = String::from(r#"{"a": "#);
+        assert!(matches!(&deltas[0], Delta::ToolCall { index: 0, name, .. } if name == "f"));
+        assert_eq!(deltas[1..], [Delta::Arguments { index: 0, json }]);
+        let json = String::from("1");
+        assert_eq!(feed("1"), [Delta::Arguments { index: 0, json }]);
+        let deltas = feed("]");
+        assert_eq!(deltas[0], Delta::CallBroken { index: 0 });
+        let text = r#" <tool_call>{"name": "f", "arguments": {"a": 1]"#;
+        assert_eq!(content(&deltas[1..]), text);
+        // The first good call is the one that the client asked for.
+        let deltas = feed(r#"<tool_call>{"name": "g", "arguments": {}}</tool_call>"#);
+        assert!(matches!(&deltas[0], Delta::ToolCall { index: 1, name, .. } if name == "g"));
+        assert_eq!(deltas.last(), Some(&Delta::CallEnded { index: 1 }));
+        assert_eq!(
+            feed(r#"<tool_call>{"name": "g", "arguments": {}}</tool_call>"#),
+            []
         );
     }
 

@@ -29,8 +29,18 @@ pub enum Delta {
     Arguments {
         /// Which call of the reply.
         index: usize,
-        /// The text; all of a call's, put together, are a JSON object.
+        /// The text; all of a call's, put together, are a JSON object once the call has ended.
         json: String,
+    },
+    /// A call is complete.
+    CallEnded {
+        /// Which call of the reply.
+        index: usize,
+    },
+    /// A call is malformed or cut, and its arguments stay incomplete. Its text follows as content.
+    CallBroken {
+        /// Which call of the reply.
+        index: usize,
     },
 }
 

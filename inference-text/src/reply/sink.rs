@@ -7,7 +7,7 @@ use std::sync::Arc;
 const MAX_HELD_SPACE: usize = 4096;
 
 /// White space of one kind of text that is held until it is known what follows.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Space {
     held: String,
     /// White space at the beginning is dropped: a boundary came before.
@@ -50,6 +50,8 @@ impl Space {
 pub(super) struct Sink {
     events: Vec<Event>,
     content: Space,
+    /// The content's white space before the open call, which counts if the call is malformed.
+    before_call: Space,
     reasoning: Space,
     next_index: usize,
     open: Option<usize>,
@@ -73,6 +75,7 @@ impl Sink {
         Self {
             events: Vec::new(),
             content: Space::default(),
+            before_call: Space::default(),
             reasoning: Space {
                 strip: true,
                 ..Space::default()
@@ -159,6 +162,7 @@ impl Sink {
             Some(id) if !id.is_empty() => id,
             _ => self.ids.next_id(style),
         };
+        self.before_call = self.content.clone();
         self.boundary();
         let index = self.next_index;
         self.next_index += 1;
@@ -210,6 +214,9 @@ impl Sink {
     /// Reports a fault; the open call, if any, stays without an end.
     pub(super) fn malformed(&mut self, fault: Fault) {
         let index = self.open.take();
+        if index.is_some() {
+            self.content = std::mem::take(&mut self.before_call);
+        }
         let (family, offset) = (self.family, self.offset);
         self.events.push(Event::Malformed(Diagnosis {
             fault,

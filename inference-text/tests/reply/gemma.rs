@@ -26,7 +26,7 @@ fn function_gemma() {
                 "content Hm",
                 r#"open 0 call_0 f {"s": "#,
                 "fault Unclosed",
-                "content <start_function_call>call:f{s:<escape>a",
+                "content  <start_function_call>call:f{s:<escape>a",
             ],
         );
 }

@@ -64,13 +64,23 @@ fn hermes() {
 #[test]
 fn hermes_malformed() {
     golden(Family::Hermes)
+        // White space before a call that had begun is content again.
+        .says(
+            "So.\n\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"}}",
+            &[
+                "content So.",
+                r#"open 0 call_0 f {"a""#,
+                "fault Syntax",
+                "content \n\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"}}",
+            ],
+        )
         .says(
             "Hi <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, ",
             &[
                 "content Hi",
                 r#"open 0 call_0 f {"a": [1, "#,
                 "fault Unclosed",
-                "content <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, ",
+                "content  <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, ",
             ],
         )
         .says(

@@ -107,7 +107,6 @@ impl Events {
                     json!({"type": "thinking_delta", "thinking": text})
                 }
                 Delta::ToolCall { index, id, name } => {
-                    self.called = true;
                     let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
                     self.open(Open::Tool(index), block, events);
                     continue;
@@ -118,6 +117,16 @@ impl Events {
                         continue;
                     }
                     json!({"type": "input_json_delta", "partial_json": json})
+                }
+                Delta::CallEnded { .. } => {
+                    self.called = true;
+                    self.close(events);
+                    continue;
+                }
+                // Its input stays incomplete, which clients see as such.
+                Delta::CallBroken { .. } => {
+                    self.close(events);
+                    continue;
                 }
             };
             events.push(json!({

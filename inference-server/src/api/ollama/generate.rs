@@ -255,7 +255,7 @@ struct Lines {
     model: String,
     shape: Shape,
     arrived: Instant,
-    /// Calls that are not sent yet: a line has whole ones.
+    /// The call that is not sent yet: a line has whole ones.
     calls: Calls,
 }
 
@@ -276,19 +276,22 @@ impl Lines {
                 Delta::Content(text) => content.push_str(&text),
                 Delta::Reasoning(text) => thinking.push_str(&text),
                 Delta::ToolCall { id, name, .. } => self.calls.begin(id, name),
-                Delta::Arguments { index, json } => self.calls.arguments(index, &json),
+                Delta::Arguments { json, .. } => self.calls.arguments(&json),
+                Delta::CallEnded { .. } => self.calls.end(),
+                Delta::CallBroken { .. } => self.calls.give_up(),
             }
         }
+        let calls = std::mem::take(&mut self.calls.done);
         let Some(end) = end else {
-            if content.is_empty() && thinking.is_empty() {
+            if content.is_empty() && thinking.is_empty() && calls.is_empty() {
                 return (String::new(), true);
             }
-            let line = line(&self.model, self.shape, &content, &thinking, &[]);
+            let line = line(&self.model, self.shape, &content, &thinking, &calls);
             return (format!("{}\n", Value::Object(line)), true);
         };
         let mut text = String::new();
-        if !self.calls.0.is_empty() {
-            let line = line(&self.model, self.shape, "", "", &self.calls.0);
+        if !calls.is_empty() {
+            let line = line(&self.model, self.shape, "", "", &calls);
             text = format!("{}\n", Value::Object(line));
         }
         let mut last = line(&self.model, self.shape, &content, &thinking, &[]);

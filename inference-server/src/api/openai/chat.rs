@@ -376,19 +376,22 @@ impl ChatChunks {
             let delta = match delta {
                 Delta::Content(text) => json!({"content": text}),
                 Delta::Reasoning(text) => json!({"reasoning_content": text}),
-                Delta::ToolCall { index, id, name } => {
-                    self.choices[i].called = true;
-                    json!({"tool_calls": [{
-                        "index": index,
-                        "id": id,
-                        "type": "function",
-                        "function": {"name": name, "arguments": ""},
-                    }]})
-                }
+                Delta::ToolCall { index, id, name } => json!({"tool_calls": [{
+                    "index": index,
+                    "id": id,
+                    "type": "function",
+                    "function": {"name": name, "arguments": ""},
+                }]}),
                 Delta::Arguments { index, json } => json!({"tool_calls": [{
                     "index": index,
                     "function": {"arguments": json},
                 }]}),
+                Delta::CallEnded { .. } => {
+                    self.choices[i].called = true;
+                    continue;
+                }
+                // Its arguments stay incomplete, which clients see as such.
+                Delta::CallBroken { .. } => continue,
             };
             let logprobs = self.waiting(i);
             chunks.push(self.choice(i, delta, logprobs, None));

@@ -53,12 +53,12 @@ pub(crate) async fn create(
     let options = prepare::finish_options(&app, options, arrived)?;
     let mut reply = Reply::start(&app, model, place, &prepared, options, arrived);
     let names = app.clone();
-    let mut output = Output::new(fields, move |prefix| names.name(prefix));
+    let output = Output::new(fields, move |prefix| names.name(prefix));
     if streamed {
         run::first_signs(std::slice::from_mut(&mut reply), app.limits.first_event).await?;
         return Ok(answer(reply, output, app.limits.ping));
     }
-    let mut last = None;
+    let (mut output, mut last) = (output.whole(), None);
     while let Some(item) = reply.next().await {
         if let Item::Failed(error) = item {
             return Err(error);

@@ -40,6 +40,8 @@ pub(super) struct Output {
     number: u64,
     begun: bool,
     reasoned: usize,
+    /// Only the last event is sent.
+    whole: bool,
 }
 
 impl Output {
@@ -53,7 +55,14 @@ impl Output {
             number: 0,
             begun: false,
             reasoned: 0,
+            whole: false,
         }
+    }
+
+    /// The same where only the last event is sent.
+    pub(super) fn whole(mut self) -> Self {
+        self.whole = true;
+        self
     }
 
     fn event(&mut self, kind: &str, fields: Value) -> Value {
@@ -226,6 +235,10 @@ impl Output {
                         self.more(&json, events);
                     }
                 }
+                Delta::CallEnded { .. } => self.close("completed", events),
+                // A client that has seen nothing of it gets its text alone.
+                Delta::CallBroken { .. } if self.whole => self.open = None,
+                Delta::CallBroken { .. } => self.close("incomplete", events),
             }
         }
     }
