@@ -10,7 +10,7 @@ use std::sync::Arc;
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
-    Message, ModelInfo, Prompt, PromptCacheModel, Result, TextModel, Token, TokenModel,
+    Message, ModelInfo, Prepared, Prompt, PromptCacheModel, Result, TextModel, Token, TokenModel,
     TokenStream, TrainableModel,
 };
 use mlx_rs_core::{concatenate, eval};
@@ -157,6 +157,11 @@ impl TextModel for MlxModel {
     ) -> Result<Vec<BatchResult>> {
         self.engine.check_open()?;
         self.run_batch(prompts, options)
+    }
+
+    fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
+        options.validate()?;
+        self.engine.prepare(options)
     }
 
     fn batch_session(&self) -> Result<Box<dyn BatchSession>> {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
-    Error, ErrorKind, GenerateMetrics, GenerateOptions, ModelInfo, Prompt, Result, TokenLogprobs,
-    TopLogprob,
+    Error, ErrorKind, GenerateMetrics, GenerateOptions, ModelInfo, Prepared, Prompt, Result,
+    TokenLogprobs, TopLogprob,
 };
 use mlx_rs_core::{DeviceKind, Stream};
 
@@ -198,6 +198,17 @@ impl Engine {
     /// A decoder of one request's ids to text.
     pub fn detokenizer(&self, stop: &[String]) -> Detokenizer {
         self.text.detokenizer(stop)
+    }
+
+    /// Compiles the grammar that `options` may have, beside what runs: it uses no array.
+    ///
+    /// # Errors
+    /// As [`Compiler::prepare`].
+    pub fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
+        Ok(match &options.constraints.grammar {
+            Some(grammar) => Prepared::new(self.grammars.prepare(grammar)?),
+            None => Prepared::default(),
+        })
     }
 
     /// The sampling that a request's options describe.

@@ -1,10 +1,11 @@
 //! Grammars over a model's vocabulary, through the `llguidance` crate: which tokens may come next.
 //!
-//! The vocabulary becomes a trie of bytes once for each model; a grammar is compiled once for each
-//! request. Here is no array: `penalties::allow` applies the bits, the sampler drives the matcher.
+//! The vocabulary becomes a trie of bytes once for each model. A grammar is compiled once for requests
+//! that follow each other or run together. Here is no array: `penalties::allow` applies the bits, the sampler drives the matcher.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
 
 use inference::{Error, ErrorKind, Grammar, Result};
@@ -32,6 +33,47 @@ const STACK: usize = 256 << 20;
 /// loves white space must not be able to go on with it forever.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
 
+/// Compiled grammars that are kept though nothing uses them.
+const RECENT: usize = 8;
+
+/// A compiled grammar, at the beginning of a reply.
+pub struct Compiled {
+    grammar: Grammar,
+    start: Mutex<llguidance::Matcher>,
+}
+
+impl std::fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compiled")
+            .field("grammar", &self.grammar)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Compiled grammars: all that live, and the last ones, which live on.
+#[derive(Default)]
+struct Known {
+    all: Vec<Weak<Compiled>>,
+    recent: VecDeque<Arc<Compiled>>,
+}
+
+impl Known {
+    fn find(&self, grammar: &Grammar) -> Option<Arc<Compiled>> {
+        let mut living = self.all.iter().filter_map(Weak::upgrade);
+        living.find(|known| known.grammar == *grammar)
+    }
+
+    /// Makes it the last used one.
+    fn used(&mut self, compiled: &Arc<Compiled>) {
+        self.recent.retain(|known| !Arc::ptr_eq(known, compiled));
+        self.recent.push_back(Arc::clone(compiled));
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+        self.all.retain(|known| known.strong_count() > 0);
+    }
+}
+
 /// Compiles grammars for one model.
 pub struct Compiler {
     tokenizer: Arc<Tokenizer>,
@@ -41,6 +83,7 @@ pub struct Compiler {
     vocabulary: usize,
     /// Made when first needed: it takes a while, and most requests have no grammar.
     factory: OnceLock<Result<ParserFactory>>,
+    known: Mutex<Known>,
 }
 
 impl Compiler {
@@ -53,6 +96,7 @@ impl Compiler {
             eos: eos.into(),
             vocabulary,
             factory: OnceLock::new(),
+            known: Mutex::default(),
         }
     }
 
@@ -63,6 +107,45 @@ impl Compiler {
     /// is too complex or allows nothing; [`ErrorKind::Unsupported`] for a vocabulary that cannot be
     /// used.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
+        let compiled = self.prepare(grammar)?;
+        let start = compiled.start.lock();
+        // A copy with state of its own: replies do not wait for each other.
+        let inner = start.unwrap_or_else(PoisonError::into_inner).deep_clone();
+        Ok(self.matcher(inner))
+    }
+
+    /// The compiled grammar, for matchers of later requests while it lives. Any thread may call it,
+    /// and the lock is not held while a grammar is compiled.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn prepare(&self, grammar: &Grammar) -> Result<Arc<Compiled>> {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known().find(grammar);
+        let compiled = match found {
+            Some(found) => found,
+            None => {
+                let compiled = Arc::new(Compiled {
+                    grammar: grammar.clone(),
+                    start: Mutex::new(self.compile_apart(grammar)?.inner),
+                });
+                known().all.push(Arc::downgrade(&compiled));
+                compiled
+            }
+        };
+        known().used(&compiled);
+        Ok(compiled)
+    }
+
+    fn matcher(&self, inner: llguidance::Matcher) -> Matcher {
+        Matcher {
+            inner,
+            eos: Arc::clone(&self.eos),
+            ended: false,
+        }
+    }
+
+    fn compile_apart(&self, grammar: &Grammar) -> Result<Matcher> {
         grammar.validate()?;
         // The library recurses over a grammar, and the caller's stack may be small.
         let builder = thread::Builder::new().name(String::from("grammar"));
@@ -110,11 +193,7 @@ impl Compiler {
         if let Some(message) = inner.get_error() {
             return Err(refused(message));
         }
-        let mut matcher = Matcher {
-            inner,
-            eos: Arc::clone(&self.eos),
-            ended: false,
-        };
+        let mut matcher = self.matcher(inner);
         let allowed = matcher
             .allowed()
             .map_err(|e| refused(e.message().to_owned()))?;

@@ -198,6 +198,32 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
+fn a_grammar_is_compiled_once_while_it_is_known() {
+    let c = bytes();
+    let grammar = Grammar::Regex("abc".into());
+    let held = c.prepare(&grammar).unwrap();
+    // Replies share the compiled grammar and no state.
+    let (mut one, mut other) = (c.compile(&grammar).unwrap(), c.compile(&grammar).unwrap());
+    let first = allowed(&mut one);
+    one.accept(c.tokenizer.id_of("a").unwrap()).unwrap();
+    assert_ne!(allowed(&mut one), first);
+    assert_eq!(allowed(&mut other), first);
+    assert_eq!(allowed(&mut c.compile(&grammar).unwrap()), first);
+    // Others come: the one that is held stays, those that nothing uses are forgotten.
+    let mut gone = Weak::new();
+    for i in 0..2 * RECENT {
+        let other = c.prepare(&Grammar::Regex(format!("x{i}"))).unwrap();
+        if i == 0 {
+            gone = Arc::downgrade(&other);
+        }
+    }
+    assert!(Arc::ptr_eq(&held, &c.prepare(&grammar).unwrap()));
+    assert!(gone.upgrade().is_none());
+    let known = c.known.lock().unwrap();
+    assert!(known.recent.len() == RECENT && known.all.len() <= RECENT + 1);
+}
+
+#[test]
 fn bad_grammars_are_invalid_options() {
     let c = bytes();
     for grammar in [
