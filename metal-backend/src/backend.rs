@@ -352,11 +352,20 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
         info,
         eos,
         caches: cache_options(options, head_dim)?,
-        slots: options.parallel_slots.unwrap_or(1),
+        slots: remembered(options.parallel_slots.unwrap_or(1)),
         draft: None,
         identity,
         param_slots: weights.slots().to_vec(),
     })
+}
+
+/// How many finished requests are remembered where `parallel` run at a time. Users pause between
+/// the turns of their conversations, so there are more of these than requests.
+fn remembered(parallel: usize) -> usize {
+    match parallel {
+        1 => 1,
+        n => n.saturating_mul(4),
+    }
 }
 
 /// Which caches the options ask for.

@@ -162,6 +162,140 @@ fn classification_of_many_equals_one_by_one() {
     assert!(model.classify(&bad, &fresh(1), false).is_err());
 }
 
+/// Runs requests of one session to their ends: for each the tokens of its reply, the tokens of its
+/// prompt that were computed, and the step of its first token, counted from 1.
+fn run_all(
+    model: &dyn TextModel,
+    prompts: &[Prompt],
+    options: &GenerateOptions,
+) -> Vec<(Vec<u32>, usize, usize)> {
+    let mut session = model.batch_session().unwrap();
+    let rows: Vec<RequestId> = prompts
+        .iter()
+        .map(|prompt| session.add(prompt, options).unwrap())
+        .collect();
+    let mut all = vec![(Vec::new(), 0, 0); prompts.len()];
+    for step in 1.. {
+        if session.is_empty() {
+            break;
+        }
+        for event in session.step().unwrap() {
+            let at = rows.iter().position(|row| *row == event.row()).unwrap();
+            let (got, computed, first) = &mut all[at];
+            match event {
+                BatchEvent::Token { token, .. } => {
+                    got.push(token.id);
+                    if *first == 0 {
+                        *first = step;
+                    }
+                }
+                BatchEvent::Done { metrics, .. } => {
+                    *computed = metrics.prompt_tokens - metrics.cached_tokens;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn a_system_prompt_is_computed_once_for_thirty_two_clients() {
+    let system: Vec<u32> = (0..1000).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect();
+    let own = |client: u32| (0..5).map(move |j| 6 + (client * 17 + j * 5 + client / 8) % 90);
+    let prompts: Vec<Prompt> = (0..32)
+        .map(|client| Prompt::Tokens(system.iter().copied().chain(own(client)).collect()))
+        .collect();
+    for name in ["llama", "qwen3"] {
+        let load = || tiny_with(name, &LoadOptions::new().with_parallel_slots(8));
+        let expected: Vec<Vec<u32>> = [0, 9, 31]
+            .map(|i| reply(load().as_ref(), &prompts[i], &fresh(4)))
+            .into();
+        let check = |all: &[(Vec<u32>, usize, usize)], steps: usize| {
+            assert_eq!(all.len(), 32);
+            for (i, expected) in [0, 9, 31].into_iter().zip(&expected) {
+                assert_eq!(&all[i].0, expected, "{name}, client {i}");
+            }
+            // Clients whose own tokens begin alike share these, too.
+            let computed: usize = all.iter().map(|(_, computed, _)| computed).sum();
+            assert!((1000..=1000 + 32 * 5).contains(&computed), "{computed}");
+            // The steps agree: with 256 tokens each, 8 prompts alone take 32.
+            let last = all.iter().map(|(_, _, first)| *first).max().unwrap();
+            assert!(last <= steps, "{last} steps to the first token");
+        };
+        let options = greedy(4).with_prefill_step_size(256);
+        // All at once: rows of a batch share.
+        check(&run_all(load().as_ref(), &prompts, &options), 6);
+        // Eight after eight: what ended is remembered, and stays for the others.
+        let model = load();
+        let waves = prompts.chunks(8);
+        let all: Vec<_> = waves
+            .flat_map(|wave| run_all(model.as_ref(), wave, &options))
+            .collect();
+        check(&all, 6);
+        assert!(all[8..].iter().all(|(_, computed, _)| *computed <= 5));
+        // The first client goes on, and so does the last.
+        for client in [0, 31] {
+            let Prompt::Tokens(mut next) = prompts[client].clone() else {
+                unreachable!()
+            };
+            next.extend(&all[client].0);
+            next.extend([20, 21]);
+            let next = [Prompt::Tokens(next)];
+            let again = run_all(model.as_ref(), &next, &options);
+            // The last token of a reply was never fed.
+            assert_eq!(again[0].1, 3, "{name}, client {client}");
+            let fresh = reply(load().as_ref(), &next[0], &fresh(4));
+            assert_eq!(again[0].0, fresh, "{name}, client {client}");
+        }
+    }
+}
+
+#[test]
+fn short_prompts_do_not_starve_a_long_one_nor_does_it_stall_them() {
+    let model = tiny("llama");
+    let options = fresh(1).with_prefill_step_size(16);
+    let expected = reply(model.as_ref(), &ids(3, 200), &fresh(1));
+    let mut session = model.batch_session().unwrap();
+    // One that decodes all the while.
+    let talker = fresh(1000).with_ignore_eos(true).with_prefill_step_size(16);
+    let talker = session.add(&ids(1, 4), &talker).unwrap();
+    session.step().unwrap();
+    let long = session.add(&ids(3, 200), &options).unwrap();
+    let mut came = BTreeMap::new();
+    for step in 0..50 {
+        // Together they fill a step.
+        for i in 0..2 {
+            let prompt = ids(10 + 2 * step + i, 8);
+            came.insert(session.add(&prompt, &options).unwrap(), step);
+        }
+        let mut talked = 0;
+        let mut done = false;
+        for event in session.step().unwrap() {
+            let BatchEvent::Token { row, token } = event else {
+                continue;
+            };
+            if row == talker {
+                talked += 1;
+            } else if row == long {
+                assert_eq!([token.id], expected[..]);
+                done = true;
+            } else {
+                came.remove(&row);
+            }
+        }
+        assert_eq!(talked, 1, "one token a step, whatever prompts there are");
+        if done {
+            // Half of a step is 8 tokens: 25 steps for 200.
+            assert!((24..=26).contains(&step), "{step}");
+            // One of the two that came with each step had the other half.
+            assert!(came.len() as u32 <= step + 2, "{} wait", came.len());
+            return;
+        }
+    }
+    panic!("half of a step is 8 of its 200 tokens, and 50 steps were not enough");
+}
+
 #[test]
 fn what_the_prompts_of_a_batch_begin_with_is_computed_once() {
     let plain = LoadOptions::default();

@@ -74,12 +74,12 @@ impl InPlaceCache {
         (capacity(self.expected.clamp(least, chunk)), chunk)
     }
 
-    /// Copies that go on by themselves, of a row's layers.
+    /// Copies of at most `n` positions of a row's layers, which go on by themselves.
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn copy_all(layers: &[&Self]) -> Result<Vec<Self>> {
-        let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked()).collect();
+    pub fn copy_all(layers: &[&Self], n: i32) -> Result<Vec<Self>> {
+        let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked(n)).collect();
         let mut forks = Vec::with_capacity(forked.len());
         for alike in forked.chunk_by(|a, b| (a.1, a.2) == (b.1, b.2)) {
             let memories: Vec<&KvBuffer> = alike.iter().map(|(memory, ..)| *memory).collect();
@@ -87,24 +87,25 @@ impl InPlaceCache {
         }
         let mut forks = forks.into_iter();
         (layers.iter())
-            .map(|layer| layer.copy_with(layer.forked().and_then(|_| forks.next())))
+            .map(|layer| layer.copy_with(layer.forked(n).and_then(|_| forks.next()), n))
             .collect()
     }
 
-    /// The memory that a copy forks, the number of its positions, and its capacity. `None` where a
-    /// copy is of arrays.
-    fn forked(&self) -> Option<(&KvBuffer, i32, i32)> {
-        let filled = self.chunks.offset;
+    /// The memory that a copy of at most `n` positions forks, how many there are, and its capacity.
+    /// `None` where a copy is of arrays.
+    fn forked(&self, n: i32) -> Option<(&KvBuffer, i32, i32)> {
+        let filled = self.chunks.offset.min(n);
         let memory = self.memory.as_ref().filter(|_| filled > 0)?;
         Some((memory, filled, self.capacities(filled).0))
     }
 
-    /// A copy with such a fork.
-    fn copy_with(&self, memory: Option<KvBuffer>) -> Result<Self> {
-        let chunks = match memory {
+    /// A copy of at most `n` positions with such a fork.
+    fn copy_with(&self, memory: Option<KvBuffer>, n: i32) -> Result<Self> {
+        let mut chunks = match memory {
             Some(_) => self.chunks.clone(),
             None => self.as_chunks()?,
         };
+        chunks.offset = chunks.offset.min(n);
         Ok(Self {
             chunks,
             memory,
@@ -232,7 +233,7 @@ impl LayerState for InPlaceCache {
     }
 
     fn copy(&self) -> Result<Box<dyn LayerState>> {
-        Ok(Box::new(Self::copy_all(&[self])?.remove(0)))
+        Ok(Box::new(Self::copy_all(&[self], i32::MAX)?.remove(0)))
     }
 
     fn kind(&self) -> String {
@@ -375,6 +376,28 @@ mod tests {
         });
     }
 
+    /// A copy of few positions takes memory for these, and holds what the first ones are.
+    #[test]
+    fn a_part_is_copied_without_the_memory_of_the_rest() {
+        if none().is_none() {
+            return; // switched off
+        }
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let mut cache = InPlaceCache::new();
+            write(&mut cache, 700);
+            let mut part = InPlaceCache::copy_all(&[&cache], 5).unwrap().remove(0);
+            assert_eq!((cache.offset(), part.offset()), (700, 5));
+            assert!(part.nbytes() * 2 < cache.nbytes());
+            write(&mut part, 3);
+            assert_eq!((cache.offset(), part.offset()), (700, 8));
+            // Arrays are cut, too.
+            cache.chunks().unwrap();
+            let part = InPlaceCache::copy_all(&[&cache], 5).unwrap().remove(0);
+            let (keys, _) = part.as_chunks().unwrap().valid().unwrap().unwrap();
+            assert_eq!(keys.shape(), [1, 1, 5, 2]);
+        });
+    }
+
     /// Layers in memory, in arrays, with other room and empty ones are copied together as each
     /// would be.
     #[test]
@@ -394,7 +417,7 @@ mod tests {
             for expected in [8, 40] {
                 layers[3].expect(expected);
                 let all: Vec<&InPlaceCache> = layers.iter().collect();
-                let mut copies = InPlaceCache::copy_all(&all).unwrap();
+                let mut copies = InPlaceCache::copy_all(&all, i32::MAX).unwrap();
                 let kinds: Vec<bool> = copies.iter().map(|copy| copy.memory.is_some()).collect();
                 assert_eq!(kinds, [true, false, true, true, false]);
                 let offsets: Vec<i32> = copies.iter().map(LayerState::offset).collect();

@@ -323,23 +323,30 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
             .all(|(a, b)| a.kind() == b.kind())
 }
 
-/// Copies that go on by themselves.
+/// A copy of the first `n` positions, which goes on by itself. `None` if a layer cannot be cut to
+/// them.
 ///
 /// # Errors
 /// When memory runs out.
-pub fn copy(caches: &Caches) -> Result<Caches> {
+pub fn copy_prefix(caches: &Caches, n: i32) -> Result<Option<Caches>> {
+    let surplus = offset(caches).saturating_sub(n);
+    if surplus < 0 || !caches.iter().all(|c| c.can_trim(surplus)) {
+        return Ok(None);
+    }
     let in_place: Option<Vec<_>> = (caches.iter())
         .map(|c| c.as_kv().and_then(KvCache::in_place))
         .collect();
     let layers = match in_place {
-        Some(layers) => (InPlaceCache::copy_all(&layers)?.into_iter())
+        Some(layers) => (InPlaceCache::copy_all(&layers, n)?.into_iter())
             .map(|copy| Box::new(copy) as Box<dyn LayerState>)
             .collect(),
         None => caches.iter().map(|c| c.copy()).collect::<Result<_>>()?,
     };
-    Ok(Caches {
+    let mut copy = Caches {
         layers,
         switches: caches.switches.clone(),
         reach: caches.reach,
-    })
+    };
+    let rest = offset(&copy).saturating_sub(n);
+    Ok((rest == 0 || trim(&mut copy, rest)).then_some(copy))
 }

@@ -5,6 +5,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cache::{self, Caches};
 
+/// Bytes of all kept caches, beyond which the least recently used ones go.
+const BYTES: usize = 2 << 30;
+
+/// A copy is an operation a layer, and one of arrays takes the capacity of all of them: skip it when
+/// under 1/64 is shared.
+const MOST_BESIDE: usize = 64;
+
+/// Whether `n` tokens of caches that hold `held` are worth a copy.
+pub fn worth_copying(n: usize, held: usize) -> bool {
+    n.saturating_mul(MOST_BESIDE) >= held
+}
+
 /// Caches of finished requests.
 ///
 /// Keys and values belong to the adapter they were computed under. An epoch counts the adapter's
@@ -15,13 +27,14 @@ use crate::cache::{self, Caches};
 pub struct Prefixes {
     store: Mutex<Store>,
     slots: usize,
+    bytes: usize,
 }
 
 #[derive(Debug, Default)]
 struct Store {
     epoch: u64,
     closed: bool,
-    /// All of `epoch`, the newest last.
+    /// All of `epoch`, the most recently used last.
     entries: Vec<Entry>,
 }
 
@@ -29,6 +42,7 @@ struct Store {
 struct Entry {
     tokens: Vec<u32>,
     caches: Caches,
+    bytes: usize,
 }
 
 /// The length of the common prefix of two sequences.
@@ -37,11 +51,12 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    /// Holds at most `slots` finished requests.
+    /// Holds at most `slots` finished requests, and 2 GiB unless one alone takes more.
     pub fn new(slots: usize) -> Self {
         Self {
             store: Mutex::default(),
             slots,
+            bytes: BYTES,
         }
     }
 
@@ -64,8 +79,12 @@ impl Prefixes {
 
     /// The caches with the longest common prefix with `prompt`, cut to it, and their length. They
     /// have the kinds and the sequence of `like`. In another epoch than `epoch` there are none.
-    /// They are taken out: the request gives them back, longer, or loses them when it fails. At
-    /// least one token is left to compute, from which the first logits come.
+    /// At least one token is left to compute, from which the first logits come.
+    ///
+    /// Caches that the prompt continues as a whole are taken out: the request gives them back,
+    /// longer, or loses them when it fails. Of others it gets a copy, so that the system prompt of
+    /// several conversations stays with each of them. With one slot it takes those out, too, since
+    /// its own will replace them.
     pub fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
         let mut store = self.store();
         if store.epoch != epoch {
@@ -75,7 +94,8 @@ impl Prefixes {
             let n = common(&entry.tokens, prompt).min(prompt.len().saturating_sub(1));
             let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
             let possible = || entry.caches.iter().all(|c| c.can_trim(surplus));
-            if n > 0 && cache::alike(&entry.caches, like) && possible() {
+            let worth = self.slots <= 1 || worth_copying(n, entry.tokens.len());
+            if n > 0 && worth && cache::alike(&entry.caches, like) && possible() {
                 n
             } else {
                 0
@@ -89,19 +109,20 @@ impl Prefixes {
             .max_by_key(|(_, n)| *n)
             .filter(|(_, n)| *n > 0)?;
         let reach = usize::try_from(like.reach()).unwrap_or(0);
-        // A recurrent state cannot be cut back to this prefix later, so it stays for other prompts.
-        // A copy costs no memory until it advances.
-        if !store.entries[best].caches.rewinds() {
-            let copy = cache::copy(&store.entries[best].caches).ok()?;
-            return Some((copy.for_sequence(reach), n));
-        }
         let mut entry = store.entries.remove(best);
         let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
+        // A recurrent state cannot be cut back to this prefix later, so it stays for other prompts.
+        // A copy of it costs no memory until it advances.
+        if !entry.caches.rewinds() || (surplus > 0 && self.slots > 1) {
+            let copy = cache::copy_prefix(&entry.caches, i32::try_from(n).ok()?);
+            store.entries.push(entry);
+            return Some((copy.ok()??.for_sequence(reach), n));
+        }
         cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
     }
 
     /// Keeps the caches of `tokens`, which a request that began in `epoch` computed. When full, it
-    /// drops the oldest. It also drops entries that are a prefix of these, unless these cannot be
+    /// drops the least recently used. It also drops entries that are a prefix of these, unless these cannot be
     /// cut back to them. Nothing is remembered in another epoch.
     pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
@@ -118,8 +139,14 @@ impl Prefixes {
             false => tokens == entry.tokens,
         };
         entries.retain(|entry| !replaces(entry));
-        entries.push(Entry { tokens, caches });
-        while entries.len() > self.slots {
+        let bytes = caches.iter().map(|c| c.nbytes()).sum();
+        entries.push(Entry {
+            tokens,
+            caches,
+            bytes,
+        });
+        let held = |entries: &[Entry]| entries.iter().map(|e| e.bytes).sum::<usize>();
+        while entries.len() > self.slots || (entries.len() > 1 && held(entries) > self.bytes) {
             entries.remove(0);
         }
     }
@@ -149,16 +176,70 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_beginning_is_taken_once_and_one_token_is_left() {
+    fn the_longest_beginning_is_used_and_one_token_is_left() {
         let prefixes = Prefixes::new(2);
         prefixes.put(0, vec![1, 2, 3], filled(3));
         prefixes.put(0, vec![1, 9], filled(2));
         assert!(prefixes.take(0, &[7, 1], &filled(0)).is_none());
-        let (caches, n) = prefixes.take(0, &[1, 2, 3], &filled(0)).unwrap();
-        assert_eq!((n, cache::offset(&caches)), (2, 2));
-        let (_, n) = prefixes.take(0, &[1, 2, 3], &filled(0)).unwrap();
+        // Of a part there are copies, for any number of prompts.
+        for last in [3, 4, 5] {
+            let (caches, n) = prefixes.take(0, &[1, 2, last], &filled(0)).unwrap();
+            assert_eq!((n, cache::offset(&caches)), (2, 2));
+        }
+        // A continuation takes the whole, once.
+        let (caches, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
+        assert_eq!((n, cache::offset(&caches)), (3, 3));
+        let (_, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
         assert_eq!(n, 1, "the other one");
-        assert!(prefixes.take(0, &[1, 2, 3], &filled(0)).is_none());
+    }
+
+    #[test]
+    fn a_copy_goes_on_by_itself() {
+        let prefixes = Prefixes::new(2);
+        prefixes.put(0, vec![1, 2, 3], filled(3));
+        let (mut caches, _) = prefixes.take(0, &[1, 9], &filled(0)).unwrap();
+        let part = zeros(&[1, 1, 4, 2], mlx_rs_core::Dtype::Float32).unwrap();
+        caches[0].as_kv_mut().unwrap().update(&part, &part).unwrap();
+        assert_eq!(cache::offset(&caches), 5);
+        let (kept, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
+        assert_eq!((n, cache::offset(&kept)), (3, 3));
+    }
+
+    #[test]
+    fn with_one_slot_all_is_taken_out_and_small_parts_are_not_copied() {
+        let prefixes = Prefixes::new(1);
+        prefixes.put(0, vec![1, 2, 3], filled(3));
+        assert!(prefixes.take(0, &[1, 9], &filled(0)).is_some());
+        assert!(prefixes.take(0, &[1, 9], &filled(0)).is_none());
+        let prefixes = Prefixes::new(2);
+        let long: Vec<u32> = (1..=200).collect();
+        prefixes.put(0, long, filled(200));
+        let like = filled(0).for_sequence(5);
+        assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());
+        assert!(prefixes.take(0, &[1, 2, 3, 4, 9], &like).is_some());
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_the_least_recently_used_goes() {
+        let mut prefixes = Prefixes::new(8);
+        let each = filled(4)[0].nbytes();
+        assert!(each > 0);
+        prefixes.bytes = 2 * each;
+        prefixes.put(0, vec![1; 4], filled(4));
+        prefixes.put(0, vec![2; 4], filled(4));
+        assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_some());
+        prefixes.put(0, vec![3; 4], filled(4));
+        assert!(prefixes.take(0, &[2, 2, 9], &filled(0)).is_none(), "gone");
+        assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_some());
+        assert!(prefixes.take(0, &[3, 3, 9], &filled(0)).is_some());
+        // One that is too large alone is kept: the conversation that runs now.
+        prefixes.put(0, vec![4; 300], filled(300));
+        assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_none());
+        let (next, like) = (
+            [vec![4; 300], vec![5]].concat(),
+            filled(0).for_sequence(301),
+        );
+        assert!(prefixes.take(0, &next, &like).is_some());
     }
 
     #[test]

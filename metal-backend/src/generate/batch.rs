@@ -109,10 +109,11 @@ impl Batch {
             let mut copied = Vec::new();
             for (i, action) in actions.iter().enumerate() {
                 if let Some(PrefillAction::Copy { from, tokens }) = *action
-                    && let Some((caches, surplus)) = surplus(&self.rows[from], tokens)
+                    && let Some(sequence) = &self.rows[from].sequence
                 {
-                    let mut own = cache::copy(caches).map_err(engine_error("prefill"))?;
-                    if cache::trim(&mut own, surplus) {
+                    let n = i32::try_from(tokens).unwrap_or(i32::MAX);
+                    let own = cache::copy_prefix(&sequence.caches, n);
+                    if let Some(own) = own.map_err(engine_error("prefill"))? {
                         copied.push((i, tokens, own));
                     }
                 }
@@ -140,8 +141,9 @@ impl Batch {
         }
     }
 
-    /// Runs parts of prompts, as many tokens as one step takes, shortest rest first. The rows whose
-    /// prompt is done get their first token.
+    /// Runs parts of prompts, as many tokens as one step takes, shortest rest first. Half of a step
+    /// is for the row that waits the longest, so that short prompts that keep coming do not starve
+    /// it. The rows whose prompt is done get their first token.
     fn prefill(&mut self) -> Result<()> {
         let waits = |m: &Member| {
             m.sequence
@@ -166,21 +168,28 @@ impl Batch {
                 Some((m, until?.saturating_sub(prefilled)))
             })
             .collect();
+        let step_size = |m: &Member| m.request.options().prefill.prefill_step_size;
+        let budget = (waiting.iter().map(|(m, _)| step_size(m))).max();
+        let budget = budget.unwrap_or(1);
+        // Rows stand in the order in which they came.
+        let oldest = waiting.iter().find(|(_, left)| *left > 0);
+        let mut reserved = oldest.map_or(0, |(m, left)| {
+            (*left).min(step_size(m)).min(budget.div_ceil(2))
+        });
+        let oldest = oldest.map(|(m, _)| m.id);
         waiting.sort_by_key(|(_, left)| *left);
-        let budget = waiting
-            .iter()
-            .map(|(m, _)| m.request.options().prefill.prefill_step_size)
-            .max()
-            .unwrap_or(1);
         let mut tokens = Vec::new();
         let mut chosen: Vec<(&mut Member, usize)> = Vec::new();
         for (member, left) in waiting {
+            if Some(member.id) == oldest {
+                reserved = 0;
+            }
             // As many as still fit, and as the request itself wants at a time.
             let n = left
-                .min(member.request.options().prefill.prefill_step_size)
-                .min(budget - tokens.len().min(budget));
+                .min(step_size(member))
+                .min(budget.saturating_sub(tokens.len() + reserved));
             if n == 0 {
-                break;
+                continue;
             }
             let prefilled = member
                 .sequence

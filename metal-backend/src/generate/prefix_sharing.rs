@@ -1,13 +1,10 @@
 //! Prompts with a common prefix, such as one instruction with many inputs. One row of a batch
 //! computes the prefix, the others copy its caches. Decides only; `batch.rs` does it.
 
-use crate::cache::prefix::common;
+use crate::cache::prefix::{common, worth_copying};
 
 /// Fewest shared tokens that are worth a copy, which is a step of its own and an operation a layer.
 const LEAST: usize = 16;
-
-/// A copy clones the whole cache and trims it; skip when under 1/64 is shared.
-const MOST_BESIDE: usize = 64;
 
 /// A row of the batch.
 #[derive(Debug)]
@@ -69,7 +66,7 @@ pub fn actions(
                 alike.min(other.held)
             };
             let there = n <= other.held;
-            let may = !there || (n * MOST_BESIDE >= other.held && cuttable(j, n));
+            let may = !there || (worth_copying(n, other.held) && cuttable(j, n));
             if n >= least && may && best.is_none_or(|(_, most)| n > most) {
                 best = Some((j, n));
             }
