@@ -4,6 +4,7 @@ langchain-openai for Python. `serve_clients.mjs` does the same with openai for N
 
     python3 -m venv target/clients
     target/clients/bin/pip install -r tools/serve_clients.txt
+    target/clients/bin/pip install litellm==1.109.1 langchain-openai==1.7.4  # more, if wanted
     target/clients/bin/python tools/serve_clients.py target/debug/examples/scripted
     target/clients/bin/python tools/serve_clients.py target/debug/mlx [MODEL]
 

@@ -16,7 +16,7 @@ pub enum Delta {
     Content(String),
     /// More of what the model thinks before it answers.
     Reasoning(String),
-    /// The model begins to call a tool.
+    /// The model begins to call a tool. The call counts once it has ended.
     ToolCall {
         /// Which call of the reply, from 0.
         index: usize,
