@@ -46,7 +46,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "",
         "hub::elsewhere",
         &[
-            "gemma2", "gemma3", "mistral", "mixtral", "phi3", "qwen3", "smollm3",
+            "gemma2", "gemma3", "gpt-oss", "mistral", "mixtral", "phi3", "qwen3", "smollm3",
         ],
     ),
 ];
