@@ -6,14 +6,13 @@ use std::ops::Range;
 use std::slice::Iter;
 
 use crate::gemm::activations::Scratch;
-use crate::gemm::dense::DenseView;
 use crate::gemm::few_rows::FewRows;
 use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
 use crate::gemm::product::{HeldMatrix, MatrixData, MatrixFormat, MatrixPart, Product, Size};
 use crate::gemm::routes::{Routes, Routing};
 use crate::gemm::vjp::{ProductVjp, Stored};
 use crate::isa::Isa;
-use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, Work};
 
@@ -94,38 +93,10 @@ impl ExpertStack {
         packings: &mut Vec<(u32, usize)>,
     ) -> StackData<'a> {
         let size = self.size;
-        let data = match self.kind {
-            MatrixFormat::Dense(number) => {
-                // SAFETY: the caller's promise.
-                MatrixData::Dense(unsafe { DenseView::of(number, inputs.next()) })
-            }
-            MatrixFormat::Quantized {
-                bits,
-                group,
-                scales,
-            } => {
-                let matrix = match &self.held {
-                    Some(held) => held.inputs(),
-                    None => {
-                        let rest = inputs.as_slice();
-                        let (matrix, rest) = rest.split_at(rest.len().min(3));
-                        *inputs = rest.iter();
-                        matrix
-                    }
-                };
-                let packing = (scales.input_bits(bits), group);
-                let known = packings.iter().position(|p| *p == packing);
-                let form = known.unwrap_or_else(|| {
-                    packings.push(packing);
-                    packings.len() - 1
-                });
-                let packing = (bits, size.k / group, scales);
-                MatrixData::Quantized {
-                    // SAFETY: as above.
-                    matrix: unsafe { PackedMatrix::from_inputs(matrix, packing) },
-                    form,
-                }
-            }
+        // SAFETY: the caller's promise.
+        let data = unsafe {
+            self.kind
+                .matrix(size.k, self.held.as_ref(), inputs, packings)
         };
         // SAFETY: as above.
         let floats = |input: Option<&'a Input>| input.map(|i| unsafe { i.as_slice::<f32>() });

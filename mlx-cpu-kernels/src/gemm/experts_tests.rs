@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use super::*;
 use crate::gemm::dense::DenseType;
 use crate::gemm::expert_block::{ExpertBlock, ExpertGate};
+use crate::layout::packed::PackedMatrix;
 use crate::layout::packed::{GROUPS_PER_SUPER, ScaleFormat, TABLE_SUPER_WEIGHTS};
 use crate::layout::table::Table;
 use crate::simd::portable::vmath::Gate;

@@ -2,6 +2,7 @@
 //! matrices on the same input, biases, a gate, or a residual. Types only; `run.rs` computes it.
 
 use std::any::Any;
+use std::slice::Iter;
 use std::sync::Arc;
 
 use crate::gemm::dense::{DenseType, DenseView};
@@ -69,6 +70,53 @@ pub enum MatrixFormat {
     },
     /// Dense, of this type.
     Dense(DenseType),
+}
+
+impl MatrixFormat {
+    /// The matrix of `k` columns that is `held`, or the next of `inputs`, which are taken. A packing
+    /// that is not among `packings` is appended.
+    ///
+    /// # Safety
+    /// The inputs must be the arrays of a matrix of this format and so many columns.
+    pub(crate) unsafe fn matrix<'a>(
+        self,
+        k: usize,
+        held: Option<&'a HeldMatrix>,
+        inputs: &mut Iter<'a, Input>,
+        packings: &mut Vec<(u32, usize)>,
+    ) -> MatrixData<'a> {
+        let (bits, group, scales) = match self {
+            // SAFETY: the caller's promise.
+            MatrixFormat::Dense(number) => unsafe {
+                return MatrixData::Dense(DenseView::of(number, inputs.next()));
+            },
+            MatrixFormat::Quantized {
+                bits,
+                group,
+                scales,
+            } => (bits, group, scales),
+        };
+        let matrix = match held {
+            Some(held) => held.inputs(),
+            None => {
+                let rest = inputs.as_slice();
+                let (matrix, rest) = rest.split_at(rest.len().min(3));
+                *inputs = rest.iter();
+                matrix
+            }
+        };
+        let packing = (scales.input_bits(bits), group);
+        let known = packings.iter().position(|p| *p == packing);
+        let form = known.unwrap_or_else(|| {
+            packings.push(packing);
+            packings.len() - 1
+        });
+        MatrixData::Quantized {
+            // SAFETY: the caller's promise.
+            matrix: unsafe { PackedMatrix::from_inputs(matrix, (bits, k / group, scales)) },
+            form,
+        }
+    }
 }
 
 /// One matrix of a product.

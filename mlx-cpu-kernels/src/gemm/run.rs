@@ -4,10 +4,8 @@
 use std::cell::RefCell;
 
 use crate::gemm::activations::Scratch;
-use crate::gemm::dense::DenseView;
 use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
-use crate::gemm::product::{MAX_PARTS, MatrixData, MatrixFormat, Product};
-use crate::layout::packed::PackedMatrix;
+use crate::gemm::product::{MAX_PARTS, MatrixData, Product};
 use crate::partition::SharedOutput;
 use crate::work::{Input, Work};
 
@@ -32,38 +30,10 @@ impl Work for Product {
         let mut packings: Vec<(u32, usize)> = Vec::with_capacity(MAX_PARTS);
         let mut data: Vec<(MatrixData<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
-            let own = match part.kind {
-                MatrixFormat::Dense(number) => {
-                    // SAFETY: as of `floats`.
-                    MatrixData::Dense(unsafe { DenseView::of(number, inputs.next()) })
-                }
-                MatrixFormat::Quantized {
-                    bits,
-                    group,
-                    scales,
-                } => {
-                    let packing = (scales.input_bits(bits), group);
-                    let known = packings.iter().position(|p| *p == packing);
-                    let matrix = match &part.held {
-                        Some(held) => held.inputs(),
-                        None => {
-                            let rest = inputs.as_slice();
-                            let (matrix, rest) = rest.split_at(rest.len().min(3));
-                            inputs = rest.iter();
-                            matrix
-                        }
-                    };
-                    MatrixData::Quantized {
-                        // SAFETY: as above.
-                        matrix: unsafe {
-                            PackedMatrix::from_inputs(matrix, (bits, self.k / group, scales))
-                        },
-                        form: known.unwrap_or_else(|| {
-                            packings.push(packing);
-                            packings.len() - 1
-                        }),
-                    }
-                }
+            // SAFETY: as of `floats`.
+            let own = unsafe {
+                part.kind
+                    .matrix(self.k, part.held.as_ref(), &mut inputs, &mut packings)
             };
             let bias = part.bias.then(|| floats(inputs.next()));
             data.push((own, bias));
