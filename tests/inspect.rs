@@ -206,6 +206,73 @@ fn people_see_parts_formats_template_and_fit() {
     }
 }
 
+/// What a row of `mlx inspect` says.
+fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
+    let rows: Vec<&str> = (text.lines())
+        .filter_map(|line| line.strip_prefix(&format!("{name:<18} ")))
+        .collect();
+    assert_eq!(rows.len(), 1, "{name} in\n{text}");
+    rows[0].split_whitespace().collect()
+}
+
+/// The free memory would hold more tokens than the model's context, and one figure says what the
+/// weights need: once a measured and an estimated one stood beside each other.
+#[test]
+fn memory_is_one_figure_and_room_ends_with_the_context() {
+    let path = fixture("tiny/llama");
+    let context = load(&path).info().context_length.unwrap();
+    let path = path.to_str().unwrap();
+    for flags in [
+        &["inspect", "--backend", "cpu"][..],
+        &["inspect", "--no-load"],
+    ] {
+        let text = stdout(&[flags, &[path]].concat());
+        let fits = row(&text, "fits").join(" ");
+        let room = format!("room for the whole context of {context} tokens");
+        assert!(fits.contains(&room), "{flags:?}: {fits}");
+        let needs = row(&text, "needs");
+        assert_eq!(needs[2..4], ["for", "weights,"], "{flags:?}: {needs:?}");
+        let measures = |word: &&&str| ["B", "KiB", "MiB", "GiB"].contains(*word);
+        // Of the weights, and of the cache of 1000 tokens.
+        assert_eq!(
+            needs.iter().filter(measures).count(),
+            2,
+            "{flags:?}: {needs:?}"
+        );
+        let loaded: u64 = report(Path::new(path))["memory"]["weights"]
+            .as_u64()
+            .unwrap();
+        let shown: f64 = needs[0].parse().unwrap();
+        let unit = match needs[1] {
+            "B" => 1.0,
+            "KiB" => 1024.0,
+            "MiB" => 1_048_576.0,
+            other => panic!("{other}"),
+        };
+        assert!(
+            (shown * unit / loaded as f64 - 1.0).abs() < 0.06,
+            "{needs:?}, {loaded}"
+        );
+    }
+    // A context that free memory cannot hold is not promised.
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(path).unwrap() {
+        let file = entry.unwrap().path();
+        std::fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let config = dir.path().join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    json["max_position_embeddings"] = json!(i32::MAX);
+    std::fs::write(&config, json.to_string()).unwrap();
+    let text = stdout(&["inspect", "--no-load", dir.path().to_str().unwrap()]);
+    let fits = row(&text, "fits").join(" ");
+    let tokens = report(dir.path())["memory"]["room_for_tokens"]
+        .as_u64()
+        .unwrap();
+    let whole = tokens >= i32::MAX.unsigned_abs().into();
+    assert_eq!(fits.contains("whole context"), whole, "{fits}");
+}
+
 #[test]
 fn what_is_not_supported_is_still_described() {
     let dir = tempfile::tempdir().unwrap();

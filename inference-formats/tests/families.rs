@@ -22,7 +22,6 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "tokenizer_gguf",
         &["exaone4", "gpt2", "llama", "qwen2", "smollm"],
     ),
-    ("", "export::vocabulary", &["gpt2", "qwen2", "smollm"]),
     // Kinds of layers, as configurations list them.
     ("inference-formats", "config::layers", &["mamba"]),
     // Formats of chats, for messages.
@@ -32,14 +31,6 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
         "inference-text",
         "reply::choice",
         &["gemma4", "glm4", "lfm2", "olmo3"],
-    ),
-    // Families that can be written as GGUF, with what their metadata hold.
-    (
-        "",
-        "export::metadata",
-        &[
-            "granite", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3",
-        ],
     ),
     // What ollama calls models to download.
     (

@@ -45,6 +45,13 @@ const ENDS: [&str; 6] = [
 ];
 
 impl Tokenizer {
+    /// What `tokenizer.ggml.model` calls byte-level BPE.
+    pub const GGUF_BYTE_LEVEL: &str = "gpt2";
+
+    /// What `tokenizer.ggml.pre` calls ways to split words: one name for each way that
+    /// [`Tokenizer::from_gguf`] knows, but for `default`, which no family has.
+    pub const GGUF_SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
+
     /// Builds the tokenizer that a GGUF file describes in its metadata.
     ///
     /// # Errors
@@ -61,7 +68,7 @@ impl Tokenizer {
     pub fn from_gguf_with(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<Self> {
         check(parts, limits)?;
         let piece = match parts.model.as_str() {
-            "gpt2" => false,
+            Self::GGUF_BYTE_LEVEL => false,
             "llama" => true,
             other => {
                 return Err(Error::new(

@@ -39,6 +39,8 @@ pub struct ModelReport {
     pub template: Option<String>,
     /// Tokens that end a reply.
     pub eos_tokens: Vec<u32>,
+    /// The positions that the model was made for, where the files say so.
+    pub context_length: Option<u64>,
     /// What the model needs to run, and whether it is there.
     pub memory: MemoryNeeds,
     /// The blocks that the tensors' names tell, of an architecture whose blocks differ.
@@ -138,6 +140,7 @@ impl ModelReport {
             expansions: footprint.expansions(),
             template: text.template().map(|t| t.origin().to_owned()),
             eos_tokens,
+            context_length: config.max_position_embeddings.map(|n| n as u64),
             memory: MemoryNeeds {
                 compute_type: compute,
                 weights,

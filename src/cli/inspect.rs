@@ -181,8 +181,8 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
     let available = bytes(memory.available);
     let mut fit = match memory.room_for_tokens {
         Some(tokens) => {
-            let context = loaded.and_then(|info| info.context_length);
-            let room = match context.filter(|&n| tokens >= n as u64) {
+            // Memory for more is of no use: replies end with the context.
+            let room = match report.context_length.filter(|&n| tokens >= n) {
                 Some(n) => format!("the whole context of {n} tokens"),
                 None => format!("{tokens} tokens"),
             };

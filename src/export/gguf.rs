@@ -140,7 +140,7 @@ fn tensors<'a>(
     factors: Option<Vec<f32>>,
     kind: GgufType,
 ) -> Result<Vec<Tensor<'a>>> {
-    let names = GgufNames::new(config.family);
+    let names = GgufNames::new(config.family.model_type);
     let tied = config.fields.get("tie_word_embeddings") == Some(&Value::Bool(true));
     let mut tensors = Vec::new();
     for stored in checkpoint.names() {

@@ -1,6 +1,9 @@
 //! A `config.json` as the metadata of a GGUF file.
 
 use inference::{Error, ErrorKind, Result};
+use inference_formats::Family;
+use inference_formats::config::llama3_stretch;
+use inference_formats::family::GgufExport;
 use serde_json::{Map, Value};
 
 /// Keys and values, in order, as a file holds them.
@@ -71,25 +74,13 @@ fn unsupported(message: String) -> Error {
     Error::new(ErrorKind::Unsupported, message)
 }
 
-/// A configuration that is exported, with the architecture that GGUF has for it.
+/// A configuration that is exported, with the family whose names and keys the file has.
 pub(super) struct Config<'a> {
     pub fields: &'a Map<String, Value>,
-    /// The `model_type` of the family whose names the tensors have.
-    pub family: &'static str,
+    pub family: &'static Family,
     pub architecture: &'static str,
+    export: GgufExport,
 }
-
-/// Families whose metadata is written here: `model_type`, the family of the tensors' names, and the
-/// architecture in GGUF.
-const FAMILIES: [(&str, &str, &str); 7] = [
-    ("granite", "granite", "granite"),
-    ("llama", "llama", "llama"),
-    ("mistral", "llama", "llama"),
-    ("olmo2", "olmo2", "olmo2"),
-    ("qwen2", "qwen2", "qwen2"),
-    ("qwen3", "qwen3", "qwen3"),
-    ("smollm3", "smollm3", "smollm3"),
-];
 
 impl<'a> Config<'a> {
     pub fn new(fields: &'a Map<String, Value>) -> Result<Self> {
@@ -103,8 +94,15 @@ impl<'a> Config<'a> {
         }
         let model_type = fields.get("model_type").and_then(Value::as_str);
         let model_type = model_type.unwrap_or_default();
-        let Some((_, family, architecture)) = FAMILIES.iter().find(|f| f.0 == model_type) else {
-            let known: Vec<&str> = FAMILIES.iter().map(|f| f.0).collect();
+        let exported = |family: &'static Family| {
+            let gguf = family.gguf.as_ref()?;
+            Some((family, gguf.architecture, gguf.export?))
+        };
+        // Only the text part of a multimodal checkpoint has names in GGUF.
+        let family = Family::of(model_type).filter(|f| f.model_type == model_type);
+        let Some((family, architecture, export)) = family.and_then(exported) else {
+            let known = Family::all().iter().copied().filter_map(exported);
+            let known: Vec<&str> = known.map(|(family, ..)| family.model_type).collect();
             return Err(unsupported(format!(
                 "{model_type:?} is not exported to GGUF; these are: {}",
                 known.join(", ")
@@ -114,6 +112,7 @@ impl<'a> Config<'a> {
             fields,
             family,
             architecture,
+            export,
         })
     }
 
@@ -180,31 +179,24 @@ impl<'a> Config<'a> {
         if let Some(context) = self.number("max_position_embeddings")? {
             to.u32(&key("context_length"), context);
         }
-        let epsilon = self.float("rms_norm_eps").unwrap_or(1e-5);
+        let defaults = self.family.defaults;
+        let epsilon = self.float("rms_norm_eps").unwrap_or(defaults.norm_eps);
         to.f32(&key("attention.layer_norm_rms_epsilon"), epsilon as f32);
         let parameters = self.fields.get("rope_parameters");
         let theta = self
             .float("rope_theta")
             .or_else(|| parameters?.get("rope_theta")?.as_f64())
-            .unwrap_or(10_000.0);
+            .unwrap_or(defaults.rope_theta);
         to.f32(&key("rope.freq_base"), theta as f32);
-        if self.architecture == "granite" {
-            for (theirs, ours) in [
-                ("attention.scale", "attention_multiplier"),
-                ("embedding_scale", "embedding_multiplier"),
-                ("residual_scale", "residual_multiplier"),
-                ("logit_scale", "logits_scaling"),
-            ] {
-                to.f32(&key(theirs), self.float(ours).unwrap_or(1.0) as f32);
-            }
+        for (theirs, ours) in self.export.factors {
+            to.f32(&key(theirs), self.float(ours).unwrap_or(1.0) as f32);
         }
-        // Readers assume that each fourth layer has no positions.
-        if self.architecture == "smollm3"
-            && self.number("no_rope_layer_interval")?.unwrap_or(4) != 4
-        {
-            return Err(unsupported(String::from(
-                "only no_rope_layer_interval 4 is exported to GGUF",
-            )));
+        for &(field, assumed) in self.export.assumed {
+            if self.number(field)?.is_some_and(|n| n != assumed) {
+                return Err(unsupported(format!(
+                    "only {field} {assumed} is exported to GGUF"
+                )));
+            }
         }
         let sliding = self.number("sliding_window")?.is_some();
         if sliding && self.fields.get("use_sliding_window") != Some(&Value::Bool(false)) {
@@ -256,19 +248,10 @@ impl<'a> Config<'a> {
                 let low = number("low_freq_factor").unwrap_or(1.0);
                 let high = number("high_freq_factor").unwrap_or(4.0);
                 let context = number("original_max_position_embeddings").unwrap_or(8192.0);
-                // Llama 3.1: long waves are stretched, short ones are not, those between partly.
                 let factors = (0..head_dim / 2).map(|i| {
                     let exponent = f64::from(2 * i) / f64::from(head_dim);
                     let wave = 2.0 * std::f64::consts::PI * theta.powf(exponent);
-                    let stretched = if wave < context / high {
-                        1.0
-                    } else if wave > context / low {
-                        factor
-                    } else {
-                        let smooth = (context / wave - low) / (high - low);
-                        1.0 / ((1.0 - smooth) / factor + smooth)
-                    };
-                    stretched as f32
+                    llama3_stretch(wave, factor, [low, high], context) as f32
                 });
                 Ok(Some(factors.collect()))
             }

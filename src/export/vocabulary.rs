@@ -10,9 +10,6 @@ use serde_json::Value;
 
 use super::metadata::Metadata;
 
-/// Names of ways to split words, in the order in which they are tried.
-const SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
-
 /// Texts on which ways to split words differ: numbers, contractions, spaces, punctuation, line
 /// ends, scripts.
 const PROBES: [&str; 9] = [
@@ -136,7 +133,7 @@ fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerPart
     let (begins, ends) = own.affixes();
     let tokens = tokens.into_iter().enumerate();
     Ok(GgufTokenizerParts {
-        model: String::from("gpt2"),
+        model: Tokenizer::GGUF_BYTE_LEVEL.to_owned(),
         merges: merges.collect::<Result<_>>()?,
         tokens: tokens
             .map(|(id, token)| token.unwrap_or_else(|| format!("[PAD{id}]")))
@@ -155,7 +152,7 @@ fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerPart
 /// The way to split words with which a reader of the file makes the same tokens as the model's own
 /// tokenizer.
 fn split(parts: &GgufTokenizerParts, own: &Tokenizer) -> Result<&'static str> {
-    for name in SPLITS {
+    for name in Tokenizer::GGUF_SPLITS {
         let mut parts = parts.clone();
         parts.pre = Some(name.to_owned());
         let Ok(theirs) = Tokenizer::from_gguf(&parts) else {
@@ -171,6 +168,6 @@ fn split(parts: &GgufTokenizerParts, own: &Tokenizer) -> Result<&'static str> {
     }
     Err(unsupported(format!(
         "the tokenizer splits words in a way that GGUF has no name for among {}",
-        SPLITS.join(", ")
+        Tokenizer::GGUF_SPLITS.join(", ")
     )))
 }

@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 
 pub use layers::LayerKind;
 pub use quantization::QuantConfig;
-pub use rope::{RopeConfig, RopeScaling};
+pub use rope::{RopeConfig, RopeScaling, llama3_stretch};
 
 use super::files::read_capped;
 use fields::{Fault, Fields};

@@ -1,6 +1,6 @@
 //! How a configuration describes rotary positions: `rope_theta` and `rope_scaling`, or
 //! `rope_parameters` of transformers 5. They may differ by kind of layer. An engine has the
-//! formulas.
+//! formulas, but for the one that GGUF files hold the results of ([`llama3_stretch`]).
 
 use super::fields::{Fault, Fields, shown};
 use crate::limits;
@@ -80,6 +80,26 @@ impl RopeConfig {
             scaling: RopeScaling::None,
             partial: 1.0,
         }
+    }
+}
+
+/// How many times longer Llama 3.1 makes a wavelength, in positions: `factor` times above
+/// `original_context / low`, once below `original_context / high`. In between, the frequency is
+/// mixed from both, linearly in the number of turns within the trained context (transformers'
+/// `_compute_llama3_parameters`).
+pub fn llama3_stretch(
+    wavelength: f64,
+    factor: f64,
+    [low, high]: [f64; 2],
+    original_context: f64,
+) -> f64 {
+    if wavelength > original_context / low {
+        factor
+    } else if wavelength < original_context / high {
+        1.0
+    } else {
+        let kept = (original_context / wavelength - low) / (high - low);
+        1.0 / ((1.0 - kept) / factor + kept)
     }
 }
 

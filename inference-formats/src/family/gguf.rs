@@ -36,6 +36,8 @@ pub struct GgufFamily {
     pub(crate) read: fn(&GgufHeader<'_>) -> Result<Value>,
     /// Changes the fields of a `config.json` to those that its readers expect.
     pub write: fn(&mut Map<String, Value>),
+    /// What a file that is written says beyond the sizes; `None` for a family that is only read.
+    pub export: Option<GgufExport>,
     /// Names that differ from `block`, in blocks.
     pub(crate) own: Names,
     /// Names in `blk.N`: GGUF's, and those of transformers.
@@ -46,6 +48,25 @@ pub struct GgufFamily {
     pub(crate) prefix: &'static str,
     /// The name of a mixture in transformers.
     pub(crate) mixture: &'static str,
+}
+
+/// The facts of a written file that only its family has.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy)]
+pub struct GgufExport {
+    /// Keys below the architecture's, and the fields of `config.json` with their values, 1 where
+    /// they are missing.
+    pub factors: Names,
+    /// Fields that files cannot say, and the only values that readers assume.
+    pub assumed: &'static [(&'static str, u32)],
+}
+
+impl GgufExport {
+    /// Nothing beyond the sizes.
+    pub(super) const PLAIN: Self = Self {
+        factors: &[],
+        assumed: &[],
+    };
 }
 
 /// Names outside of blocks.
@@ -106,6 +127,7 @@ impl GgufFamily {
             optional_biases: false,
             read: |_| Ok(Value::Null),
             write: |_| {},
+            export: None,
             own: &[],
             block: BLOCK,
             global: GLOBAL,

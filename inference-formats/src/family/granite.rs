@@ -1,8 +1,16 @@
 //! Granite.
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, GgufFamily, Windows};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows};
+
+/// Keys of GGUF and fields of `config.json`: factors on scores, embeddings, residuals and logits.
+const FACTORS: [(&str, &str); 4] = [
+    ("attention.scale", "attention_multiplier"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("logit_scale", "logits_scaling"),
+];
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
@@ -10,14 +18,16 @@ pub static FAMILY: Family = Family {
         permuted: true,
         optional_biases: true,
         read: |header| {
-            let factor = |name: &str| header.keys.positive(name);
-            Ok(json!({
-                "attention_multiplier": factor("attention.scale")?,
-                "embedding_multiplier": factor("embedding_scale")?,
-                "residual_multiplier": factor("residual_scale")?,
-                "logits_scaling": factor("logit_scale")?,
-            }))
+            let mut fields = Map::new();
+            for (key, field) in FACTORS {
+                fields.insert(field.to_owned(), json!(header.keys.positive(key)?));
+            }
+            Ok(Value::Object(fields))
         },
+        export: Some(GgufExport {
+            factors: &FACTORS,
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("granite")
     }),
     ..Family::new(

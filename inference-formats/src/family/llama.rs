@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Defaults, Family, GgufFamily, Windows, mixtral};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, mixtral};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
@@ -14,6 +14,7 @@ pub static FAMILY: Family = Family {
             Some(experts) => mixtral::read(header, experts),
             None => Ok(Value::Null),
         },
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("llama")
     }),
     ..Family::new(

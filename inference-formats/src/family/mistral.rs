@@ -1,6 +1,6 @@
 //! Mistral.
 
-use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
@@ -9,6 +9,7 @@ pub static FAMILY: Family = Family {
         // Nothing in such a file tells it from one of Llama, which computes the same.
         is_variant: true,
         permuted: true,
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("llama")
     }),
     ..Family::new(

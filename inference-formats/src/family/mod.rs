@@ -43,7 +43,7 @@ use serde_json::{Map, Value};
 
 use crate::limits;
 
-pub use gguf::GgufFamily;
+pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.

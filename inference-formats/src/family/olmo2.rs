@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::gguf::SANDWICH;
-use super::{Defaults, Family, GgufFamily, Windows, olmo3};
+use super::{Defaults, Family, GgufExport, GgufFamily, Windows, olmo3};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
@@ -16,6 +16,7 @@ pub static FAMILY: Family = Family {
         },
         // It has no norms before the two parts, so `ffn_norm` is never asked for.
         own: SANDWICH,
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("olmo2")
     }),
     ..Family::new(

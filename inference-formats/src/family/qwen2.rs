@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::add;
-use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
@@ -11,6 +11,7 @@ pub static FAMILY: Family = Family {
     reply: Some("hermes"),
     gguf: Some(GgufFamily {
         write: |config| add(config, json!({"use_sliding_window": false})),
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("qwen2")
     }),
     ..Family::new(

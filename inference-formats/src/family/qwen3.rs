@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::{add, quotient};
-use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
@@ -13,6 +13,7 @@ pub static FAMILY: Family = Family {
         optional_biases: true,
         // transformers' default is not the quotient.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
+        export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("qwen3")
     }),
     ..Family::new(

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::gguf::add;
-use super::{ChatFormat, Defaults, Family, GgufFamily, Windows};
+use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
@@ -13,6 +13,11 @@ pub static FAMILY: Family = Family {
         permuted: true,
         optional_biases: true,
         write: |config| add(config, json!({"no_rope_layer_interval": 4})),
+        // Readers assume that each fourth layer has no positions.
+        export: Some(GgufExport {
+            assumed: &[("no_rope_layer_interval", 4)],
+            ..GgufExport::PLAIN
+        }),
         ..GgufFamily::new("smollm3")
     }),
     ..Family::new(

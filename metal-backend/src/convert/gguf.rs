@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::tensor::{Stored, Tensor};
 use crate::checkpoint::Family;
+use crate::checkpoint::config::llama3_stretch;
 use crate::checkpoint::family::GgufFamily;
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
@@ -206,14 +207,7 @@ pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
     let dim = factors.len() * 2;
     let fits = factors.iter().enumerate().all(|(i, found)| {
         let wave = 2.0 * std::f64::consts::PI * f64::from(theta).powf(2.0 * i as f64 / dim as f64);
-        let expected = if wave < context / high {
-            1.0
-        } else if wave > context / low {
-            factor
-        } else {
-            let smooth = (context / wave - low) / (high - low);
-            1.0 / ((1.0 - smooth) / factor + smooth)
-        };
+        let expected = llama3_stretch(wave, factor, [low, high], context);
         (expected - f64::from(*found)).abs() <= 1e-3 * expected
     });
     fits.then(|| {

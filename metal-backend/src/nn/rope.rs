@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Result, concatenate, fast};
 
-use crate::checkpoint::config::{RopeConfig, RopeScaling};
+use crate::checkpoint::config::{RopeConfig, RopeScaling, llama3_stretch};
 use crate::exec::RotarySpec;
 
 /// A configured rotary embedding.
@@ -228,15 +228,9 @@ fn powers(dims: i32, theta: f32) -> impl Iterator<Item = f32> {
 }
 
 fn llama3_factor(freq: f32, factor: f32, low: f32, high: f32, context: f32) -> f32 {
-    let wavelength = TAU * freq;
-    if wavelength > context / low {
-        freq * factor
-    } else if wavelength < context / high {
-        freq
-    } else {
-        let smooth = (context / wavelength - low) / (high - low);
-        freq / ((1.0 - smooth) / factor + smooth)
-    }
+    let [freq, factor, low, high, context] = [freq, factor, low, high, context].map(f64::from);
+    let stretch = llama3_stretch(freq * f64::from(TAU), factor, [low, high], context);
+    (freq * stretch) as f32
 }
 
 /// Between which pairs the ramp of YaRN runs: those that turn `betas` times within the context.
