@@ -318,7 +318,13 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
     let kept = with(
         "cache-prompt",
         &name,
-        &["--prompt", "Once upon a time", "--prompt-cache-file", file],
+        &[
+            "--raw",
+            "--prompt",
+            "Once upon a time",
+            "--prompt-cache-file",
+            file,
+        ],
     );
     let about = printed(&kept, "");
     let n = about[0]["tokens"].as_u64().unwrap();
@@ -328,6 +334,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
         std::fs::metadata(file).unwrap().len()
     );
     let flags = [
+        "--raw",
         "--prompt",
         " there was",
         "--prompt-cache-file",

@@ -13,6 +13,8 @@ mod common;
 mod options;
 #[path = "mlx_lm/program.rs"]
 mod program;
+#[path = "mlx_lm/prompt_caches.rs"]
+mod prompt_caches;
 #[path = "common/python.rs"]
 mod python;
 

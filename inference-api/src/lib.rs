@@ -94,7 +94,7 @@ pub use inspect::{
     AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, HiddenStates,
     LayerTrace, Pooling, ResidualTrace,
 };
-pub use message::{ChatEnd, ChatPrompt, Message, Prompt, Tool, ToolCall};
+pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{
     ComputeType, ConstraintOptions, GenerateOptions, LoadOptions, OutputOptions, PenaltyOptions,

@@ -72,6 +72,18 @@ pub enum ChatEnd {
     Messages,
 }
 
+/// Where the text of a conversation begins.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChatStart {
+    /// With what stands in front of the first message.
+    #[default]
+    Conversation,
+    /// With the text of the last message: what stands before it was computed already.
+    LastMessage,
+}
+
 /// A conversation, and everything else that a chat template is given.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -84,6 +96,8 @@ pub struct ChatPrompt {
     pub template: Map<String, Value>,
     /// Where the text ends.
     pub end: ChatEnd,
+    /// Where the text begins.
+    pub start: ChatStart,
 }
 
 impl Message {
@@ -263,6 +277,13 @@ impl ChatPrompt {
         self
     }
 
+    /// Sets where the text begins.
+    #[must_use]
+    pub fn with_start(mut self, start: ChatStart) -> Self {
+        self.start = start;
+        self
+    }
+
     /// Whether a backend can honor it that knows only roles and contents.
     #[must_use]
     pub fn is_plain(&self) -> bool {
@@ -270,6 +291,7 @@ impl ChatPrompt {
             && self.tools.is_empty()
             && self.template.is_empty()
             && self.end != ChatEnd::LastMessage
+            && self.start == ChatStart::Conversation
     }
 }
 

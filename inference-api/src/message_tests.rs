@@ -121,6 +121,7 @@ fn plain_conversations_are_told_from_others() {
     assert!(plain.is_plain());
     assert!(plain.clone().with_end(ChatEnd::Messages).is_plain());
     assert!(!plain.clone().with_end(ChatEnd::LastMessage).is_plain());
+    assert!(!plain.clone().with_start(ChatStart::LastMessage).is_plain());
     assert!(!plain.clone().with_tools([Tool::new("f", None)]).is_plain());
     assert!(!plain.clone().with_template("a", 1).is_plain());
     assert!(!ChatPrompt::new([Message::tool("1", "x")]).is_plain());

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use crate::backend::TextModel;
 use crate::cancel::Interrupt;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::message::Prompt;
+use crate::options::GenerateOptions;
+use crate::token::TokenStream;
 
 /// A model that saves the computed state of a prompt.
 pub trait PromptCacheModel: TextModel {
@@ -37,6 +39,41 @@ pub trait PromptCacheModel: TextModel {
     /// the tokens returned is then not computed from the start.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] for a damaged file or one of another model.
+    /// [`crate::ErrorKind::InvalidModel`] for a damaged file or one of another model, and
+    /// [`crate::ErrorKind::Unsupported`] for one that does not say its tokens.
     fn load_prompt_cache(&self, path: &Path) -> Result<Vec<u32>>;
+
+    /// The number of tokens that a file holds. This default reads all of it.
+    ///
+    /// # Errors
+    /// As [`PromptCacheModel::load_prompt_cache`].
+    fn prompt_cache_len(&self, path: &Path) -> Result<usize> {
+        self.load_prompt_cache(path).map(|tokens| tokens.len())
+    }
+
+    /// Goes on from a file with `prompt`, which begins where the file's prompt ends: a text gets no
+    /// tokens that begin one. Engines do it also for files that do not say their tokens, such as
+    /// those of mlx-lm; penalties then see `prompt` alone.
+    ///
+    /// # Errors
+    /// As [`PromptCacheModel::load_prompt_cache`] and [`TextModel::generate`].
+    fn continue_prompt_cache(
+        &self,
+        path: &Path,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+    ) -> Result<TokenStream> {
+        let mut tokens = self.load_prompt_cache(path)?;
+        match (prompt, self.as_token_model()) {
+            (Prompt::Tokens(more), _) => tokens.extend(more),
+            (Prompt::Text(text), Some(model)) => tokens.extend(model.encode(text, false)?),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "this backend does not turn texts into tokens",
+                ));
+            }
+        }
+        self.generate(&Prompt::Tokens(tokens), options)
+    }
 }

@@ -45,6 +45,8 @@ pub struct ChatOptions {
     pub now: Option<u64>,
     /// Whether the text ends within the last message, where the model continues it.
     pub continue_final_message: bool,
+    /// Whether the text begins with that of the last message.
+    pub from_last_message: bool,
 }
 
 impl ChatOptions {

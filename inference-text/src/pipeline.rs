@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use inference::{ChatEnd, ChatPrompt, Error, ErrorKind, Message, Result};
+use inference::{ChatEnd, ChatPrompt, ChatStart, Error, ErrorKind, Message, Result};
 use serde_json::Value as Json;
 
 use super::chat_template::{ChatOptions, ChatTemplate};
@@ -157,12 +157,13 @@ impl TextPipeline {
         let template = self.require_template()?.for_options(&options);
         let mut values: Vec<Json> = prompt.messages.iter().map(Message::to_template).collect();
         let [bos, eos] = self.edges();
-        if !options.continue_final_message {
+        if !is_cut(&options) {
             return template.render_values(values, &options, &bos, &eos);
         }
         let mask = Mask::new(&values, &options, template.source())?;
-        mask.end_last(&mut values)?;
-        mask.cut(template.render_values(values, &options, &bos, &eos)?)
+        mask.mark_last(&mut values, &options)?;
+        let text = template.render_values(values, &options, &bos, &eos)?;
+        mask.cut(text, &options)
     }
 
     /// [`TextPipeline::encode_chat_with`] for messages with more fields than role and content, such
@@ -232,7 +233,7 @@ impl TextPipeline {
             each_text(value, &mut check)?;
         }
         let [bos, eos] = self.edges();
-        if !suspicious && !options.continue_final_message {
+        if !suspicious && !is_cut(&options) {
             let text = template.render_values(messages, &options, &bos, &eos)?;
             return self.tokenizer.encode(&text, false);
         }
@@ -249,15 +250,11 @@ impl TextPipeline {
         for value in options.extra.values_mut() {
             each_text(value, &mut hide)?;
         }
-        if options.continue_final_message {
-            mask.end_last(&mut messages)?;
-        }
-        let mut text = template.render_values(messages, &options, &bos, &eos)?;
-        if options.continue_final_message {
-            text = mask.cut(text)?;
-            if hidden.is_empty() {
-                return self.tokenizer.encode(&text, false);
-            }
+        mask.mark_last(&mut messages, &options)?;
+        let text = template.render_values(messages, &options, &bos, &eos)?;
+        let text = mask.cut(text, &options)?;
+        if hidden.is_empty() {
+            return self.tokenizer.encode(&text, false);
         }
         // All control tokens that remain are those of the template.
         let mut ids = Vec::new();
@@ -364,6 +361,7 @@ fn options_of(prompt: &ChatPrompt) -> Result<ChatOptions> {
     options.extra.clone_from(&prompt.template);
     options.add_generation_prompt = prompt.end == ChatEnd::Reply;
     options.continue_final_message = prompt.end == ChatEnd::LastMessage;
+    options.from_last_message = prompt.start == ChatStart::LastMessage;
     if !prompt.tools.is_empty() {
         let tools = prompt.tools.iter().map(inference::Tool::to_template);
         options.extra.insert("tools".into(), tools.collect());
@@ -419,6 +417,13 @@ struct Mask {
     close: char,
     /// Marks the end of the last message.
     end: char,
+    /// Marks its beginning.
+    start: char,
+}
+
+/// Whether the text is a part of what the template writes.
+fn is_cut(options: &ChatOptions) -> bool {
+    options.continue_final_message || options.from_last_message
 }
 
 impl Mask {
@@ -432,8 +437,13 @@ impl Mask {
             .filter(|c| ('\u{E000}'..='\u{F8FF}').contains(c))
             .collect();
         let mut free = ('\u{E000}'..='\u{F8FF}').filter(|c| !used.contains(c));
-        match (free.next(), free.next(), free.next()) {
-            (Some(open), Some(close), Some(end)) => Ok(Self { open, close, end }),
+        match [(); 4].map(|()| free.next()) {
+            [Some(open), Some(close), Some(end), Some(start)] => Ok(Self {
+                open,
+                close,
+                end,
+                start,
+            }),
             _ => Err(Error::new(
                 ErrorKind::InvalidOption,
                 "the conversation spells control tokens and uses all of Unicode's private characters; leave one out",
@@ -441,11 +451,19 @@ impl Mask {
         }
     }
 
-    /// Marks where the last message ends.
-    fn end_last(&self, messages: &mut [Json]) -> Result<()> {
+    /// Marks where the last message begins and ends, if the text is cut there.
+    fn mark_last(&self, messages: &mut [Json], options: &ChatOptions) -> Result<()> {
+        if !is_cut(options) {
+            return Ok(());
+        }
         match messages.last_mut().and_then(|m| m.get_mut("content")) {
             Some(Json::String(content)) => {
-                content.push(self.end);
+                if options.continue_final_message {
+                    content.push(self.end);
+                }
+                if options.from_last_message {
+                    content.insert(0, self.start);
+                }
                 Ok(())
             }
             _ => Err(Error::new(
@@ -455,16 +473,25 @@ impl Mask {
         }
     }
 
-    /// The text up to the end of the last message.
-    fn cut(&self, mut text: String) -> Result<String> {
-        let Some(end) = text.rfind(self.end) else {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                "the chat template does not write the last message, so that it cannot be continued",
-            ));
+    /// The text from the beginning, or up to the end, of the last message, as the options say.
+    fn cut(&self, mut text: String, options: &ChatOptions) -> Result<String> {
+        let find = |text: &str, mark: char| {
+            text.rfind(mark).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidOption,
+                    "the chat template does not write the last message, so that it cannot be continued",
+                )
+            })
         };
-        text.truncate(end);
-        text.retain(|c| c != self.end);
+        if options.continue_final_message {
+            let end = find(&text, self.end)?;
+            text.truncate(end);
+        }
+        if options.from_last_message {
+            let start = find(&text, self.start)?;
+            text.drain(..start);
+        }
+        text.retain(|c| c != self.end && c != self.start);
         Ok(text)
     }
 

@@ -274,6 +274,27 @@ fn the_last_message_can_be_continued() {
     );
 }
 
+/// A prompt in two parts, of which the first was computed before, has the ids of the whole.
+#[test]
+fn a_conversation_can_begin_with_its_last_message() {
+    let p = chatml();
+    for (before, after) in [("The answer", " is "), ("The", " <|im_end|> is")] {
+        let whole = ChatPrompt::new([Message::user(format!("{before}{after}"))]);
+        let first = ChatPrompt::new([Message::user(before)]).with_end(ChatEnd::LastMessage);
+        let rest = ChatPrompt::new([Message::user(after)]).with_start(ChatStart::LastMessage);
+        let text = p.render_chat_prompt(&rest).unwrap();
+        let expected = format!("{after}<|im_end|>\n<|im_start|>assistant\n");
+        assert_eq!(text, expected);
+        let ids = [&first, &rest].map(|prompt| p.encode_chat_prompt(prompt).unwrap());
+        assert_eq!(
+            count(&ids[1], IM_END),
+            1,
+            "{after:?} spells no control token"
+        );
+        assert_eq!(ids.concat(), p.encode_chat_prompt(&whole).unwrap());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -355,6 +355,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
         slots: remembered(options.parallel_slots.unwrap_or(1)),
         draft: None,
         identity,
+        source: path.to_owned(),
         param_slots: weights.slots().to_vec(),
     })
 }

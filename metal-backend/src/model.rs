@@ -237,7 +237,8 @@ impl PromptCacheModel for MlxModel {
                     "the adapter changed while the prompt was computed; nothing was saved, call again",
                 ));
             }
-            cache::file::save(path, &identity, &ids, &caches)?;
+            let source = engine.source().to_string_lossy();
+            cache::file::save(path, (&identity, &source), &ids, &caches)?;
             let n = ids.len();
             engine.prefixes().put(epoch, ids, caches);
             Ok(n)
@@ -245,16 +246,71 @@ impl PromptCacheModel for MlxModel {
     }
 
     fn load_prompt_cache(&self, path: &Path) -> Result<Vec<u32>> {
+        let (kept, epoch) = self.kept(path)?;
+        let tokens = kept.tokens.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "the file does not say its tokens, as mlx-lm's do not; continue_prompt_cache goes on from it",
+            )
+            .with_path(path)
+        })?;
+        let prefixes = self.engine.prefixes();
+        prefixes.put(epoch, tokens.clone(), kept.caches);
+        Ok(tokens)
+    }
+
+    fn prompt_cache_len(&self, path: &Path) -> Result<usize> {
+        cache::file::positions(path)
+    }
+
+    fn continue_prompt_cache(
+        &self,
+        path: &Path,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+    ) -> Result<TokenStream> {
+        let engine = &self.engine;
+        options.validate()?;
+        let mut more = match prompt {
+            // What begins a text stands in the file.
+            Prompt::Text(text) => engine.text().tokenizer().encode(text, false)?,
+            other => engine.encode_prompt(other)?,
+        };
+        let (kept, epoch) = self.kept(path)?;
+        let generation = match kept.tokens {
+            Some(mut tokens) => {
+                engine.prefixes().put(epoch, tokens.clone(), kept.caches);
+                tokens.append(&mut more);
+                self.start(tokens, options)
+            }
+            None => {
+                let before = (kept.caches, epoch);
+                Generation::continuing(Arc::clone(engine), before, more, options)
+            }
+        };
+        Ok(TokenStream::new(generation?))
+    }
+}
+
+impl MlxModel {
+    /// What a file holds, and the epoch of the adapter that it is read under.
+    fn kept(&self, path: &Path) -> Result<(cache::file::Kept, u64)> {
         let engine = &self.engine;
         let decoder = engine.decoder()?;
-        engine.scope(|| {
-            let (identity, epoch) = engine.identity();
-            let empty = decoder.new_caches(engine.cache_options());
-            let (tokens, caches) = cache::file::load(path, &identity, empty)?;
-            engine.check_prompt(&tokens)?;
-            engine.prefixes().put(epoch, tokens.clone(), caches);
-            Ok(tokens)
-        })
+        let (identity, epoch) = engine.identity();
+        let kept = engine.scope(|| {
+            let empty = || decoder.new_caches(engine.cache_options());
+            cache::file::load(path, &identity, empty(), &mut || {
+                let mut caches = empty();
+                forward_prompt(decoder.as_ref(), &[0], &mut caches, 1, &mut |_| Ok(()))?;
+                cache::eval_caches(&caches).map_err(engine_error("prompt cache"))?;
+                Ok(caches)
+            })
+        })?;
+        if let Some(tokens) = &kept.tokens {
+            engine.check_prompt(tokens)?;
+        }
+        Ok((kept, epoch))
     }
 }
 

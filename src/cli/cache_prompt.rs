@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use inference::Prompt;
+use inference::{ChatEnd, ChatPrompt, Message, Prompt};
 use serde_json::json;
 
 use super::console::Console;
@@ -15,10 +15,13 @@ use super::prompt::read_text;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The prompt, without chat template; `-` reads it from standard input
+    /// The beginning of the user's message; `-` reads it from standard input
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
-    /// The file, replaced if it is there
+    /// Use the prompt unchanged, without the model's chat template
+    #[arg(long, alias = "ignore-chat-template")]
+    raw: bool,
+    /// The file, in mlx-lm's format; replaced if it is there
     #[arg(long, value_name = "FILE")]
     prompt_cache_file: PathBuf,
     #[command(flatten)]
@@ -33,7 +36,14 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         .model
         .as_prompt_cache()
         .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
-    let tokens = model.save_prompt_cache(&Prompt::Text(text), &args.prompt_cache_file)?;
+    let prompt = match loaded.model.as_token_model() {
+        Some(tokens) if !args.raw && loaded.model.info().has_chat_template => {
+            let chat = ChatPrompt::new([Message::user(text)]).with_end(ChatEnd::LastMessage);
+            Prompt::Tokens(tokens.encode_chat_with(&chat)?)
+        }
+        _ => Prompt::Text(text),
+    };
+    let tokens = model.save_prompt_cache(&prompt, &args.prompt_cache_file)?;
     let bytes = std::fs::metadata(&args.prompt_cache_file)
         .map_err(|e| Failure::failed(format!("{}: {e}", args.prompt_cache_file.display())))?
         .len();

@@ -1,6 +1,8 @@
 //! `mlx generate`: one prompt in, one reply out.
 
-use inference::{CancelToken, GenerateOptions, Message, Prompt, TextModel, TokenStream};
+use inference::{
+    CancelToken, ChatPrompt, ChatStart, GenerateOptions, Message, Prompt, TextModel, TokenStream,
+};
 use serde_json::json;
 
 use super::console::Console;
@@ -48,8 +50,7 @@ pub struct Args {
     /// Print one JSON object at the end instead of the text as it comes
     #[arg(long)]
     json: bool,
-    /// Continue the prompt that `mlx cache-prompt` saved in this file: its text, then the prompt
-    /// unchanged
+    /// Continue the message that `mlx cache-prompt` (or mlx-lm's `cache_prompt`) began in this file
     #[arg(
         long,
         value_name = "FILE",
@@ -227,10 +228,15 @@ impl Args {
                 .as_prompt_cache()
                 .zip(model.as_token_model())
                 .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
-            let mut ids = kept.load_prompt_cache(path)?;
-            ids.extend(tokens.encode(&text, false)?);
-            self.check(model, &Counted::Tokens(&ids))?;
-            return plain(model.generate(&Prompt::Tokens(ids), options));
+            let more = match !self.raw && model.info().has_chat_template {
+                true => tokens.encode_chat_with(
+                    &ChatPrompt::new([Message::user(text)]).with_start(ChatStart::LastMessage),
+                )?,
+                false => tokens.encode(&text, false)?,
+            };
+            let all = kept.prompt_cache_len(path)?.saturating_add(more.len());
+            context::check(&model.info(), all, self.load.ctx_size)?;
+            return plain(kept.continue_prompt_cache(path, &Prompt::Tokens(more), options));
         }
         if self.raw {
             self.check(model, &Counted::Text(&text))?;

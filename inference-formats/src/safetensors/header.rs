@@ -2,7 +2,7 @@
 //! This module bounds time and memory and refuses repeated names. It compares the end of the data
 //! with the end of the file.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use crate::error::Result;
@@ -35,8 +35,8 @@ pub(super) struct Entry {
     pub offset: u64,
 }
 
-/// The tensors of `file`, in the order of their data.
-pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
+/// The header as bytes: JSON of a bounded length.
+fn bytes(file: &CheckedFile) -> Result<Vec<u8>> {
     let fault = |message: String| invalid(file.path(), message);
     if file.len() < LENGTH_BYTES {
         return Err(fault(format!(
@@ -55,9 +55,32 @@ pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
             file.len()
         )));
     }
-    let header: Vec<u8> = file.read_vec(LENGTH_BYTES, length as usize)?;
-    let header: Header = serde_json::from_slice(&header)
-        .map_err(|e| fault("the safetensors header is malformed".into()).with_source(e))?;
+    file.read_vec(LENGTH_BYTES, length as usize)
+}
+
+fn parsed<'de, T: Deserialize<'de>>(file: &CheckedFile, header: &'de [u8]) -> Result<T> {
+    serde_json::from_slice(header)
+        .map_err(|e| invalid(file.path(), "the safetensors header is malformed").with_source(e))
+}
+
+/// The texts that `file` holds beside its tensors, by name.
+pub(super) fn metadata(file: &CheckedFile) -> Result<BTreeMap<String, String>> {
+    /// Names that occur twice are refused where tensors are read.
+    #[derive(Deserialize)]
+    struct Texts {
+        #[serde(rename = "__metadata__")]
+        metadata: Option<BTreeMap<String, String>>,
+    }
+    let texts: Texts = parsed(file, &bytes(file)?)?;
+    Ok(texts.metadata.unwrap_or_default())
+}
+
+/// The tensors of `file`, in the order of their data.
+pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
+    let fault = |message: String| invalid(file.path(), message);
+    let header = bytes(file)?;
+    let length = header.len() as u64;
+    let header: Header = parsed(file, &header)?;
 
     let mut tensors = header.tensors;
     tensors.sort_by_key(|(_, t)| t.data_offsets);

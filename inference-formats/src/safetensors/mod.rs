@@ -104,6 +104,14 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
+    /// The texts that a file holds beside its tensors, by name; weights have none of use.
+    ///
+    /// # Errors
+    /// When it is missing, or its header is malformed.
+    pub fn metadata(path: &Path) -> Result<BTreeMap<String, String>> {
+        header::metadata(&CheckedFile::open(path)?)
+    }
+
     fn add(&mut self, path: &Path) -> Result<()> {
         let file = Arc::new(CheckedFile::open(path)?);
         let found = header::read(&file)?;

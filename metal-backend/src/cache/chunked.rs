@@ -4,7 +4,7 @@
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
-use super::{KvCache, KvView, LayerState, Order, Snapshot, Stored};
+use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 use crate::exec::{Heads, TokenRange};
 
 /// Positions added at a time.
@@ -154,6 +154,21 @@ impl KvCache for ChunkedCache {
             window: None,
             reach: 0,
         })
+    }
+
+    fn portable(&self) -> Result<Option<Portable>> {
+        let held = self.valid()?.filter(|_| self.offset > 0);
+        Ok(held.map(|(keys, values)| Portable::All { keys, values }))
+    }
+
+    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+        let offset = held.offset().map_err(|e| e.to_string())?;
+        let Portable::All { keys, values } = held else {
+            return Err(held.refused("all positions"));
+        };
+        self.buffers = Some((keys, values));
+        self.offset = offset;
+        Ok(())
     }
 }
 

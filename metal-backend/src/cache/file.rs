@@ -1,7 +1,10 @@
 //! Computed prompts in files: safetensors with the caches' arrays, and beside them the tokens they
 //! hold and which model they belong to. Written as a whole or not at all.
+//!
+//! Keys and values are in mlx-lm's format (`mlx_lm.rs`). It has no place for recurrent states, so
+//! that models with those have the format of this file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use half::{bf16, f16};
@@ -10,7 +13,7 @@ use mlx_rs_core::{Array, Dtype};
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use serde::{Deserialize, Serialize};
 
-use super::{Caches, Snapshot};
+use super::{Caches, Snapshot, mlx_lm};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
@@ -42,23 +45,43 @@ struct Layer {
     offset: i32,
 }
 
-/// Writes `caches`, which hold `tokens`, computed by the model `identity`.
+/// What a file holds.
+#[derive(Debug)]
+pub struct Kept {
+    /// The prompt; `None` in a file of mlx-lm.
+    pub tokens: Option<Vec<u32>>,
+    /// What was computed of it.
+    pub caches: Caches,
+}
+
+/// A tensor of a file: its name, type, shape and bytes.
+pub(super) type Tensor = (String, FileDtype, Vec<usize>, Vec<u8>);
+
+/// Writes `caches`, which hold `tokens`, computed by the model `identity`. mlx-lm knows it by the
+/// name `model`.
 ///
 /// # Errors
 /// When the caches cannot be read or the file cannot be written.
-pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Result<()> {
+pub fn save(
+    path: &Path,
+    (identity, model): (&str, &str),
+    tokens: &[u32],
+    caches: &Caches,
+) -> Result<()> {
+    match mlx_lm::save(path, (identity, model), tokens, caches)? {
+        true => Ok(()),
+        false => save_own(path, identity, tokens, caches),
+    }
+}
+
+/// The format of this file.
+fn save_own(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Result<()> {
     let mut layers = Vec::new();
-    let mut tensors: Vec<(String, FileDtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    let mut tensors: Vec<Tensor> = Vec::new();
     for (i, cache) in caches.iter().enumerate() {
         let snapshot = cache.snapshot().map_err(engine("prompt cache"))?;
         for (name, array) in &snapshot.arrays {
-            let shape = array
-                .shape()
-                .iter()
-                .map(|&d| d.unsigned_abs() as usize)
-                .collect();
-            let (dtype, bytes) = bytes(array)?;
-            tensors.push((format!("layers.{i}.{name}"), dtype, shape, bytes));
+            tensors.push(tensor(format!("layers.{i}.{name}"), array)?);
         }
         layers.push(Layer {
             kind: snapshot.kind,
@@ -76,6 +99,23 @@ pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
         Error::new(ErrorKind::Engine, "the prompt cache cannot be described").with_source(e)
     })?;
     tensors.push((ABOUT.to_owned(), FileDtype::U8, vec![about.len()], about));
+    write(path, &tensors, None)
+}
+
+/// An array with the name that it has in a file.
+pub(super) fn tensor(name: String, array: &Array) -> Result<Tensor> {
+    let shape = array.shape().iter();
+    let shape = shape.map(|&d| d.unsigned_abs() as usize).collect();
+    let (dtype, bytes) = bytes(array)?;
+    Ok((name, dtype, shape, bytes))
+}
+
+/// Writes a file as a whole or not at all.
+pub(super) fn write(
+    path: &Path,
+    tensors: &[Tensor],
+    metadata: Option<HashMap<String, String>>,
+) -> Result<()> {
     let views = tensors
         .iter()
         .map(|(name, dtype, shape, bytes)| {
@@ -96,17 +136,48 @@ pub fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
     // For the owner alone: it holds what was said.
     let builder = tempfile::Builder::new();
     replace_with(&builder, work.path(), path, |file| {
-        safetensors::serialize_to_file(views, None, file.path()).map_err(std::io::Error::other)
+        safetensors::serialize_to_file(views, metadata, file.path()).map_err(std::io::Error::other)
     })
 }
 
+/// The number of positions that a file holds, by its headers.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] for a file that is no computed prompt.
+pub fn positions(path: &Path) -> Result<usize> {
+    let metadata = SafetensorsCheckpoint::metadata(path)?;
+    if mlx_lm::is_mlx_lm(&metadata) {
+        return mlx_lm::positions(path, &metadata);
+    }
+    Ok(about(&SafetensorsCheckpoint::open_file(path)?, path)?
+        .tokens
+        .len())
+}
+
 /// Reads a file of the model `identity`, and returns its tokens and `empty` caches filled with
-/// theirs.
+/// theirs. `one` computes caches of one token, by which those of mlx-lm are checked.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.
-pub fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Caches)> {
-    let file = SafetensorsCheckpoint::open_file(path)?;
+pub fn load(
+    path: &Path,
+    identity: &str,
+    empty: Caches,
+    one: &mut dyn FnMut() -> Result<Caches>,
+) -> Result<Kept> {
+    let metadata = SafetensorsCheckpoint::metadata(path)?;
+    if mlx_lm::is_mlx_lm(&metadata) {
+        return mlx_lm::load(path, &metadata, identity, empty, one);
+    }
+    let (tokens, caches) = load_own(path, identity, empty)?;
+    Ok(Kept {
+        tokens: Some(tokens),
+        caches,
+    })
+}
+
+/// What a file of this format is about.
+fn about(file: &SafetensorsCheckpoint, path: &Path) -> Result<About> {
     let fault = |message: String| invalid(path, message);
     let info = file
         .info(ABOUT)
@@ -119,6 +190,13 @@ pub fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Cac
             about.format
         )));
     }
+    Ok(about)
+}
+
+fn load_own(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Caches)> {
+    let file = SafetensorsCheckpoint::open_file(path)?;
+    let fault = |message: String| invalid(path, message);
+    let about = about(&file, path)?;
     if about.identity != identity {
         return Err(fault(
             "it was computed by another model; make it again with this one".to_owned(),
@@ -183,7 +261,7 @@ fn bytes(array: &Array) -> Result<(FileDtype, Vec<u8>)> {
 }
 
 /// A tensor as an array.
-fn array(
+pub(super) fn array(
     file: &SafetensorsCheckpoint,
     info: &crate::checkpoint::safetensors::TensorInfo,
 ) -> Result<Array> {
@@ -252,6 +330,24 @@ mod tests {
         Caches::from_iter([cache as Box<dyn LayerState>, Box::new(state)])
     }
 
+    /// No cache of one token is needed for files of ours in this format.
+    fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Caches)> {
+        let one = &mut || {
+            let part = zeros(&[1, 2, 1, 32], Dtype::Float32).map_err(engine("test"))?;
+            let mut cache = CacheOptions::default().cache(None);
+            cache.update(&part, &part).map_err(engine("test"))?;
+            Ok((0..2).map(|_| cache.copy().unwrap()).collect())
+        };
+        let kept = super::load(path, identity, empty, one)?;
+        Ok((kept.tokens.unwrap(), kept.caches))
+    }
+
+    fn save(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Result<()> {
+        super::save(path, (identity, "models/toy"), tokens, caches)?;
+        assert_eq!(positions(path).unwrap(), tokens.len());
+        Ok(())
+    }
+
     #[test]
     fn recurrent_states_survive_bit_for_bit() {
         let dir = tempfile::tempdir().unwrap();
@@ -309,7 +405,8 @@ mod tests {
             let error = load(&path, "you", empty(options)).unwrap_err();
             assert!(error.to_string().contains("another model"), "{error}");
             for other in [plain, bounded, packed] {
-                if other != options {
+                // Plain positions are packed later, where the flag says so.
+                if other != options && (options, other) != (plain, packed) {
                     assert!(load(&path, "me", empty(other)).is_err());
                 }
             }

@@ -6,7 +6,7 @@
 use mlx_rs_core::{Array, Dtype, Result};
 
 use super::chunked::{CHUNK, ChunkedCache, capacity};
-use super::{KvCache, KvView, LayerState, Snapshot};
+use super::{KvCache, KvView, LayerState, Portable, Snapshot};
 use crate::exec::{Heads, KvBuffer};
 
 /// Keys and values of all positions so far.
@@ -183,6 +183,15 @@ impl InPlaceCache {
 impl KvCache for InPlaceCache {
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView> {
         self.chunks()?.update(keys, values)
+    }
+
+    fn portable(&self) -> Result<Option<Portable>> {
+        self.as_chunks()?.portable()
+    }
+
+    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+        self.memory = None;
+        self.chunks.adopt(held)
     }
 
     fn in_place(&self) -> Option<&InPlaceCache> {

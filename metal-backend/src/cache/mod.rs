@@ -5,12 +5,15 @@
 //! without bound, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`] holds
 //! the last positions (and a few of the first). [`WindowedCache`] holds the same and can be cut
 //! back. [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
-//! [`RecurrentState`] holds arrays of fixed shape instead. `file.rs` keeps them on disk.
+//! [`RecurrentState`] holds arrays of fixed shape instead. `file.rs` keeps them on disk,
+//! `mlx_lm.rs` in the format of Python's mlx-lm.
 
 mod chunked;
 pub mod file;
 mod in_place;
+mod mlx_lm;
 pub mod passing;
+mod portable;
 pub(crate) mod prefix;
 mod quantized;
 mod recurrent;
@@ -23,6 +26,7 @@ mod windowed;
 pub use chunked::ChunkedCache;
 pub use in_place::{InPlaceCache, KvAllocator};
 pub use passing::PassingCache;
+pub use portable::{Layout, Portable};
 pub(crate) use prefix::Prefixes;
 pub use quantized::QuantizedCache;
 pub use recurrent::{RecurrentState, StateLayout, StatePart};
@@ -165,6 +169,11 @@ impl Caches {
         self.layers
             .iter()
             .all(|layer| layer.as_recurrent().is_none())
+    }
+
+    /// Whether the rotation depends on the length of the sequence.
+    pub fn may_switch(&self) -> bool {
+        !self.switches.is_empty()
     }
 
     /// How many positions can be added before the rotation changes.

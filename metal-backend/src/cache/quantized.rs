@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use mlx_rs_core::{Array, Error, ErrorKind, QuantMode, Quantized, Result};
 
 use super::chunked::{ChunkedCache, grow};
-use super::{KvCache, KvView, LayerState, Order, Packing, Snapshot, Stored, map};
+use super::portable::packed_range;
+use super::{KvCache, KvView, LayerState, Order, Packing, Portable, Snapshot, Stored, map};
 
 /// Keys and values of all positions so far, packed.
 #[derive(Debug, Clone)]
@@ -124,6 +125,52 @@ impl KvCache for QuantizedCache {
             window: None,
             reach: 0,
         })
+    }
+
+    fn portable(&self) -> Result<Option<Portable>> {
+        match &self.store {
+            Store::Plain(cache) => cache.portable(),
+            Store::Packed { offset: 0, .. } => Ok(None),
+            Store::Packed {
+                keys,
+                values,
+                offset,
+            } => Ok(Some(Portable::Packed {
+                keys: packed_range(keys, *offset)?,
+                values: packed_range(values, *offset)?,
+            })),
+        }
+    }
+
+    /// Plain positions stay so until the next one is beyond the start of packing.
+    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+        let Packing {
+            bits, group_size, ..
+        } = self.packing;
+        let offset = held.offset().map_err(|e| e.to_string())?;
+        match held {
+            Portable::All { .. } => {
+                let mut plain = ChunkedCache::new();
+                plain.adopt(held)?;
+                self.store = Store::Plain(plain);
+            }
+            Portable::Packed { keys, values }
+                if [&keys, &values]
+                    .iter()
+                    .all(|q| (q.bits, q.group_size) == (bits, group_size)) =>
+            {
+                self.store = Store::Packed {
+                    keys,
+                    values,
+                    offset,
+                };
+            }
+            other => {
+                let needed = format!("positions of {bits} bits in groups of {group_size}");
+                return Err(other.refused(&needed));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@
 use mlx_rs_core::{Array, Result, concatenate};
 
 use super::chunked::{ChunkedCache, plain_parts};
-use super::{KvCache, KvView, LayerState, Order, Snapshot, Stored};
+use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 
 /// Keys and values of at most `size` positions.
 #[derive(Debug, Clone)]
@@ -88,17 +88,33 @@ impl RotatingCache {
         let all = concatenate(&[&kept, &rest], 2)?;
         let n = rest.dim(2)?;
         let tail = rest.slice_axis(2, n - ring, n)?;
+        Ok((all, self.stored(&kept, &tail, end)?))
+    }
+
+    /// The buffer of a full cache that has seen `end` positions, of the kept ones and the last
+    /// that circulate.
+    fn stored(&self, kept: &Array, tail: &Array, end: i32) -> Result<Array> {
+        let ring = self.ring();
         // The oldest of the tail is position `end - ring`.
         let first = self.slot(end - ring) - self.kept;
-        let stored = concatenate(
+        concatenate(
             &[
-                &kept,
+                kept,
                 &tail.slice_axis(2, ring - first, ring)?,
                 &tail.slice_axis(2, 0, ring - first)?,
             ],
             2,
-        )?;
-        Ok((all, stored))
+        )
+    }
+
+    /// The buffer that stands for `all` keys or values held, in their order.
+    fn buffer(&self, all: &Array, end: i32) -> Result<Array> {
+        let held = all.dim(2)?;
+        if end <= self.size {
+            return Ok(all.clone());
+        }
+        let kept = all.slice_axis(2, 0, self.kept)?;
+        self.stored(&kept, &all.slice_axis(2, held - self.ring(), held)?, end)
     }
 
     fn view(&self, keys: Array, values: Array, order: Order) -> KvView {
@@ -153,6 +169,44 @@ impl KvCache for RotatingCache {
         let view = self.view(k, v, order);
         self.offset = end;
         Ok(view)
+    }
+
+    fn portable(&self) -> Result<Option<Portable>> {
+        let Some((k, v)) = self.inner.buffers.as_ref().filter(|_| self.offset > 0) else {
+            return Ok(None);
+        };
+        let ordered = |buffer: &Array| -> Result<Array> {
+            let (kept, rest) = self.ordered(buffer)?;
+            concatenate(&[&kept, &rest], 2)
+        };
+        Ok(Some(Portable::Recent {
+            keys: ordered(k)?,
+            values: ordered(v)?,
+            offset: self.offset,
+            size: self.size,
+            kept: self.kept,
+        }))
+    }
+
+    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+        let words = |e: mlx_rs_core::Error| e.to_string();
+        let offset = held.offset().map_err(words)?;
+        let (keys, values) = match &held {
+            // Of a window, the older positions are of no use.
+            Portable::All { keys, values } if self.kept == 0 => (keys, values),
+            Portable::Recent {
+                keys,
+                values,
+                size,
+                kept,
+                ..
+            } if (*size, *kept) == (self.size, self.kept) => (keys, values),
+            _ => return Err(held.refused(&format!("the last {} positions", self.size))),
+        };
+        let buffer = |all: &Array| self.buffer(all, offset).map_err(words);
+        self.inner.buffers = Some((buffer(keys)?, buffer(values)?));
+        self.offset = offset;
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mlx_rs_core::{Array, Result};
 
-use super::{InPlaceCache, KvView, RecurrentState};
+use super::{InPlaceCache, KvView, Portable, RecurrentState};
 
 /// The memory of one layer for one row (`B` is 1 everywhere but in tests).
 pub trait LayerState: std::fmt::Debug + Send {
@@ -93,6 +93,23 @@ pub trait KvCache: LayerState {
     /// # Errors
     /// When shapes do not fit the stored ones, or memory runs out.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
+
+    /// What it holds, for a file that other programs read; `None` where it holds nothing.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn portable(&self) -> Result<Option<Portable>> {
+        Ok(None)
+    }
+
+    /// Takes over what another cache held, also one of another kind where no position is lost that
+    /// a query attends to.
+    ///
+    /// # Errors
+    /// What does not fit, in words.
+    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+        Err(held.refused("no positions"))
+    }
 
     /// This, where it is of that kind: copies of several layers have memory in common then.
     fn in_place(&self) -> Option<&InPlaceCache> {

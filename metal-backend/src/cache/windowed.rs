@@ -9,7 +9,7 @@
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use super::chunked::{CHUNK, ChunkedCache, plain_parts};
-use super::{KvCache, KvView, LayerState, Order, Snapshot, Stored};
+use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 
 /// Keys and values of the positions that a query may see, and of `spare` older ones.
 #[derive(Debug, Clone)]
@@ -87,6 +87,54 @@ impl KvCache for WindowedCache {
             window: Some(self.ring()),
             reach: 0,
         })
+    }
+
+    fn portable(&self) -> Result<Option<Portable>> {
+        let Some((k, v)) = self.inner.valid()?.filter(|_| !self.is_empty()) else {
+            return Ok(None);
+        };
+        let (held, kept) = (self.inner.offset, self.kept);
+        let recent = |a: &Array| -> Result<Array> {
+            if self.dropped == 0 && held <= self.size {
+                return Ok(a.clone());
+            }
+            // One more than the next query sees of them; where it is forgotten, any stands for it.
+            let from = held - self.ring();
+            let kept = a.slice_axis(2, 0, kept)?;
+            match from >= self.kept {
+                true => concatenate(&[&kept, &a.slice_axis(2, from, held)?], 2),
+                false => {
+                    let first = a.slice_axis(2, self.kept, self.kept + 1)?;
+                    concatenate(&[&kept, &first, &a.slice_axis(2, from + 1, held)?], 2)
+                }
+            }
+        };
+        Ok(Some(Portable::Recent {
+            keys: recent(&k)?,
+            values: recent(&v)?,
+            offset: self.offset(),
+            size: self.size,
+            kept,
+        }))
+    }
+
+    fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
+        let offset = held.offset().map_err(|e| e.to_string())?;
+        let (keys, values) = match held {
+            Portable::All { keys, values } if self.kept == 0 => (keys, values),
+            Portable::Recent {
+                keys,
+                values,
+                size,
+                kept,
+                ..
+            } if (size, kept) == (self.size, self.kept) => (keys, values),
+            other => return Err(other.refused(&format!("the last {} positions", self.size))),
+        };
+        self.inner.offset = keys.dim(2).map_err(|e| e.to_string())?;
+        self.dropped = offset - self.inner.offset;
+        self.inner.buffers = Some((keys, values));
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ mod adapters;
 pub mod forward;
 
 use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -41,6 +42,7 @@ pub struct Engine {
     /// Guesses tokens; taken away by `close`.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
+    source: PathBuf,
     /// Tells this engine from all others, for files that no other can use.
     nonce: u64,
     /// Where adapters can stand; taken away by `close`, as they hold the weights.
@@ -72,6 +74,8 @@ pub struct Parts {
     pub draft: Option<Box<dyn Decoder>>,
     /// Tells this model from others.
     pub identity: String,
+    /// Where it was loaded from.
+    pub source: PathBuf,
     /// Where adapters can stand.
     pub param_slots: Vec<Arc<ParamSlot>>,
 }
@@ -103,6 +107,7 @@ impl Engine {
             draft_prefixes: Prefixes::new(parts.slots),
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
+            source: parts.source,
             // Differs between processes, which may have the same id, and between calls.
             nonce: RandomState::new().hash_one(()),
             param_slots: Mutex::new(parts.param_slots),
@@ -149,6 +154,11 @@ impl Engine {
     /// Tokens that end a reply.
     pub fn eos_tokens(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// Where it was loaded from.
+    pub fn source(&self) -> &Path {
+        &self.source
     }
 
     /// Which caches requests get.

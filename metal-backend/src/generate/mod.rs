@@ -26,6 +26,7 @@ use inference::{
 };
 use mlx_rs_core::memory;
 
+use crate::cache::{self, Caches};
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
 use speculative::SpeculativeDecoder;
@@ -99,6 +100,27 @@ impl Generation {
         Ok(Self {
             request,
             running: Some(running),
+            steps: 0,
+        })
+    }
+
+    /// A request that goes on from `caches`, computed in `epoch` from tokens that nobody knows. It
+    /// guesses no tokens, since that needs all of them.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn continuing(
+        engine: Arc<Engine>,
+        (caches, epoch): (Caches, u64),
+        prompt: Vec<u32>,
+        options: &GenerateOptions,
+    ) -> Result<Self> {
+        let before = cache::offset(&caches).unsigned_abs() as usize;
+        let request = Request::after(before, Arc::clone(&engine), prompt, options)?;
+        let sequence = engine.scope(|| SequenceState::continuing(&request, caches, epoch))?;
+        Ok(Self {
+            request,
+            running: Some(Running::Plain(Box::new(sequence))),
             steps: 0,
         })
     }

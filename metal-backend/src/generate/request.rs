@@ -59,6 +59,23 @@ impl Request {
         })
     }
 
+    /// A request that goes on from caches of `before` positions, whose tokens nobody knows: options
+    /// that look at the prompt see `prompt` alone.
+    ///
+    /// # Errors
+    /// As [`Request::new`].
+    pub fn after(
+        before: usize,
+        engine: Arc<Engine>,
+        prompt: Vec<u32>,
+        options: &GenerateOptions,
+    ) -> Result<Self> {
+        let mut request = Self::new(engine, prompt, options)?;
+        request.clock = Clock::start(before + request.prompt.len());
+        request.clock.cached(before);
+        Ok(request)
+    }
+
     /// The model it runs on.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine

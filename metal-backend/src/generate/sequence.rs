@@ -103,6 +103,27 @@ impl SequenceState {
         })
     }
 
+    /// The state of `request` behind what `caches` hold, which were computed in `epoch`.
+    ///
+    /// # Errors
+    /// As [`SequenceState::new`].
+    pub fn continuing(request: &Request, caches: Caches, epoch: u64) -> Result<Self> {
+        let model = request.engine();
+        let held = cache::offset(&caches).unsigned_abs() as usize;
+        let caches = caches.for_sequence(held + request.prompt().len());
+        Ok(Self {
+            decoder: model.decoder()?,
+            caches: expecting(caches, request, held),
+            sampler: model.sampler(request.options(), request.prompt())?,
+            next: None,
+            prefilled: 0,
+            // It cannot begin again: the tokens of the caches are unknown.
+            begun: true,
+            epoch,
+            options: *model.cache_options(),
+        })
+    }
+
     /// Call it before anything is computed: gives up what was reused if the adapter changed since
     /// the request was made.
     pub fn refresh(&mut self, request: &mut Request) {
@@ -198,7 +219,7 @@ pub fn prepared(
         return (empty, 0);
     }
     match prefixes.take(epoch, request.prompt(), &empty) {
-        Some((caches, prefilled)) => (expecting(caches, request), prefilled),
+        Some((caches, prefilled)) => (expecting(caches, request, 0), prefilled),
         None => (empty, 0),
     }
 }
@@ -206,15 +227,16 @@ pub fn prepared(
 /// Empty caches for what `request` holds so far and may still get.
 pub fn empty(decoder: &dyn Decoder, options: &CacheOptions, request: &Request) -> Caches {
     let caches = decoder.new_caches(options);
-    expecting(caches.for_sequence(request.so_far().len()), request)
+    expecting(caches.for_sequence(request.so_far().len()), request, 0)
 }
 
-/// Says to `caches` how much `request` may store.
-fn expecting(mut caches: Caches, request: &Request) -> Caches {
+/// Says to `caches`, which hold `before` positions that are not of `request`, how much may be stored.
+fn expecting(mut caches: Caches, request: &Request, before: usize) -> Caches {
     let all = request
         .prompt()
         .len()
-        .saturating_add(request.options().max_tokens);
+        .saturating_add(request.options().max_tokens)
+        .saturating_add(before);
     let all = i32::try_from(all).unwrap_or(i32::MAX);
     caches.iter_mut().for_each(|cache| cache.expect(all));
     caches

@@ -1,0 +1,194 @@
+//! What a cache holds, apart from how it keeps it: positions in their order. Files of other programs
+//! hold caches in this form.
+
+use std::fmt;
+
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
+
+use super::map;
+
+/// Keys and values of one layer, `[1, Hkv, n, D]`, positions ascending.
+#[derive(Debug, Clone)]
+pub enum Portable {
+    /// Of all positions.
+    All {
+        /// Keys.
+        keys: Array,
+        /// Values.
+        values: Array,
+    },
+    /// Of the first `kept` positions and the last ones, at most `size` together.
+    Recent {
+        /// Keys.
+        keys: Array,
+        /// Values.
+        values: Array,
+        /// Positions seen.
+        offset: i32,
+        /// Positions that a query attends to at most.
+        size: i32,
+        /// Positions of the beginning among them that stay.
+        kept: i32,
+    },
+    /// Of all positions, in the affine format.
+    Packed {
+        /// Keys.
+        keys: Quantized,
+        /// Values.
+        values: Quantized,
+    },
+}
+
+/// What the caches of one layer of a model have in common, whatever sequence they hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Heads.
+    heads: i32,
+    /// Numbers of a head: of a key and of a value.
+    widths: [i32; 2],
+    /// The type computed in.
+    pub dtype: Dtype,
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [keys, values] = self.widths;
+        write!(f, "{} heads of {keys} and {values} numbers", self.heads)
+    }
+}
+
+impl Layout {
+    /// Whether caches of the other layout hold the same numbers, in any type.
+    pub fn fits(&self, other: &Self) -> bool {
+        (self.heads, self.widths) == (other.heads, other.widths)
+    }
+}
+
+/// A shape of one row with its heads, positions and numbers.
+fn sizes(array: &Array) -> Result<[i32; 3]> {
+    match array.shape() {
+        [1, heads, positions, width] => Ok([*heads, *positions, *width]),
+        shape => Err(Error::new(
+            ErrorKind::Shape,
+            "cache",
+            format!("keys or values have shape {shape:?}; [1, heads, positions, width] is needed"),
+        )),
+    }
+}
+
+impl Portable {
+    /// Positions seen.
+    ///
+    /// # Errors
+    /// When keys or values have no such shape, or differ in it.
+    pub fn offset(&self) -> Result<i32> {
+        let (keys, values) = match self {
+            Self::All { keys, values } | Self::Recent { keys, values, .. } => (keys, values),
+            Self::Packed { keys, values } => (&keys.weight, &values.weight),
+        };
+        let ([_, held, _], [_, same, _]) = (sizes(keys)?, sizes(values)?);
+        let (offset, expected) = match *self {
+            Self::Recent { offset, size, .. } => (offset, offset.min(size)),
+            _ => (held, held),
+        };
+        if held != same || held != expected || offset < 1 {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "cache",
+                format!("{held} keys and {same} values, where {expected} are needed"),
+            ));
+        }
+        Ok(offset)
+    }
+
+    /// What a layer's caches have in common.
+    ///
+    /// # Errors
+    /// As [`Self::offset`].
+    pub fn layout(&self) -> Result<Layout> {
+        let (keys, values, dtype) = match self {
+            Self::All { keys, values } | Self::Recent { keys, values, .. } => {
+                (sizes(keys)?, sizes(values)?, keys.dtype())
+            }
+            Self::Packed { keys, values } => {
+                let unpacked = |q: &Quantized| -> Result<[i32; 3]> {
+                    q.validate("cache")?;
+                    let [heads, positions, words] = sizes(&q.weight)?;
+                    Ok([heads, positions, words.saturating_mul(32) / q.bits.max(1)])
+                };
+                (unpacked(keys)?, unpacked(values)?, keys.scales.dtype())
+            }
+        };
+        if keys[0] != values[0] {
+            return Err(Error::new(
+                ErrorKind::Shape,
+                "cache",
+                format!("keys of {} heads, values of {}", keys[0], values[0]),
+            ));
+        }
+        Ok(Layout {
+            heads: keys[0],
+            widths: [keys[2], values[2]],
+            dtype,
+        })
+    }
+
+    /// The same with numbers of another type; packed codes stay.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn cast(self, dtype: Dtype) -> Result<Self> {
+        let packed = |q: Quantized| -> Result<Quantized> {
+            Ok(Quantized {
+                scales: q.scales.astype(dtype)?,
+                biases: q.biases.as_ref().map(|b| b.astype(dtype)).transpose()?,
+                ..q
+            })
+        };
+        Ok(match self {
+            Self::All { keys, values } => Self::All {
+                keys: keys.astype(dtype)?,
+                values: values.astype(dtype)?,
+            },
+            Self::Recent {
+                keys,
+                values,
+                offset,
+                size,
+                kept,
+            } => Self::Recent {
+                keys: keys.astype(dtype)?,
+                values: values.astype(dtype)?,
+                offset,
+                size,
+                kept,
+            },
+            Self::Packed { keys, values } => Self::Packed {
+                keys: packed(keys)?,
+                values: packed(values)?,
+            },
+        })
+    }
+
+    /// What does not fit, in words, where `needed` says what would.
+    pub fn refused(&self, needed: &str) -> String {
+        let held = match self {
+            Self::All { .. } => {
+                String::from("all positions, which --ctx-size and --kv-bits change")
+            }
+            Self::Recent { size, .. } => {
+                format!("the last {size} positions, as --ctx-size {size} (--max-kv-size) makes it")
+            }
+            Self::Packed { keys, .. } => format!(
+                "packed positions, as --kv-bits {} --kv-group-size {} makes it",
+                keys.bits, keys.group_size
+            ),
+        };
+        format!("it holds {held}, where {needed} are needed; use the flags that it was made with")
+    }
+}
+
+/// The valid part of packed keys or values.
+pub(super) fn packed_range(q: &Quantized, to: i32) -> Result<Quantized> {
+    map(q, |a| a.slice_axis(2, 0, to))
+}
