@@ -9,6 +9,8 @@
 #[path = "mlx_lm/adapters.rs"]
 mod adapters;
 mod common;
+#[path = "mlx_lm/harness.rs"]
+mod harness;
 #[path = "mlx_lm/options.rs"]
 mod options;
 #[path = "mlx_lm/program.rs"]

@@ -50,6 +50,40 @@ fn impossible_values_exit_with_2_also_once_the_model_is_there() {
     }
 }
 
+/// 20,000 references, one to the next, once overflowed the stack and ended the process with 134.
+#[test]
+fn a_schema_of_chained_references_is_a_wrong_command_line() {
+    let mut definitions = serde_json::Map::new();
+    for i in 0..20_000 {
+        let next = serde_json::json!({"$ref": format!("#/$defs/d{}", i + 1)});
+        definitions.insert(format!("d{i}"), next);
+    }
+    definitions.insert("d20000".into(), serde_json::json!({"type": "string"}));
+    let schema = serde_json::json!({"$ref": "#/$defs/d0", "$defs": definitions});
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), schema.to_string()).unwrap();
+    let path = file.path().to_str().unwrap();
+    let output = mlx(&["generate", "--prompt", "a", "--json-schema-file", path]);
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(output.stdout.is_empty());
+    assert!(told.contains("schema"), "{told}");
+}
+
+/// A reply to nothing was once invented.
+#[test]
+fn an_empty_prompt_has_no_reply() {
+    for prompt in ["", "  \n"] {
+        for args in [&["generate", "--prompt", prompt][..], &["generate", prompt]] {
+            let output = mlx(args);
+            assert_eq!(output.status.code(), Some(2), "{args:?}");
+            assert!(output.stdout.is_empty(), "{args:?}");
+            let told = stderr(&output);
+            assert!(told.contains("the prompt is empty"), "{args:?}: {told}");
+        }
+    }
+}
+
 #[test]
 fn nothing_generated_has_no_speed() {
     let output = mlx(&["generate", "--prompt", "a", "--max-tokens", "0"]);

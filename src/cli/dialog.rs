@@ -45,6 +45,12 @@ pub struct DialogArgs {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Names(Map<String, Value>);
 
+impl From<Names> for Map<String, Value> {
+    fn from(names: Names) -> Self {
+        names.0
+    }
+}
+
 impl FromStr for Names {
     type Err = String;
 

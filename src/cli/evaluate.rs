@@ -1,4 +1,5 @@
-//! `mlx evaluate`: how good a model is on a data set of the kind that it is trained on.
+//! `mlx evaluate`: how good a model is on a data set of the kind that it is trained on. Tasks of
+//! lm-eval are in `tasks.rs`.
 
 use std::path::PathBuf;
 
@@ -12,16 +13,18 @@ use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, at_least_one, choose_backend, find_model};
 use super::progress::{CountBar, Spinner};
+use super::tasks::{self, TaskArgs};
 use super::train::{directory, score, told};
 
-/// Measure loss, perplexity and accuracy on a data set
+/// Measure loss, perplexity and accuracy on a data set, or run tasks of lm-eval
 #[derive(Debug, Clone, clap::Args)]
+#[command(group(clap::ArgGroup::new("subject").required(true).args(["data", "tasks"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// A JSONL file, or a directory with test.jsonl; lines as for `mlx train`
     #[arg(long, short, value_name = "PATH", value_parser = directory)]
-    data: PathBuf,
+    data: Option<PathBuf>,
     /// Count only the last message of a chat, or the completion
     #[arg(long)]
     mask_prompt: bool,
@@ -34,9 +37,9 @@ pub struct Args {
     /// Tokens of an example at most; longer ones are cut
     #[arg(long, value_name = "N", default_value = "2048", value_parser = at_least_one)]
     max_seq_length: usize,
-    /// What batches are drawn by
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u32,
+    /// What batches are drawn by, and examples of tasks; default: 0, and 123 for tasks
+    #[arg(long, value_name = "N")]
+    seed: Option<u32>,
     /// Go on without lines that cannot be used, instead of stopping
     #[arg(long)]
     skip_bad_lines: bool,
@@ -44,11 +47,16 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    tasks: TaskArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let Some(data) = &args.data else {
+        return tasks::run(&args.tasks, &args.model, &args.load, args.seed, console);
+    };
     if args.max_seq_length < 2 {
         return Err(Failure::usage(
             "--max-seq-length must be at least 2: one token to read and one to foresee",
@@ -59,7 +67,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let subject = Subject {
         model: args.model.model.as_deref(),
         load: options,
-        data: args.data.clone(),
+        data: data.clone(),
         reading: DataOptions::new()
             .with_mask_prompt(args.mask_prompt)
             .with_skip_bad_lines(args.skip_bad_lines),
@@ -68,7 +76,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             batch_size: args.batch_size,
             batches: args.test_batches,
             max_seq_length: args.max_seq_length,
-            seed: args.seed,
+            seed: args.seed.unwrap_or_default(),
         },
     };
     subject.measure(args.json, console)

@@ -71,6 +71,8 @@ mod settings;
 mod show;
 #[cfg(feature = "mlx-backend")]
 mod standalone;
+#[cfg(feature = "mlx-backend")]
+mod tasks;
 mod terminal;
 mod tools;
 #[cfg(feature = "probe")]

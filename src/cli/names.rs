@@ -17,7 +17,7 @@ struct Program {
     defaults: &'static [(&'static [&'static str], &'static str)],
 }
 
-const PROGRAMS: [Program; 10] = [
+const PROGRAMS: [Program; 11] = [
     Program {
         theirs: "benchmark",
         ours: "bench",
@@ -49,6 +49,12 @@ const PROGRAMS: [Program; 10] = [
         ours: "convert",
         short: &[],
         defaults: &[],
+    },
+    Program {
+        theirs: "evaluate",
+        ours: "evaluate",
+        short: &[],
+        defaults: &[(&["--output-dir"], ".")],
     },
     Program {
         theirs: "fuse",
@@ -89,7 +95,7 @@ const PROGRAMS: [Program; 10] = [
 ];
 
 /// Programs of mlx-lm that have no counterpart with the same flags.
-const OTHERS: [(&str, &str); 6] = [
+const OTHERS: [(&str, &str); 5] = [
     ("awq", "`mlx convert -q` quantizes, without calibration"),
     ("dwq", "`mlx convert -q` quantizes, without distillation"),
     (
@@ -97,10 +103,6 @@ const OTHERS: [(&str, &str); 6] = [
         "`mlx convert -q --quant-predicate` mixes bits by recipe",
     ),
     ("gptq", "`mlx convert -q` quantizes, without calibration"),
-    (
-        "evaluate",
-        "it runs tasks of lm-eval; `mlx evaluate` measures a data set",
-    ),
     (
         "manage",
         "`mlx ls` lists the cached models and `mlx rm` removes them",

@@ -22,6 +22,46 @@ pub fn with_mlx_lm() -> &'static Path {
     &PYTHON
 }
 
+/// The same interpreter with lm-eval's harness on top, which takes 600 MB more.
+pub fn with_lm_eval() -> &'static Path {
+    static INSTALLED: LazyLock<()> = LazyLock::new(|| {
+        let python = with_mlx_lm();
+        if std::env::var_os(VARIABLE).is_some_and(|python| !python.is_empty()) {
+            return;
+        }
+        let pins = ["requirements.txt", "requirements-lm-eval.txt"].map(pins);
+        let _lock = locked("venv.lock");
+        let stamp = kept().join("venv/lm-eval.sha256");
+        let wanted = digest(&pins[1]);
+        if std::fs::read_to_string(&stamp).is_ok_and(|is| is == wanted) {
+            return;
+        }
+        let mut pip = Command::new(python);
+        pip.args(["-m", "pip", "install", "--quiet"]);
+        // Both, so that nothing of the first is exchanged.
+        for pins in &pins {
+            pip.arg("--requirement").arg(pins);
+        }
+        run(&mut pip);
+        std::fs::write(&stamp, wanted).unwrap();
+    });
+    LazyLock::force(&INSTALLED);
+    with_mlx_lm()
+}
+
+/// A list of pins of `tools/golden`.
+fn pins(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tools/golden")
+        .join(name)
+}
+
+/// What a stamp says of an installed list.
+fn digest(pins: &Path) -> String {
+    let digest = Sha256::digest(std::fs::read(pins).unwrap());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A directory of the build for what tests prepare and keep.
 pub fn kept() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("mlx-lm")
@@ -47,9 +87,8 @@ pub fn locked(name: &str) -> File {
 }
 
 fn install() -> PathBuf {
-    let pins = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/golden/requirements.txt");
-    let wanted = Sha256::digest(std::fs::read(&pins).unwrap());
-    let wanted: String = wanted.iter().map(|byte| format!("{byte:02x}")).collect();
+    let pins = pins("requirements.txt");
+    let wanted = digest(&pins);
     let _lock = locked("venv.lock");
     let room = kept().join("venv");
     let (python, stamp) = (room.join("bin/python"), room.join("requirements.sha256"));
