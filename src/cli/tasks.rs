@@ -193,7 +193,7 @@ impl TaskArgs {
             .with_temperature(self.temp)
             .with_top_p(self.top_p)
             .with_top_k(self.top_k)
-            .with_seed(seed.into())
+            .with_seed(u64::from(seed))
     }
 
     /// Writes the file that `mlx_lm.evaluate` writes.
