@@ -179,7 +179,7 @@ fn refused(model: &dyn TextModel, file: &Path) -> inference::Error {
     let kept = model.as_prompt_cache().unwrap();
     let more = Prompt::Tokens(vec![7]);
     let error = kept.continue_prompt_cache(file, &more, &greedy(1));
-    let error = error.err().expect("it is refused");
+    let error = error.map(drop).expect_err("it is refused");
     assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
     error
 }
