@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn each_position_sees_itself_and_those_before() {
         let values = [1.0, 10.0, 100.0, 0.5, 0.0, -1.0];
-        let x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+        let x = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
         let x = Array::from_slice(&x, &[1, 4, 2]).unwrap();
         let zeros = Array::from_slice(&[0.0f32; 4], &[1, 2, 2]).unwrap();
         let expected = [101.0, -1.0, 311.0, -3.0, 532.0, -4.0, 754.0, -5.0];
