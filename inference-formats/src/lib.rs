@@ -10,6 +10,7 @@
 //! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
 //! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
 //! | [`footprint`] | bytes in memory of each tensor, before any is read |
+//! | [`split`] | which part of each tensor a process has, where several compute one model |
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
 //!
@@ -37,6 +38,7 @@ pub mod gguf_quant;
 mod identity;
 pub mod limits;
 pub mod safetensors;
+pub mod split;
 
 pub use config::ModelConfig;
 pub use error::{Error, ErrorKind, Result, write_line};

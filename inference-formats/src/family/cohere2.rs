@@ -8,6 +8,7 @@ use super::{Defaults, Family, Windows, fill};
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"logit_scale": 0.0625, "sliding_window": 4096})),
     reply: Some("command_r"),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "cohere2",
         "Cohere2ForCausalLM",

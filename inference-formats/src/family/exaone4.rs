@@ -19,6 +19,7 @@ pub static FAMILY: Family = Family {
         own: SANDWICH,
         ..GgufFamily::new("exaone4")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "exaone4",
         "Exaone4ForCausalLM",

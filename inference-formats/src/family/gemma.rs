@@ -16,6 +16,7 @@ pub static FAMILY: Family = Family {
         write: |config| add(config, json!({"head_dim": quotient(config)})),
         ..GgufFamily::new("gemma")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "gemma",
         "GemmaForCausalLM",

@@ -35,6 +35,7 @@ pub static FAMILY: Family = Family {
         own: SANDWICH,
         ..GgufFamily::new("gemma2")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "gemma2",
         "Gemma2ForCausalLM",

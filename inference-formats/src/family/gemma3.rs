@@ -44,6 +44,7 @@ pub static FAMILY: Family = Family {
         own: SANDWICH,
         ..GgufFamily::new("gemma3")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "gemma3_text",
         "Gemma3ForCausalLM",

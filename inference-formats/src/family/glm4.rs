@@ -8,6 +8,7 @@ use super::{Defaults, Family, Windows, fill};
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"partial_rotary_factor": 0.5})),
     reply: Some("glm4"),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "glm4",
         "Glm4ForCausalLM",

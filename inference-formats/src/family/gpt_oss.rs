@@ -25,6 +25,7 @@ pub static FAMILY: Family = Family {
         ],
         ..GgufFamily::new("gpt-oss")
     }),
+    tensor_parallel: super::TensorParallel::Alternating,
     ..Family::new(
         "gpt_oss",
         "GptOssForCausalLM",

@@ -30,6 +30,7 @@ pub static FAMILY: Family = Family {
         }),
         ..GgufFamily::new("granite")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "granite",
         "GraniteForCausalLM",

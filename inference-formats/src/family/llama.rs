@@ -17,6 +17,7 @@ pub static FAMILY: Family = Family {
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("llama")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "llama",
         "LlamaForCausalLM",

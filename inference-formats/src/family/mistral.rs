@@ -12,6 +12,7 @@ pub static FAMILY: Family = Family {
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("llama")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "mistral",
         "MistralForCausalLM",

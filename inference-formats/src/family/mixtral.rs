@@ -20,6 +20,7 @@ pub static FAMILY: Family = Family {
         mixture: "block_sparse_moe",
         ..GgufFamily::new("llama")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "mixtral",
         "MixtralForCausalLM",

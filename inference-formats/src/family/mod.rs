@@ -115,6 +115,8 @@ pub struct Family {
     /// Whether sums over a whole sequence need float32 throughout, so that a GPU computes in it
     /// whatever the weights are stored as.
     pub sums_in_float32: bool,
+    /// How the model is divided among processes.
+    pub tensor_parallel: TensorParallel,
     /// How mlx-lm's names differ from those of transformers.
     pub mlx_lm: Renaming,
     /// Ends of names of matrices that the checkpoints of transformers store as `[in, out]`. Those
@@ -174,6 +176,19 @@ pub enum Recurrence {
     Listed,
 }
 
+/// How a model is divided among processes that compute each layer together
+/// ([`crate::split`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TensorParallel {
+    /// It is not.
+    No,
+    /// By heads and by the width of feed-forward parts, under the usual names.
+    Heads,
+    /// The same, where experts that are stored together are `[in, out]`, and rows of gate and up
+    /// alternate (gpt-oss).
+    Alternating,
+}
+
 /// A format of chats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChatFormat {
@@ -214,6 +229,7 @@ impl Family {
             always_tied: false,
             recurrence: Recurrence::None,
             sums_in_float32: false,
+            tensor_parallel: TensorParallel::No,
             mlx_lm: Renaming {
                 added: "",
                 dropped: "",

@@ -12,6 +12,7 @@ pub static FAMILY: Family = Family {
         own: &[("ffn_up", "mlp.gate_up_proj")],
         ..GgufFamily::new("phi3")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "phi3",
         "Phi3ForCausalLM",

@@ -14,6 +14,7 @@ pub static FAMILY: Family = Family {
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("qwen2")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "qwen2",
         "Qwen2ForCausalLM",

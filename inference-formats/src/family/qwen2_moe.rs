@@ -19,6 +19,7 @@ pub static FAMILY: Family = Family {
         },
         ..GgufFamily::new("qwen2moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",

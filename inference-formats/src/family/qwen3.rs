@@ -16,6 +16,7 @@ pub static FAMILY: Family = Family {
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("qwen3")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "qwen3",
         "Qwen3ForCausalLM",

@@ -19,6 +19,7 @@ pub static FAMILY: Family = Family {
         },
         ..GgufFamily::new("qwen3moe")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",

@@ -20,6 +20,7 @@ pub static FAMILY: Family = Family {
         }),
         ..GgufFamily::new("smollm3")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "smollm3",
         "SmolLM3ForCausalLM",

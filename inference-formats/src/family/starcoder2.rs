@@ -19,6 +19,7 @@ pub static FAMILY: Family = Family {
         own: &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")],
         ..GgufFamily::new("starcoder2")
     }),
+    tensor_parallel: super::TensorParallel::Heads,
     ..Family::new(
         "starcoder2",
         "Starcoder2ForCausalLM",

@@ -1,0 +1,503 @@
+//! How the tensors of a model are divided among processes that compute each layer together (tensor
+//! parallelism, Shoeybi et al. 2019). Heads of attention and the width of feed-forward parts are
+//! divided. Projections into them keep a part of their outputs, and projections out of them a part
+//! of their inputs, whose sum over all processes is the layer's output. Embeddings, norms, routers
+//! and the output head are whole everywhere.
+//!
+//! It is the arithmetic of names and sizes alone; an engine reads the parts, and a report shows
+//! them.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::config::ModelConfig;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::TensorParallel;
+use crate::footprint::{Footprint, Part};
+
+/// The most processes that a model is divided among.
+const MAX_PROCESSES: usize = 1 << 10;
+
+/// Numbers that a quantized matrix can be cut at: MLX's smallest group with scales of its own.
+const LEAST_GROUP: usize = 32;
+
+/// The division of one model among some processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSplit {
+    processes: usize,
+    heads: usize,
+    kv_heads: usize,
+    parallel: TensorParallel,
+}
+
+/// The part of a tensor that one process keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// The axis that is cut.
+    pub axis: usize,
+    /// The length of that axis in the whole tensor.
+    pub length: usize,
+    /// What of it is kept, in order.
+    pub ranges: Vec<Range<usize>>,
+}
+
+/// What a process has of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Share {
+    /// All of it.
+    Whole,
+    /// Some outputs: rows of the matrix, and elements of the bias.
+    Outputs,
+    /// Some inputs: columns of the matrix. The products are summed over all processes.
+    Inputs,
+    /// A bias behind such a sum. It is added once.
+    Once,
+}
+
+/// What is divided along an axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    Queries,
+    Keys,
+    Width,
+}
+
+/// Where a tensor is cut. `stacked` axes, one part behind another, are cut each.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    share: Share,
+    units: &'static [Unit],
+    /// The axis, counted from the last, which is 1.
+    from_end: usize,
+}
+
+impl TensorSplit {
+    /// The division of a model among `processes`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a family that is not divided, and naming the size of the
+    /// configuration that does not divide.
+    pub fn new(config: &ModelConfig, processes: usize) -> Result<Self> {
+        let fault = |message: String| Err(Error::new(ErrorKind::Unsupported, message));
+        if !(1..=MAX_PROCESSES).contains(&processes) {
+            return fault(format!(
+                "a model is divided among 1 to {MAX_PROCESSES} processes, not {processes}"
+            ));
+        }
+        // Without a `model_type` a model is read as one of llama's kin.
+        let parallel = match config.family() {
+            Some(family) => family.tensor_parallel,
+            None => TensorParallel::Heads,
+        };
+        if parallel == TensorParallel::No {
+            let name = config.model_type.as_deref().unwrap_or_default();
+            return fault(format!(
+                "models of type {name:?} cannot be divided among processes yet"
+            ));
+        }
+        let split = Self {
+            processes,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            parallel,
+        };
+        split.part_of("num_attention_heads", split.heads)?;
+        let (kv, n) = (split.kv_heads, processes);
+        if kv % n != 0 && (kv == 0 || n % kv != 0) {
+            return fault(format!(
+                "num_key_value_heads is {kv}, which neither divides among {n} processes nor \
+                 divides their number"
+            ));
+        }
+        split.part_of("intermediate_size", config.intermediate_size)?;
+        for name in ["moe_intermediate_size", "shared_expert_intermediate_size"] {
+            if let Some(width) = config.uint(name, 1..=usize::MAX)? {
+                split.part_of(name, width)?;
+            }
+        }
+        Ok(split)
+    }
+
+    /// The number of processes.
+    #[must_use]
+    pub fn processes(&self) -> usize {
+        self.processes
+    }
+
+    /// Query heads of one process.
+    #[must_use]
+    pub fn heads(&self) -> usize {
+        self.heads / self.processes
+    }
+
+    /// Key and value heads of one process, at least one: with more processes than heads, several
+    /// have the same.
+    #[must_use]
+    pub fn kv_heads(&self) -> usize {
+        (self.kv_heads / self.processes).max(1)
+    }
+
+    /// The part of one process of `length` equal things, called `name` in messages.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when they do not divide.
+    pub fn part_of(&self, name: &str, length: usize) -> Result<usize> {
+        if length.is_multiple_of(self.processes) {
+            return Ok(length / self.processes);
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{name} is {length}, which does not divide among {} processes",
+                self.processes
+            ),
+        ))
+    }
+
+    /// What a process has of the tensor of this name in transformers.
+    #[must_use]
+    pub fn share(&self, name: &str) -> Share {
+        self.rule(name).map_or(Share::Whole, |rule| rule.share)
+    }
+
+    /// What `rank` keeps of the tensor `name`, of which `part` is the shape of what it keeps. `None`
+    /// for all of it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for a shape that no part has.
+    pub fn window(&self, rank: usize, name: &str, part: &[usize]) -> Result<Option<Window>> {
+        let Some(rule) = self.rule(name).filter(|r| r.share != Share::Once) else {
+            return Ok(None);
+        };
+        let fault = || {
+            Error::new(
+                ErrorKind::Invalid,
+                format!(
+                    "a part of shape {part:?} is no part of a {} of {} processes",
+                    "tensor", self.processes
+                ),
+            )
+            .with_tensor(name)
+        };
+        let axis = part.len().checked_sub(rule.from_end).ok_or_else(fault)?;
+        let mine: usize = rule.units.iter().map(|unit| self.kept(*unit).1).sum();
+        let length = part.get(axis).copied().unwrap_or(0);
+        if length == 0 || mine == 0 || !length.is_multiple_of(mine) {
+            return Err(fault());
+        }
+        let unit = length / mine;
+        let mut start = 0usize;
+        let mut ranges: Vec<Range<usize>> = Vec::with_capacity(rule.units.len());
+        for kind in rule.units {
+            let (all, kept) = self.kept(*kind);
+            let first = start + self.first(*kind, rank) * unit;
+            ranges.push(first..first + kept * unit);
+            start += all * unit;
+        }
+        Ok(Some(Window {
+            axis,
+            length: start,
+            ranges,
+        }))
+    }
+
+    /// How many of a unit there are, and how many a process keeps.
+    fn kept(&self, unit: Unit) -> (usize, usize) {
+        match unit {
+            Unit::Queries => (self.heads, self.heads()),
+            Unit::Keys => (self.kv_heads, self.kv_heads()),
+            Unit::Width => (self.processes, 1),
+        }
+    }
+
+    /// The first of a unit that `rank` keeps.
+    fn first(&self, unit: Unit, rank: usize) -> usize {
+        match unit {
+            Unit::Queries => rank * self.heads(),
+            // Neighbors share a head where there are more processes.
+            Unit::Keys => rank * self.kv_heads / self.processes,
+            Unit::Width => rank,
+        }
+    }
+
+    fn rule(&self, name: &str) -> Option<Rule> {
+        if self.processes == 1 {
+            return None;
+        }
+        let mut parts = name.rsplit('.');
+        let last = parts.next()?;
+        let (layer, part) = match last {
+            "weight" | "scales" | "biases" | "bias" => (parts.next()?, last),
+            // Stacks of experts have no part in their names, or one behind a `_`.
+            _ => match last.rsplit_once("proj_") {
+                Some((layer, part)) => (&last[..layer.len() + 4], part),
+                None => (last, ""),
+            },
+        };
+        let alternating = self.parallel == TensorParallel::Alternating;
+        let (inputs, units): (bool, &'static [Unit]) = match layer {
+            "q_proj" | "sinks" => (false, &[Unit::Queries]),
+            "k_proj" | "v_proj" => (false, &[Unit::Keys]),
+            "o_proj" => (true, &[Unit::Queries]),
+            "qkv_proj" => (false, &[Unit::Queries, Unit::Keys, Unit::Keys]),
+            "gate_proj" | "up_proj" | "w1" | "w3" | "c_fc" => (false, &[Unit::Width]),
+            "down_proj" | "w2" | "c_proj" => (true, &[Unit::Width]),
+            // Rows of gate and up alternate, so that a part of all is a part of each.
+            "gate_up_proj" if alternating => (false, &[Unit::Width]),
+            "gate_up_proj" => (false, &[Unit::Width, Unit::Width]),
+            _ => return None,
+        };
+        let (share, from_end) = match (part, inputs) {
+            ("bias", true) => (Share::Once, 1),
+            ("bias", false) => (Share::Outputs, 1),
+            // Four axes: experts, outputs, groups, bytes of a group.
+            ("blocks", true) => (Share::Inputs, 2),
+            ("blocks", false) => (Share::Outputs, 3),
+            // Stored as `[experts, in, out]`.
+            ("", true) if alternating => (Share::Inputs, 2),
+            ("", false) if alternating || layer == "sinks" => (Share::Outputs, 1),
+            (_, true) => (Share::Inputs, 1),
+            (_, false) => (Share::Outputs, 2),
+        };
+        Some(Rule {
+            share,
+            units,
+            from_end,
+        })
+    }
+}
+
+/// What each process of a divided model has, by the headers of its files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SplitPlan {
+    /// The number of processes.
+    pub processes: usize,
+    /// Bytes of weights in the memory of each process.
+    pub bytes_per_process: u64,
+    /// Bytes of weights in the memory of one process that has the whole model.
+    pub bytes_whole: u64,
+    /// Query heads of each process.
+    pub heads: usize,
+    /// Key and value heads of each process.
+    pub kv_heads: usize,
+    /// The tensors that are loaded, sorted by name.
+    pub tensors: Vec<PlannedTensor>,
+}
+
+/// A tensor of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlannedTensor {
+    /// The tensor's name in transformers.
+    pub name: String,
+    /// What each process has of it.
+    pub share: Share,
+    /// The part of the network that it belongs to.
+    #[serde(skip)]
+    pub part: Part,
+    /// Bytes in memory of the whole tensor.
+    pub bytes_whole: u64,
+    /// Bytes in memory of each process.
+    pub bytes_per_process: u64,
+}
+
+impl SplitPlan {
+    /// The plan for a model of these tensors.
+    ///
+    /// # Errors
+    /// As [`TensorSplit::new`].
+    pub fn new(config: &ModelConfig, footprint: &Footprint, processes: usize) -> Result<Self> {
+        let split = TensorSplit::new(config, processes)?;
+        if config.quantization.is_some() {
+            let head_dim = config
+                .head_dim
+                .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
+            let found = split.heads() * head_dim;
+            let width = split.part_of("intermediate_size", config.intermediate_size)?;
+            check_cut("the outputs of a process's heads", found)?;
+            check_cut("a process's part of intermediate_size", width)?;
+        }
+        let mut tensors: Vec<PlannedTensor> = footprint
+            .tensors()
+            .iter()
+            .filter(|t| t.loaded_bytes > 0)
+            .map(|t| {
+                let (all, kept) = match split.rule(&t.name).filter(|r| r.share != Share::Once) {
+                    Some(rule) => rule.units.iter().fold((0, 0), |(all, kept), unit| {
+                        let (a, k) = split.kept(*unit);
+                        (all + a as u64, kept + k as u64)
+                    }),
+                    None => (1, 1),
+                };
+                PlannedTensor {
+                    name: t.name.clone(),
+                    share: split.share(&t.name),
+                    part: t.part,
+                    bytes_whole: t.loaded_bytes,
+                    bytes_per_process: (t.loaded_bytes / all.max(1)).saturating_mul(kept),
+                }
+            })
+            .collect();
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        let sum =
+            |of: fn(&PlannedTensor) -> u64| tensors.iter().map(of).fold(0, u64::saturating_add);
+        Ok(Self {
+            processes,
+            bytes_per_process: sum(|t| t.bytes_per_process),
+            bytes_whole: sum(|t| t.bytes_whole),
+            heads: split.heads(),
+            kv_heads: split.kv_heads(),
+            tensors,
+        })
+    }
+}
+
+/// Refuses columns of a quantized matrix that are no whole groups.
+fn check_cut(what: &str, columns: usize) -> Result<()> {
+    if columns.is_multiple_of(LEAST_GROUP) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!("{what} are {columns} inputs, which are no whole groups of {LEAST_GROUP}"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> ModelConfig {
+        let mut all: serde_json::Map<_, _> = serde_json::from_str(
+            r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 40,
+                "intermediate_size": 48, "num_attention_heads": 8, "num_key_value_heads": 2,
+                "head_dim": 8}"#,
+        )
+        .unwrap();
+        let own: serde_json::Map<_, _> = serde_json::from_str(text).unwrap();
+        all.extend(own);
+        ModelConfig::from_map(all).unwrap()
+    }
+
+    /// Parts of all ranks make up the whole, in order, but for heads that several share.
+    #[test]
+    fn parts_make_up_the_whole() {
+        for (name, part, length) in [
+            ("model.layers.0.self_attn.q_proj.weight", vec![32, 64], 64),
+            ("model.layers.0.self_attn.k_proj.weight", vec![8, 64], 16),
+            ("model.layers.0.self_attn.k_proj.bias", vec![8], 16),
+            ("model.layers.0.self_attn.o_proj.weight", vec![64, 32], 64),
+            ("model.layers.0.mlp.up_proj.weight", vec![24, 64], 48),
+            ("model.layers.0.mlp.down_proj.scales", vec![64, 3], 6),
+            ("m.block_sparse_moe.experts.3.w2.weight", vec![64, 24], 48),
+            ("m.mlp.switch_mlp.gate_proj.weight", vec![4, 24, 64], 48),
+            ("m.mlp.experts.down_proj", vec![4, 64, 24], 48),
+        ] {
+            let split = TensorSplit::new(&config("{}"), 2).unwrap();
+            let windows = [0, 1].map(|rank| split.window(rank, name, &part).unwrap().unwrap());
+            assert_eq!(
+                [windows[0].length, windows[1].length],
+                [length; 2],
+                "{name}"
+            );
+            let all: Vec<usize> = windows
+                .iter()
+                .flat_map(|w| w.ranges.clone())
+                .flatten()
+                .collect();
+            assert_eq!(all, (0..length).collect::<Vec<_>>(), "{name}");
+        }
+    }
+
+    #[test]
+    fn parts_that_are_stored_together_are_cut_each() {
+        let split = TensorSplit::new(&config("{}"), 2).unwrap();
+        let window = |name: &str, part: &[usize]| split.window(1, name, part).unwrap().unwrap();
+        // 64 rows of queries, 16 of keys, 16 of values.
+        let qkv = window("model.layers.0.self_attn.qkv_proj.weight", &[48, 64]);
+        assert_eq!((qkv.axis, qkv.length), (0, 96));
+        assert_eq!(qkv.ranges, [32..64, 72..80, 88..96]);
+        let both = window("m.mlp.experts.gate_up_proj", &[4, 48, 64]);
+        assert_eq!((both.axis, both.length), (1, 96));
+        assert_eq!(both.ranges, [24..48, 72..96]);
+    }
+
+    #[test]
+    fn more_processes_than_heads_of_keys_share_them() {
+        let split = TensorSplit::new(&config("{}"), 8).unwrap();
+        assert_eq!((split.heads(), split.kv_heads()), (1, 1));
+        let name = "model.layers.0.self_attn.v_proj.weight";
+        let first = |rank| split.window(rank, name, &[8, 64]).unwrap().unwrap().ranges[0].start;
+        let all: Vec<usize> = (0..8).map(first).collect();
+        assert_eq!(all, [0, 0, 0, 0, 8, 8, 8, 8]);
+    }
+
+    #[test]
+    fn alternating_rows_are_cut_together() {
+        let split = TensorSplit::new(&config(r#"{"model_type": "gpt_oss"}"#), 2).unwrap();
+        let window = |name: &str, part: &[usize]| {
+            let window = split.window(1, name, part).unwrap();
+            window.map(|w| (w.axis, w.length, w.ranges))
+        };
+        let at = |name: &str| format!("model.layers.0.mlp.experts.{name}");
+        for (name, part, axis, length) in [
+            ("gate_up_proj", vec![4, 64, 48], 2, 96),
+            ("gate_up_proj_bias", vec![4, 48], 1, 96),
+            ("gate_up_proj_blocks", vec![4, 48, 2, 16], 1, 96),
+            ("gate_up_proj_scales", vec![4, 48, 2], 1, 96),
+            ("down_proj", vec![4, 24, 64], 1, 48),
+            ("down_proj_blocks", vec![4, 64, 3, 16], 2, 6),
+            ("down_proj_scales", vec![4, 64, 3], 2, 6),
+        ] {
+            let half = length / 2..length;
+            let found = window(&at(name), &part);
+            assert_eq!(found, Some((axis, length, vec![half])), "{name}");
+        }
+        assert_eq!(window(&at("down_proj_bias"), &[4, 64]), None);
+        assert_eq!(split.share(&at("down_proj_bias")), Share::Once);
+        let sinks = window("model.layers.0.self_attn.sinks", &[4]);
+        assert_eq!(sinks, Some((0, 8, vec![4..8])));
+    }
+
+    #[test]
+    fn what_is_not_divided_is_whole() {
+        let split = TensorSplit::new(&config("{}"), 2).unwrap();
+        for name in [
+            "model.embed_tokens.weight",
+            "lm_head.weight",
+            "model.norm.weight",
+            "model.layers.0.self_attn.q_norm.weight",
+            "model.layers.0.mlp.gate.weight",
+            "model.layers.0.mlp.shared_expert_gate.weight",
+        ] {
+            assert_eq!(split.share(name), Share::Whole, "{name}");
+        }
+        assert_eq!(split.share("m.o_proj.bias"), Share::Once);
+    }
+
+    #[test]
+    fn what_does_not_divide_is_named() {
+        let told = |text: &str, n| TensorSplit::new(&config(text), n).unwrap_err();
+        for (text, n, named) in [
+            ("{}", 3, "num_attention_heads is 8"),
+            ("{}", 0, "1 to"),
+            (r#"{"intermediate_size": 49}"#, 2, "intermediate_size is 49"),
+            (
+                r#"{"moe_intermediate_size": 7}"#,
+                2,
+                "moe_intermediate_size is 7",
+            ),
+            (
+                r#"{"num_attention_heads": 24, "num_key_value_heads": 4}"#,
+                6,
+                "num_key_value_heads is 4",
+            ),
+            (r#"{"model_type": "xlstm"}"#, 2, "xlstm"),
+        ] {
+            let error = told(text, n);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().contains(named), "{error}");
+        }
+    }
+}
