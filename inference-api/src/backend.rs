@@ -56,6 +56,8 @@ pub struct Capabilities {
     pub prompt_cache: bool,
     /// [`AttentionInspector::hidden_states`] works.
     pub hidden_states: bool,
+    /// [`Split::Tensor`](crate::Split::Tensor) is honored.
+    pub tensor_parallel: bool,
 }
 
 macro_rules! capabilities {
@@ -100,6 +102,7 @@ capabilities! {
     with_embeddings => embeddings,
     with_prompt_cache => prompt_cache,
     with_hidden_states => hidden_states,
+    with_tensor_parallel => tensor_parallel,
 }
 
 impl Capabilities {
@@ -124,6 +127,7 @@ impl Capabilities {
             embeddings: false,
             prompt_cache: false,
             hidden_states: false,
+            tensor_parallel: false,
         }
     }
 }

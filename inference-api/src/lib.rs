@@ -98,7 +98,7 @@ pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCal
 pub use metrics::GenerateMetrics;
 pub use options::{
     ComputeType, ConstraintOptions, GenerateOptions, LoadOptions, OutputOptions, PenaltyOptions,
-    PrefillOptions, Progress, SamplingOptions, SpeculativeOptions, StopOptions,
+    PrefillOptions, Progress, SamplingOptions, SpeculativeOptions, Split, StopOptions,
 };
 pub use prompt_cache::PromptCacheModel;
 pub use registry::{

@@ -31,7 +31,7 @@ pub use groups::{
     ConstraintOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplingOptions,
     SpeculativeOptions, StopOptions,
 };
-pub use load::{ComputeType, LoadOptions};
+pub use load::{ComputeType, LoadOptions, Split};
 
 fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))

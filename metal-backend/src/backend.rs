@@ -1,11 +1,15 @@
 //! The door: registration under three names, and loading a model.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use inference::{
-    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, TextModel,
+    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, Split,
+    TextModel,
 };
 use inference_formats::footprint::{Footprint, WeightStorage};
+use inference_formats::split::{SplitPlan, TensorSplit};
+use mlx_rs_core::distributed::{self, Group};
 use mlx_rs_core::{Device, Dtype, Stream, cuda_is_available, memory, metal_is_available};
 use safetensors::Dtype as FileDtype;
 
@@ -20,8 +24,9 @@ use crate::engine::{Engine, Parts};
 use crate::error::engine;
 use crate::exec;
 use crate::generate::check_rewinds;
-use crate::loader::Weights;
+use crate::loader::{Member, Weights};
 use crate::model::MlxModel;
+use crate::sample;
 use crate::text::TextPipeline;
 
 inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));
@@ -166,6 +171,7 @@ impl Backend for MlxBackend {
             .with_hidden_states()
             .with_training()
             .with_adapters()
+            .with_tensor_parallel()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
@@ -193,12 +199,19 @@ impl MlxBackend {
             tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
         }
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
-        let mut model = stream.scope(|| load(path, options, self.0))?;
+        let group = group(options)?;
+        let mut model = stream.scope(|| load(path, options, self.0, group))?;
+        if let Some(group) = group {
+            stream
+                .scope(|| sample::agree_on_entropy(group))
+                .map_err(engine("group"))?;
+        }
         if let Some(draft) = &options.draft_model {
             // Its cache is not packed: it is small, and so are its heads.
             let own = options.clone().with_kv_bits(None);
             let draft = stream
-                .scope(|| load(draft, &own, self.0))
+                // Small, and so whole in each process.
+                .scope(|| load(draft, &own, self.0, None))
                 .map_err(|e| e.context("draft_model"))?;
             if !alike(&draft.text, &model.text)? {
                 return Err(Error::new(
@@ -241,6 +254,37 @@ fn alike(a: &TextPipeline, b: &TextPipeline) -> Result<bool> {
     Ok(a.tokenizer().encode(SAMPLE, false)? == b.tokenizer().encode(SAMPLE, false)?)
 }
 
+/// The processes that the model is divided among, where there are others.
+fn group(options: &LoadOptions) -> Result<Option<Group>> {
+    if options.split != Split::Tensor {
+        return Ok(None);
+    }
+    let group = distributed::init(false).map_err(engine("group"))?;
+    Ok(Some(group).filter(|group| group.size() > 1))
+}
+
+/// This process's place in a group that computes the model of `config`.
+fn member(group: Option<Group>, config: &ModelConfig) -> Result<Option<Member>> {
+    let Some(group) = group else { return Ok(None) };
+    let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
+    else {
+        return Err(Error::new(ErrorKind::Engine, "MLX's group has no size"));
+    };
+    Ok(Some(Member {
+        split: Arc::new(TensorSplit::new(config, size)?),
+        rank,
+        group,
+    }))
+}
+
+/// The error for GGUF files, whose tensors are not read in parts.
+pub(crate) fn divided_gguf() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "a GGUF file cannot be divided among processes yet; take the model's safetensors files",
+    )
+}
+
 /// Refuses a model that cannot fit before anything of it is read.
 fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     let budget = memory::budget();
@@ -254,7 +298,7 @@ fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     .with_path(path))
 }
 
-fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
+fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) -> Result<Parts> {
     let (config, mut weights, text, compute, generation_eos) = match locate(path)? {
         ModelFiles::Directory(dir) => {
             let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
@@ -263,14 +307,30 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
             let (dtype, compute) = place.compute_type(options.dtype, stored)?;
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
-            check_memory(&dir, footprint.loaded_bytes())?;
+            let member = member(group, &config).map_err(|e| e.with_path(&dir))?;
+            let bytes = match &member {
+                Some(member) => {
+                    let processes = member.split.processes();
+                    let plan = SplitPlan::new(&config, &footprint, processes)
+                        .map_err(|e| Error::from(e).with_path(&dir))?;
+                    plan.bytes_per_process
+                }
+                None => footprint.loaded_bytes(),
+            };
+            check_memory(&dir, bytes)?;
             let text =
                 TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
             let extra = generation_eos(&dir)?;
             config.eos_token_ids.extend(extra);
             let eos = config.eos_token_ids.clone();
-            let weights = Weights::from_safetensors(checkpoint, &dir, &config, dtype);
+            let mut weights = Weights::from_safetensors(checkpoint, &dir, &config, dtype);
+            if let Some(member) = member {
+                weights.use_member(member);
+            }
             (config, weights, text, compute, eos)
+        }
+        ModelFiles::Gguf(file) if group.is_some() => {
+            return Err(divided_gguf().with_path(file));
         }
         ModelFiles::Gguf(file) => {
             let gguf = Gguf::open(&file)?;
@@ -357,6 +417,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place) -> Result<Parts> {
         identity,
         source: path.to_owned(),
         param_slots: weights.slots().to_vec(),
+        is_part: group.is_some(),
     })
 }
 

@@ -43,6 +43,11 @@ impl MlxModel {
         &self.engine
     }
 
+    /// This, where all heads are in this process.
+    fn whole(&self) -> Option<&Self> {
+        (!self.engine.is_part()).then_some(self)
+    }
+
     fn start(&self, ids: Vec<u32>, options: &GenerateOptions) -> Result<Generation> {
         Generation::new(Arc::clone(&self.engine), ids, options)
     }
@@ -170,7 +175,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_attention_inspector(&self) -> Option<&dyn AttentionInspector> {
-        Some(self)
+        Some(self.whole()?)
     }
 
     fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
@@ -178,7 +183,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_prompt_cache(&self) -> Option<&dyn PromptCacheModel> {
-        Some(self)
+        Some(self.whole()?)
     }
 
     fn model_type(&self) -> &str {
@@ -202,7 +207,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_trainable(&self) -> Option<&dyn TrainableModel> {
-        Some(self)
+        Some(self.whole()?)
     }
 }
 

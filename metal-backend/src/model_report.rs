@@ -4,14 +4,15 @@
 use std::fs;
 use std::path::Path;
 
-use inference::{ComputeType, Result};
+use inference::{ComputeType, Error, Result};
 use inference_formats::footprint::{Expansion, Footprint, Share};
+use inference_formats::split::SplitPlan;
 use mlx_rs_core::memory;
 use serde::Serialize;
 
 use crate::arch;
 pub use crate::arch::wiring::{BlockInfo, BlockKind};
-use crate::backend::Place;
+use crate::backend::{Place, divided_gguf};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
 use crate::text::TextPipeline;
@@ -155,6 +156,34 @@ impl ModelReport {
             },
             blocks,
         })
+    }
+}
+
+/// What each of so many processes would hold of the model at `path`, by its headers. `backend` and
+/// `compute` are as in [`ModelReport::of`].
+///
+/// # Errors
+/// Those of loading a model that is divided: also of kind `Unsupported`, naming what does not
+/// divide.
+pub fn split_plan(
+    path: &Path,
+    backend: Option<&str>,
+    compute: Option<ComputeType>,
+    processes: usize,
+) -> Result<SplitPlan> {
+    let place = Place::named_or_best(backend);
+    match locate(path)? {
+        ModelFiles::Directory(dir) => {
+            let config = ModelConfig::from_file(&dir.join("config.json"))?;
+            let checkpoint = SafetensorsCheckpoint::open(&dir)?;
+            let stored = arch::stored_type(&config, checkpoint.float_type());
+            let (dtype, _) = place.compute_type(compute, stored)?;
+            let storage = place.weight_storage(dtype);
+            let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
+            SplitPlan::new(&config, &footprint, processes)
+                .map_err(|e| Error::from(e).with_path(&dir))
+        }
+        ModelFiles::Gguf(file) => Err(divided_gguf().with_path(file)),
     }
 }
 

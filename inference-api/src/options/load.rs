@@ -53,6 +53,20 @@ impl FromStr for ComputeType {
     }
 }
 
+/// How the processes of a group compute one model together.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Split {
+    /// Each process has the whole model and computes alone.
+    #[default]
+    None,
+    /// Each process has a part of every layer: some heads, and some of the width of feed-forward
+    /// parts. All of them must make the same calls in the same order, and all get the same logits.
+    /// A process alone has the whole model.
+    Tensor,
+}
+
 /// How to load a model.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,6 +96,8 @@ pub struct LoadOptions {
     pub draft_model: Option<PathBuf>,
     /// The type to compute in; `None` lets the backend choose for its device.
     pub dtype: Option<ComputeType>,
+    /// How the model is divided among the processes of the group that this one was started in.
+    pub split: Split,
 }
 
 impl Default for LoadOptions {
@@ -97,6 +113,7 @@ impl Default for LoadOptions {
             quantized_kv_start: 0,
             draft_model: None,
             dtype: None,
+            split: Split::None,
         }
     }
 }
@@ -123,6 +140,8 @@ impl LoadOptions {
         with_kv_group_size(kv_group_size: u32);
         /// Sets how many positions the cache holds before it is packed.
         with_quantized_kv_start(quantized_kv_start: usize);
+        /// Sets how the model is divided.
+        with_split(split: Split);
         /// Sets the model that guesses.
         with_draft_model(draft_model: impl Into<Option<PathBuf>>);
     }
@@ -201,6 +220,12 @@ impl LoadOptions {
             return invalid(String::from(
                 "kv_bits and context_len do not go together: a bounded cache is not packed (nor is it by \
                  mlx-lm); leave one of them out",
+            ));
+        }
+        if self.split != Split::None && self.adapter_path.is_some() {
+            return invalid(String::from(
+                "split and adapter_path do not go together yet: put the adapter into the model first \
+                 (`mlx fuse`)",
             ));
         }
         match self.gpu_layers {

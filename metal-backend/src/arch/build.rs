@@ -17,7 +17,8 @@ use crate::nn::{
     Norm, Rope, Weight, activation,
 };
 
-/// Sizes as MLX counts them.
+/// Sizes as MLX counts them. Of a model that several processes compute, heads and widths are those
+/// of this one.
 #[derive(Debug, Clone, Copy)]
 pub struct Dims {
     /// Width of the residual stream.
@@ -77,6 +78,14 @@ pub fn int(name: &str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| invalid(format!("{name} {value} is too large")))
 }
 
+/// What this process has of a width, `name` in the configuration.
+fn part_of(weights: &Weights, name: &str, width: usize) -> Result<i32> {
+    match weights.split() {
+        Some(split) => int(name, split.part_of(name, width)?),
+        None => int(name, width),
+    }
+}
+
 /// An error about the configuration.
 pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
@@ -112,12 +121,16 @@ impl<'a> Builder<'a> {
                 _ => config.hidden_size / heads,
             },
         };
+        let (own_heads, kv_heads) = match weights.split() {
+            Some(split) => (split.heads(), split.kv_heads()),
+            None => (heads, config.num_key_value_heads),
+        };
         let dims = Dims {
             hidden: int("hidden_size", config.hidden_size)?,
-            intermediate: int("intermediate_size", config.intermediate_size)?,
+            intermediate: part_of(weights, "intermediate_size", config.intermediate_size)?,
             vocab: int("vocab_size", config.vocab_size)?,
-            n_heads: int("num_attention_heads", heads)?,
-            n_kv_heads: int("num_key_value_heads", config.num_key_value_heads)?,
+            n_heads: int("num_attention_heads", own_heads)?,
+            n_kv_heads: int("num_key_value_heads", kv_heads)?,
             head_dim: int("head_dim", head_dim)?,
             eps: config.rms_norm_eps,
         };
@@ -127,6 +140,14 @@ impl<'a> Builder<'a> {
             dims,
             norms: NormKind::Rms,
         })
+    }
+
+    /// This process's part of a width that the configuration gives.
+    ///
+    /// # Errors
+    /// When it does not divide, or is too large.
+    pub fn part_of(&self, name: &str, width: usize) -> Result<i32> {
+        part_of(self.weights, name, width)
     }
 
     /// With norms of another kind.

@@ -127,7 +127,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
     Ok(Experts {
         gate: b.weights.expert_layer(gate, Some(gate_bias))?,
         up: b.weights.expert_layer(up, Some(up_bias))?,
-        down: b.weights.expert_layer(down_weight, Some(down_bias))?,
+        down: b.weights.expert_output(down_weight, Some(down_bias))?,
         activation,
     })
 }

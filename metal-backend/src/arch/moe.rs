@@ -85,7 +85,7 @@ pub fn fused_experts(
     Ok(Experts {
         gate,
         up,
-        down: b.weights.expert_layer(down, None)?,
+        down: b.weights.expert_output(down, None)?,
         activation,
     })
 }
@@ -127,11 +127,15 @@ pub fn qwen_block(
         return Ok(FeedForward::Gated(mlp));
     }
     let (count, per_token) = counts(config, "num_experts_per_tok")?;
-    let width = |name: &str| int(name, config.required_uint(name, 1..=limits::INTERMEDIATE)?);
+    let width = |b: &Builder<'_>, name: &str| {
+        let whole = config.required_uint(name, 1..=limits::INTERMEDIATE)?;
+        b.part_of(name, whole)
+    };
+    let expert_width = width(b, "moe_intermediate_size")?;
     let normalized = config.flag("norm_topk_prob")?.unwrap_or(false);
     let hidden = b.dims.hidden;
     let shared = if shared {
-        let width = width("shared_expert_intermediate_size")?;
+        let width = width(b, "shared_expert_intermediate_size")?;
         Some((
             b.gated_mlp(&format!("{at}.shared_expert"), width, activation, false)?,
             Some(b.linear(&format!("{at}.shared_expert_gate"), hidden, 1, false)?),
@@ -158,7 +162,7 @@ pub fn qwen_block(
                 parts: ["gate_proj", "up_proj", "down_proj"],
             },
             count,
-            width("moe_intermediate_size")?,
+            expert_width,
             Gate::Plain(activation),
         )?,
         shared,

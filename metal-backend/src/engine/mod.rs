@@ -52,6 +52,7 @@ pub struct Engine {
     passes: Arc<Passes>,
     metrics: Mutex<GenerateMetrics>,
     grammars: Compiler,
+    is_part: bool,
 }
 
 /// What [`Engine::new`] puts together.
@@ -78,6 +79,8 @@ pub struct Parts {
     pub source: PathBuf,
     /// Where adapters can stand.
     pub param_slots: Vec<Arc<ParamSlot>>,
+    /// Whether this process has a part of the model only.
+    pub is_part: bool,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -114,12 +117,19 @@ impl Engine {
             adapter: Mutex::new(None),
             passes,
             metrics: Mutex::new(GenerateMetrics::default()),
+            is_part: parts.is_part,
         }
     }
 
     /// Runs `f` on this model's device.
     pub fn scope<R>(&self, f: impl FnOnce() -> R) -> R {
         self.stream.scope(f)
+    }
+
+    /// Whether this process has a part of the model only, and others the rest. Heads and keys are
+    /// not all here then.
+    pub fn is_part(&self) -> bool {
+        self.is_part
     }
 
     /// Whether it computes on the CPU.

@@ -45,7 +45,10 @@ impl Weights {
             None
         };
         let slot = self.slot(names.stacked, SlotKind::Matrix, &weight);
-        let layer = self.expert_layer(weight, bias)?;
+        let layer = match self.summed_over(names.stacked) {
+            Some(_) => self.expert_output(weight, bias)?,
+            None => self.expert_layer(weight, bias)?,
+        };
         Ok(layer.at(SlotView::new(slot, None)))
     }
 }

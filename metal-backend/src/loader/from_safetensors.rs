@@ -7,6 +7,7 @@ use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized};
 use safetensors::Dtype as FileDtype;
 
 use super::experts::{kernel_rows, packed_weight};
+use super::part::Part;
 use super::streaming::{PartLayout, all_of, one, rows_and_cols};
 use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::config::QuantConfig;
@@ -39,9 +40,9 @@ impl Weights {
         checkpoint: &SafetensorsCheckpoint,
         name: &str,
         info: &TensorInfo,
-        shape: &[usize],
+        part: &Part,
     ) -> Result<Array> {
-        self.dense_of(checkpoint, name, info, shape, self.dtype)
+        self.dense_of(checkpoint, name, info, part, self.dtype)
     }
 
     /// A matrix. Numbers of 16 bits stay so where the kernels multiply with them.
@@ -50,7 +51,7 @@ impl Weights {
         checkpoint: &SafetensorsCheckpoint,
         name: &str,
         info: &TensorInfo,
-        shape: &[usize],
+        part: &Part,
         for_kernels: bool,
     ) -> Result<Array> {
         let stored = match info.dtype {
@@ -58,8 +59,8 @@ impl Weights {
             FileDtype::BF16 => Dtype::Bfloat16,
             _ => self.dtype,
         };
-        let dtype = self.matrix_type(stored, shape, for_kernels);
-        self.dense_of(checkpoint, name, info, shape, dtype)
+        let dtype = self.matrix_type(stored, &part.shape, for_kernels);
+        self.dense_of(checkpoint, name, info, part, dtype)
     }
 
     /// The type in memory of a dense tensor with numbers of type `stored`.
@@ -75,16 +76,17 @@ impl Weights {
         checkpoint: &SafetensorsCheckpoint,
         name: &str,
         info: &TensorInfo,
-        shape: &[usize],
+        part: &Part,
         dtype: Dtype,
     ) -> Result<Array> {
+        let shape = part.stored_shape();
         if info.shape != shape {
-            return Err(self.wrong_shape(name, &info.shape, shape));
+            return Err(self.wrong_shape(name, &info.shape, &shape));
         }
         match info.dtype {
-            FileDtype::F32 => self.dense_as::<f32>(checkpoint, info, shape, dtype),
-            FileDtype::F16 => self.dense_as::<f16>(checkpoint, info, shape, dtype),
-            FileDtype::BF16 => self.dense_as::<bf16>(checkpoint, info, shape, dtype),
+            FileDtype::F32 => self.dense_as::<f32>(checkpoint, info, part, dtype),
+            FileDtype::F16 => self.dense_as::<f16>(checkpoint, info, part, dtype),
+            FileDtype::BF16 => self.dense_as::<bf16>(checkpoint, info, part, dtype),
             other => Err(wrong_tensor(
                 checkpoint.file_of(info),
                 name,
@@ -98,17 +100,16 @@ impl Weights {
         &self,
         checkpoint: &SafetensorsCheckpoint,
         info: &TensorInfo,
-        shape: &[usize],
+        part: &Part,
         dtype: Dtype,
     ) -> Result<Array> {
-        let (rows, cols) = rows_and_cols(shape);
-        let row = cols * size_of::<T>();
+        let (rows, cols) = rows_and_cols(&part.shape);
         let parts = self.in_chunks(
             rows,
-            info.nbytes,
+            part.nbytes(info),
             &[PartLayout::rows(cols, dtype)],
             |first, count| {
-                let values = checkpoint.read_part::<T>(info, first * row, count * row)?;
+                let values = part.read::<T>(checkpoint, info, first, count)?;
                 Ok(vec![self.array_of(
                     &values,
                     &mlx_shape(&[count, cols]),
@@ -116,7 +117,7 @@ impl Weights {
                 )?])
             },
         )?;
-        one(parts, shape)
+        one(parts, &part.shape)
     }
 
     /// Values as an array of the type that the model computes in.
@@ -150,35 +151,14 @@ impl Weights {
         names: &TensorNames,
         prefix: &str,
         info: &TensorInfo,
-        shape: &[usize],
+        numbers: &Part,
         for_kernels: bool,
     ) -> Result<Weight> {
         let name = names.stored(&format!("{prefix}.weight")).unwrap_or(prefix);
         let stored_prefix = name.strip_suffix(".weight").unwrap_or(name);
         let config = self.quantization_of(prefix, stored_prefix)?;
-        let (bits, group) = (dimension(config.bits), dimension(config.group_size));
-        let Some((&cols, rows)) = shape.split_last() else {
-            return Err(self.wrong_shape(name, &info.shape, shape));
-        };
-        if cols % group != 0 {
-            return Err(wrong_tensor(
-                &self.path,
-                name,
-                format!("{cols} inputs do not divide into groups of {group}"),
-            ));
-        }
-        let with_last = |n: usize| [rows, &[n]].concat();
-        let packed = with_last(cols / 8 * bits / 4);
-        if info.dtype != FileDtype::U32 {
-            return Err(wrong_tensor(
-                checkpoint.file_of(info),
-                name,
-                format!("is {:?}; packed weights must be U32", info.dtype),
-            ));
-        }
-        if info.shape != packed {
-            return Err(self.wrong_shape(name, &info.shape, &packed));
-        }
+        let (bits, stored_group) = (dimension(config.bits), dimension(config.group_size));
+        let shape = numbers.shape.as_slice();
         let Some(mode) = QuantMode::from_name(&config.mode) else {
             return Err(wrong_tensor(
                 &self.path,
@@ -186,37 +166,52 @@ impl Weights {
                 format!("is quantized as {:?}, which is unknown", config.mode),
             ));
         };
-        let (count_of_rows, words) = rows_and_cols(&packed);
+        let groups = self.groups(name, numbers, mode, (bits, stored_group))?;
+        let packed = numbers.with_columns(&groups.words);
+        if info.dtype != FileDtype::U32 {
+            return Err(wrong_tensor(
+                checkpoint.file_of(info),
+                name,
+                format!("is {:?}; packed weights must be U32", info.dtype),
+            ));
+        }
+        if info.shape != packed.stored_shape() {
+            return Err(self.wrong_shape(name, &info.shape, &packed.stored_shape()));
+        }
+        let group_size = mlx_shape(&[groups.size])[0];
+        let (count_of_rows, words) = rows_and_cols(&packed.shape);
         let kernel_rows = kernel_rows(shape);
         let kernel = for_kernels
             && kernel_rows.is_some()
-            && exec::keeps_packed(mode, config.bits, config.group_size, self.dtype);
-        let numbers = PartLayout {
+            && exec::keeps_packed(mode, config.bits, group_size, self.dtype);
+        let layout = PartLayout {
             interleaved: kernel,
             ..PartLayout::rows(words, Dtype::Uint32)
         };
-        let weight = self.in_chunks(count_of_rows, info.nbytes, &[numbers], |first, count| {
-            let values = checkpoint.read_part::<u32>(info, first * words * 4, count * words * 4)?;
+        let stored_bytes = packed.nbytes(info);
+        let weight = self.in_chunks(count_of_rows, stored_bytes, &[layout], |first, count| {
+            let values = packed.read::<u32>(checkpoint, info, first, count)?;
             let rows = Array::from_slice(&values, &mlx_shape(&[count, words]))
-                .and_then(|rows| numbers.ordered(rows));
+                .and_then(|rows| layout.ordered(rows));
             Ok(vec![rows.map_err(engine("weights"))?])
         })?;
-        let groups = with_last(cols / group);
+        let scales = numbers.with_columns(&groups.scales);
         let part = |part: &str| -> Result<Array> {
             let name = format!("{prefix}.{part}");
-            let (stored, info) = self.stored_tensor(checkpoint, names, &name, &groups)?;
-            if mode == QuantMode::Affine {
-                self.dense(checkpoint, stored, info, &groups)
+            let (stored, info) = self.stored_tensor(checkpoint, names, &name, &scales.shape)?;
+            let read = if mode == QuantMode::Affine {
+                self.dense(checkpoint, stored, info, &scales)?
             } else {
-                self.raw_bytes(checkpoint, stored, info, &groups)
-            }
+                self.raw_bytes(checkpoint, stored, info, &scales)?
+            };
+            groups.divided(read, stored_group)
         };
         if kernel {
             let [words] = all_of(weight)?;
             let rows = mlx_shape(&[count_of_rows])[0];
             if mode != QuantMode::Affine {
                 let bytes = part("scales")?
-                    .reshape(&mlx_shape(&[count_of_rows, cols / group]))
+                    .reshape(&mlx_shape(&[count_of_rows, groups.kept.1]))
                     .and_then(|bytes| exec::interleaved(&bytes));
                 let bytes = bytes.map_err(engine("weights"))?;
                 let matrix = Weight::from_float_codes([words, bytes], rows, mode)
@@ -224,10 +219,10 @@ impl Weights {
                 let lost = || wrong_tensor(&self.path, name, "is in no format of the kernels");
                 return Ok(packed_weight(matrix.ok_or_else(lost)?, shape));
             }
-            let format = (rows, config.bits, config.group_size);
+            let format = (rows, config.bits, group_size);
             let factors = |name: &str| -> Result<Array> {
                 let all = part(name)?
-                    .reshape(&mlx_shape(&[count_of_rows, cols / group]))
+                    .reshape(&mlx_shape(&[count_of_rows, groups.kept.1]))
                     .and_then(exec::factors);
                 all.map_err(engine("weights"))
             };
@@ -238,12 +233,12 @@ impl Weights {
                 .map_err(engine("weights"));
         }
         Ok(Weight::Quantized(Quantized {
-            weight: one(weight, &packed)?,
+            weight: one(weight, &packed.shape)?,
             scales: part("scales")?,
             biases: (mode == QuantMode::Affine)
                 .then(|| part("biases"))
                 .transpose()?,
-            group_size: config.group_size,
+            group_size,
             bits: config.bits,
             mode,
         }))
@@ -255,10 +250,11 @@ impl Weights {
         checkpoint: &SafetensorsCheckpoint,
         stored: &str,
         info: &TensorInfo,
-        shape: &[usize],
+        part: &Part,
     ) -> Result<Array> {
+        let shape = part.stored_shape();
         if info.shape != shape {
-            return Err(self.wrong_shape(stored, &info.shape, shape));
+            return Err(self.wrong_shape(stored, &info.shape, &shape));
         }
         if info.dtype != FileDtype::U8 {
             return Err(wrong_tensor(
@@ -267,8 +263,9 @@ impl Weights {
                 format!("is {:?}; it must be U8", info.dtype),
             ));
         }
-        Array::from_slice(&checkpoint.read::<u8>(info)?, &mlx_shape(shape))
-            .map_err(engine("weights"))
+        let (rows, _) = rows_and_cols(&part.shape);
+        let bytes = part.read::<u8>(checkpoint, info, 0, rows)?;
+        Array::from_slice(&bytes, &mlx_shape(&part.shape)).map_err(engine("weights"))
     }
 
     /// Bytes read as little-endian words, four to each along the last axis.
@@ -277,8 +274,9 @@ impl Weights {
         checkpoint: &SafetensorsCheckpoint,
         stored: &str,
         info: &TensorInfo,
-        shape: &[usize],
+        part: &Part,
     ) -> Result<Array> {
+        let shape = part.stored_shape();
         if info.shape != shape || info.dtype != FileDtype::U8 {
             return Err(wrong_tensor(
                 checkpoint.file_of(info),
@@ -289,11 +287,12 @@ impl Weights {
                 ),
             ));
         }
-        let mut shape = mlx_shape(shape);
+        let mut shape = mlx_shape(&part.shape);
         if let Some(last) = shape.last_mut() {
             *last /= 4;
         }
-        let bytes = checkpoint.read::<u8>(info)?;
+        let (rows, _) = rows_and_cols(&part.shape);
+        let bytes = part.read::<u8>(checkpoint, info, 0, rows)?;
         let words: Vec<u32> = bytes
             .as_chunks::<4>()
             .0

@@ -5,6 +5,7 @@ mod experts;
 mod from_gguf;
 mod from_safetensors;
 mod gguf_packed;
+mod part;
 mod streaming;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,9 @@ use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
 pub use experts::ExpertNames;
+pub use part::Member;
+
+use part::Part;
 
 /// Where tensors come from.
 enum Source {
@@ -48,6 +52,8 @@ pub struct Weights {
     bytes: u64,
     /// The layers that adapters can replace.
     slots: Vec<Arc<ParamSlot>>,
+    /// This process, where several compute the model.
+    member: Option<Member>,
 }
 
 impl Weights {
@@ -96,6 +102,7 @@ impl Weights {
             parameters: 0,
             bytes: 0,
             slots: Vec::new(),
+            member: None,
         }
     }
 
@@ -135,7 +142,7 @@ impl Weights {
             .map(|(format, _)| *format)
     }
 
-    /// Weights fetched so far. A quantized weight counts as one.
+    /// Weights fetched so far, by this process. A quantized weight counts as one.
     pub fn parameters(&self) -> u64 {
         self.parameters
     }
@@ -288,8 +295,9 @@ impl Weights {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let array = match &self.source {
             Source::Safetensors(c, names) => {
+                let part = self.part(name, &shape)?;
                 let (stored, info) = self.stored_tensor(c, names, name, &shape)?;
-                self.dense_matrix(c, stored, info, &shape, for_kernels)?
+                self.dense_matrix(c, stored, info, &part, for_kernels)?
             }
             Source::Gguf(g, names) => {
                 let (stored, tensor) = self.gguf_tensor(g, names, name, &shape)?;
@@ -337,6 +345,7 @@ impl Weights {
         let bias_slot = self.bias_slot(prefix, bias.as_ref());
         let bias_slot = bias_slot.map(|slot| SlotView::new(slot, None));
         let layer = self.layer(weight, bias)?;
+        let layer = layer.summed_over(self.summed_over(prefix));
         Ok(layer.at(slot).with_bias_at(bias_slot))
     }
 
@@ -395,11 +404,12 @@ impl Weights {
         let name = format!("{prefix}.weight");
         match &self.source {
             Source::Safetensors(c, names) => {
+                let part = self.part(&name, shape)?;
                 let (stored, info) = self.stored_tensor(c, names, &name, shape)?;
                 Ok(if names.stored(&format!("{prefix}.scales")).is_some() {
-                    self.quantized(c, names, prefix, info, shape, for_kernels)?
+                    self.quantized(c, names, prefix, info, &part, for_kernels)?
                 } else {
-                    Weight::Dense(self.dense_matrix(c, stored, info, shape, for_kernels)?)
+                    Weight::Dense(self.dense_matrix(c, stored, info, &part, for_kernels)?)
                 })
             }
             Source::Gguf(g, names) => {
@@ -414,8 +424,8 @@ impl Weights {
     /// # Errors
     /// `InvalidModel` when it is missing or of another shape or kind.
     pub fn byte_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
-        let array = self.stored_bytes(name, shape, |c, stored, info, shape| {
-            self.raw_bytes(c, stored, info, shape)
+        let array = self.stored_bytes(name, shape, |c, stored, info, part| {
+            self.raw_bytes(c, stored, info, part)
         })?;
         self.account(name, &[&array], 0);
         Ok(array)
@@ -426,8 +436,8 @@ impl Weights {
     /// # Errors
     /// `InvalidModel` when it is missing or of another shape or kind.
     pub fn words(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
-        let array = self.stored_bytes(name, shape, |c, stored, info, shape| {
-            self.packed_words(c, stored, info, shape)
+        let array = self.stored_bytes(name, shape, |c, stored, info, part| {
+            self.packed_words(c, stored, info, part)
         })?;
         let weights = elements(&shape.iter().map(|&d| dimension(d)).collect::<Vec<_>>());
         self.account(name, &[&array], weights.saturating_mul(2));
@@ -438,13 +448,14 @@ impl Weights {
         &self,
         name: &str,
         shape: &[i32],
-        read: impl Fn(&SafetensorsCheckpoint, &str, &TensorInfo, &[usize]) -> Result<Array>,
+        read: impl Fn(&SafetensorsCheckpoint, &str, &TensorInfo, &Part) -> Result<Array>,
     ) -> Result<Array> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         match &self.source {
             Source::Safetensors(c, names) => {
+                let part = self.part(name, &shape)?;
                 let (stored, info) = self.stored_tensor(c, names, name, &shape)?;
-                read(c, stored, info, &shape)
+                read(c, stored, info, &part)
             }
             Source::Gguf(..) => Err(self.missing(name, &shape)),
         }

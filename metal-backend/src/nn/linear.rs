@@ -1,5 +1,6 @@
 //! One linear layer for dense and quantized weights: `y = x W^T + b`.
 
+use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Result};
 
 use super::adapter::{self, SlotView};
@@ -15,6 +16,8 @@ pub struct Linear {
     slot: Option<SlotView>,
     /// Where other numbers than the bias's stand.
     bias_slot: Option<SlotView>,
+    /// Processes that have the other inputs. Their products are summed before the bias is added.
+    summed_over: Option<Group>,
 }
 
 impl Linear {
@@ -28,6 +31,7 @@ impl Linear {
             bias,
             slot: None,
             bias_slot: None,
+            summed_over: None,
         })
     }
 
@@ -45,15 +49,23 @@ impl Linear {
         self
     }
 
+    /// The same layer where it has a part of the inputs, and these processes the others.
+    #[must_use]
+    pub fn summed_over(mut self, group: Option<Group>) -> Self {
+        self.summed_over = group;
+        self
+    }
+
     /// Whether something else than the layer's own numbers stands at one of its places.
     fn is_adapted(&self) -> bool {
         let slots = [&self.slot, &self.bias_slot];
         slots.into_iter().flatten().any(SlotView::is_adapted)
     }
 
-    /// Its matrix and bias; `None` where something is adapted.
+    /// Its matrix and bias; `None` where something is adapted, or it has a part of the inputs.
     pub fn part(&self) -> Option<Part<'_>> {
-        (!self.is_adapted()).then_some((&self.matrix, self.bias.as_ref()))
+        (!self.is_adapted() && self.summed_over.is_none())
+            .then_some((&self.matrix, self.bias.as_ref()))
     }
 
     /// `[.., in] -> [.., out]`.
@@ -76,6 +88,13 @@ impl Linear {
             };
             return match own.as_ref().or(self.bias.as_ref()) {
                 Some(b) => y.add(b),
+                None => Ok(y),
+            };
+        }
+        if let Some(group) = &self.summed_over {
+            let y = group.all_sum(&self.product(x)?)?;
+            return match &self.bias {
+                Some(bias) => y.add(bias),
                 None => Ok(y),
             };
         }

@@ -1,6 +1,7 @@
 //! Mixtures of experts (Shazeer et al. 2017): a router gives each token to a few of many
 //! feed-forward blocks, whose matrices stand in one stack and are multiplied by index.
 
+use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Dtype, Result};
 
 use super::adapter::{self, SlotView};
@@ -19,6 +20,8 @@ pub struct ExpertLinear {
     bias: Option<Array>,
     /// Where adapters stand.
     slot: Option<SlotView>,
+    /// Processes that have the other inputs, where this one has a part.
+    summed_over: Option<Group>,
 }
 
 impl ExpertLinear {
@@ -32,7 +35,16 @@ impl ExpertLinear {
             matrix: ExpertMatrix::new(weight, on_cpu)?,
             bias,
             slot: None,
+            summed_over: None,
         })
+    }
+
+    /// The same layer where it has a part of the inputs, and these processes the others. Whoever
+    /// uses it sums.
+    #[must_use]
+    pub fn summed_over(mut self, group: Group) -> Self {
+        self.summed_over = Some(group);
+        self
     }
 
     /// The same layer at a slot that can be adapted.
@@ -89,6 +101,15 @@ impl Experts {
     /// # Errors
     /// When shapes do not fit.
     pub fn forward(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
+        let y = self.weighed(x, ids, weights)?;
+        match &self.down.summed_over {
+            Some(group) => group.all_sum(&y),
+            None => Ok(y),
+        }
+    }
+
+    /// The same, of this process's part.
+    fn weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         let parts = [&self.gate, &self.up, &self.down].map(ExpertLinear::part);
         if !adapter::differentiated()
             && let Some(y) = expert_block(parts, self.activation, x, [ids, weights])?

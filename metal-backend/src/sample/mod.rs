@@ -24,6 +24,7 @@ pub use filters::{min_p, shift, temperature, top_k, top_p, xtc};
 pub use grammar::{Compiler, Matcher};
 pub use logprobs::Logprobs;
 pub use penalties::{add_bias, allow, count, count_penalty, forbid, repeat_penalty};
+pub use random::agree_on_entropy;
 
 use std::sync::Arc;
 

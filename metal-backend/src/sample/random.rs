@@ -1,8 +1,15 @@
 //! The random numbers of a request. Each step's key is a function of the seed and the step alone.
 //! So no state is kept, and other requests of a batch change nothing.
 
-use mlx_rs_core::Result;
+use std::sync::Mutex;
+
+use mlx_rs_core::distributed::Group;
 use mlx_rs_core::random::Key;
+use mlx_rs_core::{Array, Result};
+
+/// Where processes compute one model: what their next request without a seed draws from. It is the
+/// same in all of them, which make the same requests in the same order.
+static AGREED: Mutex<Option<u64>> = Mutex::new(None);
 
 /// The seed of one request.
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +50,42 @@ fn scramble(word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The randomly keyed hasher of the standard library is seeded by the system.
+/// Lets requests without a seed draw alike in all processes of `group`, from what its first one
+/// chose.
+///
+/// # Errors
+/// When the group cannot be reached.
+pub fn agree_on_entropy(group: Group) -> Result<()> {
+    let own = if group.rank() == 0 { fresh() } else { 0 };
+    // Of 16 bits, whose sums every kind of group has without loss.
+    let words = [0, 16, 32, 48].map(|shift| ((own >> shift) & 0xffff) as i32);
+    let words = group.all_sum(&Array::vector(&words)?)?.to_vec::<i32>()?;
+    let agreed = words.iter().rev().fold(0u64, |all, &word| {
+        (all << 16) | u64::from(word.unsigned_abs())
+    });
+    let mut held = AGREED
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    *held = Some(agreed);
+    Ok(())
+}
+
+/// A word that differs from call to call.
 fn entropy() -> u64 {
+    let mut agreed = AGREED
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    match agreed.as_mut() {
+        Some(next) => {
+            *next = scramble(*next);
+            *next
+        }
+        None => fresh(),
+    }
+}
+
+/// The randomly keyed hasher of the standard library is seeded by the system.
+fn fresh() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new()
         .build_hasher()

@@ -1,0 +1,334 @@
+//! The parts of tensors that one of several processes keeps: where they are in the files, and how
+//! they are read without the rest.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use inference::Result;
+use inference_formats::split::{Share, TensorSplit, Window};
+use mlx_rs_core::distributed::Group;
+use mlx_rs_core::{Array, QuantMode, zeros};
+
+use super::streaming::rows_and_cols;
+use super::{Weights, mlx_shape};
+use crate::checkpoint::files::wrong_tensor;
+use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo};
+use crate::error::engine;
+use crate::nn::ExpertLinear;
+use crate::nn::Weight;
+
+/// Columns of fewer bytes are cut from whole rows: a system reads pages of this size anyway.
+const PAGE: usize = 4096;
+
+/// The smallest group of MLX's affine format.
+const LEAST_GROUP: usize = 32;
+
+/// This process among those that compute one model.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// How the model is divided.
+    pub split: Arc<TensorSplit>,
+    /// Which process this is, from 0.
+    pub rank: usize,
+    /// All of them.
+    pub group: Group,
+}
+
+/// A tensor of a file, or the part of it that this process keeps. Sizes are in stored elements.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// Of what is kept.
+    pub shape: Vec<usize>,
+    window: Option<Window>,
+}
+
+impl Part {
+    /// The shape of the tensor that it is a part of.
+    pub(super) fn stored_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let Some(window) = &self.window
+            && let Some(length) = shape.get_mut(window.axis)
+        {
+            *length = window.length;
+        }
+        shape
+    }
+
+    /// The same of a tensor whose last axis has other elements.
+    pub(super) fn with_columns(&self, columns: &Columns) -> Self {
+        let mut part = self.clone();
+        let last = part.shape.len().saturating_sub(1);
+        if let Some(length) = part.shape.last_mut() {
+            *length = columns.kept;
+        }
+        if let Some(window) = part.window.as_mut().filter(|w| w.axis == last) {
+            window.length = columns.stored;
+            window.ranges = vec![columns.range.clone()];
+        }
+        part
+    }
+
+    /// Bytes in the file of what is kept.
+    pub(super) fn nbytes(&self, info: &TensorInfo) -> usize {
+        let stored: usize = info.shape.iter().product();
+        let kept: usize = self.shape.iter().product();
+        info.nbytes / stored.max(1) * kept
+    }
+
+    /// Elements of kept rows `first..first + count`, where rows are all axes but the last.
+    pub(super) fn read<T: Pod>(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        info: &TensorInfo,
+        first: usize,
+        count: usize,
+    ) -> Result<Vec<T>> {
+        let (_, cols) = rows_and_cols(&self.shape);
+        let size = size_of::<T>();
+        let read = |from: usize, length: usize| -> Result<Vec<T>> {
+            Ok(checkpoint.read_part::<T>(info, from * size, length * size)?)
+        };
+        let Some(window) = &self.window else {
+            return read(first * cols, count * cols);
+        };
+        let mut values: Vec<T> = Vec::with_capacity(count * cols);
+        if window.axis + 1 == self.shape.len() {
+            let stored = window.length;
+            if window.ranges.iter().all(|r| r.len() * size >= PAGE) {
+                for row in first..first + count {
+                    for range in &window.ranges {
+                        values.extend(read(row * stored + range.start, range.len())?);
+                    }
+                }
+            } else {
+                for row in read(first * stored, count * stored)?.chunks_exact(stored.max(1)) {
+                    let kept = window.ranges.iter();
+                    kept.for_each(|range| values.extend_from_slice(&row[range.clone()]));
+                }
+            }
+            return Ok(values);
+        }
+        for rows in self.stored_rows(window, first..first + count) {
+            values.extend(read(rows.start * cols, rows.len() * cols)?);
+        }
+        Ok(values)
+    }
+
+    /// Where kept rows are in the file, in as few runs as they are.
+    fn stored_rows(&self, window: &Window, kept: Range<usize>) -> Vec<Range<usize>> {
+        // Rows for each element of the axis that is cut.
+        let behind = window.axis + 1..self.shape.len().saturating_sub(1);
+        let inner: usize = self.shape[behind].iter().product();
+        let period = window.length * inner;
+        let mine: usize = window.ranges.iter().map(|r| r.len() * inner).sum();
+        let mut runs = Vec::new();
+        let mut row = kept.start;
+        while row < kept.end {
+            let (outer, mut at) = (row / mine.max(1), row % mine.max(1));
+            for range in &window.ranges {
+                let length = range.len() * inner;
+                if at >= length {
+                    at -= length;
+                    continue;
+                }
+                let count = (length - at).min(kept.end - row);
+                let start = outer * period + range.start * inner + at;
+                runs.push(start..start + count);
+                row += count;
+                at = 0;
+                if row == kept.end {
+                    break;
+                }
+            }
+        }
+        runs
+    }
+}
+
+/// What is kept of the last axis of a quantized matrix, in words or in groups.
+#[derive(Debug, Clone)]
+pub(super) struct Columns {
+    /// How many there are.
+    pub stored: usize,
+    /// How many are kept.
+    pub kept: usize,
+    /// Which.
+    pub range: Range<usize>,
+}
+
+/// How a part of a quantized matrix's inputs is cut.
+#[derive(Debug, Clone)]
+pub(super) struct Groups {
+    /// Of the packed words.
+    pub words: Columns,
+    /// Of the scales and biases that are read.
+    pub scales: Columns,
+    /// Numbers that share a scale in memory; it divides that of the file.
+    pub size: usize,
+    /// Of the groups in memory that those read become, the first that is kept, and how many.
+    pub kept: (usize, usize),
+}
+
+impl Groups {
+    /// The scales or biases `[.., groups]` that were read, for the groups in memory.
+    pub(super) fn divided(&self, read: Array, stored_size: usize) -> Result<Array> {
+        let times = stored_size / self.size.max(1);
+        let (first, count) = self.kept;
+        if times == 1 {
+            return Ok(read);
+        }
+        let divided = || {
+            let mut shape = read.shape().to_vec();
+            let [times, first, end] =
+                <[i32; 3]>::try_from(mlx_shape(&[times, first, first + count])).unwrap_or([-1; 3]);
+            shape.push(times);
+            let all = read.expand_dims(-1)?.broadcast_to(&shape)?;
+            shape.truncate(shape.len() - 2);
+            shape.push(-1);
+            let kept = all.reshape(&shape)?.slice_axis(-1, first, end)?;
+            let kept = kept.contiguous()?;
+            kept.eval().map(|()| kept)
+        };
+        divided().map_err(engine("weights"))
+    }
+}
+
+impl Weights {
+    /// Reads only what is this process's of a model that several compute.
+    pub fn use_member(&mut self, member: Member) {
+        self.member = Some(member);
+    }
+
+    /// How the model is divided, where it is.
+    pub fn split(&self) -> Option<&TensorSplit> {
+        self.member.as_ref().map(|member| member.split.as_ref())
+    }
+
+    /// What this process has of a tensor.
+    fn share(&self, name: &str) -> Share {
+        self.split().map_or(Share::Whole, |split| split.share(name))
+    }
+
+    /// The processes over which the products with the matrix below a name are summed.
+    pub(super) fn summed_over(&self, prefix: &str) -> Option<Group> {
+        let member = self.member.as_ref()?;
+        (self.share(&format!("{prefix}.weight")) == Share::Inputs).then_some(member.group)
+    }
+
+    /// Where the part of shape `shape` of a tensor is.
+    pub(super) fn part(&self, name: &str, shape: &[usize]) -> Result<Part> {
+        let window = match &self.member {
+            Some(member) => member.split.window(member.rank, name, shape)?,
+            None => None,
+        };
+        Ok(Part {
+            shape: shape.to_vec(),
+            window,
+        })
+    }
+
+    /// How the matrix of a part is packed: in words and groups of `group` numbers, of `bits` each.
+    pub(super) fn groups(
+        &self,
+        name: &str,
+        part: &Part,
+        mode: QuantMode,
+        (bits, group): (usize, usize),
+    ) -> Result<Groups> {
+        let fault = |message: String| Err(wrong_tensor(&self.path, name, message));
+        let kept = part.shape.last().copied().unwrap_or(0);
+        let stored = part.stored_shape().last().copied().unwrap_or(0);
+        if stored % group != 0 {
+            return fault(format!(
+                "{stored} inputs do not divide into groups of {group}"
+            ));
+        }
+        let last = part.shape.len().saturating_sub(1);
+        let cut = part.window.as_ref().filter(|window| window.axis == last);
+        let range = match cut.map(|window| window.ranges.as_slice()) {
+            None => 0..kept,
+            Some([range]) => range.clone(),
+            Some(_) => return fault(String::from("its inputs are cut in several places")),
+        };
+        let fits = |size: usize| range.start.is_multiple_of(size) && kept.is_multiple_of(size);
+        // A smaller group has the scale of the one that it is a part of.
+        let smaller = [64, LEAST_GROUP]
+            .into_iter()
+            .find(|size| mode == QuantMode::Affine && group.is_multiple_of(*size) && fits(*size));
+        let size = if fits(group) { Some(group) } else { smaller };
+        let Some(size) = size else {
+            return fault(format!(
+                "a process's part of its {stored} inputs is {kept}, which are no whole groups of \
+                 {group}"
+            ));
+        };
+        let in_words = |n: usize| n / 8 * bits / 4;
+        let read = range.start / group..range.end.div_ceil(group);
+        Ok(Groups {
+            words: Columns {
+                stored: in_words(stored),
+                kept: in_words(kept),
+                range: in_words(range.start)..in_words(range.end),
+            },
+            size,
+            kept: ((range.start - read.start * group) / size, kept / size),
+            scales: Columns {
+                stored: stored / group,
+                kept: read.len(),
+                range: read,
+            },
+        })
+    }
+
+    /// The experts' matrices whose outputs are the block's, from parts that were fetched before.
+    /// Where processes share the model, outputs are summed, and one of them adds the biases.
+    ///
+    /// # Errors
+    /// When the weight is not a stack of matrices.
+    pub fn expert_output(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
+        let Some(member) = &self.member else {
+            return self.expert_layer(weight, bias);
+        };
+        let bias = match bias {
+            Some(bias) if member.rank > 0 => {
+                Some(zeros(bias.shape(), bias.dtype()).map_err(engine("weights"))?)
+            }
+            other => other,
+        };
+        Ok(self.expert_layer(weight, bias)?.summed_over(member.group))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(shape: &[usize], axis: usize, length: usize, ranges: &[Range<usize>]) -> Part {
+        Part {
+            shape: shape.to_vec(),
+            window: Some(Window {
+                axis,
+                length,
+                ranges: ranges.to_vec(),
+            }),
+        }
+    }
+
+    #[test]
+    fn rows_of_parts_are_found() {
+        // [3 experts, 10 rows, 2 columns], of which rows 2..4 and 7..8 are kept.
+        let kept = part(&[3, 3, 2], 1, 10, &[2..4, 7..8]);
+        assert_eq!(kept.stored_shape(), [3, 10, 2]);
+        let window = kept.window.clone().unwrap();
+        let rows = |range| kept.stored_rows(&window, range);
+        assert_eq!(rows(0..3), [2..4, 7..8]);
+        assert_eq!(rows(1..5), [3..4, 7..8, 12..14]);
+        assert_eq!(rows(8..9), [27..28]);
+        // [2, 6 groups, 4]: an axis with others behind it.
+        let groups = part(&[2, 3, 5, 4], 1, 6, &[3..6]);
+        let window = groups.window.clone().unwrap();
+        assert_eq!(groups.stored_rows(&window, 0..30), [15..30, 45..60]);
+        assert_eq!(groups.stored_rows(&window, 13..17), [28..30, 45..47]);
+    }
+}
