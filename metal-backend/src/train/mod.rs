@@ -12,6 +12,7 @@
 //! - [`config`]: the options of a run, from a YAML or TOML file;
 //! - `step.rs`: a step, from sequences to changed numbers, also as one graph (`step/compiled.rs`);
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`, `begin.rs`, `state.rs` and [`train_log`];
+//! - `together.rs`: several processes that learn from parts of each batch;
 //! - [`report`]: the figures of a run in files that other programs read;
 //! - [`evaluate`]: how good a model is on data.
 
@@ -30,6 +31,7 @@ pub mod run;
 pub mod schedule;
 mod state;
 mod step;
+mod together;
 pub mod train_log;
 
 pub use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, Params, WEIGHTS_FILE};
@@ -42,3 +44,4 @@ pub use step::{
     Compile, Evaluation, Preference, PreferenceEvaluation, PreferenceReport, Sequence, StepReport,
     Trainer, Tuning,
 };
+pub use together::Together;

@@ -16,6 +16,7 @@ use super::examples::{Examples, Parts, Stream};
 use super::report::{EVENTS_PREFIX, METRICS_FILE, Reports};
 use super::state::{self, Place};
 use super::step::{StepReport, Trainer};
+use super::together::Together;
 use super::train_log::{Entry, PLOT_FILE, Score, TrainLog, TrainReport, plot_by};
 use super::{begin, plan};
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
@@ -112,6 +113,8 @@ pub struct Run {
     start: Start,
     /// Files in the making, in the adapter's directory.
     work: WorkDir,
+    /// The processes that learn from parts of each batch.
+    together: Option<Together>,
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -201,7 +204,28 @@ impl Run {
             place,
             start,
             work,
+            together: None,
         })
+    }
+
+    /// Learns from a part of each batch, and averages gradients with these processes, which were
+    /// prepared with the same options and data.
+    ///
+    /// Each writes its files to its own [`TrainConfig::adapter_path`]; they are the same.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] when the batches have fewer rows than there are processes.
+    pub fn with_others(mut self, together: Together) -> Result<Self> {
+        let (rows, size) = (self.config.batch_size, together.size());
+        if rows < size {
+            return Err(bad(format!(
+                "batch_size is {rows}, too small to be divided among {size} processes; it must be \
+                 at least {size}"
+            )));
+        }
+        self.trainer = self.trainer.with_others(together);
+        self.together = Some(together);
+        Ok(self)
     }
 
     /// What the user should know of the data and the options before hours go by.
@@ -301,7 +325,13 @@ impl Run {
         while self.place.step < iters {
             // Gathered gradients are in no file, so that a run can only stop between updates.
             let between = self.place.step.is_multiple_of(accumulation);
-            if cancel.is_cancelled() && between {
+            let cancelled = cancel.is_cancelled();
+            // One that stops would leave the others waiting.
+            let cancelled = match &self.together {
+                Some(together) => together.any(cancelled)?,
+                None => cancelled,
+            };
+            if cancelled && between {
                 self.save(&log.log, on_event)?;
                 return Ok(false);
             }

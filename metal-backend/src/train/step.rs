@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Schedule;
 use super::loss::{cross_entropy_each, dpo};
 use super::optim::{Optimizer, OptimizerConfig, clip_by_global_norm};
+use super::together::Together;
 use crate::adapter::{AdapterKind, LoraAdapter, Params};
 use crate::engine::Engine;
 use crate::error::engine;
@@ -163,6 +164,8 @@ pub struct Trainer {
     gathered: Option<Params>,
     /// Steps as graphs, where they are compiled.
     graphs: Option<Graphs>,
+    /// The processes that learn from parts of each batch.
+    together: Option<Together>,
 }
 
 impl Trainer {
@@ -215,7 +218,17 @@ impl Trainer {
             batches: 0,
             gathered: None,
             graphs,
+            together: None,
         })
+    }
+
+    /// Learns from a part of each batch from now on, and averages gradients with these processes,
+    /// which learn from the others. All must be given the same batches. Steps are not compiled.
+    #[must_use]
+    pub fn with_others(mut self, together: Together) -> Self {
+        self.together = Some(together);
+        self.graphs = None;
+        self
     }
 
     /// The model, which answers with what it has learned so far.
@@ -315,7 +328,15 @@ impl Trainer {
     /// [`ErrorKind::Engine`] when the loss is not a number. Nothing has changed then.
     pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
         check(self.model.engine(), batch.iter())?;
-        let tokens = batch.iter().map(Sequence::learned).sum();
+        let tokens = learned(batch);
+        let (batch, weight) = match &self.together {
+            // The mean over all tokens is that of the parts' means by their tokens.
+            Some(together) => match together.part(batch) {
+                (part, true) => (part, Some(learned(part) as f32 / tokens.max(1) as f32)),
+                (part, false) => (part, Some(0.0)),
+            },
+            None => (batch, None),
+        };
         let decoder = self.model.engine().decoder()?;
         let packed = self
             .model
@@ -332,7 +353,7 @@ impl Trainer {
                 ..scope
             };
             let loss = within(Arc::new(scope), || packed.loss(decoder.as_ref()))?;
-            Ok((loss, Vec::new()))
+            Ok((weighed(loss, weight)?, Vec::new()))
         })?;
         Ok(report)
     }
@@ -352,6 +373,14 @@ impl Trainer {
         let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
         check(self.model.engine(), both())?;
         let tokens = both().map(Sequence::learned).sum();
+        let pairs = batch.len();
+        let (batch, weight) = match &self.together {
+            Some(together) => match together.part(batch) {
+                (part, true) => (part, Some(part.len() as f32 / pairs.max(1) as f32)),
+                (part, false) => (part, Some(0.0)),
+            },
+            None => (batch, None),
+        };
         let held = self.model.engine();
         let decoder = held.decoder()?;
         let (packed, base) = held
@@ -375,7 +404,7 @@ impl Trainer {
                     more.multiply(&more.scalar_like(beta)?)
                 };
                 let rewards = vec![reward(&own.0, &base.0)?, reward(&own.1, &base.1)?];
-                Ok((loss, rewards))
+                Ok((weighed(loss, weight)?, rewards))
             })
         })?;
         let rewards: Vec<Vec<f32>> = self
@@ -388,13 +417,19 @@ impl Trainer {
             })
             .map_err(engine("rewards"))?;
         if let [chosen, rejected] = rewards.as_slice() {
-            let n = batch.len().max(1) as f32;
-            let mean = |all: &[f32]| all.iter().sum::<f32>() / n;
             let right = chosen.iter().zip(rejected).filter(|(a, b)| a > b).count();
+            let mut sums = vec![chosen.iter().sum(), rejected.iter().sum(), right as f32];
+            if let Some(together) = &self.together {
+                if weight == Some(0.0) {
+                    sums.fill(0.0);
+                }
+                sums = together.sums(&sums)?;
+            }
+            let mean = |at: usize| sums.get(at).map_or(0.0, |sum| sum / pairs.max(1) as f32);
             report.preference = Some(PreferenceReport {
-                chosen: mean(chosen),
-                rejected: mean(rejected),
-                accuracy: right as f32 / n,
+                chosen: mean(0),
+                rejected: mean(1),
+                accuracy: mean(2),
             });
         }
         Ok(report)
@@ -473,6 +508,10 @@ impl Trainer {
         let (value, more, grads) = held
             .scope(|| -> mlx_rs_core::Result<_> {
                 let (value, more, grads) = value_and_grad_tree(&params, |params| loss(params))?;
+                let (value, grads) = match &self.together {
+                    Some(together) => together.summed(&value, &grads)?,
+                    None => (value, grads),
+                };
                 let grads = match &self.gathered {
                     Some(sum) => sum.zip_leaves(&grads, Array::add)?,
                     None => grads,
@@ -516,6 +555,19 @@ impl Trainer {
         self.model.engine().adapter_changed();
         self.batches += 1;
         self.gathered = None;
+    }
+}
+
+/// Tokens that are learned of a batch.
+fn learned(batch: &[Sequence]) -> usize {
+    batch.iter().map(Sequence::learned).sum()
+}
+
+/// A loss by its weight, where it has one.
+fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
+    match weight {
+        Some(weight) => loss.multiply(&loss.scalar_like(weight)?),
+        None => Ok(loss),
     }
 }
 

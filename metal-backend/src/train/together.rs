@@ -1,0 +1,86 @@
+//! Training by several processes that each have the whole model (data parallelism): each learns
+//! from its part of every batch, and the gradients are averaged before a step. So all make the same
+//! step that one process would make of the whole batch.
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::distributed::{self, Group};
+use mlx_rs_core::transforms::Tree;
+use mlx_rs_core::{Array, concatenate};
+
+use crate::adapter::Params;
+use crate::error::engine;
+
+/// The processes that train together.
+#[derive(Debug, Clone, Copy)]
+pub struct Together {
+    group: Group,
+    rank: usize,
+    size: usize,
+}
+
+impl Together {
+    /// Those that this process was started with; `None` for a process alone.
+    ///
+    /// # Errors
+    /// When MLX cannot reach them.
+    pub fn started() -> Result<Option<Self>> {
+        let group = distributed::init(false).map_err(engine("group"))?;
+        let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
+        else {
+            return Err(Error::new(ErrorKind::Engine, "MLX's group has no size"));
+        };
+        Ok((size > 1).then_some(Self { group, rank, size }))
+    }
+
+    /// How many they are.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// This process's part of a batch, and whether it counts. Where there are fewer rows than
+    /// processes, some compute a row that does not count: all must sum.
+    pub(super) fn part<'a, T>(&self, batch: &'a [T]) -> (&'a [T], bool) {
+        let n = batch.len();
+        let part = &batch[self.rank * n / self.size..(self.rank + 1) * n / self.size];
+        match part {
+            [] => (&batch[..n.min(1)], false),
+            part => (part, true),
+        }
+    }
+
+    /// The sums of a loss and of gradients over all processes, each with its weight in them. They
+    /// are sent as one array.
+    pub(super) fn summed(
+        &self,
+        loss: &Array,
+        grads: &Params,
+    ) -> mlx_rs_core::Result<(Array, Params)> {
+        let mut parts = vec![loss.reshape(&[1])?];
+        for grad in grads.values() {
+            parts.push(grad.astype(loss.dtype())?.reshape(&[-1])?);
+        }
+        let all = concatenate(&parts.iter().collect::<Vec<_>>(), 0)?;
+        let all = self.group.all_sum(&all)?;
+        let mut from = 1;
+        let summed = grads.map_leaves(|grad| {
+            let to = from + i32::try_from(grad.size()).unwrap_or(i32::MAX);
+            let part = all.slice_axis(0, from, to)?;
+            from = to;
+            part.reshape(grad.shape())?.astype(grad.dtype())
+        })?;
+        Ok((all.slice_axis(0, 0, 1)?.reshape(&[])?, summed))
+    }
+
+    /// The sums of some numbers over all processes.
+    pub(super) fn sums(&self, own: &[f32]) -> Result<Vec<f32>> {
+        Array::vector(own)
+            .and_then(|own| self.group.all_sum(&own)?.to_vec::<f32>())
+            .map_err(engine("group"))
+    }
+
+    /// Whether a flag is set in any process.
+    pub(super) fn any(&self, own: bool) -> Result<bool> {
+        Ok(self.sums(&[f32::from(u8::from(own))])?.first() > Some(&0.0))
+    }
+}
