@@ -6,7 +6,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 27] = [
+const SUBCOMMANDS: [&str; 28] = [
+    "launch",
     "create",
     "run",
     "self",

@@ -91,7 +91,8 @@ fn drives_terminal(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\r' | '\t')
 }
 
-fn write_failed(error: io::Error) -> Failure {
+/// Why writing a result failed.
+pub fn write_failed(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Failure::PipeClosed;
     }

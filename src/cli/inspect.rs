@@ -11,6 +11,8 @@ use super::load::{LoadArgs, choose_backend, find_model, load_with};
 use super::models::{describe, format_name, quantization, type_name};
 
 #[cfg(feature = "mlx-backend")]
+use inference_formats::split::Share;
+#[cfg(feature = "mlx-backend")]
 use metal_backend::model_report::{BlockInfo, BlockKind, ModelReport};
 
 /// Without the engine its needs are unknown.
@@ -27,6 +29,10 @@ pub struct Args {
     /// Only what the files say, without loading the model
     #[arg(long)]
     no_load: bool,
+    /// What each of N processes would hold of it (see `mlx launch`), without loading the model
+    #[cfg(feature = "mlx-backend")]
+    #[arg(long, value_name = "N", value_parser = super::load::at_least_one)]
+    split: Option<usize>,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -36,6 +42,10 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    #[cfg(feature = "mlx-backend")]
+    if let Some(processes) = args.split {
+        return split(args, processes, console);
+    }
     let backend = match args.no_load {
         true => None,
         false => Some(choose_backend(args.load.backend.as_deref())?),
@@ -77,6 +87,47 @@ struct Found<'a> {
     files: Option<&'a DiscoveredModel>,
     report: Option<&'a ModelReport>,
     loaded: Option<(&'a str, ModelInfo)>,
+}
+
+/// Prints what each of so many processes would hold.
+#[cfg(feature = "mlx-backend")]
+fn split(args: &Args, processes: usize, console: &mut Console<'_>) -> Result<(), Failure> {
+    let path = find_model(Some(&args.model), console)?;
+    let (name, dtype) = (args.load.backend.as_deref(), args.load.dtype);
+    let plan = metal_backend::model_report::split_plan(&path, name, dtype, processes)?;
+    if args.json {
+        return console.json(&json!({"path": path.to_string_lossy(), "split": plan}));
+    }
+    let each = format!(
+        "{} of {}",
+        bytes(plan.bytes_per_process),
+        bytes(plan.bytes_whole)
+    );
+    let heads = format!("{}, {} for keys and values", plan.heads, plan.kv_heads);
+    for (name, value) in [
+        ("path", path.display().to_string()),
+        ("processes", plan.processes.to_string()),
+        ("each holds", each),
+        ("heads of each", heads),
+    ] {
+        console.line(&format!("{name:<18} {value}"))?;
+    }
+    let longest = plan.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
+    for tensor in &plan.tensors {
+        let share = match tensor.share {
+            Share::Outputs => "outputs",
+            Share::Inputs => "inputs",
+            Share::Once => "whole, once",
+            Share::Whole => "whole",
+        };
+        console.line(&format!(
+            "{:<longest$}  {share:<11}  {} of {}",
+            tensor.name,
+            bytes(tensor.bytes_per_process),
+            bytes(tensor.bytes_whole)
+        ))?;
+    }
+    Ok(())
 }
 
 /// What its headers say, as `backend` would load it.

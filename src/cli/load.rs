@@ -137,6 +137,10 @@ impl LoadArgs {
         options.kv_group_size = self.kv_group_size;
         options.quantized_kv_start = self.quantized_kv_start;
         options.adapter_path.clone_from(&self.adapter_path);
+        #[cfg(all(unix, feature = "mlx-backend"))]
+        if super::member::current().is_some() {
+            options.split = inference::Split::Tensor;
+        }
         options
     }
 

@@ -37,10 +37,14 @@ mod generate;
 mod grammar;
 mod inspect;
 mod interrupt;
+#[cfg(all(unix, feature = "mlx-backend"))]
+mod launch;
 mod lines;
 mod list;
 mod load;
 mod logits;
+#[cfg(all(unix, feature = "mlx-backend"))]
+mod member;
 #[cfg(test)]
 mod mock;
 mod modelfile;
@@ -103,7 +107,7 @@ Exit codes: 0 done, or the reader of our output went away; 2 the command line is
 (`train` saves before; 143: by SIGTERM); 1 anything else.
 
 Environment: MLX_BACKEND (as --backend), MLX_CACHE_DIR (where known models are kept), MLX_OFFLINE=1
-(never fetch), MLX_PYTHON (the Python whose pip fetches), MLXLM_PYTHON (the Python of the backend mlx_lm),
+(never fetch), MLX_RANK and MLX_HOSTFILE (of a group: see `mlx launch`), MLX_PYTHON (the Python whose pip fetches), MLXLM_PYTHON (the Python of the backend mlx_lm),
 MLX_API_KEY (as serve's --api-key), MLX_SERVER (as --server of ps and stop), HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE (as for Python's huggingface_hub), RUST_LOG
 (log filter, as -v).";
 
@@ -145,6 +149,8 @@ enum Command {
     #[cfg(feature = "mlx-backend")]
     #[command(visible_alias = "lora")]
     Train(Box<train::Args>),
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    Launch(launch::Args),
     #[cfg(feature = "mlx-backend")]
     Evaluate(evaluate::Args),
     #[cfg(feature = "mlx-backend")]
@@ -279,11 +285,17 @@ pub fn main() -> ExitCode {
     // What a pass frees the next one takes; no other program is in this process.
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    if let Err(failure) = cli.command.join_group() {
+        return ExitCode::from(finish(Err(failure), &mut std::io::stderr()));
+    }
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     // Standard input stays unlocked: on a terminal it cannot drive, the chat's line editor locks it
     // itself.
     let mut input = std::io::BufReader::new(std::io::stdin());
     let (mut out, mut err) = (stdout.lock(), &stderr);
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    let (mut nothing, mut nowhere) = (std::io::empty(), std::io::sink());
     let mut console = Console {
         input: &mut input,
         out: &mut out,
@@ -295,6 +307,17 @@ pub fn main() -> ExitCode {
         verbose: cli.verbose > 0,
         catches_interrupts: true,
     };
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    if let Some(member) = member::current() {
+        // One of several processes speaks. Their input, where it is not ours to begin with, would
+        // reach one of them.
+        console.input = &mut nothing;
+        console.in_is_terminal = false;
+        if member.rank > 0 {
+            console.out = &mut nowhere;
+            console.quiet = true;
+        }
+    }
     if cli.trust_remote_code {
         console.note("note: --trust-remote-code changes nothing; no code of a model is ever run");
     }
@@ -316,6 +339,8 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Train(args) => train::run(args, &mut console),
+        #[cfg(all(unix, feature = "mlx-backend"))]
+        Command::Launch(args) => launch::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Evaluate(args) => evaluate::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
@@ -343,7 +368,32 @@ pub fn main() -> ExitCode {
         Command::Man(args) => completions::man(args, &mut console),
     };
     let code = finish(done, &mut err);
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    if code == 0 {
+        member::leave();
+    }
     ExitCode::from(code)
+}
+
+#[cfg(all(unix, feature = "mlx-backend"))]
+impl Command {
+    /// Joins the group that this process was started in, where the command is one that several
+    /// processes run together.
+    fn join_group(&self) -> Result<(), Failure> {
+        match self {
+            Command::Generate(_)
+            | Command::Logits(_)
+            | Command::Perplexity(_)
+            | Command::Bench(_)
+            | Command::Train(_) => {}
+            _ => return Ok(()),
+        }
+        member::follow_launcher();
+        match member::Member::from_environment()? {
+            Some(member) => member.join(),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Reports a failure and chooses the exit code.

@@ -8,6 +8,8 @@ use metal_backend::train::config::{Method, TrainConfig};
 use metal_backend::train::evaluate::{Dpo, EvalOptions};
 use metal_backend::train::run::{Event, Run, Start, Summary, check_start};
 use metal_backend::train::train_log::Score;
+#[cfg(unix)]
+use metal_backend::train::{STATE_FILE, Together, WEIGHTS_FILE};
 use serde_json::{Value, json};
 
 use super::console::{Console, bytes};
@@ -46,11 +48,16 @@ what was saved before stays whole.";
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let config = args.flags.config()?;
+    let mut config = args.flags.config()?;
     if !config.train {
         return test(args, &config, console);
     }
     let start = args.start();
+    // Of several processes one writes the files that are asked for.
+    let own = own_directory(&config, start)?;
+    if let Some(own) = &own {
+        config.adapter_path = own.path().to_owned();
+    }
     check_start(&config.adapter_path, start)?;
     let backend = choose_backend(config.backend.as_deref())?;
     let mut load = LoadOptions::new().with_backend(backend.name());
@@ -62,7 +69,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let spinner = Spinner::start("loading the model and the data", console);
     let prepared = Run::prepare(&path, &load, config, start);
     drop(spinner);
-    let mut run = prepared?;
+    let mut run = together(prepared?)?;
     for note in run.notes() {
         console.warn(&format!("warning: {note}"));
     }
@@ -96,6 +103,46 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         });
     }
     Ok(())
+}
+
+/// Where a process that is not the first of a group keeps its files, which go with it. A run that is
+/// resumed begins with those of the first.
+#[cfg(unix)]
+fn own_directory(config: &TrainConfig, start: Start) -> Result<Option<tempfile::TempDir>, Failure> {
+    if super::member::current().is_none_or(|member| member.rank == 0) {
+        return Ok(None);
+    }
+    let failed = |what: &str, e: std::io::Error| Failure::failed(format!("cannot {what}: {e}"));
+    let own = tempfile::tempdir().map_err(|e| failed("make a directory for this process", e))?;
+    if start == Start::Resume {
+        for name in [CONFIG_FILE, WEIGHTS_FILE, STATE_FILE] {
+            std::fs::copy(config.adapter_path.join(name), own.path().join(name))
+                .map_err(|e| failed(&format!("read {name}, which all processes need"), e))?;
+        }
+    }
+    Ok(Some(own))
+}
+
+#[cfg(not(unix))]
+fn own_directory(_: &TrainConfig, _: Start) -> Result<Option<tempfile::TempDir>, Failure> {
+    Ok(None)
+}
+
+/// The run with the other processes of the group, if there are any.
+#[cfg(unix)]
+fn together(run: Run) -> Result<Run, Failure> {
+    if super::member::current().is_none() {
+        return Ok(run);
+    }
+    match Together::started()? {
+        Some(together) => Ok(run.with_others(together)?),
+        None => Ok(run),
+    }
+}
+
+#[cfg(not(unix))]
+fn together(run: Run) -> Result<Run, Failure> {
+    Ok(run)
 }
 
 impl Args {

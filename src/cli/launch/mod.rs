@@ -1,0 +1,162 @@
+//! `mlx launch`: the same command in several processes, here or on other machines, that MLX joins
+//! to a group. What a process does as a member of one is in `member/`.
+
+mod hosts;
+mod start;
+mod supervise;
+
+use std::path::PathBuf;
+
+use super::console::Console;
+use super::failure::Failure;
+use super::load::at_least_one;
+use hosts::Hosts;
+
+/// Subcommands that several processes run together.
+const TOGETHER: [&str; 5] = ["generate", "logits", "perplexity", "bench", "train"];
+
+/// Run a command in several processes that share the work, here or on other machines by ssh
+///
+/// `mlx launch -n 2 -- generate --prompt "..."` divides a model between two processes of this
+/// machine. A file of hosts is what Python's `mlx.launch` takes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Names or addresses of machines between commas, in order of rank
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "127.0.0.1",
+        conflicts_with = "hostfile"
+    )]
+    hosts: String,
+    /// A JSON file with the machines, as for `mlx.launch`
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// Processes on each machine of --hosts
+    #[arg(long, short = 'n', value_name = "N", default_value = "1", value_parser = at_least_one)]
+    repeat_hosts: usize,
+    /// The first port; default: free ones on this machine alone, else 32323
+    #[arg(long, short = 'p', value_name = "PORT")]
+    starting_port: Option<u16>,
+    /// Connections between neighbors for each address
+    #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
+    connections_per_ip: usize,
+    /// A variable for each process, NAME=VALUE; several times
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// The directory to run in; default: this one, where there is one of its name
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<PathBuf>,
+    /// This program on other machines
+    #[arg(long, value_name = "PATH", default_value = "mlx")]
+    program: String,
+    /// Seconds that processes wait for each other at the start
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = at_least_one)]
+    join_timeout: usize,
+    /// The command: generate, logits, perplexity, bench or train, with its flags
+    #[arg(
+        value_name = "COMMAND",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    command: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    check(&args.command)?;
+    let hosts = match &args.hostfile {
+        Some(path) => Hosts::from_file(path)?,
+        None => Hosts::from_list(&args.hosts, args.repeat_hosts).map_err(Failure::usage)?,
+    };
+    let mut envs = Vec::new();
+    for one in hosts.envs.iter().chain(&args.env) {
+        envs.push(variable(one)?);
+    }
+    let ring = hosts
+        .ring(args.starting_port, args.connections_per_ip.min(64))
+        .map_err(Failure::usage)?;
+    let plan = start::Plan {
+        hosts: &hosts,
+        ring: &ring,
+        envs: &envs,
+        cwd: args.cwd.as_deref(),
+        program: &args.program,
+        join_timeout: args.join_timeout,
+        command: &args.command,
+        // What this program was told holds for all.
+        verbose: console.verbose,
+        quiet: console.quiet,
+    };
+    supervise::run(&plan, console)
+}
+
+/// Refuses a command that does not parse, or that several processes cannot run, before any is
+/// started.
+fn check(command: &[String]) -> Result<(), Failure> {
+    let given = std::iter::once("mlx").chain(command.iter().map(String::as_str));
+    let matches = match super::command().try_get_matches_from(given) {
+        Ok(matches) => matches,
+        Err(e) => e.exit(),
+    };
+    let name = matches.subcommand_name().unwrap_or_default();
+    if !TOGETHER.contains(&name) {
+        return Err(Failure::usage(format!(
+            "`mlx launch` runs {}; {name:?} is none of them",
+            TOGETHER.join(", ")
+        )));
+    }
+    if command.iter().any(|arg| arg == "-") {
+        return Err(Failure::usage(
+            "`-` is standard input, which several processes cannot share; give the text itself",
+        ));
+    }
+    Ok(())
+}
+
+/// A variable's name and value.
+fn variable(text: &str) -> Result<(String, String), Failure> {
+    let (name, value) = text.split_once('=').unwrap_or((text, ""));
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(word)
+    {
+        return Err(Failure::usage(format!(
+            "{text:?} is no variable; it must be NAME=VALUE"
+        )));
+    }
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn commands_are_checked_before_anything_is_started() {
+        check(&words("generate --prompt a")).unwrap();
+        check(&words("-v logits --prompt a")).unwrap();
+        for (wrong, told) in [
+            ("ls", "none of them"),
+            ("serve", "none of them"),
+            ("generate --prompt -", "standard input"),
+        ] {
+            let failure = check(&words(wrong)).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            assert!(failure.report().unwrap().contains(told), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn variables_have_names() {
+        assert_eq!(variable("A_1=b=c").unwrap(), ("A_1".into(), "b=c".into()));
+        assert_eq!(variable("A").unwrap(), ("A".into(), String::new()));
+        for wrong in ["", "=1", "1A=2", "A B=1", "A;rm=1"] {
+            assert!(variable(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! This program as a member of a group: one of several processes that `mlx launch`, Python's
+//! `mlx.launch` or `mpirun` have started with the same command. It finds out of the environment
+//! that it is one, joins the others before a model is loaded, and ends when one of them is lost.
+
+mod join;
+mod link;
+
+use std::io::{Read, Write};
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use super::failure::Failure;
+use link::Links;
+
+/// Set by `mlx launch`: the standard input is a pipe that closes when the launcher is gone.
+pub const LAUNCHED: &str = "MLX_LAUNCHED";
+/// Seconds that members wait for each other at the start.
+pub const JOIN_TIMEOUT: &str = "MLX_JOIN_TIMEOUT";
+
+/// Without [`JOIN_TIMEOUT`].
+const DEFAULT_TIMEOUT: u64 = 60;
+/// The most bytes of the file with the addresses.
+const MAX_FILE: u64 = 1 << 20;
+
+/// This process among the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Which one it is, from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// The first address of each on MLX's ring; `None` under MPI, which watches by itself.
+    ring: Option<Vec<String>>,
+}
+
+static MEMBER: OnceLock<Member> = OnceLock::new();
+static LINKS: OnceLock<Links> = OnceLock::new();
+
+/// The member that this process is, once it has joined.
+pub fn current() -> Option<&'static Member> {
+    MEMBER.get()
+}
+
+impl Member {
+    /// What the environment says: the variables of MLX's rings, or of Open MPI. `None` for a process
+    /// alone.
+    ///
+    /// # Errors
+    /// When the variables make no sense.
+    pub fn from_environment() -> Result<Option<Self>, Failure> {
+        let variable = |name: &str| match std::env::var(name) {
+            Ok(value) if value.is_empty() => Ok(None),
+            Ok(value) => Ok(Some(value)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(e) => Err(Failure::usage(format!("{name}: {e}"))),
+        };
+        if let (Some(rank), Some(file)) = (variable("MLX_RANK")?, variable("MLX_HOSTFILE")?) {
+            let wrong =
+                |message: String| Failure::usage(format!("MLX_HOSTFILE: {file}: {message}"));
+            let length = std::fs::metadata(&file)
+                .map_err(|e| wrong(e.to_string()))?
+                .len();
+            if length > MAX_FILE {
+                return Err(wrong(format!(
+                    "it has {length} bytes, more than {MAX_FILE}"
+                )));
+            }
+            let text = std::fs::read_to_string(&file).map_err(|e| wrong(e.to_string()))?;
+            return Self::on_ring(&rank, &text).map_err(wrong);
+        }
+        let (rank, size) = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+        let (Some(rank), Some(size)) = (variable(rank)?, variable(size)?) else {
+            return Ok(None);
+        };
+        match (rank.parse(), size.parse()) {
+            (Ok(rank), Ok(size)) if rank < size => Ok((size > 1).then_some(Self {
+                rank,
+                size,
+                ring: None,
+            })),
+            _ => Err(Failure::usage(format!(
+                "OMPI_COMM_WORLD_RANK is {rank:?} of {size:?}; start the program with `mpirun`"
+            ))),
+        }
+    }
+
+    /// A member of a ring, by the text of MLX's file: a list of addresses for each.
+    fn on_ring(rank: &str, text: &str) -> Result<Option<Self>, String> {
+        let nodes: Vec<Vec<String>> = serde_json::from_str(text)
+            .map_err(|e| format!("it is no list of lists of addresses: {e}"))?;
+        let size = nodes.len();
+        let rank: usize = rank
+            .parse()
+            .ok()
+            .filter(|rank| *rank < size)
+            .ok_or_else(|| format!("MLX_RANK is {rank:?}; it must be 0 to {}", size.max(1) - 1))?;
+        let first: Option<Vec<String>> = nodes.into_iter().map(|n| n.into_iter().next()).collect();
+        let ring = first.ok_or("a process has no address")?;
+        Ok((size > 1).then_some(Self {
+            rank,
+            size,
+            ring: Some(ring),
+        }))
+    }
+
+    /// Joins the others. From here on this process ends, with exit code 1 and a message that names
+    /// the other, when one is lost.
+    ///
+    /// # Errors
+    /// When one does not come in time, or is of another version.
+    pub fn join(self) -> Result<(), Failure> {
+        let timeout = timeout()?;
+        if let Some(ring) = &self.ring {
+            let links = join::ring(self.rank, ring, timeout)?;
+            let _ = LINKS.set(links.watch(self.rank, ring));
+        }
+        let done = give_up_after(timeout, self.rank);
+        let group = rust_mlx::mlx::distributed::init(true).map_err(|e| {
+            Failure::failed(format!(
+                "MLX cannot join the other processes: {}",
+                e.message()
+            ))
+        })?;
+        drop(done);
+        let (rank, size) = (usize::try_from(group.rank()), usize::try_from(group.size()));
+        if (rank, size) != (Ok(self.rank), Ok(self.size)) {
+            return Err(Failure::failed(format!(
+                "MLX is process {} of {}, and the environment says {} of {}; is MLX's library \
+                 built with what started them?",
+                group.rank(),
+                group.size(),
+                self.rank,
+                self.size
+            )));
+        }
+        tracing::info!(rank = self.rank, size = self.size, "joined");
+        let _ = MEMBER.set(self);
+        Ok(())
+    }
+}
+
+/// Tells the others that this process has done its part, so that its end is no loss.
+pub fn leave() {
+    if let Some(links) = LINKS.get() {
+        links.leave();
+    }
+}
+
+/// Ends this process when the launcher is gone.
+pub fn follow_launcher() {
+    if std::env::var_os(LAUNCHED).is_none() {
+        return;
+    }
+    thread::spawn(|| {
+        let mut buffer = [0; 64];
+        // Nothing is sent; the pipe's end is what is waited for.
+        while let Ok(1..) = std::io::stdin().read(&mut buffer) {}
+        end("the launcher is gone");
+    });
+}
+
+/// Ends this process at once. It may be waiting inside of MLX, where no one can reach it, and its
+/// destructors would wait for threads that never end.
+fn end(message: &str) -> ! {
+    // The launcher that read it may be gone, and `eprintln!` would panic.
+    let _ = writeln!(std::io::stderr(), "error: {message}");
+    signal_hook::low_level::exit(1)
+}
+
+/// Ends this process unless what is returned is dropped in time: MLX waits for others for ever.
+fn give_up_after(timeout: Duration, rank: usize) -> mpsc::Sender<()> {
+    let (done, waiting) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if waiting.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            end(&format!(
+                "rank {rank} could not join MLX's group within {} s",
+                timeout.as_secs()
+            ));
+        }
+    });
+    done
+}
+
+fn timeout() -> Result<Duration, Failure> {
+    let seconds = match std::env::var(JOIN_TIMEOUT) {
+        Ok(text) => text
+            .parse()
+            .ok()
+            .filter(|n| (1..=86_400).contains(n))
+            .ok_or_else(|| {
+                Failure::usage(format!(
+                    "{JOIN_TIMEOUT} is {text:?}; it must be 1 to 86400 seconds"
+                ))
+            })?,
+        Err(_) => DEFAULT_TIMEOUT,
+    };
+    Ok(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_read_as_mlx_reads_them() {
+        let text = r#"[["10.0.0.1:5000", "10.0.0.1:5001"], ["10.0.0.2:5000"]]"#;
+        let member = Member::on_ring("1", text).unwrap().unwrap();
+        assert_eq!((member.rank, member.size), (1, 2));
+        assert_eq!(member.ring.unwrap(), ["10.0.0.1:5000", "10.0.0.2:5000"]);
+        assert_eq!(Member::on_ring("0", r#"[["a:1"]]"#).unwrap(), None);
+        for (rank, text, told) in [
+            ("2", text, "0 to 1"),
+            ("-1", text, "0 to 1"),
+            ("0", "[[], []]", "no address"),
+            ("0", "{}", "no list"),
+        ] {
+            let error = Member::on_ring(rank, text).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+}
