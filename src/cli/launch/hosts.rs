@@ -59,12 +59,19 @@ impl Hosts {
     /// # Errors
     /// When it is not in the format, or asks for a backend that is not started here.
     pub fn from_json(text: &str) -> Result<Self, String> {
-        let file: File = serde_json::from_str(text).map_err(|_| {
+        let neither = || {
             String::from(
                 "it is neither a list of {\"ssh\": NAME, \"ips\": [ADDRESS]} nor an object with \
                  such a list as \"hosts\"",
             )
-        })?;
+        };
+        let file: serde_json::Value = serde_json::from_str(text).map_err(|_| neither())?;
+        // A list could be read as the fields of a host, in their order.
+        let hosts = file.as_array().or_else(|| file["hosts"].as_array());
+        if hosts.is_some_and(|hosts| !hosts.iter().all(serde_json::Value::is_object)) {
+            return Err(neither());
+        }
+        let file: File = serde_json::from_value(file).map_err(|_| neither())?;
         let (backend, envs, entries) = match file {
             File::Full {
                 backend,
