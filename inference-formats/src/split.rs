@@ -457,7 +457,7 @@ mod tests {
         assert_eq!(window(&at("down_proj_bias"), &[4, 64]), None);
         assert_eq!(split.share(&at("down_proj_bias")), Share::Once);
         let sinks = window("model.layers.0.self_attn.sinks", &[4]);
-        assert_eq!(sinks, Some((0, 8, vec![4..8])));
+        assert_eq!(sinks, Some((0, 8, vec![4..8; 1])));
     }
 
     #[test]
