@@ -77,10 +77,10 @@ pub enum ChatEnd {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChatStart {
-    /// With what stands in front of the first message.
+    /// From its beginning, with what the template puts before the first message.
     #[default]
     Conversation,
-    /// With the text of the last message: what stands before it was computed already.
+    /// From the text of the last message on. The messages before it are in a cache already.
     LastMessage,
 }
 

@@ -162,8 +162,8 @@ impl TensorSplit {
         self.rule(name).map_or(Share::Whole, |rule| rule.share)
     }
 
-    /// What `rank` keeps of the tensor `name`, of which `part` is the shape of what it keeps. `None`
-    /// for all of it.
+    /// What `rank` keeps of the tensor `name`, of which `part` is the shape of what it keeps.
+    /// `None` for all of it.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a shape that no part has.

@@ -10,9 +10,9 @@
 //! | 20 | zeros up to 64 |
 //! | 64 | for each token, for each of `n + 1` nodes: residual, mixer, feed-forward |
 //!
-//! Node 0 is the embedding, whose two parts are zeros. Node `l + 1` is block `l`. The format is that
-//! of larql's full chain store. In numpy: `np.fromfile(path, "<f4", offset=64).reshape(tokens, n + 1,
-//! 3, width)`.
+//! Node 0 is the embedding, whose two parts are zeros. Node `l + 1` is block `l`. The format is
+//! that of larql's full chain store. In numpy: `np.fromfile(path, "<f4", offset=64).reshape(tokens,
+//! n + 1, 3, width)`.
 
 use std::path::Path;
 
@@ -142,8 +142,8 @@ impl TraceStore {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::File`] for a file that is none, of another version, or of another
-    /// size than its header says.
+    /// [`Error::Io`], and [`Error::File`] for a file that is none, of another version, or of
+    /// another size than its header says.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
         Self::parse(&bytes).map_err(|why| Error::file(path, why))

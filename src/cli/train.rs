@@ -105,8 +105,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a process that is not the first of a group keeps its files, which go with it. A run that is
-/// resumed begins with those of the first.
+/// Where a process that is not the first of a group keeps its files, which go with it. A run that
+/// is resumed begins with those of the first.
 #[cfg(unix)]
 fn own_directory(config: &TrainConfig, start: Start) -> Result<Option<tempfile::TempDir>, Failure> {
     if super::member::current().is_none_or(|member| member.rank == 0) {

@@ -219,8 +219,8 @@ fn a_system_prompt_is_computed_once_for_thirty_two_clients() {
             }
             let computed: usize = all.iter().map(|(_, computed, _)| computed).sum();
             assert_eq!(computed, 1000 + 32 * 5, "{name}");
-            // The steps agree: with 256 tokens each, 8 prompts alone take 32. The first token may be
-            // told with the last of four, since incomplete characters wait for the rest.
+            // The steps agree: with 256 tokens each, 8 prompts alone take 32. The first token may
+            // be told with the last of four, since incomplete characters wait for the rest.
             let last = all.iter().map(|(_, _, first)| *first).max().unwrap();
             assert!(last <= steps + 3, "{last} steps to the first token");
         };

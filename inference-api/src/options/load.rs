@@ -79,8 +79,8 @@ pub struct LoadOptions {
     pub context_len: Option<usize>,
     /// Layers to put on the GPU; `None` or -1 means all. A backend with one device ignores it.
     pub gpu_layers: Option<i32>,
-    /// Requests to prepare for at a time. What the last ones computed is remembered, for prompts that
-    /// begin alike: of one request with one slot, of several a slot with more. `None` is one.
+    /// Requests to prepare for at a time. What the last ones computed is remembered, for prompts
+    /// that begin alike: of one request with one slot, of several a slot with more. `None` is one.
     pub parallel_slots: Option<usize>,
     /// A directory with a trained adapter to apply.
     pub adapter_path: Option<PathBuf>,

@@ -31,7 +31,7 @@ pub(crate) fn grammars(context: &Context) -> Verdict {
                 got.finish
             );
         }
-        // What was prepared changes nothing but the time.
+        // Preparing must not change the reply.
         let prepared = model.prepare(&options);
         let prepared = prepared.map_err(|e| Stop::Failed(format!("prepare: {e}")))?;
         let again = reply(model.as_ref(), &prompt, &options)?;

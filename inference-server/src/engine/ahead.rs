@@ -1,6 +1,6 @@
 //! Slow work before a request starts, such as compiling a grammar, on a thread of its own: running
-//! replies get their tokens meanwhile. It is one thread, so that such work leaves the other cores to
-//! the engine.
+//! replies get their tokens meanwhile. It is one thread, so that such work leaves the other cores
+//! to the engine.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};

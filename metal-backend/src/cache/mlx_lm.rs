@@ -1,7 +1,7 @@
-//! Computed prompts in the format of Python's mlx-lm (`save_prompt_cache` of its `models/cache.py`):
-//! safetensors whose names are paths into lists. `0.1` are the values of the first layer,
-//! `0.1.2` the biases of its packed values. The file's metadata say which class each layer has
-//! (`2.N`), its settings (`0.N`) and the model (`1.model`).
+//! Computed prompts in the format of Python's mlx-lm (`save_prompt_cache` of its
+//! `models/cache.py`): safetensors whose names are paths into lists. `0.1` are the values of the
+//! first layer, `0.1.2` the biases of its packed values. The file's metadata say which class each
+//! layer has (`2.N`), its settings (`0.N`) and the model (`1.model`).
 //!
 //! mlx-lm does not keep the prompt's tokens. Files of ours have them and the model's identity under
 //! [`OURS`], which mlx-lm reads past.

@@ -1,5 +1,5 @@
-//! What a cache holds, apart from how it keeps it: positions in their order. Files of other programs
-//! hold caches in this form.
+//! What a cache holds, apart from how it keeps it: positions in their order. Files of other
+//! programs hold caches in this form.
 
 use std::fmt;
 

@@ -8,8 +8,8 @@ use crate::cache::{self, Caches};
 /// Bytes of all kept caches, beyond which the least recently used ones go.
 const BYTES: usize = 2 << 30;
 
-/// A copy is an operation a layer, and one of arrays takes the capacity of all of them: skip it when
-/// under 1/64 is shared.
+/// A copy is an operation a layer, and one of arrays takes the capacity of all of them: skip it
+/// when under 1/64 is shared.
 const MOST_BESIDE: usize = 64;
 
 /// Whether `n` tokens of caches that hold `held` are worth a copy.
@@ -122,8 +122,8 @@ impl Prefixes {
     }
 
     /// Keeps the caches of `tokens`, which a request that began in `epoch` computed. When full, it
-    /// drops the least recently used. It also drops entries that are a prefix of these, unless these cannot be
-    /// cut back to them. Nothing is remembered in another epoch.
+    /// drops the least recently used. It also drops entries that are a prefix of these, unless
+    /// these cannot be cut back to them. Nothing is remembered in another epoch.
     pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || held != tokens.len() {

@@ -230,7 +230,8 @@ pub fn empty(decoder: &dyn Decoder, options: &CacheOptions, request: &Request) -
     expecting(caches.for_sequence(request.so_far().len()), request, 0)
 }
 
-/// Says to `caches`, which hold `before` positions that are not of `request`, how much may be stored.
+/// Says to `caches`, which hold `before` positions that are not of `request`, how much may be
+/// stored.
 fn expecting(mut caches: Caches, request: &Request, before: usize) -> Caches {
     let all = request
         .prompt()

@@ -34,7 +34,8 @@ pub fn residuals(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // Of each position the embedding, then two vectors a layer: after the mixer and after the block.
+    // Of each position the embedding, then two vectors a layer: after the mixer and after the
+    // block.
     let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());

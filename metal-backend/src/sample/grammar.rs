@@ -1,7 +1,8 @@
 //! Grammars over a model's vocabulary, through the `llguidance` crate: which tokens may come next.
 //!
-//! The vocabulary becomes a trie of bytes once for each model. A grammar is compiled once for requests
-//! that follow each other or run together. Here is no array: `penalties::allow` applies the bits, the sampler drives the matcher.
+//! The vocabulary becomes a trie of bytes once for each model. A grammar is compiled once for
+//! requests that follow each other or run together. Here is no array: `penalties::allow` applies
+//! the bits, the sampler drives the matcher.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

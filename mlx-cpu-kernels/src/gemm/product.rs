@@ -73,8 +73,8 @@ pub enum MatrixFormat {
 }
 
 impl MatrixFormat {
-    /// The matrix of `k` columns that is `held`, or the next of `inputs`, which are taken. A packing
-    /// that is not among `packings` is appended.
+    /// The matrix of `k` columns that is `held`, or the next of `inputs`, which are taken. A
+    /// packing that is not among `packings` is appended.
     ///
     /// # Safety
     /// The inputs must be the arrays of a matrix of this format and so many columns.

@@ -1,8 +1,8 @@
 //! Tables that turn codes of four bits into integers: the magnitudes of GGUF's IQ types and of
 //! Q3_K, with signs. Facts of these formats; how files store them is no matter here.
 
-/// What codes of four bits stand for, as integers. Times the scale of their group and a power of two
-/// that each table has, they are weights.
+/// What codes of four bits stand for, as integers. Times the scale of their group and a power of
+/// two that each table has, they are weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
     /// IQ4_NL and IQ4_XS.

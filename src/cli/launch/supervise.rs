@@ -76,8 +76,8 @@ impl Processes {
         self.0.iter().for_each(|process| process.signal(signal));
     }
 
-    /// Passes a signal of a person on. Here alone, where that is possible: ssh would end with it and
-    /// the other machine's process at once, and those that train tell each other.
+    /// Passes a signal of a person on. Here alone, where that is possible: ssh would end with it
+    /// and the other machine's process at once, and those that train tell each other.
     fn interrupt(&self, signal: Signal) {
         let here = self.0.iter().any(|p| p.is_local && p.ended.is_none());
         let reached = self.0.iter().filter(|p| p.is_local || !here);

@@ -44,8 +44,8 @@ pub fn current() -> Option<&'static Member> {
 }
 
 impl Member {
-    /// What the environment says: the variables of MLX's rings, or of Open MPI. `None` for a process
-    /// alone.
+    /// What the environment says: the variables of MLX's rings, or of Open MPI. `None` for a
+    /// process alone.
     ///
     /// # Errors
     /// When the variables make no sense.

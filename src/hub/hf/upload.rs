@@ -107,8 +107,8 @@ struct Action {
 
 impl HfHub {
     /// Uploads the files of a directory, or one file, as one commit to the repository that `spec`
-    /// names. A repository that is not there is made. Hidden files, directories inside, and what only a
-    /// training run needs stay.
+    /// names. A repository that is not there is made. Hidden files, directories inside, and what
+    /// only a training run needs stay.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] offline, without a token and for a directory without files;
