@@ -6,6 +6,9 @@ Prepares, once, below --work: environments with mlx-lm (the pins of tools/golden
 model's GGUF (or --model), and a lossless MLX conversion of it for mlx-lm. Each measurement is a process of its own.
 Prints a Markdown table of medians and ratios; exit status 1 if a bar is missed. Needs only Python's standard library, pip
 and, for llama.cpp, the compiler.
+
+With --shape and --format the weights are random, of the sizes that people use, and llama.cpp's own quantizer makes the files;
+`mlx` and llama.cpp run, and the table has a row for each file.
 """
 
 from __future__ import annotations
@@ -27,13 +30,18 @@ TOOLS = Path(__file__).resolve().parent
 ROOT = TOOLS.parent
 sys.path.insert(0, str(TOOLS / "golden"))
 
+sys.path.insert(0, str(TOOLS / "compare"))
+
 import first_model_file  # noqa: E402
+import random_gguf  # noqa: E402
 
 REQUIREMENTS = TOOLS / "golden" / "requirements.txt"
 SIDE = TOOLS / "compare" / "mlx_lm_side.py"
 CONVERT = TOOLS / "compare" / "convert_gguf.py"
+RANDOM = TOOLS / "compare" / "random_gguf.py"
 LLAMA_SIDE = TOOLS / "compare" / "llama_cpp_side.py"
 LLAMA_PINS = TOOLS / "compare" / "requirements-llama.txt"
+GGUF_PACKAGES = ["gguf==0.19.0", "PyYAML==6.0.3", "tqdm==4.67.1", "requests==2.32.5"]
 LLAMA_PACKAGES = ["numpy==2.4.6", "Jinja2==3.1.6", "MarkupSafe==3.0.4", "diskcache==5.6.3", "typing_extensions==4.16.0"]
 MLX_LM, LLAMA = "mlx-lm", "llama.cpp"
 START_PROMPT = "The capital of France is"
@@ -59,6 +67,16 @@ BARS = {
     (LLAMA, "decode"): (1.5, None),
 }
 BATCH_OVER_DECODE = 4.0
+# The bars of --shape: the same for every shape and format.
+SHAPE_BARS = {
+    (LLAMA, "prefill"): (1.5, None),
+    (LLAMA, "decode"): (1.0, None),
+    (LLAMA, "batch"): (2.0, None),
+    (LLAMA, "load"): (None, 1.0),
+    (LLAMA, "start"): (None, 1.0),
+    (LLAMA, "peak_rss"): (None, 1.0),
+}
+AMX_PREFILL = (2.5, None)
 
 
 def parse() -> argparse.Namespace:
@@ -79,6 +97,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=positive, default=8, metavar="N", help="requests that decode together")
     parser.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast it is")
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs before the measured one, on both sides")
+    parser.add_argument("--shape", choices=random_gguf.SHAPES, action="append", default=[], help="random weights of this shape (repeatable)")
+    parser.add_argument("--format", choices=random_gguf.FILE_TYPES, action="append", default=[], help="of --shape: the file's type (repeatable)")
     parser.add_argument("--backend", default="cpu", help="`mlx`'s backend; any but cpu gives mlx-lm MLX's default device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured (`-`: instead of the table)")
     args = parser.parse_args()
@@ -88,6 +108,10 @@ def parse() -> argparse.Namespace:
         parser.error("--rounds must be 1 or more, or 0 with --earlier")
     if args.generate_tokens < 2:
         parser.error("--generate-tokens must be 2 or more: the first one belongs to the prefill")
+    if bool(args.shape) != bool(args.format):
+        parser.error("--shape and --format belong together")
+    if args.shape and (args.model or args.earlier or args.ours != "gguf"):
+        parser.error("--shape makes its own files: it goes without --model, --earlier and --ours")
     return args
 
 
@@ -151,6 +175,22 @@ def llama_environment(args: argparse.Namespace) -> Path:
         subprocess.run([*pip, *hashed], check=True, stdout=sys.stderr, env=environment)
         stamp.write_text(wanted)
     return python
+
+
+def random_file(args: argparse.Namespace, python: Path, shape: str, kind: str) -> Path:
+    """The GGUF of a shape and a format, made once."""
+    plain, out = args.work / f"{shape}-F16.gguf", args.work / f"{shape}-{kind}.gguf"
+    program = [str(python), str(RANDOM)]
+    if not out.exists() and not plain.exists():
+        note(f"writing {plain.name}")
+        command = [str(python), "-m", "pip", "install", "--quiet", "numpy==2.4.6", *GGUF_PACKAGES]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        vocabulary = str(first_model_file.fetch(args.work))
+        subprocess.run([*program, "write", shape, str(plain), "--vocabulary", vocabulary], check=True)
+    if not out.exists():
+        note(f"writing {out.name}")
+        subprocess.run([*program, "quantize", str(plain), str(out), kind], check=True, stderr=subprocess.DEVNULL)
+    return out
 
 
 def converted(args: argparse.Namespace, python: Path, source: Path) -> Path:
@@ -372,6 +412,52 @@ def table(args: argparse.Namespace, summary: dict[str, Any], about: dict[str, An
     return "\n".join([intro, "", *(f"| {line} |" for line in lines), "", result])
 
 
+def compare_shapes(args: argparse.Namespace) -> int:
+    """`mlx` beside llama.cpp on random weights: a row for each file, ours / llama.cpp's, and the bars missed."""
+    python = llama_environment(args)
+    version = json.loads(output_of([str(python), str(LLAMA_SIDE), "version"]))
+    bars = dict(SHAPE_BARS)
+    if " amx_tile" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""):
+        bars[LLAMA, "prefill"] = AMX_PREFILL
+    rows, report = [], []
+    for shape in args.shape:
+        for kind in args.format:
+            model = random_file(args, python, shape, kind)
+            vocab = random_gguf.SHAPES[shape]["vocab"]
+            prompts = [",".join(map(str, prompt_ids(n, vocab, [0, 1, 2]))) for n in (args.prompt_tokens, args.batch * BATCH_PROMPT, 5)]
+            ours = Ours(args, "mlx", model)
+            other = Other(args, LLAMA, [str(python), str(LLAMA_SIDE), "--model", str(model)], *prompts[:2])
+            for side in (ours, other):
+                side.start(prompts[2])  # fills the page cache
+            rounds = measure(args, [ours, other], prompts[2], {})
+            medians = {name: {key: statistics.median(r[key] for r in found) for key in MEASURES} for name, found in rounds.items()}
+            cells, missed = [], []
+            for key, (label, _, divisor, digits) in MEASURES.items():
+                own, theirs = medians["mlx"][key], medians[LLAMA][key]
+                good = passes(bars[LLAMA, key], own / theirs)
+                cell = f"{own / divisor:.{digits}f} / {theirs / divisor:.{digits}f}"
+                cells.append(cell if good else f"**{cell}**")
+                if not good:
+                    missed.append(f"{label.lower()} {own / theirs:.2f} (wanted {wanted(bars[LLAMA, key])})")
+            rows.append(f"| {shape} | {kind} | " + " | ".join(cells) + " |")
+            report.append({"shape": shape, "format": kind, "rounds": rounds, "medians": medians, "missed": missed})
+            note(rows[-1])
+    header = ["shape", "format", *(f"{label} ({unit})" for label, unit, _, _ in MEASURES.values())]
+    intro = (
+        f"`mlx` / llama.cpp, prompt {args.prompt_tokens}, generated {args.generate_tokens}, batch {args.batch}, medians of {args.rounds} "
+        f"interleaved rounds; bold misses its bar. {cpu_name()}, {os.cpu_count()} cores. llama-cpp-python {version['version']}: {version['system']}"
+    )
+    lines = [intro, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header), *rows]
+    everything = {"about": intro, "prompt_tokens": args.prompt_tokens, "generated_tokens": args.generate_tokens, "files": report}
+    if args.json and str(args.json) == "-":
+        print(json.dumps(everything, indent=1))
+    else:
+        print("\n".join(lines))
+        if args.json:
+            args.json.write_text(json.dumps(everything, indent=1) + "\n")
+    return 1 if any(file["missed"] for file in report) else 0
+
+
 def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -388,6 +474,8 @@ def main() -> int:
     if args.ours != "none" and not args.binary.is_file():
         raise SystemExit(f"{args.binary} is not there: build it with `cargo build --release`, or name it with --binary")
     args.work.mkdir(parents=True, exist_ok=True)
+    if args.shape:
+        return compare_shapes(args)
     python = environment(args)
     source = args.model.resolve() if args.model else first_model_file.fetch(args.work)
     directory = converted(args, python, source)
