@@ -26,6 +26,8 @@ pub struct Config {
     pub keep_alive: Option<Duration>,
     /// Models loaded by name at a time; before another is loaded, one is unloaded.
     pub max_models: usize,
+    /// Whether the first model answers requests for models that are not served.
+    pub any_model: bool,
     /// Origins of web pages that may ask, such as `https://chat.example`; `*` is all.
     pub allowed_origins: Vec<String>,
     /// Whether a browser gets a page to chat at `/`.
@@ -44,6 +46,7 @@ impl Default for Config {
             kv_budget: None,
             keep_alive: Some(Duration::from_secs(300)),
             max_models: 3,
+            any_model: false,
             allowed_origins: Vec::new(),
             ui: true,
             limits: Limits::default(),
@@ -109,6 +112,13 @@ impl Config {
     #[must_use]
     pub fn with_max_models(mut self, max_models: usize) -> Self {
         self.max_models = max_models;
+        self
+    }
+
+    /// Sets whether the first model answers requests for models that are not served.
+    #[must_use]
+    pub fn with_any_model(mut self, any_model: bool) -> Self {
+        self.any_model = any_model;
         self
     }
 

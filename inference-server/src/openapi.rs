@@ -1,6 +1,7 @@
 //! The description of the API, made of the handlers' own.
 
 use utoipa::OpenApi;
+use utoipa::openapi::{ContentBuilder, ObjectBuilder, RefOr, ResponseBuilder};
 
 use crate::api::{anthropic, native, ollama, openai, status};
 
@@ -19,6 +20,7 @@ use crate::api::{anthropic, native, ollama, openai, status};
         openai::models::list,
         openai::models::one,
         openai::chat::create,
+        openai::chat::count_tokens,
         openai::completions::create,
         openai::responses::create,
         openai::embeddings::create,
@@ -47,17 +49,65 @@ use crate::api::{anthropic, native, ollama, openai, status};
 )]
 struct Description;
 
+/// Errors that every route can answer with.
+const OF_ALL: [(&str, &str); 2] = [
+    ("401", "the API key is missing or wrong"),
+    ("403", "the request comes from a web page that may not ask"),
+];
+
+/// Errors that every route with a body can answer with.
+const OF_BODIES: [(&str, &str); 7] = [
+    ("400", "the request cannot be served as it is"),
+    ("404", "the model is not served"),
+    ("408", "the body took too long to arrive"),
+    ("413", "the body is too large"),
+    ("415", "the body is compressed"),
+    ("429", "the queue is full"),
+    ("503", "the server stops, or memory does not suffice"),
+];
+
 /// The description of the API as OpenAPI 3.1 in JSON.
 #[must_use]
 pub fn openapi_json() -> String {
+    let mut api = Description::openapi();
+    for item in api.paths.paths.values_mut() {
+        let operations = [(&mut item.get, &[][..]), (&mut item.post, &OF_BODIES[..])];
+        for (operation, more) in operations {
+            let Some(operation) = operation else { continue };
+            for (status, what) in OF_ALL.iter().chain(more) {
+                let responses = &mut operation.responses.responses;
+                responses
+                    .entry((*status).to_owned())
+                    .or_insert_with(|| error_response(what));
+            }
+        }
+    }
     // It has no maps with keys other than texts, which is all that could fail.
-    Description::openapi().to_json().unwrap_or_default()
+    api.to_json().unwrap_or_default()
+}
+
+fn error_response(what: &str) -> RefOr<utoipa::openapi::Response> {
+    let body = ContentBuilder::new().schema(Some(ObjectBuilder::new().build()));
+    let response = ResponseBuilder::new().description(what);
+    RefOr::T(response.content("application/json", body.build()).build())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    /// Of llama.cpp's server, mostly.
+    const SECOND_NAMES: [&str; 8] = [
+        "/v1/health",
+        "/v1/rerank",
+        "/models",
+        "/chat/completions",
+        "/chat/completions/input_tokens",
+        "/responses",
+        "/completions",
+        "/embeddings",
+    ];
 
     #[test]
     fn every_route_is_described_and_every_description_is_a_route() {
@@ -70,7 +120,7 @@ mod tests {
         }
         let routes: BTreeSet<String> = crate::app::table()
             // The same handlers under second names.
-            .filter(|(_, path)| !["/v1/health", "/v1/rerank"].contains(path))
+            .filter(|(_, path)| !SECOND_NAMES.contains(path))
             // Files of the page.
             .filter(|(_, path)| !path.starts_with("/ui/"))
             .map(|(method, path)| format!("{method} {}", path.replace("{*", "{")))

@@ -475,3 +475,15 @@ fn models_are_fetched_only_where_that_is_allowed() {
         .post("/api/pull", &json!({"model": ""}))
         .expect(400);
 }
+
+#[test]
+fn the_first_model_stands_in_for_others_if_that_is_asked_for() {
+    let server = common::serve(&config().with_any_model(true));
+    let body = json!({"model": "gpt-4o", "prompt": "say:hello"});
+    let reply = server.client().post("/v1/completions", &body).expect(200);
+    // The reply does not pretend.
+    assert_eq!(reply["model"], "tiny");
+    assert_eq!(reply["choices"][0]["text"], "hello");
+    let strict = common::serve(&config());
+    strict.client().post("/v1/completions", &body).expect(404);
+}

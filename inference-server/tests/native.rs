@@ -300,3 +300,60 @@ fn the_next_token_is_predicted() {
         assert_eq!(error["error"]["param"], param);
     }
 }
+
+/// llama.cpp's clients and tests use these paths.
+#[test]
+fn second_names_of_routes_answer_alike() {
+    let server = serve(&config());
+    let client = server.client();
+    let chat = json!({"messages": [{"role": "user", "content": "say:yes"}]});
+    for path in ["/v1/chat/completions", "/chat/completions"] {
+        let reply = client.post(path, &chat).expect(200);
+        assert_eq!(reply["choices"][0]["message"]["content"], "yes", "{path}");
+        let count = client.post(&format!("{path}/input_tokens"), &chat);
+        let tokens = reply["usage"]["prompt_tokens"].clone();
+        assert_eq!(count.expect(200)["input_tokens"], tokens, "{path}");
+    }
+    for path in ["/completion", "/completions"] {
+        let reply = client.post(path, &json!({"prompt": "say:yes"}));
+        assert_eq!(reply.expect(200)["content"], "yes", "{path}");
+    }
+    for path in ["/embedding", "/embeddings"] {
+        let reply = client.post(path, &json!({"content": "abc"})).expect(200);
+        assert!(reply[0]["embedding"][0].is_array(), "{path}: {reply}");
+    }
+    let response = client.post("/responses", &json!({"input": "say:yes"}));
+    assert_eq!(response.expect(200)["object"], "response");
+    assert_eq!(client.get("/models").expect(200)["data"][0]["id"], "tiny");
+}
+
+#[test]
+fn a_list_mixes_texts_ids_and_objects() {
+    let server = serve(&config());
+    let ids: Vec<u32> = "say:two".bytes().map(u32::from).collect();
+    let prompts = json!(["say:one", ids, {"prompt_string": "say:three"}]);
+    let reply = server
+        .client()
+        .post("/completion", &json!({"prompt": prompts}));
+    let reply = reply.expect(200);
+    let said: Vec<_> = reply
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| &r["content"])
+        .collect();
+    assert_eq!(said, ["one", "two", "three"]);
+    let client = server.client();
+    let image = json!({"prompt_string": "a", "multimodal_data": ["AAAA"]});
+    // A list is no object with its fields in order.
+    for prompt in [image, json!([["AAA"]]), json!({})] {
+        client
+            .post("/completion", &json!({"prompt": prompt}))
+            .expect(400);
+    }
+    let body = client
+        .post("/completion", &json!(["tiny", "say:a"]))
+        .expect(400);
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(message.contains("not a list"), "{message}");
+}

@@ -66,6 +66,10 @@ pub struct Args {
     /// unloaded
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     max_models: usize,
+    /// Let the first model answer requests for models that are not served, for clients whose
+    /// model name is fixed
+    #[arg(long)]
+    any_model: bool,
     /// Serve MODEL:NAME, too: the models with the adapter of this directory; may be repeated
     #[arg(long, value_name = "NAME=DIR", value_parser = adapter)]
     adapter: Vec<Adapter>,
@@ -139,6 +143,7 @@ impl Args {
             .with_max_queue(self.max_queue)
             .with_kv_budget(self.kv_budget)
             .with_max_models(self.max_models)
+            .with_any_model(self.any_model)
             .with_ui(!self.no_ui)
             .with_allowed_origins(self.allow_origin.clone());
         let config = match self.keep_alive {

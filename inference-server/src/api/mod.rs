@@ -94,6 +94,10 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8], depth: usize) -> Result<T,
     }
     let text = std::str::from_utf8(body)
         .map_err(|e| ApiError::invalid(format!("the body is no UTF-8: {e}")))?;
+    // A struct's reader takes a list of the fields' values, too.
+    if text.trim_start().starts_with('[') {
+        return Err(ApiError::invalid("the body must be an object, not a list"));
+    }
     let mut json = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
         let path = e.path().to_string();
@@ -169,6 +173,61 @@ impl OneOrMore {
     }
 }
 
+/// Types of fields that are read as JSON values, for the description of the API.
+#[allow(dead_code, reason = "only described")]
+pub(crate) mod described {
+    use serde::Deserialize;
+    use serde_json::{Map, Value};
+    use utoipa::ToSchema;
+
+    #[derive(Deserialize, ToSchema)]
+    #[serde(untagged)]
+    pub(crate) enum BoolOrText {
+        Bool(bool),
+        Text(String),
+    }
+
+    #[derive(Deserialize, ToSchema)]
+    #[serde(untagged)]
+    pub(crate) enum NumberOrText {
+        Number(f64),
+        Text(String),
+    }
+
+    #[derive(Deserialize, ToSchema)]
+    #[serde(untagged)]
+    pub(crate) enum TextOrList {
+        Text(String),
+        #[schema(value_type = Vec<Object>)]
+        List(Vec<Map<String, Value>>),
+    }
+
+    #[derive(Deserialize, ToSchema)]
+    #[serde(untagged)]
+    pub(crate) enum TextOrObject {
+        Text(String),
+        #[schema(value_type = Object)]
+        Object(Map<String, Value>),
+    }
+
+    #[derive(Deserialize, ToSchema)]
+    #[serde(untagged)]
+    pub(crate) enum ListOrObject {
+        #[schema(value_type = Vec<Object>)]
+        List(Vec<Map<String, Value>>),
+        #[schema(value_type = Object)]
+        Object(Map<String, Value>),
+    }
+
+    #[derive(Deserialize, ToSchema)]
+    #[serde(untagged)]
+    pub(crate) enum Biases {
+        Pairs(Vec<Vec<Value>>),
+        #[schema(value_type = Object)]
+        Object(Map<String, Value>),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,6 +252,7 @@ mod tests {
             Some("a.b[1]")
         );
         assert_eq!(error("nonsense").param, None);
+        assert!(error(r#" [{"b": []}]"#).message.contains("not a list"));
         assert!(error("{} {}").message.contains("missing field"));
         assert!(
             error(r#"{"a": {"b": []}} 1"#)

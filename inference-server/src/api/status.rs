@@ -50,7 +50,8 @@ pub(crate) async fn ready(State(app): State<App>) -> Response {
 }
 
 /// Figures in Prometheus's text format.
-#[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
+#[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String,
+    content_type = "application/openmetrics-text")))]
 pub(crate) async fn metrics(State(app): State<App>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()

@@ -70,6 +70,8 @@ pub(crate) struct Models {
     keep: KeepAlive,
     /// Models that may be loaded beside the pinned ones.
     most: usize,
+    /// Whether the first model stands in for those that are not served.
+    any: bool,
     /// One model is loaded or unloaded at a time.
     turn: tokio::sync::Mutex<()>,
     /// Requests that may wait for models.
@@ -159,6 +161,7 @@ impl Models {
             engine,
             keep: config.keep_alive,
             most: config.max_models,
+            any: config.any_model,
             turn: tokio::sync::Mutex::new(()),
             waiting: Semaphore::new(config.max_queue.max(1)),
             changed: Notify::new(),
@@ -197,7 +200,10 @@ impl Models {
         if let Some(lease) = self.lease(&name, keep) {
             return Ok(lease);
         }
-        let name = self.allowed(&name).await?;
+        let name = match self.allowed(&name).await {
+            Err(_) if self.any => self.first().await?,
+            found => found?,
+        };
         // Waiting requests are bounded, as all are.
         let _waits = self.waiting.try_acquire().map_err(|_| ApiError::busy())?;
         let mut outcome = match self.join(&name, keep) {

@@ -20,7 +20,7 @@ use types::{CountRequest, MessagesRequest};
 
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/messages", request_body = MessagesRequest, responses(
-    (status = 200, description = "a message, or with `stream` its events", body = Object),
+    (status = 200, description = "a message, or with `stream` its events", content((Object = "application/json"), (String = "text/event-stream"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(

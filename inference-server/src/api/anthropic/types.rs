@@ -18,7 +18,7 @@ pub(crate) struct MessagesRequest {
     #[schema(value_type = Vec<Object>)]
     messages: Vec<Turn>,
     /// An instruction, as a text or as blocks of text.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::TextOrList>)]
     system: Option<Content>,
     /// 0 to 1, the default.
     pub(crate) temperature: Option<f32>,
@@ -69,7 +69,7 @@ pub(crate) struct CountRequest {
     #[schema(value_type = Vec<Object>)]
     pub(crate) messages: Vec<Turn>,
     /// An instruction.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::TextOrList>)]
     pub(crate) system: Option<Content>,
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]

@@ -48,11 +48,11 @@ impl Defaults {
 
 /// A text to continue.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = llama::CompletionRequest)]
 pub(crate) struct CompletionRequest {
     /// The model's name; without one, the first that is served.
     model: Option<String>,
     /// A text, several, token ids, or several lists of them.
-    #[schema(value_type = Object)]
     prompt: Option<Prompts>,
     #[serde(flatten)]
     rest: Sampling,
@@ -93,7 +93,7 @@ pub(crate) struct Sampling {
     /// Go on after the end of the text.
     ignore_eos: Option<bool>,
     /// Pairs of a token's id and what is added to its logit, or an object of them.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::Biases>)]
     logit_bias: Option<Value>,
     /// Return log-probabilities with this number of alternatives.
     n_probs: Option<usize>,
@@ -258,7 +258,7 @@ fn logit_bias(app: &App, bias: &Value, vocabulary: usize) -> Result<Biases, ApiE
 
 /// Continues texts, with llama.cpp's parameters.
 #[utoipa::path(post, path = "/completion", request_body = CompletionRequest, responses(
-    (status = 200, description = "a completion, several for several prompts, or with `stream` events", body = Object),
+    (status = 200, description = "a completion, several for several prompts, or with `stream` events", content((crate::api::described::ListOrObject = "application/json"), (String = "text/event-stream"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
@@ -266,7 +266,7 @@ pub(crate) async fn create(
     Json(mut request): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
-    let several = matches!(request.prompt, Some(Prompts::Texts(_) | Prompts::Lists(_)));
+    let several = matches!(request.prompt, Some(Prompts::More(_)));
     let prompts = Prompts::checked(request.prompt.take(), &app)?;
     answer(&app, model, prompts, several, &request.rest).await
 }

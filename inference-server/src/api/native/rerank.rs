@@ -18,6 +18,7 @@ pub(crate) struct RerankRequest {
 
 /// Not supported: no model that can be served here is trained to sort documents.
 #[utoipa::path(post, path = "/rerank", request_body = RerankRequest, responses(
+    (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 501, description = "no model can do it", body = Object)))]
 pub(crate) async fn rerank(
     State(app): State<App>,

@@ -31,7 +31,7 @@ pub(crate) async fn props(State(app): State<App>) -> Result<axum::Json<Value>, A
 /// Places for running requests. A request is not bound to one of them: they say how many are in
 /// use.
 #[utoipa::path(get, path = "/slots", params(("fail_on_no_slot" = Option<String>, Query, description = "an error if all are in use")), responses(
-    (status = 200, description = "a list", body = Object),
+    (status = 200, description = "a list", body = Vec<Object>),
     (status = 503, description = "all are in use, if that was to be an error", body = Object)))]
 pub(crate) async fn slots(State(app): State<App>, uri: Uri) -> Result<axum::Json<Value>, ApiError> {
     let (running, most) = (app.engine.in_flight().min(app.parallel), app.parallel);

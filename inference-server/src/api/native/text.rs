@@ -142,18 +142,18 @@ pub(crate) async fn apply_template(
 
 /// Texts to make vectors of.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = llama::EmbeddingRequest)]
 pub(crate) struct EmbeddingRequest {
     /// The model's name; without one, the first that is served.
     model: Option<String>,
     /// A text, several, token ids, or several lists of them.
     #[serde(alias = "input")]
-    #[schema(value_type = Object)]
     content: Prompts,
 }
 
 /// Vectors of length one, the mean over each text's tokens.
 #[utoipa::path(post, path = "/embedding", request_body = EmbeddingRequest, responses(
-    (status = 200, description = "a list with `index` and `embedding`", body = Object),
+    (status = 200, description = "a list with `index` and `embedding`", body = Vec<Object>),
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn embedding(
     State(app): State<App>,

@@ -24,7 +24,7 @@ pub(crate) struct EmbedRequest {
     /// Only the model's own number of elements.
     dimensions: Option<usize>,
     /// How long the model stays loaded after this.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::NumberOrText>)]
     keep_alive: Option<Value>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct OldEmbedRequest {
     /// The text.
     prompt: String,
     /// How long the model stays loaded after this.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::NumberOrText>)]
     keep_alive: Option<Value>,
 }
 

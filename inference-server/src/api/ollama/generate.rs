@@ -36,14 +36,14 @@ enum Ask {
 
 /// Answers a conversation.
 #[utoipa::path(post, path = "/api/chat", request_body = ChatRequest, responses(
-    (status = 200, description = "lines of JSON, or with `stream` false one", body = Object),
+    (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn chat(
     State(app): State<App>,
     Json(request): Json<ChatRequest>,
 ) -> Result<Response, ApiError> {
-    let keep = types::keep_alive(request.rest.keep_alive.as_ref())?;
+    let keep = request.rest.check()?;
     let name = request.model.as_deref();
     if request.messages.is_empty() {
         return load(&app, name, keep, Shape::Chat).await;
@@ -58,14 +58,14 @@ pub(crate) async fn chat(
 
 /// Answers a text or, with `raw`, continues it.
 #[utoipa::path(post, path = "/api/generate", request_body = GenerateRequest, responses(
-    (status = 200, description = "lines of JSON, or with `stream` false one", body = Object),
+    (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn generate(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,
 ) -> Result<Response, ApiError> {
-    let keep = types::keep_alive(request.rest.keep_alive.as_ref())?;
+    let keep = request.rest.check()?;
     let text = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
     let some = |value: &Option<Value>| match value {
         None | Some(Value::Null) => false,

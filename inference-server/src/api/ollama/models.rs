@@ -94,6 +94,7 @@ pub(crate) struct ShowRequest {
 /// What a model is.
 #[utoipa::path(post, path = "/api/show", request_body = ShowRequest, responses(
     (status = 200, description = "what it is", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 404, description = "it is not served", body = Object)))]
 pub(crate) async fn show(
     State(app): State<App>,
@@ -155,7 +156,8 @@ pub(crate) struct PullRequest {
 /// Fetches a model, if the server was started to allow it. The download goes on when the client
 /// leaves.
 #[utoipa::path(post, path = "/api/pull", request_body = PullRequest, responses(
-    (status = 200, description = "lines of JSON, or with `stream` false one", body = Object),
+    (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 403, description = "this server fetches no models", body = Object),
     (status = 429, description = "another model is fetched", body = Object)))]
 pub(crate) async fn pull(
@@ -177,7 +179,6 @@ pub(crate) async fn pull(
     let turn = turn.map_err(|_| ApiError::busy())?;
     let (tell, mut told) = mpsc::channel(64);
     tokio::task::spawn_blocking(move || {
-        let _turn = turn;
         let mut progress = |progress: PullProgress| {
             // Of a slow reader's news the next one says more.
             let _ = tell.try_send(Ok(progress));
@@ -197,6 +198,8 @@ pub(crate) async fn pull(
                 })
             }
         };
+        // Before the last word: a client may fetch the next model right after it.
+        drop(turn);
         let _ = tell.blocking_send(last);
     });
     if request.stream == Some(false) {

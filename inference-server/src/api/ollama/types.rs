@@ -14,6 +14,7 @@ use crate::models::{KeepAlive, ServedModel, parse_keep_alive};
 
 /// A conversation to answer.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ollama::ChatRequest)]
 pub(crate) struct ChatRequest {
     /// The model's name.
     pub(super) model: Option<String>,
@@ -60,18 +61,37 @@ pub(crate) struct Rest {
     /// Send the reply as it is generated, the default.
     pub(super) stream: Option<bool>,
     /// `json`, or a JSON schema.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::TextOrObject>)]
     pub(super) format: Option<Value>,
     /// How to sample.
     pub(super) options: Option<Options>,
     /// Whether to think first.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::BoolOrText>)]
     pub(super) think: Option<Value>,
     /// Not supported.
     pub(super) logprobs: Option<bool>,
     /// How long the model stays loaded after this: `5m`, or seconds; below 0 is forever.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::NumberOrText>)]
     pub(super) keep_alive: Option<Value>,
+}
+
+impl Rest {
+    /// Checks types, for requests that only load a model too. Returns how long it is to stay.
+    pub(super) fn check(&self) -> Result<Option<KeepAlive>, ApiError> {
+        let think = self.think.as_ref();
+        if !think.is_none_or(|v| v.is_boolean() || v.is_string() || v.is_null()) {
+            let message = "think must be true, false, or a level such as \"high\"";
+            return Err(ApiError::field("think", message));
+        }
+        let format = self.format.as_ref();
+        if !format.is_none_or(|v| v.is_object() || v.is_string() || v.is_null()) {
+            return Err(ApiError::field(
+                "format",
+                "format must be \"json\" or a schema",
+            ));
+        }
+        keep_alive(self.keep_alive.as_ref())
+    }
 }
 
 /// How long a model is to stay, where a request says.

@@ -25,7 +25,7 @@ pub(crate) fn now() -> u64 {
 
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/chat/completions", request_body = ChatRequest, responses(
-    (status = 200, description = "a chat completion, or with `stream` its chunks as server-sent events", body = Object),
+    (status = 200, description = "a chat completion, or with `stream` its chunks as server-sent events", content((Object = "application/json"), (String = "text/event-stream"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
@@ -115,6 +115,24 @@ pub(crate) async fn create(
         "usage": usage.json(),
     });
     Ok(axum::Json(body).into_response())
+}
+
+/// Counts the tokens of a conversation's prompt.
+#[utoipa::path(post, path = "/v1/chat/completions/input_tokens", request_body = ChatRequest, responses(
+    (status = 200, description = "`input_tokens`", body = Object),
+    (status = 400, description = "the request cannot be served as it is", body = Object)))]
+pub(crate) async fn count_tokens(
+    State(app): State<App>,
+    Json(request): Json<ChatRequest>,
+) -> Result<axum::Json<Value>, ApiError> {
+    let model = &app.models.get(request.model.as_deref(), None).await?;
+    let (prompt, _) = prompt(request)?;
+    let places = prepare::reserve(&app, 1)?;
+    let (_, prepared) = prepare::chat(&app, model, places, prompt).await?;
+    let count = prepared.ids.len();
+    Ok(axum::Json(
+        json!({"object": "response.input_tokens", "input_tokens": count}),
+    ))
 }
 
 /// Refuses by name what cannot be served.

@@ -25,7 +25,7 @@ const TOP_LOGPROBS: usize = 5;
 
 /// Continues texts.
 #[utoipa::path(post, path = "/v1/completions", request_body = CompletionRequest, responses(
-    (status = 200, description = "a completion, or with `stream` its chunks as server-sent events", body = Object),
+    (status = 200, description = "a completion, or with `stream` its chunks as server-sent events", content((Object = "application/json"), (String = "text/event-stream"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(

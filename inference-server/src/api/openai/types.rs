@@ -137,7 +137,7 @@ request! {
         #[schema(value_type = Option<Vec<Object>>)]
         tools: Option<Vec<Tool>>,
         /// `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ..}}`.
-        #[schema(value_type = Option<Object>)]
+        #[schema(value_type = Option<crate::api::described::TextOrObject>)]
         tool_choice: Option<Value>,
         /// Whether several calls may come at once.
         parallel_tool_calls: Option<bool>,
@@ -171,7 +171,6 @@ request! {
     /// A text to continue.
     CompletionRequest {
         /// A text, several, token ids, or several lists of them.
-        #[schema(value_type = Object)]
         prompt: Option<Prompts>,
         /// Return log-probabilities, with this number of alternatives of each token.
         logprobs: Option<usize>,
@@ -184,23 +183,57 @@ request! {
     }
 }
 
-/// Prompts as clients write them.
-#[derive(Debug, Clone, Deserialize)]
+/// A prompt as clients write it.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub(crate) enum Prompts {
+pub(crate) enum OnePrompt {
     Text(String),
     Ids(Vec<u32>),
-    Texts(Vec<String>),
-    Lists(Vec<Vec<u32>>),
+    Object(PromptObject),
+}
+
+/// llama.cpp's form of a prompt that may have more than text; here it has text alone.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(try_from = "Map<String, Value>")]
+pub(crate) struct PromptObject {
+    prompt_string: String,
+}
+
+/// By hand: a derived reader would take a list of the fields' values, too.
+impl TryFrom<Map<String, Value>> for PromptObject {
+    type Error = &'static str;
+
+    fn try_from(mut map: Map<String, Value>) -> Result<Self, Self::Error> {
+        match (map.remove("prompt_string"), map.is_empty()) {
+            (Some(Value::String(prompt_string)), true) => Ok(Self { prompt_string }),
+            _ => Err("a prompt object has prompt_string and nothing else"),
+        }
+    }
+}
+
+impl From<OnePrompt> for inference::Prompt {
+    fn from(prompt: OnePrompt) -> Self {
+        match prompt {
+            OnePrompt::Text(text) => text.into(),
+            OnePrompt::Ids(ids) => ids.into(),
+            OnePrompt::Object(object) => object.prompt_string.into(),
+        }
+    }
+}
+
+/// Prompts as clients write them.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Prompts {
+    One(OnePrompt),
+    More(Vec<OnePrompt>),
 }
 
 impl Prompts {
     pub(crate) fn list(self) -> Vec<inference::Prompt> {
         match self {
-            Prompts::Text(text) => vec![text.into()],
-            Prompts::Ids(ids) => vec![ids.into()],
-            Prompts::Texts(texts) => texts.into_iter().map(Into::into).collect(),
-            Prompts::Lists(lists) => lists.into_iter().map(Into::into).collect(),
+            Prompts::One(prompt) => vec![prompt.into()],
+            Prompts::More(prompts) => prompts.into_iter().map(Into::into).collect(),
         }
     }
 
@@ -238,7 +271,6 @@ pub(crate) struct EmbeddingRequest {
     /// The model's name; without one, the first that is served.
     pub(crate) model: Option<String>,
     /// A text, several, token ids, or several lists of them.
-    #[schema(value_type = Object)]
     pub(crate) input: Prompts,
     /// `float` (the default) or `base64`, of little-endian float32.
     pub(crate) encoding_format: Option<String>,

@@ -28,7 +28,7 @@ use types::{Format, ResponsesRequest};
 
 /// Answers a conversation, given as items.
 #[utoipa::path(post, path = "/v1/responses", request_body = ResponsesRequest, responses(
-    (status = 200, description = "a response, or with `stream` its events", body = Object),
+    (status = 200, description = "a response, or with `stream` its events", content((Object = "application/json"), (String = "text/event-stream"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(

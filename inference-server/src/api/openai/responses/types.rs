@@ -13,7 +13,7 @@ pub(crate) struct ResponsesRequest {
     /// The model's name; without one, the first that is served.
     pub(super) model: Option<String>,
     /// A text, or the items of the conversation, oldest first.
-    #[schema(value_type = Object)]
+    #[schema(value_type = crate::api::described::TextOrList)]
     pub(super) input: Option<Input>,
     /// An instruction before the conversation.
     pub(super) instructions: Option<String>,
@@ -29,7 +29,7 @@ pub(crate) struct ResponsesRequest {
     #[schema(value_type = Option<Vec<Object>>)]
     pub(super) tools: Option<Vec<ToolSpec>>,
     /// `auto`, `none`, `required`, or `{"type": "function", "name": ..}`.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::TextOrObject>)]
     pub(super) tool_choice: Option<Value>,
     /// Whether several calls may come at once.
     pub(super) parallel_tool_calls: Option<bool>,
@@ -47,7 +47,7 @@ pub(crate) struct ResponsesRequest {
     /// Not supported: responses are not kept.
     pub(super) previous_response_id: Option<String>,
     /// Not supported: responses are not kept.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<crate::api::described::TextOrObject>)]
     pub(super) conversation: Option<Value>,
     /// Not supported: responses are not kept.
     pub(super) background: Option<bool>,
