@@ -58,6 +58,8 @@ pub struct Capabilities {
     pub hidden_states: bool,
     /// [`Split::Tensor`](crate::Split::Tensor) is honored.
     pub tensor_parallel: bool,
+    /// [`Split::Pipeline`](crate::Split::Pipeline) is honored.
+    pub pipeline_parallel: bool,
 }
 
 macro_rules! capabilities {
@@ -103,6 +105,7 @@ capabilities! {
     with_prompt_cache => prompt_cache,
     with_hidden_states => hidden_states,
     with_tensor_parallel => tensor_parallel,
+    with_pipeline_parallel => pipeline_parallel,
 }
 
 impl Capabilities {
@@ -128,6 +131,7 @@ impl Capabilities {
             prompt_cache: false,
             hidden_states: false,
             tensor_parallel: false,
+            pipeline_parallel: false,
         }
     }
 }

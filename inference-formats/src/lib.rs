@@ -11,6 +11,7 @@
 //! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
 //! | [`footprint`] | bytes in memory of each tensor, before any is read |
 //! | [`split`] | which part of each tensor a process has, where several compute one model |
+//! | [`pipeline`] | which layers a process has, where several compute one after another |
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
 //!
@@ -37,6 +38,7 @@ pub mod gguf_config;
 pub mod gguf_quant;
 mod identity;
 pub mod limits;
+pub mod pipeline;
 pub mod safetensors;
 pub mod split;
 

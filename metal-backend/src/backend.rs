@@ -1,15 +1,13 @@
 //! The door: registration under three names, and loading a model.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use inference::{
     Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, Split,
     TextModel,
 };
 use inference_formats::footprint::{Footprint, WeightStorage};
-use inference_formats::split::{SplitPlan, TensorSplit};
-use mlx_rs_core::distributed::{self, Group};
+use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Device, Dtype, Stream, cuda_is_available, memory, metal_is_available};
 use safetensors::Dtype as FileDtype;
 
@@ -20,11 +18,12 @@ use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{
     Family, Gguf, ModelConfig, ModelFiles, config, gguf_config, identity, locate,
 };
+use crate::divided::{self, OwnPart, loaded_bytes};
 use crate::engine::{Engine, Parts};
 use crate::error::engine;
 use crate::exec;
 use crate::generate::check_rewinds;
-use crate::loader::{Member, Weights};
+use crate::loader::Weights;
 use crate::model::MlxModel;
 use crate::sample;
 use crate::text::TextPipeline;
@@ -172,6 +171,7 @@ impl Backend for MlxBackend {
             .with_training()
             .with_adapters()
             .with_tensor_parallel()
+            .with_pipeline_parallel()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
@@ -199,12 +199,13 @@ impl MlxBackend {
             tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
         }
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
-        let group = group(options)?;
+        let group = divided::group(options)?;
         let mut model = stream.scope(|| load(path, options, self.0, group))?;
         if let Some(group) = group {
-            stream
-                .scope(|| sample::agree_on_entropy(group))
-                .map_err(engine("group"))?;
+            stream.scope(|| {
+                divided::check_alike(group, options, &model.info)?;
+                sample::agree_on_entropy(group).map_err(engine("group"))
+            })?;
         }
         if let Some(draft) = &options.draft_model {
             // Its cache is not packed: it is small, and so are its heads.
@@ -254,37 +255,6 @@ fn alike(a: &TextPipeline, b: &TextPipeline) -> Result<bool> {
     Ok(a.tokenizer().encode(SAMPLE, false)? == b.tokenizer().encode(SAMPLE, false)?)
 }
 
-/// The processes that the model is divided among, where there are others.
-fn group(options: &LoadOptions) -> Result<Option<Group>> {
-    if options.split != Split::Tensor {
-        return Ok(None);
-    }
-    let group = distributed::init(false).map_err(engine("group"))?;
-    Ok(Some(group).filter(|group| group.size() > 1))
-}
-
-/// This process's place in a group that computes the model of `config`.
-fn member(group: Option<Group>, config: &ModelConfig) -> Result<Option<Member>> {
-    let Some(group) = group else { return Ok(None) };
-    let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
-    else {
-        return Err(Error::new(ErrorKind::Engine, "MLX's group has no size"));
-    };
-    Ok(Some(Member {
-        split: Arc::new(TensorSplit::new(config, size)?),
-        rank,
-        group,
-    }))
-}
-
-/// The error for GGUF files, whose tensors are not read in parts.
-pub(crate) fn divided_gguf() -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        "a GGUF file cannot be divided among processes yet; take the model's safetensors files",
-    )
-}
-
 /// Refuses a model that cannot fit before anything of it is read.
 fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     let budget = memory::budget();
@@ -307,16 +277,11 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             let (dtype, compute) = place.compute_type(options.dtype, stored)?;
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
-            let member = member(group, &config).map_err(|e| e.with_path(&dir))?;
-            let bytes = match &member {
-                Some(member) => {
-                    let processes = member.split.processes();
-                    let plan = SplitPlan::new(&config, &footprint, processes)
-                        .map_err(|e| Error::from(e).with_path(&dir))?;
-                    plan.bytes_per_process
-                }
-                None => footprint.loaded_bytes(),
-            };
+            let part = (group.map(|group| OwnPart::new(group, options.split, &config)))
+                .transpose()
+                .map_err(|e| e.with_path(&dir))?;
+            let bytes =
+                loaded_bytes(part.as_ref(), &config, &footprint).map_err(|e| e.with_path(&dir))?;
             check_memory(&dir, bytes)?;
             let text =
                 TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
@@ -324,13 +289,13 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             config.eos_token_ids.extend(extra);
             let eos = config.eos_token_ids.clone();
             let mut weights = Weights::from_safetensors(checkpoint, &dir, &config, dtype);
-            if let Some(member) = member {
-                weights.use_member(member);
+            if let Some(part) = part {
+                part.choose(&mut weights);
             }
             (config, weights, text, compute, eos)
         }
-        ModelFiles::Gguf(file) if group.is_some() => {
-            return Err(divided_gguf().with_path(file));
+        ModelFiles::Gguf(file) if group.is_some() && options.split == Split::Tensor => {
+            return Err(divided::tensors_of_gguf().with_path(file));
         }
         ModelFiles::Gguf(file) => {
             let gguf = Gguf::open(&file)?;
@@ -338,14 +303,22 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             let (dtype, compute) = place.compute_type(options.dtype, FileDtype::F16)?;
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_gguf(&gguf, &config, &storage);
-            check_memory(&file, footprint.loaded_bytes())?;
+            let part = (group.map(|group| OwnPart::new(group, options.split, &config)))
+                .transpose()
+                .map_err(|e| e.with_path(&file))?;
+            let bytes =
+                loaded_bytes(part.as_ref(), &config, &footprint).map_err(|e| e.with_path(&file))?;
+            check_memory(&file, bytes)?;
             for expansion in footprint.expansions() {
                 tracing::warn!("expanded to plain numbers, which costs speed: {expansion}");
             }
             let parts = gguf_config::tokenizer_parts(&gguf)?;
             let text =
                 TextPipeline::from_gguf(&parts, config.model_type.as_deref().unwrap_or_default())?;
-            let weights = Weights::from_gguf(gguf, &config, dtype);
+            let mut weights = Weights::from_gguf(gguf, &config, dtype);
+            if let Some(part) = part {
+                part.choose(&mut weights);
+            }
             (config, weights, text, compute, Vec::new())
         }
     };
@@ -412,12 +385,16 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
         info,
         eos,
         caches: cache_options(options, head_dim)?,
-        slots: remembered(options.parallel_slots.unwrap_or(1)),
+        slots: match weights.stage() {
+            Some(_) => 0,
+            None => remembered(options.parallel_slots.unwrap_or(1)),
+        },
         draft: None,
         identity,
         source: path.to_owned(),
         param_slots: weights.slots().to_vec(),
         is_part: group.is_some(),
+        shares_prefixes: weights.stage().is_none(),
     })
 }
 

@@ -36,6 +36,7 @@ mod backend;
 pub mod cache;
 pub mod checkpoint;
 pub mod convert;
+mod divided;
 mod engine;
 mod error;
 pub mod exec;

@@ -6,15 +6,17 @@ use std::path::Path;
 
 use inference::{ComputeType, Error, Result};
 use inference_formats::footprint::{Expansion, Footprint, Share};
+use inference_formats::pipeline::PipelinePlan;
 use inference_formats::split::SplitPlan;
 use mlx_rs_core::memory;
 use serde::Serialize;
 
 use crate::arch;
 pub use crate::arch::wiring::{BlockInfo, BlockKind};
-use crate::backend::{Place, divided_gguf};
+use crate::backend::Place;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
+use crate::divided;
 use crate::text::TextPipeline;
 
 /// What the headers of a checkpoint say.
@@ -172,6 +174,34 @@ pub fn split_plan(
     processes: usize,
 ) -> Result<SplitPlan> {
     let place = Place::named_or_best(backend);
+    if let ModelFiles::Gguf(file) = locate(path)? {
+        return Err(divided::tensors_of_gguf().with_path(file));
+    }
+    let (config, footprint) = headers(path, place, compute)?;
+    SplitPlan::new(&config, &footprint, processes).map_err(|e| Error::from(e).with_path(path))
+}
+
+/// Which layers of the model at `path` each of so many processes would hold. `backend` and
+/// `compute` are as in [`ModelReport::of`].
+///
+/// # Errors
+/// As [`split_plan`].
+pub fn pipeline_plan(
+    path: &Path,
+    backend: Option<&str>,
+    compute: Option<ComputeType>,
+    processes: usize,
+) -> Result<PipelinePlan> {
+    let (config, footprint) = headers(path, Place::named_or_best(backend), compute)?;
+    PipelinePlan::new(&config, &footprint, processes).map_err(|e| Error::from(e).with_path(path))
+}
+
+/// The configuration of the model at `path`, and the bytes of its tensors.
+fn headers(
+    path: &Path,
+    place: Place,
+    compute: Option<ComputeType>,
+) -> Result<(ModelConfig, Footprint)> {
     match locate(path)? {
         ModelFiles::Directory(dir) => {
             let config = ModelConfig::from_file(&dir.join("config.json"))?;
@@ -180,10 +210,15 @@ pub fn split_plan(
             let (dtype, _) = place.compute_type(compute, stored)?;
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
-            SplitPlan::new(&config, &footprint, processes)
-                .map_err(|e| Error::from(e).with_path(&dir))
+            Ok((config, footprint))
         }
-        ModelFiles::Gguf(file) => Err(divided_gguf().with_path(file)),
+        ModelFiles::Gguf(file) => {
+            let gguf = Gguf::open(&file)?;
+            let config = gguf_config::config(&gguf)?;
+            let (dtype, _) = place.compute_type(compute, safetensors::Dtype::F16)?;
+            let footprint = Footprint::of_gguf(&gguf, &config, &place.weight_storage(dtype));
+            Ok((config, footprint))
+        }
     }
 }
 

@@ -78,6 +78,7 @@ const ORDER: &[&str] = &[
     "model",
     "model::adapters",
     "model::inspect",
+    "divided",
     "backend",
     // Tasks that load a model themselves.
     "model_report",

@@ -65,6 +65,9 @@ pub enum Split {
     /// parts. All of them must make the same calls in the same order, and all get the same logits.
     /// A process alone has the whole model.
     Tensor,
+    /// Each process has some neighboring layers, and passes what it computed on to the next. The
+    /// same holds for calls and logits.
+    Pipeline,
 }
 
 /// How to load a model.

@@ -21,6 +21,7 @@ pub static FAMILY: Family = Family {
     },
     chat: Some(ChatFormat::Gemma),
     reply: Some("gemma4"),
+    pipeline: false,
     ..Family::new(
         "gemma4_text",
         "Gemma4ForCausalLM",

@@ -54,6 +54,7 @@ pub static FAMILY: Family = Family {
         prefix: "h.",
         ..GgufFamily::new("gpt2")
     }),
+    pipeline: false,
     ..Family::new(
         "gpt2",
         "GPT2LMHeadModel",

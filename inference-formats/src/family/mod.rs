@@ -117,6 +117,9 @@ pub struct Family {
     pub sums_in_float32: bool,
     /// How the model is divided among processes.
     pub tensor_parallel: TensorParallel,
+    /// Whether a layer needs nothing but the output of the one before, under the usual names. Such
+    /// layers can be stages of a pipeline ([`crate::pipeline`]) unless they are recurrent.
+    pub pipeline: bool,
     /// How mlx-lm's names differ from those of transformers.
     pub mlx_lm: Renaming,
     /// Ends of names of matrices that the checkpoints of transformers store as `[in, out]`. Those
@@ -230,6 +233,7 @@ impl Family {
             recurrence: Recurrence::None,
             sums_in_float32: false,
             tensor_parallel: TensorParallel::No,
+            pipeline: true,
             mlx_lm: Renaming {
                 added: "",
                 dropped: "",

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Array;
 
-use super::stack::{Block, Head};
+use super::stack::{Block, Blocks, Head};
+use super::stage::Stage;
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::Weights;
@@ -575,17 +576,23 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Every block, by a function of its number and its prefix.
+    /// Every block of this process, by a function of its number in the model and its prefix.
     ///
     /// # Errors
     /// Those of the function.
     pub fn blocks<M: Mixer>(
         &mut self,
         mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,
-    ) -> Result<Vec<Arc<Block<M>>>> {
-        (0..self.config.num_hidden_layers)
+    ) -> Result<Blocks<M>> {
+        let (hidden, dtype) = (self.dims.hidden, self.weights.dtype());
+        let (layers, stage) = match self.weights.stage() {
+            Some(own) => (own.layers(), Some(Stage::new(own.group, hidden, dtype))),
+            None => (0..self.config.num_hidden_layers, None),
+        };
+        let own = layers
             .map(|i| one(self, i, &format!("model.layers.{i}")).map(Arc::new))
-            .collect()
+            .collect::<Result<_>>()?;
+        Ok(Blocks { own, stage })
     }
 
     /// The embedding of tokens.
@@ -593,6 +600,9 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// When a tensor is missing or of another shape.
     pub fn embedding(&mut self, prefix: &str) -> Result<Embedding> {
+        if (self.weights.stage()).is_some_and(|own| !own.reads(&format!("{prefix}.weight"))) {
+            return Ok(Embedding::elsewhere());
+        }
         self.weights
             .embedding(prefix, self.dims.vocab, self.dims.hidden)
     }

@@ -102,7 +102,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         embedding,
         embedding_scale: None,
         positions: Some(places),
-        blocks,
+        blocks: blocks.into(),
         norm,
         head: Head {
             linear: None,

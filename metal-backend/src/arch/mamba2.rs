@@ -61,7 +61,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
         positions: None,
-        blocks,
+        blocks: blocks.into(),
         norm: b.hidden_norm("backbone.norm_f")?,
         head: b.head(Some(false))?,
     }))

@@ -33,6 +33,7 @@ mod qwen3_moe;
 mod qwen3_next;
 mod smollm3;
 mod stack;
+mod stage;
 mod starcoder2;
 pub mod wiring;
 mod xlstm;

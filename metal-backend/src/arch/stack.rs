@@ -4,12 +4,14 @@
 //! own.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
 use super::Decoder;
+use super::stage::Stage;
 use crate::cache::{CacheOptions, Caches, Row, lengths, offset, passing};
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
@@ -135,18 +137,34 @@ impl<M: Mixer> Block<M> {
 }
 
 impl<M: Mixer> Stack<M> {
+    /// Ids `[1, T]` to what goes into the first block, `[1, T, hidden]`.
+    fn embedded(&self, ids: &Array, rows: &[Row<'_>]) -> Result<Array> {
+        let mut x = self.embedding.forward(ids)?; // [1, T] -> [1, T, hidden]
+        if let Some(scale) = &self.embedding_scale {
+            x = x.multiply(scale)?;
+        }
+        if let Some(table) = &self.positions {
+            let places: Vec<i32> = rows
+                .iter()
+                .flat_map(|row| (offset(row.caches)..).take(row.length.unsigned_abs() as usize))
+                .collect();
+            x = x.add(&table.forward(&Array::vector(&places)?)?)?;
+        }
+        Ok(x)
+    }
+
     /// Of each block, what of it can be an operation of our kernels together with its neighbors, if
     /// these have all of it.
     fn fused(
         &self,
         rows: &[Row<'_>],
-        positions: Positions,
+        kept: Positions,
         watch: &Watch<'_>,
     ) -> Vec<Option<Fused<'_>>> {
         let checkpoint = adapter::scope().is_some_and(|scope| scope.checkpoint);
         let none = watch.wants_attention() || watch.wants_mixed() || checkpoint;
         // The last block may have to drop positions.
-        let all = positions == Positions::All || rows.iter().all(|row| row.length == 1);
+        let all = kept == Positions::All || rows.iter().all(|row| row.length == 1);
         let end = self.blocks.len().saturating_sub(usize::from(!all));
         (self.blocks.iter().enumerate())
             .map(|(i, block)| block.fused().filter(|_| i < end && !none))
@@ -185,6 +203,30 @@ impl Head {
     }
 }
 
+/// The blocks of this process, first to last.
+#[derive(Debug)]
+pub struct Blocks<M: Mixer = Attention> {
+    /// Those.
+    pub own: Vec<Arc<Block<M>>>,
+    /// Where others have the rest.
+    pub stage: Option<Stage>,
+}
+
+impl<M: Mixer> From<Vec<Arc<Block<M>>>> for Blocks<M> {
+    /// All blocks of a model.
+    fn from(own: Vec<Arc<Block<M>>>) -> Self {
+        Self { own, stage: None }
+    }
+}
+
+impl<M: Mixer> Deref for Blocks<M> {
+    type Target = [Arc<Block<M>>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.own
+    }
+}
+
 /// A decoder of [`Block`]s.
 #[derive(Debug)]
 pub struct Stack<M: Mixer = Attention> {
@@ -195,7 +237,7 @@ pub struct Stack<M: Mixer = Attention> {
     /// Learned positions, added to them (GPT-2).
     pub positions: Option<Embedding>,
     /// The blocks, first to last.
-    pub blocks: Vec<Arc<Block<M>>>,
+    pub blocks: Blocks<M>,
     /// After them.
     pub norm: Norm,
     /// To logits.
@@ -210,20 +252,19 @@ impl<M: Mixer> Decoder for Stack<M> {
         positions: Positions,
         watch: &mut Watch<'_>,
     ) -> Result<Array> {
-        let mut x = self.embedding.forward(ids)?; // [1, T] -> [1, T, hidden]
-        if let Some(scale) = &self.embedding_scale {
-            x = x.multiply(scale)?;
-        }
-        if let Some(table) = &self.positions {
-            let places: Vec<i32> = rows
-                .iter()
-                .flat_map(|row| (offset(row.caches)..).take(row.length.unsigned_abs() as usize))
-                .collect();
-            x = x.add(&table.forward(&Array::vector(&places)?)?)?;
-        }
+        let stage = self.blocks.stage.as_ref();
+        let mut x = match stage.filter(|stage| !stage.is_first()) {
+            Some(stage) => stage.receive(ids.dim(1)?)?,
+            None => self.embedded(ids, rows)?,
+        };
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
-        let fused = self.fused(rows, positions, watch);
+        // Only the last block may drop positions: the others feed the keys of the next.
+        let kept = match stage.filter(|stage| !stage.is_last()) {
+            Some(_) => Positions::All,
+            None => positions,
+        };
+        let fused = self.fused(rows, kept, watch);
         let most = if watch.wants_blocks() { 1 } else { fused.len() };
         let mut done = 0;
         for (i, block) in self.blocks.iter().enumerate() {
@@ -236,13 +277,19 @@ impl<M: Mixer> Decoder for Stack<M> {
                 watch.saw_block(done - 1, &x)?;
                 continue;
             }
-            // Only the last block may drop positions: the others feed the keys of the next.
-            let keep = if i == last { positions } else { Positions::All };
+            let keep = if i == last { kept } else { Positions::All };
             x = match adapter::scope().filter(|scope| scope.checkpoint) {
                 Some(scope) => block.forward_again(&x, &lengths(rows), i, keep, &scope)?,
                 None => block.forward(&x, rows, i, keep, watch)?,
             };
             watch.saw_block(i, &x)?;
+        }
+        if let Some(stage) = stage {
+            let left = match positions {
+                Positions::All => ids.dim(1)?,
+                Positions::Last => i32::try_from(rows.len()).unwrap_or(i32::MAX),
+            };
+            x = stage.finish(&x, left)?;
         }
         let x = self.norm.forward(&x)?;
         if watch.wants_hidden() {

@@ -158,7 +158,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         embedding: b.embedding("backbone.embeddings")?,
         embedding_scale: None,
         positions: None,
-        blocks,
+        blocks: blocks.into(),
         norm,
         head: head(&mut b)?,
     }))

@@ -53,6 +53,7 @@ pub struct Engine {
     metrics: Mutex<GenerateMetrics>,
     grammars: Compiler,
     is_part: bool,
+    shares_prefixes: bool,
 }
 
 /// What [`Engine::new`] puts together.
@@ -81,6 +82,9 @@ pub struct Parts {
     pub param_slots: Vec<Arc<ParamSlot>>,
     /// Whether this process has a part of the model only.
     pub is_part: bool,
+    /// Whether requests go on from what others have computed. The stages of a pipeline do not:
+    /// their caches differ in how they can be cut, and all must start at the same token.
+    pub shares_prefixes: bool,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -118,6 +122,7 @@ impl Engine {
             passes,
             metrics: Mutex::new(GenerateMetrics::default()),
             is_part: parts.is_part,
+            shares_prefixes: parts.shares_prefixes,
         }
     }
 
@@ -130,6 +135,11 @@ impl Engine {
     /// not all here then.
     pub fn is_part(&self) -> bool {
         self.is_part
+    }
+
+    /// Whether requests may go on from what others of a batch have computed.
+    pub fn shares_prefixes(&self) -> bool {
+        self.shares_prefixes
     }
 
     /// Whether it computes on the CPU.

@@ -100,6 +100,13 @@ impl Batch {
     /// returns for each row until which token of its prompt it may compute, `None` for those that
     /// do not.
     fn share_prefixes(&mut self) -> Result<Vec<Option<usize>>> {
+        if !self.engine.shares_prefixes() {
+            let until = |m: &Member| {
+                let waits = m.sequence.as_ref()?.next.is_none();
+                waits.then(|| m.request.so_far().len())
+            };
+            return Ok(self.rows.iter().map(until).collect());
+        }
         loop {
             let cuttable = |from: usize, n: usize| {
                 surplus(&self.rows[from], n)

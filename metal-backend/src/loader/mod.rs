@@ -6,6 +6,7 @@ mod from_gguf;
 mod from_safetensors;
 mod gguf_packed;
 mod part;
+mod stage;
 mod streaming;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,7 @@ use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
 pub use experts::ExpertNames;
 pub use part::Member;
+pub use stage::OwnStage;
 
 use part::Part;
 
@@ -54,6 +56,8 @@ pub struct Weights {
     slots: Vec<Arc<ParamSlot>>,
     /// This process, where several compute the model.
     member: Option<Member>,
+    /// The layers that are read, where others have the rest.
+    stage: Option<OwnStage>,
 }
 
 impl Weights {
@@ -103,6 +107,7 @@ impl Weights {
             bytes: 0,
             slots: Vec::new(),
             member: None,
+            stage: None,
         }
     }
 

@@ -1,14 +1,20 @@
 //! The token embedding: ids to vectors, and back to logits where the output is tied to it.
 
-use mlx_rs_core::{Array, Dtype, Result};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result};
 
 use super::adapter::SlotView;
 use super::linear::Linear;
 use crate::exec::Weight;
 
-/// A table `[vocab, hidden]`.
+/// A table `[vocab, hidden]`, where this process has it.
 #[derive(Debug, Clone)]
 pub struct Embedding {
+    /// `None` where only the first process of a pipeline has the table.
+    table: Option<Table>,
+}
+
+#[derive(Debug, Clone)]
+struct Table {
     weight: Weight,
     /// The same table as an output; it shares the memory.
     output: Linear,
@@ -25,19 +31,41 @@ impl Embedding {
     /// When the parts of a quantized table do not fit each other.
     pub fn new(weight: Weight, dtype: Dtype, on_cpu: bool) -> Result<Self> {
         let weight = weight.in_layout(on_cpu)?;
-        Ok(Self {
+        let table = Table {
             output: Linear::new(weight.clone(), None, on_cpu)?,
             weight,
             dtype,
             slot: None,
+        };
+        Ok(Self { table: Some(table) })
+    }
+
+    /// The table that another process has, and this one never reads.
+    #[must_use]
+    pub fn elsewhere() -> Self {
+        Self { table: None }
+    }
+
+    fn table(&self) -> Result<&Table> {
+        self.table.as_ref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "embedding",
+                "the table is in the first process of the pipeline",
+            )
         })
     }
 
     /// The same table at a slot that can be adapted, as the output that it may be, too.
     #[must_use]
     pub fn at(mut self, slot: SlotView) -> Self {
-        self.output = self.output.at(slot.clone());
-        self.slot = Some(slot);
+        if let Some(table) = self.table.take() {
+            self.table = Some(Table {
+                output: table.output.at(slot.clone()),
+                slot: Some(slot),
+                ..table
+            });
+        }
         self
     }
 
@@ -45,11 +73,12 @@ impl Embedding {
     /// caller checks ids it knows, and an id sampled from the logits is below the vocabulary.
     ///
     /// # Errors
-    /// When the ids are not integers.
+    /// When the ids are not integers, or the table is elsewhere.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
-        let plain = || self.weight.take_rows(ids, self.dtype);
-        let adapted = match self.slot.as_ref().filter(|p| p.is_adapted()) {
-            Some(slot) => slot.rows(ids, plain, self.dtype)?,
+        let table = self.table()?;
+        let plain = || table.weight.take_rows(ids, table.dtype);
+        let adapted = match table.slot.as_ref().filter(|p| p.is_adapted()) {
+            Some(slot) => slot.rows(ids, plain, table.dtype)?,
             None => None,
         };
         match adapted {
@@ -61,8 +90,8 @@ impl Embedding {
     /// Vectors `[.., hidden]` to logits `[.., vocab]` with the same table.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension.
+    /// When `x` does not end in the hidden dimension, or the table is elsewhere.
     pub fn as_output(&self, x: &Array) -> Result<Array> {
-        self.output.forward(x)
+        self.table()?.output.forward(x)
     }
 }

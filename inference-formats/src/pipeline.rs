@@ -1,0 +1,202 @@
+//! How the layers of a model are divided among processes that compute one after another (pipeline
+//! parallelism). Each process has a run of neighboring layers, its stage. The first one has the
+//! embedding. The last norm and the output head are in all of them, so that each has the logits.
+//!
+//! It is the arithmetic of names and sizes alone, as [`crate::split`] is of layers that are
+//! computed together.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::config::ModelConfig;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Recurrence};
+use crate::footprint::Footprint;
+
+/// Where the layers are.
+const LAYERS: &str = "model.layers.";
+
+/// Where the embedding is.
+const EMBEDDING: &str = "model.embed_tokens.";
+
+/// The division of one model's layers among some processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineSplit {
+    processes: usize,
+    layers: usize,
+    /// Whether the output head is the embedding, so that all stages have it.
+    tied: bool,
+}
+
+impl PipelineSplit {
+    /// The division of a model among `processes`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a family that is not divided, and for more processes than
+    /// layers.
+    pub fn new(config: &ModelConfig, processes: usize) -> Result<Self> {
+        let fault = |message: String| Err(Error::new(ErrorKind::Unsupported, message));
+        // Without a `model_type` a model is read as one of llama's kin.
+        // The states of recurrent layers cannot be cut, so processes with and without them would
+        // go on from different tokens.
+        let divides = |family: &Family| family.pipeline && family.recurrence == Recurrence::None;
+        if config.family().is_some_and(|family| !divides(family)) {
+            let name = config.model_type.as_deref().unwrap_or_default();
+            return fault(format!(
+                "models of type {name:?} cannot be divided into stages of a pipeline yet"
+            ));
+        }
+        let layers = config.num_hidden_layers;
+        if processes == 0 || processes > layers {
+            return fault(format!(
+                "num_hidden_layers is {layers}, which are too few for {processes} stages of a \
+                 pipeline"
+            ));
+        }
+        Ok(Self {
+            processes,
+            layers,
+            // Where the file does not say it, the head may need the table.
+            tied: config.tie_word_embeddings != Some(false),
+        })
+    }
+
+    /// The number of processes.
+    #[must_use]
+    pub fn processes(&self) -> usize {
+        self.processes
+    }
+
+    /// The layers of one process. The numbers of two processes differ by one at most.
+    #[must_use]
+    pub fn layers(&self, rank: usize) -> Range<usize> {
+        let first = |rank: usize| rank.min(self.processes) * self.layers / self.processes;
+        first(rank)..first(rank.saturating_add(1))
+    }
+
+    /// Whether a process reads the tensor of this name in transformers.
+    #[must_use]
+    pub fn reads(&self, rank: usize, name: &str) -> bool {
+        if name.starts_with(EMBEDDING) {
+            return rank == 0 || self.tied;
+        }
+        let layer = name
+            .strip_prefix(LAYERS)
+            .and_then(|rest| rest.split('.').next()?.parse().ok());
+        layer.is_none_or(|layer| self.layers(rank).contains(&layer))
+    }
+}
+
+/// What each process of a pipeline has, by the headers of the model's files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PipelinePlan {
+    /// The stages, in the order in which data passes them.
+    pub stages: Vec<PlannedStage>,
+    /// Bytes of weights in the memory of one process that has the whole model.
+    pub bytes_whole: u64,
+}
+
+/// One process of a pipeline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlannedStage {
+    /// Its number among the processes, from 0.
+    pub rank: usize,
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Bytes of weights in its memory.
+    pub bytes: u64,
+    /// The tensors that it reads, sorted by name.
+    pub tensors: Vec<String>,
+}
+
+impl PipelinePlan {
+    /// The plan for a model of these tensors.
+    ///
+    /// # Errors
+    /// As [`PipelineSplit::new`].
+    pub fn new(config: &ModelConfig, footprint: &Footprint, processes: usize) -> Result<Self> {
+        let split = PipelineSplit::new(config, processes)?;
+        let loaded = || footprint.tensors().iter().filter(|t| t.loaded_bytes > 0);
+        let stage = |rank: usize| {
+            let mut own: Vec<_> = loaded().filter(|t| split.reads(rank, &t.name)).collect();
+            own.sort_by(|a, b| a.name.cmp(&b.name));
+            PlannedStage {
+                rank,
+                layers: split.layers(rank),
+                bytes: own
+                    .iter()
+                    .map(|t| t.loaded_bytes)
+                    .fold(0, u64::saturating_add),
+                tensors: own.iter().map(|t| t.name.clone()).collect(),
+            }
+        };
+        Ok(Self {
+            stages: (0..processes).map(stage).collect(),
+            bytes_whole: footprint.loaded_bytes(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(text: &str, processes: usize) -> Result<PipelineSplit> {
+        let mut all: serde_json::Map<_, _> = serde_json::from_str(
+            r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 7, "vocab_size": 40,
+                "intermediate_size": 48, "num_attention_heads": 8, "tie_word_embeddings": false}"#,
+        )
+        .unwrap();
+        let own: serde_json::Map<_, _> = serde_json::from_str(text).unwrap();
+        all.extend(own);
+        PipelineSplit::new(&ModelConfig::from_map(all).unwrap(), processes)
+    }
+
+    #[test]
+    fn each_layer_is_in_one_stage() {
+        for processes in 1..=7 {
+            let split = split("{}", processes).unwrap();
+            let stages: Vec<_> = (0..processes).map(|rank| split.layers(rank)).collect();
+            let all: Vec<usize> = stages.iter().cloned().flatten().collect();
+            assert_eq!(all, (0..7).collect::<Vec<_>>());
+            let lengths = || stages.iter().map(Range::len);
+            assert!(lengths().max() <= lengths().min().map(|n| n + 1));
+        }
+    }
+
+    #[test]
+    fn stages_read_their_own_tensors() {
+        let untied = split("{}", 2).unwrap();
+        let tied = split(r#"{"tie_word_embeddings": true}"#, 2).unwrap();
+        let unsaid = split(r#"{"tie_word_embeddings": null}"#, 2).unwrap();
+        for (name, reads) in [
+            ("model.layers.2.self_attn.q_proj.weight", [true, false]),
+            ("model.layers.3.mlp.experts.1.up_proj.scales", [false, true]),
+            ("model.layers.10.mlp.up_proj.weight", [false, false]),
+            ("model.embed_tokens.weight", [true, false]),
+            ("model.norm.weight", [true, true]),
+            ("lm_head.weight", [true, true]),
+            ("rope_freqs.weight", [true, true]),
+        ] {
+            assert_eq!([0, 1].map(|rank| untied.reads(rank, name)), reads, "{name}");
+        }
+        for split in [tied, unsaid] {
+            assert!(split.reads(1, "model.embed_tokens.weight"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_divided_is_told() {
+        for (text, processes, told) in [
+            ("{}", 8, "num_hidden_layers is 7"),
+            ("{}", 0, "num_hidden_layers is 7"),
+            (r#"{"model_type": "gpt2"}"#, 2, "gpt2"),
+            (r#"{"model_type": "xlstm"}"#, 2, "xlstm"),
+        ] {
+            let error = split(text, processes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().contains(told), "{error}");
+        }
+    }
+}

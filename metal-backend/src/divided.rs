@@ -1,0 +1,171 @@
+//! This process's part of a model that several compute: which one, how large it is, and whether all
+//! have parts of the same model.
+
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, LoadOptions, ModelInfo, Result, Split};
+use inference_formats::footprint::Footprint;
+use inference_formats::pipeline::{PipelinePlan, PipelineSplit};
+use inference_formats::split::{SplitPlan, TensorSplit};
+use mlx_rs_core::Array;
+use mlx_rs_core::distributed::{self, Group};
+
+use crate::checkpoint::ModelConfig;
+use crate::error::engine;
+use crate::loader::{Member, OwnStage, Weights};
+
+/// The processes that the model is divided among, where there are others.
+pub fn group(options: &LoadOptions) -> Result<Option<Group>> {
+    if options.split == Split::None {
+        return Ok(None);
+    }
+    let group = distributed::init(false).map_err(engine("group"))?;
+    Ok(Some(group).filter(|group| group.size() > 1))
+}
+
+/// What this process has.
+pub enum OwnPart {
+    /// A part of each layer.
+    Tensors(Member),
+    /// Some layers.
+    Layers(OwnStage),
+}
+
+impl OwnPart {
+    /// This process's part of the model of `config`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a model that does not divide.
+    pub fn new(group: Group, split: Split, config: &ModelConfig) -> Result<Self> {
+        let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
+        else {
+            return Err(Error::new(ErrorKind::Engine, "MLX's group has no size"));
+        };
+        Ok(match split {
+            Split::Pipeline => Self::Layers(OwnStage {
+                split: Arc::new(PipelineSplit::new(config, size)?),
+                rank,
+                group,
+            }),
+            _ => Self::Tensors(Member {
+                split: Arc::new(TensorSplit::new(config, size)?),
+                rank,
+                group,
+            }),
+        })
+    }
+
+    /// Bytes of its weights in memory.
+    fn bytes(&self, config: &ModelConfig, footprint: &Footprint) -> Result<u64> {
+        Ok(match self {
+            Self::Tensors(member) => {
+                SplitPlan::new(config, footprint, member.split.processes())?.bytes_per_process
+            }
+            Self::Layers(own) => {
+                let plan = PipelinePlan::new(config, footprint, own.split.processes())?;
+                plan.stages.get(own.rank).map_or(0, |stage| stage.bytes)
+            }
+        })
+    }
+
+    /// Lets `weights` read this part only.
+    pub fn choose(self, weights: &mut Weights) {
+        match self {
+            Self::Tensors(member) => weights.use_member(member),
+            Self::Layers(own) => weights.use_stage(own),
+        }
+    }
+}
+
+/// The bytes of weights that this process loads, of the whole model without a part.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a model that does not divide.
+pub fn loaded_bytes(
+    part: Option<&OwnPart>,
+    config: &ModelConfig,
+    footprint: &Footprint,
+) -> Result<u64> {
+    part.map_or(Ok(footprint.loaded_bytes()), |part| {
+        part.bytes(config, footprint)
+    })
+}
+
+/// The error for GGUF files, whose tensors are not read in parts.
+pub fn tensors_of_gguf() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "the tensors of a GGUF file cannot be divided among processes yet; take the model's \
+         safetensors files, or divide its layers (--pipeline)",
+    )
+}
+
+/// Refuses processes that have loaded different models, or in different ways: they would wait for
+/// each other, or add up what does not belong together.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] naming the ranks that differ from the first.
+pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Result<()> {
+    let text = format!(
+        "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {:?}",
+        options.split,
+        options.context_len,
+        options.kv_bits,
+        options.kv_group_size,
+        options.quantized_kv_start,
+        options.draft_model.is_some(),
+        info.architecture,
+        info.vocab_size,
+        info.num_layers,
+        info.hidden_size,
+        info.num_heads,
+        info.num_kv_heads,
+        info.compute_type,
+    );
+    let own = words(&text);
+    let all = Array::vector(&own)
+        .and_then(|own| group.all_gather(&own)?.to_vec::<i32>())
+        .map_err(engine("group"))?;
+    match first_unlike(&all, own.len()) {
+        None => Ok(()),
+        Some(rank) => Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "rank {rank} has loaded another model than rank 0, or with other options or types; \
+                 all processes must load the same"
+            ),
+        )),
+    }
+}
+
+/// The first rank whose words differ from those of rank 0.
+fn first_unlike(all: &[i32], each: usize) -> Option<usize> {
+    let mut ranks = all.chunks(each.max(1));
+    let first = ranks.next()?;
+    ranks.position(|other| other != first).map(|n| n + 1)
+}
+
+/// A hash (FNV-1a) in words of 16 bits, which every kind of group sends without loss.
+fn words(text: &str) -> [i32; 4] {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    [0, 16, 32, 48].map(|shift| ((hash >> shift) & 0xffff) as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_that_differs_is_found() {
+        let (a, b) = (words("llama 2"), words("llama 3"));
+        assert_ne!(a, b);
+        let of = |all: &[[i32; 4]]| first_unlike(&all.concat(), 4);
+        assert_eq!(of(&[a, a, a]), None);
+        assert_eq!(of(&[a, a, b]), Some(2));
+        assert_eq!(of(&[b, a, a]), Some(1));
+        // The published value of FNV-1a for "a".
+        assert_eq!(words("a"), [0xec8c, 0x8601, 0xdc4c, 0xaf63]);
+    }
+}
