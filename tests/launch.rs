@@ -2,9 +2,13 @@
 //! What one process computes is the measure.
 #![cfg(all(unix, feature = "mlx-backend"))]
 
-mod common {
-    pub mod program;
-}
+#[path = "launch/pipeline.rs"]
+mod pipeline;
+#[path = "common/program.rs"]
+mod program;
+#[cfg(feature = "serve")]
+#[path = "launch/serving.rs"]
+mod serving;
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::program::{mlx, refused, stdout, text};
+use program::{mlx, refused, stdout, text};
 use serde_json::Value;
 
 fn model(name: &str) -> String {
@@ -40,7 +44,12 @@ fn logits(output: &Output) -> Vec<f64> {
 
 /// Logits, up to `bound`, and greedy tokens of `n` processes are those of one.
 fn same(name: &str, counts: &[usize], kernels: &str, bound: f64) {
-    let path = model(name);
+    same_with(&[], &model(name), counts, kernels, bound);
+}
+
+/// The same with flags of the launcher, for the model at `path`.
+fn same_with(flags: &[&str], path: &str, counts: &[usize], kernels: &str, bound: f64) {
+    let name = path.rsplit('/').next().unwrap();
     let command = |args: &[&str]| {
         let home = tempfile::tempdir().unwrap();
         let mut command = mlx(home.path(), args);
@@ -48,12 +57,12 @@ fn same(name: &str, counts: &[usize], kernels: &str, bound: f64) {
     };
     let parts_of = |n: usize, args: &[&str]| {
         let n = n.to_string();
-        command(&[&["launch", "-n", &n, "--"], args].concat())
+        command(&[&["launch", "-n", &n], flags, &["--"], args].concat())
     };
     let tokens = "5,17,42,7,100,3";
-    let asked = ["logits", "--model", &path, "--tokens", tokens, "--all"];
+    let asked = ["logits", "--model", path, "--tokens", tokens, "--all"];
     let greedy = [
-        &["generate", "--model", &path, "--tokens", "5,17,42"][..],
+        &["generate", "--model", path, "--tokens", "5,17,42"][..],
         &["--max-tokens", "12", "--ignore-eos", "--json"],
     ]
     .concat();

@@ -33,6 +33,10 @@ pub struct Args {
     #[cfg(feature = "mlx-backend")]
     #[arg(long, value_name = "N", value_parser = super::load::at_least_one)]
     split: Option<usize>,
+    /// With --split: whole layers for each, as with `mlx launch --pipeline`
+    #[cfg(feature = "mlx-backend")]
+    #[arg(long, requires = "split")]
+    pipeline: bool,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -44,6 +48,9 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     #[cfg(feature = "mlx-backend")]
     if let Some(processes) = args.split {
+        if args.pipeline {
+            return stages(args, processes, console);
+        }
         return split(args, processes, console);
     }
     let backend = match args.no_load {
@@ -125,6 +132,37 @@ fn split(args: &Args, processes: usize, console: &mut Console<'_>) -> Result<(),
             tensor.name,
             bytes(tensor.bytes_per_process),
             bytes(tensor.bytes_whole)
+        ))?;
+    }
+    Ok(())
+}
+
+/// Prints the layers that each of so many processes would hold.
+#[cfg(feature = "mlx-backend")]
+fn stages(args: &Args, processes: usize, console: &mut Console<'_>) -> Result<(), Failure> {
+    let path = find_model(Some(&args.model), console)?;
+    let (name, dtype) = (args.load.backend.as_deref(), args.load.dtype);
+    let plan = metal_backend::model_report::pipeline_plan(&path, name, dtype, processes)?;
+    if args.json {
+        return console.json(&json!({"path": path.to_string_lossy(), "pipeline": plan}));
+    }
+    for (name, value) in [
+        ("path", path.display().to_string()),
+        ("processes", plan.stages.len().to_string()),
+    ] {
+        console.line(&format!("{name:<18} {value}"))?;
+    }
+    for stage in &plan.stages {
+        let label = format!("rank {}", stage.rank);
+        let layers = match (stage.layers.start, stage.layers.end.saturating_sub(1)) {
+            (first, last) if first == last => format!("layer {first}"),
+            (first, last) => format!("layers {first} to {last}"),
+        };
+        console.line(&format!(
+            "{label:<18} {layers}, {} tensors, {} of {}",
+            stage.tensors.len(),
+            bytes(stage.bytes),
+            bytes(plan.bytes_whole)
         ))?;
     }
     Ok(())

@@ -138,8 +138,8 @@ impl LoadArgs {
         options.quantized_kv_start = self.quantized_kv_start;
         options.adapter_path.clone_from(&self.adapter_path);
         #[cfg(all(unix, feature = "mlx-backend"))]
-        if super::member::current().is_some() {
-            options.split = inference::Split::Tensor;
+        if let Some(member) = super::member::current() {
+            options.split = member.split;
         }
         options
     }

@@ -386,6 +386,8 @@ impl Command {
             | Command::Perplexity(_)
             | Command::Bench(_)
             | Command::Train(_) => {}
+            #[cfg(feature = "serve")]
+            Command::Serve(_) => {}
             _ => return Ok(()),
         }
         member::follow_launcher();

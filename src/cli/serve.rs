@@ -12,7 +12,7 @@ use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_signals;
 use super::load::{
-    at_least_one, choose_backend, compute_type, count, find_model, load_with_options, size,
+    Loaded, at_least_one, choose_backend, compute_type, count, find_model, load_with_options, size,
 };
 use super::serve_models::{Adapter, Source};
 
@@ -179,6 +179,10 @@ impl Args {
             .with_parallel_slots(self.parallel)
             .with_dtype(self.dtype);
         options.adapter_path.clone_from(&self.adapter_path);
+        #[cfg(all(unix, feature = "mlx-backend"))]
+        if let Some(member) = super::member::current() {
+            options.split = member.split;
+        }
         options
             .validate()
             .map_err(|e| Failure::usage(e.message()))?;
@@ -220,14 +224,20 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         [] => default.into_iter().collect(),
         models => models.iter().map(String::as_str).collect(),
     };
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    if let Some(member) = super::member::current() {
+        if by_name || source.reload || !source.adapters.is_empty() {
+            return Err(Failure::usage(
+                "several processes serve the models of the command line; leave out --models-dir, \
+                 --cached, --allow-pull, --keep-alive and --adapter",
+            ));
+        }
+        let shared = load_all(&given, &backend, &options, console)?;
+        return together(member, args.ctx_size, &config, shared, console);
+    }
     let mut models = Vec::new();
-    for given in given {
-        let path = find_model(Some(given), console)?;
-        // Of `.` and the like the name is that of the directory.
-        let named = path.canonicalize().unwrap_or_else(|_| path.clone());
-        let name = name_of(given, &named);
-        let loaded = load_with_options(backend.clone(), &path, &options, console)?;
-        source.named.push((name.clone(), path.clone()));
+    for (name, loaded) in load_all(&given, &backend, &options, console)? {
+        source.named.push((name.clone(), loaded.path.clone()));
         let capabilities = loaded.backend.capabilities();
         let model = ServedModel::new(name, loaded.model, capabilities)?;
         models.push(model.with_context(args.ctx_size));
@@ -247,6 +257,72 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     console.note(&format!("serving {}", names.join(", ")));
     console.line(&format!("http://{}", server.address()))?;
     Ok(server.run(&stop)?)
+}
+
+/// A model of the command line, and its name for requests.
+type Named = (String, Loaded);
+
+/// Loads the models of the command line.
+fn load_all(
+    given: &[&str],
+    backend: &Arc<dyn inference::Backend>,
+    options: &LoadOptions,
+    console: &mut Console<'_>,
+) -> Result<Vec<Named>, Failure> {
+    let load = |given: &&str| {
+        let path = find_model(Some(given), console)?;
+        // Of `.` and the like the name is that of the directory.
+        let named = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let loaded = load_with_options(Arc::clone(backend), &path, options, console)?;
+        Ok((name_of(given, &named), loaded))
+    };
+    given.iter().map(load).collect()
+}
+
+/// Serves models that several processes compute: rank 0 speaks, the others follow it.
+#[cfg(all(unix, feature = "mlx-backend"))]
+fn together(
+    member: &super::member::Member,
+    context: Option<usize>,
+    config: &Config,
+    models: Vec<Named>,
+    console: &mut Console<'_>,
+) -> Result<(), Failure> {
+    use super::member::{self, follow, lead};
+    use inference::TextModel;
+
+    if !member.gives_orders() {
+        return Err(Failure::failed(
+            "several processes serve a model on a ring only; start them with `mlx launch`",
+        ));
+    }
+    let stop = CancelToken::new();
+    // The others end with rank 0, which lets running replies end first.
+    let _guard = console.catches_interrupts.then(|| cancel_on_signals(&stop));
+    if member.rank > 0 {
+        let models: Vec<Box<dyn TextModel>> = models.into_iter().map(|(_, m)| m.model).collect();
+        return follow::follow(member.rank, &models, member::next_order);
+    }
+    let leader = lead::Leader::new(member::order);
+    let mut served = Vec::new();
+    for (number, (name, loaded)) in models.into_iter().enumerate() {
+        let capabilities = loaded.backend.capabilities();
+        let led = lead::LedModel::new(loaded.model, number, Arc::clone(&leader));
+        let led: Arc<dyn TextModel> = Arc::new(led);
+        served.push(ServedModel::new(name, led, capabilities)?.with_context(context));
+    }
+    let names: Vec<String> = served.iter().map(|m| m.id().to_owned()).collect();
+    let server = Server::bind(config, served)?;
+    console.note(&format!(
+        "serving {} with {} processes",
+        names.join(", "),
+        member.size
+    ));
+    console.line(&format!("http://{}", server.address()))?;
+    let ended = server.run(&stop);
+    let told = lead::Leader::stop(&leader);
+    ended?;
+    Ok(told?)
 }
 
 #[cfg(test)]

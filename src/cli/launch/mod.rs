@@ -13,7 +13,14 @@ use super::load::at_least_one;
 use hosts::Hosts;
 
 /// Subcommands that several processes run together.
-const TOGETHER: [&str; 5] = ["generate", "logits", "perplexity", "bench", "train"];
+const TOGETHER: [&str; 6] = [
+    "generate",
+    "logits",
+    "perplexity",
+    "bench",
+    "train",
+    "serve",
+];
 
 /// Run a command in several processes that share the work, here or on other machines by ssh
 ///
@@ -50,10 +57,14 @@ pub struct Args {
     /// This program on other machines
     #[arg(long, value_name = "PATH", default_value = "mlx")]
     program: String,
+    /// Give whole layers to each process, which pass on what they computed, instead of a part of
+    /// each layer
+    #[arg(long)]
+    pipeline: bool,
     /// Seconds that processes wait for each other at the start
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = at_least_one)]
     join_timeout: usize,
-    /// The command: generate, logits, perplexity, bench or train, with its flags
+    /// The command: generate, logits, perplexity, bench, train or serve, with its flags
     #[arg(
         value_name = "COMMAND",
         required = true,
@@ -65,7 +76,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    check(&args.command)?;
+    check(&args.command, args.pipeline)?;
     let hosts = match &args.hostfile {
         Some(path) => Hosts::from_file(path)?,
         None => Hosts::from_list(&args.hosts, args.repeat_hosts).map_err(Failure::usage)?,
@@ -84,6 +95,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         cwd: args.cwd.as_deref(),
         program: &args.program,
         join_timeout: args.join_timeout,
+        pipeline: args.pipeline,
         command: &args.command,
         // What this program was told holds for all.
         verbose: console.verbose,
@@ -94,7 +106,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 
 /// Refuses a command that does not parse, or that several processes cannot run, before any is
 /// started.
-fn check(command: &[String]) -> Result<(), Failure> {
+fn check(command: &[String], pipeline: bool) -> Result<(), Failure> {
     let given = std::iter::once("mlx").chain(command.iter().map(String::as_str));
     let matches = match super::command().try_get_matches_from(given) {
         Ok(matches) => matches,
@@ -106,6 +118,11 @@ fn check(command: &[String]) -> Result<(), Failure> {
             "`mlx launch` runs {}; {name:?} is none of them",
             TOGETHER.join(", ")
         )));
+    }
+    if pipeline && name == "train" {
+        return Err(Failure::usage(
+            "--pipeline divides a model's layers, and `train` divides its batches; leave it out",
+        ));
     }
     if command.iter().any(|arg| arg == "-") {
         return Err(Failure::usage(
@@ -138,14 +155,18 @@ mod tests {
 
     #[test]
     fn commands_are_checked_before_anything_is_started() {
-        check(&words("generate --prompt a")).unwrap();
-        check(&words("-v logits --prompt a")).unwrap();
+        check(&words("generate --prompt a"), true).unwrap();
+        check(&words("-v logits --prompt a"), false).unwrap();
+        let train = words("train --train --data d");
+        check(&train, false).unwrap();
+        let failure = check(&train, true).unwrap_err();
+        assert!(failure.report().unwrap().contains("batches"));
         for (wrong, told) in [
             ("ls", "none of them"),
-            ("serve", "none of them"),
+            ("chat", "none of them"),
             ("generate --prompt -", "standard input"),
         ] {
-            let failure = check(&words(wrong)).unwrap_err();
+            let failure = check(&words(wrong), false).unwrap_err();
             assert_eq!(failure.exit_code(), 2);
             assert!(failure.report().unwrap().contains(told), "{wrong}");
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::hosts::{Host, Hosts};
-use crate::cli::member::{JOIN_TIMEOUT, LAUNCHED};
+use crate::cli::member::{JOIN_TIMEOUT, LAUNCHED, SPLIT};
 
 /// Seconds that ssh waits for a machine.
 const SSH_TIMEOUT: usize = 20;
@@ -25,6 +25,8 @@ pub struct Plan<'a> {
     pub program: &'a str,
     /// Seconds to wait for each other.
     pub join_timeout: usize,
+    /// Whether processes have whole layers.
+    pub pipeline: bool,
     /// The subcommand with its flags.
     pub command: &'a [String],
     /// Whether more is told.
@@ -147,6 +149,8 @@ impl Plan<'_> {
         if self.processes() > 1 {
             all.push(("MLX_RANK", rank.to_string()));
             all.push((JOIN_TIMEOUT, self.join_timeout.to_string()));
+            let split = if self.pipeline { "pipeline" } else { "tensor" };
+            all.push((SPLIT, String::from(split)));
         }
         all
     }

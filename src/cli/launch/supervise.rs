@@ -22,7 +22,7 @@ use crate::cli::failure::Failure;
 const PAUSE: Duration = Duration::from_millis(20);
 /// After a failure, for the others to tell what they saw, and for what was asked to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// After a signal, for a training run to be saved.
+/// After a signal, for a training run to be saved, and for running replies of a server.
 const SAVING: Duration = Duration::from_secs(120);
 /// For the others to end after rank 0 has.
 const AFTER_FIRST: Duration = Duration::from_secs(30);
@@ -175,19 +175,23 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
         ] {
             if flag.load(Ordering::Relaxed) {
                 all.interrupt(signal);
-                // Training saves first.
-                let training = plan
-                    .command
-                    .iter()
-                    .any(|word| word == "train" || word == "lora");
-                let until = Instant::now() + if training { SAVING } else { GRACE };
+                let runs = |name: &str| plan.command.iter().any(|word| word == name);
+                let serves = runs("serve");
+                // Training saves first, and a server ends its replies.
+                let patient = runs("train") || runs("lora") || serves;
+                let until = Instant::now() + if patient { SAVING } else { GRACE };
                 // Another signal ends the wait.
                 flag.store(false, Ordering::Relaxed);
                 while Instant::now() < until
                     && !flag.load(Ordering::Relaxed)
                     && !matches!(all.wait(PAUSE), Ok(true))
                 {}
+                let done = all.running().map_err(system)? == 0 && all.failed().is_none();
                 all.stop();
+                // A signal is how a server ends.
+                if serves && done {
+                    return print(&result, console);
+                }
                 let message = String::from("interrupted; all processes were ended");
                 return Err(Failure::Interrupted { message, code });
             }

@@ -1,10 +1,12 @@
 //! The connections of a member to its neighbors on the ring, beside MLX's own: MLX 0.30 waits for
 //! ever for a peer that is gone. Each member tells its neighbors that it lives, and hears the same
-//! of them. It tells the ring which one was lost.
+//! of them. It tells the ring which one was lost. Orders of rank 0 go around on the same
+//! connections.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -13,6 +15,8 @@ use std::time::Duration;
 const BEAT: Duration = Duration::from_secs(2);
 /// Silence after which a neighbor is lost.
 pub const SILENCE: Duration = Duration::from_secs(20);
+/// The most bytes of an order: a prompt of a million tokens is shorter.
+const MAX_ORDER: usize = 64 << 20;
 
 /// What is said on a connection: a byte, and a number of four.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +31,8 @@ pub enum Word {
     Ready,
     /// All have.
     Go,
+    /// An order of rank 0 follows, of so many bytes.
+    Order(u32),
 }
 
 impl Word {
@@ -37,6 +43,7 @@ impl Word {
             Self::Lost(rank) => (b'l', rank),
             Self::Ready => (b'r', 0),
             Self::Go => (b'g', 0),
+            Self::Order(length) => (b'o', length),
         };
         let [a, b, c, d] = number.to_le_bytes();
         [kind, a, b, c, d]
@@ -64,6 +71,7 @@ impl Word {
             b'l' => Ok(Self::Lost(u32::from_le_bytes(number))),
             b'r' => Ok(Self::Ready),
             b'g' => Ok(Self::Go),
+            b'o' => Ok(Self::Order(u32::from_le_bytes(number))),
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not a member")),
         }
     }
@@ -80,29 +88,39 @@ pub struct Neighbors {
 /// The connections while they are watched.
 pub struct Links {
     leaving: Arc<AtomicBool>,
-    writers: Arc<Mutex<Vec<TcpStream>>>,
+    /// To the left, and to the right.
+    writers: Arc<Mutex<[TcpStream; 2]>>,
+    orders: Mutex<Receiver<Vec<u8>>>,
 }
 
 impl Neighbors {
     /// Watches both from now on, and ends this process when a member is lost.
-    pub fn watch(self, rank: usize, ring: &[String]) -> Links {
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn watch(self, rank: usize, ring: &[String]) -> io::Result<Links> {
         let size = ring.len();
-        let sides = [
-            (self.left, (rank + size - 1) % size),
-            (self.right, (rank + 1) % size),
-        ];
-        let writers = sides
-            .iter()
-            .filter_map(|(stream, _)| stream.try_clone().ok());
+        let writers = [self.left.try_clone()?, self.right.try_clone()?];
+        let (heard, orders) = mpsc::channel();
         let links = Links {
             leaving: Arc::default(),
-            writers: Arc::new(Mutex::new(writers.collect())),
+            writers: Arc::new(Mutex::new(writers)),
+            orders: Mutex::new(orders),
         };
-        for (stream, neighbor) in sides {
+        // Orders come from the left, and end before they come back to rank 0.
+        let relay = Relay {
+            heard,
+            next: (rank + 1 < size).then(|| Arc::clone(&links.writers)),
+        };
+        let sides = [
+            (self.left, (rank + size - 1) % size, Some(relay)),
+            (self.right, (rank + 1) % size, None),
+        ];
+        for (stream, neighbor, relay) in sides {
             let (leaving, writers) = (Arc::clone(&links.leaving), Arc::clone(&links.writers));
             let address = ring.get(neighbor).cloned().unwrap_or_default();
             thread::spawn(move || {
-                if let Some((lost, why)) = listen(stream, neighbor, &address)
+                if let Some((lost, why)) = listen(stream, neighbor, &address, relay.as_ref())
                     && !leaving.load(Ordering::Acquire)
                 {
                     say(&writers, Word::Lost(lost));
@@ -117,8 +135,38 @@ impl Neighbors {
                 thread::sleep(BEAT);
             }
         });
-        links
+        Ok(links)
     }
+}
+
+/// What becomes of orders: they are heard here, and passed on.
+struct Relay {
+    heard: Sender<Vec<u8>>,
+    /// `None` for the last rank.
+    next: Option<Arc<Mutex<[TcpStream; 2]>>>,
+}
+
+impl Relay {
+    fn take(&self, order: Vec<u8>) -> io::Result<()> {
+        if let Some(writers) = &self.next {
+            pass_on(writers, &order)?;
+        }
+        // Without a listener this member does not follow.
+        let _ = self.heard.send(order);
+        Ok(())
+    }
+}
+
+/// Sends an order to the right.
+fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
+    let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "the order is too long");
+    let length = u32::try_from(order.len()).ok();
+    let length = length.filter(|_| order.len() <= MAX_ORDER);
+    let mut bytes = Word::Order(length.ok_or_else(too_long)?).bytes().to_vec();
+    bytes.extend_from_slice(order);
+    let mut writers = writers.lock().unwrap_or_else(PoisonError::into_inner);
+    let [_, right] = &mut *writers;
+    right.write_all(&bytes)
 }
 
 impl Links {
@@ -127,17 +175,50 @@ impl Links {
         self.leaving.store(true, Ordering::Release);
         say(&self.writers, Word::Bye);
     }
+
+    /// Sends an order to all ranks behind this one.
+    ///
+    /// # Errors
+    /// For one that is too long, and those of the connection.
+    pub fn order(&self, order: &[u8]) -> io::Result<()> {
+        pass_on(&self.writers, order)
+    }
+
+    /// Waits for the next order; `None` when the ranks before have gone.
+    pub fn next_order(&self) -> Option<Vec<u8>> {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders.recv().ok()
+    }
 }
 
-fn say(writers: &Mutex<Vec<TcpStream>>, word: Word) {
+fn say(writers: &Mutex<[TcpStream; 2]>, word: Word) {
     for stream in &mut *writers.lock().unwrap_or_else(PoisonError::into_inner) {
         // The reader finds out what is wrong.
         let _ = word.say(stream);
     }
 }
 
+/// Reads an order of so many bytes.
+fn read_order(stream: &mut TcpStream, length: u32) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    if length > MAX_ORDER {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not an order of a member",
+        ));
+    }
+    let mut order = vec![0; length];
+    stream.read_exact(&mut order)?;
+    Ok(order)
+}
+
 /// Hears a neighbor out: the rank that is lost, and why; `None` after a good-bye.
-fn listen(mut stream: TcpStream, neighbor: usize, address: &str) -> Option<(u32, String)> {
+fn listen(
+    mut stream: TcpStream,
+    neighbor: usize,
+    address: &str,
+    relay: Option<&Relay>,
+) -> Option<(u32, String)> {
     let rank = u32::try_from(neighbor).unwrap_or(u32::MAX);
     if stream.set_read_timeout(Some(SILENCE)).is_err() {
         return Some((
@@ -146,7 +227,15 @@ fn listen(mut stream: TcpStream, neighbor: usize, address: &str) -> Option<(u32,
         ));
     }
     loop {
-        match Word::hear(&mut stream) {
+        let heard = Word::hear(&mut stream).and_then(|word| match (word, relay) {
+            (Word::Order(length), Some(relay)) => {
+                relay.take(read_order(&mut stream, length)?).map(|()| word)
+            }
+            (Word::Order(_), None) => Err(io::ErrorKind::InvalidData.into()),
+            _ => Ok(word),
+        });
+        match heard {
+            Ok(Word::Order(_)) => {}
             Ok(Word::Alive | Word::Ready | Word::Go) => {}
             Ok(Word::Bye) => return None,
             Ok(Word::Lost(lost)) => return Some((lost, format!("rank {lost} was lost"))),
@@ -167,11 +256,20 @@ fn listen(mut stream: TcpStream, neighbor: usize, address: &str) -> Option<(u32,
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]
     fn words_are_heard_as_they_were_said() {
-        let all = [Word::Alive, Word::Bye, Word::Lost(7), Word::Ready, Word::Go];
+        let all = [
+            Word::Alive,
+            Word::Bye,
+            Word::Lost(7),
+            Word::Ready,
+            Word::Go,
+            Word::Order(1 << 20),
+        ];
         let mut said = Vec::new();
         all.iter().for_each(|word| word.say(&mut said).unwrap());
         let mut heard = said.as_slice();
@@ -180,5 +278,47 @@ mod tests {
         }
         assert!(Word::hear(&mut heard).is_err());
         assert!(Word::hear(&mut &b"GET /"[..]).is_err());
+    }
+
+    /// Neighbors of a ring of `n`, connected.
+    fn ring(n: usize) -> Vec<Neighbors> {
+        let listeners: Vec<_> = (0..n)
+            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let rights: Vec<_> = (0..n)
+            .map(|rank| {
+                let next = &listeners[(rank + 1) % n];
+                TcpStream::connect(next.local_addr().unwrap()).unwrap()
+            })
+            .collect();
+        let lefts = listeners.iter().map(|one| one.accept().unwrap().0);
+        let lefts: Vec<_> = lefts.collect();
+        (lefts.into_iter().zip(rights))
+            .map(|(left, right)| Neighbors { left, right })
+            .collect()
+    }
+
+    #[test]
+    fn orders_reach_all_in_order_and_end_at_the_last() {
+        let addresses = vec![String::from("here"); 3];
+        let links: Vec<Links> = (ring(3).into_iter().enumerate())
+            .map(|(rank, neighbors)| neighbors.watch(rank, &addresses).unwrap())
+            .collect();
+        let long = vec![7; 1 << 20];
+        for order in [&b"one"[..], &long, b""] {
+            links[0].order(order).unwrap();
+        }
+        for follower in &links[1..] {
+            for order in [&b"one"[..], &long, b""] {
+                assert_eq!(follower.next_order().unwrap(), order);
+            }
+        }
+        assert!(links[0].order(&vec![0; MAX_ORDER + 1]).is_err());
+        // None has come around.
+        let first = links[0].orders.lock().unwrap();
+        assert!(first.try_recv().is_err());
+        drop(first);
+        links.iter().for_each(Links::leave);
+        assert_eq!(links[2].next_order(), None);
     }
 }

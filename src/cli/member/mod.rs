@@ -2,14 +2,22 @@
 //! `mlx.launch` or `mpirun` have started with the same command. It finds out of the environment
 //! that it is one, joins the others before a model is loaded, and ends when one of them is lost.
 
+#[cfg(feature = "serve")]
+pub mod follow;
 mod join;
+#[cfg(feature = "serve")]
+pub mod lead;
 mod link;
+#[cfg(feature = "serve")]
+pub mod order;
 
 use std::io::{Read, Write};
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
+
+use inference::Split;
 
 use super::failure::Failure;
 use link::Links;
@@ -18,6 +26,9 @@ use link::Links;
 pub const LAUNCHED: &str = "MLX_LAUNCHED";
 /// Seconds that members wait for each other at the start.
 pub const JOIN_TIMEOUT: &str = "MLX_JOIN_TIMEOUT";
+
+/// How members divide a model: `tensor` (the default) or `pipeline`.
+pub const SPLIT: &str = "MLX_SPLIT";
 
 /// Without [`JOIN_TIMEOUT`].
 const DEFAULT_TIMEOUT: u64 = 60;
@@ -31,6 +42,8 @@ pub struct Member {
     pub rank: usize,
     /// How many there are.
     pub size: usize,
+    /// How they divide a model.
+    pub split: Split,
     /// The first address of each on MLX's ring; `None` under MPI, which watches by itself.
     ring: Option<Vec<String>>,
 }
@@ -44,6 +57,12 @@ pub fn current() -> Option<&'static Member> {
 }
 
 impl Member {
+    /// Whether members can tell each other what to do.
+    #[cfg(feature = "serve")]
+    pub fn gives_orders(&self) -> bool {
+        self.ring.is_some()
+    }
+
     /// What the environment says: the variables of MLX's rings, or of Open MPI. `None` for a
     /// process alone.
     ///
@@ -56,6 +75,8 @@ impl Member {
             Err(std::env::VarError::NotPresent) => Ok(None),
             Err(e) => Err(Failure::usage(format!("{name}: {e}"))),
         };
+        let split = variable(SPLIT)?;
+        let split = split.as_deref().map_or(Ok(Split::Tensor), split_of)?;
         if let (Some(rank), Some(file)) = (variable("MLX_RANK")?, variable("MLX_HOSTFILE")?) {
             let wrong =
                 |message: String| Failure::usage(format!("MLX_HOSTFILE: {file}: {message}"));
@@ -68,7 +89,7 @@ impl Member {
                 )));
             }
             let text = std::fs::read_to_string(&file).map_err(|e| wrong(e.to_string()))?;
-            return Self::on_ring(&rank, &text).map_err(wrong);
+            return Self::on_ring(&rank, &text, split).map_err(wrong);
         }
         let (rank, size) = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
         let (Some(rank), Some(size)) = (variable(rank)?, variable(size)?) else {
@@ -78,6 +99,7 @@ impl Member {
             (Ok(rank), Ok(size)) if rank < size => Ok((size > 1).then_some(Self {
                 rank,
                 size,
+                split,
                 ring: None,
             })),
             _ => Err(Failure::usage(format!(
@@ -87,7 +109,7 @@ impl Member {
     }
 
     /// A member of a ring, by the text of MLX's file: a list of addresses for each.
-    fn on_ring(rank: &str, text: &str) -> Result<Option<Self>, String> {
+    fn on_ring(rank: &str, text: &str, split: Split) -> Result<Option<Self>, String> {
         let nodes: Vec<Vec<String>> = serde_json::from_str(text)
             .map_err(|e| format!("it is no list of lists of addresses: {e}"))?;
         let size = nodes.len();
@@ -101,6 +123,7 @@ impl Member {
         Ok((size > 1).then_some(Self {
             rank,
             size,
+            split,
             ring: Some(ring),
         }))
     }
@@ -114,7 +137,10 @@ impl Member {
         let timeout = timeout()?;
         if let Some(ring) = &self.ring {
             let links = join::ring(self.rank, ring, timeout)?;
-            let _ = LINKS.set(links.watch(self.rank, ring));
+            let links = links.watch(self.rank, ring).map_err(|e| {
+                Failure::failed(format!("rank {}: cannot watch others: {e}", self.rank))
+            })?;
+            let _ = LINKS.set(links);
         }
         let done = give_up_after(timeout, self.rank);
         let group = rust_mlx::mlx::distributed::init(true).map_err(|e| {
@@ -139,6 +165,38 @@ impl Member {
         let _ = MEMBER.set(self);
         Ok(())
     }
+}
+
+/// What [`SPLIT`] says.
+fn split_of(text: &str) -> Result<Split, Failure> {
+    match text {
+        "tensor" => Ok(Split::Tensor),
+        "pipeline" => Ok(Split::Pipeline),
+        _ => Err(Failure::usage(format!(
+            "{SPLIT} is {text:?}; it must be tensor or pipeline"
+        ))),
+    }
+}
+
+/// Sends an order of rank 0 to all others.
+///
+/// # Errors
+/// When they cannot be reached, or this group has no connections of its own.
+#[cfg(feature = "serve")]
+pub fn order(bytes: &[u8]) -> inference::Result<()> {
+    let fault = |message| inference::Error::new(inference::ErrorKind::Engine, message);
+    let links = LINKS
+        .get()
+        .ok_or_else(|| fault("this process is in no ring"))?;
+    links
+        .order(bytes)
+        .map_err(|e| fault("the other processes cannot be reached").with_source(e))
+}
+
+/// Waits for the next order of rank 0; `None` when it has gone.
+#[cfg(feature = "serve")]
+pub fn next_order() -> Option<Vec<u8>> {
+    LINKS.get()?.next_order()
 }
 
 /// Tells the others that this process has done its part, so that its end is no loss.
@@ -204,19 +262,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ways_to_divide_are_known() {
+        assert_eq!(split_of("tensor").unwrap(), Split::Tensor);
+        assert_eq!(split_of("pipeline").unwrap(), Split::Pipeline);
+        let failure = split_of("layers").unwrap_err();
+        assert!(failure.report().unwrap().contains("tensor or pipeline"));
+    }
+
+    #[test]
     fn rings_are_read_as_mlx_reads_them() {
         let text = r#"[["10.0.0.1:5000", "10.0.0.1:5001"], ["10.0.0.2:5000"]]"#;
-        let member = Member::on_ring("1", text).unwrap().unwrap();
+        let member = Member::on_ring("1", text, Split::Pipeline)
+            .unwrap()
+            .unwrap();
         assert_eq!((member.rank, member.size), (1, 2));
+        assert_eq!(member.split, Split::Pipeline);
         assert_eq!(member.ring.unwrap(), ["10.0.0.1:5000", "10.0.0.2:5000"]);
-        assert_eq!(Member::on_ring("0", r#"[["a:1"]]"#).unwrap(), None);
+        let alone = Member::on_ring("0", r#"[["a:1"]]"#, Split::Tensor);
+        assert_eq!(alone.unwrap(), None);
         for (rank, text, told) in [
             ("2", text, "0 to 1"),
             ("-1", text, "0 to 1"),
             ("0", "[[], []]", "no address"),
             ("0", "{}", "no list"),
         ] {
-            let error = Member::on_ring(rank, text).unwrap_err();
+            let error = Member::on_ring(rank, text, Split::Tensor).unwrap_err();
             assert!(error.contains(told), "{error}");
         }
     }

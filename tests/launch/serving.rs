@@ -1,0 +1,189 @@
+//! A server whose model several processes compute: `mlx launch -- serve`.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::program::{mlx, refused};
+use super::{model, run};
+
+/// A server, and the line with which it says where it is.
+struct Served {
+    child: Child,
+    url: String,
+    _home: tempfile::TempDir,
+}
+
+fn serve(launcher: &[&str], name: &str) -> Served {
+    let home = tempfile::tempdir().unwrap();
+    let path = model(name);
+    let asked = ["serve", "--backend", "cpu", "--port", "0", &path];
+    let mut child = mlx(home.path(), &[launcher, &asked].concat())
+        .env_remove("MLX_API_KEY")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let out = child.stdout.take().unwrap();
+    BufReader::new(out).read_line(&mut line).unwrap();
+    let url = line.trim().to_owned();
+    assert!(url.starts_with("http://127.0.0.1:"), "{url:?}");
+    Served {
+        child,
+        url,
+        _home: home,
+    }
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .timeout_global(Some(Duration::from_secs(120)))
+        .build()
+        .into()
+}
+
+impl Served {
+    fn json(&self, path: &str, body: &Value) -> Value {
+        let url = format!("{}{path}", self.url);
+        let request = agent()
+            .post(&url)
+            .header("Content-Type", "application/json");
+        let mut answer = request.send(body.to_string()).unwrap();
+        let text = answer.body_mut().read_to_string().unwrap();
+        assert_eq!(answer.status().as_u16(), 200, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.child.id()).unwrap();
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "the server does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Replies to requests of several kinds, those of `completions` at the same time.
+fn replies(server: &Served) -> Vec<Value> {
+    let completions = [
+        json!({"prompt": "hello", "max_tokens": 24, "temperature": 0, "ignore_eos": true}),
+        json!({"prompt": "The capital", "max_tokens": 12, "temperature": 0, "ignore_eos": true}),
+        json!({"prompt": "one two three", "max_tokens": 24, "temperature": 0.8, "seed": 7}),
+        json!({"prompt": "one two three", "max_tokens": 24, "temperature": 0,
+            "ignore_eos": true, "presence_penalty": 0.5}),
+    ];
+    let mut all: Vec<Value> = std::thread::scope(|scope| {
+        let running: Vec<_> = completions
+            .iter()
+            .map(|body| scope.spawn(|| server.json("/v1/completions", body)))
+            .collect();
+        let done = running.into_iter().map(|one| one.join().unwrap());
+        done.map(|reply| reply["choices"][0]["text"].clone())
+            .collect()
+    });
+    // The second turn goes on from what the first one left.
+    for text in ["hello", "hello there"] {
+        let body = json!({"messages": [{"role": "user", "content": text}],
+            "max_tokens": 12, "temperature": 0,
+            "response_format": {"type": "json_object"}});
+        let reply = server.json("/v1/chat/completions", &body);
+        all.push(reply["choices"][0]["message"]["content"].clone());
+    }
+    all
+}
+
+/// Leaves in the middle of a long reply.
+fn leave(server: &Served) {
+    let url = format!("{}/v1/completions", server.url);
+    let body = json!({"prompt": "x", "max_tokens": 2000, "temperature": 0, "ignore_eos": true,
+        "stream": true});
+    let mut answer = agent().post(&url).send(body.to_string()).unwrap();
+    let mut some = [0; 64];
+    answer.body_mut().as_reader().read_exact(&mut some).unwrap();
+}
+
+#[test]
+fn clients_get_from_several_processes_what_one_gives() {
+    for (launcher, name) in [
+        (&["launch", "-n", "2", "--"][..], "llama"),
+        (&["launch", "-n", "3", "--pipeline", "--"], "gemma3-text-q4"),
+    ] {
+        let expected = replies(&serve(&[], name));
+        let mut server = serve(launcher, name);
+        assert_eq!(replies(&server), expected, "{name}");
+        leave(&server);
+        assert_eq!(replies(&server), expected, "{name}");
+        // Without a seed all processes draw the same.
+        let body = json!({"prompt": "hello", "max_tokens": 16, "temperature": 1.0});
+        server.json("/v1/completions", &body);
+        server.signal(Signal::TERM);
+        assert_eq!(server.end().code(), Some(0));
+    }
+}
+
+#[test]
+fn vectors_come_from_several_processes() {
+    let body = json!({"input": ["hello", "one two three"]});
+    let vectors = |server: &Served| -> Vec<f64> {
+        let reply = server.json("/v1/embeddings", &body);
+        let data = reply["data"].as_array().unwrap().iter();
+        let numbers = data.flat_map(|one| one["embedding"].as_array().unwrap());
+        numbers.map(|x| x.as_f64().unwrap()).collect()
+    };
+    let alone = vectors(&serve(&[], "llama"));
+    let together = vectors(&serve(&["launch", "-n", "2", "--"], "llama"));
+    assert_eq!(alone.len(), together.len());
+    let off = alone.iter().zip(&together).map(|(a, b)| (a - b).abs());
+    assert!(off.fold(0.0, f64::max) < 1e-4);
+}
+
+#[test]
+fn a_signal_lets_replies_of_several_processes_end() {
+    let mut server = serve(&["launch", "-n", "2", "--"], "llama");
+    let url = format!("{}/v1/completions", server.url);
+    let body = json!({"prompt": "x", "max_tokens": 250, "temperature": 0, "ignore_eos": true,
+        "stream": true, "stream_options": {"include_usage": true}});
+    let mut answer = agent().post(&url).send(body.to_string()).unwrap();
+    server.signal(Signal::INT);
+    let mut text = String::new();
+    let mut body = answer.body_mut().as_reader();
+    body.read_to_string(&mut text).unwrap();
+    assert!(text.contains("\"completion_tokens\":250"), "{text}");
+    assert_eq!(server.end().code(), Some(0));
+}
+
+#[test]
+fn what_several_processes_do_not_serve_is_told() {
+    let path = model("llama");
+    let dir = Path::new(&path).parent().unwrap().to_str().unwrap();
+    let asked = ["launch", "-n", "2", "--", "serve", "--port", "0"];
+    for more in [&["--models-dir", dir][..], &["--keep-alive", "5m", &path]] {
+        let err = refused(&run(&[&asked[..], more].concat()), 2);
+        assert!(err.contains("--models-dir"), "{err}");
+    }
+    let more = ["--adapter-path", dir, &path];
+    let err = refused(&run(&[&asked[..], &more].concat()), 2);
+    assert!(err.contains("split and adapter_path"), "{err}");
+}
