@@ -97,8 +97,9 @@ pub use inspect::{
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{
-    ComputeType, ConstraintOptions, GenerateOptions, LoadOptions, OutputOptions, PenaltyOptions,
-    PrefillOptions, Progress, SamplingOptions, SpeculativeOptions, Split, StopOptions,
+    ComputeType, ConstraintOptions, FeedForwardPlan, FeedForwardStrategy, GenerateOptions,
+    LoadOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplingOptions,
+    SpeculativeOptions, Split, StopOptions,
 };
 pub use prompt_cache::PromptCacheModel;
 pub use registry::{

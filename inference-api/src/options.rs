@@ -24,9 +24,11 @@ macro_rules! setters {
     };
 }
 
+mod feed_forward;
 mod groups;
 mod load;
 
+pub use feed_forward::{FeedForwardPlan, FeedForwardStrategy};
 pub use groups::{
     ConstraintOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplingOptions,
     SpeculativeOptions, StopOptions,

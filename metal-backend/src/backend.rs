@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use inference::{
-    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, ModelInfo, Result, Split,
-    TextModel,
+    Backend, Capabilities, ComputeType, Error, ErrorKind, FeedForwardPlan, LoadOptions, ModelInfo,
+    Result, Split, TextModel,
 };
 use inference_formats::footprint::{Footprint, WeightStorage};
 use mlx_rs_core::distributed::Group;
@@ -210,6 +210,8 @@ impl MlxBackend {
         if let Some(draft) = &options.draft_model {
             // Its cache is not packed: it is small, and so are its heads.
             let own = options.clone().with_kv_bits(None);
+            // And it is dense: another plan would be about the model's layers.
+            let own = own.with_feed_forward(FeedForwardPlan::dense());
             let draft = stream
                 // Small, and so whole in each process.
                 .scope(|| load(draft, &own, self.0, None))
@@ -326,8 +328,10 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
     if place == Place::Cpu && weights.dtype() == Dtype::Float32 {
         weights.use_cpu();
     }
-    let (architecture, decoder) =
+    let (architecture, mut decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
+    let layers = config.num_hidden_layers;
+    arch::routes::apply(decoder.as_mut(), &options.feed_forward, layers)?;
 
     let states = decoder.new_caches(&CacheOptions::default());
     let has_keys = states.iter().any(|state| state.as_kv().is_some());
@@ -377,7 +381,11 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
 
     let stream = Stream::default_of(place.device()).map_err(engine("device"))?;
     let head_dim = info.head_dim;
-    let identity = identity(path)?;
+    let mut identity = identity(path)?;
+    if !options.feed_forward.is_dense() {
+        // Caches of one plan are not those of another.
+        identity = format!("{identity}+{}", options.feed_forward);
+    }
     Ok(Parts {
         decoder,
         text,

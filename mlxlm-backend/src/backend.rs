@@ -263,6 +263,15 @@ mod tests {
     }
 
     #[test]
+    fn other_feed_forward_strategies_are_refused() {
+        refuse_unknown(&LoadOptions::new().with_kv_bits(4)).unwrap();
+        let plan = "0=attention-only".parse().unwrap();
+        let error = refuse_unknown(&LoadOptions::new().with_feed_forward(plan)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("feed_forward"), "{error}");
+    }
+
+    #[test]
     fn it_is_registered_by_being_linked() {
         let names: Vec<String> = inference::backends()
             .iter()

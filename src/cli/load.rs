@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use inference::{Backend, ComputeType, LoadOptions, TextModel};
+use inference::{Backend, ComputeType, FeedForwardPlan, LoadOptions, TextModel};
 
 use super::console::Console;
 use super::failure::Failure;
@@ -48,6 +48,10 @@ pub struct LoadArgs {
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     pub dtype: Option<ComputeType>,
+    /// How to compute the feed-forward parts of layers, such as `0-11=dense,12-=sparse:512`; also
+    /// `attention-only` and `gain:G` (docs/feed-forward.md)
+    #[arg(long = "ffn", value_name = "PLAN", value_parser = plan)]
+    pub feed_forward: Option<FeedForwardPlan>,
 }
 
 /// A loaded model and how it came to be.
@@ -106,6 +110,12 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses strategies by layer.
+fn plan(text: &str) -> Result<FeedForwardPlan, String> {
+    text.parse()
+        .map_err(|e: inference::Error| e.message().to_owned())
+}
+
 /// Parses a type to compute in.
 pub fn compute_type(text: &str) -> Result<ComputeType, String> {
     text.parse()
@@ -125,6 +135,7 @@ impl LoadArgs {
             quantized_kv_start: defaults.quantized_kv_start,
             adapter_path: None,
             dtype: None,
+            feed_forward: None,
         }
     }
 
@@ -137,6 +148,7 @@ impl LoadArgs {
         options.kv_group_size = self.kv_group_size;
         options.quantized_kv_start = self.quantized_kv_start;
         options.adapter_path.clone_from(&self.adapter_path);
+        options.feed_forward = self.feed_forward.clone().unwrap_or_default();
         #[cfg(all(unix, feature = "mlx-backend"))]
         if let Some(member) = super::member::current() {
             options.split = member.split;

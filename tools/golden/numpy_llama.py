@@ -2,6 +2,7 @@
 
 Formulas: RMSNorm (Zhang and Sennrich 2019), rotary positions on halves (Su et al. 2021), grouped-query attention
 (Ainslie et al. 2023), SwiGLU (Shazeer 2020). No cache, no biases, no rope scaling: what the first model needs.
+Layers may have another way of computing their feed-forward part, for `feed_forward.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,25 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return x / x.sum(axis=-1, keepdims=True)
 
 
+def keep_greatest(gate: np.ndarray, activations: np.ndarray, count: int) -> np.ndarray:
+    """Of each row the activations of the `count` features with the greatest gate by magnitude, else 0."""
+    best = np.argsort(-np.abs(gate), axis=-1, kind="stable")[:, :count]
+    kept = np.zeros_like(activations)
+    np.put_along_axis(kept, best, np.take_along_axis(activations, best, axis=-1), axis=-1)
+    return kept
+
+
 def forward(
-    config: dict[str, Any], weights: dict[str, np.ndarray], ids: list[int], dtype: type = np.float64
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    ids: list[int],
+    dtype: type = np.float64,
+    plan: dict[int, tuple[str, float]] | None = None,
 ) -> np.ndarray:
-    """Logits of every position: [len(ids), vocab]."""
-    heads, kv_heads, head_dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    """Logits of every position: [len(ids), vocab]. `plan` gives layers another strategy: ("sparse", K),
+    ("attention-only", 0) or ("gain", G)."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
     theta, eps = config["rope_theta"], config["rms_norm_eps"]
     n = len(ids)
     mask = np.triu(np.full((n, n), -np.inf, dtype=dtype), 1)
@@ -47,6 +62,10 @@ def forward(
     x = weights["model.embed_tokens.weight"][ids].astype(dtype)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
+        strategy, number = (plan or {}).get(layer, ("dense", 0))
+        if strategy == "gain":
+            x = number * x
+            continue
         h = _norm(x, w(f"{at}.input_layernorm"), eps)
         q = _rope(split(h @ w(f"{at}.self_attn.q_proj").T, heads), theta)
         k = _rope(split(h @ w(f"{at}.self_attn.k_proj").T, kv_heads), theta)
@@ -57,6 +76,11 @@ def forward(
         x = x + mixed @ w(f"{at}.self_attn.o_proj").T
         h = _norm(x, w(f"{at}.post_attention_layernorm"), eps)
         gate = h @ w(f"{at}.mlp.gate_proj").T
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ w(f"{at}.mlp.up_proj").T)) @ w(f"{at}.mlp.down_proj").T
+        activations = gate / (1 + np.exp(-gate)) * (h @ w(f"{at}.mlp.up_proj").T)
+        if strategy == "attention-only":
+            continue
+        if strategy == "sparse":
+            activations = keep_greatest(gate, activations, int(number))
+        x = x + activations @ w(f"{at}.mlp.down_proj").T
     out = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     return _norm(x, w("model.norm"), eps) @ w(out).T

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{first_changed, invalid, unsupported};
+use super::{FeedForwardPlan, first_changed, invalid, unsupported};
 use crate::error::{Error, Result};
 
 /// The type of number a model computes in.
@@ -101,6 +101,8 @@ pub struct LoadOptions {
     pub dtype: Option<ComputeType>,
     /// How the model is divided among the processes of the group that this one was started in.
     pub split: Split,
+    /// How each layer's feed-forward part is computed.
+    pub feed_forward: FeedForwardPlan,
 }
 
 impl Default for LoadOptions {
@@ -117,6 +119,7 @@ impl Default for LoadOptions {
             draft_model: None,
             dtype: None,
             split: Split::None,
+            feed_forward: FeedForwardPlan::dense(),
         }
     }
 }
@@ -145,6 +148,8 @@ impl LoadOptions {
         with_quantized_kv_start(quantized_kv_start: usize);
         /// Sets how the model is divided.
         with_split(split: Split);
+        /// Sets how feed-forward parts are computed.
+        with_feed_forward(feed_forward: FeedForwardPlan);
         /// Sets the model that guesses.
         with_draft_model(draft_model: impl Into<Option<PathBuf>>);
     }
@@ -229,6 +234,13 @@ impl LoadOptions {
             return invalid(String::from(
                 "split and adapter_path do not go together yet: put the adapter into the model first \
                  (`mlx fuse`)",
+            ));
+        }
+        self.feed_forward.validate()?;
+        if self.split != Split::None && !self.feed_forward.is_dense() {
+            return invalid(String::from(
+                "split and feed_forward do not go together: each process has a part of the features; \
+                 leave one of them out",
             ));
         }
         match self.gpu_layers {

@@ -188,6 +188,11 @@ fn what_is_not_honored_is_refused_by_name() {
     let load = LoadOptions::new().with_backend("mine").with_kv_bits(4);
     assert_eq!(load.first_not_of(&[]).unwrap().as_deref(), Some("kv_bits"));
     load.refuse_all_but("mine", &["kv_bits"]).unwrap();
+    let load = LoadOptions::new().with_feed_forward("0=attention-only".parse().unwrap());
+    let message = load.refuse_all_but("mine", &[]).unwrap_err().to_string();
+    assert!(message.contains("option feed_forward;"), "{message}");
+    load.validate().unwrap();
+    assert!(load.with_split(crate::Split::Tensor).validate().is_err());
 }
 
 #[test]

@@ -23,9 +23,10 @@ use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
+use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
 use crate::nn::moe::{Router, Weighing};
-use crate::nn::{Activation, Attention, Embedding, Experts, GatedMlp, HeadNorms, Linear, Norm};
+use crate::nn::{Activation, Attention, Embedding, Experts, FeedForward, HeadNorms, Linear, Norm};
 
 /// The mixture of a block, beside its feed-forward.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ struct Block {
     attention: Attention,
     attention_out: Norm,
     mlp_in: Norm,
-    mlp: GatedMlp,
+    mlp: FeedForward,
     mlp_out: Norm,
     mixture: Option<MixtureBeside>,
     input: Option<LayerInput>,
@@ -130,15 +131,20 @@ impl Block {
         let attended = self
             .attention
             .attend(&normed, views, lengths, positions, (layer, watch))?;
-        let x = positions
-            .of(x, lengths)?
-            .add(&self.attention_out.forward(&attended)?)?;
-        watch.saw_mixed(layer, &x)?;
-        let mut y = self.mlp.forward(&self.mlp_in.forward(&x)?)?;
-        if let Some(mixture) = &self.mixture {
-            y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
+        let x = positions.of(x, lengths)?;
+        if let Some(gain) = self.mlp.gain() {
+            watch.saw_mixed(layer, &x)?;
+            return Ok((feed_forward::scaled(&x, gain, &attended)?, made));
         }
-        let mut x = x.add(&self.mlp_out.forward(&y)?)?;
+        let mut x = x.add(&self.attention_out.forward(&attended)?)?;
+        watch.saw_mixed(layer, &x)?;
+        if !self.mlp.is_left_out() {
+            let mut y = self.mlp.forward_from(Some(&self.mlp_in), &x, None)?;
+            if let Some(mixture) = &self.mixture {
+                y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
+            }
+            x = x.add(&self.mlp_out.forward(&y)?)?;
+        }
         if let (Some(input), Some(own)) = (&self.input, given.own) {
             let gate = Activation::GeluTanh.apply(&input.gate.forward(&x)?)?;
             let gated = gate.multiply(&positions.of(own, lengths)?)?;
@@ -283,6 +289,11 @@ impl Decoder for Gemma4 {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
     }
 
+    fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
+        let block = Arc::get_mut(self.blocks.get_mut(layer)?)?;
+        block.mixture.is_none().then_some(&mut block.mlp)
+    }
+
     fn keys_of(&self, layer: usize) -> usize {
         self.source.get(layer).copied().unwrap_or(layer)
     }
@@ -353,7 +364,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 attention,
                 attention_out: norm("post_attention_layernorm")?,
                 mlp_in: norm("pre_feedforward_layernorm")?,
-                mlp,
+                mlp: FeedForward::Gated(mlp),
                 mlp_out: norm("post_feedforward_layernorm")?,
                 mixture,
                 input,

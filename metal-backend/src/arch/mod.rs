@@ -31,6 +31,7 @@ mod qwen3_5;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+pub mod routes;
 mod smollm3;
 mod stack;
 mod stage;
@@ -47,6 +48,7 @@ use safetensors::Dtype as FileDtype;
 use crate::cache::{CacheOptions, Caches, Row, StateLayout};
 use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
+use crate::nn::FeedForward;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use wiring::{BlockInfo, Wiring};
@@ -77,6 +79,13 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 
     /// Empty caches for one row, one a layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
+
+    /// The feed-forward part of a layer, which can be exchanged until requests run. `None` for a
+    /// layer that computes it together with something else, and in a decoder that is in use.
+    fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
+        let _ = layer;
+        None
+    }
 
     /// Which of the caches has the keys that `layer` looks at.
     fn keys_of(&self, layer: usize) -> usize {

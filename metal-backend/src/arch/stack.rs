@@ -15,6 +15,7 @@ use super::stage::Stage;
 use crate::cache::{CacheOptions, Caches, Row, lengths, offset, passing};
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
+use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
 use crate::nn::norm::through;
 use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
@@ -52,6 +53,13 @@ impl<M: Mixer> Block<M> {
     ) -> Result<Array> {
         let lengths = lengths(rows);
         let mixer_in = self.mixer_in.as_ref();
+        if let Some(gain) = self.mlp.gain() {
+            let input = (x, mixer_in, false);
+            let mixed = self.mixer.forward(input, rows, layer, positions, watch)?;
+            let x = positions.of(x, &lengths)?;
+            watch.saw_mixed(layer, &x)?;
+            return feed_forward::scaled(&x, gain, &mixed);
+        }
         // What is added as it comes can be added by whoever computes it.
         let (here, add) = (self.mixer_out.as_ref(), self.residual.is_none());
         let add_mixed = add && here.is_none();
@@ -62,6 +70,9 @@ impl<M: Mixer> Block<M> {
             mixed = self.add(&positions.of(x, &lengths)?, &through(here, &mixed)?)?;
         }
         watch.saw_mixed(layer, &mixed)?;
+        if self.mlp.is_left_out() {
+            return Ok(mixed);
+        }
         let (norm, input) = if self.parallel {
             (mixer_in, positions.of(x, &lengths)?)
         } else {
@@ -300,6 +311,15 @@ impl<M: Mixer> Decoder for Stack<M> {
 
     fn unembed(&self, x: &Array) -> Result<Array> {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
+    }
+
+    fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
+        // Others have the rest of a model in stages, and its numbers are not the layers'.
+        if self.blocks.stage.is_some() {
+            return None;
+        }
+        let block = Arc::get_mut(self.blocks.own.get_mut(layer)?)?;
+        Some(&mut block.mlp)
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {

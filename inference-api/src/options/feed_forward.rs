@@ -1,0 +1,396 @@
+//! Which way each layer's feed-forward part is computed: strategies, and a plan that gives each
+//! layer one. Backends compute them; here they are named, parsed and checked.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::invalid;
+use crate::error::{Error, Result};
+
+/// What [`FeedForwardStrategy`]'s parser knows, for messages.
+const KNOWN: &str = "dense, sparse:K, attention-only, gain:G";
+
+/// One way to compute the feed-forward part of a layer.
+///
+/// A feed-forward part has as many *features* as its inner width. Feature `f` has an activation
+/// `a_f`, made by row `f` of the gate and up matrices, and adds `a_f` times column `f` of the down
+/// matrix to the residual stream (Geva et al. 2021).
+///
+/// ```
+/// use inference::FeedForwardStrategy;
+///
+/// let sparse: FeedForwardStrategy = "sparse:512".parse()?;
+/// assert_eq!(sparse, FeedForwardStrategy::Sparse { top_k: 512 });
+/// assert_eq!(sparse.to_string(), "sparse:512");
+/// # Ok::<(), inference::Error>(())
+/// ```
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum FeedForwardStrategy {
+    /// All features, as the model was trained.
+    #[default]
+    Dense,
+    /// Of each position the `top_k` features whose gate has the greatest magnitude before the
+    /// activation; without a gate, whose input to the activation has. The others count as zero.
+    Sparse {
+        /// How many, at least 1. As many as there are, or more, is [`FeedForwardStrategy::Dense`].
+        top_k: usize,
+    },
+    /// None: the layer's attention, or its recurrent part, is all that it adds.
+    AttentionOnly,
+    /// The residual stream times this factor stands for the whole layer, attention included.
+    Gain(f32),
+}
+
+impl FeedForwardStrategy {
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) for no feature at all, and for
+    /// a factor that is not finite.
+    pub fn validate(self) -> Result<()> {
+        match self {
+            Self::Sparse { top_k: 0 } => invalid(String::from(
+                "sparse:0 leaves no feature; it must be at least 1, or attention-only",
+            )),
+            Self::Gain(gain) if !gain.is_finite() => {
+                invalid(format!("gain:{gain} is no finite factor"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for FeedForwardStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dense => f.write_str("dense"),
+            Self::Sparse { top_k } => write!(f, "sparse:{top_k}"),
+            Self::AttentionOnly => f.write_str("attention-only"),
+            Self::Gain(gain) => write!(f, "gain:{gain}"),
+        }
+    }
+}
+
+impl FromStr for FeedForwardStrategy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, number) = match text.split_once(':') {
+            Some((name, number)) => (name, Some(number)),
+            None => (text, None),
+        };
+        let strategy = match (name, number) {
+            ("dense", None) => Self::Dense,
+            ("attention-only" | "highway", None) => Self::AttentionOnly,
+            ("sparse", Some(k)) => match k.parse() {
+                Ok(top_k) => Self::Sparse { top_k },
+                Err(_) => return invalid(format!("`{text}` needs a number of features")),
+            },
+            ("gain", Some(g)) => match g.parse() {
+                Ok(gain) => Self::Gain(gain),
+                Err(_) => return invalid(format!("`{text}` needs a factor, such as gain:1.02")),
+            },
+            ("sparse" | "gain", None) => {
+                return invalid(format!(
+                    "`{text}` needs a number behind a colon; the strategies are {KNOWN}"
+                ));
+            }
+            _ => {
+                return invalid(format!(
+                    "feed-forward strategy `{text}` is not one of {KNOWN}"
+                ));
+            }
+        };
+        strategy.validate()?;
+        Ok(strategy)
+    }
+}
+
+/// A strategy for each layer. Layers that no range names are dense.
+///
+/// As text, it is a list of ranges, `0-11=dense,12-23=sparse:512`. `12-=sparse:512` goes to the
+/// last layer, and a strategy without a range holds for all.
+///
+/// ```
+/// use inference::{FeedForwardPlan, FeedForwardStrategy};
+///
+/// let plan: FeedForwardPlan = "2-3=attention-only,5-=sparse:64".parse()?;
+/// let all = plan.for_layers(7)?;
+/// assert_eq!(all[2], FeedForwardStrategy::AttentionOnly);
+/// assert_eq!(all[4], FeedForwardStrategy::Dense);
+/// assert_eq!(all[6], FeedForwardStrategy::Sparse { top_k: 64 });
+/// assert!(plan.for_layers(3).is_err(), "there is no layer 3, and none from 5 on");
+/// # Ok::<(), inference::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct FeedForwardPlan {
+    /// Sorted, without overlap.
+    ranges: Vec<Range>,
+}
+
+/// Layers `first..=last`, or all from `first` on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Range {
+    first: usize,
+    last: Option<usize>,
+    strategy: FeedForwardStrategy,
+}
+
+impl Range {
+    fn has(&self, layer: usize) -> bool {
+        layer >= self.first && self.last.is_none_or(|last| layer <= last)
+    }
+}
+
+impl FeedForwardPlan {
+    /// All layers dense.
+    #[must_use]
+    pub fn dense() -> Self {
+        Self::default()
+    }
+
+    /// The same strategy for all layers.
+    #[must_use]
+    pub fn uniform(strategy: FeedForwardStrategy) -> Self {
+        Self {
+            ranges: vec![Range {
+                first: 0,
+                last: None,
+                strategy,
+            }],
+        }
+    }
+
+    /// The same plan with a strategy for layers `first..=last`, or for all from `first` on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) when the range ends before it
+    /// begins, or another range has one of its layers.
+    pub fn with_layers(
+        mut self,
+        first: usize,
+        last: Option<usize>,
+        strategy: FeedForwardStrategy,
+    ) -> Result<Self> {
+        if last.is_some_and(|last| last < first) {
+            return invalid(format!(
+                "layers {}: the range ends before it begins",
+                shown(first, last)
+            ));
+        }
+        let new = Range {
+            first,
+            last,
+            strategy,
+        };
+        let other = (self.ranges.iter()).find(|other| other.has(first) || new.has(other.first));
+        if let Some(other) = other {
+            return invalid(format!(
+                "layers {} and {} overlap; give each layer one strategy",
+                shown(other.first, other.last),
+                shown(first, last)
+            ));
+        }
+        self.ranges.push(new);
+        self.ranges.sort_by_key(|range| range.first);
+        Ok(self)
+    }
+
+    /// Whether every layer is dense.
+    #[must_use]
+    pub fn is_dense(&self) -> bool {
+        let dense = |range: &Range| range.strategy == FeedForwardStrategy::Dense;
+        self.ranges.iter().all(dense)
+    }
+
+    /// The strategy of a layer.
+    #[must_use]
+    pub fn of(&self, layer: usize) -> FeedForwardStrategy {
+        let range = self.ranges.iter().find(|range| range.has(layer));
+        range.map_or(FeedForwardStrategy::Dense, |range| range.strategy)
+    }
+
+    /// The strategies of a model of `layers`, in their order.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) when a range names a layer
+    /// that is not there.
+    pub fn for_layers(&self, layers: usize) -> Result<Vec<FeedForwardStrategy>> {
+        let beyond = |range: &&Range| range.last.unwrap_or(range.first) >= layers;
+        if let Some(range) = self.ranges.iter().find(beyond) {
+            return invalid(format!(
+                "feed_forward names layers {}; the model has {layers}, from 0",
+                shown(range.first, range.last)
+            ));
+        }
+        Ok((0..layers).map(|layer| self.of(layer)).collect())
+    }
+
+    /// Checks the numbers of all strategies.
+    ///
+    /// # Errors
+    /// As [`FeedForwardStrategy::validate`].
+    pub fn validate(&self) -> Result<()> {
+        self.ranges.iter().try_for_each(|r| r.strategy.validate())
+    }
+}
+
+/// A range as it is written.
+fn shown(first: usize, last: Option<usize>) -> String {
+    match last {
+        Some(last) if last == first => first.to_string(),
+        Some(last) => format!("{first}-{last}"),
+        None => format!("{first}-"),
+    }
+}
+
+impl fmt::Display for FeedForwardPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, range) in self.ranges.iter().enumerate() {
+            if i > 0 {
+                f.write_str(",")?;
+            }
+            if (range.first, range.last) != (0, None) {
+                write!(f, "{}=", shown(range.first, range.last))?;
+            }
+            range.strategy.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for FeedForwardPlan {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut plan = Self::default();
+        if text.trim().is_empty() {
+            return Ok(plan);
+        }
+        for part in text.split(',').map(str::trim) {
+            let Some((layers, strategy)) = part.split_once('=') else {
+                plan = plan.with_layers(0, None, part.parse()?)?;
+                continue;
+            };
+            let number = |n: &str| match n.trim().parse::<usize>() {
+                Ok(n) => Ok(n),
+                Err(_) => invalid(format!(
+                    "`{layers}` is no layer and no range such as 0-11 or 12-"
+                )),
+            };
+            let (first, last) = match layers.split_once('-') {
+                None => (number(layers)?, Some(number(layers)?)),
+                Some((first, last)) if last.trim().is_empty() => (number(first)?, None),
+                Some((first, last)) => (number(first)?, Some(number(last)?)),
+            };
+            plan = plan.with_layers(first, last, strategy.trim().parse()?)?;
+        }
+        Ok(plan)
+    }
+}
+
+impl TryFrom<String> for FeedForwardPlan {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<FeedForwardPlan> for String {
+    fn from(plan: FeedForwardPlan) -> Self {
+        plan.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn refused(text: &str) -> String {
+        let error = text.parse::<FeedForwardPlan>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{text}");
+        error.to_string()
+    }
+
+    #[test]
+    fn plans_are_read_and_written() {
+        let plan: FeedForwardPlan = "12-23=sparse:512, 0-3=dense,5=gain:1.5".parse().unwrap();
+        assert_eq!(plan.to_string(), "0-3=dense,5=gain:1.5,12-23=sparse:512");
+        assert_eq!(plan.of(5), FeedForwardStrategy::Gain(1.5));
+        assert_eq!(plan.of(4), FeedForwardStrategy::Dense);
+        assert_eq!(plan.of(23), FeedForwardStrategy::Sparse { top_k: 512 });
+        assert!(!plan.is_dense());
+        let all: FeedForwardPlan = "highway".parse().unwrap();
+        assert_eq!(
+            all,
+            FeedForwardPlan::uniform(FeedForwardStrategy::AttentionOnly)
+        );
+        assert_eq!(all.to_string(), "attention-only");
+        let dense: FeedForwardPlan = "".parse().unwrap();
+        assert!(dense.is_dense() && dense == FeedForwardPlan::dense());
+    }
+
+    #[test]
+    fn what_makes_no_plan_is_named() {
+        for (text, named) in [
+            ("0-3=dense,3-4=sparse:2", "0-3 and 3-4 overlap"),
+            ("sparse:2,7=dense", "overlap"),
+            ("5-=dense,9=dense", "5- and 9 overlap"),
+            ("4-2=dense", "ends before it begins"),
+            ("a=dense", "`a` is no layer"),
+            ("-3=dense", "no layer"),
+            ("1-2-3=dense", "no layer"),
+            ("0=", "not one of dense"),
+            ("0=nothing", "`nothing` is not one of dense, sparse:K"),
+            ("sparse", "needs a number"),
+            ("sparse:-1", "needs a number of features"),
+            ("sparse:0", "at least 1"),
+            ("gain:x", "needs a factor"),
+            ("gain:inf", "no finite factor"),
+            ("gain:NaN", "no finite factor"),
+            ("dense:3", "not one of"),
+            ("dense,", "not one of"),
+        ] {
+            let message = refused(text);
+            assert!(message.contains(named), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_held_against_the_model() {
+        let plan: FeedForwardPlan = "2-3=attention-only".parse().unwrap();
+        assert_eq!(plan.for_layers(4).unwrap().len(), 4);
+        let message = plan.for_layers(3).unwrap_err().to_string();
+        assert!(message.contains("layers 2-3; the model has 3"), "{message}");
+        let rest: FeedForwardPlan = "3-=dense".parse().unwrap();
+        assert!(rest.for_layers(3).is_err() && rest.for_layers(4).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[0-9a-z:,=. -]{0,40}") {
+            if let Ok(plan) = text.parse::<FeedForwardPlan>() {
+                let again: FeedForwardPlan = plan.to_string().parse().unwrap();
+                prop_assert_eq!(again, plan);
+            }
+        }
+
+        #[test]
+        fn plans_survive_json(first in 0usize..50, n in 0usize..50, k in 1usize.., gain in -9f32..9.0) {
+            let plan = FeedForwardPlan::dense()
+                .with_layers(first, Some(first + n), FeedForwardStrategy::Sparse { top_k: k })
+                .and_then(|p| p.with_layers(first + n + 1, None, FeedForwardStrategy::Gain(gain)))
+                .unwrap();
+            let json = serde_json::to_string(&plan).unwrap();
+            prop_assert_eq!(serde_json::from_str::<FeedForwardPlan>(&json).unwrap(), plan);
+        }
+    }
+}
