@@ -319,6 +319,36 @@ fn a_member_that_dies_is_named_by_the_others_without_a_launcher() {
     assert!(err.contains("rank 1") && err.contains("lost"), "{err}");
 }
 
+#[test]
+fn a_member_that_ends_early_is_named_by_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = model("llama");
+    let args = endless(&path);
+    let mut short = args;
+    short[6] = "3";
+    let mut attempts = 0;
+    let first = loop {
+        let file = ring(dir.path(), 2);
+        let mut first = member(0, &file, &args).spawn().unwrap();
+        let second = member(1, &file, &short).output().unwrap();
+        if second.status.success() {
+            break first;
+        }
+        // Another test may have taken a port that was free.
+        attempts += 1;
+        let _ = first.kill();
+        let first = text(&first.wait_with_output().unwrap().stderr);
+        let second = text(&second.stderr);
+        assert!(attempts < 3, "{first}\n{second}");
+    };
+    let ended = Instant::now();
+    let output = first.wait_with_output().unwrap();
+    assert!(ended.elapsed() < Duration::from_secs(60));
+    assert_eq!(output.status.code(), Some(1));
+    let err = text(&output.stderr);
+    assert!(err.contains("rank 1") && err.contains("has ended"), "{err}");
+}
+
 #[cfg(target_os = "linux")]
 mod processes {
     use super::*;
@@ -417,6 +447,53 @@ mod processes {
                 "{:?}",
                 killed.elapsed()
             );
+            assert_eq!(output.status.code(), Some(137));
+            let err = text(&output.stderr);
+            assert!(err.contains(&format!("rank {victim}")), "{err}");
+            assert!(all_gone(&pids, Duration::from_secs(5)));
+        }
+    }
+
+    /// The short form of `tools/group_faults.py`: kills while processes start, join, load and
+    /// compute.
+    #[test]
+    fn ranks_that_are_killed_at_any_moment_end_all() {
+        let path = model("llama");
+        for (n, victim, pause) in [
+            ("2", 0, 0),
+            ("4", 3, 30),
+            ("2", 1, 60),
+            ("3", 1, 120),
+            ("4", 0, 250),
+            ("3", 2, 600),
+        ] {
+            let home = tempfile::tempdir().unwrap();
+            let flags = ["launch", "-n", n, "--join-timeout", "5", "--pipeline", "--"];
+            let flags = if n == "3" {
+                &flags[..]
+            } else {
+                &[&flags[..5], &flags[6..]].concat()[..]
+            };
+            let launcher = mlx(home.path(), &[flags, &endless(&path)].concat())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let until = Instant::now() + Duration::from_secs(30);
+            let pid = loop {
+                let all = children(launcher.id());
+                if let Some((pid, _)) = all.iter().find(|(_, rank)| *rank == Some(victim)) {
+                    break *pid;
+                }
+                assert!(Instant::now() < until, "{all:?}");
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            std::thread::sleep(Duration::from_millis(pause));
+            let pids = children(launcher.id());
+            signal(pid, "-KILL");
+            let killed = Instant::now();
+            let output = launcher.wait_with_output().unwrap();
+            assert!(killed.elapsed() < Duration::from_secs(30));
             assert_eq!(output.status.code(), Some(137));
             let err = text(&output.stderr);
             assert!(err.contains(&format!("rank {victim}")), "{err}");

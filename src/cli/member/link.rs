@@ -120,7 +120,11 @@ impl Neighbors {
             let (leaving, writers) = (Arc::clone(&links.leaving), Arc::clone(&links.writers));
             let address = ring.get(neighbor).cloned().unwrap_or_default();
             thread::spawn(move || {
-                if let Some((lost, why)) = listen(stream, neighbor, &address, relay.as_ref())
+                let lost = match listen(stream, neighbor, &address, relay.as_ref()) {
+                    None => ended_early(&leaving, neighbor, &address),
+                    lost => lost,
+                };
+                if let Some((lost, why)) = lost
                     && !leaving.load(Ordering::Acquire)
                 {
                     say(&writers, Word::Lost(lost));
@@ -252,6 +256,30 @@ fn listen(
             Err(_) => return Some((rank, format!("rank {neighbor} ({address}) was lost"))),
         }
     }
+}
+
+/// Watches this process after a neighbor's good-bye. It may have something to write, but computing
+/// ends everywhere at the same time: where the engine does nothing else for [`SILENCE`], it waits
+/// for what never comes. `None` when this process leaves, too.
+fn ended_early(leaving: &AtomicBool, neighbor: usize, address: &str) -> Option<(u32, String)> {
+    while !leaving.load(Ordering::Acquire) {
+        let (done, waiting) = mpsc::channel();
+        thread::spawn(move || {
+            super::wait_for_engine();
+            // Without a listener it came too late.
+            let _ = done.send(());
+        });
+        if waiting.recv_timeout(SILENCE).is_err() {
+            let rank = u32::try_from(neighbor).unwrap_or(u32::MAX);
+            let why = format!(
+                "rank {neighbor} ({address}) has ended, and this one still waits for it; do all \
+                 run the same command?"
+            );
+            return Some((rank, why));
+        }
+        thread::sleep(BEAT);
+    }
+    None
 }
 
 #[cfg(test)]

@@ -206,6 +206,11 @@ pub fn leave() {
     }
 }
 
+/// Returns when MLX does nothing: all its work holds one lock, also while it waits for others.
+fn wait_for_engine() {
+    let _ = rust_mlx::mlx::distributed::is_available();
+}
+
 /// Ends this process when the launcher is gone.
 pub fn follow_launcher() {
     if std::env::var_os(LAUNCHED).is_none() {
