@@ -1,10 +1,10 @@
 //! Kernels of language model decoders on CPUs: products with quantized and dense matrices,
-//! attention, and sampling from logits. Slices in, slices out: no arrays, graphs or files.
-//! `mlx-rs-core` puts the kernels into MLX's graphs.
+//! attention, recurrences, and sampling from logits. Slices in, slices out: no arrays, graphs or
+//! files. `mlx-rs-core` puts the kernels into MLX's graphs.
 //!
 //! | Room | Contents |
 //! |---|---|
-//! | `gemm`, `attention`, `sampling` | the operations, each a [`Work`] |
+//! | `gemm`, `attention`, `recurrence`, `sampling` | the operations, each a [`Work`] |
 //! | `simd` | kernels by instruction set, and the functions that choose among them |
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
 //! | `pool`, `partition`, `isa`, `work` | threads, parallel loops, instruction sets, inputs |
@@ -27,6 +27,7 @@ mod partition;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
+mod recurrence;
 mod sampling;
 mod simd;
 mod sync;
@@ -51,6 +52,7 @@ pub use layout::table::Table;
 pub use layout::tile::LANES;
 pub use once::Once;
 pub use pool::with_barrier_hook;
+pub use recurrence::matrix_memory::{MatrixMemory, MemoryRule};
 pub use sampling::sample::{
     CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,
 };

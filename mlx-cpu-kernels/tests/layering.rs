@@ -98,6 +98,12 @@ const ORDER: &[&str] = &[
     "attention::decode_schedule",
     "attention::prefetch",
     "attention::run",
+    "recurrence",
+    "recurrence::gates",
+    "recurrence::step",
+    "recurrence::matrix_memory",
+    "recurrence::chunk",
+    "recurrence::run",
     "sampling",
     "sampling::softmax_pass",
     "sampling::top_k",
@@ -106,6 +112,7 @@ const ORDER: &[&str] = &[
     "testing",
     "simd::qgemv_tests",
     "gemm::experts_tests",
+    "recurrence::run_tests",
     "lib",
 ];
 

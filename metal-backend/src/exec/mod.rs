@@ -14,6 +14,7 @@
 //! | `parallel.rs` | quantized products of MLX on one stream or two |
 //! | `attention.rs` | which attention layers the kernels have |
 //! | `block.rs` | which whole decoder blocks they have |
+//! | `recurrence.rs` | which recurrences they have |
 //! | `sampling.rs` | who draws tokens and finds log-probabilities |
 //!
 //! No other module of the engine names `mlx_rs_core::cpu`; `tests/layering.rs` fails on one that
@@ -25,6 +26,7 @@ mod block;
 mod experts;
 mod matrix;
 mod parallel;
+pub mod recurrence;
 pub mod sampling;
 mod weight;
 

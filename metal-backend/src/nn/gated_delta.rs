@@ -1,11 +1,12 @@
 //! The gated delta net (Yang et al. 2024, arXiv:2412.06464; as in Qwen3-Next): projections, a
-//! convolution over queries, keys and values, the rule of `delta_rule.rs`, and a gated norm of each
-//! head.
+//! convolution over queries, keys and values, the rule by a kernel or by `delta_rule.rs`, and a gated
+//! norm of each head.
 
 use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
+use super::adapter;
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
 use super::delta_rule::{Inputs, scan};
@@ -17,6 +18,7 @@ use super::recurrence::{over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
+use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
 /// Positions that are computed at once; the result does not depend on it.
 const CHUNK: i32 = 64;
@@ -87,6 +89,51 @@ impl GatedDeltaShape {
                 StatePart::new("S", &matrix),
             ],
         )
+    }
+}
+
+impl GatedDeltaShape {
+    /// The rule as the kernels take it.
+    fn memory(&self) -> Memory {
+        Memory {
+            rule: MemoryRule::Delta,
+            heads: self.v_heads,
+            key_heads: self.k_heads,
+            key_dim: self.k_dim,
+            value_dim: self.v_dim,
+            scale: (self.k_dim as f32).powf(-0.5),
+            chunk: CHUNK,
+        }
+    }
+
+    /// The rule over `[R, L, ..]` with write strengths `b`, by MLX's operations. Returns
+    /// `[R, L, H, DV]`.
+    fn scan(&self, of: &MemoryInputs<'_>, b: &Array, memory: &Array) -> Result<(Array, Array)> {
+        let [rows, length] = [of.f.dim(0)?, of.f.dim(1)?];
+        // [R, L, H*D] -> [R, H, L, D]
+        let heads = |a: &Array, heads: i32, dim: i32| {
+            a.reshape(&[rows, length, heads, dim])?
+                .transpose_axes(&[0, 2, 1, 3])
+        };
+        let keys = |a: &Array| -> Result<Array> {
+            let all = heads(a, self.k_heads, self.k_dim)?;
+            match self.v_heads / self.k_heads {
+                1 => Ok(all),
+                repeats => all.repeat(repeats, 1),
+            }
+        };
+        let scale = Array::scalar(self.memory().scale)?;
+        let inputs = Inputs {
+            q: keys(of.q)?.multiply(&scale)?,
+            k: keys(of.k)?,
+            v: heads(of.v, self.v_heads, self.v_dim)?,
+            // [R, L, H] -> [R, H, L]
+            f: of.f.swap_axes(1, 2)?,
+            b: b.swap_axes(1, 2)?,
+        };
+        let (y, after) = scan(&inputs, memory, CHUNK)?;
+        // [R, H, L, DV] -> [R, L, H, DV]
+        Ok((y.transpose_axes(&[0, 2, 1, 3])?, after))
     }
 }
 
@@ -202,37 +249,33 @@ impl Mixer for GatedDelta {
         let strength = wide(&b)?.sigmoid()?;
         let decay = softplus(&wide(&a)?.add(&self.dt_bias)?)?.multiply(&self.rates)?;
         let qkv = wide(&qkv)?;
-        let scale = Array::scalar((shape.k_dim as f32).powf(-0.5))?;
-        let repeats = shape.v_heads / shape.k_heads;
         let found = over_rows(rows, layer, &self.layout, |span, state| {
             let (mixed, before) = self.conv.forward(&span.of(&qkv)?, part(&state, 0)?)?;
             let mixed = mixed.silu()?;
-            // [R, L, H*D] -> [R, H, L, D]
-            let heads = |from: i32, heads: i32, dim: i32| {
-                mixed
-                    .slice_axis(2, from, from + heads * dim)?
-                    .reshape(&[span.rows, span.length, heads, dim])?
-                    .transpose_axes(&[0, 2, 1, 3])
+            let keys = |from: i32| {
+                let heads = [span.rows, span.length, shape.k_heads, shape.k_dim];
+                let all = mixed.slice_axis(2, from, from + shape.keys())?;
+                unit(&all.reshape(&heads)?)?.reshape(&[span.rows, span.length, shape.keys()])
             };
-            let keys = |from: i32| -> Result<Array> {
-                let all = unit(&heads(from, shape.k_heads, shape.k_dim)?)?;
-                match repeats {
-                    1 => Ok(all),
-                    _ => all.repeat(repeats, 1),
-                }
+            let (q, k) = (keys(0)?, keys(shape.keys())?);
+            let v = mixed.slice_axis(2, 2 * shape.keys(), shape.channels())?;
+            let (f, b) = (span.of(&decay)?, span.of(&strength)?);
+            let inputs = MemoryInputs {
+                q: &q,
+                k: &k,
+                v: &v,
+                f: &f,
+                second: Some(&b),
             };
-            // [R, L, H] -> [R, H, L]
-            let gates = |a: &Array| span.of(a)?.swap_axes(1, 2);
-            let inputs = Inputs {
-                q: keys(0)?.multiply(&scale)?,
-                k: keys(shape.keys())?,
-                v: heads(2 * shape.keys(), shape.v_heads, shape.v_dim)?,
-                f: gates(&decay)?,
-                b: gates(&strength)?,
-            };
-            let (y, after) = scan(&inputs, part(&state, 1)?, CHUNK)?;
-            // [R, H, L, DV] -> [R, L, H, DV]
-            Ok((y.transpose_axes(&[0, 2, 1, 3])?, vec![before, after]))
+            let held = [part(&state, 1)?.clone()];
+            let differentiated = adapter::differentiated();
+            let (y, after) =
+                match recurrence::scan(&shape.memory(), &inputs, &held, differentiated)? {
+                    Some((y, after)) => (y, part(&after, 0)?.clone()),
+                    None => shape.scan(&inputs, &b, &held[0])?,
+                };
+            let heads = [span.rows, span.length, shape.v_heads, shape.v_dim];
+            Ok((y.reshape(&heads)?, vec![before, after]))
         })?;
         let found = positions.of(&found, &lengths)?;
         let gate = wide(&positions.of(&z, &lengths)?)?.reshape(found.shape())?;

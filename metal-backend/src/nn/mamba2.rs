@@ -1,10 +1,11 @@
 //! The layer of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): one projection, a convolution over
-//! inputs, B and C, the recurrence of `ssd.rs`, and a gated norm.
+//! inputs, B and C, the recurrence by a kernel or by `ssd.rs`, and a gated norm.
 
 use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Result};
 
+use super::adapter;
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
 use super::gated_delta::softplus;
@@ -17,6 +18,7 @@ use super::ssd::{Inputs, scan};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
+use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
 /// Positions that are computed at once; the result does not depend on it.
 const CHUNK: i32 = 64;
@@ -85,6 +87,48 @@ impl Mamba2Shape {
     }
 }
 
+impl Mamba2Shape {
+    /// The recurrence as the kernels take it.
+    fn memory(&self) -> Memory {
+        Memory {
+            rule: MemoryRule::Decay,
+            heads: self.heads,
+            key_heads: self.groups,
+            key_dim: self.state,
+            value_dim: self.dim,
+            scale: 1.0,
+            chunk: CHUNK,
+        }
+    }
+
+    /// The recurrence over `[R, L, ..]`, by MLX's operations. Returns `[R, L, H, D]`.
+    fn scan(&self, of: &MemoryInputs<'_>, memory: &Array) -> Result<(Array, Array)> {
+        let [rows, length] = [of.f.dim(0)?, of.f.dim(1)?];
+        // [R, L, H*D] -> [R, H, L, D]
+        let heads = |a: &Array, heads: i32, dim: i32| {
+            a.reshape(&[rows, length, heads, dim])?
+                .transpose_axes(&[0, 2, 1, 3])
+        };
+        let shared = |a: &Array| -> Result<Array> {
+            let all = heads(a, self.groups, self.state)?;
+            match self.heads / self.groups {
+                1 => Ok(all),
+                repeats => all.repeat(repeats, 1),
+            }
+        };
+        let inputs = Inputs {
+            q: shared(of.q)?,
+            k: shared(of.k)?,
+            v: heads(of.v, self.heads, self.dim)?,
+            // [R, L, H] -> [R, H, L]
+            f: of.f.swap_axes(1, 2)?,
+        };
+        let (y, after) = scan(&inputs, memory, CHUNK)?;
+        // [R, H, L, D] -> [R, L, H, D]
+        Ok((y.transpose_axes(&[0, 2, 1, 3])?, after))
+    }
+}
+
 impl Mixer for Mamba2 {
     fn forward(
         &self,
@@ -110,37 +154,31 @@ impl Mixer for Mamba2 {
         let found = over_rows(rows, layer, &self.layout, |span, state| {
             let (mixed, before) = self.conv.forward(&span.of(&mixed)?, part(&state, 0)?)?;
             let mixed = mixed.silu()?;
-            // [R, L, H*D] -> [R, H, L, D]
-            let heads = |from: i32, heads: i32, dim: i32| {
-                mixed
-                    .slice_axis(2, from, from + heads * dim)?
-                    .reshape(&[span.rows, span.length, heads, dim])?
-                    .transpose_axes(&[0, 2, 1, 3])
+            let part_of = |from: i32, width: i32| mixed.slice_axis(2, from, from + width);
+            let shared = shape.groups * shape.state;
+            let (k, q) = (part_of(inner, shared)?, part_of(inner + shared, shared)?);
+            let heads = [span.rows, span.length, shape.heads, shape.dim];
+            let input = part_of(0, inner)?.reshape(&heads)?;
+            let flat = [span.rows, span.length, inner];
+            let written = input.multiply(&span.of(&steps)?.expand_dims(-1)?)?;
+            let (v, f) = (written.reshape(&flat)?, span.of(&decay)?);
+            let inputs = MemoryInputs {
+                q: &q,
+                k: &k,
+                v: &v,
+                f: &f,
+                second: None,
             };
-            let shared = |from: i32| -> Result<Array> {
-                let all = heads(from, shape.groups, shape.state)?;
-                match shape.heads / shape.groups {
-                    1 => Ok(all),
-                    repeats => all.repeat(repeats, 1),
-                }
-            };
-            // [R, L, H] -> [R, H, L]
-            let gates = |a: &Array| span.of(a)?.swap_axes(1, 2);
-            let input = heads(0, shape.heads, shape.dim)?;
-            let inputs = Inputs {
-                q: shared(inner + shape.groups * shape.state)?,
-                k: shared(inner)?,
-                v: input.multiply(&gates(&steps)?.expand_dims(-1)?)?,
-                f: gates(&decay)?,
-            };
-            let (y, after) = scan(&inputs, part(&state, 1)?, CHUNK)?;
-            let skip = self.skip.reshape(&[1, shape.heads, 1, 1])?;
-            let y = y.add(&input.multiply(&skip)?)?;
-            // [R, H, L, D] -> [R, L, H * D]
-            let y = y
-                .transpose_axes(&[0, 2, 1, 3])?
-                .reshape(&[span.rows, span.length, inner])?;
-            Ok((y, vec![before, after]))
+            let held = [part(&state, 1)?.clone()];
+            let differentiated = adapter::differentiated();
+            let (y, after) =
+                match recurrence::scan(&shape.memory(), &inputs, &held, differentiated)? {
+                    Some((y, after)) => (y, part(&after, 0)?.clone()),
+                    None => shape.scan(&inputs, &held[0])?,
+                };
+            let skip = self.skip.reshape(&[shape.heads, 1])?;
+            let y = y.reshape(&heads)?.add(&input.multiply(&skip)?)?;
+            Ok((y.reshape(&flat)?, vec![before, after]))
         })?;
         let found = positions.of(&found, &lengths)?;
         let gate = gate.astype(Dtype::Float32)?.silu()?;

@@ -1,11 +1,12 @@
 //! The mLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517; as in xLSTM 7B, arXiv:2503.13427):
-//! projections, soft-capped gates, the recurrence of `mlstm_cell.rs`, a norm of each head and an
-//! output gate.
+//! projections, soft-capped gates, the recurrence by a kernel or by `mlstm_cell.rs`, a norm of each
+//! head and an output gate.
 
 use std::sync::Arc;
 
 use mlx_rs_core::{Array, Dtype, Result};
 
+use super::adapter;
 use super::attention::Positions;
 use super::head_norm::HeadNorm;
 use super::hooks::Watch;
@@ -18,6 +19,7 @@ use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
 use crate::exec::Epilogue;
+use crate::exec::recurrence::{self, MemoryInputs, MemoryRule};
 
 /// One mLSTM layer.
 #[derive(Debug)]
@@ -81,18 +83,60 @@ impl MlstmShape {
         [qk, qk, v, v, self.heads, self.heads]
     }
 
-    /// A gate before its activation, in float32: a logarithm, of which 16 bits lose the digits.
+    /// The recurrence as the kernels take it.
+    fn memory(&self) -> recurrence::Memory {
+        recurrence::Memory {
+            rule: MemoryRule::Exponential {
+                gate_cap: self.gate_cap,
+                eps: self.eps,
+            },
+            heads: self.heads,
+            key_heads: self.heads,
+            key_dim: self.qk_dim,
+            value_dim: self.v_dim,
+            scale: (self.qk_dim as f32).powf(-0.5),
+            chunk: self.chunk,
+        }
+    }
+
+    /// A gate with its cap.
     fn capped(&self, gate: &Array) -> Result<Array> {
-        let gate = gate.astype(Dtype::Float32)?;
         match self.gate_cap {
-            None => Ok(gate),
+            None => Ok(gate.clone()),
             Some(cap) => {
                 let cap = Array::scalar(cap)?;
                 gate.divide(&cap)?.tanh()?.multiply(&cap)
             }
         }
     }
+
+    /// The recurrence over `[R, L, ..]`, by MLX's operations. Returns `[R, L, H, DV]`.
+    fn scan(&self, of: &MemoryInputs<'_>, i: &Array, state: Vec<Array>) -> Result<Scanned> {
+        let [rows, length] = [of.f.dim(0)?, of.f.dim(1)?];
+        // [R, L, H*D] -> [R, H, L, D]
+        let heads = |a: &Array, dim: i32| {
+            a.reshape(&[rows, length, self.heads, dim])?
+                .transpose_axes(&[0, 2, 1, 3])
+        };
+        // [R, L, H] -> [R, H, L]
+        let gates = |a: &Array| a.swap_axes(1, 2);
+        let scale = Array::scalar(self.memory().scale)?;
+        let inputs = Inputs {
+            q: heads(of.q, self.qk_dim)?.multiply(&scale)?,
+            k: heads(of.k, self.qk_dim)?,
+            v: heads(of.v, self.v_dim)?,
+            i: gates(&self.capped(i)?)?,
+            f: gates(&log_sigmoid(&self.capped(of.f)?)?)?,
+        };
+        let (h, after) = scan(&inputs, Memory::try_from(state)?, self.chunk, self.eps)?;
+        // [R, H, L, DV] -> [R, L, H, DV]
+        let h = h.transpose_axes(&[0, 2, 1, 3])?;
+        Ok((h, vec![after.c, after.n, after.m]))
+    }
 }
+
+/// Outputs of positions, and the state after them.
+type Scanned = (Array, Vec<Array>);
 
 impl Mlstm {
     /// Queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`,
@@ -142,32 +186,27 @@ impl Mixer for Mlstm {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let [q, k, v, out, i, f] = self.projected(x, norm)?;
-        let scale = Array::scalar((shape.qk_dim as f32).powf(-0.5))?;
-        // In float32, as the state is.
-        let q = q.astype(Dtype::Float32)?.multiply(&scale)?;
-        let (i, f) = (shape.capped(&i)?, log_sigmoid(&shape.capped(&f)?)?);
+        // In float32, as the state is: gates are logarithms, of which 16 bits lose the digits.
+        let wide = |a: Array| a.astype(Dtype::Float32);
+        let (q, k, v, i, f) = (wide(q)?, wide(k)?, wide(v)?, wide(i)?, wide(f)?);
         let found = over_rows(rows, layer, &self.layout, |span, state| {
-            // [R, L, H*D] -> [R, H, L, D]
-            let heads = |a: &Array, dim: i32| {
-                span.of(a)?
-                    .reshape(&[span.rows, span.length, shape.heads, dim])?
-                    .transpose_axes(&[0, 2, 1, 3])?
-                    .astype(Dtype::Float32)
+            let (q, k, v) = (span.of(&q)?, span.of(&k)?, span.of(&v)?);
+            let (i, f) = (span.of(&i)?, span.of(&f)?);
+            let inputs = MemoryInputs {
+                q: &q,
+                k: &k,
+                v: &v,
+                f: &f,
+                second: Some(&i),
             };
-            // [R, L, H] -> [R, H, L]
-            let gates = |a: &Array| span.of(a)?.swap_axes(1, 2);
-            let inputs = Inputs {
-                q: heads(&q, shape.qk_dim)?,
-                k: heads(&k, shape.qk_dim)?,
-                v: heads(&v, shape.v_dim)?,
-                i: gates(&i)?,
-                f: gates(&f)?,
-            };
-            let memory = Memory::try_from(state)?;
-            let (h, after) = scan(&inputs, memory, shape.chunk, shape.eps)?;
-            // [R, H, L, DV] -> [R, L, H, DV]
-            let h = h.transpose_axes(&[0, 2, 1, 3])?;
-            Ok((h, vec![after.c, after.n, after.m]))
+            let differentiated = adapter::differentiated();
+            match recurrence::scan(&shape.memory(), &inputs, &state, differentiated)? {
+                Some((h, after)) => {
+                    let heads = [span.rows, span.length, shape.heads, shape.v_dim];
+                    Ok((h.reshape(&heads)?, after))
+                }
+                None => shape.scan(&inputs, &i, state),
+            }
         })?;
         let found = positions.of(&found, &lengths)?;
         let gate = positions.of(&out, &lengths)?.sigmoid()?;

@@ -1,5 +1,5 @@
 //! The kernels of `mlx-cpu-kernels` as operations of MLX's graph. They are products with quantized
-//! and dense matrices, attention, whole decoder blocks, and sampling from long rows. MLX computes
+//! and dense matrices, attention, recurrences, decoder blocks, and sampling from long rows. MLX computes
 //! these on one core and without vector units. Laziness, streams and memory stay MLX's (through the
 //! shim of `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
 //!
@@ -22,6 +22,7 @@ mod matrix;
 mod packed_formats;
 mod projection;
 mod quantized;
+mod recurrence;
 mod sample;
 #[cfg(test)]
 mod tests;
@@ -35,10 +36,12 @@ pub use kv_buffer::KvBuffer;
 pub use logits::{LogProbabilities, TopK, draw, log_probabilities, top_k};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
-    CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, OPTIMIZED, Pick, RepetitionPenalty,
-    Rotation, SampleParams, Table, TokenRange, enabled, instruction_set, status, threads,
+    CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
+    RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled, instruction_set, status,
+    threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;
+pub use recurrence::{Memory, MemoryInputs};
 pub use sample::{SampleRow, sample};
 pub use top_p::top_p;

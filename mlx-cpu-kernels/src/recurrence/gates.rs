@@ -1,0 +1,196 @@
+//! Gates of a matrix memory, as factors of a chunk. Sums of logarithms are in float64: the
+//! difference of two long sums would lose the digits of float32.
+
+use crate::isa::Isa;
+use crate::layout::tile::LANES;
+use crate::simd::portable::vmath;
+
+/// The least logarithm of a forget gate. Its exponential is zero long before, and sums of greater
+/// numbers would lose the digits of small ones.
+const LEAST_LOG: f64 = -1e6;
+
+/// The least stabilizer whose `exp(-m)` is used. Beyond, a denominator would overflow, and the
+/// output is next to nothing.
+const LEAST_M: f32 = -80.0;
+
+/// `cap * tanh(x / cap)`.
+pub(crate) fn capped(x: f32, cap: Option<f32>) -> f32 {
+    cap.map_or(x, |cap| cap * (x / cap).tanh())
+}
+
+/// `-log(1 + exp(-x))`, which keeps its digits where the sigmoid is 0 or 1.
+pub(crate) fn log_sigmoid(x: f32) -> f32 {
+    x.min(0.0) - (-x.abs()).exp().ln_1p()
+}
+
+/// `max(|dot|, exp(-m)) + eps`.
+pub(crate) fn denominator(dot: f32, m: f32, eps: f32) -> f32 {
+    dot.abs().max((-m.max(LEAST_M)).exp()) + eps
+}
+
+/// What a chunk of positions of one head forgets and writes.
+///
+/// With the running sum `F` of the logarithms of the forget gates and the logarithms `i` of the
+/// input gates, `u = i - F`. What was written at `s` counts `exp(u_s - M_t)` at `t`, and what the
+/// memory held before the chunk counts `exp(m - M_t)`. `M_t` is the maximum of `m` and `u` up to
+/// `t` where input gates are exponential, else `-F_t`.
+#[derive(Debug, Default)]
+pub(crate) struct ChunkGates {
+    /// `u` of each position.
+    written: Vec<f64>,
+    /// `M` of each position.
+    reference: Vec<f64>,
+    /// The factor on what the memory held, of each position.
+    pub keep: Vec<f32>,
+    /// The stabilizer `F + M` of each position; zero without input gates.
+    pub m: Vec<f32>,
+}
+
+impl ChunkGates {
+    /// Begins a chunk, which has no positions yet.
+    pub(crate) fn clear(&mut self) {
+        self.written.clear();
+        self.reference.clear();
+        self.keep.clear();
+        self.m.clear();
+    }
+
+    /// Fills the gates from pairs of the logarithms of forget and input gates. `m` is the
+    /// stabilizer before the chunk where input gates are exponential.
+    pub(crate) fn fill(&mut self, m: Option<f32>, logs: impl Iterator<Item = (f32, f32)>) {
+        self.clear();
+        let before = f64::from(m.unwrap_or(0.0));
+        let (mut sum, mut greatest) = (0.0f64, before);
+        for (f, i) in logs {
+            // Not `max`, which would lose NaN.
+            let f = f64::from(f);
+            sum += if f < LEAST_LOG { LEAST_LOG } else { f };
+            let written = f64::from(i) - sum;
+            let reference = match m {
+                Some(_) => {
+                    greatest = if written > greatest {
+                        written
+                    } else {
+                        greatest
+                    };
+                    greatest
+                }
+                None => -sum,
+            };
+            self.written.push(written);
+            self.reference.push(reference);
+            self.keep.push(((before - reference) as f32).exp());
+            self.m.push(if m.is_some() {
+                (sum + reference) as f32
+            } else {
+                0.0
+            });
+        }
+    }
+
+    /// Positions.
+    pub(crate) fn len(&self) -> usize {
+        self.keep.len()
+    }
+
+    /// The factor after the chunk on what was written at each position, into `take`.
+    pub(crate) fn take(&self, take: &mut Vec<f32>) {
+        take.clear();
+        let last = self.reference.last().copied().unwrap_or(0.0);
+        take.extend(self.written.iter().map(|u| ((u - last) as f32).exp()));
+    }
+
+    /// `weighted[t][s] = scores[t][s] * exp(u_s - M_t) * factor(t)` for `s <= t`, or for `s < t`
+    /// where `strict`; zero elsewhere. Both are `[len, stride]`. What `scores` holds above the
+    /// diagonal is not used.
+    pub(crate) fn weigh(
+        &mut self,
+        isa: Isa,
+        (scores, weighted): (&[f32], &mut [f32]),
+        stride: usize,
+        factors: Option<&[f32]>,
+    ) {
+        let len = self.len();
+        assert!(stride.is_multiple_of(LANES) && stride >= len);
+        self.written.resize(stride, 0.0);
+        for t in 0..len {
+            let (own, out) = (&scores[t * stride..][..stride], &mut weighted[t * stride..]);
+            let out = &mut out[..stride];
+            let (count, factor) = match factors {
+                Some(factors) => (t, factors[t]),
+                None => (t + 1, 1.0),
+            };
+            weigh_row(
+                isa,
+                (&self.written, self.reference[t]),
+                own,
+                out,
+                (count, factor),
+            );
+        }
+        self.written.truncate(len);
+    }
+}
+
+/// One row of [`ChunkGates::weigh`]: the first `count` elements, and zeros behind.
+fn weigh_row(isa: Isa, from: (&[f64], f64), scores: &[f32], out: &mut [f32], which: (usize, f32)) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        Isa::Avx2 => unsafe { weigh_row_avx2(from, scores, out, which) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor has avx2, fma and avx512f.
+        Isa::Avx512 | Isa::Amx => unsafe { weigh_row_avx512(from, scores, out, which) },
+        _ => weigh_row_with(from, scores, out, which),
+    }
+}
+
+/// # Safety
+/// The processor must have avx2 and fma.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn weigh_row_avx2(
+    from: (&[f64], f64),
+    scores: &[f32],
+    out: &mut [f32],
+    which: (usize, f32),
+) {
+    weigh_row_with(from, scores, out, which);
+}
+
+/// # Safety
+/// The processor must have avx2, fma and avx512f.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f")]
+unsafe fn weigh_row_avx512(
+    from: (&[f64], f64),
+    scores: &[f32],
+    out: &mut [f32],
+    which: (usize, f32),
+) {
+    weigh_row_with(from, scores, out, which);
+}
+
+#[inline(always)]
+fn weigh_row_with(
+    (written, reference): (&[f64], f64),
+    scores: &[f32],
+    out: &mut [f32],
+    (count, factor): (usize, f32),
+) {
+    let used = count.next_multiple_of(LANES).min(out.len());
+    out[used..].fill(0.0);
+    let lanes = (out[..used].as_chunks_mut::<LANES>().0.iter_mut())
+        .zip(scores.as_chunks::<LANES>().0)
+        .zip(written.as_chunks::<LANES>().0);
+    for (first, ((out, scores), written)) in (0..).step_by(LANES).zip(lanes) {
+        for lane in 0..LANES {
+            let weight = vmath::exp((written[lane] - reference) as f32) * factor;
+            out[lane] = if first + lane < count {
+                scores[lane] * weight
+            } else {
+                0.0
+            };
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Layers that keep a matrix for each head instead of keys and values: mLSTM, the state spaces of
+//! Mamba-2, and the gated delta rule. Positions are computed one by one or in chunks.
+
+pub(crate) mod chunk;
+pub(crate) mod gates;
+pub(crate) mod matrix_memory;
+pub(crate) mod run;
+#[cfg(test)]
+mod run_tests;
+pub(crate) mod step;
