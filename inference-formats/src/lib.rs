@@ -39,6 +39,7 @@ pub mod gguf_quant;
 mod identity;
 pub mod limits;
 pub mod pipeline;
+pub mod python_json;
 pub mod safetensors;
 pub mod split;
 

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
 use inference_formats::files::read_capped;
+use inference_formats::python_json;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -115,7 +116,7 @@ pub(crate) fn read_json(path: &Path, limits: &TextLimits) -> Result<Option<Value
     let Some(bytes) = read_bounded(path, limits.config_bytes)? else {
         return Ok(None);
     };
-    serde_json::from_slice(&bytes)
+    python_json::from_slice(&bytes)
         .map(Some)
         .map_err(|e| invalid("not JSON", path).with_source(e))
 }

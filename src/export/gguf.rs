@@ -71,9 +71,11 @@ pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Export
     let path = model.join("config.json");
     let config =
         inference_formats::files::read_text(&path, inference_formats::files::MAX_TEXT_FILE)?;
-    let fields: Map<String, Value> = serde_json::from_str(&config).map_err(|e| {
-        Error::new(ErrorKind::InvalidModel, format!("not a JSON object: {e}")).with_path(&path)
-    })?;
+    let fields: Map<String, Value> = inference_formats::python_json::from_slice(config.as_bytes())
+        .and_then(serde_json::from_value)
+        .map_err(|e| {
+            Error::new(ErrorKind::InvalidModel, format!("not a JSON object: {e}")).with_path(&path)
+        })?;
     let config = Config::new(&fields).map_err(|e| e.with_path(&path))?;
     let checkpoint = SafetensorsCheckpoint::open(model)?;
     let mut metadata = Metadata::default();

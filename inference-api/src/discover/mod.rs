@@ -274,7 +274,7 @@ fn describe(dir: &Path, weights: &[&PathBuf]) -> Result<DiscoveredModel> {
     let path = dir.join("config.json");
     let invalid = |message: String| Error::new(ErrorKind::InvalidModel, message).with_path(&path);
     let text = read_capped(&path, MAX_CONFIG)?;
-    let config: Value = serde_json::from_slice(&text)
+    let config: Value = inference_formats::python_json::from_slice(&text)
         .map_err(|e| invalid("not a JSON configuration".into()).with_source(e))?;
     if !config.is_object() {
         return Err(invalid(String::from(

@@ -17,6 +17,7 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::python_json;
 use serde_json::{Map, Value};
 
 pub use layers::LayerKind;
@@ -89,38 +90,11 @@ pub struct ModelConfig {
 
 /// The JSON object in `bytes`.
 fn object(bytes: &[u8]) -> Result<serde_json::Map<String, Value>> {
-    let parsed = serde_json::from_slice(bytes)
-        .or_else(|fault| serde_json::from_slice(&without_infinities(bytes)).map_err(|_| fault));
-    match parsed {
+    match python_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(fault("the file is not a JSON object".into())),
         Err(e) => Err(fault("not valid JSON".into()).with_source(e)),
     }
-}
-
-/// The same with nulls for the numbers that Python writes and JSON does not have: bounds that are
-/// none, as of time steps.
-fn without_infinities(bytes: &[u8]) -> Vec<u8> {
-    const NONE: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
-    let mut out = Vec::with_capacity(bytes.len());
-    let (mut rest, mut in_string) = (bytes, false);
-    while let Some((&byte, after)) = rest.split_first() {
-        if in_string && byte == b'\\' {
-            let pair = rest.len().min(2);
-            out.extend_from_slice(&rest[..pair]);
-            rest = &rest[pair..];
-            continue;
-        }
-        if !in_string && let Some(name) = NONE.iter().find(|name| rest.starts_with(name)) {
-            out.extend_from_slice(b"null");
-            rest = &rest[name.len()..];
-            continue;
-        }
-        in_string ^= byte == b'"';
-        out.push(byte);
-        rest = after;
-    }
-    out
 }
 
 fn fault(message: String) -> Error {

@@ -91,8 +91,8 @@ pub(super) fn shape(config: &ModelConfig, fields: &Fields) -> Result<Mamba2Shape
     Ok(shape)
 }
 
-/// The shortest and the longest step. Python writes a bound that is none as `Infinity`, which is
-/// read as null.
+/// The shortest and the longest step. A bound that is none is null or beyond float32: Python writes
+/// `Infinity`.
 fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     let fault = || invalid("time_step_limit must be two numbers, the first not above the second");
     let limit = match config.fields.get("time_step_limit") {

@@ -13,7 +13,7 @@ use crate::checkpoint::files::{invalid, read_capped};
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_quant::{self, AffinePacked, unpermute_rows};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
-use crate::checkpoint::{ModelFiles, locate};
+use crate::checkpoint::{ModelFiles, locate, python_json};
 
 /// The largest accepted `config.json`, in bytes.
 const MAX_CONFIG: u64 = 4 << 20;
@@ -108,7 +108,7 @@ impl Source {
 
     fn directory(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
-        let config = match serde_json::from_slice(&read_capped(&path, MAX_CONFIG)?) {
+        let config = match python_json::from_slice(&read_capped(&path, MAX_CONFIG)?) {
             Ok(Value::Object(config)) => config,
             Ok(_) => return Err(invalid(&path, "the file is not a JSON object")),
             Err(e) => return Err(invalid(&path, "not valid JSON").with_source(e)),

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::adapter::{Stored, same_layer};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
-use crate::checkpoint::{Family, ModelFiles, locate};
+use crate::checkpoint::{Family, ModelFiles, locate, python_json};
 use crate::convert::{ConvertOptions, convert};
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
@@ -116,7 +116,8 @@ fn failed(path: &Path, e: std::io::Error) -> Error {
 
 /// A configuration, or an index, of a model whose matrices are no longer packed.
 fn without_packing(path: &Path, is_index: bool) -> Result<String> {
-    let mut value: Value = serde_json::from_str(&read_text(path, MAX_TEXT_FILE)?)
+    let text = read_text(path, MAX_TEXT_FILE)?;
+    let mut value = python_json::from_slice(text.as_bytes())
         .map_err(|e| invalid(path, "not a JSON file").with_source(e))?;
     if is_index {
         if let Some(map) = value.get_mut("weight_map").and_then(Value::as_object_mut) {
@@ -457,7 +458,7 @@ impl Formats {
     fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let text = read_text(&path, MAX_TEXT_FILE)?;
-        let mut config: Value = serde_json::from_str(&text)
+        let mut config: Value = python_json::from_slice(text.as_bytes())
             .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
         let quantization = ["quantization", "quantization_config"]
             .iter()

@@ -1,0 +1,78 @@
+//! JSON as Python writes it: its module `json` also writes `Infinity`, `-Infinity` and `NaN`, which
+//! JSON does not have. Published configurations hold them, such as `time_step_limit: [0.0,
+//! Infinity]` of Mamba-2.
+
+use serde_json::Value;
+
+/// The value that a text of JSON or of Python's dialect describes. An infinite number becomes the
+/// greatest finite one of its sign, which bounds as much; what is no number becomes null.
+///
+/// # Errors
+/// Those of JSON, when the text is neither.
+///
+/// ```
+/// let text = br#"{"time_step_limit": [0.0, Infinity], "note": "Infinity"}"#;
+/// let value = inference_formats::python_json::from_slice(text)?;
+/// assert_eq!(value["time_step_limit"][1], f64::MAX);
+/// assert_eq!(value["note"], "Infinity");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Value> {
+    serde_json::from_slice(bytes)
+        .or_else(|fault| serde_json::from_slice(&as_json(bytes)).map_err(|_| fault))
+}
+
+/// The same text with numbers of JSON outside of strings.
+fn as_json(bytes: &[u8]) -> Vec<u8> {
+    const OTHERS: [(&[u8], &[u8]); 3] = [
+        (b"-Infinity", b"-1.7976931348623157e308"),
+        (b"Infinity", b"1.7976931348623157e308"),
+        (b"NaN", b"null"),
+    ];
+    let mut out = Vec::with_capacity(bytes.len());
+    let (mut rest, mut in_string) = (bytes, false);
+    while let Some((&byte, after)) = rest.split_first() {
+        if in_string && byte == b'\\' {
+            let pair = rest.len().min(2);
+            out.extend_from_slice(&rest[..pair]);
+            rest = &rest[pair..];
+            continue;
+        }
+        let other = OTHERS.iter().find(|(name, _)| rest.starts_with(name));
+        if let Some((name, number)) = other.filter(|_| !in_string) {
+            out.extend_from_slice(number);
+            rest = &rest[name.len()..];
+            continue;
+        }
+        in_string ^= byte == b'"';
+        out.push(byte);
+        rest = after;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_of_python_become_numbers_of_json() {
+        let text = br#"{"limit": [0.0, Infinity], "others": [-Infinity, NaN, -1],
+            "note": "Infinity \" NaN", "Infinity": 1}"#;
+        let expected = json!({"limit": [0.0, f64::MAX], "others": [-f64::MAX, null, -1],
+            "note": "Infinity \" NaN", "Infinity": 1});
+        assert_eq!(from_slice(text).unwrap(), expected);
+        assert_eq!(from_slice(b"[1, null]").unwrap(), json!([1, null]));
+        for broken in [
+            "{\"a\": Infinit}",
+            "{\"a\": Infinity",
+            "{\"a\": \"\\",
+            "",
+            "[NaNa]",
+        ] {
+            assert!(from_slice(broken.as_bytes()).is_err(), "{broken}");
+        }
+    }
+}
