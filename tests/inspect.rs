@@ -180,6 +180,11 @@ fn states_of_each_kind_of_layer_are_counted() {
     let ssd = (3 * 88 + 8 * 6 * 8) * 4;
     assert_eq!(memory("mamba2"), (3 * ssd, 0));
     assert_eq!(memory("granitemoehybrid"), (3 * ssd, 2 * 2 * 8 * 4));
+    // Three inputs of 48 + 2 * 2 * 5 channels, six heads of 5 x 8, beside two heads of 10.
+    let ssd = (3 * 68 + 6 * 5 * 8) * 4;
+    assert_eq!(memory("falcon-h1"), (3 * ssd, 3 * 2 * 2 * 10 * 4));
+    // Two of five blocks are recurrent, and one has keys.
+    assert_eq!(memory("nemotron-h"), (2 * ssd, 2 * 2 * 12 * 4));
 }
 
 #[test]

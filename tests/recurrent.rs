@@ -35,6 +35,10 @@ fn a_prompt_in_pieces_equals_one_pass() {
         "qwen3-5",
         "mamba2",
         "granitemoehybrid",
+        "falcon-h1",
+        "falcon-h1-norm",
+        "nemotron-h",
+        "nemotron-h-moe",
     ] {
         let model = tiny(name);
         let prompt = ids(1, 100);
@@ -63,7 +67,15 @@ fn a_prompt_in_pieces_equals_one_pass() {
 
 #[test]
 fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
-    for name in ["xlstm", "lfm2", "qwen3-5", "mamba2", "granitemoehybrid"] {
+    for name in [
+        "xlstm",
+        "lfm2",
+        "qwen3-5",
+        "mamba2",
+        "granitemoehybrid",
+        "falcon-h1",
+        "nemotron-h",
+    ] {
         let model = tiny(name);
         let first = ids(2, 12);
         let (answer, cached) = reply(model.as_ref(), &first, &greedy(5).with_ignore_eos(true));
@@ -93,6 +105,9 @@ fn a_batch_of_a_hybrid_gives_what_each_gets_alone() {
         "qwen3-next",
         "mamba2",
         "granitemoehybrid",
+        "falcon-h1",
+        "nemotron-h",
+        "nemotron-h-moe",
     ] {
         let options = LoadOptions::new()
             .with_backend("cpu")
@@ -146,7 +161,13 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
         assert_eq!((found, cached), (expected, 30), "{more:?}");
     }
     // Both kinds of layers in one file.
-    for name in ["lfm2", "qwen3-next", "granitemoehybrid"] {
+    for name in [
+        "lfm2",
+        "qwen3-next",
+        "granitemoehybrid",
+        "falcon-h1",
+        "nemotron-h",
+    ] {
         let hybrid = tiny(name);
         let kept = hybrid.as_prompt_cache().unwrap();
         assert_eq!(kept.save_prompt_cache(&prompt, &path).unwrap(), 30);
@@ -224,6 +245,26 @@ fn gated_attention_shows_its_queries() {
     assert_eq!(seen.queries.unwrap()[3][0].len(), 40 * 16);
 }
 
+/// A block with two mixers shows the keys of its attention; blocks of one part have none.
+#[test]
+fn blocks_of_two_mixers_and_of_one_part_show_the_keys_they_have() {
+    let prompt = Prompt::Tokens(ids(3, 40));
+    for (name, expected) in [
+        ("falcon-h1", &[2, 2, 2][..]),
+        ("nemotron-h", &[0, 0, 2, 0, 0]),
+    ] {
+        let model = tiny(name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let seen = inspector.inspect_attention(&prompt).unwrap();
+        let heads: Vec<usize> = seen.keys.iter().map(Vec::len).collect();
+        assert_eq!(heads, expected, "{name}");
+        refused(
+            model.generate(&prompt, &greedy(4).with_prompt_lookup(2)),
+            "recurrent",
+        );
+    }
+}
+
 /// Its layers of attention have keys, which can be bounded and looked at; its convolutions do not.
 #[test]
 fn a_hybrid_has_keys_in_its_layers_of_attention() {
@@ -270,6 +311,8 @@ fn bfloat16_stays_finite_over_two_thousand_tokens() {
         "qwen3-5",
         "mamba2",
         "granitemoehybrid-dense",
+        "falcon-h1",
+        "nemotron-h",
     ];
     for name in names {
         let half = inference::load_model(fixture("tiny").join(name), &options).unwrap();

@@ -176,6 +176,8 @@ fn each_family_fills_in_what_its_reference_does() {
         ("qwen3_5_text", 1e-6, 1e4),
         ("granitemoehybrid", 1e-6, 1e4),
         ("mamba2", 1e-5, 1e4),
+        ("falcon_h1", 1e-5, 1e4),
+        ("nemotron_h", 1e-5, 1e4),
         ("gemma3", 1e-6, 1e6),
         ("gemma3_text", 1e-6, 1e6),
     ] {

@@ -228,7 +228,7 @@ fn keys_per_token(config: &ModelConfig, compute_bytes: usize) -> u64 {
         .head_dim
         .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
     let layers = 0..config.num_hidden_layers;
-    let layers = layers.filter(|&layer| !config.is_recurrent(layer)).count();
+    let layers = layers.filter(|&layer| config.has_keys(layer)).count();
     [
         2, // keys and values
         layers,

@@ -38,6 +38,8 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
             ]
         }
         "mamba2" => vec!["in_proj", "out_proj"],
+        _ if name.starts_with("falcon") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
+        _ if name.starts_with("nemotron") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         _ if name.starts_with("granitemoe") => vec!["q_proj", "in_proj", "out_proj"],
         _ if name.starts_with("lfm2") => vec!["q_proj", "v_proj", "in_proj", "out_proj"],
         _ => vec!["q_proj", "v_proj"],
@@ -174,6 +176,8 @@ fn gradients_through_a_recurrence_are_slopes() {
         ),
         ("mamba2", 1, &["in_proj", "out_proj"][..]),
         ("granitemoehybrid-dense", 2, &["in_proj", "out_proj"][..]),
+        ("falcon-h1", 1, &["in_proj", "q_proj", "up_proj"][..]),
+        ("nemotron-h", 4, &["in_proj", "q_proj", "up_proj"][..]),
     ] {
         let config = rank(2).with_num_layers(layers);
         let config = config.with_targets(targets.iter().copied());

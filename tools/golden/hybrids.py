@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models import lfm2_moe
+from mlx_lm.models import falcon_h1, lfm2_moe
 
 import tiny_tokenizer
 from tiny_models import DEFAULT_OUT, numbers, text_goldens, write_json
@@ -76,6 +76,23 @@ def with_own_routers(model: nn.Module) -> None:
         block = getattr(layer, "feed_forward", None)
         if isinstance(block, lfm2_moe.Lfm2MoeSparseMoeBlock):
             layer.feed_forward = Lfm2Router(block, model.args)
+
+
+def with_falcon_factors(model: nn.Module) -> None:
+    """mlx-lm 0.30.7 leaves two factors of Falcon-H1 out when it folds them into the matrices."""
+    args = getattr(model, "args", None)
+    if getattr(args, "model_type", "") == "falcon_h1":
+        for layer in model.layers:
+            layer.self_attn.k_proj.weight *= args.key_multiplier
+            layer.self_attn.v_proj.weight *= args.attention_in_multiplier
+
+
+def every_layer(forward: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Without caches mlx-lm 0.30.7 runs the first layer of Falcon-H1 only."""
+    return lambda self, inputs, cache=None: forward(self, inputs, cache or [(None, None)] * len(self.layers))
+
+
+falcon_h1.FalconH1Model.__call__ = every_layer(falcon_h1.FalconH1Model.__call__)
 
 
 def as_bfloat16(value: np.ndarray) -> np.ndarray:
@@ -150,6 +167,11 @@ def granite(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return out
 
 
+def nemotron(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts of two matrices each stand one by one."""
+    return one_by_one(turned(weights), {"fc1": "up_proj", "fc2": "down_proj"})
+
+
 LFM2 = BASE | {
     "model_type": "lfm2",
     "norm_eps": 1e-5,
@@ -221,6 +243,58 @@ GRANITE = BASE | {
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
     "time_step_limit": [0.0, 1e9],
+}
+
+FALCON = BASE | {
+    "model_type": "falcon_h1",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e5,
+    "head_dim": 10,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "projectors_bias": False,
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    # Other than the width of a head, so that a transposed state shows.
+    "mamba_d_state": 5,
+    "mamba_d_conv": 4,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    # Each factor has a number of its own, so that one in the wrong place shows.
+    "embedding_multiplier": 2.5,
+    "lm_head_multiplier": 1.4,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 1.1, 0.75, 1.2, 0.85],
+    "mlp_multipliers": [0.9, 0.7],
+}
+
+FALCON_REPLACED = ["key_multiplier on keys and attention_in_multiplier on values", "all layers without caches"]
+
+NEMOTRON = BASE | {
+    "model_type": "nemotron_h",
+    "layer_norm_epsilon": 1e-5,
+    "head_dim": 12,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_bias": False,
+    "mlp_hidden_act": "relu2",
+    "mamba_hidden_act": "silu",
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "mamba_proj_bias": False,
+    "ssm_state_size": 5,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    # Published configurations write the number that JSON does not have.
+    "time_step_limit": [0.0, float("inf")],
+    "tie_word_embeddings": False,
 }
 
 
@@ -336,6 +410,59 @@ SPECS = [
         "GraniteMoeHybridForCausalLM",
         granite,
     ),
+    Spec(
+        "falcon-h1",
+        FALCON
+        | {
+            "num_hidden_layers": 3,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": False,
+            "tie_word_embeddings": False,
+        },
+        "FalconH1ForCausalLM",
+        turned,
+        replaced=FALCON_REPLACED,
+    ),
+    Spec(
+        "falcon-h1-norm",
+        FALCON
+        | {
+            "num_hidden_layers": 2,
+            "mamba_n_groups": 1,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": True,
+            "tie_word_embeddings": True,
+        },
+        "FalconH1ForCausalLM",
+        turned,
+        replaced=FALCON_REPLACED,
+    ),
+    Spec(
+        "nemotron-h",
+        NEMOTRON | {"num_hidden_layers": 5, "hybrid_override_pattern": "M-*-M"},
+        "NemotronHForCausalLM",
+        nemotron,
+    ),
+    Spec(
+        "nemotron-h-moe",
+        NEMOTRON
+        | {
+            "num_hidden_layers": 5,
+            "hybrid_override_pattern": "MEM*E",
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 20,
+            "moe_shared_expert_intermediate_size": 24,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+        "NemotronHForCausalLM",
+        nemotron,
+    ),
 ]
 
 
@@ -370,6 +497,7 @@ def build(spec: Spec, seed: int) -> tuple[nn.Module, dict[str, np.ndarray]]:
     stored = {name: mx.array(value) for name, value in published.items()}
     model.load_weights(list(model.sanitize(stored).items()), strict=True)
     with_own_routers(model)
+    with_falcon_factors(model)
     model.eval()
     mx.eval(model.parameters())
     return model, published

@@ -17,10 +17,15 @@ pub enum LayerKind {
     Sliding,
     /// None: it keeps a state of fixed size instead of keys and values.
     Recurrent,
+    /// None: it has a feed-forward part only, and keeps nothing.
+    FeedForward,
 }
 
 /// What `layer_types` calls layers with a state.
 const RECURRENT: [&str; 3] = ["conv", "linear_attention", "mamba"];
+
+/// What it calls layers that have a feed-forward part only.
+const FEED_FORWARD: [&str; 2] = ["mlp", "moe"];
 
 /// The window of the model, and the kind of each layer.
 pub(super) fn parse(
@@ -114,10 +119,15 @@ fn listed(
             name if recurrence == Recurrence::Listed && RECURRENT.contains(&name) => {
                 Ok(LayerKind::Recurrent)
             }
+            name if recurrence == Recurrence::Listed && FEED_FORWARD.contains(&name) => {
+                Ok(LayerKind::FeedForward)
+            }
             other => {
                 let shown: String = other.chars().take(60).collect();
                 let recurrent = match recurrence {
-                    Recurrence::Listed => RECURRENT.join(", ") + ", ",
+                    Recurrence::Listed => {
+                        [&RECURRENT[..], &FEED_FORWARD].concat().join(", ") + ", "
+                    }
                     _ => String::new(),
                 };
                 Err(super::unsupported(format!(

@@ -211,6 +211,14 @@ impl ModelConfig {
         self.layer_kinds.get(layer) == Some(&LayerKind::Recurrent)
     }
 
+    /// Whether a layer keeps keys and values.
+    pub fn has_keys(&self, layer: usize) -> bool {
+        matches!(
+            self.layer_kinds.get(layer),
+            Some(LayerKind::Full | LayerKind::Sliding)
+        )
+    }
+
     /// The rotary positions of a layer.
     pub fn rope_of(&self, layer: usize) -> &RopeConfig {
         match &self.rope_sliding {

@@ -10,6 +10,7 @@ mod gguf;
 
 pub mod cohere2;
 pub mod exaone4;
+pub mod falcon_h1;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
@@ -25,6 +26,7 @@ pub mod llama;
 pub mod mamba2;
 pub mod mistral;
 pub mod mixtral;
+pub mod nemotron_h;
 pub mod olmo2;
 pub mod olmo3;
 pub mod phi3;
@@ -47,9 +49,10 @@ pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 30] = [
+static FAMILIES: [&Family; 32] = [
     &cohere2::FAMILY,
     &exaone4::FAMILY,
+    &falcon_h1::FAMILY,
     &gemma::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
@@ -65,6 +68,7 @@ static FAMILIES: [&Family; 30] = [
     &mamba2::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
+    &nemotron_h::FAMILY,
     &olmo2::FAMILY,
     &olmo3::FAMILY,
     &phi3::FAMILY,
@@ -177,6 +181,8 @@ pub enum Recurrence {
     Every,
     /// Those that `layer_types` names so.
     Listed,
+    /// Every layer keeps one beside its keys and values.
+    Beside,
 }
 
 /// How a model is divided among processes that compute each layer together

@@ -14,8 +14,8 @@ use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::causal_conv::Vector;
 use crate::nn::{
-    Activation, Attention, CausalConv, Embedding, FeedForward, GatedMlp, HeadNorms, Linear, Mixer,
-    Norm, Rope, Weight, activation,
+    Activation, Attention, CausalConv, Embedding, FeedForward, GatedMlp, HeadNorm, HeadNorms,
+    Linear, Mixer, Norm, Rope, Weight, activation,
 };
 
 /// Sizes as MLX counts them. Of a model that several processes compute, heads and widths are those
@@ -457,6 +457,24 @@ impl<'a> Builder<'a> {
             None
         };
         CausalConv::new(weight, bias).map_err(engine("weights"))
+    }
+
+    /// A norm of groups of heads below `prefix`, by the root of the mean square, with a factor for
+    /// each of `width` elements.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn group_norm(&mut self, prefix: &str, width: i32) -> Result<HeadNorm> {
+        let weight = self.weights.vector(&format!("{prefix}.weight"), width)?;
+        let kind = SlotKind::Norm { plus: 0.0 };
+        let stored = Weight::Dense(weight.clone());
+        let slot = self.weights.slot(prefix, kind, &stored);
+        Ok(HeadNorm {
+            weight,
+            slot,
+            eps: self.dims.eps,
+            centered: false,
+        })
     }
 
     /// Norms of query and key heads before rotation, `q_norm` and `k_norm` below `prefix`.

@@ -78,7 +78,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
             b.weights.experts(&names, count, inputs, outputs, true)
         };
         return Ok(Experts {
-            gate: one("gate_proj", hidden, width)?,
+            gate: Some(one("gate_proj", hidden, width)?),
             up: one("up_proj", hidden, width)?,
             down: one("down_proj", width, hidden)?,
             activation,
@@ -125,7 +125,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
         .weights
         .tensor(&format!("{down}_bias"), &[count, hidden])?;
     Ok(Experts {
-        gate: b.weights.expert_layer(gate, Some(gate_bias))?,
+        gate: Some(b.weights.expert_layer(gate, Some(gate_bias))?),
         up: b.weights.expert_layer(up, Some(up_bias))?,
         down: b.weights.expert_output(down_weight, Some(down_bias))?,
         activation,

@@ -14,7 +14,8 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
-use crate::nn::moe::Weighing;
+use crate::nn::mamba2::GatedNorm;
+use crate::nn::moe::{SharedExpert, Weighing};
 use crate::nn::{Activation, FeedForward, GatedMlp, Linear, Mixer, Mixture, Router};
 
 /// What the family calls the sizes of Mamba-2.
@@ -36,7 +37,9 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let rotates = config.fields.get("position_embedding_type") == Some(&"rope".into());
     let blocks = b.blocks(|b, i, prefix| {
         let mixer: Box<dyn Mixer> = if b.config.is_recurrent(i) {
-            Box::new(mixer(b, &format!("{prefix}.mamba"), sizes, projected)?)
+            let at = format!("{prefix}.mamba");
+            let norm = GatedNorm::Whole(b.norm(&format!("{at}.norm"), sizes.inner())?);
+            Box::new(mixer(b, &at, sizes, ([projected; 2], norm))?)
         } else {
             let parts = AttentionParts {
                 qkv_bias: b.config.attention_bias,
@@ -113,7 +116,7 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
     Ok(FeedForward::Mixture(Box::new(Mixture {
         router,
         experts,
-        shared: Some((shared, None)),
+        shared: Some((SharedExpert::Gated(shared), None)),
     })))
 }
 

@@ -43,6 +43,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<FeedForward> {
         weighing: Weighing::Sigmoid {
             normalized: config.flag("norm_topk_prob")?.unwrap_or(true),
             scale: config.number("routed_scaling_factor")?.unwrap_or(1.0),
+            eps: 1e-6,
         },
         choice_bias,
     };

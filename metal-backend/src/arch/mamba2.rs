@@ -15,6 +15,7 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::loader::Weights;
+use crate::nn::mamba2::GatedNorm;
 use crate::nn::{FeedForward, Mamba2, Mamba2Shape};
 
 /// Where the blocks are in a checkpoint.
@@ -47,7 +48,11 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             let prefix = format!("{BLOCKS}{i}");
             Ok(Arc::new(Block {
                 mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
-                mixer: mixer(&mut b, &format!("{prefix}.mixer"), shape, bias)?,
+                mixer: {
+                    let at = format!("{prefix}.mixer");
+                    let norm = GatedNorm::Whole(b.norm(&format!("{at}.norm"), shape.inner())?);
+                    mixer(&mut b, &at, shape, ([bias; 2], norm))?
+                },
                 mixer_out: None,
                 mlp_in: None,
                 mlp: FeedForward::Nothing,
@@ -113,7 +118,7 @@ fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     Ok((limit.0 as f32, limit.1 as f32))
 }
 
-/// The layer below a name.
+/// The layer below a name, with biases on the projections in and out, and a norm.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.
@@ -121,7 +126,7 @@ pub(super) fn mixer(
     b: &mut Builder<'_>,
     at: &str,
     shape: Mamba2Shape,
-    bias: bool,
+    ([bias_in, bias_out], norm): ([bool; 2], GatedNorm),
 ) -> Result<Mamba2> {
     let name = |part: &str| format!("{at}.{part}");
     let hidden = b.dims.hidden;
@@ -136,13 +141,14 @@ pub(super) fn mixer(
         .map_err(engine("weights"))?;
     let width = shape.inner() + shape.channels() + shape.heads;
     Ok(Mamba2 {
-        in_proj: b.linear(&name("in_proj"), hidden, width, bias)?,
+        in_proj: b.linear(&name("in_proj"), hidden, width, bias_in)?,
         conv: b.causal_conv(&name("conv1d"), shape.channels(), shape.width)?,
         rates,
         dt_bias,
         skip,
-        norm: b.norm(&name("norm"), shape.inner())?,
-        out_proj: b.linear(&name("out_proj"), shape.inner(), hidden, bias)?,
+        factors: None,
+        norm,
+        out_proj: b.linear(&name("out_proj"), shape.inner(), hidden, bias_out)?,
         shape,
         layout: shape.layout(),
     })

@@ -5,6 +5,7 @@
 mod build;
 mod cohere2;
 mod exaone4;
+mod falcon_h1;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -21,6 +22,7 @@ mod mamba2;
 mod mistral;
 mod mixtral;
 mod moe;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod phi3;
@@ -97,9 +99,10 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 30] = [
+static LOADERS: [(&Family, Loader); 32] = [
     (&family::cohere2::FAMILY, cohere2::load),
     (&family::exaone4::FAMILY, exaone4::load),
+    (&family::falcon_h1::FAMILY, falcon_h1::load),
     (&family::gemma::FAMILY, gemma::load),
     (&family::gemma2::FAMILY, gemma2::load),
     (&family::gemma3::FAMILY, gemma3::load),
@@ -115,6 +118,7 @@ static LOADERS: [(&Family, Loader); 30] = [
     (&family::mamba2::FAMILY, mamba2::load),
     (&family::mistral::FAMILY, mistral::load),
     (&family::mixtral::FAMILY, mixtral::load),
+    (&family::nemotron_h::FAMILY, nemotron_h::load),
     (&family::olmo2::FAMILY, olmo2::load),
     (&family::olmo3::FAMILY, olmo3::load),
     (&family::phi3::FAMILY, phi3::load),
@@ -141,7 +145,8 @@ type StateBytes = fn(&ModelConfig, &[BlockInfo]) -> Result<u64>;
 
 /// Families with recurrent layers: where their blocks are in a checkpoint, and the size of their
 /// state.
-static RECURRENT: [(&Family, &str, StateBytes); 8] = [
+static RECURRENT: [(&Family, &str, StateBytes); 10] = [
+    (&family::falcon_h1::FAMILY, LAYERS, falcon_h1::state_bytes),
     (
         &family::granitemoehybrid::FAMILY,
         LAYERS,
@@ -150,6 +155,11 @@ static RECURRENT: [(&Family, &str, StateBytes); 8] = [
     (&family::lfm2::FAMILY, LAYERS, lfm2::state_bytes),
     (&family::lfm2_moe::FAMILY, LAYERS, lfm2::state_bytes),
     (&family::mamba2::FAMILY, mamba2::BLOCKS, mamba2::state_bytes),
+    (
+        &family::nemotron_h::FAMILY,
+        nemotron_h::BLOCKS,
+        nemotron_h::state_bytes,
+    ),
     (
         &family::qwen3_5_moe::FAMILY,
         LAYERS,

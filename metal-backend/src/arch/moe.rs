@@ -12,7 +12,7 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::moe::Weighing;
+use crate::nn::moe::{SharedExpert, Weighing};
 use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 
 /// Where a block keeps its experts.
@@ -52,7 +52,7 @@ pub fn experts(
     };
     let [gate, up, down] = at.parts;
     Ok(Experts {
-        gate: one("gate_proj", gate, hidden, width)?,
+        gate: Some(one("gate_proj", gate, hidden, width)?),
         up: one("up_proj", up, hidden, width)?,
         down: one("down_proj", down, width, hidden)?,
         activation,
@@ -83,7 +83,7 @@ pub fn fused_experts(
     let (gate, up) = (half(0)?, half(width)?);
     let down = Weight::Dense(b.weights.expert_tensor(&down, &[count, hidden, width])?);
     Ok(Experts {
-        gate,
+        gate: Some(gate),
         up,
         down: b.weights.expert_output(down, None)?,
         activation,
@@ -137,7 +137,12 @@ pub fn qwen_block(
     let shared = if shared {
         let width = width(b, "shared_expert_intermediate_size")?;
         Some((
-            b.gated_mlp(&format!("{at}.shared_expert"), width, activation, false)?,
+            SharedExpert::Gated(b.gated_mlp(
+                &format!("{at}.shared_expert"),
+                width,
+                activation,
+                false,
+            )?),
             Some(b.linear(&format!("{at}.shared_expert_gate"), hidden, 1, false)?),
         ))
     } else {

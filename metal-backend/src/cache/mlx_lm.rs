@@ -71,6 +71,7 @@ pub fn save(
     let mut metadata = BTreeMap::new();
     for (i, cache) in caches.iter().enumerate() {
         let held = match cache.as_kv() {
+            Some(_) if cache.as_recurrent().is_some() => None,
             Some(cache) => cache.portable().map_err(engine("prompt cache"))?,
             None => None,
         };
@@ -224,7 +225,9 @@ pub fn load(
     }
     for (i, (cache, known)) in empty.iter_mut().zip(known.iter()).enumerate() {
         let of_layer = |message: String| fault(format!("layer {i}: {message}"));
-        let (Some(cache), Some(known)) = (cache.as_kv_mut(), known.as_kv()) else {
+        let recurrent = cache.as_recurrent().is_some();
+        let (Some(cache), Some(known), false) = (cache.as_kv_mut(), known.as_kv(), recurrent)
+        else {
             return Err(of_layer(
                 "this model's is a recurrent state, of which mlx-lm's files are not read"
                     .to_owned(),

@@ -5,13 +5,15 @@
 //! without bound, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`] holds
 //! the last positions (and a few of the first). [`WindowedCache`] holds the same and can be cut
 //! back. [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
-//! [`RecurrentState`] holds arrays of fixed shape instead. `file.rs` keeps them on disk,
+//! [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both.
+//! `file.rs` keeps them on disk,
 //! `mlx_lm.rs` in the format of Python's mlx-lm.
 
 mod chunked;
 pub mod file;
 mod in_place;
 mod mlx_lm;
+mod pair;
 pub mod passing;
 mod portable;
 pub(crate) mod prefix;
@@ -25,6 +27,7 @@ mod windowed;
 
 pub use chunked::ChunkedCache;
 pub use in_place::{InPlaceCache, KvAllocator};
+pub use pair::PairState;
 pub use passing::PassingCache;
 pub use portable::{Layout, Portable};
 pub(crate) use prefix::Prefixes;
@@ -343,7 +346,10 @@ pub fn copy_prefix(caches: &Caches, n: i32) -> Result<Option<Caches>> {
         return Ok(None);
     }
     let in_place: Option<Vec<_>> = (caches.iter())
-        .map(|c| c.as_kv().and_then(KvCache::in_place))
+        .map(|c| match c.as_recurrent() {
+            Some(_) => None,
+            None => c.as_kv().and_then(KvCache::in_place),
+        })
         .collect();
     let layers = match in_place {
         Some(layers) => (InPlaceCache::copy_all(&layers, n)?.into_iter())

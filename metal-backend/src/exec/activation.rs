@@ -13,11 +13,13 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
+    /// Its square (So et al. 2021, arXiv:2109.08668).
+    Relu2,
 }
 
 /// The names that [`Activation::from_name`] knows.
 pub const NAMES: &str =
-    "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_tanh, relu";
+    "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_tanh, relu, relu2";
 
 impl Activation {
     /// By the name that configurations use.
@@ -27,6 +29,7 @@ impl Activation {
             "gelu" => Self::Gelu,
             "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_tanh" => Self::GeluTanh,
             "relu" => Self::Relu,
+            "relu2" => Self::Relu2,
             _ => return None,
         })
     }
@@ -37,7 +40,7 @@ impl Activation {
             Self::Silu => Some(cpu::Gate::Silu),
             Self::GeluTanh => Some(cpu::Gate::GeluTanh),
             Self::Relu => Some(cpu::Gate::Relu),
-            Self::Gelu => None,
+            Self::Gelu | Self::Relu2 => None,
         }
     }
 
@@ -51,6 +54,7 @@ impl Activation {
             Self::Gelu => x.gelu(),
             Self::GeluTanh => x.gelu_tanh(),
             Self::Relu => x.maximum(&Array::scalar(0.0f32)?.astype(x.dtype())?),
+            Self::Relu2 => Self::Relu.apply(x)?.square(),
         }
     }
 }
@@ -86,6 +90,7 @@ mod tests {
             [-0.003_637_4, -0.154_286, 0.0, 0.345_714, 2.996_362_6],
         );
         close("relu", [0.0, 0.0, 0.0, 0.5, 3.0]);
+        close("relu2", [0.0, 0.0, 0.0, 0.25, 9.0]);
         assert_eq!(Activation::from_name("mish"), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Products with stacks of matrices by index, and the block of a mixture of experts around them.
 
-use mlx_rs_core::{Array, Dtype, Quantized, Result, cpu};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result, cpu};
 
 use super::activation::Activation;
 use super::weight::Weight;
@@ -144,6 +144,21 @@ impl ExpertGate {
         match self {
             Self::Plain(activation) => activation.kernel().map(cpu::ExpertGate::Plain),
             Self::Clamped { alpha, limit } => Some(cpu::ExpertGate::Clamped { alpha, limit }),
+        }
+    }
+
+    /// Without a gate: the activation of `up`.
+    ///
+    /// # Errors
+    /// When the halves are not put together by an activation alone.
+    pub fn alone(self, up: &Array) -> Result<Array> {
+        match self {
+            Self::Plain(activation) => activation.apply(up),
+            Self::Clamped { .. } => Err(Error::new(
+                ErrorKind::Value,
+                "experts",
+                "a clamped gate needs its matrix",
+            )),
         }
     }
 

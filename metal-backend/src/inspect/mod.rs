@@ -144,9 +144,15 @@ pub fn attention(
             .map_err(&fault)?;
         let own = caches
             .iter()
-            .map(|cache| match cache.snapshot()?.arrays.get("keys") {
-                Some(keys) => heads(keys),
-                None => Ok(Vec::new()),
+            .map(|cache| {
+                let held = match cache.as_kv() {
+                    Some(keys) => Some(keys.snapshot()?),
+                    None => None,
+                };
+                match held.as_ref().and_then(|held| held.arrays.get("keys")) {
+                    Some(keys) => heads(keys),
+                    None => Ok(Vec::new()),
+                }
             })
             .collect::<mlx_rs_core::Result<Vec<_>>>()
             .map_err(&fault)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, where_};
 
-use super::mlp::{GatedMlp, Mlp};
+use super::mlp::{GatedMlp, Mlp, ScaledMlp};
 use super::moe::Mixture;
 use super::norm::{Norm, through};
 
@@ -15,6 +15,8 @@ use super::norm::{Norm, through};
 pub enum FeedForward {
     /// With a gate.
     Gated(GatedMlp),
+    /// With a gate, and factors.
+    Scaled(Box<ScaledMlp>),
     /// Two matrices.
     Plain(Mlp),
     /// Experts, a few of which see each token.
@@ -55,6 +57,7 @@ impl FeedForward {
     ) -> Result<Array> {
         let y = match self {
             Self::Gated(mlp) => return mlp.forward_from(norm, x, add),
+            Self::Scaled(mlp) => mlp.forward(&through(norm, x)?)?,
             Self::Plain(mlp) => mlp.forward(&through(norm, x)?)?,
             Self::Mixture(mixture) => mixture.forward(&through(norm, x)?)?,
             Self::Routed(routed) => routed.forward(&through(norm, x)?)?,
@@ -157,6 +160,7 @@ impl FfnStrategy for SparseFfn {
     fn obstacle(&self, own: &FeedForward) -> Option<&'static str> {
         match own {
             FeedForward::Gated(_) | FeedForward::Plain(_) => None,
+            FeedForward::Scaled(_) => Some("its gate and its output have factors"),
             FeedForward::Mixture(_) => Some("its features are those of several experts"),
             FeedForward::Nothing => Some("it has no feed-forward part"),
             FeedForward::Routed(_) => Some("it has another strategy"),

@@ -1,5 +1,5 @@
-//! Normalization of each head of a recurrent layer by mean and variance, with one factor an element
-//! of all heads (Wu and He 2018, with heads as groups).
+//! Normalization of each head of a recurrent layer, by mean and variance (Wu and He 2018, with heads
+//! as groups) or by the root of the mean square, with one factor an element of all heads.
 
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ pub struct HeadNorm {
     pub slot: Arc<ParamSlot>,
     /// Added under the root.
     pub eps: f32,
+    /// The mean is taken off first.
+    pub centered: bool,
 }
 
 impl HeadNorm {
@@ -24,7 +26,12 @@ impl HeadNorm {
     /// # Errors
     /// When `x` does not have as many elements as the weight.
     pub fn forward(&self, x: &Array, dtype: Dtype) -> Result<Array> {
-        let normed = fast::layer_norm(&x.astype(Dtype::Float32)?, None, None, self.eps)?;
+        let x = x.astype(Dtype::Float32)?;
+        let normed = if self.centered {
+            fast::layer_norm(&x, None, None, self.eps)?
+        } else {
+            fast::rms_norm(&x, None, self.eps)?
+        };
         let flat = match x.shape() {
             [rest @ .., heads, dim] => normed.reshape(&[rest, &[heads * dim]].concat())?,
             _ => normed,

@@ -9,6 +9,7 @@ use super::adapter;
 use super::attention::Positions;
 use super::causal_conv::CausalConv;
 use super::gated_delta::softplus;
+use super::head_norm::HeadNorm;
 use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;
@@ -36,14 +37,60 @@ pub struct Mamba2 {
     pub dt_bias: Array,
     /// What of its input a head adds to its output, `[heads]` in float32.
     pub skip: Array,
-    /// Over all heads, after the gate.
-    pub norm: Norm,
+    /// Factors on what `in_proj` gives, of its width (Falcon-H1).
+    pub factors: Option<Array>,
+    /// Of all heads, with the gate.
+    pub norm: GatedNorm,
     /// `[heads * dim] -> [hidden]`.
     pub out_proj: Linear,
     /// Sizes.
     pub shape: Mamba2Shape,
     /// Of the state; [`Mamba2Shape::layout`].
     pub layout: Arc<StateLayout>,
+}
+
+/// What comes between the heads and the last projection.
+#[derive(Debug)]
+pub enum GatedNorm {
+    /// The gate only.
+    Gate,
+    /// The gate, then a norm over all heads.
+    Whole(Norm),
+    /// The gate, and a norm of each of some groups of heads.
+    Grouped {
+        /// Of a group.
+        norm: HeadNorm,
+        /// Groups.
+        groups: i32,
+        /// The norm comes first.
+        before_gate: bool,
+    },
+}
+
+impl GatedNorm {
+    /// `x` and `gate` `[1, T, inner]` in float32, to the same.
+    fn forward(&self, x: &Array, gate: &Array) -> Result<Array> {
+        let gate = gate.silu()?;
+        match self {
+            Self::Gate => x.multiply(&gate),
+            Self::Whole(norm) => norm.forward(&x.multiply(&gate)?),
+            Self::Grouped {
+                norm,
+                groups,
+                before_gate,
+            } => {
+                let normed = |x: &Array| {
+                    let grouped = x.reshape(&[1, x.dim(1)?, *groups, -1])?;
+                    norm.forward(&grouped, Dtype::Float32)
+                };
+                if *before_gate {
+                    normed(x)?.multiply(&gate)
+                } else {
+                    normed(&x.multiply(&gate)?)
+                }
+            }
+        }
+    }
 }
 
 /// Sizes of a layer.
@@ -141,7 +188,10 @@ impl Mixer for Mamba2 {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let (inner, channels) = (shape.inner(), shape.channels());
-        let wide = self.in_proj.forward_from(norm, x, None)?; // [1, T, ..]
+        let mut wide = self.in_proj.forward_from(norm, x, None)?; // [1, T, ..]
+        if let Some(factors) = &self.factors {
+            wide = wide.multiply(factors)?;
+        }
         let cut = |from: i32, width: i32| wide.slice_axis(-1, from, from + width);
         let gate = positions.of(&cut(0, inner)?, &lengths)?;
         // In float32, as the state is.
@@ -181,8 +231,7 @@ impl Mixer for Mamba2 {
             Ok((y.reshape(&flat)?, vec![before, after]))
         })?;
         let found = positions.of(&found, &lengths)?;
-        let gate = gate.astype(Dtype::Float32)?.silu()?;
-        let found = self.norm.forward(&found.multiply(&gate)?)?;
+        let found = self.norm.forward(&found, &gate.astype(Dtype::Float32)?)?;
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         self.out_proj
             .forward_from(None, &found.astype(x.dtype())?, residual.as_ref())

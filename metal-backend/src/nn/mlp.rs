@@ -50,6 +50,35 @@ impl GatedMlp {
     }
 }
 
+/// The same with factors: `d down(act(g gate(x)) * up(x))` (Falcon-H1).
+#[derive(Debug, Clone)]
+pub struct ScaledMlp {
+    /// The matrices.
+    pub mlp: GatedMlp,
+    /// On the gate, before its activation.
+    pub gate: Array,
+    /// On the output.
+    pub down: Array,
+}
+
+impl ScaledMlp {
+    /// `[.., hidden] -> [.., hidden]`.
+    ///
+    /// # Errors
+    /// When `x` does not end in the hidden dimension.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        let GatedMlp {
+            gate,
+            up,
+            down,
+            activation,
+        } = &self.mlp;
+        let gate = activation.apply(&gate.forward(x)?.multiply(&self.gate)?)?;
+        let y = gate.multiply(&up.forward(x)?)?;
+        down.forward(&y)?.multiply(&self.down)
+    }
+}
+
 /// `down(act(up(x)))`.
 #[derive(Debug, Clone)]
 pub struct Mlp {

@@ -6,7 +6,7 @@ use mlx_rs_core::{Array, Dtype, Result};
 
 use super::adapter::{self, SlotView};
 use super::linear::Linear;
-use super::mlp::GatedMlp;
+use super::mlp::{GatedMlp, Mlp};
 use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Weight, expert_block};
 
 /// From so many rows on, rows are sorted by expert, so that each matrix is read once.
@@ -81,11 +81,11 @@ impl ExpertLinear {
     }
 }
 
-/// Gated feed-forward blocks, one an expert.
+/// Feed-forward blocks, one an expert.
 #[derive(Debug, Clone)]
 pub struct Experts {
-    /// `[hidden] -> [intermediate]`.
-    pub gate: ExpertLinear,
+    /// `[hidden] -> [intermediate]`; without it the activation is that of `up`.
+    pub gate: Option<ExpertLinear>,
     /// `[hidden] -> [intermediate]`.
     pub up: ExpertLinear,
     /// `[intermediate] -> [hidden]`.
@@ -110,8 +110,9 @@ impl Experts {
 
     /// The same, of this process's part.
     fn weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
-        let parts = [&self.gate, &self.up, &self.down].map(ExpertLinear::part);
         if !adapter::differentiated()
+            && let Some(gate) = &self.gate
+            && let parts = [gate, &self.up, &self.down].map(ExpertLinear::part)
             && let Some(y) = expert_block(parts, self.activation, x, [ids, weights])?
         {
             return Ok(y);
@@ -142,9 +143,14 @@ impl Experts {
 
     fn through(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
         let up = self.up.forward(x, ids, sorted)?;
-        let gate = self.gate.forward(x, ids, sorted)?;
-        self.down
-            .forward(&self.activation.apply(&gate, &up)?, ids, sorted)
+        let y = match &self.gate {
+            Some(gate) => {
+                let gate = gate.forward(x, ids, sorted)?;
+                self.activation.apply(&gate, &up)?
+            }
+            None => self.activation.alone(&up)?,
+        };
+        self.down.forward(&y, ids, sorted)
     }
 }
 
@@ -157,12 +163,14 @@ pub enum Weighing {
     NormalizedShare,
     /// Softmax over the chosen ones only.
     SoftmaxOfChosen,
-    /// Each score through a sigmoid (LFM2).
+    /// Each score through a sigmoid (LFM2, Nemotron-H).
     Sigmoid {
         /// The chosen ones are brought to a sum of one.
         normalized: bool,
         /// Factor on them.
         scale: f32,
+        /// Added to their sum before they are divided by it.
+        eps: f32,
     },
 }
 
@@ -212,11 +220,14 @@ impl Router {
             Weighing::Share => chosen,
             Weighing::NormalizedShare => chosen.divide(&chosen.sum(-1, true)?)?,
             Weighing::SoftmaxOfChosen => chosen.softmax(-1, true)?,
-            Weighing::Sigmoid { normalized, scale } => {
+            Weighing::Sigmoid {
+                normalized,
+                scale,
+                eps,
+            } => {
                 let scale = Array::scalar(scale)?;
                 let shares = if normalized {
-                    // The reference keeps the sum from zero with the same number.
-                    let sum = chosen.sum(-1, true)?.add(&Array::scalar(1e-6f32)?)?;
+                    let sum = chosen.sum(-1, true)?.add(&Array::scalar(eps)?)?;
                     chosen.divide(&sum)?
                 } else {
                     chosen
@@ -243,7 +254,26 @@ pub struct Mixture {
     /// Computes.
     pub experts: Experts,
     /// An expert for every token, and the gate `[hidden] -> [1]` before its output (Qwen 2).
-    pub shared: Option<(GatedMlp, Option<Linear>)>,
+    pub shared: Option<(SharedExpert, Option<Linear>)>,
+}
+
+/// An expert that every token sees.
+#[derive(Debug, Clone)]
+pub enum SharedExpert {
+    /// With a gate.
+    Gated(GatedMlp),
+    /// Two matrices.
+    Plain(Mlp),
+}
+
+impl SharedExpert {
+    fn forward(&self, x: &Array, add: Option<&Array>) -> Result<Array> {
+        match (self, add) {
+            (Self::Gated(mlp), add) => mlp.forward_from(None, x, add),
+            (Self::Plain(mlp), Some(add)) => add.add(&mlp.forward(x)?),
+            (Self::Plain(mlp), None) => mlp.forward(x),
+        }
+    }
 }
 
 impl Mixture {
@@ -255,10 +285,13 @@ impl Mixture {
         let (ids, weights) = self.router.forward(x)?;
         let y = self.experts.forward(x, &ids, &weights)?;
         match &self.shared {
-            Some((mlp, Some(gate))) => {
-                y.add(&gate.forward(x)?.sigmoid()?.multiply(&mlp.forward(x)?)?)
-            }
-            Some((mlp, None)) => mlp.forward_from(None, x, Some(&y)),
+            Some((mlp, Some(gate))) => y.add(
+                &gate
+                    .forward(x)?
+                    .sigmoid()?
+                    .multiply(&mlp.forward(x, None)?)?,
+            ),
+            Some((mlp, None)) => mlp.forward(x, Some(&y)),
             None => Ok(y),
         }
     }
@@ -286,7 +319,7 @@ mod tests {
             ExpertLinear::new(weight, Some(numbers(&[4, outputs], seed + 1)), false).unwrap()
         };
         let experts = Experts {
-            gate: linear(8, 16, 1),
+            gate: Some(linear(8, 16, 1)),
             up: linear(8, 16, 2),
             down: linear(16, 8, 3),
             activation: ExpertGate::Plain(Activation::Silu),
@@ -359,15 +392,15 @@ mod tests {
                         ExpertLinear::new(weight, bias, on_cpu).unwrap()
                     };
                     let experts = |on_cpu| Experts {
-                        gate: linear(32, 64, 1, on_cpu),
+                        gate: Some(linear(32, 64, 1, on_cpu)),
                         up: linear(32, 64, 2, on_cpu),
                         down: linear(64, 32, 3, on_cpu),
                         activation,
                     };
                     let (ours, plain) = (experts(true), experts(false));
                     let kernels = crate::exec::keeps_gguf_bits(Dtype::Float32);
-                    assert_eq!(ours.gate.matrix.is_kernel(), kernels, "{bits} bits");
-                    assert!(!plain.gate.matrix.is_kernel());
+                    assert_eq!(ours.up.matrix.is_kernel(), kernels, "{bits} bits");
+                    assert!(!plain.up.matrix.is_kernel());
                     for tokens in [1, 7, 50] {
                         let x = numbers(&[1, tokens, 32], 5);
                         let ids: Vec<u32> = (0..2 * tokens as u32)

@@ -1,0 +1,211 @@
+//! Nemotron-H (NVIDIA 2025, arXiv:2504.03624; reference: `modeling_nemotron_h` of Hugging Face
+//! transformers): blocks of one part each, which is Mamba-2, attention without positions, two
+//! matrices, or experts of two matrices.
+
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Result};
+use mlx_rs_core::Dtype;
+use serde_json::Value;
+
+use super::Decoder;
+use super::build::{AttentionParts, Builder, int, invalid};
+use super::mamba2::{Fields, mixer, shape};
+use super::moe::counts;
+use super::stack::{Block, Stack};
+use super::wiring::BlockInfo;
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::config::limits;
+use crate::error::engine;
+use crate::exec::ExpertGate as Gate;
+use crate::loader::{ExpertNames, Weights};
+use crate::nn::mamba2::{GatedNorm, Mamba2Shape};
+use crate::nn::moe::{SharedExpert, Weighing};
+use crate::nn::{Activation, Experts, FeedForward, Mixer, Mixture, Mlp, NoMixer, Router};
+
+/// Where the blocks are in a checkpoint.
+pub const BLOCKS: &str = "backbone.layers.";
+
+/// What the family calls the sizes of Mamba-2.
+const FIELDS: Fields = Fields {
+    heads: "mamba_num_heads",
+    dim: "mamba_head_dim",
+    state: "ssm_state_size",
+    groups: "n_groups",
+    width: "conv_kernel",
+};
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let sizes = shape(config, &FIELDS)?;
+    let kinds = kinds(config)?;
+    let mut b = Builder::new(config, weights)?;
+    let blocks = (kinds.iter().enumerate())
+        .map(|(i, kind)| {
+            let at = format!("{BLOCKS}{i}.mixer");
+            let norm = Some(b.hidden_norm(&format!("{BLOCKS}{i}.norm"))?);
+            let (mixer, mlp) = part(&mut b, (i, kind, &at), sizes)?;
+            let mixes = matches!(mlp, FeedForward::Nothing);
+            let (mixer_in, mlp_in) = if mixes { (norm, None) } else { (None, norm) };
+            Ok(Arc::new(Block {
+                mixer_in,
+                mixer,
+                mixer_out: None,
+                mlp_in,
+                mlp,
+                mlp_out: None,
+                residual: None,
+                parallel: false,
+            }))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(Box::new(Stack {
+        embedding: b.embedding("backbone.embeddings")?,
+        embedding_scale: None,
+        positions: None,
+        blocks: blocks.into(),
+        norm: b.hidden_norm("backbone.norm_f")?,
+        head: b.head(Some(false))?,
+    }))
+}
+
+/// What each block is, as `layer_types` calls it.
+fn kinds(config: &ModelConfig) -> Result<Vec<String>> {
+    let listed = config.fields.get("layer_types").and_then(Value::as_array);
+    let kinds: Vec<String> = (listed.into_iter().flatten())
+        .filter_map(|kind| kind.as_str().map(str::to_owned))
+        .collect();
+    if kinds.len() != config.num_hidden_layers {
+        return Err(invalid(format!(
+            "there are {} kinds of blocks for {} blocks",
+            kinds.len(),
+            config.num_hidden_layers
+        )));
+    }
+    Ok(kinds)
+}
+
+/// The one part of a block.
+fn part(
+    b: &mut Builder<'_>,
+    (i, kind, at): (usize, &str, &str),
+    sizes: Mamba2Shape,
+) -> Result<(Box<dyn Mixer>, FeedForward)> {
+    let config = b.config;
+    let mixed = |mixer: Box<dyn Mixer>| Ok((mixer, FeedForward::Nothing));
+    let fed = |mlp: FeedForward| Ok((Box::new(NoMixer::default()) as Box<dyn Mixer>, mlp));
+    match kind {
+        _ if config.is_recurrent(i) => {
+            let bias = config.flag("mamba_proj_bias")?.unwrap_or(false);
+            let norm = GatedNorm::Grouped {
+                norm: b.group_norm(&format!("{at}.norm"), sizes.inner())?,
+                groups: sizes.groups,
+                before_gate: false,
+            };
+            mixed(Box::new(mixer(b, at, sizes, ([bias; 2], norm))?))
+        }
+        _ if config.has_keys(i) => {
+            let parts = AttentionParts {
+                qkv_bias: config.attention_bias,
+                o_bias: config.attention_bias,
+                no_rope: true,
+                ..AttentionParts::default()
+            };
+            mixed(Box::new(b.attention(i, at, parts)?))
+        }
+        "mlp" => fed(FeedForward::Plain(plain(b, at, b.dims.intermediate)?)),
+        "moe" => fed(FeedForward::Mixture(Box::new(mixture(b, at)?))),
+        other => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "block {i} is of kind {other:?}; supported are mamba, full_attention, mlp, moe"
+            ),
+        )),
+    }
+}
+
+/// The activation between two matrices.
+fn activation(config: &ModelConfig) -> Result<Activation> {
+    let name = config.fields.get("mlp_hidden_act").and_then(Value::as_str);
+    let name = name.unwrap_or("relu2");
+    Activation::from_name(name).ok_or_else(|| {
+        let message = format!("mlp_hidden_act is {name:?}, which is not supported");
+        Error::new(ErrorKind::Unsupported, message)
+    })
+}
+
+fn plain(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mlp> {
+    let (hidden, bias) = (b.dims.hidden, b.config.mlp_bias);
+    Ok(Mlp {
+        up: b.linear(&format!("{at}.up_proj"), hidden, width, bias)?,
+        down: b.linear(&format!("{at}.down_proj"), width, hidden, bias)?,
+        activation: activation(b.config)?,
+    })
+}
+
+fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
+    let config = b.config;
+    for (field, fine) in [("n_group", 1), ("moe_latent_size", 0)] {
+        let given = config.uint(field, 0..=limits::HIDDEN)?.unwrap_or(fine);
+        if given != fine {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{field} is {given}; only models without it are supported"),
+            ));
+        }
+    }
+    let hidden = b.dims.hidden;
+    let (count, per_token) = counts(config, "num_experts_per_tok")?;
+    let width = |name: &str| -> Result<i32> {
+        int(name, config.required_uint(name, 1..=limits::INTERMEDIATE)?)
+    };
+    let own = width("moe_intermediate_size")?;
+    let bias = format!("{at}.gate.e_score_correction_bias");
+    let choice_bias = (b.weights.vector(&bias, count)?)
+        .astype(Dtype::Float32)
+        .map_err(engine("weights"))?;
+    let mut stack = |stacked: &str, single: &str, inputs, outputs| {
+        let stacked = format!("{at}.switch_mlp.{stacked}");
+        let names = ExpertNames {
+            stacked: &stacked,
+            single: &|e| format!("{at}.experts.{e}.{single}"),
+        };
+        b.weights.experts(&names, count, inputs, outputs, false)
+    };
+    let experts = Experts {
+        gate: None,
+        up: stack("fc1", "up_proj", hidden, own)?,
+        down: stack("fc2", "down_proj", own, hidden)?,
+        activation: Gate::Plain(activation(config)?),
+    };
+    let shared = match config.uint("n_shared_experts", 0..=limits::EXPERTS)? {
+        None | Some(0) => None,
+        Some(_) => {
+            let width = width("moe_shared_expert_intermediate_size")?;
+            let mlp = plain(b, &format!("{at}.shared_experts"), width)?;
+            Some((SharedExpert::Plain(mlp), None))
+        }
+    };
+    Ok(Mixture {
+        router: Router {
+            linear: b.linear(&format!("{at}.gate"), hidden, count, false)?,
+            per_token,
+            weighing: Weighing::Sigmoid {
+                normalized: per_token > 1 && config.flag("norm_topk_prob")?.unwrap_or(true),
+                scale: config.number("routed_scaling_factor")?.unwrap_or(1.0),
+                eps: 1e-20,
+            },
+            choice_bias: Some(choice_bias),
+        },
+        experts,
+        shared,
+    })
+}
+
+/// Bytes of the state of one sequence in all blocks.
+///
+/// # Errors
+/// When the configuration has impossible sizes.
+pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
+    let layout = shape(config, &FIELDS)?.layout();
+    Ok(super::of_recurrent_layers(config, &layout))
+}

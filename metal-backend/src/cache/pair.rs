@@ -1,0 +1,180 @@
+//! The state of a block with two mixers side by side: keys and values of attention, and the state
+//! of a recurrent layer. It shows each of them to its own layer.
+
+use mlx_rs_core::{Array, Result};
+
+use super::{KvCache, LayerState, RecurrentState, Snapshot};
+
+/// What stands before the names of arrays in a file.
+const NAMES: [&str; 2] = ["keys.", "state."];
+
+/// Both states of one block for one row.
+#[derive(Debug)]
+pub struct PairState {
+    keys: Box<dyn LayerState>,
+    state: RecurrentState,
+}
+
+impl PairState {
+    /// Of empty states.
+    pub fn new(keys: Box<dyn LayerState>, state: RecurrentState) -> Self {
+        Self { keys, state }
+    }
+}
+
+impl LayerState for PairState {
+    fn offset(&self) -> i32 {
+        self.state.offset()
+    }
+
+    fn reset(&mut self) {
+        self.keys.reset();
+        self.state.reset();
+    }
+
+    fn expect(&mut self, positions: i32) {
+        self.keys.expect(positions);
+    }
+
+    fn arrays(&self) -> Vec<&Array> {
+        let mut arrays = self.keys.arrays();
+        arrays.extend(self.state.arrays());
+        arrays
+    }
+
+    fn nbytes(&self) -> usize {
+        self.keys.nbytes() + self.state.nbytes()
+    }
+
+    fn can_trim(&self, n: i32) -> bool {
+        self.keys.can_trim(n) && self.state.can_trim(n)
+    }
+
+    fn trim(&mut self, n: i32) -> bool {
+        self.can_trim(n) && self.keys.trim(n) && self.state.trim(n)
+    }
+
+    fn copy(&self) -> Result<Box<dyn LayerState>> {
+        Ok(Box::new(Self {
+            keys: self.keys.copy()?,
+            state: self.state.clone(),
+        }))
+    }
+
+    fn kind(&self) -> String {
+        format!("{}+{}", self.keys.kind(), self.state.kind())
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        let parts = [self.keys.snapshot()?, self.state.snapshot()?];
+        let named = NAMES.iter().zip(parts).flat_map(|(start, part)| {
+            let arrays = part.arrays.into_iter();
+            arrays.map(move |(name, array)| (format!("{start}{name}"), array))
+        });
+        Ok(Snapshot {
+            kind: self.kind(),
+            offset: self.offset(),
+            arrays: named.collect(),
+        })
+    }
+
+    fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String> {
+        if snapshot.kind != self.kind() {
+            return Err(format!(
+                "it holds a state of kind `{}`, where `{}` is needed",
+                snapshot.kind,
+                self.kind()
+            ));
+        }
+        let part = |start: &str, kind: String| Snapshot {
+            kind,
+            offset: snapshot.offset,
+            arrays: (snapshot.arrays.iter())
+                .filter_map(|(name, array)| {
+                    Some((name.strip_prefix(start)?.to_owned(), array.clone()))
+                })
+                .collect(),
+        };
+        let (keys, state) = (self.keys.kind(), self.state.kind());
+        let restored = (self.keys.restore(part(NAMES[0], keys)))
+            .and_then(|()| self.state.restore(part(NAMES[1], state)));
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+
+    fn as_kv(&self) -> Option<&dyn KvCache> {
+        self.keys.as_kv()
+    }
+
+    fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
+        self.keys.as_kv_mut()
+    }
+
+    fn as_recurrent(&self) -> Option<&RecurrentState> {
+        Some(&self.state)
+    }
+
+    fn as_recurrent_mut(&mut self) -> Option<&mut RecurrentState> {
+        Some(&mut self.state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{CacheOptions, Caches, StateLayout, StatePart, copy_prefix};
+
+    fn empty() -> PairState {
+        let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[3])]);
+        let keys = CacheOptions::default().cache(None);
+        PairState::new(keys, RecurrentState::new(&layout))
+    }
+
+    fn filled() -> PairState {
+        let mut pair = empty();
+        let keys = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2]).unwrap();
+        pair.as_kv_mut().unwrap().update(&keys, &keys).unwrap();
+        let sum = Array::from_slice(&[7.0f32; 3], &[1, 3]).unwrap();
+        let state = pair.as_recurrent_mut().unwrap();
+        state.advance(vec![sum], 2).unwrap();
+        pair
+    }
+
+    fn sum(state: &dyn LayerState) -> Vec<f32> {
+        let parts = state.as_recurrent().unwrap().parts().unwrap();
+        parts[0].to_vec().unwrap()
+    }
+
+    #[test]
+    fn both_states_survive_a_file_a_copy_and_a_prefix() {
+        let pair = filled();
+        assert_eq!(pair.len(), 2);
+        let mut other = empty();
+        other.restore(pair.snapshot().unwrap()).unwrap();
+        assert_eq!((other.len(), sum(&other)), (2, vec![7.0; 3]));
+        assert_eq!(other.as_kv().unwrap().len(), 2);
+        let copy = pair.copy().unwrap();
+        assert_eq!((copy.len(), sum(copy.as_ref())), (2, vec![7.0; 3]));
+        let mut broken = pair.snapshot().unwrap();
+        broken.arrays.remove("state.sum");
+        let mut fresh = empty();
+        assert!(fresh.restore(broken).is_err() && fresh.is_empty());
+        assert!(fresh.as_kv().unwrap().is_empty(), "nothing of it is kept");
+        // A prefix has both, and only the whole of it.
+        let caches = Caches::from(Box::new(pair) as Box<dyn LayerState>);
+        let whole = copy_prefix(&caches, 2).unwrap().unwrap();
+        assert_eq!(sum(whole[0].as_ref()), [7.0; 3]);
+        assert!(copy_prefix(&caches, 1).unwrap().is_none());
+        assert!(!caches.rewinds());
+    }
+
+    #[test]
+    fn it_is_cut_back_as_a_whole_or_not_at_all() {
+        let mut pair = filled();
+        assert!(!pair.trim(1) && pair.len() == 2);
+        assert!(pair.trim(2) && pair.is_empty());
+        assert!(pair.as_kv().unwrap().is_empty());
+    }
+}

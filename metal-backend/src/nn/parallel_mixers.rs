@@ -1,0 +1,79 @@
+//! Attention and a layer of Mamba-2 side by side (Falcon-H1, Zuo et al. 2025, arXiv:2507.22448):
+//! both see the same input, and their outputs are added.
+
+use mlx_rs_core::{Array, Result};
+
+use super::attention::{Attention, Positions};
+use super::hooks::Watch;
+use super::mamba2::Mamba2;
+use super::mixer::Mixer;
+use super::norm::{Norm, through};
+use crate::cache::{CacheOptions, LayerState, PairState, RecurrentState, Row, lengths};
+
+/// Factors on the input and the output of a mixer; none is one.
+#[derive(Debug, Default)]
+pub struct Factors {
+    /// On what goes in.
+    pub input: Option<Array>,
+    /// On what comes out.
+    pub output: Option<Array>,
+}
+
+/// Both mixers of a block.
+#[derive(Debug)]
+pub struct ParallelMixers {
+    /// The attention.
+    pub attention: Attention,
+    /// Of the attention.
+    pub attention_factors: Factors,
+    /// The recurrent layer.
+    pub recurrent: Mamba2,
+    /// Of the recurrent layer.
+    pub recurrent_factors: Factors,
+}
+
+fn times(x: &Array, factor: Option<&Array>) -> Result<Array> {
+    factor.map_or_else(|| Ok(x.clone()), |factor| x.multiply(factor))
+}
+
+impl Mixer for ParallelMixers {
+    fn forward(
+        &self,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
+        rows: &mut [Row<'_>],
+        layer: usize,
+        positions: Positions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Array> {
+        let lengths = lengths(rows);
+        let input = through(norm, x)?;
+        let factors = &self.attention_factors;
+        let own = times(&input, factors.input.as_ref())?;
+        let found = Attention::forward(
+            &self.attention,
+            (&own, None, false),
+            rows,
+            layer,
+            positions,
+            watch,
+        )?;
+        let found = times(&found, factors.output.as_ref())?;
+        let factors = &self.recurrent_factors;
+        let own = times(&input, factors.input.as_ref())?;
+        let held = (self.recurrent).forward((&own, None, false), rows, layer, positions, watch)?;
+        let y = found.add(&times(&held, factors.output.as_ref())?)?;
+        match add {
+            true => positions.of(x, &lengths)?.add(&y),
+            false => Ok(y),
+        }
+    }
+
+    fn new_state(&self, options: &CacheOptions) -> Box<dyn LayerState> {
+        let state = RecurrentState::new(&self.recurrent.layout);
+        Box::new(PairState::new(options.cache(self.attention.window), state))
+    }
+
+    fn switch(&self) -> Option<i32> {
+        Attention::switch(&self.attention)
+    }
+}
