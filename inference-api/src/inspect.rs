@@ -120,6 +120,49 @@ pub struct AttentionWeights {
     pub weights: Vec<Vec<Vec<f32>>>,
 }
 
+/// What the feed-forward part of each layer reads at some positions of a prompt: the residual
+/// stream after the norm that stands before the part.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FeedForwardInputs {
+    /// The prompt's ids.
+    pub tokens: Vec<u32>,
+    /// The positions, as asked for.
+    pub positions: Vec<usize>,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// `[layer]`, each `positions * hidden_size` row-major; empty for a layer without such a part.
+    pub layers: Vec<Vec<f32>>,
+}
+
+/// The feed-forward part of a layer, feature by feature. Matrices are `[features, hidden_size]`,
+/// row-major, in the numbers that the backend computes with.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FeedForwardWeights {
+    /// The inner width.
+    pub features: usize,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// What the gate, or without one the up matrix, goes through: `silu`, `gelu`, `gelu_tanh` or
+    /// `relu`.
+    pub activation: String,
+    /// The rows of the gate; without a gate those of the up matrix.
+    pub gate: Vec<f32>,
+    /// The rows of the up matrix, where there is a gate beside it.
+    pub up: Option<Vec<f32>>,
+    /// The columns of the down matrix.
+    pub down: Vec<f32>,
+    /// Of the gate, `[features]`.
+    pub gate_bias: Option<Vec<f32>>,
+    /// Of the up matrix, `[features]`.
+    pub up_bias: Option<Vec<f32>>,
+    /// Of the output, `[hidden_size]`.
+    pub down_bias: Option<Vec<f32>>,
+}
+
 /// A model that shows its attention.
 pub trait AttentionInspector: TextModel {
     /// Runs the prompt once and returns what attention saw.
@@ -228,6 +271,38 @@ pub trait AttentionInspector: TextModel {
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
             "this backend does not show attention weights",
+        ))
+    }
+
+    /// What the feed-forward part of each layer reads at `positions` of a prompt. `interrupt` ends
+    /// it.
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::hidden_states_until`].
+    fn feed_forward_inputs(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<FeedForwardInputs> {
+        let _ = (prompt, positions, interrupt);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show what feed-forward parts read",
+        ))
+    }
+
+    /// The feed-forward part of a layer, feature by feature.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidOption`] for a layer that is not there, and
+    /// [`crate::ErrorKind::Unsupported`] for one without features of its own, such as one with
+    /// experts, and where the backend does not have it.
+    fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {
+        let _ = layer;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show the weights of feed-forward parts",
         ))
     }
 

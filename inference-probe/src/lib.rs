@@ -13,6 +13,7 @@
 //! | [`divergence`] | how do predictions and group means differ from layer to layer? |
 //! | [`behavior`] | does the model continue a stimulus as expected? |
 //! | [`trace_store`] | what does each part of a model add, token by token, as a file? |
+//! | [`vindex`] | what do the features of feed-forward parts answer to, and add, as files? |
 //! | [`report`] | a folder of results as one summary, charts and an HTML page |
 //!
 //! Rows are stimuli and columns are elements of a hidden state in every [`Matrix`].
@@ -36,6 +37,7 @@ pub mod report;
 pub mod rsa;
 pub mod stimuli;
 pub mod trace_store;
+pub mod vindex;
 
 pub use error::{Error, Result};
 

@@ -88,6 +88,8 @@ mod train_flags;
 #[cfg(feature = "mlx-backend")]
 mod train_show;
 mod version;
+#[cfg(feature = "probe")]
+mod vindex;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -146,6 +148,8 @@ enum Command {
     Probe(probe::Args),
     #[cfg(feature = "probe")]
     Trace(trace::Args),
+    #[cfg(feature = "probe")]
+    Vindex(vindex::Args),
     #[cfg(feature = "mlx-backend")]
     #[command(visible_alias = "lora")]
     Train(Box<train::Args>),
@@ -337,6 +341,8 @@ pub fn main() -> ExitCode {
         Command::Probe(args) => probe::run(args, &mut console),
         #[cfg(feature = "probe")]
         Command::Trace(args) => trace::run(args, &mut console),
+        #[cfg(feature = "probe")]
+        Command::Vindex(args) => vindex::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
         Command::Train(args) => train::run(args, &mut console),
         #[cfg(all(unix, feature = "mlx-backend"))]

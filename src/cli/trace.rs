@@ -45,7 +45,7 @@ pub struct Args {
 
 /// The layers to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Layers {
+pub struct Layers {
     embedding: bool,
     blocks: Vec<(usize, usize)>,
 }
@@ -80,12 +80,13 @@ impl std::str::FromStr for Layers {
 }
 
 impl Layers {
-    fn has(&self, block: usize) -> bool {
+    /// Whether a block is one of them.
+    pub fn has(&self, block: usize) -> bool {
         self.blocks.iter().any(|(a, b)| (*a..=*b).contains(&block))
     }
 
     /// Every layer is one of `count`.
-    fn check(&self, count: usize) -> Result<(), Failure> {
+    pub fn check(&self, count: usize) -> Result<(), Failure> {
         match self.blocks.iter().find(|(_, to)| *to >= count) {
             None => Ok(()),
             Some((_, to)) => Err(Failure::usage(format!(
@@ -302,7 +303,7 @@ fn trajectory(
 }
 
 /// The `n` greatest logits' tokens, the greatest first, equals by id.
-fn greatest(logits: &[f32], n: usize) -> Vec<u32> {
+pub fn greatest(logits: &[f32], n: usize) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..u32::try_from(logits.len()).unwrap_or(u32::MAX)).collect();
     ids.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
     ids.truncate(n);

@@ -44,9 +44,10 @@ def forward(
     ids: list[int],
     dtype: type = np.float64,
     plan: dict[int, tuple[str, float]] | None = None,
+    seen: list[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Logits of every position: [len(ids), vocab]. `plan` gives layers another strategy: ("sparse", K),
-    ("attention-only", 0) or ("gain", G)."""
+    ("attention-only", 0) or ("gain", G). `seen` is given what each feed-forward part reads."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     theta, eps = config["rope_theta"], config["rms_norm_eps"]
@@ -75,6 +76,8 @@ def forward(
         mixed = (scores @ v).transpose(1, 0, 2).reshape(n, heads * head_dim)
         x = x + mixed @ w(f"{at}.self_attn.o_proj").T
         h = _norm(x, w(f"{at}.post_attention_layernorm"), eps)
+        if seen is not None:
+            seen.append(h)
         gate = h @ w(f"{at}.mlp.gate_proj").T
         activations = gate / (1 + np.exp(-gate)) * (h @ w(f"{at}.mlp.up_proj").T)
         if strategy == "attention-only":

@@ -6,6 +6,7 @@ use mlx_rs_core::Array;
 
 use crate::arch::Decoder;
 use crate::cache::{CacheOptions, Caches, Row};
+use crate::nn::FeedForward;
 use crate::nn::adapter::Passes;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
@@ -35,6 +36,10 @@ impl Decoder for Adapted {
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
         self.decoder.new_caches(options)
+    }
+
+    fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
+        self.decoder.feed_forward(layer)
     }
 
     fn keys_of(&self, layer: usize) -> usize {

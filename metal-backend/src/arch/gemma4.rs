@@ -139,6 +139,9 @@ impl Block {
         let mut x = x.add(&self.attention_out.forward(&attended)?)?;
         watch.saw_mixed(layer, &x)?;
         if !self.mlp.is_left_out() {
+            if watch.wants_inputs() {
+                watch.saw_input(layer, &self.mlp_in.forward(&x)?)?;
+            }
             let mut y = self.mlp.forward_from(Some(&self.mlp_in), &x, None)?;
             if let Some(mixture) = &self.mixture {
                 y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
@@ -287,6 +290,11 @@ impl Decoder for Gemma4 {
 
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
+    }
+
+    fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
+        let block = self.blocks.get(layer)?;
+        block.mixture.is_none().then_some(&block.mlp)
     }
 
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {

@@ -82,6 +82,13 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Empty caches for one row, one a layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
 
+    /// The feed-forward part of a layer. `None` for a layer that computes it together with
+    /// something else.
+    fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
+        let _ = layer;
+        None
+    }
+
     /// The feed-forward part of a layer, which can be exchanged until requests run. `None` for a
     /// layer that computes it together with something else, and in a decoder that is in use.
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {

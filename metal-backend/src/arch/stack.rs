@@ -78,6 +78,9 @@ impl<M: Mixer> Block<M> {
         } else {
             (self.mlp_in.as_ref(), mixed.clone())
         };
+        if watch.wants_inputs() {
+            watch.saw_input(layer, &through(norm, &input)?)?;
+        }
         if add && self.mlp_out.is_none() {
             return self.mlp.forward_from(norm, &input, Some(&mixed));
         }
@@ -311,6 +314,10 @@ impl<M: Mixer> Decoder for Stack<M> {
 
     fn unembed(&self, x: &Array) -> Result<Array> {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
+    }
+
+    fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
+        self.blocks.get(layer).map(|block| &block.mlp)
     }
 
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {

@@ -34,6 +34,16 @@ impl Activation {
         })
     }
 
+    /// Its name, as the contract has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+            Self::GeluTanh => "gelu_tanh",
+            Self::Relu => "relu",
+        }
+    }
+
     /// The same in our kernels, where they have it.
     pub(super) fn kernel(self) -> Option<cpu::Gate> {
         match self {

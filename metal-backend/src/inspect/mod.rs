@@ -1,6 +1,7 @@
 //! What looks inside a model: attention, hidden states, embeddings, and the probabilities of a
 //! text.
 
+mod feed_forward;
 mod trace;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 
+pub use feed_forward::{inputs as feed_forward_inputs, weights as feed_forward_weights};
 pub use trace::{attention_weights, residuals};
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.

@@ -1,8 +1,8 @@
 //! Looking inside by the contract: `inspect/` computes it.
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, HiddenStates,
-    Interrupt, Pooling, Prompt, ResidualTrace, Result,
+    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, FeedForwardInputs,
+    FeedForwardWeights, HiddenStates, Interrupt, Pooling, Prompt, ResidualTrace, Result,
 };
 
 use super::MlxModel;
@@ -61,6 +61,19 @@ impl AttentionInspector for MlxModel {
         interrupt: &Interrupt,
     ) -> Result<AttentionWeights> {
         inspect::attention_weights(&self.engine, prompt, layers, interrupt)
+    }
+
+    fn feed_forward_inputs(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<FeedForwardInputs> {
+        inspect::feed_forward_inputs(&self.engine, prompt, positions, interrupt)
+    }
+
+    fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {
+        inspect::feed_forward_weights(&self.engine, layer)
     }
 
     fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {

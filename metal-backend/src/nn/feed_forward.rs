@@ -28,6 +28,14 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
+    /// The part as it was trained.
+    pub fn trained(&self) -> &Self {
+        match self {
+            Self::Routed(routed) => routed.own.trained(),
+            own => own,
+        }
+    }
+
     /// The factor on the residual stream that stands for the whole block, where there is one.
     pub fn gain(&self) -> Option<f32> {
         match self {

@@ -13,6 +13,7 @@ pub struct Watch<'a> {
     mixed: Option<&'a mut Watcher<'a>>,
     queries: Option<&'a mut Watcher<'a>>,
     weights: Option<&'a mut Watcher<'a>>,
+    inputs: Option<&'a mut Watcher<'a>>,
     hidden: bool,
 }
 
@@ -46,6 +47,14 @@ impl<'a> Watch<'a> {
     pub fn weights(f: &'a mut Watcher<'a>) -> Self {
         Self {
             weights: Some(f),
+            ..Self::default()
+        }
+    }
+
+    /// `f` sees what the feed-forward part of each layer reads, `[1, T or rows, hidden]`.
+    pub fn feed_forward_inputs(f: &'a mut Watcher<'a>) -> Self {
+        Self {
+            inputs: Some(f),
             ..Self::default()
         }
     }
@@ -89,6 +98,14 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Called with what the feed-forward part of block `i` reads.
+    pub fn saw_input(&mut self, i: usize, x: &Array) -> Result<()> {
+        match &mut self.inputs {
+            Some(f) => f(i, x),
+            None => Ok(()),
+        }
+    }
+
     /// Called with the attention weights of layer `i`.
     pub fn saw_weights(&mut self, i: usize, weights: &Array) -> Result<()> {
         match &mut self.weights {
@@ -112,7 +129,12 @@ impl<'a> Watch<'a> {
 
     /// Whether somebody looks inside blocks.
     pub fn wants_mixed(&self) -> bool {
-        self.mixed.is_some()
+        self.mixed.is_some() || self.wants_inputs()
+    }
+
+    /// Whether somebody looks at what feed-forward parts read.
+    pub fn wants_inputs(&self) -> bool {
+        self.inputs.is_some()
     }
 
     /// Whether somebody looks at queries or attention weights.

@@ -205,7 +205,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 
 /// SHA-256 of the name, the size and the first MiB of each of the model's files. A whole hash would
 /// take longer than the states.
-fn identity(model: &Path) -> Result<String, Failure> {
+pub fn identity(model: &Path) -> Result<String, Failure> {
     let mut files = vec![model.to_owned()];
     if model.is_dir() {
         files = std::fs::read_dir(model)

@@ -13,6 +13,8 @@ use inference_probe::files::write_whole;
 use inference_probe::report::{self, Analysis, Inputs};
 use inference_probe::stimuli::Stimuli;
 
+pub(super) use extract::identity;
+
 use super::console::Console;
 use super::failure::Failure;
 
@@ -75,7 +77,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
 }
 
-fn failed(error: inference_probe::Error) -> Failure {
+pub(super) fn failed(error: inference_probe::Error) -> Failure {
     Failure::Failed(error.into())
 }
 

@@ -1,0 +1,209 @@
+//! One layer's features: what answers to a state, and what it adds. In float64.
+
+use serde::{Deserialize, Serialize};
+
+use super::MAX_WIDTH;
+use crate::error::{Error, Result};
+
+/// What a model's features go through, by the names that configurations use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)` with the exact normal distribution.
+    Gelu,
+    /// The same by its tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+impl Activation {
+    /// By its name in a vindex.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "silu" => Self::Silu,
+            "gelu" => Self::Gelu,
+            "gelu_tanh" => Self::GeluTanh,
+            "relu" => Self::Relu,
+            _ => return None,
+        })
+    }
+
+    fn apply(self, x: f64) -> f64 {
+        match self {
+            Self::Silu => x / (1.0 + (-x).exp()),
+            Self::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+            Self::GeluTanh => {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+                0.5 * x * (1.0 + inner.tanh())
+            }
+            Self::Relu => x.max(0.0),
+        }
+    }
+}
+
+/// The error function by its Maclaurin series, which converges everywhere; beyond 6 it is 1 in
+/// float64.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    // erf x = 2/sqrt(pi) exp(-x^2) sum of 2^n x^(2n+1) / (2n+1)!!, whose terms have one sign.
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > 1e-17 * sum.abs() {
+        n += 1.0;
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
+}
+
+/// The feed-forward part of one layer. Matrices are `[features, hidden]`, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layer {
+    /// What the gate, or without one the up matrix, goes through.
+    pub activation: Activation,
+    /// Gate rows; without a gate those of the up matrix.
+    pub gate: Vec<f32>,
+    /// Up rows, where there is a gate beside them.
+    pub up: Option<Vec<f32>>,
+    /// Columns of the down matrix.
+    pub down: Vec<f32>,
+    /// Biases of the gate and of the up rows, `[features]`, and of the output, `[hidden]`.
+    pub biases: Option<Biases>,
+}
+
+/// The biases of one layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Biases {
+    /// `[features]`.
+    pub gate: Vec<f32>,
+    /// `[features]`, as many as the layer has up rows.
+    pub up: Option<Vec<f32>>,
+    /// `[hidden]`.
+    pub down: Vec<f32>,
+}
+
+/// A feature that answers to a state.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Hit {
+    /// Which of the layer's.
+    pub feature: usize,
+    /// The gate before the activation: row times state, plus the bias.
+    pub gate: f32,
+}
+
+impl Layer {
+    /// How many features it has.
+    #[must_use]
+    pub fn features(&self, hidden: usize) -> usize {
+        self.gate.len().checked_div(hidden).unwrap_or(0)
+    }
+
+    pub(super) fn check(&self, hidden: usize) -> Result<usize> {
+        let features = self.features(hidden);
+        let matrix = |m: &[f32]| m.len() == features * hidden;
+        let biases = self.biases.as_ref().is_none_or(|b| {
+            let up = (b.up.as_ref()).map_or(self.up.is_none(), |up| {
+                self.up.is_some() && up.len() == features
+            });
+            b.gate.len() == features && up && b.down.len() == hidden
+        });
+        let fits = matrix(&self.gate)
+            && self.up.as_deref().is_none_or(matrix)
+            && matrix(&self.down)
+            && biases;
+        if !fits || features == 0 || features > MAX_WIDTH {
+            return Err(Error::data(format!(
+                "the parts of a layer do not fit {features} features of {hidden} elements"
+            )));
+        }
+        Ok(features)
+    }
+
+    /// Gate and activation of a feature for a state `[hidden]`, in float64.
+    fn activation_of(&self, feature: usize, gate: f64, x: &[f32]) -> f64 {
+        let hidden = x.len();
+        let opened = self.activation.apply(gate);
+        let Some(up) = &self.up else { return opened };
+        let bias = self.biases.as_ref().and_then(|b| b.up.as_ref());
+        let bias = bias.map_or(0.0, |b| f64::from(b[feature]));
+        opened * (dot(&up[feature * hidden..(feature + 1) * hidden], x) + bias)
+    }
+
+    /// All gates for a state `[hidden]`, before the activation, in float64.
+    fn gates(&self, x: &[f32]) -> Vec<f64> {
+        let rows = self.gate.chunks_exact(x.len());
+        let bias = |f: usize| (self.biases.as_ref()).map_or(0.0, |b| f64::from(b.gate[f]));
+        rows.enumerate()
+            .map(|(f, row)| dot(row, x) + bias(f))
+            .collect()
+    }
+
+    /// The `top_k` features with the greatest gate by magnitude, for a state `[hidden]` as the
+    /// layer's feed-forward part reads it (after the norm). The greatest first, equals by number.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a state of another length.
+    pub fn nearest(&self, x: &[f32], top_k: usize) -> Result<Vec<Hit>> {
+        self.check(x.len())?;
+        let gates = self.gates(x);
+        Ok(greatest(&gates, top_k)
+            .into_iter()
+            .map(|feature| Hit {
+                feature,
+                gate: gates[feature] as f32,
+            })
+            .collect())
+    }
+
+    /// The output of the feed-forward part with the `top_k` nearest features only, and what each
+    /// of them is multiplied with. `[hidden] -> [hidden]`.
+    ///
+    /// # Errors
+    /// As [`Layer::nearest`].
+    pub fn walk(&self, x: &[f32], top_k: usize) -> Result<(Vec<f32>, Vec<(usize, f32)>)> {
+        self.check(x.len())?;
+        let gates = self.gates(x);
+        let mut sum: Vec<f64> = match &self.biases {
+            Some(biases) => biases.down.iter().copied().map(f64::from).collect(),
+            None => vec![0.0; x.len()],
+        };
+        let mut taken = Vec::new();
+        for feature in greatest(&gates, top_k) {
+            let activation = self.activation_of(feature, gates[feature], x);
+            let row = &self.down[feature * x.len()..(feature + 1) * x.len()];
+            for (sum, down) in sum.iter_mut().zip(row) {
+                *sum += activation * f64::from(*down);
+            }
+            taken.push((feature, activation as f32));
+        }
+        Ok((sum.into_iter().map(|v| v as f32).collect(), taken))
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    (a.iter().zip(b))
+        .map(|(a, b)| f64::from(*a) * f64::from(*b))
+        .sum()
+}
+
+/// The numbers of the `k` greatest values by magnitude, the greatest first, equals by number.
+fn greatest(values: &[f64], k: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    let before = |a: &usize, b: &usize| {
+        let by_size = values[*b].abs().total_cmp(&values[*a].abs());
+        by_size.then(a.cmp(b))
+    };
+    if k < order.len() {
+        if k > 0 {
+            order.select_nth_unstable_by(k - 1, before);
+        }
+        order.truncate(k);
+    }
+    order.sort_unstable_by(before);
+    order
+}

@@ -1,0 +1,270 @@
+//! Vindexes on disk: whole or absent, and no damage goes unseen.
+
+use std::path::Path;
+
+use inference_probe::vindex::{About, Activation, Biases, Layer, Tokens, Vindex, Writer};
+
+const HIDDEN: usize = 5;
+
+fn noise(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+fn about() -> About {
+    About {
+        model: String::from("tiny"),
+        identity: String::from("0123"),
+        family: String::from("llama"),
+        hidden_size: HIDDEN,
+        vocab_size: 9,
+    }
+}
+
+/// With a gate and without, with biases and without.
+fn layers() -> Vec<(Layer, Vec<Tokens>)> {
+    let tokens = |n: usize| (0..n).map(|f| vec![(f as u32, 1.5); f % 3]).collect();
+    let gated = Layer {
+        activation: Activation::Silu,
+        gate: noise(7 * HIDDEN, 1),
+        up: Some(noise(7 * HIDDEN, 2)),
+        down: noise(7 * HIDDEN, 3),
+        biases: None,
+    };
+    let plain = Layer {
+        activation: Activation::GeluTanh,
+        gate: noise(4 * HIDDEN, 4),
+        up: None,
+        down: noise(4 * HIDDEN, 5),
+        biases: Some(Biases {
+            gate: noise(4, 6),
+            up: None,
+            down: noise(HIDDEN, 7),
+        }),
+    };
+    let both = Layer {
+        biases: Some(Biases {
+            gate: noise(7, 8),
+            up: Some(noise(7, 9)),
+            down: noise(HIDDEN, 10),
+        }),
+        activation: Activation::Relu,
+        ..gated.clone()
+    };
+    vec![(gated, tokens(7)), (plain, tokens(4)), (both, tokens(7))]
+}
+
+fn write(path: &Path) {
+    let mut writer = Writer::create(path, about(), 2).unwrap();
+    for (layer, tokens) in layers() {
+        writer.push(&layer, &tokens).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.vindex");
+    write(&path);
+    let vindex = Vindex::open(&path).unwrap();
+    vindex.verify().unwrap();
+    assert_eq!(vindex.about(), &about());
+    assert_eq!(vindex.layers().len(), 3);
+    for (i, (layer, tokens)) in layers().into_iter().enumerate() {
+        assert_eq!(vindex.layer(i).unwrap(), layer);
+        assert_eq!(vindex.tokens(i).unwrap(), tokens);
+    }
+    assert!(
+        vindex
+            .layer(3)
+            .unwrap_err()
+            .to_string()
+            .contains("there are 3")
+    );
+    // numpy reads it without knowing more than the sizes.
+    let gates = std::fs::read(path.join("gate_vectors.bin")).unwrap();
+    assert_eq!(gates.len(), 4 * HIDDEN * (7 + 4 + 7));
+    let first = f32::from_le_bytes(gates[..4].try_into().unwrap());
+    assert_eq!(first, layers()[0].0.gate[0]);
+    let on_disk: u64 = std::fs::read_dir(&path)
+        .unwrap()
+        .map(|e| e.unwrap())
+        .filter(|e| e.file_name() != "index.json")
+        .map(|e| e.metadata().unwrap().len())
+        .sum();
+    assert_eq!(vindex.nbytes(), on_disk);
+}
+
+#[test]
+fn an_unfinished_one_is_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.vindex");
+    let mut writer = Writer::create(&path, about(), 2).unwrap();
+    let (layer, tokens) = layers().remove(0);
+    writer.push(&layer, &tokens).unwrap();
+    assert!(!path.exists());
+    drop(writer);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    // A finished one is not overwritten.
+    write(&path);
+    assert!(Writer::create(&path, about(), 2).is_err());
+    let empty = Writer::create(&dir.path().join("b"), about(), 2).unwrap();
+    assert!(empty.finish().is_err());
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (layer, tokens) = layers().remove(0);
+    let push = |layer: &Layer, tokens: &[Tokens]| {
+        let path = dir.path().join("x");
+        Writer::create(&path, about(), 2)
+            .unwrap()
+            .push(layer, tokens)
+    };
+    push(&layer, &tokens).unwrap();
+    let changed = |change: &dyn Fn(&mut Layer)| {
+        let mut layer = layer.clone();
+        change(&mut layer);
+        push(&layer, &tokens).unwrap_err()
+    };
+    changed(&|l| l.gate.truncate(3));
+    changed(&|l| l.down.truncate(3));
+    changed(&|l| l.up = Some(vec![0.0; 3]));
+    changed(&|l| l.gate.clear());
+    changed(&|l| {
+        l.biases = Some(Biases {
+            gate: vec![0.0; 7],
+            up: None,
+            down: vec![0.0; HIDDEN],
+        });
+    });
+    push(&layer, &tokens[1..]).unwrap_err();
+    push(&layer, &vec![vec![(0, 0.0); 3]; 7]).unwrap_err();
+    let mut wide = about();
+    wide.hidden_size = 0;
+    assert!(Writer::create(&dir.path().join("y"), wide, 2).is_err());
+    assert!(Writer::create(&dir.path().join("y"), about(), 256).is_err());
+}
+
+/// Every byte of every file: changed, it is an error at the latest where it is read.
+#[test]
+fn no_damaged_byte_goes_unseen() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.vindex");
+    write(&path);
+    let mut bytes_seen = 0;
+    for entry in std::fs::read_dir(&path).unwrap() {
+        let file = entry.unwrap().path();
+        let whole = std::fs::read(&file).unwrap();
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            std::fs::write(&file, &bytes).unwrap();
+            let found = Vindex::open(&path).and_then(|v| v.verify());
+            // White space of the index may be exchanged for other white space.
+            let harmless = whole[at].is_ascii_whitespace() && bytes[at].is_ascii_whitespace();
+            assert!(found.is_err() || harmless, "{}, byte {at}", file.display());
+            bytes_seen += 1;
+        }
+        for length in [0, 1, whole.len() / 2, whole.len().saturating_sub(1)] {
+            if length == whole.len() {
+                continue;
+            }
+            std::fs::write(&file, &whole[..length]).unwrap();
+            assert!(Vindex::open(&path).is_err(), "{}, {length}", file.display());
+        }
+        let longer = [whole.as_slice(), &[0]].concat();
+        std::fs::write(&file, &longer).unwrap();
+        assert!(Vindex::open(&path).is_err(), "{}", file.display());
+        std::fs::remove_file(&file).unwrap();
+        assert!(Vindex::open(&path).is_err(), "{}", file.display());
+        std::fs::write(&file, &whole).unwrap();
+    }
+    Vindex::open(&path).unwrap().verify().unwrap();
+    assert!(bytes_seen > 2000, "{bytes_seen}");
+}
+
+#[test]
+fn the_nearest_come_first_and_all_are_the_whole_part() {
+    let x = noise(HIDDEN, 20);
+    for (layer, tokens) in layers() {
+        let features = tokens.len();
+        let all = layer.nearest(&x, usize::MAX).unwrap();
+        assert_eq!(all.len(), features);
+        assert!(all.windows(2).all(|w| w[0].gate.abs() >= w[1].gate.abs()));
+        for k in 0..features {
+            assert_eq!(layer.nearest(&x, k).unwrap(), all[..k]);
+        }
+        // The definition, term by term.
+        let bias = layer.biases.as_ref();
+        let mut expected: Vec<f64> = match bias {
+            Some(b) => b.down.iter().map(|v| f64::from(*v)).collect(),
+            None => vec![0.0; HIDDEN],
+        };
+        for f in 0..features {
+            let product = |rows: &[f32]| -> f64 {
+                let row = &rows[f * HIDDEN..(f + 1) * HIDDEN];
+                row.iter()
+                    .zip(&x)
+                    .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                    .sum()
+            };
+            let gate = product(&layer.gate) + bias.map_or(0.0, |b| f64::from(b.gate[f]));
+            let opened = match layer.activation {
+                Activation::Silu => gate / (1.0 + (-gate).exp()),
+                Activation::Relu => gate.max(0.0),
+                _ => {
+                    let inner = 0.797_884_560_802_865_4 * (gate + 0.044_715 * gate * gate * gate);
+                    0.5 * gate * (1.0 + inner.tanh())
+                }
+            };
+            let up_bias = bias
+                .and_then(|b| b.up.as_ref())
+                .map_or(0.0, |b| f64::from(b[f]));
+            let up = layer.up.as_ref().map_or(1.0, |up| product(up) + up_bias);
+            for (h, sum) in expected.iter_mut().enumerate() {
+                *sum += opened * up * f64::from(layer.down[f * HIDDEN + h]);
+            }
+        }
+        let (y, taken) = layer.walk(&x, usize::MAX).unwrap();
+        assert_eq!(taken.len(), features);
+        for (y, expected) in y.iter().zip(&expected) {
+            assert!((f64::from(*y) - expected).abs() < 1e-6, "{y} {expected}");
+        }
+        // Without features only the bias is left.
+        let (y, _) = layer.walk(&x, 0).unwrap();
+        assert_eq!(y, bias.map_or(vec![0.0; HIDDEN], |b| b.down.clone()));
+        assert!(layer.nearest(&x[1..], 1).is_err());
+    }
+}
+
+/// Values of scipy.special.erf in the exact GELU.
+#[test]
+fn the_exact_gelu() {
+    let layer = Layer {
+        activation: Activation::Gelu,
+        gate: vec![1.0],
+        up: None,
+        down: vec![1.0],
+        biases: None,
+    };
+    for (x, expected) in [
+        (-3.0f32, -0.004_049_694),
+        (-0.5, -0.154_268_77),
+        (0.0, 0.0),
+        (0.5, 0.345_731_23),
+        (3.0, 2.995_950_3),
+        (9.0, 9.0),
+        (-9.0, 0.0),
+    ] {
+        let (y, _) = layer.walk(&[x], 1).unwrap();
+        assert!((y[0] - expected).abs() < 1e-6, "{x}: {} {expected}", y[0]);
+    }
+}
