@@ -65,15 +65,7 @@ impl Product {
             }
             MatrixData::Dense(matrix) => {
                 rows.dense(from, |x| {
-                    for column in 0..columns {
-                        let at = (first + column) * self.k;
-                        let mut sums = [0.0; MAX_ROWS];
-                        let sums = &mut sums[..x.len()];
-                        matrix.dot_rows(self.isa, at..at + self.k, x, sums);
-                        for (i, sum) in sums.iter().enumerate() {
-                            out.row_mut(i)[column] = *sum;
-                        }
-                    }
+                    matrix.multiply_rows(self.isa, first..first + columns, x, out);
                 });
             }
         }

@@ -10,6 +10,8 @@ pub(crate) mod expert_block;
 pub(crate) mod experts;
 pub(crate) mod few_rows;
 pub(crate) mod gather_rows;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod integer_gemm;
 pub(crate) mod packed_gemm;
 pub(crate) mod prefetch;
 pub(crate) mod product;

@@ -19,7 +19,7 @@ use crate::simd::{microkernel, transpose};
 pub(crate) const MIN_GEMM_ROWS: usize = 16;
 
 /// Rows of inputs at a time: what their panels take stays within a few MiB.
-const BLOCK_M: usize = 512;
+pub(crate) const BLOCK_M: usize = 512;
 
 /// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a row block's. With
 /// many, the panels are read less often; with few, each thread gets enough blocks. They fit the L2
@@ -77,7 +77,8 @@ impl GemmTask<'_> {
         });
     }
 
-    fn blocks(&self) -> Vec<ColumnBlock> {
+    /// Rows of the matrices that a thread takes at a time.
+    pub(crate) fn blocks(&self) -> Vec<ColumnBlock> {
         let width = if self.product.n >= LARGE_N {
             BLOCK_N_LARGE
         } else {
@@ -106,25 +107,30 @@ impl GemmTask<'_> {
 
     /// Puts rows of the input into panels, through the norm.
     fn fill(&self, (first, last): (usize, usize), panels: &mut AlignedVec) {
-        let Product { k, isa, .. } = *self.product;
+        let Product { k, .. } = *self.product;
         let count = (last - first).div_ceil(LANES);
         panels.resize(count * LANES * k);
         let all = SharedOutput::new(panels);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
-                let begin = first + i * LANES;
-                let mut rows: [ScaledRow<'_>; LANES] = [(&[], 0.0); LANES];
-                let n = LANES.min(last - begin);
-                for (row, own) in (begin..).zip(&mut rows[..n]) {
-                    let x = &self.x[row * k..(row + 1) * k];
-                    *own = (x, self.factor(isa, x));
-                }
-                let weight = self.norm.map(|(weight, _)| weight);
                 // SAFETY: each panel is written by one part alone.
                 let panel = unsafe { all.slice_mut(i * LANES * k, LANES * k) };
-                transpose::pack_rows(isa, &rows[..n], weight, panel);
+                self.fill_panel((first + i * LANES, last), panel);
             }
         });
+    }
+
+    /// Puts rows of the input, at most [`LANES`], into one panel, through the norm.
+    pub(crate) fn fill_panel(&self, (begin, last): (usize, usize), panel: &mut [f32]) {
+        let Product { k, isa, .. } = *self.product;
+        let mut rows: [ScaledRow<'_>; LANES] = [(&[], 0.0); LANES];
+        let n = LANES.min(last - begin);
+        for (row, own) in (begin..).zip(&mut rows[..n]) {
+            let x = &self.x[row * k..(row + 1) * k];
+            *own = (x, self.factor(isa, x));
+        }
+        let weight = self.norm.map(|(weight, _)| weight);
+        transpose::pack_rows(isa, &rows[..n], weight, panel);
     }
 
     /// What a row is multiplied with by the norm, if there is one.
@@ -187,7 +193,7 @@ impl GemmTask<'_> {
         sums.resize(parts.len() * columns * LANES);
         for panel in 0..(last - first).div_ceil(LANES) {
             for (i, part) in parts.clone().enumerate() {
-                let (data, bias) = &self.data[part];
+                let data = &self.data[part].0;
                 let x = &panels[panel * LANES * k..][..LANES * k];
                 // The matrix, and how far rows and columns of it are apart.
                 let (w, row_stride, step) = match data {
@@ -221,25 +227,38 @@ impl GemmTask<'_> {
                     // ensure it.
                     unsafe { microkernel::gemm_tiles(isa, columns, depth, left, right, product) };
                 }
-                if let Some(bias) = bias {
-                    let bias = &bias[block.from..block.to];
-                    for (sums, bias) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(bias) {
-                        sums.iter_mut().for_each(|sum| *sum += bias);
-                    }
+            }
+            self.finish_tile(sums, (first + panel * LANES, last), block, out);
+        }
+    }
+
+    /// Adds biases to a tile of each part, `[columns, LANES]`, lets the gate meet them, and writes
+    /// the result to rows of the output from `begin` on.
+    pub(crate) fn finish_tile(
+        &self,
+        sums: &mut [f32],
+        (begin, last): (usize, usize),
+        block: ColumnBlock,
+        out: &SharedOutput,
+    ) {
+        let Product { isa, gate, .. } = *self.product;
+        let size = (block.to - block.from) * LANES;
+        for ((_, bias), sums) in self.data[block.part..]
+            .iter()
+            .zip(sums.chunks_exact_mut(size))
+        {
+            if let Some(bias) = bias {
+                let bias = &bias[block.from..block.to];
+                for (sums, bias) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(bias) {
+                    sums.iter_mut().for_each(|sum| *sum += bias);
                 }
             }
-            if let Some(gate) = gate {
-                let (gates, ups) = sums.split_at_mut(columns * LANES);
-                gate_mul(isa, gate, gates, ups);
-            }
-            let begin = first + panel * LANES;
-            self.write(
-                &sums[..columns * LANES],
-                (begin, LANES.min(last - begin)),
-                block,
-                out,
-            );
         }
+        if let Some(gate) = gate {
+            let (gates, ups) = sums.split_at_mut(size);
+            gate_mul(isa, gate, gates, ups);
+        }
+        self.write(&sums[..size], (begin, LANES.min(last - begin)), block, out);
     }
 
     /// Writes a tile `[columns, LANES]` to rows of the output from `begin` on.

@@ -64,6 +64,9 @@ impl GemmTask<'_> {
             if self.fits_amx_bf16() {
                 return self.run_amx_bf16(out);
             }
+            if self.fits_integers() {
+                return self.run_integers(out);
+            }
         }
         if product.rows >= MIN_GEMM_ROWS || product.float_inputs {
             return self.run(out);

@@ -1,8 +1,11 @@
 //! Layouts of matrices and inputs in memory. No arithmetic on them.
 
 pub(crate) mod aligned;
+pub(crate) mod dense;
 pub(crate) mod float_codes;
 pub(crate) mod input_panel;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod integer_panel;
 pub(crate) mod packed;
 pub(crate) mod table;
 pub(crate) mod tile;

@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx2;
@@ -65,6 +67,16 @@ impl PackedMatrix<'_> {
             };
             dequantize_packed_row(isa, row, self.bits, out);
         }
+    }
+
+    /// All rows as pairs of integers, pair of columns after pair of columns, and their scales and
+    /// biases for each `step` columns, of which a group has a whole number. Of codes that stand for
+    /// integers.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn integer_pairs(self, isa: Isa, step: usize, to: CodePanelMut<'_>) {
+        assert!(isa.has_avx2());
+        // SAFETY: `detect` makes these only where the processor has avx2, fma and f16c.
+        unsafe { avx2::dequantize::integer_pairs(self, step, to) }
     }
 
     /// All rows as floats, column after column: `[columns, rows]`, without a step across lanes.

@@ -6,6 +6,7 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod dense_rows;
 pub(crate) mod dequantize;
 pub(crate) mod microkernel;
 #[cfg(target_arch = "aarch64")]

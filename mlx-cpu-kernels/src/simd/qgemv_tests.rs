@@ -9,7 +9,6 @@ use crate::layout::packed::{
 };
 use crate::layout::table::Table;
 use crate::simd::dequantize::DequantizeScratch;
-use crate::simd::vmath::dot_rows;
 use crate::testing::noise;
 
 /// [`prepare_inputs`] by the definition.
@@ -426,25 +425,6 @@ fn whole_numbers_stand_where_the_definition_says() {
             assert_eq!((&own.0, &own.1), (&plain.0, &plain.1), "{bits} bits");
             for (a, b) in own.2.iter().zip(&plain.2) {
                 assert!((a - b).abs() < 1e-4, "{a} {b}");
-            }
-        }
-    }
-}
-
-#[test]
-fn dense_rows_equal_the_definition() {
-    for k in [1, 7, 8, 31, 64, 577] {
-        let w = noise(k, 3);
-        for m in 1..=MAX_ROWS {
-            let rows: Vec<Vec<f32>> = (0..m).map(|r| noise(k, r as u32 + 11)).collect();
-            let x: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-            for isa in Isa::all() {
-                let mut out = vec![0.0; m];
-                dot_rows(isa, &w, &x, &mut out);
-                for (x, got) in rows.iter().zip(&out) {
-                    let exact: f64 = w.iter().zip(x).map(|(w, x)| f64::from(w * x)).sum();
-                    assert!((exact - f64::from(*got)).abs() < 1e-4, "{isa:?} {k}");
-                }
             }
         }
     }

@@ -22,16 +22,14 @@ pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
     }
 }
 
-/// `row . x` for each `x`; at most [`MAX_ROWS`] of them, as many as `out` has elements.
+/// `row . x` for each `x`, as many as `out` has elements.
 pub(crate) fn dot_rows(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::dot_rows(row, x, out) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: these are made by `detect` only, where the processor has neon.
         Isa::Neon | Isa::Dot => unsafe { neon::f32::dot_rows(row, x, out) },
-        Isa::Portable => {
+        // Where there are others, `dense_rows.rs` has kernels of its own.
+        _ => {
             for (out, x) in out.iter_mut().zip(x) {
                 *out = portable::vmath::dot(row, x);
             }

@@ -1,6 +1,7 @@
 //! Dequantization for AVX2.
 
 use crate::layout::float_codes::Codes;
+use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{
     GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position, codes_per_chunk,
 };
@@ -11,7 +12,7 @@ use std::arch::x86_64::{
     __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
     _mm256_or_si256, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32,
-    _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps,
+    _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
 };
 
 /// See [`crate::simd::dequantize::dequantize_packed_row`].
@@ -96,26 +97,135 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
                     }
                     let column = g * size + c * chunk;
                     for j in 0..chunk {
-                        let n = _mm256_and_si256(code_at::<BITS>(&q, j), mask);
                         let n = match CODES {
-                            Codes::E2M1_ID => {
-                                // Bytes that are zero are looked up, too.
-                                let byte = _mm256_set1_epi32(255);
-                                let n = _mm256_shuffle_epi8(fp4_codes(), n);
-                                _mm256_cvtepi32_ps(_mm256_and_si256(n, byte))
+                            Codes::E4M3_ID => {
+                                e4m3_lanes(_mm256_and_si256(code_at::<BITS>(&q, j), mask))
                             }
-                            Codes::TABLE_ID => {
-                                let n = _mm256_slli_epi32::<24>(_mm256_shuffle_epi8(table, n));
-                                _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(n))
-                            }
-                            Codes::E4M3_ID => e4m3_lanes(n),
-                            _ => _mm256_cvtepi32_ps(n),
+                            _ => _mm256_cvtepi32_ps(integer::<BITS, CODES>(&q, j, mask, table)),
                         };
                         let n = _mm256_add_ps(_mm256_mul_ps(n, scale), bias);
                         let to = out
                             .as_mut_ptr()
                             .add((column + j) * width + i * INTERLEAVED_ROWS);
                         _mm256_storeu_ps(to, n);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What code `j` of a chunk stands for in each lane, of codes that stand for integers.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn integer<const BITS: u32, const CODES: u32>(
+    q: &[__m256i; 5],
+    j: usize,
+    mask: __m256i,
+    table: __m256i,
+) -> __m256i {
+    let n = _mm256_and_si256(code_at::<BITS>(q, j), mask);
+    match CODES {
+        Codes::E2M1_ID => {
+            // Bytes that are zero are looked up, too.
+            let n = _mm256_shuffle_epi8(fp4_codes(), n);
+            _mm256_and_si256(n, _mm256_set1_epi32(255))
+        }
+        Codes::TABLE_ID => {
+            let n = _mm256_slli_epi32::<24>(_mm256_shuffle_epi8(table, n));
+            _mm256_srai_epi32::<24>(n)
+        }
+        _ => n,
+    }
+}
+
+/// See [`PackedMatrix::integer_pairs`].
+///
+/// # Safety
+/// The processor must have avx2, fma and f16c.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, step: usize, to: CodePanelMut<'_>) {
+    const INTEGERS: u32 = Codes::INTEGERS_ID;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (matrix.bits, matrix.codes()) {
+            (2, _) => integer_pairs_bits::<2, INTEGERS>(matrix, step, to),
+            (3, _) => integer_pairs_bits::<3, INTEGERS>(matrix, step, to),
+            (4, Codes::E2m1) => {
+                integer_pairs_bits::<4, { Codes::E2M1_ID }>(matrix, step, to);
+            }
+            (4, Codes::Table(_)) => {
+                integer_pairs_bits::<4, { Codes::TABLE_ID }>(matrix, step, to);
+            }
+            (4, _) => integer_pairs_bits::<4, INTEGERS>(matrix, step, to),
+            (5, _) => integer_pairs_bits::<5, INTEGERS>(matrix, step, to),
+            (6, _) => integer_pairs_bits::<6, INTEGERS>(matrix, step, to),
+            _ => integer_pairs_bits::<8, INTEGERS>(matrix, step, to),
+        }
+    }
+}
+
+/// [`integer_pairs`] of codes of this bit width.
+///
+/// # Safety
+/// As [`integer_pairs`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
+    matrix: PackedMatrix<'_>,
+    step: usize,
+    to: CodePanelMut<'_>,
+) {
+    let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
+    let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
+    let chunk = if 32 % BITS == 0 {
+        32 / BITS as usize
+    } else {
+        codes_per_chunk(BITS)
+    };
+    let words = chunk * BITS as usize / 32;
+    // The reads and writes below stay within these.
+    assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
+    assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
+    assert!(size * BITS as usize == 32 * per && size.is_multiple_of(step));
+    assert!(step.is_multiple_of(chunk) && chunk.is_multiple_of(2));
+    assert!(to.pairs.len() == groups * size / 2 * width);
+    let steps = size / step;
+    assert!(to.scales.len() == groups * steps * width && to.biases.len() == to.scales.len());
+    let table = integers(matrix.codes());
+    let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
+    let low = _mm256_set1_epi32(0xffff);
+    for i in 0..count {
+        for g in 0..groups {
+            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, their
+            // pairs of columns and their steps: all asserted.
+            unsafe {
+                let at = i * groups + g;
+                let factors = (
+                    group_params(matrix.scales, at),
+                    group_params(matrix.biases, at),
+                );
+                for own in g * steps..(g + 1) * steps {
+                    let place = own * width + i * INTERLEAVED_ROWS;
+                    _mm256_storeu_ps(to.scales.as_mut_ptr().add(place), factors.0);
+                    _mm256_storeu_ps(to.biases.as_mut_ptr().add(place), factors.1);
+                }
+                for c in 0..size / chunk {
+                    let from = (i * groups * per + g * per + c * words) * INTERLEAVED_ROWS;
+                    let from = matrix.words.as_ptr().add(from);
+                    let mut q = [mask; 5];
+                    for (i, q) in q.iter_mut().enumerate().take(words) {
+                        *q = _mm256_loadu_si256(from.add(i * INTERLEAVED_ROWS).cast());
+                    }
+                    let pair = (g * size + c * chunk) / 2;
+                    for j in 0..chunk / 2 {
+                        let first = integer::<BITS, CODES>(&q, 2 * j, mask, table);
+                        let second = integer::<BITS, CODES>(&q, 2 * j + 1, mask, table);
+                        let both = _mm256_or_si256(
+                            _mm256_and_si256(first, low),
+                            _mm256_slli_epi32::<16>(second),
+                        );
+                        let place = (pair + j) * width + i * INTERLEAVED_ROWS;
+                        _mm256_storeu_si256(to.pairs.as_mut_ptr().add(place).cast(), both);
                     }
                 }
             }

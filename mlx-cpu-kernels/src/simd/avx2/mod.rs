@@ -1,6 +1,7 @@
 //! Kernels for x86-64 with AVX2, FMA and F16C.
 
 pub(crate) mod decode_attention;
+pub(crate) mod dense_rows;
 pub(crate) mod dequantize;
 pub(crate) mod float_codes;
 pub(crate) mod microkernel;

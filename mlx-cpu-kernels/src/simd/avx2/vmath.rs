@@ -140,67 +140,6 @@ unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
     }
 }
 
-/// See [`crate::simd::vmath::dot_rows`].
-///
-/// # Safety
-/// The processor must have avx2 and fma.
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
-    let mut done = 0;
-    while done < x.len() {
-        // SAFETY: the features are the caller's promise; each call is given as many rows as it
-        // takes.
-        done += unsafe {
-            match x.len() - done {
-                8.. => dot_rows_m::<8, 1>(row, &x[done..], &mut out[done..]),
-                4.. => dot_rows_m::<4, 1>(row, &x[done..], &mut out[done..]),
-                2.. => dot_rows_m::<2, 4>(row, &x[done..], &mut out[done..]),
-                _ => dot_rows_m::<1, 8>(row, &x[done..], &mut out[done..]),
-            }
-        };
-    }
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn dot_rows_m<const M: usize, const A: usize>(
-    row: &[f32],
-    x: &[&[f32]],
-    out: &mut [f32],
-) -> usize {
-    let k = row.len();
-    assert!(x.len() >= M && out.len() >= M);
-    for x in &x[..M] {
-        assert!(x.len() >= k);
-    }
-    // SAFETY: all offsets are below the lengths asserted above; features are the caller's promise.
-    unsafe {
-        let mut sums = [[_mm256_setzero_ps(); A]; M];
-        let whole = k / (8 * A) * (8 * A);
-        let mut at = 0;
-        while at < whole {
-            let mut w = [_mm256_setzero_ps(); A];
-            for (a, w) in w.iter_mut().enumerate() {
-                *w = _mm256_loadu_ps(row.as_ptr().add(at + 8 * a));
-            }
-            for (sums, x) in sums.iter_mut().zip(x) {
-                for (a, (sum, w)) in sums.iter_mut().zip(w).enumerate() {
-                    let x = _mm256_loadu_ps(x.as_ptr().add(at + 8 * a));
-                    *sum = _mm256_fmadd_ps(w, x, *sum);
-                }
-            }
-            at += 8 * A;
-        }
-        for m in 0..M {
-            let sum = sums[m][1..]
-                .iter()
-                .fold(sums[m][0], |a, b| _mm256_add_ps(a, *b));
-            out[m] =
-                horizontal_sum(sum) + dot_ptr(row.as_ptr().add(at), x[m].as_ptr().add(at), k - at);
-        }
-    }
-    M
-}
-
 /// `a . b`.
 ///
 /// # Safety

@@ -1,5 +1,7 @@
 //! Kernels for x86-64 with AVX-512 F, BW and VNNI.
 
+pub(crate) mod dense_rows;
+pub(crate) mod integer_tile;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;
 pub(crate) mod qgemv_fp8;

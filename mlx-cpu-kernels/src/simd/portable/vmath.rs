@@ -107,6 +107,13 @@ pub(crate) fn dot(row: &[f32], x: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
+/// Numbers of bfloat16 as float32, as many as both have.
+pub(crate) fn bf16_to_f32(from: &[u16], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = f32::from_bits(u32::from(*from) << 16);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -1,0 +1,66 @@
+//! Elements of a matrix that is not quantized, as they lie in memory. Types and index functions
+//! only.
+
+use std::ops::Range;
+
+use crate::work::Input;
+
+/// The type of a matrix's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DenseType {
+    /// float32.
+    F32,
+    /// float16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Elements in memory.
+#[derive(Clone, Copy)]
+pub(crate) enum DenseView<'a> {
+    F32(&'a [f32]),
+    /// float16.
+    F16(&'a [u16]),
+    /// bfloat16.
+    Bf16(&'a [u16]),
+}
+
+impl<'a> DenseView<'a> {
+    /// The types as constants of generic functions.
+    pub(crate) const F32_ID: u32 = 0;
+    pub(crate) const F16_ID: u32 = 1;
+    pub(crate) const BF16_ID: u32 = 2;
+
+    /// An input's elements.
+    ///
+    /// # Safety
+    /// They must be of that type.
+    pub(crate) unsafe fn of(number: DenseType, input: Option<&'a Input>) -> Self {
+        // SAFETY: the caller's promise; both 16-bit types can be read as their bits.
+        unsafe {
+            match number {
+                DenseType::F32 => Self::F32(input.map(|i| i.as_slice()).unwrap_or_default()),
+                DenseType::F16 => Self::F16(input.map(|i| i.as_slice()).unwrap_or_default()),
+                DenseType::Bf16 => Self::Bf16(input.map(|i| i.as_slice()).unwrap_or_default()),
+            }
+        }
+    }
+
+    /// Some of the elements.
+    pub(crate) fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(all) => Self::F32(&all[range]),
+            Self::F16(all) => Self::F16(&all[range]),
+            Self::Bf16(all) => Self::Bf16(&all[range]),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::F32(all) => all.len(),
+            Self::F16(all) | Self::Bf16(all) => all.len(),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Products of a few rows of inputs with rows of a matrix that is not quantized, by instruction
+//! set.
+
+use crate::isa::Isa;
+use crate::layout::dense::DenseView;
+use crate::layout::input_panel::MAX_ROWS;
+use crate::partition::OutputBlock;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2, avx512};
+use crate::simd::{portable, vmath};
+
+/// Elements of a row that become float32 at a time where no kernel reads 16 bits: they stay in the
+/// L1 cache until they are multiplied.
+const AT_ONCE: usize = 1024;
+
+/// `out[i][row] = matrix[row] . x[i]`, for at most [`MAX_ROWS`] `x` of one length.
+pub(crate) fn multiply(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'_>) {
+    let (k, (rows, columns)) = (x.first().map_or(0, |x| x.len()), out.dims());
+    // The kernels read and write within these.
+    assert!(x.len() <= MAX_ROWS && rows == x.len() && matrix.len() == columns * k);
+    assert!(x.iter().all(|x| x.len() == k));
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+        // The lengths are asserted.
+        Isa::Avx2 => unsafe { avx2::dense_rows::multiply(matrix, x, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor also has avx512f. The
+        // lengths are asserted.
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::multiply(matrix, x, out) },
+        _ => by_row(isa, matrix, x, out),
+    }
+}
+
+/// One row of the matrix after another.
+fn by_row(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'_>) {
+    let (k, (_, columns)) = (x.first().map_or(0, |x| x.len()), out.dims());
+    let mut wide = [0.0; AT_ONCE];
+    for column in 0..columns {
+        let mut totals = [0.0; MAX_ROWS];
+        for from in (0..k).step_by(AT_ONCE) {
+            let n = AT_ONCE.min(k - from);
+            let wide = &mut wide[..n];
+            let own = match matrix.slice(column * k + from..column * k + from + n) {
+                DenseView::F32(all) => all,
+                DenseView::F16(all) => {
+                    vmath::f16_to_f32(isa, all, wide);
+                    wide
+                }
+                DenseView::Bf16(all) => {
+                    portable::vmath::bf16_to_f32(all, wide);
+                    wide
+                }
+            };
+            let mut parts = [&[][..]; MAX_ROWS];
+            for (part, x) in parts.iter_mut().zip(x) {
+                *part = &x[from..from + n];
+            }
+            let mut sums = [0.0; MAX_ROWS];
+            vmath::dot_rows(isa, own, &parts[..x.len()], &mut sums[..x.len()]);
+            totals
+                .iter_mut()
+                .zip(sums)
+                .for_each(|(all, sum)| *all += sum);
+        }
+        for (i, total) in totals[..x.len()].iter().enumerate() {
+            out.row_mut(i)[column] = *total;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{noise, with_each};
+
+    #[test]
+    fn rows_of_each_type_equal_a_float64_product() {
+        with_each(|isa| {
+            for k in [1, 7, 16, 31, 64, 2050] {
+                for (columns, rows) in [(1, 1), (3, 8), (4, 1), (5, 2), (9, 3), (13, 4), (8, 5)] {
+                    let w = noise(columns * k, 3);
+                    let x = noise(rows * k, 4);
+                    let x: Vec<&[f32]> = x.chunks_exact(k).collect();
+                    let half: Vec<u16> =
+                        (w.iter().map(|v| half::f16::from_f32(*v).to_bits())).collect();
+                    let brain: Vec<u16> =
+                        (w.iter().map(|v| half::bf16::from_f32(*v).to_bits())).collect();
+                    let of = |view: DenseView<'_>| {
+                        let mut out = vec![f32::NAN; rows * columns];
+                        multiply(isa, view, &x, &mut OutputBlock::contiguous(&mut out, rows));
+                        out
+                    };
+                    let halves: Vec<f32> =
+                        (half.iter().map(|v| half::f16::from_bits(*v).to_f32())).collect();
+                    let brains: Vec<f32> =
+                        (brain.iter().map(|v| half::bf16::from_bits(*v).to_f32())).collect();
+                    // Both are read exactly.
+                    assert_eq!(of(DenseView::F16(&half)), of(DenseView::F32(&halves)));
+                    assert_eq!(of(DenseView::Bf16(&brain)), of(DenseView::F32(&brains)));
+                    let found = of(DenseView::F32(&w));
+                    for (i, x) in x.iter().enumerate() {
+                        for (c, w) in w.chunks_exact(k).enumerate() {
+                            let wanted: f64 =
+                                (w.iter().zip(*x).map(|(w, x)| f64::from(*w) * f64::from(*x)))
+                                    .sum();
+                            let got = f64::from(found[i * columns + c]);
+                            assert!(
+                                (got - wanted).abs() < 1e-5 * (k as f64).sqrt(),
+                                "{k} {i} {c}"
+                            );
+                        }
+                        // A row alone comes out the same.
+                        let mut alone = vec![f32::NAN; columns];
+                        let mut to = OutputBlock::contiguous(&mut alone, 1);
+                        multiply(isa, DenseView::F32(&w), &[x], &mut to);
+                        let own = &found[i * columns..(i + 1) * columns];
+                        assert!(alone.iter().zip(own).all(|(a, b)| (a - b).abs() < 1e-5));
+                    }
+                }
+            }
+        });
+    }
+}
