@@ -505,6 +505,7 @@ fn variables_that_mean_nothing_are_told() {
         ("MLX_NUM_THREADS", "abc", "1 or more"),
         ("MLX_NUM_THREADS", "0", "1 or more"),
         ("MLX_CPU_KERNELS", "bogus", "portable"),
+        ("MLX_CPU_PROMPTS", "int8", "float32 or int16"),
     ] {
         let mut command = mlx(cache.path(), &["ls"]);
         let output = command.env(name, value).output().unwrap();
@@ -517,6 +518,7 @@ fn variables_that_mean_nothing_are_told() {
         ("MLX_NUM_THREADS", ""),
         ("MLX_NUM_THREADS", "1"),
         ("MLX_CPU_KERNELS", "off"),
+        ("MLX_CPU_PROMPTS", "int16"),
     ] {
         let mut command = mlx(cache.path(), &["ls"]);
         let output = command.env(name, value).output().unwrap();

@@ -16,6 +16,9 @@ pub fn check() -> Result<(), Failure> {
     if let Some(value) = variable("MLX_NUM_THREADS")? {
         threads(&value)?;
     }
+    if let Some(value) = variable("MLX_CPU_PROMPTS")? {
+        prompts(&value)?;
+    }
     if let Some(value) = variable("MLX_CPU_KERNELS")? {
         kernels(&value)?;
         let used = rust_mlx::mlx::cpu::instruction_set();
@@ -47,6 +50,17 @@ fn threads(value: &str) -> Result<(), Failure> {
             "MLX_NUM_THREADS is {value:?}; it must be a number of threads, 1 or more"
         ))),
     }
+}
+
+fn prompts(value: &str) -> Result<(), Failure> {
+    let known = ["float32", "int16"];
+    if known.iter().any(|name| name.eq_ignore_ascii_case(value)) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "MLX_CPU_PROMPTS is {value:?}; it may be {}",
+        known.join(" or ")
+    )))
 }
 
 fn kernels(value: &str) -> Result<(), Failure> {

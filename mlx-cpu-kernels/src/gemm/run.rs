@@ -64,7 +64,7 @@ impl GemmTask<'_> {
             if self.fits_amx_bf16() {
                 return self.run_amx_bf16(out);
             }
-            if self.fits_integers() {
+            if crate::isa::integer_prompts() && self.fits_integers() {
                 return self.run_integers(out);
             }
         }

@@ -1,48 +1,43 @@
 //! Operands of products of many rows in 16-bit integers: rows of inputs and rows of a matrix, in
 //! the order in which the kernel reads them. Types and index functions only.
 
-use crate::layout::tile::LANES;
+/// Columns of inputs that share a scale in each row: a large input leaves others precise.
+pub(crate) const STEP: usize = 8;
 
-/// The most columns that share an input scale. A matrix with smaller groups has fewer.
-pub(crate) const MAX_STEP: usize = 32;
+/// Columns of inputs that are summed: the smallest group of a matrix.
+pub(crate) const SUM: usize = 16;
 
-/// The fewest: the smallest group.
-pub(crate) const MIN_STEP: usize = 16;
-
-/// Numbers of a panel for each step: scales, outliers and sums, each for [`LANES`] rows.
-pub(crate) const FACTORS: usize = 3 * LANES;
-
-/// [`LANES`] rows of inputs. The columns of a step share a scale for each row, without one of them:
-/// the column with the largest input is the step's outlier. It stays float32, so it does not make
-/// the others coarse.
+/// Rows of inputs, as many as a tile has lanes.
 #[derive(Clone, Copy)]
 pub(crate) struct InputColumns<'a> {
-    /// Two columns in each number, `[columns / 2, LANES]`; zeros for an outlier.
+    /// Two columns in each number, `[columns / 2, LANES]`.
     pub pairs: &'a [i32],
-    /// `[steps, 3, LANES]`: the scale of the integers, the outlier, and the sum of all of them.
-    pub factors: &'a [f32],
-    /// The outlier's column in its step.
-    pub outliers: &'a [u32],
+    /// Scales of the integers, `[columns / STEP, LANES]`.
+    pub scales: &'a [f32],
+    /// Sums of the rounded inputs, `[columns / SUM, LANES]`.
+    pub sums: &'a [f32],
 }
 
 /// [`InputColumns`] while they are made.
 pub(crate) struct InputColumnsMut<'a> {
     pub pairs: &'a mut [i32],
-    pub factors: &'a mut [f32],
-    pub outliers: &'a mut [u32],
+    pub scales: &'a mut [f32],
+    pub sums: &'a mut [f32],
 }
 
-/// Some rows of a quantized matrix: `w = scale * q + bias`, step after step.
+/// Some rows of a quantized matrix: `w = scale * q + bias`, group after group.
 #[derive(Clone, Copy)]
 pub(crate) struct CodePanel<'a> {
     /// Two codes of a row in each number, `[columns / 2, rows]`.
     pub pairs: &'a [i32],
-    /// `[steps, rows]`.
+    /// `[groups, rows]`.
     pub scales: &'a [f32],
-    /// `[steps, rows]`.
+    /// `[groups, rows]`.
     pub biases: &'a [f32],
     /// Rows.
     pub rows: usize,
+    /// Columns of a group, a multiple of [`SUM`].
+    pub group: usize,
 }
 
 /// [`CodePanel`] while it is made.

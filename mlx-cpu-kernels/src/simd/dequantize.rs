@@ -70,13 +70,12 @@ impl PackedMatrix<'_> {
     }
 
     /// All rows as pairs of integers, pair of columns after pair of columns, and their scales and
-    /// biases for each `step` columns, of which a group has a whole number. Of codes that stand for
-    /// integers.
+    /// biases, group after group. Of codes that stand for integers.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn integer_pairs(self, isa: Isa, step: usize, to: CodePanelMut<'_>) {
+    pub(crate) fn integer_pairs(self, isa: Isa, to: CodePanelMut<'_>) {
         assert!(isa.has_avx2());
         // SAFETY: `detect` makes these only where the processor has avx2, fma and f16c.
-        unsafe { avx2::dequantize::integer_pairs(self, step, to) }
+        unsafe { avx2::dequantize::integer_pairs(self, to) }
     }
 
     /// All rows as floats, column after column: `[columns, rows]`, without a step across lanes.

@@ -144,23 +144,23 @@ fn integer<const BITS: u32, const CODES: u32>(
 /// # Safety
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, step: usize, to: CodePanelMut<'_>) {
+pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_>) {
     const INTEGERS: u32 = Codes::INTEGERS_ID;
     // SAFETY: the caller's promise.
     unsafe {
         match (matrix.bits, matrix.codes()) {
-            (2, _) => integer_pairs_bits::<2, INTEGERS>(matrix, step, to),
-            (3, _) => integer_pairs_bits::<3, INTEGERS>(matrix, step, to),
+            (2, _) => integer_pairs_bits::<2, INTEGERS>(matrix, to),
+            (3, _) => integer_pairs_bits::<3, INTEGERS>(matrix, to),
             (4, Codes::E2m1) => {
-                integer_pairs_bits::<4, { Codes::E2M1_ID }>(matrix, step, to);
+                integer_pairs_bits::<4, { Codes::E2M1_ID }>(matrix, to);
             }
             (4, Codes::Table(_)) => {
-                integer_pairs_bits::<4, { Codes::TABLE_ID }>(matrix, step, to);
+                integer_pairs_bits::<4, { Codes::TABLE_ID }>(matrix, to);
             }
-            (4, _) => integer_pairs_bits::<4, INTEGERS>(matrix, step, to),
-            (5, _) => integer_pairs_bits::<5, INTEGERS>(matrix, step, to),
-            (6, _) => integer_pairs_bits::<6, INTEGERS>(matrix, step, to),
-            _ => integer_pairs_bits::<8, INTEGERS>(matrix, step, to),
+            (4, _) => integer_pairs_bits::<4, INTEGERS>(matrix, to),
+            (5, _) => integer_pairs_bits::<5, INTEGERS>(matrix, to),
+            (6, _) => integer_pairs_bits::<6, INTEGERS>(matrix, to),
+            _ => integer_pairs_bits::<8, INTEGERS>(matrix, to),
         }
     }
 }
@@ -172,7 +172,6 @@ pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, step: usize, to: Co
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
     matrix: PackedMatrix<'_>,
-    step: usize,
     to: CodePanelMut<'_>,
 ) {
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
@@ -186,29 +185,23 @@ unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
     // The reads and writes below stay within these.
     assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
     assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
-    assert!(size * BITS as usize == 32 * per && size.is_multiple_of(step));
-    assert!(step.is_multiple_of(chunk) && chunk.is_multiple_of(2));
-    assert!(to.pairs.len() == groups * size / 2 * width);
-    let steps = size / step;
-    assert!(to.scales.len() == groups * steps * width && to.biases.len() == to.scales.len());
+    assert!(size * BITS as usize == 32 * per && size.is_multiple_of(chunk));
+    assert!(chunk.is_multiple_of(2) && to.pairs.len() == groups * size / 2 * width);
+    assert!(to.scales.len() == groups * width && to.biases.len() == groups * width);
     let table = integers(matrix.codes());
     let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     let low = _mm256_set1_epi32(0xffff);
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, their
-            // pairs of columns and their steps: all asserted.
+            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, and
+            // their pairs of columns: all asserted.
             unsafe {
                 let at = i * groups + g;
-                let factors = (
-                    group_params(matrix.scales, at),
-                    group_params(matrix.biases, at),
-                );
-                for own in g * steps..(g + 1) * steps {
-                    let place = own * width + i * INTERLEAVED_ROWS;
-                    _mm256_storeu_ps(to.scales.as_mut_ptr().add(place), factors.0);
-                    _mm256_storeu_ps(to.biases.as_mut_ptr().add(place), factors.1);
-                }
+                let place = g * width + i * INTERLEAVED_ROWS;
+                let scale = group_params(matrix.scales, at);
+                _mm256_storeu_ps(to.scales.as_mut_ptr().add(place), scale);
+                let bias = group_params(matrix.biases, at);
+                _mm256_storeu_ps(to.biases.as_mut_ptr().add(place), bias);
                 for c in 0..size / chunk {
                     let from = (i * groups * per + g * per + c * words) * INTERLEAVED_ROWS;
                     let from = matrix.words.as_ptr().add(from);
