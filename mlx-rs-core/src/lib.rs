@@ -72,7 +72,7 @@ pub mod metal;
 pub mod random;
 pub mod transforms;
 
-pub use array::{Array, Data, Iter, Nested, Values};
+pub use array::{Array, ChunkedArray, Data, Iter, Nested, Values, fill_arrays};
 pub use device::{Device, DeviceInfo, DeviceKind, cuda_is_available, metal_is_available};
 pub use dtype::{Dtype, Element, FloatElement};
 pub use error::{Error, ErrorKind, Result};

@@ -297,6 +297,26 @@ mx::Dtype dtype_of(mlx_dtype dtype) {
   }
 }
 
+// Types of which every bit pattern is a value, so not booleans.
+mx::Dtype number_type_of(mlx_dtype dtype) {
+  switch (dtype) {
+    case MLX_UINT8:
+      return mx::uint8;
+    case MLX_UINT16:
+      return mx::uint16;
+    case MLX_UINT32:
+      return mx::uint32;
+    case MLX_INT8:
+      return mx::int8;
+    case MLX_INT16:
+      return mx::int16;
+    case MLX_INT32:
+      return mx::int32;
+    default:
+      return dtype_of(dtype);
+  }
+}
+
 } // namespace
 
 extern "C" int rust_mlx_host_op(
@@ -340,9 +360,11 @@ extern "C" int rust_mlx_host_op(
   }
 }
 
-extern "C" int rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t ndim) {
+extern "C" int
+rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t ndim, mlx_dtype dtype) {
   try {
-    size_t bytes = sizeof(float);
+    auto type = number_type_of(dtype);
+    size_t bytes = mx::size_of(type);
     for (size_t i = 0; i < ndim; i++) {
       if (shape[i] < 0 || __builtin_mul_overflow(bytes, size_t(shape[i]), &bytes)) {
         throw std::invalid_argument("[uninitialized] the shape has no size");
@@ -354,7 +376,7 @@ extern "C" int rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t n
       throw std::runtime_error(
           "[uninitialized] the system has no " + std::to_string(bytes) + " bytes of memory");
     }
-    put(res, mx::array(buffer, mx::Shape(shape, shape + ndim), mx::float32));
+    put(res, mx::array(buffer, mx::Shape(shape, shape + ndim), type));
     return 0;
   } catch (std::exception& e) {
     mlx_error("%s", e.what());

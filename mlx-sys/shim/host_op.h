@@ -72,9 +72,9 @@ int rust_mlx_host_op(
     bool in_place,
     mlx_stream stream);
 
-// Sets `res` to an array of `shape` and type float32 that is there already and whose elements have no
+// Sets `res` to an array of `shape` and `dtype` that is there already and whose elements have no
 // particular value. Returns 0, or 1 with the message given to mlx-c's error handler.
-int rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t ndim);
+int rust_mlx_uninitialized(mlx_array* res, const int* shape, size_t ndim, mlx_dtype dtype);
 
 #ifdef __cplusplus
 }

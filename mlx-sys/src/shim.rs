@@ -69,8 +69,13 @@ functions! {
         stream: mlx_stream,
     ) -> c_int;
 
-    /// An evaluated float32 array whose elements have no particular value; see the header.
-    pub fn rust_mlx_uninitialized(res: *mut mlx_array, shape: *const c_int, ndim: usize) -> c_int;
+    /// An evaluated array whose elements have no particular value; see the header.
+    pub fn rust_mlx_uninitialized(
+        res: *mut mlx_array,
+        shape: *const c_int,
+        ndim: usize,
+        dtype: mlx_dtype,
+    ) -> c_int;
 
     /// Makes MLX's static objects and registers a handler that runs before their destructors; see
     /// the header.

@@ -143,15 +143,28 @@ impl Gguf {
         self.file.read_vec(tensor.offset, tensor.nbytes)
     }
 
+    /// Fills `buffer` with a tensor's stored bytes, from its byte `first` on.
+    ///
+    /// # Errors
+    /// When the range leaves the tensor, or reading fails.
+    pub fn read_into(&self, tensor: &GgufTensor, first: usize, buffer: &mut [u8]) -> Result<()> {
+        self.file
+            .read_exact_at(buffer, self.place_of(tensor, first, buffer.len())?)
+    }
+
     /// `length` bytes of a tensor's stored bytes, from its byte `first` on.
     ///
     /// # Errors
     /// When the range leaves the tensor, memory is short, or reading fails.
     pub fn read_bytes(&self, tensor: &GgufTensor, first: usize, length: usize) -> Result<Vec<u8>> {
-        if first
-            .checked_add(length)
-            .is_none_or(|end| end > tensor.nbytes)
-        {
+        self.file
+            .read_vec(self.place_of(tensor, first, length)?, length)
+    }
+
+    /// The position in the file of a range of a tensor's bytes.
+    fn place_of(&self, tensor: &GgufTensor, first: usize, length: usize) -> Result<u64> {
+        let end = first.checked_add(length);
+        if end.is_none_or(|end| end > tensor.nbytes) {
             return Err(invalid(
                 self.path(),
                 format!(
@@ -160,7 +173,7 @@ impl Gguf {
                 ),
             ));
         }
-        self.file.read_vec(tensor.offset + first as u64, length)
+        Ok(tensor.offset + first as u64)
     }
 }
 

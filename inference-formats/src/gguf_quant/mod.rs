@@ -125,24 +125,74 @@ pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     let bits = affine_bits(kind)?;
     let (weights, blocks) = count_blocks(kind, data)?;
     let groups = blocks * (weights / GROUP);
-    let mut packed: Vec<u32> = Vec::with_capacity(groups * bits.unsigned_abs() as usize);
-    let mut scales = Vec::with_capacity(groups);
-    let mut biases = Vec::with_capacity(groups);
-    blocks::affine(kind, data, |q, scale, bias| {
-        match bits {
-            2 => packed.extend(q.as_chunks::<16>().0.iter().map(pack_pairs)),
-            4 => packed.extend(q.as_chunks::<8>().0.iter().map(pack_nibbles)),
-            8 => packed.extend(q.as_chunks::<4>().0.iter().map(|&b| u32::from_le_bytes(b))),
-            _ => packed.extend(pack_five(q)),
-        }
-        scales.push(scale);
-        biases.push(bias);
-    })?;
-    Some(AffinePacked {
+    let mut all = AffinePacked {
         bits,
+        packed: vec![0; groups * bits.unsigned_abs() as usize],
+        scales: vec![0.0; groups],
+        biases: vec![0.0; groups],
+    };
+    let AffinePacked {
         packed,
         scales,
         biases,
+        ..
+    } = &mut all;
+    repack_into(kind, data, packed, scales, biases)?;
+    Some(all)
+}
+
+/// As [`repack`], into slices of exactly the lengths of its results. `None` for other lengths, too.
+pub fn repack_into(
+    kind: GgmlType,
+    data: &[u8],
+    packed: &mut [u32],
+    scales: &mut [f32],
+    biases: &mut [f32],
+) -> Option<()> {
+    let bits = affine_bits(kind)?.unsigned_abs() as usize;
+    let (weights, blocks) = count_blocks(kind, data)?;
+    let groups = blocks * (weights / GROUP);
+    if (packed.len(), scales.len(), biases.len()) != (groups * bits, groups, groups) {
+        return None;
+    }
+    let factors = scales.iter_mut().zip(biases.iter_mut());
+    match bits {
+        2 => fill::<2>(kind, data, packed, factors, |q| {
+            let [low, high] = [0, 16].map(|at| pack_pairs(sixteen(q, at)));
+            [low, high]
+        }),
+        4 => fill::<4>(kind, data, packed, factors, |q| {
+            let [a, b, c, d] = quarters(q);
+            [a, b, c, d].map(|eight| pack_nibbles(&eight))
+        }),
+        5 => fill::<5>(kind, data, packed, factors, pack_five),
+        8 => fill::<8>(kind, data, packed, factors, |q| {
+            let mut words = [0; 8];
+            for (word, bytes) in words.iter_mut().zip(q.as_chunks::<4>().0) {
+                *word = u32::from_le_bytes(*bytes);
+            }
+            words
+        }),
+        _ => None,
+    }
+}
+
+/// Writes the words, the scale and the bias of each group.
+#[inline(always)]
+fn fill<'a, const BITS: usize>(
+    kind: GgmlType,
+    data: &[u8],
+    packed: &mut [u32],
+    mut factors: impl Iterator<Item = (&'a mut f32, &'a mut f32)>,
+    pack: impl Fn(&[u8; GROUP]) -> [u32; BITS],
+) -> Option<()> {
+    let mut words = packed.as_chunks_mut::<BITS>().0.iter_mut();
+    blocks::affine(kind, data, |q, scale, bias| {
+        if let (Some(words), Some((s, b))) = (words.next(), factors.next()) {
+            *words = pack(q);
+            *s = scale;
+            *b = bias;
+        }
     })
 }
 
@@ -154,28 +204,56 @@ pub(crate) fn has_super_scales(kind: GgmlType) -> bool {
 /// Repacks `data`, whole blocks of `Q6_K`, without loss: the same integers and the same scales, in
 /// as many bits. `None` for other types, and when `data` is not a whole number of blocks.
 pub fn repack_super_scaled(kind: GgmlType, data: &[u8]) -> Option<SuperPacked> {
-    const GROUPS: usize = 16; // of a block
+    let (_, blocks) = count_blocks(kind, data)?;
+    let mut all = SuperPacked {
+        packed: vec![0; blocks * SUPER_GROUPS * 3],
+        scales: vec![0; blocks * SUPER_GROUPS],
+        supers: vec![half::f16::ZERO; blocks],
+    };
+    let SuperPacked {
+        packed,
+        scales,
+        supers,
+    } = &mut all;
+    repack_super_scaled_into(kind, data, packed, scales, supers)?;
+    Some(all)
+}
+
+/// As [`repack_super_scaled`], into slices of exactly the lengths of its results. `None` for other
+/// lengths, too.
+pub fn repack_super_scaled_into(
+    kind: GgmlType,
+    data: &[u8],
+    packed: &mut [u32],
+    scales: &mut [i8],
+    supers: &mut [half::f16],
+) -> Option<()> {
     if !has_super_scales(kind) {
         return None;
     }
     let (_, blocks) = count_blocks(kind, data)?;
-    let mut packed = Vec::with_capacity(blocks * GROUPS * 3);
-    let mut scales = Vec::with_capacity(blocks * GROUPS);
-    let mut supers = Vec::with_capacity(blocks);
-    blocks::q6_k(data, |d, scale, codes| {
-        // A block begins.
-        if scales.len() % GROUPS == 0 {
-            supers.push(d);
+    let groups = blocks * SUPER_GROUPS;
+    if (packed.len(), scales.len(), supers.len()) != (groups * 3, groups, blocks) {
+        return None;
+    }
+    let mut words = packed.as_chunks_mut::<3>().0.iter_mut();
+    let mut scales = scales.as_chunks_mut::<SUPER_GROUPS>().0.iter_mut();
+    for (block, d) in data.as_chunks::<210>().0.iter().zip(supers) {
+        *d = blocks::half_of(blocks::part::<208, 2, 210>(block));
+        if let Some(scales) = scales.next() {
+            *scales = blocks::part::<192, 16, 210>(block).map(|scale| scale as i8);
         }
-        scales.push(scale);
-        packed.extend(pack_six(&codes));
-    });
-    Some(SuperPacked {
-        packed,
-        scales,
-        supers,
-    })
+        blocks::q6_k(block, |_, _, codes| {
+            if let Some(words) = words.next() {
+                *words = pack_six(&codes);
+            }
+        });
+    }
+    Some(())
 }
+
+/// Groups in a block of `Q6_K`.
+const SUPER_GROUPS: usize = 16;
 
 /// The weights of a block, and the number of blocks in `data`. Their product fits: it is at most 2
 /// for each byte of `data`, or 6 for types of one and two bits.
@@ -191,35 +269,68 @@ fn pack_pairs(q: &[u8; 16]) -> u32 {
     q.iter().rev().fold(0, |word, &q| word << 2 | u32::from(q))
 }
 
+/// The values from `at` on.
+fn sixteen(q: &[u8; GROUP], at: usize) -> &[u8; 16] {
+    q.as_chunks::<16>().0.get(at / 16).unwrap_or(&[0; 16])
+}
+
+fn quarters(q: &[u8; GROUP]) -> [[u8; 8]; 4] {
+    let mut all = [[0; 8]; 4];
+    for (part, bytes) in all.iter_mut().zip(q.as_chunks::<8>().0) {
+        *part = *bytes;
+    }
+    all
+}
+
+/// Joins neighbors in all pairs of fields at once, `width` bits each in fields of `field` bits.
+/// Each round halves the number of fields.
+#[inline(always)]
+fn join_pairs<const WIDTH: u32, const FIELD: u32>(x: u64, low: u64) -> u64 {
+    (x & low) | (x >> (FIELD - WIDTH) & (low << WIDTH))
+}
+
+/// Eight values of four bits are a word.
+#[inline(always)]
 fn pack_nibbles(q: &[u8; 8]) -> u32 {
-    q.iter().rev().fold(0, |word, &q| word << 4 | u32::from(q))
+    let x = u64::from_le_bytes(*q);
+    let x = join_pairs::<4, 8>(x, 0x000f_000f_000f_000f);
+    let x = join_pairs::<8, 16>(x, 0x0000_00ff_0000_00ff);
+    join_pairs::<16, 32>(x, 0x0000_0000_0000_ffff) as u32
 }
 
 /// 16 values of 6 bits are 3 words.
+#[inline(always)]
 fn pack_six(q: &[u8; 16]) -> [u32; 3] {
-    let all = q
-        .iter()
-        .rev()
-        .fold(0u128, |all, &q| all << 6 | u128::from(q));
-    [all as u32, (all >> 32) as u32, (all >> 64) as u32]
+    let eight = |q: &[u8; 8]| {
+        let x = u64::from_le_bytes(*q);
+        let x = join_pairs::<6, 8>(x, 0x003f_003f_003f_003f);
+        let x = join_pairs::<12, 16>(x, 0x0000_0fff_0000_0fff);
+        join_pairs::<24, 32>(x, 0x0000_0000_00ff_ffff)
+    };
+    let halves = q.as_chunks::<8>().0;
+    let [low, high] = [0, 1].map(|i| halves.get(i).map_or(0, eight));
+    [
+        low as u32,
+        (low >> 32 | high << 16) as u32,
+        (high >> 16) as u32,
+    ]
 }
 
 /// 32 values of 5 bits are 5 words.
+#[inline(always)]
 fn pack_five(q: &[u8; GROUP]) -> [u32; 5] {
-    let mut words = [0u32; 5];
-    let mut pending = 0u64;
-    let mut held = 0;
-    let mut out = words.iter_mut();
-    for &q in q {
-        pending |= u64::from(q) << held;
-        held += 5;
-        if held >= 32 {
-            if let Some(word) = out.next() {
-                *word = pending as u32;
-            }
-            pending >>= 32;
-            held -= 32;
-        }
-    }
-    words
+    // Forty bits each.
+    let [a, b, c, d] = quarters(q).map(|q| {
+        let x = u64::from_le_bytes(q);
+        let x = join_pairs::<5, 8>(x, 0x001f_001f_001f_001f);
+        let x = join_pairs::<10, 16>(x, 0x0000_03ff_0000_03ff);
+        join_pairs::<20, 32>(x, 0x0000_0000_000f_ffff)
+    });
+    [
+        a as u32,
+        (a >> 32 | b << 8) as u32,
+        (b >> 24 | c << 16) as u32,
+        (c >> 16 | d << 24) as u32,
+        (d >> 8) as u32,
+    ]
 }

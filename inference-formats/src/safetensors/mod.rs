@@ -219,10 +219,23 @@ impl SafetensorsCheckpoint {
         first: usize,
         length: usize,
     ) -> Result<Vec<T>> {
-        if first
-            .checked_add(length)
-            .is_none_or(|end| end > info.nbytes)
-        {
+        let place = self.place_of(info, first, length)?;
+        info.file.read_vec(place, length)
+    }
+
+    /// Fills `buffer` with the bytes of a tensor from its byte `first` on.
+    ///
+    /// # Errors
+    /// When the range leaves the tensor, or reading fails.
+    pub fn read_into(&self, info: &TensorInfo, first: usize, buffer: &mut [u8]) -> Result<()> {
+        let place = self.place_of(info, first, buffer.len())?;
+        info.file.read_exact_at(buffer, place)
+    }
+
+    /// The position in its file of a range of a tensor's bytes.
+    fn place_of(&self, info: &TensorInfo, first: usize, length: usize) -> Result<u64> {
+        let end = first.checked_add(length);
+        if end.is_none_or(|end| end > info.nbytes) {
             return Err(invalid(
                 self.file_of(info),
                 format!(
@@ -231,7 +244,7 @@ impl SafetensorsCheckpoint {
                 ),
             ));
         }
-        info.file.read_vec(info.offset + first as u64, length)
+        Ok(info.offset + first as u64)
     }
 }
 

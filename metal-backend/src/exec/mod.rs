@@ -41,4 +41,4 @@ pub use weight::{
     storage,
 };
 
-pub use mlx_rs_core::cpu::{OPTIMIZED, status};
+pub use mlx_rs_core::cpu::{OPTIMIZED, status, threads};

@@ -2,16 +2,23 @@
 //! same format (see `gguf_quant`, and `gguf_packed.rs` for types that are not affine); all others
 //! become dense.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 
 use super::experts::{kernel_rows, packed_weight};
-use super::streaming::{PartLayout, Parts, all_of, one, rows_and_cols};
+use super::streaming::{
+    PartLayout, Parts, StoredRows, all_of, cast_mut, fit_in_f16, no_parts, one, rows_and_cols,
+    sized, sized_bytes, store,
+};
 use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
-use crate::checkpoint::gguf_quant::{dequantize, repack, unpermute_rows};
+use crate::checkpoint::gguf_quant::{dequantize, repack, repack_into, unpermute_rows};
 use crate::error::engine;
 use crate::exec;
 use crate::nn::Weight;
@@ -62,25 +69,39 @@ impl Weights {
         }
     }
 
-    /// Reads a tensor in chunks. `make` gets the bytes of some rows, in the order of Hugging Face.
+    /// Reads a tensor in chunks, on several threads. `make` gets the bytes of some rows, in the
+    /// order of Hugging Face, and writes those rows of each part, one after another, as bytes. The
+    /// last argument is memory for numbers.
     pub(super) fn gguf_chunks(
         &self,
         gguf: &Gguf,
         stored: &str,
         tensor: &GgufTensor,
         parts: &[PartLayout],
-        make: impl Fn(&[u8], usize) -> Result<Parts>,
+        make: impl Fn(&[u8], &mut [&mut [u8]], &mut Vec<f32>) -> Result<()> + Sync,
     ) -> Result<Parts> {
         let (rows, _) = rows_and_cols(&tensor.shape);
-        if let Some(heads) = self.permuted_heads(gguf, stored, tensor)? {
-            // Rows change places within their heads. The rows of a bias are its elements.
-            let units = tensor.shape.first().copied().unwrap_or(rows);
-            let bytes = unpermute_rows(&gguf.read(tensor)?, units, heads);
-            return make(&bytes, rows);
-        }
+        let heads = self.permuted_heads(gguf, stored, tensor)?;
+        // Rows change places within their heads. The rows of a bias are its elements.
+        let units = tensor.shape.first().copied().unwrap_or(rows);
+        let head = heads.map(|heads| units / heads.max(1));
         let row = tensor.nbytes / rows.max(1);
-        self.in_chunks(rows, tensor.nbytes, parts, |first, count| {
-            make(&gguf.read_bytes(tensor, first * row, count * row)?, count)
+        let stored = StoredRows {
+            rows,
+            nbytes: tensor.nbytes,
+            together: head.filter(|_| units == rows).unwrap_or(1),
+        };
+        self.in_chunks(stored, parts, |range, out, scratch| {
+            let bytes = sized_bytes(&mut scratch.stored, range.len() * row);
+            gguf.read_into(tensor, range.start * row, bytes)?;
+            match head {
+                None => make(bytes, out, &mut scratch.values),
+                Some(head) => {
+                    let units = if units == rows { range.len() } else { units };
+                    let usual = unpermute_rows(bytes, units, units / head.max(1));
+                    make(&usual, out, &mut scratch.values)
+                }
+            }
         })
     }
 
@@ -94,22 +115,52 @@ impl Weights {
     ) -> Result<Array> {
         let (_, cols) = rows_and_cols(shape);
         let parts = [PartLayout::rows(cols, dtype)];
-        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
-            let values = dequantize(tensor.kind, bytes).ok_or_else(|| {
-                wrong_tensor(
-                    gguf.path(),
-                    stored,
-                    format!(
-                        "is stored as {}, which is not supported",
-                        tensor.kind.name()
-                    ),
-                )
+        let own = match tensor.kind {
+            GgmlType::F16 => Some(Dtype::Float16),
+            GgmlType::BF16 => Some(Dtype::Bfloat16),
+            GgmlType::F32 => Some(Dtype::Float32),
+            _ => None,
+        };
+        // The file is little-endian.
+        let as_stored = own == Some(dtype) && cfg!(target_endian = "little");
+        if as_stored && self.permuted_heads(gguf, stored, tensor)?.is_none() {
+            let (rows, _) = rows_and_cols(&tensor.shape);
+            let row = tensor.nbytes / rows.max(1);
+            let stored = StoredRows {
+                rows,
+                nbytes: tensor.nbytes,
+                together: 1,
+            };
+            let made = self.in_chunks(stored, &parts, |range, out, _| {
+                let [out] = out else { return Err(no_parts()) };
+                Ok(gguf.read_into(tensor, range.start * row, out)?)
             })?;
-            Ok(vec![self.array_of(
-                &values,
-                &mlx_shape(&[rows, cols]),
-                dtype,
-            )?])
+            return one(made, shape);
+        }
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, out, values| {
+            let [out] = out else { return Err(no_parts()) };
+            if as_stored && bytes.len() == out.len() {
+                out.copy_from_slice(bytes);
+                return Ok(());
+            }
+            // With the processor's own instructions, where the bytes are aligned.
+            if let (GgmlType::F16, true, Ok(halves)) = (
+                tensor.kind,
+                cfg!(target_endian = "little"),
+                bytemuck::try_cast_slice::<u8, f16>(bytes),
+            ) {
+                let values = sized(values, halves.len());
+                halves.convert_to_f32_slice(values);
+                store(values, dtype, out);
+                return Ok(());
+            }
+            let values = dequantize(tensor.kind, bytes).ok_or_else(|| {
+                let kind = tensor.kind.name();
+                let message = format!("is stored as {kind}, which is not supported");
+                wrong_tensor(gguf.path(), stored, message)
+            })?;
+            store(&values, dtype, out);
+            Ok(())
         })?;
         one(made, shape)
     }
@@ -162,30 +213,54 @@ impl Weights {
         let kernel_rows = kernel_rows(shape)
             .filter(|_| for_kernels && exec::keeps_packed(QuantMode::Affine, bits, 32, self.dtype));
         let kernel = kernel_rows.is_some();
-        let numbers = PartLayout {
+        let layout = |cols, dtype| PartLayout {
             interleaved: kernel,
-            ..PartLayout::rows(words, Dtype::Uint32)
+            ..PartLayout::rows(cols, dtype)
         };
-        let factors = PartLayout::rows(groups, self.dtype);
-        let parts = [numbers, factors, factors];
-        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
-            let packed = repack(tensor.kind, bytes).ok_or_else(|| {
-                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
-            })?;
-            let groups = mlx_shape(&[rows, groups]);
-            Ok(vec![
-                Array::from_slice(&packed.packed, &mlx_shape(&[rows, words]))
-                    .and_then(|rows| numbers.ordered(rows))
-                    .map_err(engine("weights"))?,
-                self.array(&packed.scales, &groups)?,
-                self.array(&packed.biases, &groups)?,
-            ])
-        })?;
+        let in_f16 = AtomicBool::new(true);
+        let read = |factors: Dtype| {
+            let parts = [
+                layout(words, Dtype::Uint32),
+                layout(groups, factors),
+                layout(groups, factors),
+            ];
+            self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, out, values| {
+                let [words, scales, biases] = out else {
+                    return Err(no_parts());
+                };
+                let n = scales.len() / factors.size();
+                let values = sized(values, 2 * n);
+                let (s, b) = values.split_at_mut(n);
+                repack_into(tensor.kind, bytes, cast_mut(words), s, b).ok_or_else(|| {
+                    wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+                })?;
+                if kernel && in_f16.load(Ordering::Relaxed) && !(fit_in_f16(s) && fit_in_f16(b)) {
+                    in_f16.store(false, Ordering::Relaxed);
+                }
+                store(s, factors, scales);
+                store(b, factors, biases);
+                Ok(())
+            })
+        };
+        // Scales of blocks are float16. Those of K types are products with six bits.
+        let products = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
+        let mut made = match kernel && !products {
+            true => read(Dtype::Float16)?,
+            false => read(self.dtype)?,
+        };
+        // A bias is a multiple of the scale, which may be beyond float16.
+        if kernel && !products && !in_f16.load(Ordering::Relaxed) {
+            made = read(self.dtype)?;
+        }
         if let Some((rows, _)) = kernel_rows {
             let [words, scales, biases] = all_of(made)?;
             let format = (mlx_shape(&[rows])[0], bits, 32);
-            let scales = exec::factors(scales).map_err(engine("weights"))?;
-            let biases = exec::factors(biases).map_err(engine("weights"))?;
+            let exact = match in_f16.load(Ordering::Relaxed) {
+                true => Dtype::Float16,
+                false => Dtype::Float32,
+            };
+            let scales = scales.astype(exact).map_err(engine("weights"))?;
+            let biases = biases.astype(exact).map_err(engine("weights"))?;
             return Weight::from_interleaved(words, [scales, biases], format)
                 .map(|rows| packed_weight(rows, shape))
                 .map_err(engine("weights"));

@@ -1,14 +1,17 @@
 //! Tensors of safetensors files as arrays: dense ones, and matrices quantized as MLX writes them.
 
-use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use inference::Result;
-use mlx_rs_core::{Array, Dtype, Element, QuantMode, Quantized};
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 use safetensors::Dtype as FileDtype;
 
 use super::experts::{kernel_rows, packed_weight};
 use super::part::Part;
-use super::streaming::{PartLayout, all_of, one, rows_and_cols};
+use super::streaming::{
+    PartLayout, Scratch, StoredRows, all_of, cast, no_parts, one, rows_and_cols, sized,
+    sized_bytes, store,
+};
 use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::config::QuantConfig;
 use crate::checkpoint::files::wrong_tensor;
@@ -83,66 +86,49 @@ impl Weights {
         if info.shape != shape {
             return Err(self.wrong_shape(name, &info.shape, &shape));
         }
-        match info.dtype {
-            FileDtype::F32 => self.dense_as::<f32>(checkpoint, info, part, dtype),
-            FileDtype::F16 => self.dense_as::<f16>(checkpoint, info, part, dtype),
-            FileDtype::BF16 => self.dense_as::<bf16>(checkpoint, info, part, dtype),
-            other => Err(wrong_tensor(
-                checkpoint.file_of(info),
-                name,
-                format!("is {other:?}; float tensors must be F32, F16 or BF16"),
-            )),
-        }
-    }
-
-    /// Numbers stored as `T`, as an array of `dtype`.
-    fn dense_as<T: Element + Pod>(
-        &self,
-        checkpoint: &SafetensorsCheckpoint,
-        info: &TensorInfo,
-        part: &Part,
-        dtype: Dtype,
-    ) -> Result<Array> {
+        let own = match info.dtype {
+            FileDtype::F32 => Dtype::Float32,
+            FileDtype::F16 => Dtype::Float16,
+            FileDtype::BF16 => Dtype::Bfloat16,
+            other => {
+                return Err(wrong_tensor(
+                    checkpoint.file_of(info),
+                    name,
+                    format!("is {other:?}; float tensors must be F32, F16 or BF16"),
+                ));
+            }
+        };
         let (rows, cols) = rows_and_cols(&part.shape);
-        let parts = self.in_chunks(
+        let stored = StoredRows {
             rows,
-            part.nbytes(info),
-            &[PartLayout::rows(cols, dtype)],
-            |first, count| {
-                let values = part.read::<T>(checkpoint, info, first, count)?;
-                Ok(vec![self.array_of(
-                    &values,
-                    &mlx_shape(&[count, cols]),
-                    dtype,
-                )?])
-            },
-        )?;
+            nbytes: part.nbytes(info),
+            together: 1,
+        };
+        let layout = [PartLayout::rows(cols, dtype)];
+        let parts = self.in_chunks(stored, &layout, |rows, out, scratch| {
+            let [out] = out else { return Err(no_parts()) };
+            let Scratch { stored, values, .. } = scratch;
+            let size = own.size();
+            if own == dtype {
+                let mut cut = Vec::new();
+                return part.read_into(checkpoint, info, (size, rows), out, &mut cut);
+            }
+            let n = rows.len() * cols;
+            let mut own_bytes = std::mem::take(stored);
+            let bytes = sized_bytes(&mut own_bytes, n * size);
+            let mut cut = Vec::new();
+            part.read_into(checkpoint, info, (size, rows), bytes, &mut cut)?;
+            let values = sized(values, n);
+            match own {
+                Dtype::Float16 => cast::<f16>(bytes).convert_to_f32_slice(values),
+                Dtype::Bfloat16 => cast::<bf16>(bytes).convert_to_f32_slice(values),
+                _ => values.copy_from_slice(cast(bytes)),
+            }
+            store(values, dtype, out);
+            *stored = own_bytes;
+            Ok(())
+        })?;
         one(parts, &part.shape)
-    }
-
-    /// Values as an array of the type that the model computes in.
-    pub(super) fn array<T: Element + Pod>(&self, values: &[T], shape: &[i32]) -> Result<Array> {
-        self.array_of(values, shape, self.dtype)
-    }
-
-    /// Values as an array of `dtype`. Evaluated at once: a lazy conversion would keep the copy of
-    /// the file's bytes in memory.
-    pub(super) fn array_of<T: Element + Pod>(
-        &self,
-        values: &[T],
-        shape: &[i32],
-        dtype: Dtype,
-    ) -> Result<Array> {
-        Array::from_slice(values, shape)
-            .and_then(|a| {
-                if T::DTYPE == dtype {
-                    Ok(a)
-                } else {
-                    a.astype(dtype)
-                }
-            })
-            .and_then(|a| a.eval().map(|()| a))
-            .map_err(engine("weights"))
     }
 
     pub(super) fn quantized(
@@ -188,12 +174,15 @@ impl Weights {
             interleaved: kernel,
             ..PartLayout::rows(words, Dtype::Uint32)
         };
-        let stored_bytes = packed.nbytes(info);
-        let weight = self.in_chunks(count_of_rows, stored_bytes, &[layout], |first, count| {
-            let values = packed.read::<u32>(checkpoint, info, first, count)?;
-            let rows = Array::from_slice(&values, &mlx_shape(&[count, words]))
-                .and_then(|rows| layout.ordered(rows));
-            Ok(vec![rows.map_err(engine("weights"))?])
+        let stored = StoredRows {
+            rows: count_of_rows,
+            nbytes: packed.nbytes(info),
+            together: 1,
+        };
+        let weight = self.in_chunks(stored, &[layout], |rows, out, scratch| {
+            let [out] = out else { return Err(no_parts()) };
+            let size = Dtype::Uint32.size();
+            packed.read_into(checkpoint, info, (size, rows), out, &mut scratch.stored)
         })?;
         let scales = numbers.with_columns(&groups.scales);
         let part = |part: &str| -> Result<Array> {

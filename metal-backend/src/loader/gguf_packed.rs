@@ -1,15 +1,16 @@
 //! Matrices of GGUF files that stay packed and are not affine: Q6_K, MXFP4, the IQ types and Q3_K.
 
+use bytemuck::Pod;
 use inference::Result;
-use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
+use mlx_rs_core::{Dtype, QuantMode, Quantized};
 
 use super::experts::{kernel_rows, packed_weight};
-use super::streaming::{PartLayout, Parts, all_of, one};
+use super::streaming::{PartLayout, all_of, cast_mut, no_parts, one};
 use super::{Weights, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{Gguf, GgufTensor};
 use crate::checkpoint::gguf_quant::{
-    NibbleCodes, NibbleFormat, NibbleScales, repack_nibbles, repack_super_scaled,
+    NibbleCodes, NibbleFormat, NibbleScales, repack_nibbles, repack_super_scaled_into,
 };
 use crate::error::engine;
 use crate::exec;
@@ -36,20 +37,14 @@ impl Weights {
             layout(cols / 16, Dtype::Int8),
             layout(cols / 256, Dtype::Float16),
         ];
-        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
-            let packed = repack_super_scaled(tensor.kind, bytes).ok_or_else(|| {
-                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
-            })?;
-            let shapes = parts.map(|part| mlx_shape(&[rows, part.cols]));
-            let [words, scales, supers] = parts;
-            let ordered = || -> mlx_rs_core::Result<Parts> {
-                Ok(vec![
-                    words.ordered(Array::from_slice(&packed.packed, &shapes[0])?)?,
-                    scales.ordered(Array::from_slice(&packed.scales, &shapes[1])?)?,
-                    supers.ordered(Array::from_slice(&packed.supers, &shapes[2])?)?,
-                ])
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, out, _| {
+            let [words, scales, supers] = out else {
+                return Err(no_parts());
             };
-            ordered().map_err(engine("weights"))
+            let (words, scales, supers) = (cast_mut(words), cast_mut(scales), cast_mut(supers));
+            repack_super_scaled_into(tensor.kind, bytes, words, scales, supers).ok_or_else(|| {
+                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+            })
         })?;
         let rows = mlx_shape(&[rows])[0];
         Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
@@ -95,33 +90,30 @@ impl Weights {
             }
             _ => parts.push(layout(cols / group, Dtype::Float16)),
         }
-        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, rows| {
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, out, _| {
             let packed = repack_nibbles(tensor.kind, bytes).ok_or_else(|| {
                 wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
             })?;
-            if let NibbleScales::Powers(powers) = &packed.scales
-                && powers.contains(&u8::MAX)
-            {
-                let message = "has a scale that is no number (exponent 255)";
-                return Err(wrong_tensor(gguf.path(), stored, message));
-            }
-            let shapes: Vec<_> = parts.iter().map(|p| mlx_shape(&[rows, p.cols])).collect();
-            let arrays = || -> mlx_rs_core::Result<Parts> {
-                let mut arrays = vec![Array::from_slice(&packed.packed, &shapes[0])?];
-                match &packed.scales {
-                    NibbleScales::Powers(all) => arrays.push(Array::from_slice(all, &shapes[1])?),
-                    NibbleScales::Halves(all) => arrays.push(Array::from_slice(all, &shapes[1])?),
-                    NibbleScales::Super { scales, supers } => {
-                        arrays.push(Array::from_slice(scales, &shapes[1])?);
-                        arrays.push(Array::from_slice(supers, &shapes[2])?);
+            match (&packed.scales, out) {
+                (NibbleScales::Powers(powers), [words, scales]) => {
+                    if powers.contains(&u8::MAX) {
+                        let message = "has a scale that is no number (exponent 255)";
+                        return Err(wrong_tensor(gguf.path(), stored, message));
                     }
-                    // No other scales exist.
-                    _ => {}
+                    put(&packed.packed, words)?;
+                    put(powers, scales)
                 }
-                let ordered = arrays.into_iter().zip(&parts);
-                ordered.map(|(array, part)| part.ordered(array)).collect()
-            };
-            arrays().map_err(engine("weights"))
+                (NibbleScales::Halves(halves), [words, scales]) => {
+                    put(&packed.packed, words)?;
+                    put(halves, scales)
+                }
+                (NibbleScales::Super { scales, supers }, [words, bytes, halves]) => {
+                    put(&packed.packed, words)?;
+                    put(scales, bytes)?;
+                    put(supers, halves)
+                }
+                _ => Err(no_parts()),
+            }
         })?;
         let Some((rows, _)) = kernel_rows else {
             let [weight, scales] = all_of(made)?;
@@ -144,4 +136,14 @@ impl Weights {
         let matrix = matrix.map_err(engine("weights"))?;
         Ok(matrix.map(|rows| packed_weight(rows, shape)))
     }
+}
+
+/// Writes elements as bytes.
+fn put<T: Pod>(elements: &[T], out: &mut [u8]) -> Result<()> {
+    let bytes: &[u8] = bytemuck::cast_slice(elements);
+    if bytes.len() != out.len() {
+        return Err(no_parts());
+    }
+    out.copy_from_slice(bytes);
+    Ok(())
 }

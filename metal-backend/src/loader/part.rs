@@ -10,7 +10,7 @@ use inference_formats::split::{Share, TensorSplit, Window};
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, QuantMode, zeros};
 
-use super::streaming::rows_and_cols;
+use super::streaming::{rows_and_cols, sized_bytes};
 use super::{Weights, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo};
@@ -85,34 +85,69 @@ impl Part {
         count: usize,
     ) -> Result<Vec<T>> {
         let (_, cols) = rows_and_cols(&self.shape);
-        let size = size_of::<T>();
-        let read = |from: usize, length: usize| -> Result<Vec<T>> {
-            Ok(checkpoint.read_part::<T>(info, from * size, length * size)?)
-        };
+        if self.window.is_none() {
+            let size = size_of::<T>();
+            return Ok(checkpoint.read_part(info, first * cols * size, count * cols * size)?);
+        }
+        let mut values = vec![T::zeroed(); count * cols];
+        let bytes = bytemuck::cast_slice_mut(&mut values);
+        let rows = first..first + count;
+        self.read_into(
+            checkpoint,
+            info,
+            (size_of::<T>(), rows),
+            bytes,
+            &mut Vec::new(),
+        )?;
+        Ok(values)
+    }
+
+    /// As [`Self::read`], for elements of `size` bytes and some kept rows, into `out`, which has
+    /// the length of these rows in bytes.
+    pub(super) fn read_into(
+        &self,
+        checkpoint: &SafetensorsCheckpoint,
+        info: &TensorInfo,
+        (size, kept): (usize, Range<usize>),
+        out: &mut [u8],
+        scratch: &mut Vec<u32>,
+    ) -> Result<()> {
+        let (_, cols) = rows_and_cols(&self.shape);
         let Some(window) = &self.window else {
-            return read(first * cols, count * cols);
+            return Ok(checkpoint.read_into(info, kept.start * cols * size, out)?);
         };
-        let mut values: Vec<T> = Vec::with_capacity(count * cols);
         if window.axis + 1 == self.shape.len() {
-            let stored = window.length;
-            if window.ranges.iter().all(|r| r.len() * size >= PAGE) {
-                for row in first..first + count {
-                    for range in &window.ranges {
-                        values.extend(read(row * stored + range.start, range.len())?);
+            let stored = window.length * size;
+            let rows = out.chunks_exact_mut((cols * size).max(1));
+            let ranges = || window.ranges.iter().map(|r| r.start * size..r.end * size);
+            if ranges().all(|range| range.len() >= PAGE) {
+                for (row, mut out) in kept.zip(rows) {
+                    for range in ranges() {
+                        let (part, rest) = out.split_at_mut(range.len().min(out.len()));
+                        checkpoint.read_into(info, row * stored + range.start, part)?;
+                        out = rest;
                     }
                 }
-            } else {
-                for row in read(first * stored, count * stored)?.chunks_exact(stored.max(1)) {
-                    let kept = window.ranges.iter();
-                    kept.for_each(|range| values.extend_from_slice(&row[range.clone()]));
+                return Ok(());
+            }
+            let all = sized_bytes(scratch, kept.len() * stored);
+            checkpoint.read_into(info, kept.start * stored, all)?;
+            for (row, mut out) in all.chunks_exact(stored.max(1)).zip(rows) {
+                for range in ranges() {
+                    let (part, rest) = out.split_at_mut(range.len().min(out.len()));
+                    part.copy_from_slice(&row[range.start..range.start + part.len()]);
+                    out = rest;
                 }
             }
-            return Ok(values);
+            return Ok(());
         }
-        for rows in self.stored_rows(window, first..first + count) {
-            values.extend(read(rows.start * cols, rows.len() * cols)?);
+        let mut out = out;
+        for rows in self.stored_rows(window, kept) {
+            let (part, rest) = out.split_at_mut((rows.len() * cols * size).min(out.len()));
+            checkpoint.read_into(info, rows.start * cols * size, part)?;
+            out = rest;
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Where kept rows are in the file, in as few runs as they are.

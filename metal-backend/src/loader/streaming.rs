@@ -1,17 +1,24 @@
-//! Large tensors are read and converted in chunks, straight into their place. So loading never
-//! holds a second copy of one: an embedding can be half of a model.
+//! Tensors are read and converted in chunks, straight into the memory of their arrays, on all
+//! cores. Each thread reads its chunks itself, so reading overlaps with repacking. Loading never
+//! holds a second copy of a tensor: an embedding can be half of a model.
 
+use std::ops::Range;
+
+use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{Array, Dtype, eval, zeros};
+use mlx_rs_core::{Array, ChunkedArray, Dtype, fill_arrays};
 
 use super::{Weights, mlx_shape};
 use crate::error::engine;
 use crate::exec;
 
-/// About how many stored bytes are read at a time.
-pub(super) const CHUNK_BYTES: usize = 2 << 20;
+/// About how many stored bytes are read at a time. A chunk and what it becomes fit into a core's
+/// second-level cache.
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
-/// The arrays `[rows, ..]` that one chunk becomes, one for each part of the result.
+/// The arrays that a tensor becomes.
 pub(super) type Parts = Vec<Array>;
 
 /// The layout of one part of the result.
@@ -24,6 +31,17 @@ pub(super) struct PartLayout {
     pub interleaved: bool,
 }
 
+/// Memory of a thread that reads, for one chunk after another.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Bytes as they are stored. Words, to be aligned.
+    pub stored: Vec<u32>,
+    /// Numbers before they get their type.
+    pub values: Vec<f32>,
+    /// Rows that are still to be interleaved, for each part. Words, to be aligned.
+    rows: Vec<Vec<u32>>,
+}
+
 impl PartLayout {
     /// Rows one after another, `[rows, cols]`.
     pub(super) fn rows(cols: usize, dtype: Dtype) -> Self {
@@ -34,72 +52,168 @@ impl PartLayout {
         }
     }
 
-    /// Rows as they were read, in this layout.
-    pub(super) fn ordered(self, rows: Array) -> mlx_rs_core::Result<Array> {
-        if self.interleaved {
-            exec::interleaved(&rows)
-        } else {
-            Ok(rows)
-        }
+    fn row_bytes(self) -> usize {
+        self.cols * self.dtype.size()
     }
 
-    fn shape(self, rows: usize) -> Vec<usize> {
-        if self.interleaved {
+    /// The array of `rows` rows, `at_once` of them in a chunk.
+    fn chunked(self, rows: usize, at_once: usize) -> ChunkedArray {
+        let shape = if self.interleaved {
             vec![rows.div_ceil(BAND), self.cols, BAND]
         } else {
             vec![rows, self.cols]
+        };
+        ChunkedArray {
+            shape: mlx_shape(&shape),
+            dtype: self.dtype,
+            chunk_bytes: at_once.saturating_mul(self.row_bytes()),
         }
     }
 
-    /// The index along the first axis of row `first`.
-    fn place(self, first: usize) -> i32 {
-        let place = if self.interleaved {
-            first / BAND
-        } else {
-            first
-        };
-        i32::try_from(place).unwrap_or(-1)
+    /// Puts rows in order that were read one after another.
+    fn interleave(self, rows: &[u8], out: &mut [u8]) {
+        match self.dtype.size() {
+            4 => interleave::<u32>(cast(rows), self.cols, cast_mut(out)),
+            2 => interleave::<u16>(cast(rows), self.cols, cast_mut(out)),
+            _ => interleave::<u8>(rows, self.cols, out),
+        }
     }
 }
 
 const BAND: usize = exec::INTERLEAVED_ROWS;
 
+/// Rows `[n, cols]` as `[bands, cols, BAND]`. What the last band lacks stays as it is.
+fn interleave<T: Pod>(rows: &[T], cols: usize, out: &mut [T]) {
+    let size = (cols * BAND).max(1);
+    for (rows, band) in rows.chunks(size).zip(out.chunks_mut(size)) {
+        let mut done = 0;
+        if rows.len() == size {
+            // Whole tiles of eight columns, which the compiler turns in registers.
+            for (i, tile) in band.chunks_exact_mut(BAND * BAND).enumerate() {
+                let lines: [[T; BAND]; BAND] = std::array::from_fn(|r| {
+                    let from = rows.get(r * cols + i * BAND..).unwrap_or_default();
+                    from.first_chunk().copied().unwrap_or([T::zeroed(); BAND])
+                });
+                for (c, out) in tile.as_chunks_mut::<BAND>().0.iter_mut().enumerate() {
+                    *out = lines.map(|line| line[c]);
+                }
+            }
+            done = cols / BAND * BAND;
+        }
+        for (r, row) in rows.chunks(cols.max(1)).enumerate() {
+            for (c, x) in row.iter().enumerate().skip(done) {
+                band[c * BAND + r] = *x;
+            }
+        }
+    }
+}
+
+/// Bytes as elements. The bytes are those of a chunk, so whole and aligned.
+pub(super) fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
+    bytemuck::cast_slice(bytes)
+}
+
+/// As [`cast`].
+pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
+    bytemuck::cast_slice_mut(bytes)
+}
+
+/// The first `n` elements of memory that is used again and again.
+pub(super) fn sized<T: Pod>(memory: &mut Vec<T>, n: usize) -> &mut [T] {
+    if memory.len() < n {
+        memory.resize(n, T::zeroed());
+    }
+    &mut memory[..n]
+}
+
+/// The first `n` bytes of such memory.
+pub(super) fn sized_bytes(memory: &mut Vec<u32>, n: usize) -> &mut [u8] {
+    let words = sized(memory, n.div_ceil(size_of::<u32>()));
+    &mut bytemuck::cast_slice_mut(words)[..n]
+}
+
+/// Writes numbers as `dtype`, a float type.
+pub(super) fn store(values: &[f32], dtype: Dtype, out: &mut [u8]) {
+    match dtype {
+        Dtype::Float16 => cast_mut::<f16>(out).convert_from_f32_slice(values),
+        Dtype::Bfloat16 => cast_mut::<bf16>(out).convert_from_f32_slice(values),
+        _ => cast_mut::<f32>(out).copy_from_slice(values),
+    }
+}
+
+/// Whether all numbers are float16.
+pub(super) fn fit_in_f16(values: &[f32]) -> bool {
+    let mut halves = [f16::ZERO; 256];
+    let mut back = [0.0f32; 256];
+    values.chunks(256).all(|part| {
+        let (halves, back) = (&mut halves[..part.len()], &mut back[..part.len()]);
+        halves.convert_from_f32_slice(part);
+        halves.convert_to_f32_slice(back);
+        back == part
+    })
+}
+
+/// How the rows of a tensor are stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StoredRows {
+    pub rows: usize,
+    /// The size of the tensor in the file, in bytes.
+    pub nbytes: usize,
+    /// Rows that must be read together.
+    pub together: usize,
+}
+
 impl Weights {
-    /// The parts of a tensor. `read` makes them from the rows `first..first + count`, each in its
-    /// layout. `stored` is the size of the tensor in the file, in bytes.
+    /// The parts of a tensor. `read` writes some rows of each part, one row after another, as
+    /// bytes.
     pub(super) fn in_chunks(
         &self,
-        rows: usize,
-        stored: usize,
+        stored: StoredRows,
         parts: &[PartLayout],
-        read: impl Fn(usize, usize) -> Result<Parts>,
+        read: impl Fn(Range<usize>, &mut [&mut [u8]], &mut Scratch) -> Result<()> + Sync,
     ) -> Result<Parts> {
-        let mut at_once = (self.chunk_bytes / (stored / rows.max(1)).max(1)).max(1);
+        let StoredRows {
+            rows,
+            nbytes,
+            together,
+        } = stored;
+        let mut step = together.max(1);
         if parts.iter().any(|part| part.interleaved) {
-            at_once = at_once.next_multiple_of(BAND);
+            step = (1..=BAND)
+                .map(|n| n * step)
+                .find(|n| n % BAND == 0)
+                .unwrap_or(step);
         }
-        if rows <= at_once {
-            return read(0, rows);
-        }
-        let mut whole = parts
-            .iter()
-            .map(|part| zeros(&mlx_shape(&part.shape(rows)), part.dtype))
-            .collect::<mlx_rs_core::Result<Parts>>()
-            .map_err(engine("weights"))?;
-        for first in (0..rows).step_by(at_once) {
-            let count = at_once.min(rows - first);
-            let chunk = read(first, count)?;
-            // No other reference exists, so MLX writes in place.
-            whole = whole
-                .into_iter()
-                .zip(chunk)
-                .zip(parts)
-                .map(|((whole, chunk), part)| whole.update_axis(&chunk, 0, part.place(first)))
-                .collect::<mlx_rs_core::Result<Parts>>()
-                .and_then(|whole| eval(&whole).map(|()| whole))
-                .map_err(engine("weights"))?;
-        }
-        Ok(whole)
+        let at_once = (self.chunk_bytes / (nbytes / rows.max(1)).max(1)).max(1);
+        let at_once = at_once
+            .next_multiple_of(step)
+            .min(rows.next_multiple_of(step))
+            .max(1);
+        let arrays: Vec<_> = parts.iter().map(|p| p.chunked(rows, at_once)).collect();
+        let fill = |scratch: &mut Scratch, chunk: usize, out: &mut [&mut [u8]]| {
+            let first = chunk * at_once;
+            let range = first..rows.min(first + at_once);
+            let mut waiting = std::mem::take(&mut scratch.rows);
+            waiting.resize_with(parts.len(), Vec::new);
+            let mut places: Vec<&mut [u8]> = (out.iter_mut().zip(&mut waiting).zip(parts))
+                .map(|((out, waiting), part)| {
+                    if !part.interleaved {
+                        return &mut **out;
+                    }
+                    sized_bytes(waiting, range.len() * part.row_bytes())
+                })
+                .collect();
+            let done = read(range.clone(), &mut places, scratch);
+            for ((out, waiting), part) in out.iter_mut().zip(&waiting).zip(parts) {
+                if part.interleaved {
+                    let bytes: &[u8] = bytemuck::cast_slice(waiting);
+                    part.interleave(&bytes[..range.len() * part.row_bytes()], out);
+                }
+            }
+            scratch.rows = waiting;
+            done
+        };
+        fill_arrays(&arrays, exec::threads(), Scratch::default, fill).map_err(engine("weights"))?
     }
 }
 
@@ -113,8 +227,12 @@ pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
 
 /// The parts as an array of `N`.
 pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
-    let fault = || Error::new(ErrorKind::Engine, "a tensor fell apart while it was read");
-    <[Array; N]>::try_from(parts).map_err(|_| fault())
+    <[Array; N]>::try_from(parts).map_err(|_| no_parts())
+}
+
+/// A tensor has not the parts that it was to have: a fault of this program.
+pub(super) fn no_parts() -> Error {
+    Error::new(ErrorKind::Engine, "a tensor fell apart while it was read")
 }
 
 /// The only part, in the shape `shape`.

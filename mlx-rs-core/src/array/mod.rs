@@ -1,10 +1,11 @@
-//! The array handle: ownership, shape and type. Creation is in `create.rs`, `managed.rs` and
-//! `convert.rs`, reading in `data.rs`, `display.rs` and `iter.rs`, everything computed in `ops/`.
+//! The array handle: ownership, shape and type. Creation is in `create.rs`, `filled.rs`,
+//! `managed.rs` and `convert.rs`, reading in `data.rs`, `display.rs` and `iter.rs`, everything computed in `ops/`.
 
 mod convert;
 mod create;
 mod data;
 mod display;
+mod filled;
 mod iter;
 mod managed;
 #[cfg(feature = "ndarray")]
@@ -12,6 +13,7 @@ mod ndarray;
 
 pub use convert::Nested;
 pub use data::Data;
+pub use filled::{ChunkedArray, fill_arrays};
 pub use iter::{Iter, Values};
 
 use mlx_sys as sys;

@@ -12,6 +12,7 @@ use mlx_sys as sys;
 
 use super::host_op;
 use crate::array::Array;
+use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::{call, closure};
 
@@ -76,7 +77,9 @@ impl KvLayer {
         let all = [all, 2, heads, room, width];
         let array = call::adopt(OP, |out| {
             // SAFETY: `out` is writable; pointer and length describe the shape.
-            unsafe { sys::rust_mlx_uninitialized(out, all.as_ptr(), all.len()) }
+            unsafe {
+                sys::rust_mlx_uninitialized(out, all.as_ptr(), all.len(), Dtype::Float32.raw())
+            }
         })?;
         let (_, data, elements) = array.row_major(OP)?;
         let arena = Arc::new(KvArena {

@@ -1,0 +1,347 @@
+//! Arrays whose values several threads write straight into the array's own memory. A weight that is
+//! read from a file needs no second copy this way.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use mlx_sys as sys;
+
+use super::Array;
+use crate::call;
+use crate::device::cuda_is_available;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory;
+
+/// An array for [`fill_arrays`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkedArray {
+    /// Its shape.
+    pub shape: Vec<i32>,
+    /// Its type: integers of up to 32 bits, or floats of 16 or 32 bits.
+    pub dtype: Dtype,
+    /// Bytes of a chunk, a multiple of the type's size. The last chunk may be shorter.
+    pub chunk_bytes: usize,
+}
+
+/// Makes evaluated arrays. Threads, at most `threads`, take chunk after chunk and call `fill` with
+/// their state from `start`, the number of the chunk, and its bytes in each array. The bytes are
+/// zero, in the order of this machine, and row-major. After an error no further chunk begins.
+///
+/// ```
+/// use mlx_rs_core::{ChunkedArray, Dtype, fill_arrays};
+/// let parts = [ChunkedArray { shape: vec![2, 3], dtype: Dtype::Uint8, chunk_bytes: 3 }];
+/// let filled = fill_arrays(&parts, 2, || (), |(), row, chunks| {
+///     chunks[0].fill(row as u8 + 1);
+///     Ok::<_, String>(())
+/// })?;
+/// assert_eq!(filled.unwrap()[0].to_vec::<u8>()?, [1, 1, 1, 2, 2, 2]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Shape`] when the arrays do not have the same number of chunks;
+/// [`ErrorKind::Dtype`] for other types; [`ErrorKind::OutOfMemory`] beyond the budget. The inner
+/// error is that of `fill`, of the first chunk that failed.
+///
+/// # Panics
+/// When `fill` or `start` does.
+pub fn fill_arrays<S, E: Send>(
+    parts: &[ChunkedArray],
+    threads: usize,
+    start: impl Fn() -> S + Sync,
+    fill: impl Fn(&mut S, usize, &mut [&mut [u8]]) -> Result<(), E> + Sync,
+) -> Result<Result<Vec<Array>, E>> {
+    let mut buffers = parts.iter().map(Buffer::new).collect::<Result<Vec<_>>>()?;
+    let chunks = buffers.first().map_or(0, Buffer::chunks);
+    if buffers.iter().any(|buffer| buffer.chunks() != chunks) {
+        let message = "the arrays have different numbers of chunks";
+        return Err(Error::new(ErrorKind::Shape, OP, message));
+    }
+    let regions: Vec<Region> = buffers.iter_mut().map(Buffer::region).collect();
+    let next = AtomicUsize::new(0);
+    let failed = AtomicBool::new(false);
+    let error: Mutex<Option<(usize, E)>> = Mutex::new(None);
+    let work = || {
+        let mut state = None;
+        while !failed.load(Ordering::Relaxed) {
+            let chunk = next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= chunks {
+                break;
+            }
+            let mut slices: Vec<&mut [u8]> = regions
+                .iter()
+                // SAFETY: the counter gives out each number once, and the buffers outlive `work`.
+                .map(|region| unsafe { region.chunk(chunk) })
+                .collect();
+            let state = state.get_or_insert_with(&start);
+            if let Err(e) = fill(state, chunk, &mut slices) {
+                failed.store(true, Ordering::Relaxed);
+                let mut first = error.lock().unwrap_or_else(PoisonError::into_inner);
+                if first.as_ref().is_none_or(|(earlier, _)| chunk < *earlier) {
+                    *first = Some((chunk, e));
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(chunks) {
+            // A thread that cannot be started is one less; the caller works in any case.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    if let Some((_, e)) = error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Ok(Err(e));
+    }
+    let arrays = buffers.into_iter().map(Buffer::into_array);
+    arrays.collect::<Result<Vec<_>>>().map(Ok)
+}
+
+const OP: &str = "fill_arrays";
+
+/// The memory of an array to be.
+enum Memory {
+    /// The array's own. Exactly one handle, which nobody gets before the values are complete.
+    Array(Array),
+    /// Of the host, for a device whose memory the host does not write. Words, to be aligned.
+    Host(Vec<u64>),
+}
+
+struct Buffer<'a> {
+    part: &'a ChunkedArray,
+    memory: Memory,
+    nbytes: usize,
+}
+
+impl<'a> Buffer<'a> {
+    fn new(part: &'a ChunkedArray) -> Result<Self> {
+        let ChunkedArray {
+            shape,
+            dtype,
+            chunk_bytes,
+        } = part;
+        let known = matches!(
+            dtype,
+            Dtype::Uint8
+                | Dtype::Uint16
+                | Dtype::Uint32
+                | Dtype::Int8
+                | Dtype::Int16
+                | Dtype::Int32
+                | Dtype::Float16
+                | Dtype::Bfloat16
+                | Dtype::Float32
+        );
+        if !known {
+            let message = format!("{dtype} is not supported here");
+            return Err(Error::new(ErrorKind::Dtype, OP, message));
+        }
+        if *chunk_bytes == 0 || !chunk_bytes.is_multiple_of(dtype.size()) {
+            let message = format!("chunks of {chunk_bytes} bytes are no whole elements of {dtype}");
+            return Err(Error::new(ErrorKind::Shape, OP, message));
+        }
+        let nbytes = memory::checked_bytes(shape, dtype.size())
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .ok_or_else(|| Error::new(ErrorKind::Shape, OP, format!("{shape:?} is no shape")))?;
+        if nbytes as u64 > memory::budget() {
+            let message = format!(
+                "an array of shape {shape:?} ({dtype}) needs {nbytes} bytes, more than the budget \
+                 of {} bytes",
+                memory::budget()
+            );
+            return Err(Error::new(ErrorKind::OutOfMemory, OP, message));
+        }
+        let memory = if nbytes == 0 || cuda_is_available() {
+            Memory::Host(vec![0; nbytes.div_ceil(size_of::<u64>())])
+        } else {
+            Memory::Array(call::adopt(OP, |out| {
+                // SAFETY: `out` is writable; pointer and length describe the shape.
+                unsafe {
+                    sys::rust_mlx_uninitialized(out, shape.as_ptr(), shape.len(), dtype.raw())
+                }
+            })?)
+        };
+        Ok(Self {
+            part,
+            memory,
+            nbytes,
+        })
+    }
+
+    fn chunks(&self) -> usize {
+        self.nbytes.div_ceil(self.part.chunk_bytes)
+    }
+
+    fn region(&mut self) -> Region {
+        let first = match &mut self.memory {
+            // SAFETY: the handle is live, and its array has data; the accessor only returns the
+            // address, whatever the type.
+            Memory::Array(array) => unsafe { sys::mlx_array_data_uint8(array.raw()) }.cast_mut(),
+            Memory::Host(words) => words.as_mut_ptr().cast(),
+        };
+        advise_huge_pages(first, self.nbytes);
+        Region {
+            first,
+            nbytes: self.nbytes,
+            chunk_bytes: self.part.chunk_bytes,
+        }
+    }
+
+    fn into_array(self) -> Result<Array> {
+        let words = match self.memory {
+            Memory::Array(array) => return Ok(array),
+            Memory::Host(words) => words,
+        };
+        let ChunkedArray { shape, dtype, .. } = self.part;
+        let ndim = i32::try_from(shape.len())
+            .map_err(|_| Error::new(ErrorKind::Shape, OP, "more axes than MLX can count"))?;
+        call::adopt(OP, |out| {
+            // SAFETY: the words hold the `nbytes` bytes of the shape, which MLX copies. Every bit
+            // pattern is a value of the type.
+            let raw = unsafe {
+                sys::mlx_array_new_data(words.as_ptr().cast(), shape.as_ptr(), ndim, dtype.raw())
+            };
+            // SAFETY: `out` is writable; ownership of the new handle moves into it.
+            unsafe { *out = raw };
+            i32::from(raw.ctx.is_null())
+        })
+    }
+}
+
+/// The memory of a buffer, while threads fill it.
+struct Region {
+    first: *mut u8,
+    nbytes: usize,
+    chunk_bytes: usize,
+}
+
+// SAFETY: `Region::chunk` gives each byte to one caller only, by its caller's promise.
+unsafe impl Send for Region {}
+// SAFETY: as for Send.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// The bytes of chunk `i`, all zero.
+    ///
+    /// # Safety
+    /// The buffer must outlive the slice, and nobody may ask for the same chunk again.
+    unsafe fn chunk(&self, i: usize) -> &mut [u8] {
+        let from = (i * self.chunk_bytes).min(self.nbytes);
+        let length = self.chunk_bytes.min(self.nbytes - from);
+        // SAFETY: the buffer has `nbytes` bytes, which `from + length` does not exceed. No other
+        // reference to this chunk exists. Zeros are written before the slice is made, because
+        // fresh memory has no values. They stay in the processor's cache until `fill` overwrites
+        // them.
+        unsafe {
+            let first = self.first.add(from);
+            first.write_bytes(0, length);
+            std::slice::from_raw_parts_mut(first, length)
+        }
+    }
+}
+
+/// Asks the system for large pages. It then makes 2 MiB present at the first touch instead of
+/// 4 KiB, and products with the matrix miss fewer address translations. All of the memory is
+/// written, so none is wasted.
+fn advise_huge_pages(first: *mut u8, nbytes: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        const PAGE: usize = 4096;
+        const LEAST: usize = 4 << 20;
+        if nbytes < LEAST {
+            return;
+        }
+        let skipped = first.align_offset(PAGE);
+        let length = nbytes.saturating_sub(skipped) / PAGE * PAGE;
+        // SAFETY: whole pages inside memory that belongs to the buffer. The advice changes no
+        // value; where it fails, nothing changes.
+        unsafe {
+            libc::madvise(
+                first.wrapping_add(skipped).cast(),
+                length,
+                libc::MADV_HUGEPAGE,
+            );
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (first, nbytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(shape: &[i32], dtype: Dtype, chunk_bytes: usize) -> ChunkedArray {
+        ChunkedArray {
+            shape: shape.to_vec(),
+            dtype,
+            chunk_bytes,
+        }
+    }
+
+    #[test]
+    fn each_chunk_is_filled_once_whatever_the_threads() {
+        for threads in [0, 1, 2, 7] {
+            let parts = [
+                part(&[1001, 4], Dtype::Uint32, 64),
+                part(&[1001], Dtype::Int8, 4),
+            ];
+            let filled = fill_arrays(
+                &parts,
+                threads,
+                || 0u32,
+                |calls, chunk, slices| {
+                    *calls += 1;
+                    let [words, bytes] = slices else {
+                        return Err("two parts");
+                    };
+                    if words.iter().chain(bytes.iter()).any(|&b| b != 0) {
+                        return Err("not zero");
+                    }
+                    words.fill(chunk as u8);
+                    bytes.fill(chunk as u8 & 0x7f);
+                    Ok(())
+                },
+            );
+            let filled = filled.unwrap().unwrap();
+            let words = filled[0].to_vec::<u32>().unwrap();
+            for (i, &word) in words.iter().enumerate() {
+                assert_eq!(word.to_ne_bytes(), [(i / 16) as u8; 4], "{i}");
+            }
+            let bytes = filled[1].to_vec::<i8>().unwrap();
+            assert!((0..1001).all(|i| bytes[i] == ((i / 4) as u8 & 0x7f) as i8));
+        }
+    }
+
+    #[test]
+    fn the_error_of_the_first_chunk_that_failed_comes_back() {
+        let parts = [part(&[100], Dtype::Uint8, 1)];
+        let filled = fill_arrays(
+            &parts,
+            1,
+            || (),
+            |(), i, _| if i < 40 { Ok(()) } else { Err(i) },
+        );
+        assert_eq!(filled.unwrap().unwrap_err(), 40);
+    }
+
+    #[test]
+    fn wrong_parts_are_errors() {
+        let try_fill = |parts: &[ChunkedArray]| {
+            let filled = fill_arrays(parts, 1, || (), |(), _, _| Ok::<(), ()>(()));
+            filled.map(|filled| filled.unwrap().len())
+        };
+        let kind = |parts: &[ChunkedArray]| try_fill(parts).unwrap_err().kind();
+        assert_eq!(kind(&[part(&[4], Dtype::Bool, 1)]), ErrorKind::Dtype);
+        assert_eq!(kind(&[part(&[4], Dtype::Float32, 6)]), ErrorKind::Shape);
+        assert_eq!(kind(&[part(&[4], Dtype::Float32, 0)]), ErrorKind::Shape);
+        assert_eq!(kind(&[part(&[-4], Dtype::Float32, 4)]), ErrorKind::Shape);
+        let uneven = [part(&[4], Dtype::Uint8, 1), part(&[4], Dtype::Uint8, 2)];
+        assert_eq!(kind(&uneven), ErrorKind::Shape);
+        let giant = [part(&[i32::MAX; 2], Dtype::Float32, 1 << 20)];
+        assert_eq!(kind(&giant), ErrorKind::OutOfMemory);
+        assert_eq!(try_fill(&[]).unwrap(), 0);
+        assert_eq!(try_fill(&[part(&[0, 5], Dtype::Float16, 2)]).unwrap(), 1);
+    }
+}
