@@ -146,8 +146,8 @@ pub struct FeedForwardWeights {
     pub features: usize,
     /// Elements of a hidden state.
     pub hidden_size: usize,
-    /// What the gate, or without one the up matrix, goes through: `silu`, `gelu`, `gelu_tanh` or
-    /// `relu`.
+    /// What the gate, or without one the up matrix, goes through: `silu`, `gelu`, `gelu_tanh`,
+    /// `relu` or `relu2`.
     pub activation: String,
     /// The rows of the gate; without a gate those of the up matrix.
     pub gate: Vec<f32>,

@@ -17,6 +17,8 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
+    /// The square of that.
+    Relu2,
 }
 
 impl Activation {
@@ -28,6 +30,7 @@ impl Activation {
             "gelu" => Self::Gelu,
             "gelu_tanh" => Self::GeluTanh,
             "relu" => Self::Relu,
+            "relu2" => Self::Relu2,
             _ => return None,
         })
     }
@@ -41,6 +44,7 @@ impl Activation {
                 0.5 * x * (1.0 + inner.tanh())
             }
             Self::Relu => x.max(0.0),
+            Self::Relu2 => x.max(0.0).powi(2),
         }
     }
 }
@@ -95,6 +99,9 @@ pub struct Hit {
     /// The gate before the activation: row times state, plus the bias.
     pub gate: f32,
 }
+
+/// Features, each with what its row of the down matrix was multiplied with.
+pub type Taken = Vec<(usize, f32)>;
 
 impl Layer {
     /// How many features it has.
@@ -165,7 +172,7 @@ impl Layer {
     ///
     /// # Errors
     /// As [`Layer::nearest`].
-    pub fn walk(&self, x: &[f32], top_k: usize) -> Result<(Vec<f32>, Vec<(usize, f32)>)> {
+    pub fn walk(&self, x: &[f32], top_k: usize) -> Result<(Vec<f32>, Taken)> {
         self.check(x.len())?;
         let gates = self.gates(x);
         let mut sum: Vec<f64> = match &self.biases {

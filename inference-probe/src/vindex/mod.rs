@@ -33,7 +33,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-pub use layer::{Activation, Biases, Hit, Layer};
+pub use layer::{Activation, Biases, Hit, Layer, Taken};
 pub use reader::Vindex;
 pub use writer::Writer;
 

@@ -41,6 +41,7 @@ impl Activation {
             Self::Gelu => "gelu",
             Self::GeluTanh => "gelu_tanh",
             Self::Relu => "relu",
+            Self::Relu2 => "relu2",
         }
     }
 

@@ -226,6 +226,10 @@ impl Region {
     ///
     /// # Safety
     /// The buffer must outlive the slice, and nobody may ask for the same chunk again.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "each chunk has bytes of its own, asked for once"
+    )]
     unsafe fn chunk(&self, i: usize) -> &mut [u8] {
         let from = (i * self.chunk_bytes).min(self.nbytes);
         let length = self.chunk_bytes.min(self.nbytes - from);
