@@ -1,8 +1,12 @@
 //! `/tokenize`, `/detokenize`, `/apply-template` and `/embedding`.
 
+use axum::body::Body;
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
 use inference::{ChatEnd, ChatPrompt, Message, Prompt, Tool};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
@@ -11,6 +15,7 @@ use crate::api::openai::types::Prompts;
 use crate::api::{Json, prepare};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::models::Lease;
 
 /// A text.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -35,7 +40,7 @@ pub(crate) struct TokenizeRequest {
 pub(crate) async fn tokenize(
     State(app): State<App>,
     Json(request): Json<TokenizeRequest>,
-) -> Result<axum::Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     if request.parse_special == Some(false) {
         return Err(ApiError::unsupported(
             "parse_special",
@@ -45,24 +50,95 @@ pub(crate) async fn tokenize(
     let model = app.models.get(request.model.as_deref(), None).await?;
     prepare::check_bytes(&app, request.content.len())?;
     let places = prepare::reserve(&app, 1)?;
-    let (_, tokens) = prepare::aside(places, move || {
-        let tokens = model.tokens()?;
-        let failed = |e: inference::Error| ApiError::of_engine(&e);
-        let ids = tokens
-            .encode(&request.content, request.add_special.unwrap_or(false))
-            .map_err(|e| failed(e).with_param("content"))?;
-        if request.with_pieces != Some(true) {
-            return Ok(json!(ids));
-        }
-        let piece = |id: &u32| {
-            let piece = tokens.decode(std::slice::from_ref(id)).map_err(failed)?;
-            Ok(json!({"id": id, "piece": piece}))
+    let (places, (first, rest)) = prepare::aside(places, move || {
+        let add_special = request.add_special.unwrap_or(false);
+        let encoded = model.tokens()?.encode(&request.content, add_special);
+        let ids = encoded.map_err(|e| ApiError::of_engine(&e).with_param("content"))?;
+        let mut list = TokenList {
+            model,
+            ids: ids.into_iter(),
+            with_pieces: request.with_pieces == Some(true),
+            started: false,
+            ended: false,
         };
-        ids.iter().map(piece).collect::<Result<Value, ApiError>>()
+        let first = list.part()?;
+        Ok((first, list))
     })
     .await?;
-    Ok(axum::Json(json!({"tokens": tokens})))
+    let kind = [(CONTENT_TYPE, "application/json")];
+    if rest.ended {
+        return Ok((kind, first).into_response());
+    }
+    // The stream holds its place until the client has read it: this bounds how many lists of ids
+    // slow clients can keep in memory.
+    let rest = stream::unfold((rest, places), |(mut rest, places)| async {
+        if rest.ended {
+            return None;
+        }
+        let part = rest.part().map_err(|e| {
+            rest.ended = true;
+            tracing::error!("an answer of /tokenize ends early: {e:?}");
+            std::io::Error::other("a token has no text")
+        });
+        Some((part, (rest, places)))
+    });
+    let all = stream::iter([Ok(first)]).chain(rest);
+    Ok((kind, Body::from_stream(all)).into_response())
 }
+
+/// Bytes after which a part of an answer is sent.
+const PART: usize = 32 << 10;
+
+/// An answer of `/tokenize`, written in parts. The whole answer has tens of bytes for each byte of
+/// the text, so only its ids are kept.
+struct TokenList {
+    model: Lease,
+    ids: std::vec::IntoIter<u32>,
+    with_pieces: bool,
+    started: bool,
+    ended: bool,
+}
+
+#[derive(Serialize)]
+struct TokenPiece {
+    id: u32,
+    piece: String,
+}
+
+impl TokenList {
+    /// The next bytes of the answer.
+    fn part(&mut self) -> Result<Vec<u8>, ApiError> {
+        let tokens = self.model.tokens()?;
+        let mut out = Vec::new();
+        while out.len() < PART {
+            let Some(id) = self.ids.next() else {
+                if !self.started {
+                    out.extend_from_slice(START);
+                }
+                out.extend_from_slice(b"]}");
+                self.ended = true;
+                break;
+            };
+            match self.started {
+                true => out.push(b','),
+                false => out.extend_from_slice(START),
+            }
+            self.started = true;
+            let written = if self.with_pieces {
+                let decoded = tokens.decode(std::slice::from_ref(&id));
+                let piece = decoded.map_err(|e| ApiError::of_engine(&e))?;
+                serde_json::to_writer(&mut out, &TokenPiece { id, piece })
+            } else {
+                serde_json::to_writer(&mut out, &id)
+            };
+            written.map_err(|_| ApiError::internal())?;
+        }
+        Ok(out)
+    }
+}
+
+/// How an answer of `/tokenize` begins.
+const START: &[u8] = b"{\"tokens\":[";
 
 /// Ids.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -81,7 +157,7 @@ pub(crate) struct DetokenizeRequest {
 pub(crate) async fn detokenize(
     State(app): State<App>,
     Json(request): Json<DetokenizeRequest>,
-) -> Result<axum::Json<Value>, ApiError> {
+) -> Result<axum::Json<Content>, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
     let most = model.info().vocab_size;
     if let Some(id) = request.tokens.iter().find(|id| **id as usize >= most) {
@@ -94,7 +170,13 @@ pub(crate) async fn detokenize(
         text.map_err(|e| ApiError::of_engine(&e))
     })
     .await?;
-    Ok(axum::Json(json!({"content": content})))
+    Ok(axum::Json(Content { content }))
+}
+
+/// A text, written without a copy as a JSON value.
+#[derive(Serialize)]
+pub(crate) struct Content {
+    content: String,
 }
 
 /// A conversation.
