@@ -26,12 +26,15 @@ pub(crate) enum DenseView<'a> {
     Bf16(&'a [u16]),
 }
 
-impl<'a> DenseView<'a> {
-    /// The types as constants of generic functions.
+/// The types as constants of generic functions.
+#[cfg(target_arch = "x86_64")]
+impl DenseView<'_> {
     pub(crate) const F32_ID: u32 = 0;
     pub(crate) const F16_ID: u32 = 1;
     pub(crate) const BF16_ID: u32 = 2;
+}
 
+impl<'a> DenseView<'a> {
     /// An input's elements.
     ///
     /// # Safety
