@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 /// The value that a text of JSON or of Python's dialect describes. An infinite number becomes the
-/// greatest finite one of its sign, which bounds as much; what is no number becomes null.
+/// largest finite number of its sign; NaN becomes null.
 ///
 /// # Errors
 /// Those of JSON, when the text is neither.

@@ -56,7 +56,7 @@ pub enum Share {
     Once,
 }
 
-/// What is divided along an axis.
+/// The unit in which an axis is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit {
     Queries,

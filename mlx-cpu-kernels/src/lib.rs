@@ -12,8 +12,8 @@
 //! A room uses only those below it; `tests/layering.rs` checks that.
 //!
 //! The instruction set is chosen at run time: portable, AVX2, AVX-512, AMX, NEON. The environment
-//! variable `MLX_CPU_KERNELS` asks for a lesser one, `MLX_NUM_THREADS` for fewer threads. `MLX_CPU_PROMPTS=int16` computes
-//! prompts faster and less precisely, with AVX-512.
+//! variable `MLX_CPU_KERNELS` asks for a lesser one, `MLX_NUM_THREADS` for fewer threads.
+//! `MLX_CPU_PROMPTS=int16` computes prompts faster and less precisely, with AVX-512.
 //!
 //! A type that implements [`Work`] documents its inputs. To run it with others is undefined
 //! behavior, so [`Work::run`] is `unsafe`.

@@ -239,7 +239,7 @@ impl FeedForwardPlan {
     }
 }
 
-/// A range as it is written.
+/// A range of layers in the syntax of a plan.
 fn shown(first: usize, last: Option<usize>) -> String {
     match last {
         Some(last) if last == first => first.to_string(),

@@ -8,7 +8,7 @@ use inference::{Error, ErrorKind, FeedForwardPlan, FeedForwardStrategy, Result};
 use super::Decoder;
 use crate::nn::feed_forward::{FeedForward, LayerMode, Routed, SparseFfn};
 
-/// Puts the strategies of `plan` into a decoder of so many `layers`.
+/// Sets the strategies of `plan` in the blocks of a decoder with `layers` layers.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] for a layer that is not there; [`ErrorKind::Unsupported`] for one

@@ -151,7 +151,7 @@ impl<M: Mixer> Block<M> {
 }
 
 impl<M: Mixer> Stack<M> {
-    /// Ids `[1, T]` to what goes into the first block, `[1, T, hidden]`.
+    /// The input of the first block, `[1, T, hidden]`, from ids `[1, T]`.
     fn embedded(&self, ids: &Array, rows: &[Row<'_>]) -> Result<Array> {
         let mut x = self.embedding.forward(ids)?; // [1, T] -> [1, T, hidden]
         if let Some(scale) = &self.embedding_scale {

@@ -2,9 +2,9 @@
 //! Hidden states go from neighbor to neighbor, and the last ones to all, so that each process has
 //! the logits.
 //!
-//! All stages must make the same calls in the same order. What goes to the next stage is sent by the
-//! forward pass itself, whether the caller asks for its result or not. What the last stage sends
-//! back is part of the graph of the logits. So a prompt's steps follow each other without waiting.
+//! All stages must make the same calls in the same order. The forward pass itself sends states to
+//! the next stage, whether the caller evaluates its result or not. What the last stage sends back is
+//! part of the graph of the logits. So the steps of a prompt do not wait for each other.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Dtype, Result, async_eval};

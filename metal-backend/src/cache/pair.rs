@@ -5,7 +5,7 @@ use mlx_rs_core::{Array, Result};
 
 use super::{KvCache, LayerState, RecurrentState, Snapshot};
 
-/// What stands before the names of arrays in a file.
+/// Prefixes of the names of arrays in a file.
 const NAMES: [&str; 2] = ["keys.", "state."];
 
 /// Both states of one block for one row.

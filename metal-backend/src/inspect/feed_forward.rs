@@ -8,7 +8,7 @@ use inference::{
 };
 use mlx_rs_core::{Array, Dtype, eval, eye};
 
-use super::{Run, WHOLE, check_positions, local, run};
+use super::{Run, WHOLE, check_positions, run, wanted_in};
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
 use crate::exec::Matrix;
@@ -45,10 +45,7 @@ pub fn inputs(
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
         let mut before = 0;
         run(of, &tokens, &mut caches, &mut |part, forward| {
-            let here: Vec<usize> = (before..before + part.len())
-                .filter(|p| positions.contains(p))
-                .collect();
-            let at = local(here.iter().map(|p| p - before));
+            let (here, at) = wanted_in(positions, before, part.len());
             before += part.len();
             let seen = RefCell::new(Vec::new());
             let mut saw = |layer: usize, x: &Array| {

@@ -210,6 +210,15 @@ fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
         .collect()
 }
 
+/// Which of `positions` are in the step of `len` positions from `before` on, and their places in it.
+fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec<u32>) {
+    let here: Vec<usize> = (before..before + len)
+        .filter(|p| positions.contains(p))
+        .collect();
+    let at = local(here.iter().map(|p| p - before));
+    (here, at)
+}
+
 /// The hidden states of one prompt at `positions`, in steps.
 fn states_in_steps(
     of: Run<'_>,
@@ -223,10 +232,8 @@ fn states_in_steps(
     let mut before = 0;
     let mut count = 0;
     run(of, tokens, &mut caches, &mut |part, forward| {
-        let here: Vec<usize> = (before..before + part.len())
-            .filter(|p| positions.contains(p))
-            .collect();
-        let states = watched(&local(here.iter().map(|p| p - before)), forward)?;
+        let (here, at) = wanted_in(positions, before, part.len());
+        let states = watched(&at, forward)?;
         count = count.max(states.len());
         for state in states {
             for (p, vector) in here.iter().zip(state.chunks_exact(hidden)) {

@@ -38,7 +38,7 @@ pub struct Member {
 /// A tensor of a file, or the part of it that this process keeps. Sizes are in stored elements.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// Of what is kept.
+    /// The shape of the part that is kept.
     pub shape: Vec<usize>,
     window: Option<Window>,
 }
@@ -69,7 +69,7 @@ impl Part {
         part
     }
 
-    /// Bytes in the file of what is kept.
+    /// Bytes that the kept part takes in the file.
     pub(super) fn nbytes(&self, info: &TensorInfo) -> usize {
         let stored: usize = info.shape.iter().product();
         let kept: usize = self.shape.iter().product();

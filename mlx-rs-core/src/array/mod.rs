@@ -1,5 +1,6 @@
 //! The array handle: ownership, shape and type. Creation is in `create.rs`, `filled.rs`,
-//! `managed.rs` and `convert.rs`, reading in `data.rs`, `display.rs` and `iter.rs`, everything computed in `ops/`.
+//! `managed.rs` and `convert.rs`, reading in `data.rs`, `display.rs` and `iter.rs`, everything
+//! computed in `ops/`.
 
 mod convert;
 mod create;

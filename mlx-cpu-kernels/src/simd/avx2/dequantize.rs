@@ -64,12 +64,7 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
 ) {
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
-    // Codes after which one begins a word again, and their words.
-    let chunk = if 32 % BITS == 0 {
-        32 / BITS as usize
-    } else {
-        codes_per_chunk(BITS)
-    };
+    let chunk = codes_of_whole_words(BITS);
     let words = chunk * BITS as usize / 32;
     // The reads and writes below stay within these.
     assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
@@ -112,6 +107,15 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
                 }
             }
         }
+    }
+}
+
+/// Codes of this width after which one begins a word again.
+const fn codes_of_whole_words(bits: u32) -> usize {
+    if 32 % bits == 0 {
+        32 / bits as usize
+    } else {
+        codes_per_chunk(bits)
     }
 }
 
@@ -176,11 +180,7 @@ unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
 ) {
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
-    let chunk = if 32 % BITS == 0 {
-        32 / BITS as usize
-    } else {
-        codes_per_chunk(BITS)
-    };
+    let chunk = codes_of_whole_words(BITS);
     let words = chunk * BITS as usize / 32;
     // The reads and writes below stay within these.
     assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
