@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 28] = [
+const SUBCOMMANDS: [&str; 29] = [
     "launch",
     "create",
     "run",
@@ -20,6 +20,7 @@ const SUBCOMMANDS: [&str; 28] = [
     "cache-prompt",
     "perplexity",
     "logits",
+    "infer",
     "train",
     "evaluate",
     "fuse",

@@ -4,8 +4,13 @@
 
 #[path = "launch/pipeline.rs"]
 mod pipeline;
+#[path = "../src/cli/ports.rs"]
+mod ports;
 #[path = "common/program.rs"]
 mod program;
+#[cfg(feature = "serve")]
+#[path = "common/served.rs"]
+mod served;
 #[cfg(feature = "serve")]
 #[path = "launch/serving.rs"]
 mod serving;
@@ -13,7 +18,7 @@ mod serving;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use program::{mlx, refused, stdout, text};
@@ -209,9 +214,7 @@ fn other_machines_are_reached_by_ssh() {
     std::fs::write(&hosts, list).unwrap();
     let path = model("llama");
     let asked = ["logits", "--model", &path, "--tokens", "5,17"];
-    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = held.local_addr().unwrap().port().min(65_000).to_string();
-    drop(held);
+    let port = ports::free_ports(8).unwrap()[0].to_string();
     let args = [
         &["launch", "--hostfile", hosts.to_str().unwrap(), "-p", &port],
         &["--program", env!("CARGO_BIN_EXE_mlx"), "--"][..],
@@ -262,13 +265,8 @@ fn member(rank: usize, file: &Path, args: &[&str]) -> Command {
 }
 
 fn ring(dir: &Path, n: usize) -> PathBuf {
-    let held: Vec<_> = (0..n)
-        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    let hosts: Vec<_> = held
-        .iter()
-        .map(|l| [l.local_addr().unwrap().to_string()])
-        .collect();
+    let ports = ports::free_ports(n).unwrap();
+    let hosts: Vec<_> = ports.iter().map(|p| [format!("127.0.0.1:{p}")]).collect();
     let file = dir.join("ring.json");
     std::fs::write(&file, serde_json::to_string(&hosts).unwrap()).unwrap();
     file
@@ -401,11 +399,7 @@ mod processes {
     }
 
     /// A launcher of two processes in the middle of a reply.
-    fn talking() -> (
-        std::process::Child,
-        std::process::ChildStdout,
-        Vec<(u32, Option<usize>)>,
-    ) {
+    fn talking() -> (Child, std::process::ChildStdout, Vec<(u32, Option<usize>)>) {
         let home = tempfile::tempdir().unwrap();
         let path = model("llama");
         let args = [&["launch", "-n", "2", "--"][..], &endless(&path)].concat();
@@ -433,24 +427,25 @@ mod processes {
         std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
     }
 
+    /// Kills a rank. The launcher ends, with that exit code and the rank's name, and so do all.
+    fn ends_of_a_kill(launcher: Child, pid: u32, victim: usize, all: &[(u32, Option<usize>)]) {
+        signal(pid, "-KILL");
+        let killed = Instant::now();
+        let output = launcher.wait_with_output().unwrap();
+        assert!(killed.elapsed() < Duration::from_secs(30));
+        assert_eq!(output.status.code(), Some(137));
+        let err = text(&output.stderr);
+        assert!(err.contains(&format!("rank {victim}")), "{err}");
+        assert!(all_gone(all, Duration::from_secs(5)));
+    }
+
     #[test]
     fn a_rank_that_is_killed_ends_all_and_gives_the_exit_code() {
         for victim in [0, 1] {
             let (launcher, out, pids) = talking();
             drained(out);
             let (pid, _) = pids.iter().find(|(_, rank)| *rank == Some(victim)).unwrap();
-            let killed = Instant::now();
-            signal(*pid, "-KILL");
-            let output = launcher.wait_with_output().unwrap();
-            assert!(
-                killed.elapsed() < Duration::from_secs(20),
-                "{:?}",
-                killed.elapsed()
-            );
-            assert_eq!(output.status.code(), Some(137));
-            let err = text(&output.stderr);
-            assert!(err.contains(&format!("rank {victim}")), "{err}");
-            assert!(all_gone(&pids, Duration::from_secs(5)));
+            ends_of_a_kill(launcher, *pid, victim, &pids);
         }
     }
 
@@ -490,14 +485,7 @@ mod processes {
             };
             std::thread::sleep(Duration::from_millis(pause));
             let pids = children(launcher.id());
-            signal(pid, "-KILL");
-            let killed = Instant::now();
-            let output = launcher.wait_with_output().unwrap();
-            assert!(killed.elapsed() < Duration::from_secs(30));
-            assert_eq!(output.status.code(), Some(137));
-            let err = text(&output.stderr);
-            assert!(err.contains(&format!("rank {victim}")), "{err}");
-            assert!(all_gone(&pids, Duration::from_secs(5)));
+            ends_of_a_kill(launcher, pid, victim, &pids);
         }
     }
 

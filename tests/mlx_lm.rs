@@ -181,14 +181,7 @@ fn greedy_tokens_text_and_logits_equal_those_of_cpu() {
 )]
 fn the_first_model_says_the_same_through_both() {
     let gguf = rust_mlx::hub::first_model().unwrap();
-    let converted = {
-        let _lock = python::locked("first-model.lock");
-        let dir = python::kept().join("first-model");
-        if !dir.is_dir() {
-            python::run_tool("compare/convert_gguf.py", &[&gguf, &dir]);
-        }
-        dir
-    };
+    let converted = python::first_model_converted(&gguf);
     let (ours, theirs) = (load(&gguf), theirs(&converted));
     let golden = golden(&fixture("first-model"));
     for case in golden["plain"].as_array().unwrap().iter().take(3) {

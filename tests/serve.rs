@@ -2,20 +2,17 @@
 #![cfg(unix)]
 
 mod common;
+#[path = "common/served.rs"]
+mod served;
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::io::Read;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{fixture, greedy, tiny};
 use inference::{ChatPrompt, LoadOptions, Message, Pooling, Prompt};
 use serde_json::{Value, json};
-
-/// The program, serving the tiny Llama.
-struct Served {
-    child: Child,
-    url: String,
-}
+use served::{Served, agent};
 
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
@@ -28,75 +25,19 @@ fn command() -> Command {
     command
 }
 
+/// The program, serving the tiny Llama.
 fn serve(more: &[&str]) -> Served {
     let model = fixture("tiny/llama");
     serve_args(&[more, &[model.to_str().unwrap()]].concat())
 }
 
 fn serve_args(args: &[&str]) -> Served {
-    let mut child = command()
+    let mut command = command();
+    command
         .args(["--port", "0"])
         .args(args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let out = child.stdout.take().unwrap();
-    BufReader::new(out).read_line(&mut line).unwrap();
-    let url = line.trim().to_owned();
-    assert!(url.starts_with("http://127.0.0.1:"), "{url:?}");
-    Served { child, url }
-}
-
-impl Served {
-    fn agent() -> ureq::Agent {
-        ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .proxy(None)
-            .build()
-            .into()
-    }
-
-    fn post(&self, path: &str, body: &Value) -> (u16, String) {
-        let url = format!("{}{path}", self.url);
-        let request = Self::agent()
-            .post(&url)
-            .header("Content-Type", "application/json");
-        let mut answer = request.send(body.to_string()).unwrap();
-        let text = answer.body_mut().read_to_string().unwrap();
-        (answer.status().as_u16(), text)
-    }
-
-    fn json(&self, path: &str, body: &Value) -> Value {
-        let (status, text) = self.post(path, body);
-        assert_eq!(status, 200, "{text}");
-        serde_json::from_str(&text).unwrap()
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let id = i32::try_from(self.child.id()).unwrap();
-        let id = rustix::process::Pid::from_raw(id).unwrap();
-        rustix::process::kill_process(id, signal).unwrap();
-    }
-
-    fn end(&mut self) -> ExitStatus {
-        let until = Instant::now() + Duration::from_secs(60);
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < until, "the server does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+        .stderr(Stdio::piped());
+    Served::start(command)
 }
 
 #[test]
@@ -214,7 +155,7 @@ fn models_are_loaded_by_name() {
     let server = serve_args(&args);
     let get = |path: &str| -> Value {
         let url = format!("{}{path}", server.url);
-        let mut answer = Served::agent().get(&url).call().unwrap();
+        let mut answer = agent().get(&url).call().unwrap();
         let text = answer.body_mut().read_to_string().unwrap();
         serde_json::from_str(&text).unwrap()
     };
@@ -306,7 +247,7 @@ fn a_signal_lets_replies_end() {
         let url = format!("{}/v1/completions", server.url);
         let body = json!({"prompt": "x", "max_tokens": 250, "temperature": 0, "ignore_eos": true,
             "stream": true, "stream_options": {"include_usage": true}});
-        let mut answer = Served::agent().post(&url).send(body.to_string()).unwrap();
+        let mut answer = agent().post(&url).send(body.to_string()).unwrap();
         server.signal(signal);
         let mut text = String::new();
         answer

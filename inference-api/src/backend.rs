@@ -12,6 +12,7 @@ use crate::message::{Message, Prompt};
 use crate::metrics::GenerateMetrics;
 use crate::options::{GenerateOptions, LoadOptions};
 use crate::prompt_cache::PromptCacheModel;
+use crate::routed::RoutedModel;
 use crate::token::{BatchResult, ClassifyResult, TokenStream};
 use crate::token_model::TokenModel;
 use crate::train::TrainableModel;
@@ -247,6 +248,11 @@ pub trait TextModel: Send + Sync {
     fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
         let _ = options;
         Ok(Prepared::default())
+    }
+
+    /// The model as one that was loaded with a plan for its feed-forward parts, where it was.
+    fn as_routed(&self) -> Option<&dyn RoutedModel> {
+        None
     }
 
     /// The model as one that makes vectors of texts, where it is.

@@ -77,6 +77,7 @@ mod metrics;
 mod options;
 mod prompt_cache;
 mod registry;
+mod routed;
 mod sampling;
 mod token;
 mod token_model;
@@ -106,6 +107,7 @@ pub use registry::{
     BackendRegistration, PREFERENCE, availability, backend, backends, default_backend, duplicates,
     load_model, register,
 };
+pub use routed::RoutedModel;
 pub use sampling::{Grammar, LogitBias, LogitsProcessor, LogitsProcessorFactory};
 pub use token::{
     BatchResult, ClassifyResult, FinishReason, Output, StopCause, Token, TokenLogprobs,

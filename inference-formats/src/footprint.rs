@@ -4,7 +4,7 @@
 //! An estimate covers the weights. Caches, activations, and what loading needs for a moment come
 //! on top.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ::safetensors::Dtype;
 use serde::Serialize;
@@ -126,6 +126,20 @@ impl Part {
             Part::Other
         }
     }
+}
+
+/// The layer of whose feed-forward part a tensor is, by its name in transformers. Norms around the
+/// part do not belong to it, and neither do experts.
+///
+/// ```
+/// use inference_formats::footprint::feed_forward_layer;
+/// assert_eq!(feed_forward_layer("model.layers.7.mlp.up_proj.weight"), Some(7));
+/// assert_eq!(feed_forward_layer("model.layers.7.self_attn.q_proj.weight"), None);
+/// ```
+#[must_use]
+pub fn feed_forward_layer(name: &str) -> Option<usize> {
+    let number = || name.split('.').find_map(|part| part.parse().ok());
+    (Part::of(name) == Part::FeedForward).then(number)?
 }
 
 /// One tensor of a model's files.
@@ -257,6 +271,17 @@ impl Footprint {
             })
             .collect();
         Self { tensors }
+    }
+
+    /// The same where the feed-forward parts of these layers are not loaded.
+    #[must_use]
+    pub fn without_feed_forward(mut self, layers: &BTreeSet<usize>) -> Self {
+        for tensor in &mut self.tensors {
+            if feed_forward_layer(&tensor.name).is_some_and(|layer| layers.contains(&layer)) {
+                tensor.loaded_bytes = 0;
+            }
+        }
+        self
     }
 
     /// The tensors, sorted by their names in the files.

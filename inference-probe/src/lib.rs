@@ -13,33 +13,52 @@
 //! | [`divergence`] | how do predictions and group means differ from layer to layer? |
 //! | [`behavior`] | does the model continue a stimulus as expected? |
 //! | [`trace_store`] | what does each part of a model add, token by token, as a file? |
+//! | [`window_store`] | what is left of a long context, a few vectors for each window, as a file? |
 //! | [`vindex`] | what do the features of feed-forward parts answer to, and add, as files? |
 //! | [`report`] | a folder of results as one summary, charts and an HTML page |
 //!
 //! Rows are stimuli and columns are elements of a hidden state in every [`Matrix`].
+//!
+//! Without the default feature `statistics` the crate has [`files`], [`trace_store`], [`vindex`] and
+//! [`window_store`] only.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+#[cfg(feature = "statistics")]
 pub mod activations;
+#[cfg(feature = "statistics")]
 pub mod behavior;
+#[cfg(feature = "statistics")]
 pub mod cca;
+#[cfg(feature = "statistics")]
 pub mod chart;
+#[cfg(feature = "statistics")]
 pub mod divergence;
 mod error;
 pub mod files;
+#[cfg(feature = "statistics")]
 pub mod folds;
+#[cfg(feature = "statistics")]
 mod lbfgs;
+#[cfg(feature = "statistics")]
 pub mod linear;
+#[cfg(feature = "statistics")]
 pub mod logistic;
+#[cfg(feature = "statistics")]
 pub mod npy;
+#[cfg(feature = "statistics")]
 pub mod report;
+#[cfg(feature = "statistics")]
 pub mod rsa;
+#[cfg(feature = "statistics")]
 pub mod stimuli;
 pub mod trace_store;
 pub mod vindex;
+pub mod window_store;
 
 pub use error::{Error, Result};
 
 /// Rows are observations, columns are features.
+#[cfg(feature = "statistics")]
 pub type Matrix = nalgebra::DMatrix<f64>;

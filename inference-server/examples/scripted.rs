@@ -1,7 +1,11 @@
-//! Serves the scripted model of the tests, as `tiny`: for checks of the server from outside that
-//! need no engine. Prints the address; ends when standard input does.
+//! Serves the scripted model of the tests: for checks of the server from outside that need no
+//! engine. Prints the address; ends when standard input does.
 //!
 //!     cargo run -p rust-mlx-inference-server --example scripted
+//!
+//! It takes some flags of `mlx serve`: `--port`, `--api-key`, `--parallel`, `--ctx-size`,
+//! `--any-model` and `--no-ui`; `--name` is the model's, `tiny` without it. With `--keep` it goes on
+//! after the end of standard input.
 
 #![forbid(unsafe_code)]
 
@@ -10,26 +14,56 @@
 mod script;
 
 use std::io::Read;
+use std::str::FromStr;
 use std::sync::Arc;
 
-use inference::{CancelToken, Result, TextModel};
+use inference::{CancelToken, Error, ErrorKind, Result, TextModel};
 use inference_server::{Config, ServedModel, Server};
 
 /// A template of the Hermes family, which shows tools and reasoning.
 const TEMPLATE: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidOption, message)
+}
+
+/// A flag's value.
+fn value<T: FromStr>(flag: &str, text: Option<String>) -> Result<T> {
+    let text = text.ok_or_else(|| invalid(format!("{flag} needs a value")))?;
+    text.parse()
+        .map_err(|_| invalid(format!("{flag} cannot be {text:?}")))
+}
+
 fn main() -> Result<()> {
+    let (mut port, mut name, mut context, mut keep) = (0u16, String::from("tiny"), 100_000, false);
+    let mut config = Config::new();
+    let mut flags = std::env::args().skip(1);
+    while let Some(flag) = flags.next() {
+        match flag.as_str() {
+            "--port" => port = value(&flag, flags.next())?,
+            "--name" => name = value(&flag, flags.next())?,
+            "--ctx-size" => context = value(&flag, flags.next())?,
+            "--api-key" => config.api_key = Some(value(&flag, flags.next())?),
+            "--parallel" => config.parallel = value(&flag, flags.next())?,
+            "--any-model" => config.any_model = true,
+            "--no-ui" => config.ui = false,
+            "--keep" => keep = true,
+            _ => return Err(invalid(format!("there is no flag {flag}"))),
+        }
+    }
     let model: Arc<dyn TextModel> = Arc::new(script::Script::writing(TEMPLATE, &[]));
-    let model = ServedModel::new("tiny", model, script::capabilities())?.with_context(100_000);
-    let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-    let server = Server::bind(&Config::new().with_address(address), vec![model])?;
+    let model = ServedModel::new(name, model, script::capabilities())?.with_context(context);
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let server = Server::bind(&config.with_address(address), vec![model])?;
     println!("http://{}", server.address());
     let stop = CancelToken::new();
-    let raised = stop.clone();
-    std::thread::spawn(move || {
-        // The parent process holds the other end.
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        raised.cancel();
-    });
+    if !keep {
+        let raised = stop.clone();
+        std::thread::spawn(move || {
+            // The parent process holds the other end.
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            raised.cancel();
+        });
+    }
     server.run(&stop)
 }

@@ -133,7 +133,7 @@ pub(crate) async fn check_key(State(app): State<App>, request: Request, next: Ne
     // One answer for a key that is missing and one that is wrong.
     ApiError::new(
         StatusCode::UNAUTHORIZED,
-        "invalid_request_error",
+        "authentication_error",
         "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
     )
     .with_code("invalid_api_key")

@@ -23,6 +23,10 @@ fn a_completion_has_the_shape_that_llama_cpp_gives_it() {
     assert_eq!(reply["tokens_evaluated"], "say:Guten⏎Tag".len());
     assert_eq!(reply["tokens_cached"], 2);
     assert_eq!(reply["timings"]["predicted_n"], 9);
+    // Eight steps after the first token, which comes of the prompt.
+    let each = reply["timings"]["predicted_per_token_ms"].as_f64().unwrap();
+    let all = reply["timings"]["predicted_ms"].as_f64().unwrap();
+    assert!(all == 16.0 && each == 2.0, "{reply}");
     assert_eq!(reply["timings"]["cache_n"], 2);
     assert_eq!(reply["prompt"], "say:Guten⏎Tag");
     assert_eq!(reply["generation_settings"]["n_predict"], 50);
@@ -109,7 +113,10 @@ fn what_a_completion_cannot_have_is_refused_by_name() {
         ("dry_multiplier", json!(0.8)),
         ("lora", json!([{"id": 0, "scale": 1}])),
         ("logit_bias", json!([[999_999, 1]])),
-        ("logit_bias", json!([["hello", 1]])),
+        ("logit_bias", json!([["hello", "x"]])),
+        ("logit_bias", json!([["a".repeat(2000), 1]])),
+        ("logit_bias", json!([["a".repeat(400), 1]])),
+        ("logit_bias", json!([[1, 1, 1]])),
         ("logit_bias", json!([[1, "x"]])),
         ("n_probs", json!(1000)),
         ("top_p", json!(2)),
@@ -133,6 +140,17 @@ fn what_a_completion_cannot_have_is_refused_by_name() {
         (0, None)
     );
     assert_eq!(options.sampling.temperature, 0.0);
+    for bias in [
+        json!([["hi", -2.5], ["j", false]]),
+        json!({"hi": -2.5, "j": false}),
+    ] {
+        let body = json!({"prompt": "x", "logit_bias": bias});
+        server.client().post("/completion", &body).expect(200);
+        let constraints = server.state.last_options().constraints;
+        let biased: Vec<(u32, f32)> = constraints.logit_bias.into_iter().collect();
+        assert_eq!(biased, [(u32::from(b'h'), -2.5), (u32::from(b'i'), -2.5)]);
+        assert_eq!(constraints.banned_tokens, [u32::from(b'j')]);
+    }
 }
 
 #[test]
@@ -154,6 +172,10 @@ fn texts_become_ids_and_back() {
         ("/detokenize", json!({"tokens": [1_000_000]})),
         ("/detokenize", json!({"tokens": "x"})),
         ("/detokenize", json!({"tokens": [-1]})),
+        (
+            "/detokenize",
+            json!({"tokens": vec![97; (4 << 20) / 8 + 1]}),
+        ),
         ("/tokenize", json!({"content": 1})),
         ("/tokenize", json!({"content": "x", "parse_special": false})),
     ] {
@@ -189,6 +211,7 @@ fn the_state_is_told() {
     let busy = |slots: &Value| {
         let slots = slots.as_array().unwrap();
         assert_eq!(slots.len(), 4);
+        assert!(slots.iter().all(|s| s["n_ctx"] == 1000));
         slots.iter().filter(|s| s["is_processing"] == true).count()
     };
     assert_eq!(busy(&client.get("/slots").expect(200)), 0);

@@ -82,6 +82,7 @@ fn a_stream_has_the_text_in_pieces() {
     let server = serve(&config());
     let body = with(ask("say:abc"), json!({"stream": true}));
     let chunks = chunks(&server.client().post(CHAT, &body));
+    assert!(chunks.iter().all(|c| c["system_fingerprint"].is_string()));
     let deltas: Vec<&Value> = chunks.iter().map(|c| &c["choices"][0]["delta"]).collect();
     assert_eq!(
         deltas,
@@ -253,6 +254,10 @@ fn response_formats_are_grammars() {
             Some(json!({"type": "object"})),
         ),
         (
+            json!({"type": "json_object", "schema": schema}),
+            Some(schema.clone()),
+        ),
+        (
             json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}}),
             Some(schema.clone()),
         ),
@@ -264,6 +269,24 @@ fn response_formats_are_grammars() {
         let expected = expected.map(inference::Grammar::JsonSchema);
         assert_eq!(grammar, expected);
     }
+    // llama.cpp's fields: one is read, the other is not ignored.
+    let body = with(ask("x"), json!({"json_schema": schema}));
+    server.client().post(CHAT, &body).expect(200);
+    let grammar = server.state.last_options().constraints.grammar;
+    assert_eq!(grammar, Some(inference::Grammar::JsonSchema(schema)));
+    for (field, more) in [
+        (
+            "json_schema",
+            json!({"json_schema": {}, "response_format": {"type": "text"}}),
+        ),
+        ("grammar", json!({"grammar": "root ::= \"a\""})),
+    ] {
+        let error = server.client().post(CHAT, &with(ask("x"), more));
+        assert_eq!(error.expect(400)["error"]["param"], field);
+    }
+    let body = json!({"prompt": "x", "grammar": "root ::= \"a\""});
+    let error = server.client().post("/v1/completions", &body).expect(400);
+    assert_eq!(error["error"]["param"], "grammar");
 }
 
 #[test]
@@ -485,7 +508,8 @@ fn embeddings_are_vectors_in_order() {
     let reply = client
         .post(path, &json!({"input": ["a", "bcd"]}))
         .expect(200);
-    assert_eq!(reply["data"][1]["embedding"], json!([0.6f32, 3.0]));
+    let vector: Vec<f32> = serde_json::from_value(reply["data"][1]["embedding"].clone()).unwrap();
+    assert_eq!(vector, [0.6, 3.0]);
     assert_eq!(reply["data"][1]["index"], 1);
     assert_eq!(
         reply["usage"],

@@ -23,7 +23,7 @@ use crate::engine::{Engine, Parts};
 use crate::error::engine;
 use crate::exec;
 use crate::generate::check_rewinds;
-use crate::loader::Weights;
+use crate::loader::{Features, Weights};
 use crate::model::MlxModel;
 use crate::sample;
 use crate::text::TextPipeline;
@@ -100,6 +100,12 @@ impl Place {
                 format!("cannot compute in {other}"),
             )),
         }
+    }
+
+    /// Whether our kernels compute in this type here. They compute in float32; other types are for
+    /// MLX's own operations.
+    pub(crate) fn uses_kernels(self, dtype: Dtype) -> bool {
+        self == Place::Cpu && dtype == Dtype::Float32
     }
 
     /// How [`Weights`] holds the tensors of a model that computes in `dtype`.
@@ -211,7 +217,9 @@ impl MlxBackend {
             // Its cache is not packed: it is small, and so are its heads.
             let own = options.clone().with_kv_bits(None);
             // And it is dense: another plan would be about the model's layers.
-            let own = own.with_feed_forward(FeedForwardPlan::dense());
+            let own = (own.with_feed_forward(FeedForwardPlan::dense()))
+                .with_vindex(None)
+                .with_walk_only(false);
             let draft = stream
                 // Small, and so whole in each process.
                 .scope(|| load(draft, &own, self.0, None))
@@ -257,6 +265,19 @@ fn alike(a: &TextPipeline, b: &TextPipeline) -> Result<bool> {
     Ok(a.tokenizer().encode(SAMPLE, false)? == b.tokenizer().encode(SAMPLE, false)?)
 }
 
+/// What is loaded of the tensors, where some layers take theirs from a vindex.
+pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Footprint {
+    match features {
+        Some(features) => features.reduce(footprint),
+        None => footprint,
+    }
+}
+
+/// Bytes of features that are copied.
+pub(crate) fn copied(features: Option<&Features>) -> u64 {
+    features.map_or(0, Features::copied_bytes)
+}
+
 /// Refuses a model that cannot fit before anything of it is read.
 fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     let budget = memory::budget();
@@ -271,7 +292,7 @@ fn check_memory(path: &Path, bytes: u64) -> Result<()> {
 }
 
 fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) -> Result<Parts> {
-    let (config, mut weights, text, compute, generation_eos) = match locate(path)? {
+    let (config, mut weights, text, (compute, features), generation_eos) = match locate(path)? {
         ModelFiles::Directory(dir) => {
             let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
             let checkpoint = SafetensorsCheckpoint::open(&dir)?;
@@ -279,12 +300,15 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             let (dtype, compute) = place.compute_type(options.dtype, stored)?;
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
+            let on_cpu = place.uses_kernels(dtype);
+            let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+            let footprint = reduced(footprint, features.as_ref());
             let part = (group.map(|group| OwnPart::new(group, options.split, &config)))
                 .transpose()
                 .map_err(|e| e.with_path(&dir))?;
             let bytes =
                 loaded_bytes(part.as_ref(), &config, &footprint).map_err(|e| e.with_path(&dir))?;
-            check_memory(&dir, bytes)?;
+            check_memory(&dir, bytes.saturating_add(copied(features.as_ref())))?;
             let text =
                 TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
             let extra = generation_eos(&dir)?;
@@ -294,7 +318,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             if let Some(part) = part {
                 part.choose(&mut weights);
             }
-            (config, weights, text, compute, eos)
+            (config, weights, text, (compute, features), eos)
         }
         ModelFiles::Gguf(file) if group.is_some() && options.split == Split::Tensor => {
             return Err(divided::tensors_of_gguf().with_path(file));
@@ -305,12 +329,15 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             let (dtype, compute) = place.compute_type(options.dtype, FileDtype::F16)?;
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_gguf(&gguf, &config, &storage);
+            let on_cpu = place.uses_kernels(dtype);
+            let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+            let footprint = reduced(footprint, features.as_ref());
             let part = (group.map(|group| OwnPart::new(group, options.split, &config)))
                 .transpose()
                 .map_err(|e| e.with_path(&file))?;
             let bytes =
                 loaded_bytes(part.as_ref(), &config, &footprint).map_err(|e| e.with_path(&file))?;
-            check_memory(&file, bytes)?;
+            check_memory(&file, bytes.saturating_add(copied(features.as_ref())))?;
             for expansion in footprint.expansions() {
                 tracing::warn!("expanded to plain numbers, which costs speed: {expansion}");
             }
@@ -321,17 +348,20 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             if let Some(part) = part {
                 part.choose(&mut weights);
             }
-            (config, weights, text, compute, Vec::new())
+            (config, weights, text, (compute, features), Vec::new())
         }
     };
-    // The kernels compute in float32; other types are for MLX's own operations.
-    if place == Place::Cpu && weights.dtype() == Dtype::Float32 {
+    if place.uses_kernels(weights.dtype()) {
         weights.use_cpu();
+    }
+    if let Some(features) = &features {
+        features.leave_out(&mut weights);
     }
     let (architecture, mut decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
     let layers = config.num_hidden_layers;
-    arch::routes::apply(decoder.as_mut(), &options.feed_forward, layers)?;
+    let plan = &options.feed_forward;
+    arch::routes::apply(decoder.as_mut(), plan, layers, features.as_ref())?;
 
     let states = decoder.new_caches(&CacheOptions::default());
     let has_keys = states.iter().any(|state| state.as_kv().is_some());
@@ -369,7 +399,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
     info.quantization_bits = weights.quantization().map(|q| q.0);
     info.quantization_group = weights.quantization().map(|q| q.1);
     info.parameters = weights.parameters();
-    info.weight_bytes = weights.bytes();
+    info.weight_bytes = (weights.bytes()).saturating_add(copied(features.as_ref()));
     info.device = match place {
         Place::Metal => "metal",
         Place::Cuda => "cuda",
@@ -403,6 +433,8 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
         param_slots: weights.slots().to_vec(),
         is_part: group.is_some(),
         shares_prefixes: weights.stage().is_none(),
+        feed_forward: options.feed_forward.clone(),
+        has_dense: !options.walk_only,
     })
 }
 

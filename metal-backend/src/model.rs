@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
-    EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
-    Message, ModelInfo, Prepared, Prompt, PromptCacheModel, Result, TextModel, Token, TokenModel,
-    TokenStream, TrainableModel,
+    EmbeddingModel, Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, Interrupt,
+    LogitsOutput, Message, ModelInfo, Prepared, Prompt, PromptCacheModel, Result, RoutedModel,
+    TextModel, Token, TokenModel, TokenStream, TrainableModel,
 };
 use mlx_rs_core::{concatenate, eval};
 
@@ -21,6 +21,7 @@ use crate::engine::forward::{forward, forward_prompt};
 use crate::error::engine as engine_error;
 use crate::generate::{Batch, Generation};
 use crate::nn::attention::Positions;
+use crate::nn::feed_forward::as_trained;
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -178,6 +179,10 @@ impl TextModel for MlxModel {
         Some(self.whole()?)
     }
 
+    fn as_routed(&self) -> Option<&dyn RoutedModel> {
+        (!self.engine.feed_forward().is_dense()).then_some(self)
+    }
+
     fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
         Some(self)
     }
@@ -316,6 +321,33 @@ impl MlxModel {
             engine.check_prompt(tokens)?;
         }
         Ok((kept, epoch))
+    }
+}
+
+impl RoutedModel for MlxModel {
+    fn feed_forward_plan(&self) -> &FeedForwardPlan {
+        self.engine.feed_forward()
+    }
+
+    fn has_dense(&self) -> bool {
+        self.engine.has_dense()
+    }
+
+    fn routed_logits_until(
+        &self,
+        prompt: &Prompt,
+        dense: bool,
+        interrupt: &Interrupt,
+    ) -> Result<LogitsOutput> {
+        let run = || self.logits_until(prompt, false, interrupt);
+        match dense {
+            false => run(),
+            true if self.has_dense() => as_trained(run),
+            true => Err(Error::new(
+                ErrorKind::Unsupported,
+                "the dense feed-forward parts are not loaded (walk_only)",
+            )),
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use inference::{ComputeType, Error, Result};
+use inference::{ComputeType, Error, LoadOptions, Result};
 use inference_formats::footprint::{Expansion, Footprint, Share};
 use inference_formats::pipeline::PipelinePlan;
 use inference_formats::split::SplitPlan;
@@ -13,10 +13,11 @@ use serde::Serialize;
 
 use crate::arch;
 pub use crate::arch::wiring::{BlockInfo, BlockKind};
-use crate::backend::Place;
+use crate::backend::{Place, copied, reduced};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
 use crate::divided;
+use crate::loader::Features;
 use crate::text::TextPipeline;
 
 /// What the headers of a checkpoint say.
@@ -78,7 +79,21 @@ impl ModelReport {
     /// # Errors
     /// Those of loading, as far as it reads headers and the tokenizer.
     pub fn of(path: &Path, backend: Option<&str>, compute: Option<ComputeType>) -> Result<Self> {
-        let place = Place::named_or_best(backend);
+        let mut options = LoadOptions::new().with_dtype(compute);
+        options.backend = backend.map(str::to_owned);
+        Self::with_options(path, &options)
+    }
+
+    /// The same as these options would load it. Only the backend, the type and what says how
+    /// feed-forward parts are computed count.
+    ///
+    /// # Errors
+    /// As [`ModelReport::of`], and those of a vindex that does not fit the model.
+    pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
+        let (place, compute) = (
+            Place::named_or_best(options.backend.as_deref()),
+            options.dtype,
+        );
         match locate(path)? {
             ModelFiles::Directory(dir) => {
                 let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
@@ -89,6 +104,12 @@ impl ModelReport {
                 let (dtype, compute) = place.compute_type(compute, stored)?;
                 let storage = place.weight_storage(dtype);
                 let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
+                let on_cpu = place.uses_kernels(dtype);
+                let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+                let footprint = (
+                    reduced(footprint, features.as_ref()),
+                    copied(features.as_ref()),
+                );
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 let blocks = arch::blocks(&config, checkpoint.names())?;
                 Self::new(&config, &footprint, &text, compute, dtype.size(), blocks)
@@ -102,6 +123,12 @@ impl ModelReport {
                 let (dtype, compute) = place.compute_type(compute, safetensors::Dtype::F16)?;
                 let storage = place.weight_storage(dtype);
                 let footprint = Footprint::of_gguf(&gguf, &config, &storage);
+                let on_cpu = place.uses_kernels(dtype);
+                let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+                let footprint = (
+                    reduced(footprint, features.as_ref()),
+                    copied(features.as_ref()),
+                );
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 Self::new(
                     &config,
@@ -117,14 +144,14 @@ impl ModelReport {
 
     fn new(
         config: &ModelConfig,
-        footprint: &Footprint,
+        (footprint, copied): &(Footprint, u64),
         text: &TextPipeline,
         compute: ComputeType,
         compute_bytes: usize,
         blocks: Vec<BlockInfo>,
     ) -> Result<Self> {
         let model_type = config.model_type.clone().unwrap_or_default();
-        let weights = footprint.loaded_bytes();
+        let weights = footprint.loaded_bytes().saturating_add(*copied);
         let state = arch::state_bytes(config, &blocks)?;
         let cache_per_token = keys_per_token(config, compute_bytes);
         let available = available_memory();

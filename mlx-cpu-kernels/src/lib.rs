@@ -43,6 +43,7 @@ pub use attention::rope::Rotation;
 pub use gemm::dense::DenseType;
 pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};
+pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct};
 pub use gemm::gather_rows::GatherRows;
 pub use gemm::product::{HeldMatrix, MAX_PARTS, MatrixFormat, MatrixPart, Product, Size};
 pub use gemm::routes::Routing;

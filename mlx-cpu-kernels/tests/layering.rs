@@ -91,6 +91,7 @@ const ORDER: &[&str] = &[
     "gemm::prefetch",
     "gemm::run",
     "gemm::gather_rows",
+    "gemm::feature_walk",
     "gemm::vjp",
     "gemm::routes",
     "gemm::experts",

@@ -59,7 +59,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     let path = find_model(Some(&args.model), console)?;
     let files = discovered(&path);
-    let report = report(&path, args, backend.as_deref());
+    let report = report(&path, args, backend.as_deref())?;
     let loaded = match backend {
         Some(_) if report.as_ref().is_some_and(is_too_large) => {
             console.warn("warning: there is not enough free memory, so it is not loaded; what follows is from its files");
@@ -174,22 +174,30 @@ fn report(
     path: &Path,
     args: &Args,
     backend: Option<&dyn inference::Backend>,
-) -> Option<ModelReport> {
+) -> Result<Option<ModelReport>, Failure> {
     let name = backend.map(inference::Backend::name);
     let name = name.or(args.load.backend.as_deref());
-    match ModelReport::of(path, name, args.load.dtype) {
-        Ok(report) => Some(report),
+    let mut options = args.load.checked(name.unwrap_or_default())?;
+    options.backend = name.map(str::to_owned);
+    match ModelReport::with_options(path, &options) {
+        Ok(report) => Ok(Some(report)),
+        // Without them the report would be about other numbers than were asked for.
+        Err(e) if args.load.feed_forward.is_given() => Err(e.into()),
         Err(e) => {
             // Loading says the same, or another backend reads it.
             tracing::info!("headers: {}", chain(&e));
-            None
+            Ok(None)
         }
     }
 }
 
 #[cfg(not(feature = "mlx-backend"))]
-fn report(_: &Path, _: &Args, _: Option<&dyn inference::Backend>) -> Option<ModelReport> {
-    None
+fn report(
+    _: &Path,
+    _: &Args,
+    _: Option<&dyn inference::Backend>,
+) -> Result<Option<ModelReport>, Failure> {
+    Ok(None)
 }
 
 #[cfg(feature = "mlx-backend")]

@@ -48,10 +48,55 @@ pub struct LoadArgs {
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     pub dtype: Option<ComputeType>,
+    #[command(flatten)]
+    pub feed_forward: FeedForwardArgs,
+}
+
+/// How to compute the feed-forward parts.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct FeedForwardArgs {
     /// How to compute the feed-forward parts of layers, such as `0-11=dense,12-=sparse:512`; also
-    /// `attention-only` and `gain:G` (docs/feed-forward.md)
+    /// `walk:K`, `attention-only` and `gain:G` (docs/feed-forward.md)
     #[arg(long = "ffn", value_name = "PLAN", value_parser = plan)]
-    pub feed_forward: Option<FeedForwardPlan>,
+    plan: Option<FeedForwardPlan>,
+    /// The features of layers that walk: a directory that `mlx vindex build` has written
+    #[arg(long, value_name = "DIR", requires = "plan")]
+    vindex: Option<PathBuf>,
+    /// Load nothing of the feed-forward parts of layers that walk: less memory, but the gate is
+    /// read from the features, too
+    #[arg(long)]
+    walk_only: bool,
+}
+
+impl FeedForwardArgs {
+    /// Whether one of them is given.
+    pub fn is_given(&self) -> bool {
+        self.plan.is_some() || self.vindex.is_some() || self.walk_only
+    }
+
+    /// The plan as text.
+    pub fn shown(&self) -> String {
+        self.plan.clone().unwrap_or_default().to_string()
+    }
+
+    /// Leaves the plan to the caller, who makes one for each measurement. Whether such plans load
+    /// nothing of layers that walk.
+    #[cfg(feature = "probe")]
+    pub fn without_plan(&mut self) -> Result<bool, Failure> {
+        if self.plan.is_some() || self.vindex.is_some() {
+            return Err(Failure::usage(
+                "this command makes its own plans; leave --ffn and --vindex out",
+            ));
+        }
+        Ok(std::mem::take(&mut self.walk_only))
+    }
+
+    /// Sets them in the options.
+    pub fn set(&self, options: &mut LoadOptions) {
+        options.feed_forward = self.plan.clone().unwrap_or_default();
+        options.vindex.clone_from(&self.vindex);
+        options.walk_only = self.walk_only;
+    }
 }
 
 /// A loaded model and how it came to be.
@@ -135,7 +180,7 @@ impl LoadArgs {
             quantized_kv_start: defaults.quantized_kv_start,
             adapter_path: None,
             dtype: None,
-            feed_forward: None,
+            feed_forward: FeedForwardArgs::default(),
         }
     }
 
@@ -148,7 +193,7 @@ impl LoadArgs {
         options.kv_group_size = self.kv_group_size;
         options.quantized_kv_start = self.quantized_kv_start;
         options.adapter_path.clone_from(&self.adapter_path);
-        options.feed_forward = self.feed_forward.clone().unwrap_or_default();
+        self.feed_forward.set(&mut options);
         #[cfg(all(unix, feature = "mlx-backend"))]
         if let Some(member) = super::member::current() {
             options.split = member.split;

@@ -35,6 +35,7 @@ mod files;
 mod fuse;
 mod generate;
 mod grammar;
+mod infer;
 mod inspect;
 mod interrupt;
 #[cfg(all(unix, feature = "mlx-backend"))]
@@ -51,6 +52,8 @@ mod modelfile;
 mod models;
 mod names;
 mod perplexity;
+#[cfg(all(unix, feature = "mlx-backend"))]
+mod ports;
 mod preset;
 #[cfg(feature = "probe")]
 mod probe;
@@ -90,6 +93,8 @@ mod train_show;
 mod version;
 #[cfg(feature = "probe")]
 mod vindex;
+#[cfg(feature = "probe")]
+mod vindex_sweep;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -143,6 +148,7 @@ enum Command {
     Embed(embed::Args),
     CachePrompt(cache_prompt::Args),
     Logits(logits::Args),
+    Infer(infer::Args),
     Perplexity(perplexity::Args),
     #[cfg(feature = "probe")]
     Probe(probe::Args),
@@ -336,6 +342,7 @@ pub fn main() -> ExitCode {
         Command::Embed(args) => embed::run(args, &mut console),
         Command::CachePrompt(args) => cache_prompt::run(args, &mut console),
         Command::Logits(args) => logits::run(args, &mut console),
+        Command::Infer(args) => infer::run(args, &mut console),
         Command::Perplexity(args) => perplexity::run(args, &mut console),
         #[cfg(feature = "probe")]
         Command::Probe(args) => probe::run(args, &mut console),

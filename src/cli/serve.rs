@@ -12,7 +12,8 @@ use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_signals;
 use super::load::{
-    Loaded, at_least_one, choose_backend, compute_type, count, find_model, load_with_options, size,
+    FeedForwardArgs, Loaded, at_least_one, choose_backend, compute_type, count, find_model,
+    load_with_options, size,
 };
 use super::serve_models::{Adapter, Source};
 
@@ -89,6 +90,8 @@ pub struct Args {
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     dtype: Option<ComputeType>,
+    #[command(flatten)]
+    feed_forward: FeedForwardArgs,
 }
 
 fn address(text: &str) -> Result<IpAddr, String> {
@@ -156,7 +159,20 @@ impl Args {
                 "--adapter-path is for one model; serve one, or leave it out",
             ));
         }
+        if self.feed_forward.is_given()
+            && (self.models.len() > 1 || self.loads_by_name() || !self.adapter.is_empty())
+        {
+            return Err(Failure::usage(
+                "--ffn and --vindex are for one model; serve one, without --adapter, --models-dir, \
+                 --cached and --allow-pull",
+            ));
+        }
         Ok(config)
+    }
+
+    /// Whether requests may name models that the command line does not.
+    fn loads_by_name(&self) -> bool {
+        self.cached || self.allow_pull || !self.models_dir.is_empty()
     }
 
     /// The models that may be loaded by name, without those of the start.
@@ -179,6 +195,7 @@ impl Args {
             .with_parallel_slots(self.parallel)
             .with_dtype(self.dtype);
         options.adapter_path.clone_from(&self.adapter_path);
+        self.feed_forward.set(&mut options);
         #[cfg(all(unix, feature = "mlx-backend"))]
         if let Some(member) = super::member::current() {
             options.split = member.split;
@@ -218,7 +235,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut source = args.source(options.clone());
     source.check()?;
     let default = rust_mlx::hub::catalog().first().map(|model| model.name);
-    let by_name = args.cached || args.allow_pull || !args.models_dir.is_empty();
+    let by_name = args.loads_by_name();
     let given: Vec<&str> = match args.models.as_slice() {
         [] if by_name => Vec::new(),
         [] => default.into_iter().collect(),

@@ -15,6 +15,7 @@ use super::load::{LoadArgs, Loaded, ModelArgs, at_least_one, load};
 use super::probe::{failed, identity};
 use super::prompt::RawPromptArgs;
 use super::trace::{Layers, greatest};
+use super::vindex_sweep;
 
 /// Write the features of a model's feed-forward parts to files, and find those that answer
 #[derive(Debug, Clone, clap::Args)]
@@ -28,6 +29,7 @@ enum Command {
     Build(Box<BuildArgs>),
     Info(InfoArgs),
     Walk(Box<WalkArgs>),
+    Sweep(Box<vindex_sweep::Args>),
 }
 
 /// Write a model's features to a directory
@@ -86,6 +88,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         Command::Build(args) => build(args, console),
         Command::Info(args) => info(args, console),
         Command::Walk(args) => walk(args, console),
+        Command::Sweep(args) => vindex_sweep::run(args, console),
     }
 }
 

@@ -77,6 +77,16 @@ pub fn run_tool(script: &str, args: &[&Path]) {
     run(&mut command);
 }
 
+/// The first model in mlx-lm's own format: converted once.
+pub fn first_model_converted(gguf: &Path) -> PathBuf {
+    let _lock = locked("first-model.lock");
+    let dir = kept().join("first-model");
+    if !dir.is_dir() {
+        run_tool("compare/convert_gguf.py", &[gguf, &dir]);
+    }
+    dir
+}
+
 /// Holds a lock file as long as it lives, so that concurrent test programs do not disturb each
 /// other.
 pub fn locked(name: &str) -> File {

@@ -1,88 +1,25 @@
 //! A server whose model several processes compute: `mlx launch -- serve`.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::Path;
-use std::process::{Child, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::program::{mlx, refused};
+use super::served::{Served, agent};
 use super::{model, run};
 
-/// A server, and the line with which it says where it is.
-struct Served {
-    child: Child,
-    url: String,
-    _home: tempfile::TempDir,
-}
-
 fn serve(launcher: &[&str], name: &str) -> Served {
-    let home = tempfile::tempdir().unwrap();
     let path = model(name);
     let asked = ["serve", "--backend", "cpu", "--port", "0", &path];
-    let mut child = mlx(home.path(), &[launcher, &asked].concat())
-        .env_remove("MLX_API_KEY")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let out = child.stdout.take().unwrap();
-    BufReader::new(out).read_line(&mut line).unwrap();
-    let url = line.trim().to_owned();
-    assert!(url.starts_with("http://127.0.0.1:"), "{url:?}");
-    Served {
-        child,
-        url,
-        _home: home,
-    }
-}
-
-fn agent() -> ureq::Agent {
-    ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .proxy(None)
-        .timeout_global(Some(Duration::from_secs(120)))
-        .build()
-        .into()
-}
-
-impl Served {
-    fn json(&self, path: &str, body: &Value) -> Value {
-        let url = format!("{}{path}", self.url);
-        let request = agent()
-            .post(&url)
-            .header("Content-Type", "application/json");
-        let mut answer = request.send(body.to_string()).unwrap();
-        let text = answer.body_mut().read_to_string().unwrap();
-        assert_eq!(answer.status().as_u16(), 200, "{text}");
-        serde_json::from_str(&text).unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = i32::try_from(self.child.id()).unwrap();
-        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
-    }
-
-    fn end(&mut self) -> ExitStatus {
-        let until = Instant::now() + Duration::from_secs(60);
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < until, "the server does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    let home = tempfile::tempdir().unwrap();
+    let mut command = mlx(home.path(), &[launcher, &asked].concat());
+    command.stderr(Stdio::null());
+    let mut served = Served::start(command);
+    served.home = Some(home);
+    served
 }
 
 /// Replies to requests of several kinds, those of `completions` at the same time.

@@ -59,14 +59,7 @@ fn ours(model: &Path, flags: &[&str]) -> Command {
 )]
 fn arc_easy_has_the_figures_of_mlx_lm_on_the_first_model() {
     let gguf = rust_mlx::hub::first_model().unwrap();
-    let converted = {
-        let _lock = python::locked("first-model.lock");
-        let dir = python::kept().join("first-model");
-        if !dir.is_dir() {
-            python::run_tool("compare/convert_gguf.py", &[&gguf, &dir]);
-        }
-        dir
-    };
+    let converted = python::first_model_converted(&gguf);
     let dir = tempfile::tempdir().unwrap();
     let mut theirs = Command::new(python::with_lm_eval());
     theirs

@@ -10,7 +10,7 @@ use super::invalid;
 use crate::error::{Error, Result};
 
 /// What [`FeedForwardStrategy`]'s parser knows, for messages.
-const KNOWN: &str = "dense, sparse:K, attention-only, gain:G";
+const KNOWN: &str = "dense, sparse:K, walk, walk:K, attention-only, gain:G";
 
 /// One way to compute the feed-forward part of a layer.
 ///
@@ -38,6 +38,12 @@ pub enum FeedForwardStrategy {
         /// How many, at least 1. As many as there are, or more, is [`FeedForwardStrategy::Dense`].
         top_k: usize,
     },
+    /// The same features, of whose up and down weights no others are read: from the files of
+    /// [`LoadOptions::vindex`](crate::LoadOptions::vindex), where each feature lies in one piece.
+    Walk {
+        /// How many, at least 1. As many as there are, or more, computes all of them.
+        top_k: usize,
+    },
     /// None: the layer's attention, or its recurrent part, is all that it adds.
     AttentionOnly,
     /// The residual stream times this factor stands for the whole layer, attention included.
@@ -52,8 +58,8 @@ impl FeedForwardStrategy {
     /// a factor that is not finite.
     pub fn validate(self) -> Result<()> {
         match self {
-            Self::Sparse { top_k: 0 } => invalid(String::from(
-                "sparse:0 leaves no feature; it must be at least 1, or attention-only",
+            Self::Sparse { top_k: 0 } | Self::Walk { top_k: 0 } => invalid(format!(
+                "{self} leaves no feature; it must be at least 1, or attention-only",
             )),
             Self::Gain(gain) if !gain.is_finite() => {
                 invalid(format!("gain:{gain} is no finite factor"))
@@ -68,6 +74,8 @@ impl fmt::Display for FeedForwardStrategy {
         match self {
             Self::Dense => f.write_str("dense"),
             Self::Sparse { top_k } => write!(f, "sparse:{top_k}"),
+            Self::Walk { top_k: usize::MAX } => f.write_str("walk"),
+            Self::Walk { top_k } => write!(f, "walk:{top_k}"),
             Self::AttentionOnly => f.write_str("attention-only"),
             Self::Gain(gain) => write!(f, "gain:{gain}"),
         }
@@ -85,7 +93,9 @@ impl FromStr for FeedForwardStrategy {
         let strategy = match (name, number) {
             ("dense", None) => Self::Dense,
             ("attention-only" | "highway", None) => Self::AttentionOnly,
-            ("sparse", Some(k)) => match k.parse() {
+            ("walk", None) => Self::Walk { top_k: usize::MAX },
+            ("sparse" | "walk", Some(k)) => match k.parse() {
+                Ok(top_k) if name == "walk" => Self::Walk { top_k },
                 Ok(top_k) => Self::Sparse { top_k },
                 Err(_) => return invalid(format!("`{text}` needs a number of features")),
             },
@@ -205,6 +215,13 @@ impl FeedForwardPlan {
     pub fn is_dense(&self) -> bool {
         let dense = |range: &Range| range.strategy == FeedForwardStrategy::Dense;
         self.ranges.iter().all(dense)
+    }
+
+    /// Whether a layer takes its features from a vindex.
+    #[must_use]
+    pub fn walks(&self) -> bool {
+        let walks = |range: &Range| matches!(range.strategy, FeedForwardStrategy::Walk { .. });
+        self.ranges.iter().any(walks)
     }
 
     /// The strategy of a layer.
@@ -334,6 +351,11 @@ mod tests {
             FeedForwardPlan::uniform(FeedForwardStrategy::AttentionOnly)
         );
         assert_eq!(all.to_string(), "attention-only");
+        let walk: FeedForwardPlan = "0-1=walk:7,2-=walk".parse().unwrap();
+        assert_eq!(walk.to_string(), "0-1=walk:7,2-=walk");
+        assert_eq!(walk.of(1), FeedForwardStrategy::Walk { top_k: 7 });
+        assert_eq!(walk.of(9), FeedForwardStrategy::Walk { top_k: usize::MAX });
+        assert!(walk.walks() && !walk.is_dense() && !all.walks());
         let dense: FeedForwardPlan = "".parse().unwrap();
         assert!(dense.is_dense() && dense == FeedForwardPlan::dense());
     }
@@ -353,6 +375,8 @@ mod tests {
             ("sparse", "needs a number"),
             ("sparse:-1", "needs a number of features"),
             ("sparse:0", "at least 1"),
+            ("walk:0", "walk:0 leaves no feature"),
+            ("walk:many", "needs a number of features"),
             ("gain:x", "needs a factor"),
             ("gain:inf", "no finite factor"),
             ("gain:NaN", "no finite factor"),

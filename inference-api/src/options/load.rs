@@ -103,6 +103,14 @@ pub struct LoadOptions {
     pub split: Split,
     /// How each layer's feed-forward part is computed.
     pub feed_forward: FeedForwardPlan,
+    /// A directory with the features of this model's feed-forward parts, as `mlx vindex build`
+    /// writes it, for layers that [walk](crate::FeedForwardStrategy::Walk). Its files are mapped
+    /// into memory: they must not change while the model is loaded.
+    pub vindex: Option<PathBuf>,
+    /// Reads nothing of the feed-forward parts of layers that walk from the model's files: the gate
+    /// comes from the vindex, too. It saves their memory. A gate that the model's files have packed
+    /// is faster.
+    pub walk_only: bool,
 }
 
 impl Default for LoadOptions {
@@ -120,6 +128,8 @@ impl Default for LoadOptions {
             dtype: None,
             split: Split::None,
             feed_forward: FeedForwardPlan::dense(),
+            vindex: None,
+            walk_only: false,
         }
     }
 }
@@ -150,6 +160,10 @@ impl LoadOptions {
         with_split(split: Split);
         /// Sets how feed-forward parts are computed.
         with_feed_forward(feed_forward: FeedForwardPlan);
+        /// Sets the directory with features.
+        with_vindex(vindex: impl Into<Option<PathBuf>>);
+        /// Sets whether layers that walk read nothing of their own.
+        with_walk_only(walk_only: bool);
         /// Sets the model that guesses.
         with_draft_model(draft_model: impl Into<Option<PathBuf>>);
     }
@@ -242,6 +256,32 @@ impl LoadOptions {
                 "split and feed_forward do not go together: each process has a part of the features; \
                  leave one of them out",
             ));
+        }
+        if self.walk_only && self.vindex.is_none() {
+            return invalid(String::from(
+                "walk_only is about layers that walk, which vindex and feed_forward name",
+            ));
+        }
+        match (&self.vindex, self.feed_forward.walks()) {
+            (None, true) => {
+                return invalid(String::from(
+                    "feed_forward has a layer that walks, which needs vindex: a directory that \
+                     `mlx vindex build` writes",
+                ));
+            }
+            (Some(_), false) => {
+                return invalid(String::from(
+                    "vindex is given, but no layer of feed_forward walks; name some, such as \
+                     `0-11=dense,12-=walk:512`",
+                ));
+            }
+            (Some(_), true) if self.adapter_path.is_some() => {
+                return invalid(String::from(
+                    "vindex and adapter_path do not go together: the features are those of the \
+                     model without an adapter; put it into the model first (`mlx fuse`)",
+                ));
+            }
+            _ => {}
         }
         match self.gpu_layers {
             Some(n) if n < -1 => {

@@ -261,3 +261,21 @@ proptest! {
         let _ = serde_json::from_str::<LoadOptions>(&text);
     }
 }
+
+#[test]
+fn layers_that_walk_need_their_features() {
+    let walk = LoadOptions::new().with_feed_forward("1-=walk:9".parse().unwrap());
+    let dir = std::path::PathBuf::from("features");
+    let refused = |options: &LoadOptions| options.validate().unwrap_err().to_string();
+    assert!(refused(&walk).contains("needs vindex"));
+    let fits = walk.clone().with_vindex(dir.clone());
+    fits.validate().unwrap();
+    fits.clone().with_walk_only(true).validate().unwrap();
+    assert!(refused(&walk.with_walk_only(true)).contains("walk_only"));
+    let sparse = fits.clone().with_feed_forward("sparse:9".parse().unwrap());
+    assert!(refused(&sparse).contains("no layer of feed_forward walks"));
+    let adapter = fits.clone().with_adapter_path("adapter");
+    assert!(refused(&adapter).contains("vindex and adapter_path"));
+    let json = serde_json::to_string(&fits).unwrap();
+    assert_eq!(serde_json::from_str::<LoadOptions>(&json).unwrap(), fits);
+}

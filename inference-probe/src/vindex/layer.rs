@@ -35,6 +35,18 @@ impl Activation {
         })
     }
 
+    /// Its name in a vindex, and in configurations.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+            Self::GeluTanh => "gelu_tanh",
+            Self::Relu => "relu",
+            Self::Relu2 => "relu2",
+        }
+    }
+
     fn apply(self, x: f64) -> f64 {
         match self {
             Self::Silu => x / (1.0 + (-x).exp()),

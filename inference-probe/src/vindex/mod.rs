@@ -34,7 +34,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 
 pub use layer::{Activation, Biases, Hit, Layer, Taken};
-pub use reader::Vindex;
+pub use reader::{MatrixFile, MatrixPart, Vindex};
 pub use writer::Writer;
 
 const VERSION: u32 = 1;

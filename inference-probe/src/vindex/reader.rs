@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::{
@@ -10,6 +11,66 @@ use super::{
     header, sha256,
 };
 use crate::error::{Error, Result};
+
+/// A file that has a matrix `[features, hidden]` of each layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixFile {
+    /// Gate rows; without a gate those of the up matrix.
+    Gate,
+    /// Up rows, where there is a gate beside them.
+    Up,
+    /// Columns of the down matrix.
+    Down,
+}
+
+impl MatrixFile {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gate => GATE,
+            Self::Up => UP,
+            Self::Down => DOWN,
+        }
+    }
+}
+
+/// Where the matrix of a layer is, for readers that map the file instead of copying it. Compare the
+/// bytes with [`MatrixPart::verify`] before their use.
+#[derive(Debug, Clone)]
+pub struct MatrixPart {
+    path: PathBuf,
+    range: Range<u64>,
+    layer: usize,
+    sha256: String,
+}
+
+impl MatrixPart {
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its bytes there: float32, little-endian, row-major.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Whether `bytes`, those of the range, are as they were written.
+    ///
+    /// # Errors
+    /// [`Error::File`] when they are not.
+    pub fn verify(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() as u64 != self.range.end - self.range.start || sha256(bytes) != self.sha256 {
+            return Err(damaged(&self.path, self.layer));
+        }
+        Ok(())
+    }
+}
+
+fn damaged(path: &Path, layer: usize) -> Error {
+    Error::file(path, format!("is damaged: layer {layer} has another hash"))
+}
 
 /// A vindex on disk.
 #[derive(Debug, Clone)]
@@ -139,16 +200,61 @@ impl Vindex {
         if count == 0 {
             return Ok(None);
         }
+        let bytes = self.bytes(name, self.begins(name, number), count)?;
+        if layer.sha256.get(name) != Some(&sha256(&bytes)) {
+            return Err(damaged(&self.dir.join(name), number));
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Where a layer's part of a file begins.
+    fn begins(&self, name: &str, number: usize) -> u64 {
         let before: u64 = (self.index.layers[..number].iter())
             .map(|l| self.part(name, l))
             .sum();
-        let from = before + if name == META { META_HEADER } else { 0 };
-        let bytes = self.bytes(name, from, count)?;
-        if layer.sha256.get(name) != Some(&sha256(&bytes)) {
-            let message = format!("is damaged: layer {number} has another hash");
-            return Err(Error::file(&self.dir.join(name), message));
-        }
-        Ok(Some(bytes))
+        before + if name == META { META_HEADER } else { 0 }
+    }
+
+    /// The path of a file of matrices.
+    #[must_use]
+    pub fn path(&self, file: MatrixFile) -> PathBuf {
+        self.dir.join(file.name())
+    }
+
+    /// Where a matrix of a layer is. `None` where the layer has none.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a layer that is not there.
+    pub fn matrix(&self, layer: usize, file: MatrixFile) -> Result<Option<MatrixPart>> {
+        let (index, name) = (self.layer_index(layer)?, file.name());
+        let Some(sha256) = index.sha256.get(name).cloned() else {
+            return Ok(None);
+        };
+        let from = self.begins(name, layer);
+        Ok(Some(MatrixPart {
+            path: self.dir.join(name),
+            range: from..from + self.part(name, index),
+            layer,
+            sha256,
+        }))
+    }
+
+    /// The biases of a layer, where it has them.
+    ///
+    /// # Errors
+    /// As [`Vindex::layer`].
+    pub fn biases(&self, layer: usize) -> Result<Option<Biases>> {
+        let index = self.layer_index(layer)?;
+        let bytes = self.read(BIASES, layer)?;
+        Ok(bytes.map(|bytes| floats(&bytes)).map(|all: Vec<f32>| {
+            let (gate, rest) = all.split_at(index.num_features);
+            let (up, down) = rest.split_at(if index.gated { index.num_features } else { 0 });
+            Biases {
+                gate: gate.to_vec(),
+                up: index.gated.then(|| up.to_vec()),
+                down: down.to_vec(),
+            }
+        }))
     }
 
     fn layer_index(&self, layer: usize) -> Result<&LayerIndex> {
@@ -189,22 +295,12 @@ impl Vindex {
     pub fn layer(&self, layer: usize) -> Result<Layer> {
         let index = self.layer_index(layer)?;
         let part = |name| Ok(self.read(name, layer)?.map(|bytes| floats(&bytes)));
-        let features = index.num_features;
-        let biases = part(BIASES)?.map(|all: Vec<f32>| {
-            let (gate, rest) = all.split_at(features);
-            let (up, down) = rest.split_at(if index.gated { features } else { 0 });
-            Biases {
-                gate: gate.to_vec(),
-                up: index.gated.then(|| up.to_vec()),
-                down: down.to_vec(),
-            }
-        });
         let layer = Layer {
             activation: index.activation,
             gate: part(GATE)?.unwrap_or_default(),
             up: part(UP)?,
             down: part(DOWN)?.unwrap_or_default(),
-            biases,
+            biases: self.biases(layer)?,
         };
         layer.check(self.index.about.hidden_size)?;
         Ok(layer)

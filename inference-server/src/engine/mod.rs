@@ -95,9 +95,20 @@ pub(crate) struct EmbedJob {
     pub(crate) _place: Places,
 }
 
+/// A request for the logits after a prompt, of a model with a plan for its feed-forward parts.
+pub(crate) struct LogitsJob {
+    pub(crate) model: Lease,
+    pub(crate) prompt: Vec<u32>,
+    /// By the model as it was trained, not by the plan.
+    pub(crate) dense: bool,
+    pub(crate) interrupt: Interrupt,
+    pub(crate) _place: Places,
+}
+
 enum Command {
     Generate(Ready, mpsc::Sender<Event>),
     Embed(Box<EmbedJob>, oneshot::Sender<Result<Vec<Vec<f32>>>>),
+    Logits(Box<LogitsJob>, oneshot::Sender<Result<Vec<f32>>>),
     /// Forget a model that no request uses.
     Unload(u64, oneshot::Sender<()>),
     Stop,
@@ -261,6 +272,13 @@ impl Engine {
     pub(crate) fn embed(&self, job: EmbedJob) -> oneshot::Receiver<Result<Vec<Vec<f32>>>> {
         let (sender, receiver) = oneshot::channel();
         let _ = self.commands.send(Command::Embed(Box::new(job), sender));
+        receiver
+    }
+
+    /// Queues a request for logits, which ends when the receiver is dropped.
+    pub(crate) fn logits(&self, job: LogitsJob) -> oneshot::Receiver<Result<Vec<f32>>> {
+        let (sender, receiver) = oneshot::channel();
+        let _ = self.commands.send(Command::Logits(Box::new(job), sender));
         receiver
     }
 

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::models::Lease;
 
-use super::{Command, EmbedJob, EngineOptions, Event, Job, Places, Ready, Shared};
+use super::{Command, EmbedJob, EngineOptions, Event, Job, LogitsJob, Places, Ready, Shared};
 
 /// A model and its requests.
 struct Slot {
@@ -52,6 +52,7 @@ pub(super) struct Scheduler {
     shared: Arc<Shared>,
     queue: VecDeque<(Ready, mpsc::Sender<Event>)>,
     embeddings: VecDeque<Embedding>,
+    logits: VecDeque<(LogitsJob, oneshot::Sender<Result<Vec<f32>>>)>,
     stopped: bool,
 }
 
@@ -102,6 +103,7 @@ impl Scheduler {
             shared,
             queue: VecDeque::new(),
             embeddings: VecDeque::new(),
+            logits: VecDeque::new(),
             stopped: false,
         }
     }
@@ -121,7 +123,8 @@ impl Scheduler {
         self.slots.values_mut().for_each(drop_session);
     }
 
-    /// One turn: new requests, then a step of each session and one text's vector.
+    /// One turn: new requests, then a step of each session, one text's vector, and the logits after
+    /// one prompt.
     fn pass(&mut self) {
         self.receive();
         if self.shared.cancel_all.load(Ordering::Acquire) {
@@ -134,6 +137,7 @@ impl Scheduler {
             self.step(key);
         }
         self.embed();
+        self.logits();
         self.gauge();
     }
 
@@ -143,9 +147,9 @@ impl Scheduler {
         metrics.running.set(count(self.running()));
         let kv_bytes = i64::try_from(self.kv_bytes()).unwrap_or(i64::MAX);
         metrics.kv_reserved.set(kv_bytes);
-        metrics
-            .queued
-            .set(count(self.queue.len() + self.embeddings.len()));
+        metrics.queued.set(count(
+            self.queue.len() + self.embeddings.len() + self.logits.len(),
+        ));
     }
 
     fn running(&self) -> usize {
@@ -165,7 +169,8 @@ impl Scheduler {
     }
 
     fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.embeddings.is_empty() && self.running() == 0
+        let waiting = self.queue.len() + self.embeddings.len() + self.logits.len();
+        waiting + self.running() == 0
     }
 
     fn receive(&mut self) {
@@ -196,6 +201,7 @@ impl Scheduler {
                 done: Vec::new(),
                 out,
             }),
+            Command::Logits(job, out) => self.logits.push_back((*job, out)),
             Command::Unload(key, done) => {
                 if let Some(mut slot) = self.slots.remove(&key) {
                     // The rows' leases keep a model that is in use.
@@ -227,6 +233,7 @@ impl Scheduler {
             }
         });
         self.embeddings.retain(|e| !e.out.is_closed());
+        self.logits.retain(|(_, out)| !out.is_closed());
         for slot in self.slots.values_mut() {
             let gone: Vec<RequestId> = slot
                 .rows
@@ -383,6 +390,9 @@ impl Scheduler {
         for embedding in self.embeddings.drain(..) {
             let _ = embedding.out.send(Err(error.clone()));
         }
+        for (_, out) in self.logits.drain(..) {
+            let _ = out.send(Err(error.clone()));
+        }
         for slot in self.slots.values_mut() {
             let rows: Vec<(RequestId, Row)> = slot.rows.drain().collect();
             for (id, row) in rows {
@@ -391,6 +401,22 @@ impl Scheduler {
                 remove(slot, id);
             }
         }
+    }
+
+    /// The logits after one prompt.
+    fn logits(&mut self) {
+        let Some((job, out)) = self.logits.pop_front() else {
+            return;
+        };
+        let logits = work(&self.shared, "a prediction", || {
+            let model = job.model.model().as_routed().ok_or_else(|| {
+                Error::new(ErrorKind::Unsupported, "this model has one forward pass")
+            })?;
+            let prompt = Prompt::Tokens(job.prompt.clone());
+            let found = model.routed_logits_until(&prompt, job.dense, &job.interrupt)?;
+            Ok(found.logits)
+        });
+        let _ = out.send(logits.flatten());
     }
 
     /// The vector of one text, so that replies go on between texts.

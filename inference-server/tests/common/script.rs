@@ -86,7 +86,7 @@ impl State {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.compiling.fetch_sub(1, Ordering::SeqCst);
-        self.compiled.lock().unwrap().push(grammar.clone());
+        keep(&self.compiled, grammar.clone());
     }
 
     pub fn last_options(&self) -> GenerateOptions {
@@ -96,6 +96,15 @@ impl State {
     pub fn last_prompt(&self) -> String {
         self.prompts.lock().unwrap().last().unwrap().clone()
     }
+}
+
+/// Records an item. Only the latest stay, so that a long run has a bound.
+fn keep<T>(list: &Mutex<Vec<T>>, item: T) {
+    let mut list = list.lock().unwrap();
+    if list.len() == 64 {
+        list.remove(0);
+    }
+    list.push(item);
 }
 
 pub fn capabilities() -> Capabilities {
@@ -350,8 +359,8 @@ impl BatchSession for Session {
             ));
         }
         self.state.added.fetch_add(1, Ordering::SeqCst);
-        self.state.options.lock().unwrap().push(options.clone());
-        self.state.prompts.lock().unwrap().push(text.clone());
+        keep(&self.state.options, options.clone());
+        keep(&self.state.prompts, text.clone());
         let said = match text.rsplit_once("say:") {
             _ if matches!(options.constraints.grammar, Some(Grammar::JsonSchema(_))) => "{\"a\":1}",
             Some((_, rest)) => rest.lines().next().unwrap_or_default(),
@@ -423,6 +432,9 @@ impl Row {
         metrics.prompt_tokens = self.prompt.len();
         metrics.cached_tokens = 2.min(self.prompt.len());
         metrics.generated_tokens = self.tokens;
+        // Two milliseconds a token after the first.
+        let steps = u32::try_from(self.tokens.saturating_sub(1)).unwrap();
+        metrics.decode_time = Duration::from_millis(2) * steps;
         BatchEvent::Done {
             row,
             reason,

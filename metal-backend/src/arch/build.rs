@@ -316,6 +316,9 @@ impl<'a> Builder<'a> {
         outputs: &[i32],
         bias: bool,
     ) -> Result<Vec<Linear>> {
+        if self.weights.leaves_out(prefix) {
+            return Ok(outputs.iter().map(|_| Linear::absent()).collect());
+        }
         let total: i32 = outputs.iter().sum();
         let weight = self.weights.matrix(prefix, total, inputs)?;
         let bias = if bias {

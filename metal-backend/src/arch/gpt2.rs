@@ -133,6 +133,9 @@ fn linear(
     inputs: i32,
     outputs: i32,
 ) -> Result<Linear> {
+    if b.weights.leaves_out(prefix) {
+        return Ok(Linear::absent());
+    }
     let weight = matrix(b, layout, prefix, inputs, outputs)?;
     let bias = b.weights.vector(&format!("{prefix}.bias"), outputs)?;
     let slot = SlotView::new(b.weights.slot(prefix, SlotKind::Matrix, &weight), None);

@@ -94,7 +94,7 @@ impl<M: Mixer> Block<M> {
             && self.mlp_out.is_none()
             && self.residual.is_none()
             && !self.parallel;
-        match &self.mlp {
+        match self.mlp.current() {
             FeedForward::Gated(mlp) if plain => Some(Fused {
                 attention_in: self.mixer_in.as_ref(),
                 attention: self.mixer.as_attention()?,

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
-    Error, ErrorKind, GenerateMetrics, GenerateOptions, ModelInfo, Prepared, Prompt, Result,
-    TokenLogprobs, TopLogprob,
+    Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, ModelInfo, Prepared,
+    Prompt, Result, TokenLogprobs, TopLogprob,
 };
 use mlx_rs_core::{DeviceKind, Stream};
 
@@ -54,6 +54,8 @@ pub struct Engine {
     grammars: Compiler,
     is_part: bool,
     shares_prefixes: bool,
+    feed_forward: FeedForwardPlan,
+    has_dense: bool,
 }
 
 /// What [`Engine::new`] puts together.
@@ -85,6 +87,10 @@ pub struct Parts {
     /// Whether requests go on from what others have computed. The stages of a pipeline do not:
     /// their caches differ in how they can be cut, and all must start at the same token.
     pub shares_prefixes: bool,
+    /// How feed-forward parts are computed.
+    pub feed_forward: FeedForwardPlan,
+    /// Whether all of them as they were trained are in memory.
+    pub has_dense: bool,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -123,6 +129,8 @@ impl Engine {
             metrics: Mutex::new(GenerateMetrics::default()),
             is_part: parts.is_part,
             shares_prefixes: parts.shares_prefixes,
+            feed_forward: parts.feed_forward,
+            has_dense: parts.has_dense,
         }
     }
 
@@ -145,6 +153,16 @@ impl Engine {
     /// Whether it computes on the CPU.
     pub fn is_on_cpu(&self) -> bool {
         self.stream.device().kind() == DeviceKind::Cpu
+    }
+
+    /// How feed-forward parts are computed.
+    pub fn feed_forward(&self) -> &FeedForwardPlan {
+        &self.feed_forward
+    }
+
+    /// Whether all feed-forward parts as they were trained are in memory.
+    pub fn has_dense(&self) -> bool {
+        self.has_dense
     }
 
     /// An error once the model was closed.

@@ -18,6 +18,8 @@ enum Kind {
     Kernel(cpu::Matrix),
     /// By MLX.
     Quantized(ParallelMatrix),
+    /// It was not loaded.
+    Absent,
 }
 
 /// A matrix with a bias `[out]`, or without.
@@ -85,6 +87,18 @@ impl Matrix {
         }))
     }
 
+    /// A matrix that is not loaded, and cannot be multiplied with.
+    #[must_use]
+    pub fn absent() -> Self {
+        Self(Kind::Absent)
+    }
+
+    /// Whether it is loaded.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        !matches!(self.0, Kind::Absent)
+    }
+
     /// `x W^T`, `[.., in] -> [.., out]`. `differentiated` says that the result must have
     /// derivatives.
     ///
@@ -96,6 +110,10 @@ impl Matrix {
             Kind::Kernel(w) if differentiated => w.product_for_gradients(x),
             Kind::Kernel(w) => w.product(x),
             Kind::Quantized(q) => q.product(x),
+            Kind::Absent => {
+                let message = "the matrix was not loaded, as its layer walks (walk_only)";
+                Err(Error::new(ErrorKind::Unsupported, "linear", message))
+            }
         }
     }
 

@@ -11,6 +11,7 @@
 //! | `matrix.rs` | one product, and several with a norm before and an epilogue behind |
 //! | `activation.rs` | which activations are gates of the kernels |
 //! | `experts.rs` | products by index, and the block of a mixture |
+//! | `feature_rows.rs` | features of feed-forward parts by number, from mapped files |
 //! | `parallel.rs` | quantized products of MLX on one stream or two |
 //! | `attention.rs` | which attention layers the kernels have |
 //! | `block.rs` | which whole decoder blocks they have |
@@ -24,6 +25,7 @@ pub mod activation;
 mod attention;
 mod block;
 mod experts;
+mod feature_rows;
 mod matrix;
 mod parallel;
 pub mod recurrence;
@@ -34,6 +36,7 @@ pub use activation::Activation;
 pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, Rotation, TokenRange};
 pub use block::{Block, BlockSpec, KvSlot};
 pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
+pub use feature_rows::{FeatureParts, FeatureRows, copies_features};
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, project};
 pub use parallel::ParallelMatrix;
 pub use weight::{

@@ -113,8 +113,9 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     let hidden = engine.info().hidden_size;
     engine.scope(|| {
         let part_of = |linear: &Linear| -> Result<(Matrix, Option<Vec<f32>>)> {
-            let (matrix, bias) = linear.part().ok_or_else(|| {
-                refused("it has an adapter; take that off, or put it into the weights")
+            let (matrix, bias) = linear.part().ok_or_else(|| match linear.is_loaded() {
+                true => refused("it has an adapter; take that off, or put it into the weights"),
+                false => refused("it is not loaded, as the layer walks (walk_only)"),
             })?;
             let bias = bias.map(Array::to_f32_vec).transpose();
             Ok((matrix.clone(), bias.map_err(engine_error("weights"))?))

@@ -2,6 +2,7 @@
 //! each tensor with the shape it expects. A tensor that no one asked for is an error.
 
 mod experts;
+mod features;
 mod from_gguf;
 mod from_safetensors;
 mod gguf_packed;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use inference::{Error, Result};
-use inference_formats::footprint::WeightStorage;
+use inference_formats::footprint::{WeightStorage, feed_forward_layer};
 use mlx_rs_core::{Array, Dtype};
 
 use crate::checkpoint::files::{invalid, wrong_tensor};
@@ -27,6 +28,7 @@ use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
 pub use experts::ExpertNames;
+pub use features::Features;
 pub use part::Member;
 pub use stage::OwnStage;
 
@@ -58,6 +60,8 @@ pub struct Weights {
     member: Option<Member>,
     /// The layers that are read, where others have the rest.
     stage: Option<OwnStage>,
+    /// Layers whose feed-forward parts are not read.
+    unread: BTreeSet<usize>,
 }
 
 impl Weights {
@@ -108,6 +112,7 @@ impl Weights {
             slots: Vec::new(),
             member: None,
             stage: None,
+            unread: BTreeSet::new(),
         }
     }
 
@@ -206,6 +211,26 @@ impl Weights {
         };
         self.unused
             .retain(|name| !below(name, prefix) && stored.as_ref() != Some(name));
+    }
+
+    /// Does not read the feed-forward parts of these layers: what is asked for is absent.
+    pub fn leave_out_feed_forward(&mut self, layers: &BTreeSet<usize>) {
+        let source = &self.source;
+        self.unused.retain(|stored| {
+            let usual = match source {
+                Source::Gguf(_, names) => names.usual(stored),
+                Source::Safetensors(..) => None,
+            };
+            let layer = feed_forward_layer(usual.as_deref().unwrap_or(stored));
+            layer.is_none_or(|layer| !layers.contains(&layer))
+        });
+        self.unread.clone_from(layers);
+    }
+
+    /// Whether what is below this name is not read.
+    pub fn leaves_out(&self, prefix: &str) -> bool {
+        let layer = feed_forward_layer(&format!("{prefix}.weight"));
+        layer.is_some_and(|layer| self.unread.contains(&layer))
     }
 
     /// Checks that every tensor was used.
@@ -340,6 +365,9 @@ impl Weights {
         outputs: i32,
         bias: bool,
     ) -> Result<Linear> {
+        if self.leaves_out(prefix) {
+            return Ok(Linear::absent());
+        }
         let weight = self.matrix(prefix, outputs, inputs)?;
         let bias = if bias {
             Some(self.vector(&format!("{prefix}.bias"), outputs)?)

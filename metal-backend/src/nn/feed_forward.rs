@@ -1,6 +1,7 @@
 //! The feed-forward part of a decoder block, of any kind; and other ways to compute it than with all
 //! of its features: strategies behind one trait. `arch/routes.rs` gives blocks theirs.
 
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -9,6 +10,25 @@ use mlx_rs_core::{Array, Error, ErrorKind, Result, where_};
 use super::mlp::{GatedMlp, Mlp, ScaledMlp};
 use super::moe::Mixture;
 use super::norm::{Norm, through};
+
+thread_local! {
+    /// Whether this thread computes all parts as they were trained.
+    static AS_TRAINED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` with all parts on this thread computed as they were trained, whatever strategy they
+/// have. What `f` builds keeps that when it is evaluated.
+pub fn as_trained<R>(f: impl FnOnce() -> R) -> R {
+    /// Also after a panic.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            AS_TRAINED.set(self.0);
+        }
+    }
+    let _before = Before(AS_TRAINED.replace(true));
+    f()
+}
 
 /// The part after the attention in a decoder block.
 #[derive(Debug, Clone)]
@@ -36,9 +56,17 @@ impl FeedForward {
         }
     }
 
+    /// The part that this thread computes: the trained one within [`as_trained`].
+    pub fn current(&self) -> &Self {
+        match AS_TRAINED.get() {
+            true => self.trained(),
+            false => self,
+        }
+    }
+
     /// The factor on the residual stream that stands for the whole block, where there is one.
     pub fn gain(&self) -> Option<f32> {
-        match self {
+        match self.current() {
             Self::Routed(routed) => match routed.mode {
                 LayerMode::Gain(gain) => Some(gain),
                 LayerMode::Compute(_) | LayerMode::AttentionOnly => None,
@@ -49,7 +77,8 @@ impl FeedForward {
 
     /// Whether the block ends after its mixer although it has a feed-forward part.
     pub fn is_left_out(&self) -> bool {
-        matches!(self, Self::Routed(routed) if matches!(routed.mode, LayerMode::AttentionOnly))
+        let left_out = |routed: &Routed| matches!(routed.mode, LayerMode::AttentionOnly);
+        matches!(self.current(), Self::Routed(routed) if left_out(routed))
     }
 
     /// `forward(norm(x)) + add`, where there are a norm and something to add:
@@ -63,7 +92,7 @@ impl FeedForward {
         x: &Array,
         add: Option<&Array>,
     ) -> Result<Array> {
-        let y = match self {
+        let y = match self.current() {
             Self::Gated(mlp) => return mlp.forward_from(norm, x, add),
             Self::Scaled(mlp) => mlp.forward(&through(norm, x)?)?,
             Self::Plain(mlp) => mlp.forward(&through(norm, x)?)?,

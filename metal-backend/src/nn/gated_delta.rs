@@ -14,7 +14,7 @@ use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;
 use super::norm::{Norm, through};
-use super::recurrence::{over_rows, part};
+use super::recurrence::{heads_first, over_rows, part};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
@@ -109,24 +109,13 @@ impl GatedDeltaShape {
     /// The rule over `[R, L, ..]` with write strengths `b`, by MLX's operations. Returns
     /// `[R, L, H, DV]`.
     fn scan(&self, of: &MemoryInputs<'_>, b: &Array, memory: &Array) -> Result<(Array, Array)> {
-        let [rows, length] = [of.f.dim(0)?, of.f.dim(1)?];
-        // [R, L, H*D] -> [R, H, L, D]
-        let heads = |a: &Array, heads: i32, dim: i32| {
-            a.reshape(&[rows, length, heads, dim])?
-                .transpose_axes(&[0, 2, 1, 3])
-        };
-        let keys = |a: &Array| -> Result<Array> {
-            let all = heads(a, self.k_heads, self.k_dim)?;
-            match self.v_heads / self.k_heads {
-                1 => Ok(all),
-                repeats => all.repeat(repeats, 1),
-            }
-        };
+        let repeats = self.v_heads / self.k_heads;
+        let keys = |a: &Array| heads_first(a, [self.k_heads, self.k_dim], repeats);
         let scale = Array::scalar(self.memory().scale)?;
         let inputs = Inputs {
             q: keys(of.q)?.multiply(&scale)?,
             k: keys(of.k)?,
-            v: heads(of.v, self.v_heads, self.v_dim)?,
+            v: heads_first(of.v, [self.v_heads, self.v_dim], 1)?,
             // [R, L, H] -> [R, H, L]
             f: of.f.swap_axes(1, 2)?,
             b: b.swap_axes(1, 2)?,

@@ -35,6 +35,23 @@ impl Linear {
         })
     }
 
+    /// A layer that is not loaded, since others compute what it would.
+    #[must_use]
+    pub fn absent() -> Self {
+        Self {
+            matrix: Matrix::absent(),
+            bias: None,
+            slot: None,
+            bias_slot: None,
+            summed_over: None,
+        }
+    }
+
+    /// Whether it is loaded.
+    pub fn is_loaded(&self) -> bool {
+        self.matrix.is_loaded()
+    }
+
     /// The same layer at a slot that can be adapted.
     #[must_use]
     pub fn at(mut self, slot: SlotView) -> Self {
@@ -57,14 +74,15 @@ impl Linear {
     }
 
     /// Whether something else than the layer's own numbers stands at one of its places.
-    fn is_adapted(&self) -> bool {
+    pub fn is_adapted(&self) -> bool {
         let slots = [&self.slot, &self.bias_slot];
         slots.into_iter().flatten().any(SlotView::is_adapted)
     }
 
-    /// Its matrix and bias; `None` where something is adapted, or it has a part of the inputs.
+    /// Its matrix and bias; `None` where something is adapted, it has a part of the inputs, or it is
+    /// not loaded.
     pub fn part(&self) -> Option<Part<'_>> {
-        (!self.is_adapted() && self.summed_over.is_none())
+        (self.is_loaded() && !self.is_adapted() && self.summed_over.is_none())
             .then_some((&self.matrix, self.bias.as_ref()))
     }
 

@@ -14,7 +14,7 @@ use super::hooks::Watch;
 use super::linear::Linear;
 use super::mixer::Mixer;
 use super::norm::Norm;
-use super::recurrence::{over_rows, part};
+use super::recurrence::{heads_first, over_rows, part};
 use super::ssd::{Inputs, scan};
 use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
@@ -150,23 +150,12 @@ impl Mamba2Shape {
 
     /// The recurrence over `[R, L, ..]`, by MLX's operations. Returns `[R, L, H, D]`.
     fn scan(&self, of: &MemoryInputs<'_>, memory: &Array) -> Result<(Array, Array)> {
-        let [rows, length] = [of.f.dim(0)?, of.f.dim(1)?];
-        // [R, L, H*D] -> [R, H, L, D]
-        let heads = |a: &Array, heads: i32, dim: i32| {
-            a.reshape(&[rows, length, heads, dim])?
-                .transpose_axes(&[0, 2, 1, 3])
-        };
-        let shared = |a: &Array| -> Result<Array> {
-            let all = heads(a, self.groups, self.state)?;
-            match self.heads / self.groups {
-                1 => Ok(all),
-                repeats => all.repeat(repeats, 1),
-            }
-        };
+        let repeats = self.heads / self.groups;
+        let shared = |a: &Array| heads_first(a, [self.groups, self.state], repeats);
         let inputs = Inputs {
             q: shared(of.q)?,
             k: shared(of.k)?,
-            v: heads(of.v, self.heads, self.dim)?,
+            v: heads_first(of.v, [self.heads, self.dim], 1)?,
             // [R, L, H] -> [R, H, L]
             f: of.f.swap_axes(1, 2)?,
         };

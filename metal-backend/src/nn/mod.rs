@@ -29,6 +29,7 @@ pub mod rope;
 pub mod short_conv;
 pub mod slstm;
 pub mod ssd;
+pub mod walk;
 
 pub use crate::exec::{Activation, ParallelMatrix, Weight, activation};
 pub use attention::{Attention, HeadNorms};

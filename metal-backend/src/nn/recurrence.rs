@@ -37,6 +37,20 @@ impl Span {
     }
 }
 
+/// `[R, L, H*D]` as `[R, H * repeats, L, D]`: each head `repeats` times in a row.
+///
+/// # Errors
+/// When the last axis has another length.
+pub fn heads_first(packed: &Array, [heads, dim]: [i32; 2], repeats: i32) -> Result<Array> {
+    let [rows, length] = [packed.dim(0)?, packed.dim(1)?];
+    let apart = packed.reshape(&[rows, length, heads, dim])?;
+    let all = apart.transpose_axes(&[0, 2, 1, 3])?;
+    match repeats {
+        1 => Ok(all),
+        repeats => all.repeat(repeats, 1),
+    }
+}
+
 /// Runs `scan` over the positions of all rows and stores the states that it returns.
 ///
 /// `scan` gets positions and the state before them, `[rows, ..]` each, and returns its outputs

@@ -8,6 +8,7 @@ pub(crate) mod amx_qgemm;
 pub(crate) mod dense;
 pub(crate) mod expert_block;
 pub(crate) mod experts;
+pub(crate) mod feature_walk;
 pub(crate) mod few_rows;
 pub(crate) mod gather_rows;
 #[cfg(target_arch = "x86_64")]

@@ -53,6 +53,21 @@ pub(crate) fn dot(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
     }
 }
 
+/// `y += weights[0] * rows[0] + ...`, where rows are as long as `y` or longer.
+pub(crate) fn add_scaled<const N: usize>(
+    isa: Isa,
+    y: &mut [f32],
+    rows: [&[f32]; N],
+    weights: [f32; N],
+) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: these are made by `detect` only, where the processor has avx2.
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::add_scaled(y, rows, weights) },
+        _ => portable::vmath::add_scaled(y, rows, weights),
+    }
+}
+
 /// `gates = gate(gates) * ups`.
 pub(crate) fn gate_mul(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     match isa {

@@ -14,6 +14,7 @@
 mod attention;
 mod decoder_block;
 mod experts;
+mod feature_walk;
 mod host_op;
 mod kv_arena;
 mod kv_buffer;
@@ -32,6 +33,7 @@ mod vjp;
 pub use attention::{HeadNorm, Heads, KvView};
 pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
+pub use feature_walk::{FeatureMatrix, FeatureWalk};
 pub use kv_buffer::KvBuffer;
 pub use logits::{LogProbabilities, TopK, draw, log_probabilities, top_k};
 pub use matrix::{DenseMatrix, Matrix};

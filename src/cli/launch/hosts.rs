@@ -1,12 +1,13 @@
 //! Which machines take part, and the addresses that they reach each other by: `--hosts`, or a file
 //! in the format of `mlx.launch`.
 
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::path::Path;
 
 use serde::Deserialize;
 
 use crate::cli::failure::Failure;
+use crate::cli::ports::free_ports;
 
 /// The first port of `mlx.launch`.
 pub const STARTING_PORT: u16 = 32323;
@@ -204,18 +205,6 @@ fn host(name: &str, ips: Vec<String>) -> Result<Host, String> {
 
 fn is_this_machine(name: &str) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
-/// Ports of this machine that no one listens at. All are held until the last is known.
-fn free_ports(count: usize) -> Result<Vec<u16>, String> {
-    let held: Vec<TcpListener> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0"))
-        .collect::<Result<_, _>>()
-        .map_err(|e| format!("no free port: {e}"))?;
-    held.iter()
-        .map(|l| l.local_addr().map(|a| a.port()))
-        .collect::<Result<_, _>>()
-        .map_err(|e| format!("no free port: {e}"))
 }
 
 #[cfg(test)]

@@ -117,15 +117,25 @@ impl Processes {
         }
     }
 
-    /// The one that failed: rather one that was ended from outside than one that says it lost
-    /// another.
+    /// The one that failed: rather one that was ended from outside or refused its options than one
+    /// that says it lost another, which is exit code 1.
     fn failed(&self) -> Option<(&Process, ExitStatus)> {
-        let failed = |p: &'_ Process| p.ended.filter(|status| !status.success());
-        let all = || self.0.iter().filter_map(|p| Some((p, failed(p)?)));
-        all()
-            .find(|(_, status)| status.signal().is_some())
-            .or_else(|| all().next())
+        let ended = self.0.iter().filter_map(|p| Some((p, p.ended?)));
+        telling(ended)
     }
+}
+
+/// The end that tells most of a failure: one with an exit code other than 0 and 1 or with a
+/// signal, else the first with exit code 1.
+fn telling<T>(ended: impl Iterator<Item = (T, ExitStatus)>) -> Option<(T, ExitStatus)> {
+    let mut first = None;
+    for (process, status) in ended.filter(|(_, status)| !status.success()) {
+        if status.code() != Some(1) {
+            return Some((process, status));
+        }
+        first = first.or(Some((process, status)));
+    }
+    first
 }
 
 impl Drop for Processes {
@@ -338,5 +348,26 @@ fn lines(from: impl Read, rank: usize) {
             text.trim_end_matches(['\n', '\r'])
         );
         line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    /// The status that `wait` gives for an exit code.
+    fn exit(code: i32) -> ExitStatus {
+        ExitStatus::from_raw(code << 8)
+    }
+
+    #[test]
+    fn a_rank_that_refuses_its_options_comes_before_one_that_lost_it() {
+        let told = |all: &[ExitStatus]| telling(all.iter().copied().enumerate()).map(|(i, _)| i);
+        assert_eq!(told(&[exit(1), exit(2)]), Some(1));
+        assert_eq!(told(&[exit(1), exit(0), ExitStatus::from_raw(9)]), Some(2));
+        assert_eq!(told(&[exit(0), exit(1), exit(1)]), Some(1));
+        assert_eq!(told(&[exit(0), exit(0)]), None);
     }
 }

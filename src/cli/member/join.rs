@@ -298,14 +298,11 @@ impl Joining<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::ports::free_ports;
 
     fn addresses(n: usize) -> Vec<String> {
-        let held: Vec<_> = (0..n)
-            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-            .collect();
-        held.iter()
-            .map(|l| l.local_addr().unwrap().to_string())
-            .collect()
+        let ports = free_ports(n).unwrap();
+        ports.iter().map(|p| format!("127.0.0.1:{p}")).collect()
     }
 
     /// Joins the members of `ranks`; what each of them got.

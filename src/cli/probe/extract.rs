@@ -1,13 +1,11 @@
 //! `mlx probe extract`: the hidden states of many texts as one `.npy` file.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use inference::{AttentionInspector, CancelToken, GenerateOptions, Interrupt, Prompt, TokenModel};
 use inference_probe::activations::{Metadata, Writer, metadata_path};
 use inference_probe::behavior::{Correctness, correctness};
 use inference_probe::stimuli::{Stimuli, Stimulus};
-use sha2::{Digest, Sha256};
 
 use super::super::console::Console;
 use super::super::failure::Failure;
@@ -203,37 +201,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// SHA-256 of the name, the size and the first MiB of each of the model's files. A whole hash would
-/// take longer than the states.
+/// What tells the model from others.
 pub fn identity(model: &Path) -> Result<String, Failure> {
-    let mut files = vec![model.to_owned()];
-    if model.is_dir() {
-        files = std::fs::read_dir(model)
-            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
-            .map_err(|e| Failure::failed(format!("{}: {e}", model.display())))?;
-        files.retain(|file| {
-            let kind = file.extension().and_then(|e| e.to_str());
-            matches!(kind, Some("safetensors" | "gguf" | "json"))
-        });
-        files.sort();
-    }
-    let mut hash = Sha256::new();
-    for file in files {
-        let head = || -> std::io::Result<(u64, Vec<u8>)> {
-            let opened = std::fs::File::open(&file)?;
-            let size = opened.metadata()?.len();
-            let mut head = Vec::new();
-            opened.take(1 << 20).read_to_end(&mut head)?;
-            Ok((size, head))
-        };
-        let (size, head) =
-            head().map_err(|e| Failure::failed(format!("{}: {e}", file.display())))?;
-        hash.update(file.file_name().unwrap_or_default().as_encoded_bytes());
-        hash.update([0]);
-        hash.update(size.to_le_bytes());
-        hash.update(head);
-    }
-    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    inference_probe::files::identity(model).map_err(failed)
 }
 
 /// Whether the model goes on as each stimulus expects; `None` for those that expect nothing.

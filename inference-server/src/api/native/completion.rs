@@ -189,8 +189,7 @@ impl Sampling {
         }
         o.stop.ignore_eos = self.ignore_eos.unwrap_or(false);
         if let Some(bias) = &self.logit_bias {
-            (o.constraints.logit_bias, o.constraints.banned_tokens) =
-                logit_bias(app, bias, model.info().vocab_size)?;
+            (o.constraints.logit_bias, o.constraints.banned_tokens) = logit_bias(app, bias, model)?;
         }
         if let Some(n) = self.n_probs.filter(|n| *n > 0) {
             let most = app.limits.top_logprobs;
@@ -217,43 +216,69 @@ impl Sampling {
 type Biases = (BTreeMap<u32, f32>, Vec<u32>);
 
 /// Biases by token, and tokens that must not come (a bias of `false`).
-fn logit_bias(app: &App, bias: &Value, vocabulary: usize) -> Result<Biases, ApiError> {
+fn logit_bias(app: &App, bias: &Value, model: &ServedModel) -> Result<Biases, ApiError> {
     let param = "logit_bias";
+    let (vocabulary, most) = (model.info().vocab_size, app.limits.logit_bias);
     let bad = || {
         let message = format!(
-            "logit_bias must be pairs of a token below {vocabulary} and a number or false, or an object of \
-             them"
+            "logit_bias must be pairs of a token below {vocabulary} or a text, and a number or false, or an \
+             object of them"
         );
         ApiError::field(param, message)
     };
-    let pairs: Vec<(Option<u64>, &Value)> = match bias {
+    let pairs: Vec<(Named<'_>, &Value)> = match bias {
         Value::Null => Vec::new(),
-        Value::Object(all) => all.iter().map(|(id, v)| (id.parse().ok(), v)).collect(),
-        Value::Array(all) => all
-            .iter()
-            .map(|pair| match pair.as_array().map(Vec::as_slice) {
-                Some([id, value]) => (id.as_u64(), value),
-                _ => (None, pair),
-            })
-            .collect(),
+        Value::Object(all) => {
+            at_most(param, all.len(), most)?;
+            all.iter()
+                .map(|(key, v)| (key.parse().map_or(Named::Text(key), Named::Id), v))
+                .collect()
+        }
+        Value::Array(all) => {
+            at_most(param, all.len(), most)?;
+            let pairs: Option<Vec<_>> = all.iter().map(pair).collect();
+            pairs.ok_or_else(bad)?
+        }
         _ => return Err(bad()),
     };
-    at_most(param, pairs.len(), app.limits.logit_bias)?;
     let (mut biases, mut banned) = Biases::default();
-    for (id, value) in pairs {
-        let id = id.and_then(|id| u32::try_from(id).ok());
-        let id = id
-            .filter(|id| (*id as usize) < vocabulary)
-            .ok_or_else(bad)?;
+    for (name, value) in pairs {
+        let ids = match name {
+            Named::Id(id) => {
+                let id = u32::try_from(id).ok();
+                let id = id.filter(|id| (*id as usize) < vocabulary);
+                vec![id.ok_or_else(bad)?]
+            }
+            Named::Text(text) if text.len() > app.limits.stop_bytes => return Err(bad()),
+            Named::Text(text) => {
+                let ids = model.tokens()?.encode(text, false);
+                ids.map_err(|e| ApiError::of_engine(&e).with_param(param))?
+            }
+        };
+        at_most(param, biases.len() + banned.len() + ids.len(), most)?;
         if value == &Value::Bool(false) {
-            banned.push(id);
+            banned.extend(ids);
             continue;
         }
         let value = value.as_f64().ok_or_else(bad)? as f32;
         within(param, value, -100.0, 100.0)?;
-        biases.insert(id, value);
+        biases.extend(ids.into_iter().map(|id| (id, value)));
     }
     Ok((biases, banned))
+}
+
+/// What a bias is for: a token, or all tokens of a text.
+enum Named<'a> {
+    Id(u64),
+    Text(&'a str),
+}
+
+fn pair(pair: &Value) -> Option<(Named<'_>, &Value)> {
+    match pair.as_array()?.as_slice() {
+        [Value::String(text), value] => Some((Named::Text(text), value)),
+        [id, value] => Some((Named::Id(id.as_u64()?), value)),
+        _ => None,
+    }
 }
 
 /// Continues texts, with llama.cpp's parameters.
@@ -420,6 +445,8 @@ impl Head {
 fn timings(end: &End) -> Value {
     let m = &end.metrics;
     let computed = m.prompt_tokens.saturating_sub(m.cached_tokens);
+    // The first token comes of the prompt; decode time begins with it.
+    let decoded = m.generated_tokens.saturating_sub(1);
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let each = |time: Duration, n: usize| match n {
         0 => 0.0,
@@ -437,8 +464,8 @@ fn timings(end: &End) -> Value {
         "prompt_per_second": rate(m.prefill_time, computed),
         "predicted_n": m.generated_tokens,
         "predicted_ms": milliseconds(m.decode_time),
-        "predicted_per_token_ms": each(m.decode_time, m.generated_tokens),
-        "predicted_per_second": rate(m.decode_time, m.generated_tokens),
+        "predicted_per_token_ms": each(m.decode_time, decoded),
+        "predicted_per_second": rate(m.decode_time, decoded),
     })
 }
 

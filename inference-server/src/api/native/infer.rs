@@ -3,15 +3,19 @@
 use std::time::Instant;
 
 use axum::extract::State;
-use inference::{GenerateOptions, Prompt};
+use axum::http::StatusCode;
+use inference::{CancelToken, GenerateOptions, Interrupt, Prompt, TopLogprob};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
+use crate::api::openai::embeddings::Leaves;
 use crate::api::run::{self, Reply};
 use crate::api::{Json, prepare};
 use crate::app::App;
+use crate::engine::{LogitsJob, Places};
 use crate::error::ApiError;
+use crate::models::Lease;
 
 /// A text whose next token is asked for.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -23,30 +27,63 @@ pub(crate) struct InferRequest {
     prompt: String,
     /// How many predictions, 5 by default.
     top: Option<usize>,
-    /// Only `dense`, the model's own forward pass.
+    /// `dense`, the model's own forward pass; `walk`, with features from a vindex; `compare`, both.
+    /// By default `walk` where the model walks, else `dense`.
     mode: Option<String>,
+}
+
+/// What `mode` asks for.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Walk,
+    Dense,
+    Compare,
+}
+
+impl Mode {
+    fn of(name: Option<&str>, model: &Lease) -> Result<Self, ApiError> {
+        let routed = model.model().as_routed();
+        let walks = routed.is_some_and(|routed| routed.feed_forward_plan().walks());
+        let refused = |message: String| Err(ApiError::unsupported("mode", message));
+        let mode = match name {
+            None if walks => Self::Walk,
+            None | Some("dense") => Self::Dense,
+            Some("walk") => Self::Walk,
+            Some("compare") => Self::Compare,
+            Some(other) => {
+                let shown: String = other.chars().take(40).collect();
+                return refused(format!(
+                    "the mode {shown:?} is not one of \"walk\", \"dense\" and \"compare\""
+                ));
+            }
+        };
+        if mode != Self::Dense && !walks {
+            return refused(String::from(
+                "no layer of this model walks; start the server with --ffn walk:K and --vindex DIR, \
+                 or use \"dense\"",
+            ));
+        }
+        if mode != Self::Walk && routed.is_some_and(|routed| !routed.has_dense()) {
+            let message = "the model was loaded without its dense feed-forward parts (--walk-only)";
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            let error = ApiError::new(status, "server_error", message).with_code("no_weights");
+            return Err(error.with_param("mode"));
+        }
+        Ok(mode)
+    }
 }
 
 /// The most probable next tokens of a text, with their probabilities.
 #[utoipa::path(post, path = "/v1/infer", request_body = InferRequest, responses(
-    (status = 200, description = "`predictions`", body = Object),
+    (status = 200, description = "`predictions`, or `walk` and `dense`", body = Object),
     (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 503, description = "the model lacks the weights for it", body = Object),
     (status = 504, description = "it took too long", body = Object)))]
 pub(crate) async fn infer(
     State(app): State<App>,
     Json(request): Json<InferRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let arrived = Instant::now();
-    match request.mode.as_deref() {
-        None | Some("dense") => {}
-        Some(mode) => {
-            let shown: String = mode.chars().take(40).collect();
-            return Err(ApiError::unsupported(
-                "mode",
-                format!("the mode {shown:?} is not supported; use \"dense\""),
-            ));
-        }
-    }
     let (top, most) = (request.top.unwrap_or(5), app.limits.top_logprobs);
     if top == 0 || top > most {
         let message = format!("top is {top}; it must lie between 1 and {most}");
@@ -56,32 +93,152 @@ pub(crate) async fn infer(
         return Err(ApiError::field("prompt", "the prompt is empty"));
     }
     let model = &app.models.get(request.model.as_deref(), None).await?;
-    let mut options = GenerateOptions::new().with_max_tokens(1);
-    options.output.logprobs = crate::api::openai::chat::with_logprobs(model, Some(top))?;
-    // A text may end here, too: then the end is the token.
-    options.stop.ignore_eos = true;
-    let options = prepare::finish_options(&app, options, arrived)?;
-    let places = prepare::reserve(&app, 1)?;
-    let prompts = vec![Prompt::from(request.prompt.as_str())];
-    let (place, mut all) = prepare::raw(&app, model, places, "prompt", prompts).await?;
-    let prepared = all.pop().ok_or_else(ApiError::internal)?;
-    let reply = Reply::start(&app, model, place, &prepared, options, arrived);
-    let whole = run::whole(reply).await?;
-    let logprobs = whole.tokens.first().and_then(|t| t.logprobs.as_ref());
-    let logprobs = logprobs.ok_or_else(ApiError::internal)?;
-    let predictions: Vec<Value> = logprobs
-        .top
-        .iter()
-        .map(|t| {
-            let probability = (f64::from(t.logprob).exp() * 1e4).round() / 1e4;
-            json!({"token": t.text, "probability": probability})
-        })
-        .collect();
-    let milliseconds = arrived.elapsed().as_secs_f64() * 1e3;
-    Ok(axum::Json(json!({
-        "prompt": request.prompt,
-        "predictions": predictions,
-        "mode": "dense",
-        "latency_ms": (milliseconds * 10.0).round() / 10.0,
-    })))
+    let mode = Mode::of(request.mode.as_deref(), model)?;
+    let asked = Asked {
+        app: &app,
+        model,
+        prompt: &request.prompt,
+        top,
+        arrived,
+    };
+    let mut reply = json!({"prompt": request.prompt});
+    let mut put = |name: &str, value: Value| reply[name] = value;
+    match mode {
+        Mode::Compare => {
+            for (name, dense) in [("walk", false), ("dense", true)] {
+                let started = Instant::now();
+                put(name, asked.routed(dense).await?);
+                put(&format!("{name}_ms"), milliseconds(started).into());
+            }
+        }
+        Mode::Walk => {
+            put("predictions", asked.routed(false).await?);
+            put("mode", "walk".into());
+        }
+        Mode::Dense => {
+            let predictions = match model.model().as_routed() {
+                Some(_) => asked.routed(true).await?,
+                None => asked.plain().await?,
+            };
+            put("predictions", predictions);
+            put("mode", "dense".into());
+        }
+    }
+    put("latency_ms", milliseconds(arrived).into());
+    Ok(axum::Json(reply))
+}
+
+/// Since then, with one decimal.
+fn milliseconds(since: Instant) -> f64 {
+    (since.elapsed().as_secs_f64() * 1e4).round() / 10.0
+}
+
+fn prediction(token: &str, probability: f64) -> Value {
+    json!({"token": token, "probability": (probability * 1e4).round() / 1e4})
+}
+
+/// A request that was checked.
+struct Asked<'a> {
+    app: &'a App,
+    model: &'a Lease,
+    prompt: &'a str,
+    top: usize,
+    arrived: Instant,
+}
+
+impl Asked<'_> {
+    /// The ids of the prompt, and a place for the request.
+    async fn prepared(&self) -> Result<(Places, prepare::Prepared), ApiError> {
+        let places = prepare::reserve(self.app, 1)?;
+        let prompts = vec![Prompt::from(self.prompt)];
+        let (place, mut all) =
+            prepare::raw(self.app, self.model, places, "prompt", prompts).await?;
+        Ok((place, all.pop().ok_or_else(ApiError::internal)?))
+    }
+
+    /// By the only forward pass that the model has, together with other requests.
+    async fn plain(&self) -> Result<Value, ApiError> {
+        let mut options = GenerateOptions::new().with_max_tokens(1);
+        let logprobs = crate::api::openai::chat::with_logprobs(self.model, Some(self.top))?;
+        options.output.logprobs = logprobs;
+        // A text may end here, too: then the end is the token.
+        options.stop.ignore_eos = true;
+        let options = prepare::finish_options(self.app, options, self.arrived)?;
+        let (place, prepared) = self.prepared().await?;
+        let reply = Reply::start(
+            self.app,
+            self.model,
+            place,
+            &prepared,
+            options,
+            self.arrived,
+        );
+        let whole = run::whole(reply).await?;
+        let logprobs = whole.tokens.first().and_then(|t| t.logprobs.as_ref());
+        let top = &logprobs.ok_or_else(ApiError::internal)?.top;
+        let one = |t: &TopLogprob| prediction(&t.text, f64::from(t.logprob).exp());
+        Ok(top.iter().map(one).collect())
+    }
+
+    /// By the plan, or as the model was trained.
+    async fn routed(&self, dense: bool) -> Result<Value, ApiError> {
+        let (place, prepared) = self.prepared().await?;
+        // A client that leaves drops this future, and with it the guard.
+        let cancel = CancelToken::new();
+        let _leaves = Leaves(cancel.clone());
+        let job = LogitsJob {
+            model: self.model.clone(),
+            prompt: prepared.ids,
+            dense,
+            interrupt: Interrupt::new()
+                .with_cancel(cancel)
+                .with_deadline(self.arrived + self.app.limits.request_timeout),
+            _place: place,
+        };
+        let logits = self.app.engine.logits(job).await;
+        let logits = logits
+            .map_err(|_| ApiError::internal())?
+            .map_err(|e| ApiError::of_engine(&e))?;
+        let tokens = self.model.tokens()?;
+        let named = |(id, p): (u32, f64)| {
+            let text = tokens.decode(&[id]).unwrap_or_default();
+            prediction(&text, p)
+        };
+        Ok(most_probable(&logits, self.top)
+            .into_iter()
+            .map(named)
+            .collect())
+    }
+}
+
+/// The most probable tokens, of equals the first, with their probabilities.
+fn most_probable(logits: &[f32], top: usize) -> Vec<(u32, f64)> {
+    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let power = |x: f32| f64::from(x - greatest).exp();
+    let sum: f64 = logits.iter().map(|x| power(*x)).sum();
+    let mut order: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    order.truncate(top);
+    order
+        .into_iter()
+        .map(|(id, x)| (id, power(x) / sum))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_probable_come_first_with_their_share() {
+        let logits = [0.0, 2.0f32.ln(), 0.0, f32::NEG_INFINITY];
+        let found = most_probable(&logits, 3);
+        let ids: Vec<u32> = found.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, [1, 0, 2]);
+        for ((_, p), wanted) in found.iter().zip([0.5, 0.25, 0.25]) {
+            assert!((p - wanted).abs() < 1e-6, "{p}");
+        }
+        assert_eq!(most_probable(&logits, 9).len(), 4);
+        assert_eq!(most_probable(&logits, 9)[3], (3, 0.0));
+    }
 }

@@ -48,6 +48,18 @@ pub(crate) async fn slots(State(app): State<App>, uri: Uri) -> Result<axum::Json
             message,
         ));
     }
-    let slot = |id| json!({"id": id, "is_processing": id < running, "speculative": false});
+    let first = app.models.look(None).await?;
+    let context = first
+        .loaded
+        .as_deref()
+        .and_then(crate::models::ServedModel::context);
+    let slot = |id| {
+        json!({
+            "id": id,
+            "n_ctx": context,
+            "is_processing": id < running,
+            "speculative": false,
+        })
+    };
     Ok(axum::Json((0..most).map(slot).collect()))
 }

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use crate::api::openai::embeddings::vectors;
 use crate::api::openai::types::Prompts;
-use crate::api::{Json, prepare};
+use crate::api::{Json, at_most, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Lease;
@@ -159,6 +159,8 @@ pub(crate) async fn detokenize(
     Json(request): Json<DetokenizeRequest>,
 ) -> Result<axum::Json<Content>, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
+    // A token spells some bytes, so the text is bounded about as a prompt is.
+    at_most("tokens", request.tokens.len(), app.limits.prompt_bytes / 8)?;
     let most = model.info().vocab_size;
     if let Some(id) = request.tokens.iter().find(|id| **id as usize >= most) {
         let message = format!("the token {id} is not in the vocabulary of {most}");
@@ -240,13 +242,22 @@ pub(crate) struct EmbeddingRequest {
 pub(crate) async fn embedding(
     State(app): State<App>,
     Json(request): Json<EmbeddingRequest>,
-) -> Result<axum::Json<Value>, ApiError> {
+) -> Result<axum::Json<Vec<Vectors>>, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let prompts: Vec<Prompt> = request.content.list();
     let (vectors, _) = vectors(&app, model, prompts).await?;
-    // One vector of a text: a list of lists, since other poolings have one for each token.
-    let item = |(i, vector): (usize, Vec<f32>)| json!({"index": i, "embedding": [vector]});
+    let item = |(index, vector): (usize, Vec<f32>)| Vectors {
+        index,
+        embedding: [vector],
+    };
     Ok(axum::Json(
         vectors.into_iter().enumerate().map(item).collect(),
     ))
+}
+
+/// One vector of a text: a list of lists, since other poolings have one for each token.
+#[derive(Serialize)]
+pub(crate) struct Vectors {
+    index: usize,
+    embedding: [Vec<f32>; 1],
 }

@@ -18,6 +18,9 @@ use crate::error::ApiError;
 use crate::models::ServedModel;
 use crate::reply::Delta;
 
+/// What the same seed needs for the same reply, besides the model: this version.
+pub(crate) const FINGERPRINT: &str = concat!("inference-server-", env!("CARGO_PKG_VERSION"));
+
 pub(crate) fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |d| d.as_secs())
@@ -111,6 +114,7 @@ pub(crate) async fn create(
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
+        "system_fingerprint": FINGERPRINT,
         "choices": choices,
         "usage": usage.json(),
     });
@@ -281,11 +285,19 @@ fn grammar(
     request: &ChatRequest,
 ) -> Result<Option<Grammar>, ApiError> {
     let param = "response_format";
+    if let Some(schema) = request.json_schema.as_ref().filter(|s| !s.is_null()) {
+        if request.response_format.is_some() {
+            let message = "json_schema and response_format exclude each other";
+            return Err(ApiError::field("json_schema", message));
+        }
+        return prepare::grammar(app, model, "json_schema", schema).map(Some);
+    }
     match &request.response_format {
         None | Some(ResponseFormat::Text) => Ok(None),
-        Some(ResponseFormat::JsonObject) => {
+        Some(ResponseFormat::JsonObject { schema }) => {
             let object = json!({"type": "object"});
-            prepare::grammar(app, model, param, &object).map(Some)
+            let schema = schema.as_ref().filter(|s| !s.is_null()).unwrap_or(&object);
+            prepare::grammar(app, model, param, schema).map(Some)
         }
         Some(ResponseFormat::JsonSchema { json_schema }) => {
             let Some(schema) = &json_schema.schema else {
@@ -364,6 +376,7 @@ impl ChatChunks {
             "object": "chat.completion.chunk",
             "created": self.head.created,
             "model": self.head.model,
+            "system_fingerprint": FINGERPRINT,
             "choices": choices,
         });
         if self.usage.is_some() {

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use inference::{Prompt, Token};
 use serde_json::{Map, Value, json};
 
-use super::chat::{finish, now, with_logprobs};
+use super::chat::{FINGERPRINT, finish, now, with_logprobs};
 use super::options::{self, Usage};
 use super::stream::{self, Chunks};
 use super::types::{CompletionRequest, Prompts};
@@ -161,6 +161,7 @@ pub(crate) async fn create(
         "object": "text_completion",
         "created": head.created,
         "model": head.model,
+        "system_fingerprint": FINGERPRINT,
         "choices": choices,
         "usage": usage.json(),
     });
@@ -241,6 +242,7 @@ impl TextChunks {
             "object": "text_completion",
             "created": self.head.created,
             "model": self.head.model,
+            "system_fingerprint": FINGERPRINT,
             "choices": choices,
         });
         if self.usage.is_some() {

@@ -31,6 +31,10 @@ pub(crate) fn options(
     fields: &Sampling<'_>,
 ) -> Result<GenerateOptions, ApiError> {
     let limits = &app.limits;
+    if fields.grammar.is_some_and(|g| !g.is_empty()) {
+        let message = "grammar is not supported; use a JSON schema";
+        return Err(ApiError::unsupported("grammar", message));
+    }
     let mut o = GenerateOptions::new();
     randomness(&mut o.sampling, fields.temperature, fields.top_p)?;
     o.sampling.top_k = fields.top_k.unwrap_or(0);

@@ -60,6 +60,8 @@ macro_rules! request {
             pub(crate) stream_options: Option<StreamOptions>,
             /// Reuse what was computed of prompts that begin alike (not OpenAI's).
             pub(crate) cache_prompt: Option<bool>,
+            /// Not supported.
+            pub(crate) grammar: Option<String>,
         }
 
         impl $name {
@@ -83,6 +85,7 @@ macro_rules! request {
                     stream: self.stream,
                     stream_options: self.stream_options.as_ref(),
                     cache_prompt: self.cache_prompt,
+                    grammar: self.grammar.as_deref(),
                 }
             }
         }
@@ -108,6 +111,7 @@ pub(crate) struct Sampling<'a> {
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<&'a StreamOptions>,
     pub(crate) cache_prompt: Option<bool>,
+    pub(crate) grammar: Option<&'a str>,
 }
 
 /// How to stream.
@@ -133,6 +137,9 @@ request! {
         /// `text`, `json_object` or `json_schema`.
         #[schema(value_type = Option<Object>)]
         response_format: Option<ResponseFormat>,
+        /// A schema, as of `response_format` (llama.cpp's).
+        #[schema(value_type = Option<Object>)]
+        json_schema: Option<Value>,
         /// Functions that the model may call.
         #[schema(value_type = Option<Vec<Object>>)]
         tools: Option<Vec<Tool>>,
@@ -256,8 +263,13 @@ impl Prompts {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
     Text,
-    JsonObject,
-    JsonSchema { json_schema: JsonSchema },
+    JsonObject {
+        /// llama.cpp's: what the object must look like.
+        schema: Option<Value>,
+    },
+    JsonSchema {
+        json_schema: JsonSchema,
+    },
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -1,7 +1,7 @@
 //! Element-wise functions and inner products for AVX2: eight float32 at a time.
 
 use crate::simd::portable::vmath::{
-    EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, ROUND_BIAS, SQRT_2_OVER_PI,
+    self, EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, ROUND_BIAS, SQRT_2_OVER_PI,
 };
 
 use std::arch::x86_64::{
@@ -138,6 +138,12 @@ unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
         }
         total
     }
+}
+
+/// [`vmath::add_scaled`] in vectors of this instruction set.
+#[target_feature(enable = "avx2")]
+pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weights: [f32; N]) {
+    vmath::add_scaled(y, rows, weights);
 }
 
 /// `a . b`.

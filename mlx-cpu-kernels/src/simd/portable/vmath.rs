@@ -107,6 +107,21 @@ pub(crate) fn dot(row: &[f32], x: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
+/// `y += weights[0] * rows[0] + ...`, where rows are as long as `y` or longer. An element's sum has
+/// the same order wherever it stands.
+#[inline(always)]
+pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weights: [f32; N]) {
+    // Of one length, so that the loop has no checks and is in vectors.
+    let rows = rows.map(|row| &row[..y.len()]);
+    for (i, y) in y.iter_mut().enumerate() {
+        let mut sum = 0.0;
+        for (row, weight) in rows.iter().zip(&weights) {
+            sum += row[i] * weight;
+        }
+        *y += sum;
+    }
+}
+
 /// Numbers of bfloat16 as float32, as many as both have.
 pub(crate) fn bf16_to_f32(from: &[u16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {

@@ -1,0 +1,317 @@
+//! Features of a feed-forward part by number, of which only some are computed.
+
+use mlx_rs_core::io::Floats;
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
+
+use super::activation::Activation;
+
+/// What a layer's features are made of. Matrices are `[features, hidden]`, row-major.
+#[derive(Debug)]
+pub struct FeatureParts {
+    /// `[features, hidden]`.
+    pub shape: [i32; 2],
+    /// What the gate goes through.
+    pub activation: Activation,
+    /// Gate rows, of a part that has no gate of its own in memory; without a gate, up rows.
+    pub gate: Option<Floats>,
+    /// Up rows, where there is a gate beside them.
+    pub up: Option<Floats>,
+    /// Columns of the down matrix.
+    pub down: Floats,
+    /// `[features]`.
+    pub gate_bias: Option<Floats>,
+    /// `[features]`.
+    pub up_bias: Option<Floats>,
+    /// `[hidden]`.
+    pub down_bias: Option<Floats>,
+}
+
+/// The features of a layer, as they are computed with.
+#[derive(Debug)]
+pub struct FeatureRows {
+    activation: Activation,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// By our kernels, where the numbers lie.
+    Kernel(Box<Held>),
+    /// By MLX, from a copy on its device.
+    Arrays(Box<Copied>),
+}
+
+#[derive(Debug)]
+struct Held {
+    gate: Option<cpu::FeatureMatrix>,
+    up: Option<cpu::FeatureMatrix>,
+    down: cpu::FeatureMatrix,
+    gate_bias: Option<Floats>,
+    up_bias: Option<Floats>,
+    down_bias: Option<Floats>,
+}
+
+#[derive(Debug)]
+struct Copied {
+    gate: Option<Array>,
+    up: Option<Array>,
+    down: Array,
+    gate_bias: Option<Array>,
+    up_bias: Option<Array>,
+    down_bias: Option<Array>,
+}
+
+/// Whether features are copied into arrays instead of read where they lie.
+pub fn copies_features(on_cpu: bool) -> bool {
+    !on_cpu || !cpu::enabled()
+}
+
+impl FeatureRows {
+    /// From the parts of a layer, for a processor when `on_cpu`; else numbers are copied as
+    /// `dtype`.
+    ///
+    /// # Errors
+    /// When sizes do not fit, or memory runs out.
+    pub fn new(parts: FeatureParts, on_cpu: bool, dtype: Dtype) -> Result<Self> {
+        let shape = parts.shape;
+        let kind = if !copies_features(on_cpu) {
+            let matrix = |floats| cpu::FeatureMatrix::new(floats, shape);
+            Kind::Kernel(Box::new(Held {
+                gate: parts.gate.map(matrix).transpose()?,
+                up: parts.up.map(matrix).transpose()?,
+                down: matrix(parts.down)?,
+                gate_bias: parts.gate_bias,
+                up_bias: parts.up_bias,
+                down_bias: parts.down_bias,
+            }))
+        } else {
+            let copy = |floats: &Floats, shape: &[i32]| {
+                Array::from_slice(floats.as_ref(), shape)?.astype(dtype)
+            };
+            let matrix =
+                |floats: Option<&Floats>| floats.map(|floats| copy(floats, &shape)).transpose();
+            let vector = |floats: Option<&Floats>, n: i32| {
+                floats.map(|floats| copy(floats, &[n])).transpose()
+            };
+            Kind::Arrays(Box::new(Copied {
+                gate: matrix(parts.gate.as_ref())?,
+                up: matrix(parts.up.as_ref())?,
+                down: copy(&parts.down, &shape)?,
+                gate_bias: vector(parts.gate_bias.as_ref(), shape[0])?,
+                up_bias: vector(parts.up_bias.as_ref(), shape[0])?,
+                down_bias: vector(parts.down_bias.as_ref(), shape[1])?,
+            }))
+        };
+        Ok(Self {
+            activation: parts.activation,
+            kind,
+        })
+    }
+
+    /// What the gate goes through.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// Whether up rows stand beside the gate's.
+    pub fn is_gated(&self) -> bool {
+        match &self.kind {
+            Kind::Kernel(held) => held.up.is_some(),
+            Kind::Arrays(arrays) => arrays.up.is_some(),
+        }
+    }
+
+    /// Bytes of numbers that were copied; mapped ones count 0.
+    pub fn nbytes(&self) -> u64 {
+        let Kind::Arrays(arrays) = &self.kind else {
+            return 0;
+        };
+        let all = [
+            arrays.gate.as_ref(),
+            arrays.up.as_ref(),
+            Some(&arrays.down),
+            arrays.gate_bias.as_ref(),
+            arrays.up_bias.as_ref(),
+            arrays.down_bias.as_ref(),
+        ];
+        all.into_iter().flatten().map(|a| a.nbytes() as u64).sum()
+    }
+
+    /// The gates of all features before the activation, from the gate rows:
+    /// `[.., hidden] -> [.., features]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit, and without gate rows.
+    pub fn gates(&self, x: &Array) -> Result<Array> {
+        let found = match &self.kind {
+            Kind::Kernel(held) => (held.gate.as_ref())
+                .map(|gate| gate.product(x, held.gate_bias.as_ref()))
+                .transpose()?,
+            Kind::Arrays(arrays) => match (&arrays.gate, &arrays.gate_bias) {
+                (Some(gate), None) => Some(x.matmul(&gate.swap_axes(0, 1)?)?),
+                (Some(gate), Some(bias)) => {
+                    Some(bias.addmm(x, &gate.swap_axes(0, 1)?, 1.0, 1.0)?)
+                }
+                (None, _) => None,
+            },
+        };
+        found.ok_or_else(|| {
+            let message = "the gate is neither loaded nor among the features";
+            Error::new(ErrorKind::Value, "walk", message)
+        })
+    }
+
+    /// The output with the `top_k` features of each position whose gate is greatest by magnitude:
+    /// `x [.., hidden]` and gates before the activation `[.., features]` to `[.., hidden]`.
+    ///
+    /// # Errors
+    /// When shapes do not fit; where the result must have derivatives, which it does not.
+    pub fn walk(
+        &self,
+        x: &Array,
+        gates: &Array,
+        top_k: usize,
+        differentiated: bool,
+    ) -> Result<Array> {
+        if differentiated {
+            let message = "features that are chosen have no derivatives; train the model without";
+            return Err(Error::new(ErrorKind::Value, "walk", message));
+        }
+        match &self.kind {
+            Kind::Kernel(held) => {
+                let activation = self.activation.kernel();
+                let walk = cpu::FeatureWalk {
+                    up: held.up.as_ref(),
+                    up_bias: held.up_bias.as_ref(),
+                    down: &held.down,
+                    down_bias: held.down_bias.as_ref(),
+                    activation,
+                    top_k,
+                };
+                let activated = match activation {
+                    Some(_) => None,
+                    None => Some(self.activation.apply(gates)?),
+                };
+                walk.of(x, gates, activated.as_ref())
+            }
+            Kind::Arrays(arrays) => arrays.walk(self.activation, x, gates, top_k),
+        }
+    }
+}
+
+impl Copied {
+    fn walk(
+        &self,
+        activation: Activation,
+        x: &Array,
+        gates: &Array,
+        top_k: usize,
+    ) -> Result<Array> {
+        let (features, hidden) = (gates.dim(-1)?, x.dim(-1)?);
+        let best = match i32::try_from(top_k) {
+            Ok(k) if k < features => {
+                let order = gates.abs()?.argpartition(features - k, -1)?;
+                Some(order.slice_axis(-1, features - k, features)?) // [.., features] -> [.., k]
+            }
+            _ => None,
+        };
+        let activated = activation.apply(gates)?;
+        let y = match best {
+            // Of one position the rows of others are not read.
+            Some(best) if x.size() == hidden.unsigned_abs() as usize => {
+                let best = best.reshape(&[-1])?;
+                let mut weights = activated.reshape(&[-1])?.take_clamped(&best, 0)?; // [k]
+                if let Some(up) = &self.up {
+                    let rows = up.take_clamped(&best, 0)?; // [k, hidden]
+                    let mut products = rows.matmul(&x.reshape(&[-1, 1])?)?.reshape(&[-1])?;
+                    if let Some(bias) = &self.up_bias {
+                        products = products.add(&bias.take_clamped(&best, 0)?)?;
+                    }
+                    weights = weights.multiply(&products)?;
+                }
+                let rows = self.down.take_clamped(&best, 0)?;
+                (weights.reshape(&[1, -1])?.matmul(&rows)?).reshape(x.shape())?
+            }
+            best => {
+                let mut weights = activated;
+                if let Some(up) = &self.up {
+                    let mut products = x.matmul(&up.swap_axes(0, 1)?)?;
+                    if let Some(bias) = &self.up_bias {
+                        products = products.add(bias)?;
+                    }
+                    weights = weights.multiply(&products)?;
+                }
+                if let Some(best) = best {
+                    let kept = weights.take_along_axis(&best, -1)?;
+                    weights = weights.zeros_like()?.put_along_axis(&best, &kept, -1)?;
+                }
+                weights.matmul(&self.down)?
+            }
+        };
+        match &self.down_bias {
+            Some(bias) => y.add(bias),
+            None => Ok(y),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx_rs_core::{Device, Stream};
+
+    use super::*;
+
+    fn noise(n: usize, seed: usize) -> Floats {
+        // No two have one magnitude: of equals either side may take any.
+        let value = |i: usize| ((i + seed) * 7919 % 211) as f32 * 0.01 - 1.003;
+        Floats::from((0..n).map(value).collect::<Vec<_>>())
+    }
+
+    /// Both sides of the choice, with and without a gate and biases, of one position and of many.
+    #[test]
+    fn kernels_give_what_mlx_gives() {
+        let (features, hidden) = (48, 32);
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            for activation in [Activation::Silu, Activation::Gelu, Activation::Relu2] {
+                for (gated, biased) in [(true, false), (true, true), (false, true)] {
+                    let rows = |on_cpu: bool| {
+                        let matrix = |seed| noise(features * hidden, seed);
+                        let parts = FeatureParts {
+                            shape: [features as i32, hidden as i32],
+                            activation,
+                            gate: Some(matrix(1)),
+                            up: gated.then(|| matrix(2)),
+                            down: matrix(3),
+                            gate_bias: biased.then(|| noise(features, 6)),
+                            up_bias: (biased && gated).then(|| noise(features, 4)),
+                            down_bias: biased.then(|| noise(hidden, 5)),
+                        };
+                        FeatureRows::new(parts, on_cpu, Dtype::Float32).unwrap()
+                    };
+                    let (ours, plain) = (rows(true), rows(false));
+                    assert_eq!(ours.is_gated(), gated);
+                    for length in [1, 6] {
+                        let array = |n: usize, seed: usize| {
+                            let all = noise(length * n, seed);
+                            Array::from_slice(all.as_ref(), &[1, length as i32, n as i32]).unwrap()
+                        };
+                        let (x, gates) = (array(hidden, 8), array(features, 9));
+                        let [a, b] = [&ours, &plain].map(|rows| rows.gates(&x).unwrap());
+                        assert_eq!(a.shape(), gates.shape());
+                        assert!(a.all_close(&b, 1e-5, 1e-4).unwrap());
+                        for top_k in [1, 7, 47, 48, usize::MAX] {
+                            let [a, b] = [&ours, &plain]
+                                .map(|rows| rows.walk(&x, &gates, top_k, false).unwrap());
+                            assert_eq!(a.shape(), x.shape());
+                            assert!(
+                                a.all_close(&b, 1e-5, 1e-4).unwrap(),
+                                "{activation:?} {top_k}"
+                            );
+                        }
+                        assert!(ours.walk(&x, &gates, 3, true).is_err());
+                    }
+                }
+            }
+        });
+    }
+}

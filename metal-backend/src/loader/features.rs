@@ -1,0 +1,191 @@
+//! The features of layers from a vindex: matrices of mapped files, compared with their hashes.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use inference::{Error, ErrorKind, FeedForwardStrategy, LoadOptions, Result};
+use inference_formats::footprint::Footprint;
+use inference_probe::files;
+use inference_probe::vindex::{MatrixFile, Vindex};
+use mlx_rs_core::Dtype;
+use mlx_rs_core::io::{Floats, MappedFile};
+
+use super::Weights;
+use crate::checkpoint::ModelConfig;
+use crate::error::engine;
+use crate::exec::{FeatureParts, FeatureRows, copies_features};
+use crate::nn::Activation;
+
+/// In the order in which they are kept here.
+const FILES: [MatrixFile; 3] = [MatrixFile::Gate, MatrixFile::Up, MatrixFile::Down];
+
+/// The features of a model's layers, while the model is built.
+pub struct Features {
+    vindex: Vindex,
+    dir: PathBuf,
+    /// Those of [`FILES`].
+    files: Vec<MappedFile>,
+    /// The layers that walk.
+    layers: BTreeSet<usize>,
+    /// Whether these layers read nothing of their own: then the gate is one of the features, too.
+    only: bool,
+    on_cpu: bool,
+    dtype: Dtype,
+}
+
+/// A fault of the files, or of reading them.
+fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
+    move |e| {
+        Error::new(ErrorKind::InvalidModel, e.to_string())
+            .with_path(dir)
+            .context("vindex")
+    }
+}
+
+impl Features {
+    /// Opens the vindex that the options name, and maps its files, for the model at `model`, used
+    /// as `dtype`, by our kernels when `on_cpu`. `None` where no layer walks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for files that are missing or damaged;
+    /// [`ErrorKind::InvalidOption`] when they are of another model, and for layers that are not
+    /// there.
+    pub fn open(
+        options: &LoadOptions,
+        model: &Path,
+        config: &ModelConfig,
+        (on_cpu, dtype): (bool, Dtype),
+    ) -> Result<Option<Self>> {
+        let Some(dir) = options.vindex.as_deref() else {
+            return Ok(None);
+        };
+        let plan = options.feed_forward.for_layers(config.num_hidden_layers)?;
+        let walks = |(layer, strategy)| match strategy {
+            FeedForwardStrategy::Walk { .. } => Some(layer),
+            _ => None,
+        };
+        let layers = plan.into_iter().enumerate().filter_map(walks).collect();
+        let vindex = Vindex::open(dir).map_err(fault(dir))?;
+        let (about, count) = (vindex.about(), vindex.layers().len());
+        let own = files::identity(model).map_err(fault(dir))?;
+        if own != about.identity
+            || about.hidden_size != config.hidden_size
+            || count != config.num_hidden_layers
+        {
+            let message = format!(
+                "vindex is of the model {}, or of another version of it; build it again with `mlx \
+                 vindex build`",
+                about.model
+            );
+            return Err(Error::new(ErrorKind::InvalidOption, message).with_path(dir));
+        }
+        let map = |file: MatrixFile| {
+            let path = vindex.path(file);
+            MappedFile::open(&path).map_err(|e| engine("vindex")(e).with_path(&path))
+        };
+        Ok(Some(Self {
+            files: FILES.into_iter().map(map).collect::<Result<_>>()?,
+            dir: dir.to_owned(),
+            layers,
+            only: options.walk_only,
+            on_cpu,
+            dtype,
+            vindex,
+        }))
+    }
+
+    /// What is loaded of a model's own tensors.
+    #[must_use]
+    pub fn reduce(&self, footprint: Footprint) -> Footprint {
+        match self.only {
+            true => footprint.without_feed_forward(&self.layers),
+            false => footprint,
+        }
+    }
+
+    /// Does not read what the features stand for.
+    pub fn leave_out(&self, weights: &mut Weights) {
+        if self.only {
+            weights.leave_out_feed_forward(&self.layers);
+        }
+    }
+
+    /// Bytes of the features that are copied when they are loaded. Mapped ones are no memory of the
+    /// process: the system can take them back.
+    #[must_use]
+    pub fn copied_bytes(&self) -> u64 {
+        if !copies_features(self.on_cpu) {
+            return 0;
+        }
+        let hidden = self.vindex.about().hidden_size as u64;
+        let layers = self.vindex.layers().iter().enumerate();
+        let own = layers.filter(|(layer, _)| self.layers.contains(layer));
+        let elements = own.map(|(_, layer)| {
+            let features = layer.num_features as u64;
+            // The gate's rows and the up rows, with a bias each.
+            let sides = u64::from(self.only) + u64::from(layer.gated);
+            let biases = match layer.biased {
+                true => sides * features + hidden,
+                false => 0,
+            };
+            (sides + 1) * features * hidden + biases
+        });
+        elements.sum::<u64>() * self.dtype.size() as u64
+    }
+
+    /// The features of a layer, after every byte of them was compared with its hash.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for bytes that are damaged, and an activation that the engine
+    /// does not have.
+    pub fn layer(&self, layer: usize) -> Result<FeatureRows> {
+        let fault = fault(&self.dir);
+        let invalid = |message: String| {
+            Error::new(ErrorKind::InvalidModel, message)
+                .with_path(&self.dir)
+                .context("vindex")
+        };
+        let Some(index) = self.vindex.layers().get(layer) else {
+            return Err(invalid(format!("there is no layer {layer}")));
+        };
+        let name = index.activation.name();
+        let activation = Activation::from_name(name)
+            .ok_or_else(|| invalid(format!("the activation {name} is not known")))?;
+        let [gate, up, down] = [0, 1, 2].map(|i| -> Result<Option<Floats>> {
+            let part = self.vindex.matrix(layer, FILES[i]).map_err(&fault)?;
+            let wanted = FILES[i] != MatrixFile::Gate || self.only;
+            let Some(part) = part.filter(|_| wanted) else {
+                return Ok(None);
+            };
+            let (file, range) = (&self.files[i], part.range());
+            // A file of another size than when it was opened is damaged, too.
+            let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+            let range = at(range.start)..at(range.end);
+            let bytes = file.bytes().get(range.clone()).unwrap_or_default();
+            part.verify(bytes).map_err(&fault)?;
+            file.floats(range).map(Some).map_err(engine("vindex"))
+        });
+        let biases = self.vindex.biases(layer).map_err(&fault)?;
+        let (gate_bias, up_bias, down_bias) = match biases {
+            Some(biases) => (Some(biases.gate), biases.up, Some(biases.down)),
+            None => (None, None, None),
+        };
+        let Some(down) = down? else {
+            return Err(invalid(format!("layer {layer} has no features")));
+        };
+        let parts = FeatureParts {
+            shape: [
+                i32::try_from(index.num_features).unwrap_or(-1),
+                i32::try_from(self.vindex.about().hidden_size).unwrap_or(-1),
+            ],
+            activation,
+            gate: gate?,
+            up: up?,
+            down,
+            gate_bias: gate_bias.filter(|_| self.only).map(Floats::from),
+            up_bias: up_bias.map(Floats::from),
+            down_bias: down_bias.map(Floats::from),
+        };
+        FeatureRows::new(parts, self.on_cpu, self.dtype).map_err(engine("vindex"))
+    }
+}

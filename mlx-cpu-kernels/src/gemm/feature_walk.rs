@@ -1,0 +1,430 @@
+//! A feed-forward part feature by feature. Of each row only the features with the greatest gate
+//! are computed, and only their rows of the up and down matrices are read.
+//!
+//! A quantized down matrix cannot be read so: a feature is one of its columns, and codes of a group
+//! lie along the rows. So both matrices are float32, `[features, hidden]`, row-major, and are kept
+//! by their owner, such as a mapped file.
+
+use std::sync::Arc;
+
+use crate::isa::Isa;
+use crate::layout::dense::DenseView;
+use crate::layout::input_panel::MAX_ROWS;
+use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
+use crate::pool;
+use crate::simd::portable::vmath::Gate;
+use crate::simd::{dense_rows, vmath};
+use crate::work::{Input, Work};
+
+/// Numbers of float32 that their owner keeps.
+pub type HeldFloats = Arc<dyn AsRef<[f32]> + Send + Sync>;
+
+/// Columns of the output that a part of the work has, of many rows. The same columns of all down
+/// rows then stay in a cache of the second level.
+const COLUMNS: usize = 128;
+
+/// Rows that a part has, of many.
+const ROWS: usize = 32;
+
+/// The products of rows with a matrix that its owner keeps. Its input is `x [rows, k]`, float32.
+pub struct HeldProduct {
+    /// Rows of `x`.
+    pub rows: usize,
+    /// Elements of a row.
+    pub k: usize,
+    /// The matrix `[n, k]`.
+    pub matrix: HeldFloats,
+    /// Added to each row of the result, `[n]`.
+    pub bias: Option<HeldFloats>,
+    /// The instruction set.
+    pub isa: Isa,
+}
+
+impl HeldProduct {
+    fn n(&self) -> usize {
+        (*self.matrix).as_ref().len() / self.k.max(1)
+    }
+}
+
+impl Work for HeldProduct {
+    fn outputs(&self) -> usize {
+        self.rows * self.n()
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let (n, k) = (self.n(), self.k);
+        let matrix = (*self.matrix).as_ref();
+        let bias = self.bias.as_ref().map(|bias| (**bias).as_ref());
+        let x: Vec<&[f32]> = match inputs.first() {
+            // SAFETY: the caller gives float32.
+            Some(x) => unsafe { x.as_slice::<f32>() }.chunks_exact(k).collect(),
+            None => Vec::new(),
+        };
+        assert!(x.len() == self.rows && bias.is_none_or(|bias| bias.len() == n));
+        let out = SharedOutput::new(output);
+        parallel_ranges(n, self.rows * n * k, &|from, to| {
+            let own = DenseView::F32(&matrix[from * k..to * k]);
+            for (part, x) in x.chunks(MAX_ROWS).enumerate() {
+                let first = part * MAX_ROWS * n + from;
+                // SAFETY: each part has columns of its own.
+                let mut out = unsafe { out.block(first, n, (x.len(), to - from)) };
+                dense_rows::multiply(self.isa, own, x, &mut out);
+                for i in 0..x.len() {
+                    let row = out.row_mut(i);
+                    if let Some(bias) = bias {
+                        row.iter_mut()
+                            .zip(&bias[from..to])
+                            .for_each(|(y, b)| *y += b);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The feed-forward part with the `top_k` features of each row whose gate, before the activation,
+/// is greatest by magnitude; of equals those that come first. A feature `f` adds
+/// `a_f * down[f]` with `a_f = activation(gate_f) * (up[f] . x + up_bias_f)`, or without an up
+/// matrix `a_f = activation(gate_f)`. A row's result does not depend on other rows.
+///
+/// Inputs, float32: `x [rows, hidden]`, gates `[rows, features]`, and without `activation` the same
+/// after the activation.
+pub struct FeatureWalk {
+    /// Rows of `x`.
+    pub rows: usize,
+    /// Elements of a row.
+    pub hidden: usize,
+    /// Rows of each matrix.
+    pub features: usize,
+    /// Features of a row at most.
+    pub top_k: usize,
+    /// The activation, where the kernels have it.
+    pub activation: Option<Gate>,
+    /// `[features, hidden]`, where there is a gate beside it.
+    pub up: Option<HeldFloats>,
+    /// `[features]`.
+    pub up_bias: Option<HeldFloats>,
+    /// `[features, hidden]`.
+    pub down: HeldFloats,
+    /// `[hidden]`.
+    pub down_bias: Option<HeldFloats>,
+    /// The instruction set.
+    pub isa: Isa,
+}
+
+impl Work for FeatureWalk {
+    fn outputs(&self) -> usize {
+        self.rows * self.hidden
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let input = |i: usize| match inputs.get(i) {
+            // SAFETY: the caller gives float32.
+            Some(input) => unsafe { input.as_slice::<f32>() },
+            None => &[],
+        };
+        let (x, gates) = (input(0), input(1));
+        let count = self.rows * self.features;
+        assert!(x.len() == self.rows * self.hidden && gates.len() == count);
+        let activated = match self.activation {
+            Some(_) => None,
+            None => Some(input(2)),
+        };
+        assert!(activated.is_none_or(|all| all.len() == count));
+        let ids = self.choose(gates);
+        let weights = self.weights(x, gates, activated, &ids);
+        self.sum(&ids, &weights, output);
+    }
+}
+
+impl FeatureWalk {
+    /// Features of each row.
+    fn kept(&self) -> usize {
+        self.top_k.min(self.features)
+    }
+
+    /// Multiplications of a pass over one of the matrices.
+    fn work(&self) -> usize {
+        self.rows * self.kept() * self.hidden
+    }
+
+    /// The chosen features of each row, ascending: `[rows, kept]`.
+    fn choose(&self, gates: &[f32]) -> Vec<u32> {
+        let (features, k) = (self.features, self.kept());
+        if k == features {
+            let all = 0..u32::try_from(features).unwrap_or(u32::MAX);
+            return (0..self.rows).flat_map(|_| all.clone()).collect();
+        }
+        let mut ids = vec![0; self.rows * k];
+        let out = SharedOutput::new(&mut ids);
+        parallel_ranges(self.rows, self.rows * features * 8, &|from, to| {
+            let mut keys: Vec<u64> = Vec::with_capacity(features);
+            for row in from..to {
+                keys.clear();
+                let gates = &gates[row * features..(row + 1) * features];
+                // By magnitude, whose bits are in its order, and of equals the first. NaN is the
+                // greatest, so that it reaches the result.
+                keys.extend((0u32..).zip(gates).map(|(f, gate)| {
+                    (u64::from(gate.abs().to_bits()) << 32) | u64::from(u32::MAX - f)
+                }));
+                if k > 0 {
+                    keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
+                }
+                // SAFETY: each part has rows of its own.
+                let ids = unsafe { out.slice_mut(row * k, k) };
+                for (id, key) in ids.iter_mut().zip(&keys) {
+                    *id = u32::MAX - (key & u64::from(u32::MAX)) as u32;
+                }
+                // As they lie in memory.
+                ids.sort_unstable();
+            }
+        });
+        ids
+    }
+
+    /// What the down row of each chosen feature is multiplied with: `[rows, kept]`.
+    fn weights(
+        &self,
+        x: &[f32],
+        gates: &[f32],
+        activated: Option<&[f32]>,
+        ids: &[u32],
+    ) -> Vec<f32> {
+        let (features, hidden, k) = (self.features, self.hidden, self.kept());
+        let up = self.up.as_ref().map(|up| (**up).as_ref());
+        let bias = self.up_bias.as_ref().map(|bias| (**bias).as_ref());
+        assert!(up.is_none_or(|up| up.len() == features * hidden));
+        assert!(bias.is_none_or(|bias| bias.len() == features));
+        let mut weights = vec![0.0; ids.len()];
+        let out = SharedOutput::new(&mut weights);
+        // By features, so that an up row is read for all rows while it is in the cache.
+        parallel_ranges(features, self.work(), &|from, to| {
+            for row in 0..self.rows {
+                let own = &ids[row * k..(row + 1) * k];
+                let first = own.partition_point(|id| (*id as usize) < from);
+                let last = own.partition_point(|id| (*id as usize) < to);
+                // SAFETY: each part has features of its own.
+                let weights = unsafe { out.slice_mut(row * k + first, last - first) };
+                let x = &x[row * hidden..(row + 1) * hidden];
+                for (weight, id) in weights.iter_mut().zip(&own[first..last]) {
+                    let feature = *id as usize;
+                    let at = row * features + feature;
+                    let opened = match (self.activation, activated) {
+                        (Some(gate), _) => gate.apply(gates[at]),
+                        (None, Some(all)) => all[at],
+                        (None, None) => f32::NAN,
+                    };
+                    *weight = match up {
+                        Some(up) => {
+                            let up = &up[feature * hidden..(feature + 1) * hidden];
+                            let bias = bias.map_or(0.0, |bias| bias[feature]);
+                            opened * (vmath::dot(self.isa, up, x) + bias)
+                        }
+                        None => opened,
+                    };
+                }
+            }
+        });
+        weights
+    }
+
+    /// The sum of the chosen down rows times their weights, and the bias.
+    fn sum(&self, ids: &[u32], weights: &[f32], output: &mut [f32]) {
+        let (hidden, k) = (self.hidden, self.kept());
+        let down = (*self.down).as_ref();
+        let bias = self.down_bias.as_ref().map(|bias| (**bias).as_ref());
+        assert!(down.len() == self.features * hidden && output.len() == self.rows * hidden);
+        assert!(bias.is_none_or(|bias| bias.len() == hidden));
+        // Of few rows each thread reads what it has of a down row in one piece.
+        let width = match self.rows {
+            0..8 => (hidden.div_ceil(pool::threads()).next_multiple_of(16)).max(64),
+            _ => COLUMNS,
+        };
+        let (columns, groups) = (hidden.div_ceil(width), self.rows.div_ceil(ROWS));
+        let out = SharedOutput::new(output);
+        parallel_parts(columns * groups, self.work(), &|parts| {
+            for part in parts {
+                let (column, group) = (part % columns * width, part / columns * ROWS);
+                let n = width.min(hidden - column);
+                for row in group..(group + ROWS).min(self.rows) {
+                    // SAFETY: each part has columns and rows of its own.
+                    let y = unsafe { out.slice_mut(row * hidden + column, n) };
+                    match bias {
+                        Some(bias) => y.copy_from_slice(&bias[column..column + n]),
+                        None => y.fill(0.0),
+                    }
+                    let own = row * k..(row + 1) * k;
+                    let (ids, weights) = (&ids[own.clone()], &weights[own]);
+                    let of = |id: u32| {
+                        let from = id as usize * hidden + column;
+                        &down[from..from + n]
+                    };
+                    let (ids, ids_left) = ids.as_chunks::<4>();
+                    let (weights, weights_left) = weights.as_chunks::<4>();
+                    for (ids, weights) in ids.iter().zip(weights) {
+                        vmath::add_scaled(self.isa, y, ids.map(of), *weights);
+                    }
+                    for (id, weight) in ids_left.iter().zip(weights_left) {
+                        vmath::add_scaled(self.isa, y, [of(*id)], [*weight]);
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{noise, with_each};
+
+    fn held(values: &[f32]) -> HeldFloats {
+        Arc::new(values.to_vec())
+    }
+
+    fn run(work: &impl Work, inputs: &[&[f32]]) -> Vec<f32> {
+        let inputs: Vec<Input> = inputs.iter().map(|x| Input::from_slice(x)).collect();
+        let mut output = vec![f32::NAN; work.outputs()];
+        // SAFETY: they are float32, and the tests give those of the documentation.
+        unsafe { work.run(&inputs, &mut output) };
+        output
+    }
+
+    /// The definition, in float64, of one row.
+    fn walked(work: &FeatureWalk, x: &[f32], gates: &[f32]) -> Vec<f64> {
+        let mut order: Vec<usize> = (0..gates.len()).collect();
+        order.sort_by(|a, b| gates[*b].abs().total_cmp(&gates[*a].abs()).then(a.cmp(b)));
+        order.truncate(work.top_k);
+        let hidden = x.len();
+        let mut y = vec![0.0; hidden];
+        for f in order {
+            let gate = f64::from(gates[f]);
+            let mut weight = gate / (1.0 + (-gate).exp());
+            if let Some(up) = &work.up {
+                let up = &(**up).as_ref()[f * hidden..(f + 1) * hidden];
+                let product: f64 = (up.iter().zip(x))
+                    .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                    .sum();
+                let bias = work.up_bias.as_ref().map_or(0.0, |b| (**b).as_ref()[f]);
+                weight *= product + f64::from(bias);
+            }
+            let down = &(*work.down).as_ref()[f * hidden..(f + 1) * hidden];
+            for (y, d) in y.iter_mut().zip(down) {
+                *y += weight * f64::from(*d);
+            }
+        }
+        if let Some(bias) = &work.down_bias {
+            y.iter_mut()
+                .zip((**bias).as_ref())
+                .for_each(|(y, b)| *y += f64::from(*b));
+        }
+        y
+    }
+
+    #[test]
+    fn walks_are_their_definition_and_rows_do_not_depend_on_each_other() {
+        with_each(|isa| {
+            for (rows, hidden, features) in [(1, 1, 1), (1, 70, 131), (3, 64, 40), (41, 300, 97)] {
+                let x = noise(rows * hidden, 1);
+                let gates: Vec<f32> = noise(rows * features, 2).iter().map(|g| 8.0 * g).collect();
+                let [up, down] = [3, 4].map(|seed| held(&noise(features * hidden, seed)));
+                let [up_bias, down_bias] = [held(&noise(features, 5)), held(&noise(hidden, 6))];
+                for top_k in [0, 1, 7, features - 1, features, usize::MAX] {
+                    for (gated, biased) in [(true, true), (true, false), (false, true)] {
+                        let mut work = FeatureWalk {
+                            rows,
+                            hidden,
+                            features,
+                            top_k,
+                            activation: Some(Gate::Silu),
+                            up: gated.then(|| Arc::clone(&up)),
+                            up_bias: biased.then(|| Arc::clone(&up_bias)),
+                            down: Arc::clone(&down),
+                            down_bias: biased.then(|| Arc::clone(&down_bias)),
+                            isa,
+                        };
+                        let y = run(&work, &[&x, &gates]);
+                        work.rows = 1;
+                        for row in 0..rows {
+                            let own = |all: &[f32], n: usize| all[row * n..(row + 1) * n].to_vec();
+                            let (x, gates) = (own(&x, hidden), own(&gates, features));
+                            let (y, alone) = (own(&y, hidden), run(&work, &[&x, &gates]));
+                            assert_eq!(y, alone, "{isa:?} {rows} {top_k}");
+                            for (y, wanted) in y.iter().zip(walked(&work, &x, &gates)) {
+                                let difference = (f64::from(*y) - wanted).abs();
+                                assert!(
+                                    difference < 2e-4,
+                                    "{isa:?} {hidden} {top_k}: {difference}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn of_equal_gates_the_first_are_taken_and_no_number_is_lost() {
+        let down = held(&[1.0, 10.0, 100.0, 1000.0]);
+        let mut work = FeatureWalk {
+            rows: 1,
+            hidden: 1,
+            features: 4,
+            top_k: 2,
+            activation: None,
+            up: None,
+            up_bias: None,
+            down,
+            down_bias: None,
+            isa: Isa::detect(),
+        };
+        let ones = [1.0; 4];
+        assert_eq!(run(&work, &[&[0.0], &[2.0, -2.0, 2.0, 0.0], &ones]), [11.0]);
+        assert_eq!(
+            run(&work, &[&[0.0], &[0.0, 1.0, -3.0, 2.0], &ones]),
+            [1100.0]
+        );
+        // What is given after the activation is used as it is.
+        assert_eq!(
+            run(
+                &work,
+                &[&[0.0], &[0.0, 0.0, 5.0, 4.0], &[0.0, 0.0, 0.5, 2.0]]
+            ),
+            [2050.0]
+        );
+        work.top_k = 1;
+        let gates = [1.0, f32::NAN, 3.0, 2.0];
+        assert!(run(&work, &[&[0.0], &gates, &gates])[0].is_nan());
+    }
+
+    #[test]
+    fn products_with_held_matrices_are_those_of_float64() {
+        with_each(|isa| {
+            for (rows, n, k) in [(1, 1, 1), (1, 400, 96), (9, 33, 70), (20, 64, 64)] {
+                let (x, matrix, bias) = (noise(rows * k, 1), noise(n * k, 2), noise(n, 3));
+                for biased in [false, true] {
+                    let work = HeldProduct {
+                        rows,
+                        k,
+                        matrix: held(&matrix),
+                        bias: biased.then(|| held(&bias)),
+                        isa,
+                    };
+                    let y = run(&work, &[&x]);
+                    for (i, got) in y.iter().enumerate() {
+                        let (row, column) = (&x[i / n * k..][..k], &matrix[i % n * k..][..k]);
+                        let product: f64 = (row.iter().zip(column))
+                            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                            .sum();
+                        let wanted = product + if biased { f64::from(bias[i % n]) } else { 0.0 };
+                        assert!(
+                            (f64::from(*got) - wanted).abs() < 1e-4,
+                            "{isa:?} {rows} {n} {k}"
+                        );
+                    }
+                }
+            }
+        });
+    }
+}

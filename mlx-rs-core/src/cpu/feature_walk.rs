@@ -1,0 +1,264 @@
+//! A feed-forward part feature by feature, from matrices that are not MLX's arrays: those of a
+//! mapped file stay where they are.
+
+use std::sync::Arc;
+
+use mlx_cpu_kernels::{FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, Isa, Size};
+
+use super::host_op::{self, OpKind};
+use super::matrix::size_of;
+use crate::array::Array;
+use crate::dtype::Dtype;
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::Floats;
+
+/// A row-major float32 matrix, a row a feature: `[features, hidden]`.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu::FeatureMatrix, io::Floats};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     let matrix = FeatureMatrix::new(Floats::from(vec![1.0, 2.0, 3.0, 4.0]), [2, 2])?;
+///     let y = matrix.product(&Array::from_slice(&[1.0f32, 10.0], &[1, 2])?, None)?;
+///     assert_eq!(y.to_vec::<f32>()?, [21.0, 43.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct FeatureMatrix {
+    floats: Floats,
+    size: Size,
+}
+
+impl FeatureMatrix {
+    /// The matrix of this shape, `[features, hidden]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when it has another number of elements, or none.
+    pub fn new(floats: Floats, shape: [i32; 2]) -> Result<Self> {
+        let count = floats.as_ref().len();
+        match size_of(&shape).filter(|size| size.n.checked_mul(size.k) == Some(count)) {
+            Some(size) => Ok(Self { floats, size }),
+            None => {
+                let message = format!("{count} numbers are no matrix of shape {shape:?}");
+                Err(Error::new(ErrorKind::Shape, "cpu::FeatureMatrix", message))
+            }
+        }
+    }
+
+    /// `[features, hidden]`.
+    /// ```
+    /// use mlx_rs_core::{cpu::FeatureMatrix, io::Floats};
+    /// assert_eq!(FeatureMatrix::new(Floats::from(vec![0.0; 6]), [3, 2])?.shape(), [3, 2]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn shape(&self) -> [i32; 2] {
+        // Both were i32 in the matrix's shape.
+        [self.size.n as i32, self.size.k as i32]
+    }
+
+    /// The elements, row after row.
+    /// ```
+    /// use mlx_rs_core::{cpu::FeatureMatrix, io::Floats};
+    /// assert_eq!(FeatureMatrix::new(Floats::from(vec![5.0]), [1, 1])?.floats().as_ref(), [5.0]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn floats(&self) -> &Floats {
+        &self.floats
+    }
+
+    fn held(&self) -> HeldFloats {
+        Arc::new(self.floats.clone())
+    }
+
+    /// `x` times the transposed matrix, plus a bias `[features]`, on the CPU: float32
+    /// `[.., hidden] -> [.., features]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
+    /// is not on the CPU.
+    pub fn product(&self, x: &Array, bias: Option<&Floats>) -> Result<Array> {
+        let op = "cpu::FeatureMatrix::product";
+        let rows = rows_of(op, x, self.size.k)?;
+        let work = HeldProduct {
+            rows,
+            k: self.size.k,
+            matrix: self.held(),
+            bias: held_vector(op, bias, self.size.n)?,
+            isa: Isa::detect(),
+        };
+        let shape = with_last(x, self.shape()[0]);
+        host_op::add(op, OpKind::Opaque, work, &[x], &shape)
+    }
+}
+
+/// The feed-forward part with those features only whose gate is greatest. Of each position it reads
+/// `top_k` rows of each matrix.
+/// ```
+/// use mlx_rs_core::{Array, Device, Stream, cpu::{FeatureMatrix, FeatureWalk, Gate}, io::Floats};
+/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+///     // Three features on states of one element.
+///     let down = FeatureMatrix::new(Floats::from(vec![1.0, 10.0, 100.0]), [3, 1])?;
+///     let walk = FeatureWalk {
+///         up: None,
+///         up_bias: None,
+///         down: &down,
+///         down_bias: None,
+///         activation: Some(Gate::Relu),
+///         top_k: 2,
+///     };
+///     let x = Array::from_slice(&[0.0f32], &[1, 1])?;
+///     let gates = Array::from_slice(&[3.0f32, -4.0, 2.0], &[1, 3])?;
+///     assert_eq!(walk.of(&x, &gates, None)?.to_vec::<f32>()?, [3.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct FeatureWalk<'a> {
+    /// Rows of the up matrix, where there is a gate beside it.
+    pub up: Option<&'a FeatureMatrix>,
+    /// `[features]`.
+    pub up_bias: Option<&'a Floats>,
+    /// Columns of the down matrix, as rows.
+    pub down: &'a FeatureMatrix,
+    /// `[hidden]`.
+    pub down_bias: Option<&'a Floats>,
+    /// What gates go through, where the kernels have it.
+    pub activation: Option<Gate>,
+    /// Features of a position, at most.
+    pub top_k: usize,
+}
+
+impl FeatureWalk<'_> {
+    /// The output, on the CPU: float32 `x [.., hidden]` and gates before the activation
+    /// `[.., features]` to `[.., hidden]`. Without [`Self::activation`] it needs the gates after
+    /// it, too.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
+    /// is not on the CPU.
+    pub fn of(&self, x: &Array, gates: &Array, activated: Option<&Array>) -> Result<Array> {
+        let op = "cpu::FeatureWalk";
+        let Size { n: features, k } = self.down.size;
+        let rows = rows_of(op, x, k)?;
+        let like_gates = |a: &Array| rows_of(op, a, features).is_ok_and(|own| own == rows);
+        let fits = like_gates(gates)
+            && activated.is_none_or(like_gates)
+            && (self.activation.is_some() || activated.is_some())
+            && (self.up).is_none_or(|up| up.size.n == features && up.size.k == k);
+        if !fits {
+            let message = format!("needs gates of {features} features for each of {rows} rows");
+            return Err(Error::new(ErrorKind::Shape, op, message).with_inputs(&[x, gates]));
+        }
+        let work = Walk {
+            rows,
+            hidden: k,
+            features,
+            top_k: self.top_k,
+            activation: self.activation,
+            up: self.up.map(FeatureMatrix::held),
+            up_bias: held_vector(op, self.up_bias, features)?,
+            down: self.down.held(),
+            down_bias: held_vector(op, self.down_bias, k)?,
+            isa: Isa::detect(),
+        };
+        let mut inputs = vec![x, gates];
+        if self.activation.is_none() {
+            inputs.extend(activated);
+        }
+        host_op::add(op, OpKind::Opaque, work, &inputs, x.shape())
+    }
+}
+
+/// How many rows of `k` float32 an array has.
+fn rows_of(op: &'static str, x: &Array, k: usize) -> Result<usize> {
+    let last = x.shape().last().and_then(|n| usize::try_from(*n).ok());
+    if x.dtype() != Dtype::Float32 || last != Some(k) {
+        let message = format!("needs float32 [.., {k}]");
+        return Err(Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]));
+    }
+    Ok(x.size().checked_div(k).unwrap_or(0))
+}
+
+fn held_vector(op: &'static str, bias: Option<&Floats>, n: usize) -> Result<Option<HeldFloats>> {
+    let Some(bias) = bias else { return Ok(None) };
+    let own = bias.as_ref().len();
+    if own != n {
+        let message = format!("a bias of {own} numbers does not fit {n} outputs");
+        return Err(Error::new(ErrorKind::Shape, op, message));
+    }
+    Ok(Some(Arc::new(bias.clone())))
+}
+
+/// The shape with another last axis.
+fn with_last(x: &Array, n: i32) -> Vec<i32> {
+    let mut shape = x.shape().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = n;
+    }
+    shape
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Stream};
+
+    fn floats(n: usize) -> Floats {
+        Floats::from((0..n).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        for shape in [[2, 3], [0, 4], [-2, -2], [4, i32::MAX]] {
+            assert!(FeatureMatrix::new(floats(4), shape).is_err(), "{shape:?}");
+        }
+        let down = FeatureMatrix::new(floats(12), [4, 3]).unwrap();
+        let short = FeatureMatrix::new(floats(9), [3, 3]).unwrap();
+        let (three, four) = (floats(3), floats(4));
+        let array = |shape: &[i32]| {
+            let n: i32 = shape.iter().product();
+            Array::from_slice(&vec![1.0f32; n as usize], shape).unwrap()
+        };
+        let (x, gates) = (array(&[2, 3]), array(&[2, 4]));
+        let walk = FeatureWalk {
+            up: Some(&down),
+            up_bias: Some(&four),
+            down: &down,
+            down_bias: Some(&three),
+            activation: Some(Gate::Silu),
+            top_k: 2,
+        };
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            assert_eq!(walk.of(&x, &gates, None).unwrap().shape(), [2, 3]);
+            for (x, gates) in [
+                (array(&[2, 4]), array(&[2, 4])),
+                (array(&[2, 3]), array(&[1, 4])),
+                (array(&[2, 3]), array(&[2, 3])),
+                (x.astype(Dtype::Int32).unwrap(), gates.clone()),
+                (x.clone(), gates.astype(Dtype::Float16).unwrap()),
+            ] {
+                let error = walk.of(&x, &gates, None).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Shape);
+            }
+            let mut wrong = walk;
+            wrong.up = Some(&short);
+            assert!(wrong.of(&x, &gates, None).is_err());
+            let mut wrong = walk;
+            wrong.down_bias = Some(&four);
+            assert!(wrong.of(&x, &gates, None).is_err());
+            let mut given = walk;
+            given.activation = None;
+            assert!(given.of(&x, &gates, None).is_err());
+            assert!(given.of(&x, &gates, Some(&x)).is_err());
+            assert!(given.of(&x, &gates, Some(&gates)).is_ok());
+            assert!(down.product(&gates, None).is_err());
+            assert!(down.product(&x, Some(&three)).is_err());
+            // No row is no fault.
+            let (none, no_gates) = (array(&[0, 3]), array(&[0, 4]));
+            assert_eq!(walk.of(&none, &no_gates, None).unwrap().shape(), [0, 3]);
+        });
+    }
+}

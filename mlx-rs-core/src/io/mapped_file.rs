@@ -1,0 +1,175 @@
+//! Files that are read where they lie: mapped into memory, without a copy.
+
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use super::io_error;
+use crate::error::{Error, ErrorKind, Result};
+
+const OP: &str = "MappedFile";
+
+/// A file whose bytes are memory. The system reads a page when it is used, keeps it as long as
+/// there is memory, and shares it between processes. A clone is another handle.
+///
+/// The file must stay as it is while it is mapped. Deleting or replacing it by a rename is fine. One
+/// that is written to gives other numbers, and one that is cut ends the process, as everywhere where
+/// files are mapped. So map files that are written whole and never changed.
+///
+/// ```
+/// use mlx_rs_core::io::MappedFile;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("numbers");
+/// std::fs::write(&path, [0u8, 0, 128, 63, 0, 0, 0, 64])?;
+/// let file = MappedFile::open(&path)?;
+/// assert_eq!(file.bytes().len(), 8);
+/// assert_eq!(file.floats(4..8)?.as_ref(), [2.0]);
+/// assert!(file.floats(4..12).is_err());
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct MappedFile(Arc<Mmap>);
+
+impl MappedFile {
+    /// Maps a regular file for reading.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when it cannot be opened or mapped; [`ErrorKind::Value`] for what is no
+    /// regular file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let file = File::open(path).map_err(|e| io_error(OP, &e))?;
+        let about = file.metadata().map_err(|e| io_error(OP, &e))?;
+        if !about.is_file() {
+            let message = "only a regular file can be mapped";
+            return Err(Error::new(ErrorKind::Value, OP, message));
+        }
+        // SAFETY: the mapping is private to this process and read-only: no code here writes to it.
+        // That no other writes to the file or cuts it is the documented demand on the caller's
+        // files; no type can express it.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| io_error(OP, &e))?;
+        Ok(Self(Arc::new(map)))
+    }
+
+    /// All bytes.
+    /// ```
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("text");
+    /// std::fs::write(&path, "abc").unwrap();
+    /// assert_eq!(mlx_rs_core::io::MappedFile::open(&path)?.bytes(), b"abc");
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The little-endian float32 in a range of bytes, without a copy.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Value`] when the range is not within the file, or does not begin and end
+    /// between numbers; on machines of the other byte order always.
+    pub fn floats(&self, bytes: Range<usize>) -> Result<Floats> {
+        let fault = |message: String| Error::new(ErrorKind::Value, OP, message);
+        if cfg!(target_endian = "big") {
+            return Err(fault("this machine has another byte order".into()));
+        }
+        let own = self.0.get(bytes.clone());
+        let whole = own.is_some_and(|own| bytemuck::try_cast_slice::<u8, f32>(own).is_ok());
+        if !whole {
+            let message = format!(
+                "bytes {} to {} are no numbers of float32 in a file of {} bytes",
+                bytes.start,
+                bytes.end,
+                self.0.len()
+            );
+            return Err(fault(message));
+        }
+        Ok(Floats(Source::File(self.clone(), bytes)))
+    }
+}
+
+/// Numbers of float32 in a mapped file, or in memory of their own. A clone is another handle.
+/// ```
+/// use mlx_rs_core::io::Floats;
+/// let floats = Floats::from(vec![1.0, 2.0]);
+/// assert_eq!(floats.clone().as_ref(), [1.0, 2.0]);
+/// ```
+#[derive(Clone)]
+pub struct Floats(Source);
+
+#[derive(Clone)]
+enum Source {
+    /// A range of bytes that was checked.
+    File(MappedFile, Range<usize>),
+    Memory(Arc<[f32]>),
+}
+
+impl AsRef<[f32]> for Floats {
+    fn as_ref(&self) -> &[f32] {
+        match &self.0 {
+            Source::File(file, bytes) => bytemuck::cast_slice(&file.bytes()[bytes.clone()]),
+            Source::Memory(all) => all,
+        }
+    }
+}
+
+impl From<Vec<f32>> for Floats {
+    fn from(values: Vec<f32>) -> Self {
+        Self(Source::Memory(values.into()))
+    }
+}
+
+impl fmt::Debug for Floats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match &self.0 {
+            Source::File(..) => "mapped",
+            Source::Memory(_) => "in memory",
+        };
+        write!(f, "{} float32, {place}", self.as_ref().len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_within_the_file_and_between_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("numbers");
+        let values: Vec<f32> = (0..9).map(|i| i as f32 - 4.5).collect();
+        let mut bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        bytes.push(7);
+        std::fs::write(&path, &bytes).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        assert_eq!(file.bytes(), bytes);
+        let found = file.floats(4..20).unwrap();
+        assert_eq!(found.as_ref(), &values[1..5]);
+        assert_eq!(format!("{found:?}"), "4 float32, mapped");
+        assert!(file.floats(0..0).unwrap().as_ref().is_empty());
+        for wrong in [0..37, 1..5, 0..3, 36..40, 40..44, 4..usize::MAX] {
+            let error = file.floats(wrong.clone()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Value, "{wrong:?}");
+        }
+        // The mapping outlives the name.
+        std::fs::remove_file(&path).unwrap();
+        drop(file);
+        assert_eq!(found.as_ref(), &values[1..5]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = MappedFile::open(dir.path().join("none")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(MappedFile::open(dir.path()).is_err());
+        let empty = dir.path().join("empty");
+        std::fs::write(&empty, "").unwrap();
+        assert!(MappedFile::open(&empty).is_ok_and(|file| file.bytes().is_empty()));
+    }
+}
