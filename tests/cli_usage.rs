@@ -404,6 +404,77 @@ fn without_pip_the_message_says_what_to_install() {
     assert_eq!(left, [".lock"]);
 }
 
+/// A directory whose files Python would import in place of its own modules. Each leaves a mark.
+#[cfg(unix)]
+fn directory_with_modules() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mark = "open(__file__ + '.ran', 'w')\n";
+    std::fs::create_dir(dir.path().join("pip")).unwrap();
+    for name in [
+        "pip/__init__.py",
+        "pip/__main__.py",
+        "json.py",
+        "lm_eval.py",
+        "random.py",
+    ] {
+        std::fs::write(dir.path().join(name), mark).unwrap();
+    }
+    dir
+}
+
+/// The marks that modules of a directory left.
+#[cfg(unix)]
+fn marks(dir: &Path) -> Vec<std::path::PathBuf> {
+    let entries = [dir.to_owned(), dir.join("pip")]
+        .into_iter()
+        .flat_map(|d| std::fs::read_dir(d).unwrap().flatten());
+    entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "ran"))
+        .collect()
+}
+
+#[cfg(unix)]
+#[test]
+fn python_files_of_the_working_directory_do_not_run() {
+    let (home, dir) = (tempfile::tempdir().unwrap(), directory_with_modules());
+    // They do run where nothing guards against it, so that the marks below mean something.
+    let check = Command::new("python3")
+        .args(["-m", "pip"])
+        .current_dir(dir.path())
+        .env_remove("PYTHONSAFEPATH")
+        .status();
+    assert!(check.is_ok());
+    assert_eq!(marks(dir.path()).len(), 2);
+    for mark in marks(dir.path()) {
+        std::fs::remove_file(mark).unwrap();
+    }
+    // The real pip fails at once: at this address no index answers.
+    let output = mlx(home.path(), &["pull", "smollm2"])
+        .current_dir(dir.path())
+        .env_remove("MLX_OFFLINE")
+        .env("PIP_INDEX_URL", "http://127.0.0.1:1/")
+        .env("PIP_RETRIES", "0")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("pip"), "{}", stderr(&output));
+    assert_eq!(marks(dir.path()), [] as [std::path::PathBuf; 0]);
+    // This Python has no lm_eval, or has no such task.
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/llama");
+    let model = model.to_str().unwrap();
+    let output = mlx(
+        home.path(),
+        &["evaluate", "--model", model, "--tasks", "no_such_task"],
+    )
+    .current_dir(dir.path())
+    .env("MLXLM_PYTHON", "python3")
+    .output()
+    .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert_eq!(marks(dir.path()), [] as [std::path::PathBuf; 0]);
+}
+
 #[test]
 fn the_known_models_are_listed_with_their_state() {
     let output = output(&["pull", "--list"]);

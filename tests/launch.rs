@@ -291,6 +291,22 @@ fn a_member_that_never_comes_is_named() {
     assert!(started.elapsed() < Duration::from_secs(30));
 }
 
+/// A member that refuses its flags has not joined, so that no other member reports it as lost.
+#[test]
+fn a_member_refuses_its_flags_before_it_joins() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = ring(dir.path(), 2);
+    let path = model("llama");
+    let adapter = dir.path().to_str().unwrap();
+    let model = ["--model", &path, "--adapter-path", adapter];
+    for command in [&["logits", "--tokens", "1"][..], &["generate", "hi"]] {
+        // Rank 1 is never started, so rank 0 would wait for it if it joined first.
+        let output = member(0, &file, &[command, &model].concat()).output();
+        let err = refused(&output.unwrap(), 2);
+        assert!(err.contains("split and adapter_path"), "{err}");
+    }
+}
+
 #[test]
 fn a_member_that_dies_is_named_by_the_others_without_a_launcher() {
     let dir = tempfile::tempdir().unwrap();

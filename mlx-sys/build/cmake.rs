@@ -65,6 +65,7 @@ pub fn build(
             &sha256_file(&shim)?,
             &compiler,
             &env.target,
+            env.oldest_macos.as_deref().unwrap_or_default(),
             "position independent",
         ])
     );
@@ -93,6 +94,9 @@ pub fn build(
             .define("MLX_C_USE_SYSTEM_MLX", "ON")
             .define("MLX_DIR", mlx.root.join("share/cmake/MLX"))
             .build_target("mlxc");
+        if let Some(oldest) = &env.oldest_macos {
+            config.define("CMAKE_OSX_DEPLOYMENT_TARGET", oldest);
+        }
         let built = make(tools, &mut config)
             .map_err(|e| format!("cannot build mlx-c against MLX {}:\n{e}", mlx.version))?;
         fs::copy(built.join("libmlxc.a"), dir.join("libmlxc.a"))

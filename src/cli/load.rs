@@ -201,6 +201,15 @@ impl LoadArgs {
         options
     }
 
+    /// Refuses what does not go together with a model that is divided among processes.
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    pub fn check_split(&self, split: inference::Split) -> Result<(), Failure> {
+        let options = self.options("").with_split(split);
+        options
+            .validate()
+            .map_err(|e| Failure::usage(e.to_string()))
+    }
+
     /// The options for a backend, checked.
     pub fn checked(&self, backend: &str) -> Result<LoadOptions, Failure> {
         let options = self.options(backend);
@@ -298,13 +307,16 @@ pub fn load_with(
     load_with_options(backend, path, &options, console)
 }
 
-/// Loads the model at `path` with `backend` and options that name it.
+/// Loads the model at `path` with `backend` and options that name it. A member of a group joins the
+/// others before.
 pub fn load_with_options(
     backend: Arc<dyn Backend>,
     path: &Path,
     options: &LoadOptions,
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    super::member::join()?;
     tracing::info!(path = %path.display(), backend = backend.name(), "loading");
     tracing::debug!(?options, "load options");
     let spinner = Spinner::start("loading the model", console);

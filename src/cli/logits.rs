@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long, short, value_name = "FILE")]
     output: Option<std::path::PathBuf>,
     #[command(flatten)]
-    load: LoadArgs,
+    pub load: LoadArgs,
 }
 
 /// Runs the command.

@@ -296,7 +296,7 @@ pub fn main() -> ExitCode {
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
     #[cfg(all(unix, feature = "mlx-backend"))]
-    if let Err(failure) = cli.command.join_group() {
+    if let Err(failure) = cli.command.find_group() {
         return ExitCode::from(finish(Err(failure), &mut std::io::stderr()));
     }
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
@@ -390,9 +390,9 @@ pub fn main() -> ExitCode {
 
 #[cfg(all(unix, feature = "mlx-backend"))]
 impl Command {
-    /// Joins the group that this process was started in, where the command is one that several
-    /// processes run together.
-    fn join_group(&self) -> Result<(), Failure> {
+    /// Finds the group that this process was started in, where the command is one that several
+    /// processes run together. It joins before it loads a model.
+    fn find_group(&self) -> Result<(), Failure> {
         match self {
             Command::Generate(_)
             | Command::Logits(_)
@@ -404,9 +404,19 @@ impl Command {
             _ => return Ok(()),
         }
         member::follow_launcher();
-        match member::Member::from_environment()? {
-            Some(member) => member.join(),
-            None => Ok(()),
+        member::find()
+    }
+
+    /// Refuses what several processes that divide a model cannot do, as far as the flags tell.
+    fn check_together(&self, split: inference::Split) -> Result<(), Failure> {
+        match self {
+            Self::Generate(args) => args.load.check_split(split),
+            Self::Logits(args) => args.load.check_split(split),
+            Self::Perplexity(args) => args.load.check_split(split),
+            Self::Bench(args) => args.load.check_split(split),
+            #[cfg(feature = "serve")]
+            Self::Serve(args) => args.check_together(split),
+            _ => Ok(()),
         }
     }
 }

@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_two)]
     sequence_length: usize,
     #[command(flatten)]
-    load: LoadArgs,
+    pub load: LoadArgs,
 }
 
 fn at_least_two(text: &str) -> Result<usize, String> {

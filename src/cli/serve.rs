@@ -189,13 +189,22 @@ impl Args {
         }
     }
 
+    /// Refuses what several processes that divide the models cannot do.
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    pub fn check_together(&self, split: inference::Split) -> Result<(), Failure> {
+        self.config()?;
+        if self.loads_by_name() || self.keep_alive.is_some() || !self.adapter.is_empty() {
+            return Err(Failure::usage(
+                "several processes serve the models of the command line; leave out --models-dir, \
+                 --cached, --allow-pull, --keep-alive and --adapter",
+            ));
+        }
+        let options = self.unchecked_options("").with_split(split);
+        options.validate().map_err(|e| Failure::usage(e.message()))
+    }
+
     fn load_options(&self, backend: &str) -> Result<LoadOptions, Failure> {
-        let mut options = LoadOptions::new()
-            .with_backend(backend)
-            .with_parallel_slots(self.parallel)
-            .with_dtype(self.dtype);
-        options.adapter_path.clone_from(&self.adapter_path);
-        self.feed_forward.set(&mut options);
+        let mut options = self.unchecked_options(backend);
         #[cfg(all(unix, feature = "mlx-backend"))]
         if let Some(member) = super::member::current() {
             options.split = member.split;
@@ -204,6 +213,16 @@ impl Args {
             .validate()
             .map_err(|e| Failure::usage(e.message()))?;
         Ok(options)
+    }
+
+    fn unchecked_options(&self, backend: &str) -> LoadOptions {
+        let mut options = LoadOptions::new()
+            .with_backend(backend)
+            .with_parallel_slots(self.parallel)
+            .with_dtype(self.dtype);
+        options.adapter_path.clone_from(&self.adapter_path);
+        self.feed_forward.set(&mut options);
+        options
     }
 }
 
@@ -243,10 +262,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     #[cfg(all(unix, feature = "mlx-backend"))]
     if let Some(member) = super::member::current() {
-        if by_name || source.reload || !source.adapters.is_empty() {
-            return Err(Failure::usage(
-                "several processes serve the models of the command line; leave out --models-dir, \
-                 --cached, --allow-pull, --keep-alive and --adapter",
+        args.check_together(member.split)?;
+        if !member.gives_orders() {
+            return Err(Failure::failed(
+                "several processes serve a model on a ring only; start them with `mlx launch`",
             ));
         }
         let shared = load_all(&given, &backend, &options, console)?;
@@ -308,11 +327,6 @@ fn together(
     use super::member::{self, follow, lead};
     use inference::TextModel;
 
-    if !member.gives_orders() {
-        return Err(Failure::failed(
-            "several processes serve a model on a ring only; start them with `mlx launch`",
-        ));
-    }
     let stop = CancelToken::new();
     // The others end with rank 0, which lets running replies end first.
     let _guard = console.catches_interrupts.then(|| cancel_on_signals(&stop));

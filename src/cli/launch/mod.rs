@@ -7,6 +7,8 @@ mod supervise;
 
 use std::path::PathBuf;
 
+use clap::FromArgMatches;
+
 use super::console::Console;
 use super::failure::Failure;
 use super::load::at_least_one;
@@ -124,6 +126,13 @@ fn check(command: &[String], pipeline: bool) -> Result<(), Failure> {
             "--pipeline divides a model's layers, and `train` divides its batches; leave it out",
         ));
     }
+    let given =
+        super::Cli::from_arg_matches(&matches).map_err(|e| Failure::usage(e.to_string()))?;
+    given.command.check_together(if pipeline {
+        inference::Split::Pipeline
+    } else {
+        inference::Split::Tensor
+    })?;
     if command.iter().any(|arg| arg == "-") {
         return Err(Failure::usage(
             "`-` is standard input, which several processes cannot share; give the text itself",
@@ -165,6 +174,11 @@ mod tests {
             ("ls", "none of them"),
             ("chat", "none of them"),
             ("generate --prompt -", "standard input"),
+            (
+                "logits --prompt a --adapter-path b",
+                "split and adapter_path",
+            ),
+            ("bench --ffn sparse:8", "split and feed_forward"),
         ] {
             let failure = check(&words(wrong), false).unwrap_err();
             assert_eq!(failure.exit_code(), 2);

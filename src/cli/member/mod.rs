@@ -12,8 +12,8 @@ mod link;
 pub mod order;
 
 use std::io::{Read, Write};
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -51,9 +51,39 @@ pub struct Member {
 static MEMBER: OnceLock<Member> = OnceLock::new();
 static LINKS: OnceLock<Links> = OnceLock::new();
 
-/// The member that this process is, once it has joined.
+/// The member that this process is, once [`find`] was called. It may not have joined yet.
 pub fn current() -> Option<&'static Member> {
     MEMBER.get()
+}
+
+/// Finds out of the environment whether this process is a member of a group.
+///
+/// # Errors
+/// When the variables make no sense.
+pub fn find() -> Result<(), Failure> {
+    if let Some(member) = Member::from_environment()? {
+        let _ = MEMBER.set(member);
+    }
+    Ok(())
+}
+
+/// Joins the other members, once; does nothing in a process alone. A command calls it when only
+/// loading is left to do: if its flags were refused after some members had joined, exit code and
+/// message would depend on which process fails first.
+///
+/// # Errors
+/// When one does not come in time, or is of another version.
+pub fn join() -> Result<(), Failure> {
+    static JOINED: Mutex<bool> = Mutex::new(false);
+    let Some(member) = current() else {
+        return Ok(());
+    };
+    let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*joined {
+        member.join()?;
+        *joined = true;
+    }
+    Ok(())
 }
 
 impl Member {
@@ -65,10 +95,7 @@ impl Member {
 
     /// What the environment says: the variables of MLX's rings, or of Open MPI. `None` for a
     /// process alone.
-    ///
-    /// # Errors
-    /// When the variables make no sense.
-    pub fn from_environment() -> Result<Option<Self>, Failure> {
+    fn from_environment() -> Result<Option<Self>, Failure> {
         let variable = |name: &str| match std::env::var(name) {
             Ok(value) if value.is_empty() => Ok(None),
             Ok(value) => Ok(Some(value)),
@@ -130,10 +157,7 @@ impl Member {
 
     /// Joins the others. From here on this process ends, with exit code 1 and a message that names
     /// the other, when one is lost.
-    ///
-    /// # Errors
-    /// When one does not come in time, or is of another version.
-    pub fn join(self) -> Result<(), Failure> {
+    fn join(&self) -> Result<(), Failure> {
         let timeout = timeout()?;
         if let Some(ring) = &self.ring {
             let links = join::ring(self.rank, ring, timeout)?;
@@ -162,7 +186,6 @@ impl Member {
             )));
         }
         tracing::info!(rank = self.rank, size = self.size, "joined");
-        let _ = MEMBER.set(self);
         Ok(())
     }
 }
