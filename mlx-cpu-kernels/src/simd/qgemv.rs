@@ -90,7 +90,7 @@ pub(crate) fn qgemv(
         Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dot if !neon_has(matrix.bits) || matrix.codes() != Codes::Integers => {
-            portable_qgemv(matrix, x, out)
+            portable_qgemv(matrix, x, out);
         }
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.

@@ -32,7 +32,7 @@ struct RowBlock<'a> {
 #[target_feature(enable = "neon")]
 pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
-    let k = groups * per * matrix.values_per_word();
+    let k = groups * matrix.group_size();
     // The reads in `tile` stay within these.
     assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);

@@ -56,12 +56,12 @@ struct RowBlock {
 #[target_feature(enable = "neon,dotprod")]
 pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
-    let k = groups * per * matrix.values_per_word();
+    let k = groups * matrix.group_size();
     // The reads and writes below stay within these.
     assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
     assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
-    assert!((per * matrix.values_per_word()).is_multiple_of(INPUTS_PER_SCALE));
+    assert!(matrix.group_size().is_multiple_of(INPUTS_PER_SCALE));
     assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
     assert!(x.scales.len() * INPUTS_PER_SCALE == x.rows * k);
     assert!(x.sums.len() == x.rows * groups);
@@ -80,7 +80,7 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
         biases,
         half,
         groups,
-        per: per * matrix.values_per_word() / INPUTS_PER_SCALE,
+        per: matrix.group_size() / INPUTS_PER_SCALE,
     };
     // SAFETY: the lengths are asserted, for codes of this bit width.
     unsafe {
