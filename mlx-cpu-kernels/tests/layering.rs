@@ -123,6 +123,7 @@ const ORDER: &[&str] = &[
     "simd::neon::intrinsics_tests",
     "simd::qgemv_tests",
     "gemm::experts_tests",
+    "gemm::format_tests",
     "recurrence::run_tests",
     "lib",
 ];

@@ -30,7 +30,7 @@ pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon => false,
         #[cfg(any(target_arch = "aarch64", test))]
-        Isa::Dot => neon_has(bits),
+        Isa::Dot => dot_has(bits),
         Isa::Portable => false,
     }
 }
@@ -89,15 +89,25 @@ pub(crate) fn qgemv(
         // names.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
         #[cfg(any(target_arch = "aarch64", test))]
-        Isa::Neon | Isa::Dot if !neon_has(matrix.bits) || matrix.codes() != Codes::Integers => {
-            portable_qgemv(matrix, x, out);
-        }
-        #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Neon | Isa::Dot if matrix.codes() != Codes::Integers => portable_qgemv(matrix, x, out),
         // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
-        Isa::Neon => unsafe { neon::f32::qgemv(matrix, x, out) },
         #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Neon => unsafe {
+            match matrix.bits {
+                4 => neon::f32::qgemv::<4>(matrix, x, out),
+                8 => neon::f32::qgemv::<8>(matrix, x, out),
+                _ => portable_qgemv(matrix, x, out),
+            }
+        },
         // SAFETY: the processor has neon and dotprod, or they are emulated; see `Isa::Dot`.
-        Isa::Dot => unsafe { neon::qgemv_dotprod::qgemv(matrix, x, out) },
+        #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Dot => unsafe {
+            match matrix.bits {
+                4 => neon::qgemv_dotprod::qgemv::<4>(matrix, x, out),
+                8 => neon::qgemv_dotprod::qgemv::<8>(matrix, x, out),
+                _ => portable_qgemv(matrix, x, out),
+            }
+        },
         Isa::Portable => portable_qgemv(matrix, x, out),
     }
 }
@@ -123,9 +133,10 @@ fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputB
     }
 }
 
-/// Whether the NEON kernels have this width; others run in portable code.
+/// Whether the kernels with dotprod have this width; [`qgemv`] runs others in portable code, which
+/// reads floats.
 #[cfg(any(target_arch = "aarch64", test))]
-fn neon_has(bits: u32) -> bool {
+fn dot_has(bits: u32) -> bool {
     matches!(bits, 4 | 8)
 }
 

@@ -32,7 +32,13 @@ struct RowBlock<'a> {
 /// # Safety
 /// The processor must have neon.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
-pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+pub(crate) unsafe fn qgemv<const BITS: i32>(
+    matrix: PackedMatrix<'_>,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
+) {
+    const { assert!(BITS == 4 || BITS == 8) };
+    assert!(matrix.bits == BITS as u32);
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let k = groups * matrix.group_size();
     // The reads in `tile` stay within these.
@@ -51,15 +57,11 @@ pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mu
             // SAFETY: the lengths are asserted above, and each call is given as many rows as it
             // takes.
             row += unsafe {
-                match (matrix.bits, x.rows - row) {
-                    (4, 8..) => few::<8, 1, 4>(block, x, at, out),
-                    (4, 4..) => few::<4, 2, 4>(block, x, at, out),
-                    (4, 2..) => few::<2, 4, 4>(block, x, at, out),
-                    (4, _) => few::<1, 4, 4>(block, x, at, out),
-                    (_, 8..) => few::<8, 1, 8>(block, x, at, out),
-                    (_, 4..) => few::<4, 2, 8>(block, x, at, out),
-                    (_, 2..) => few::<2, 4, 8>(block, x, at, out),
-                    (_, _) => few::<1, 4, 8>(block, x, at, out),
+                match x.rows - row {
+                    8.. => few::<8, 1, BITS>(block, x, at, out),
+                    4.. => few::<4, 2, BITS>(block, x, at, out),
+                    2.. => few::<2, 4, BITS>(block, x, at, out),
+                    _ => few::<1, 4, BITS>(block, x, at, out),
                 }
             };
         }

@@ -55,7 +55,13 @@ struct RowBlock {
 /// # Safety
 /// The processor must have neon and dotprod.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
-pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+pub(crate) unsafe fn qgemv<const BITS: u32>(
+    matrix: PackedMatrix<'_>,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
+) {
+    const { assert!(BITS == 4 || BITS == 8) };
+    assert!(matrix.bits == BITS);
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let k = groups * matrix.group_size();
     // The reads and writes below stay within these.
@@ -84,13 +90,7 @@ pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mu
         per: matrix.group_size() / INPUTS_PER_SCALE,
     };
     // SAFETY: the lengths are asserted, for codes of this bit width.
-    unsafe {
-        match matrix.bits {
-            4 => rows::<4>(first, count, x, out),
-            8 => rows::<8>(first, count, x, out),
-            _ => unreachable!("4 or 8 bits"),
-        }
-    }
+    unsafe { rows::<BITS>(first, count, x, out) }
 }
 
 /// All row blocks with all rows.
@@ -487,7 +487,12 @@ pub(crate) mod tests {
         };
         let mut columns = OutputBlock::contiguous(&mut out, rows);
         // SAFETY: as above.
-        unsafe { qgemv(matrix, x, &mut columns) };
+        unsafe {
+            match bits {
+                4 => qgemv::<4>(matrix, x, &mut columns),
+                _ => qgemv::<8>(matrix, x, &mut columns),
+            }
+        };
         out
     }
 
