@@ -28,11 +28,12 @@ pub enum Isa {
     /// process use AMX, so statements about `Avx512` and `Avx2` hold.
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// NEON.
-    #[cfg(target_arch = "aarch64")]
+    /// NEON. `detect` makes it only on aarch64. Tests make it on every processor: the kernels then
+    /// call `simd/neon/emulation.rs`, which needs no instruction set.
+    #[cfg(any(target_arch = "aarch64", test))]
     Neon,
-    /// NEON and dotprod.
-    #[cfg(target_arch = "aarch64")]
+    /// NEON and dotprod, as for `Neon`.
+    #[cfg(any(target_arch = "aarch64", test))]
     Dot,
     /// No vectors of its own.
     Portable,
@@ -91,9 +92,9 @@ impl Isa {
             Self::Avx512 => Some("AMX with bfloat16"),
             #[cfg(target_arch = "x86_64")]
             Self::Amx => None,
-            #[cfg(target_arch = "aarch64")]
+            #[cfg(any(target_arch = "aarch64", test))]
             Self::Neon => Some("dotprod"),
-            #[cfg(target_arch = "aarch64")]
+            #[cfg(any(target_arch = "aarch64", test))]
             Self::Dot => None,
             Self::Portable if cfg!(target_arch = "x86_64") => Some("AVX2, FMA and F16C"),
             Self::Portable => None,
@@ -120,9 +121,9 @@ impl Isa {
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Amx => "amx",
-            #[cfg(target_arch = "aarch64")]
+            #[cfg(any(target_arch = "aarch64", test))]
             Self::Neon => "neon",
-            #[cfg(target_arch = "aarch64")]
+            #[cfg(any(target_arch = "aarch64", test))]
             Self::Dot => "neon+dotprod",
             Self::Portable => "portable",
         }

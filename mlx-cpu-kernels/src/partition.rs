@@ -128,7 +128,7 @@ impl<'a, T> OutputBlock<'a, T> {
     }
 
     /// The address of the first one, and how far the first ones of rows are apart.
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
     pub(crate) fn raw_parts(&mut self) -> (*mut T, usize) {
         (self.data, self.step)
     }

@@ -5,10 +5,24 @@ pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
 pub use crate::sampling::softmax_pass::relative_logit;
 pub use crate::sampling::top_k::ascending;
 
-/// Runs `f` with each instruction set of this processor, which operations that this thread makes
-/// use.
+/// The instruction sets that tests run with: those of this processor, and in tests of this crate
+/// the emulated ones of aarch64.
+pub(crate) fn tested() -> Vec<Isa> {
+    let emulated: &[Isa] = &[
+        #[cfg(all(test, not(target_arch = "aarch64")))]
+        Isa::Neon,
+        #[cfg(all(test, not(target_arch = "aarch64")))]
+        Isa::Dot,
+    ];
+    let mut all = Isa::all();
+    all.extend_from_slice(emulated);
+    all
+}
+
+/// Runs `f` with each instruction set, which operations that this thread makes use: those of this
+/// processor, and in tests of this crate the emulated ones.
 pub fn with_each(f: impl Fn(Isa)) {
-    for isa in Isa::all() {
+    for isa in tested() {
         FORCED.set(Some(isa));
         f(isa);
     }

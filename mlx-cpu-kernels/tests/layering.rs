@@ -68,6 +68,8 @@ const ORDER: &[&str] = &[
     "simd::amx::small_m",
     "simd::amx",
     "simd::neon",
+    "simd::neon::emulation",
+    "simd::neon::intrinsics",
     "simd::neon::f32",
     "simd::neon::qgemv_dotprod",
     // Dispatch by instruction set.
@@ -118,8 +120,10 @@ const ORDER: &[&str] = &[
     "sampling::top_p",
     "sampling::sample",
     "testing",
+    "simd::neon::intrinsics_tests",
     "simd::qgemv_tests",
     "gemm::experts_tests",
+    "gemm::format_tests",
     "recurrence::run_tests",
     "lib",
 ];

@@ -255,7 +255,7 @@ fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
             avx2::decode_attention::softmax(cap, scores)
         },
         // Every aarch64 processor has neon.
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => portable::softmax::softmax(cap, scores),
         Isa::Portable => portable::softmax::softmax(cap, scores),
     }

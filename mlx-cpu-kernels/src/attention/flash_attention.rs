@@ -206,7 +206,7 @@ fn softmax_block(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: these are made by `detect` only, where the processor has avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { softmax_block_avx512(cap, scores, state) },
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => softmax_block_with(cap, scores, state),
         Isa::Portable => softmax_block_with(cap, scores, state),
     }

@@ -69,7 +69,7 @@ pub(crate) fn apply_rope(isa: Isa, rotation: &Rotation, rope_table: &[f32], head
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             apply_rope_avx2(rotation, rope_table, head);
         },
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => apply_rope_with(rotation, rope_table, head),
         Isa::Portable => apply_rope_with(rotation, rope_table, head),
     }

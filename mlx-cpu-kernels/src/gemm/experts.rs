@@ -392,4 +392,4 @@ pub(crate) fn add_pairs(
 
 #[cfg(test)]
 #[path = "experts_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -15,7 +15,7 @@ use crate::testing::{noise, with_each};
 const EXPERTS: usize = 5;
 
 /// A stack with the memory of its arrays, and its numbers in order.
-struct Stack {
+pub(crate) struct Stack {
     kind: MatrixFormat,
     size: Size,
     words: Vec<u32>,
@@ -36,7 +36,7 @@ fn words_of<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u32> {
 }
 
 impl Stack {
-    fn new(kind: MatrixFormat, size: Size, seed: u32) -> Self {
+    pub(crate) fn new(kind: MatrixFormat, size: Size, seed: u32) -> Self {
         let rows = size.n.next_multiple_of(INTERLEAVED_ROWS) * EXPERTS;
         let mut made = Self {
             kind,
@@ -151,6 +151,15 @@ impl Stack {
     }
 
     fn inputs(&self, bias: bool) -> Vec<Input> {
+        let mut inputs = self.arrays(EXPERTS);
+        if bias {
+            inputs.push(Input::from_slice(&self.bias));
+        }
+        inputs
+    }
+
+    /// The arrays of the first experts.
+    pub(crate) fn arrays(&self, experts: usize) -> Vec<Input> {
         let arrays = match self.kind {
             MatrixFormat::Dense(_) => vec![(&self.words, self.lens[0])],
             MatrixFormat::Quantized { .. } => vec![
@@ -159,15 +168,12 @@ impl Stack {
                 (&self.biases, self.lens[2]),
             ],
         };
-        let mut inputs: Vec<Input> = arrays
-            .into_iter()
+        let first = |(array, len): (&Vec<u32>, usize)| {
+            let len = len / EXPERTS * experts;
             // SAFETY: the vectors hold these elements as long as the stack is there.
-            .map(|(array, len)| unsafe { Input::from_raw(array.as_ptr().cast(), len) })
-            .collect();
-        if bias {
-            inputs.push(Input::from_slice(&self.bias));
-        }
-        inputs
+            unsafe { Input::from_raw(array.as_ptr().cast(), len) }
+        };
+        arrays.into_iter().map(first).collect()
     }
 
     fn stack(&self, bias: bool) -> ExpertStack {
@@ -181,7 +187,7 @@ impl Stack {
     }
 
     /// An expert's product with a row, in double precision.
-    fn exact(&self, expert: usize, x: &[f64], bias: bool) -> Vec<f64> {
+    pub(crate) fn exact(&self, expert: usize, x: &[f64], bias: bool) -> Vec<f64> {
         let Size { n, k } = self.size;
         (0..n)
             .map(|i| {
@@ -239,11 +245,11 @@ fn ids_input(ids: &[u32]) -> Input {
     unsafe { Input::from_raw(ids.as_ptr().cast(), ids.len()) }
 }
 
-fn double(x: &[f32]) -> Vec<f64> {
+pub(crate) fn double(x: &[f32]) -> Vec<f64> {
     x.iter().copied().map(f64::from).collect()
 }
 
-fn near(got: &[f32], wanted: &[f64], what: &str) {
+pub(crate) fn near(got: &[f32], wanted: &[f64], what: &str) {
     assert_eq!(got.len(), wanted.len());
     let largest = wanted.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     for (i, (got, wanted)) in got.iter().zip(wanted).enumerate() {

@@ -10,6 +10,8 @@ pub(crate) mod expert_block;
 pub(crate) mod experts;
 pub(crate) mod feature_walk;
 pub(crate) mod few_rows;
+#[cfg(test)]
+mod format_tests;
 pub(crate) mod gather_rows;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod integer_gemm;

@@ -19,6 +19,7 @@ pub const INTERLEAVED_ROWS: usize = 8;
 
 /// Codes after which a code begins at a word again, for a width that does not divide 32. It is a
 /// multiple of eight codes, so a chunk is whole words and whole runs of inputs with one scale.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const fn codes_per_chunk(bits: u32) -> usize {
     match bits {
         6 => 16,
@@ -94,8 +95,11 @@ impl ScaleFormat {
             _ => bits,
         }
     }
+}
 
-    /// The format as a constant of generic functions.
+/// The formats as constants of generic functions, which only the kernels for x86-64 have.
+#[cfg(target_arch = "x86_64")]
+impl ScaleFormat {
     pub(crate) const F32_ID: u32 = 0;
     pub(crate) const F16_ID: u32 = 1;
     pub(crate) const SUPER_ID: u32 = 2;

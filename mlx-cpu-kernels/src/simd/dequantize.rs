@@ -101,7 +101,7 @@ fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::dequantize::dequantize_row(row, bits, out);
         },
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => portable::dequantize::dequantize_row(row, bits, out),
         Isa::Portable => portable::dequantize::dequantize_row(row, bits, out),
     }
@@ -142,7 +142,7 @@ fn deinterleave(isa: Isa, from: &[f32], to: &mut [f32]) {
         // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma; the
         // lengths are asserted.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::transpose::transpose_8(from, to) },
-        Isa::Portable => 0,
+        _ => 0,
     };
     #[cfg(not(target_arch = "x86_64"))]
     let (done, _) = (0, isa);

@@ -7,7 +7,7 @@ use crate::layout::tile::{TileA, TileB, TileC};
 use crate::simd::avx2::microkernel::tile as tile_avx2;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx512::microkernel::tile as tile_avx512;
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", test))]
 use crate::simd::neon::f32::tile as tile_neon;
 use crate::simd::portable::microkernel::tile as tile_portable;
 
@@ -32,7 +32,7 @@ pub(crate) unsafe fn gemm_tiles(
         let tall = rest.min(MAX_TILE_ROWS);
         // SAFETY: `tall` of the rows that the caller promises. `detect` makes `Isa::Avx2` only
         // where the processor has avx2 and fma, `Isa::Avx512` where it also has avx512f,
-        // `Isa::Neon` and `Isa::Dot` where it has neon.
+        // `Isa::Neon` and `Isa::Dot` where it has neon, or tests where neon is emulated.
         unsafe {
             match (isa, tall) {
                 #[cfg(target_arch = "x86_64")]
@@ -59,17 +59,17 @@ pub(crate) unsafe fn gemm_tiles(
                 (Isa::Avx512 | Isa::Amx, 2) => tile_avx512::<2>(depth, left, right, product),
                 #[cfg(target_arch = "x86_64")]
                 (Isa::Avx512 | Isa::Amx, _) => tile_avx512::<1>(depth, left, right, product),
-                #[cfg(target_arch = "aarch64")]
+                #[cfg(any(target_arch = "aarch64", test))]
                 (Isa::Neon | Isa::Dot, 6) => tile_neon::<6>(depth, left, right, product),
-                #[cfg(target_arch = "aarch64")]
+                #[cfg(any(target_arch = "aarch64", test))]
                 (Isa::Neon | Isa::Dot, 5) => tile_neon::<5>(depth, left, right, product),
-                #[cfg(target_arch = "aarch64")]
+                #[cfg(any(target_arch = "aarch64", test))]
                 (Isa::Neon | Isa::Dot, 4) => tile_neon::<4>(depth, left, right, product),
-                #[cfg(target_arch = "aarch64")]
+                #[cfg(any(target_arch = "aarch64", test))]
                 (Isa::Neon | Isa::Dot, 3) => tile_neon::<3>(depth, left, right, product),
-                #[cfg(target_arch = "aarch64")]
+                #[cfg(any(target_arch = "aarch64", test))]
                 (Isa::Neon | Isa::Dot, 2) => tile_neon::<2>(depth, left, right, product),
-                #[cfg(target_arch = "aarch64")]
+                #[cfg(any(target_arch = "aarch64", test))]
                 (Isa::Neon | Isa::Dot, _) => tile_neon::<1>(depth, left, right, product),
                 (Isa::Portable, 6) => tile_portable::<6>(depth, left, right, product),
                 (Isa::Portable, 5) => tile_portable::<5>(depth, left, right, product),

@@ -9,7 +9,7 @@ pub(crate) mod avx512;
 pub(crate) mod dense_rows;
 pub(crate) mod dequantize;
 pub(crate) mod microkernel;
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", test))]
 pub(crate) mod neon;
 pub(crate) mod portable;
 pub(crate) mod prefetch;

@@ -29,6 +29,10 @@ pub(crate) fn lines(_: *const u8, _: usize) {}
 /// Elements that are prefetched during other computation. Single queries wait for memory, not for
 /// the processor, and the hardware prefetcher stops at the end of each page and segment.
 #[derive(Clone, Copy)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "only the kernels for x86-64 prefetch keys")
+)]
 pub(crate) struct KeyPrefetch {
     /// The first of adjacent positions, which need not be there; null for nothing.
     pub data: *const f32,

@@ -6,7 +6,7 @@ use crate::layout::float_codes::Codes;
 use crate::layout::input_panel::{InputPanel, InputPanelMut, inputs_per_sum};
 use crate::layout::packed::{FLOAT_INPUTS, PackedMatrix};
 use crate::partition::OutputBlock;
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", test))]
 use crate::simd::neon;
 use crate::simd::portable;
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +15,7 @@ use crate::simd::{avx2, avx512};
 /// Adjacent inputs that share a scale with this instruction set.
 pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
     match isa {
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Dot => neon::qgemv_dotprod::INPUTS_PER_SCALE,
         _ => inputs_per_sum(bits),
     }
@@ -27,10 +27,10 @@ pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
         _ if bits == FLOAT_INPUTS => false,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => true,
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon => false,
-        #[cfg(target_arch = "aarch64")]
-        Isa::Dot => neon_has(bits),
+        #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Dot => dot_has(bits),
         Isa::Portable => false,
     }
 }
@@ -53,10 +53,10 @@ pub(crate) fn prepare_inputs(
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::quantize_inputs::prepare_inputs(x, k, (bits, group), to);
         },
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon => portable::qgemv::prepare_inputs(x, k, (bits, group), to),
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
+        #[cfg(any(target_arch = "aarch64", test))]
+        // SAFETY: the processor has neon and dotprod, or they are emulated; see `Isa::Dot`.
         Isa::Dot => unsafe { neon::qgemv_dotprod::prepare_inputs(x, k, (bits, group), to) },
         Isa::Portable => portable::qgemv::prepare_inputs(x, k, (bits, group), to),
     }
@@ -88,16 +88,26 @@ pub(crate) fn qgemv(
         // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it
         // names.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dot if !neon_has(matrix.bits) || matrix.codes() != Codes::Integers => {
-            portable_qgemv(matrix, x, out)
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: `Isa::Neon` is made by `detect` only, where the processor has neon.
-        Isa::Neon => unsafe { neon::f32::qgemv(matrix, x, out) },
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: `Isa::Dot` is made by `detect` only, where the processor has neon and dotprod.
-        Isa::Dot => unsafe { neon::qgemv_dotprod::qgemv(matrix, x, out) },
+        #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Neon | Isa::Dot if matrix.codes() != Codes::Integers => portable_qgemv(matrix, x, out),
+        // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
+        #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Neon => unsafe {
+            match matrix.bits {
+                4 => neon::f32::qgemv::<4>(matrix, x, out),
+                8 => neon::f32::qgemv::<8>(matrix, x, out),
+                _ => portable_qgemv(matrix, x, out),
+            }
+        },
+        // SAFETY: the processor has neon and dotprod, or they are emulated; see `Isa::Dot`.
+        #[cfg(any(target_arch = "aarch64", test))]
+        Isa::Dot => unsafe {
+            match matrix.bits {
+                4 => neon::qgemv_dotprod::qgemv::<4>(matrix, x, out),
+                8 => neon::qgemv_dotprod::qgemv::<8>(matrix, x, out),
+                _ => portable_qgemv(matrix, x, out),
+            }
+        },
         Isa::Portable => portable_qgemv(matrix, x, out),
     }
 }
@@ -123,9 +133,10 @@ fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputB
     }
 }
 
-/// Whether the NEON kernels have this width; others run in portable code.
-#[cfg(target_arch = "aarch64")]
-fn neon_has(bits: u32) -> bool {
+/// Whether the kernels with dotprod have this width; [`qgemv`] runs others in portable code, which
+/// reads floats.
+#[cfg(any(target_arch = "aarch64", test))]
+fn dot_has(bits: u32) -> bool {
     matches!(bits, 4 | 8)
 }
 

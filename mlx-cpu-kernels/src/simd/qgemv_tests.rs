@@ -1,5 +1,5 @@
 //! Products of rows against their definition in double precision, with every instruction set of
-//! this machine.
+//! this machine and the emulated ones.
 
 use super::*;
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_CODES, FP4_SCALE, e4m3};
@@ -9,12 +9,12 @@ use crate::layout::packed::{
 };
 use crate::layout::table::Table;
 use crate::simd::dequantize::DequantizeScratch;
-use crate::testing::noise;
+use crate::testing::{noise, tested};
 
 /// [`prepare_inputs`] by the definition.
 fn plain(isa: Isa, x: &[f32], k: usize, packing: (u32, usize), to: InputPanelMut<'_>) {
     match isa {
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Dot => crate::simd::neon::qgemv_dotprod::tests::plain(x, k, packing, to),
         _ => portable::qgemv::prepare_inputs(x, k, packing, to),
     }
@@ -23,7 +23,7 @@ fn plain(isa: Isa, x: &[f32], k: usize, packing: (u32, usize), to: InputPanelMut
 /// The largest integer.
 fn largest(isa: Isa) -> f32 {
     match isa {
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Dot => crate::simd::neon::qgemv_dotprod::MAX_QUANT,
         _ => MAX_QUANT,
     }
@@ -117,7 +117,7 @@ fn rows_with_super_scales_equal_the_definition() {
         check(matrix, GROUP, |g| (scale(g), -32.0 * scale(g)));
         // Row blocks in the middle have scales of their own.
         let x = noise(2 * k, 5);
-        for isa in Isa::all() {
+        for isa in tested() {
             let products = |matrix: PackedMatrix<'_>| {
                 let rows = matrix.row_blocks() * INTERLEAVED_ROWS;
                 let mut out = vec![0.0; 2 * rows];
@@ -318,7 +318,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
     };
     let all: Vec<f64> = (0..ROWS * k).map(|i| exactly(i / k, i % k)).collect();
     let at = |row: usize, i: usize| all[row * k + i];
-    for isa in Isa::all() {
+    for isa in tested() {
         let mut columns = vec![0.0; ROWS * k];
         matrix.dequantize_transposed(isa, &mut columns);
         // Columns of a group in the middle, of rows that begin within a block.
@@ -360,7 +360,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
     };
     for m in 1..=MAX_ROWS {
         let inputs = noise(m * k, 7);
-        for isa in Isa::all() {
+        for isa in tested() {
             let shared = inputs_per_scale(isa, bits);
             let mut out = vec![0.0; m * ROWS];
             with_panel(isa, &inputs, k, (bits, group), |x| {
@@ -416,7 +416,7 @@ fn whole_numbers_stand_where_the_definition_says() {
             });
             p
         };
-        for isa in Isa::all()
+        for isa in tested()
             .into_iter()
             .filter(|isa| quantizes_inputs(*isa, bits))
         {

@@ -4,7 +4,7 @@ use crate::isa::Isa;
 use crate::layout::tile::{LANES, ScaledRow};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::avx2;
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", test))]
 use crate::simd::neon;
 
 /// At most `LANES` rows side by side, `[k, LANES]`. Each element is multiplied by its row's factor
@@ -34,12 +34,12 @@ pub(crate) fn pack_rows(
             scatter(&rows[..done], weight, (whole, 0), panel);
             done
         }
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => {
             let whole = panel.len() / LANES / 4 * 4;
             let (fours, _) = rows.as_chunks::<4>();
             for (group, rows) in fours.iter().enumerate() {
-                // SAFETY: these are made by `detect` only, where the processor has neon.
+                // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
                 unsafe {
                     neon::f32::pack_rows(rows, weight, whole, (4 * group, &mut *panel));
                 }
@@ -89,8 +89,8 @@ pub(crate) unsafe fn store_rows(
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::transpose::store_rows(sums, lane, (to, step), before)
         },
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: these are made by `detect` only, where the processor has neon; the rest is the
+        #[cfg(any(target_arch = "aarch64", test))]
+        // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`. The rest is the
         // caller's promise.
         Isa::Neon | Isa::Dot => unsafe { neon::f32::store_rows(sums, lane, (to, step), before) },
         Isa::Portable => {

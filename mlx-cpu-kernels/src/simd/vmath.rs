@@ -1,7 +1,7 @@
 //! Element-wise functions and inner products of float32, by instruction set.
 
 use crate::isa::Isa;
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", test))]
 use crate::simd::neon;
 use crate::simd::portable;
 use crate::simd::portable::vmath::Gate;
@@ -25,8 +25,8 @@ pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
 /// `row . x` for each `x`, as many as `out` has elements.
 pub(crate) fn dot_rows(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     match isa {
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: these are made by `detect` only, where the processor has neon.
+        #[cfg(any(target_arch = "aarch64", test))]
+        // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
         Isa::Neon | Isa::Dot => unsafe { neon::f32::dot_rows(row, x, out) },
         // Where there are others, `dense_rows.rs` has kernels of its own.
         _ => {
@@ -46,8 +46,8 @@ pub(crate) fn dot(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: these are made by `detect` only, where the processor has avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::dot(a, b) },
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: these are made by `detect` only, where the processor has neon.
+        #[cfg(any(target_arch = "aarch64", test))]
+        // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
         Isa::Neon | Isa::Dot => unsafe { neon::f32::dot(a, b) },
         Isa::Portable => portable::vmath::dot(a, b),
     }
@@ -77,7 +77,7 @@ pub(crate) fn gate_mul(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: these are made by `detect` only, where the processor has avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::gate_mul(gate, gates, ups) },
-        #[cfg(target_arch = "aarch64")]
+        #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => portable::vmath::gate_mul(gate, gates, ups),
         Isa::Portable => portable::vmath::gate_mul(gate, gates, ups),
     }

@@ -2,16 +2,15 @@
 //! that compilers vectorize (exponentials, gates, dequantization) are those of `portable`, which
 //! this target compiles with NEON.
 
-use std::arch::aarch64::{
-    float32x4_t, vaddq_f32, vaddvq_f32, vandq_u32, vcvtq_f32_u32, vdupq_n_f32, vdupq_n_u32,
-    vfmaq_f32, vfmaq_n_f32, vld1q_f32, vld1q_u32, vmulq_f32, vmulq_n_f32, vreinterpretq_f32_f64,
-    vreinterpretq_f64_f32, vshrq_n_u32, vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
-};
-
 use crate::layout::input_panel::InputPanel;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
 use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
 use crate::partition::OutputBlock;
+use crate::simd::neon::intrinsics::{
+    float32x4_t, vaddq_f32, vaddvq_f32, vandq_u32, vcvtq_f32_u32, vdupq_n_f32, vdupq_n_u32,
+    vfmaq_f32, vfmaq_n_f32, vld1q_f32, vld1q_u32, vmulq_f32, vmulq_n_f32, vreinterpretq_f32_f64,
+    vreinterpretq_f64_f32, vshrq_n_u32, vst1q_f32, vtrn1q_f32, vtrn1q_f64, vtrn2q_f32, vtrn2q_f64,
+};
 
 /// Elements of a vector.
 const WIDTH: usize = 4;
@@ -29,10 +28,19 @@ struct RowBlock<'a> {
 }
 
 /// See [`crate::simd::qgemv::qgemv`].
-#[target_feature(enable = "neon")]
-pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+///
+/// # Safety
+/// The processor must have neon.
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+pub(crate) unsafe fn qgemv<const BITS: i32>(
+    matrix: PackedMatrix<'_>,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
+) {
+    const { assert!(BITS == 4 || BITS == 8) };
+    assert!(matrix.bits == BITS as u32);
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
-    let k = groups * per * matrix.values_per_word();
+    let k = groups * matrix.group_size();
     // The reads in `tile` stay within these.
     assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);
@@ -49,15 +57,11 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
             // SAFETY: the lengths are asserted above, and each call is given as many rows as it
             // takes.
             row += unsafe {
-                match (matrix.bits, x.rows - row) {
-                    (4, 8..) => few::<8, 1, 4>(block, x, at, out),
-                    (4, 4..) => few::<4, 2, 4>(block, x, at, out),
-                    (4, 2..) => few::<2, 4, 4>(block, x, at, out),
-                    (4, _) => few::<1, 4, 4>(block, x, at, out),
-                    (_, 8..) => few::<8, 1, 8>(block, x, at, out),
-                    (_, 4..) => few::<4, 2, 8>(block, x, at, out),
-                    (_, 2..) => few::<2, 4, 8>(block, x, at, out),
-                    (_, _) => few::<1, 4, 8>(block, x, at, out),
+                match x.rows - row {
+                    8.. => few::<8, 1, BITS>(block, x, at, out),
+                    4.. => few::<4, 2, BITS>(block, x, at, out),
+                    2.. => few::<2, 4, BITS>(block, x, at, out),
+                    _ => few::<1, 4, BITS>(block, x, at, out),
                 }
             };
         }
@@ -69,7 +73,7 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
 ///
 /// # Safety
 /// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and codes of `BITS`.
-#[target_feature(enable = "neon")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     block: RowBlock<'_>,
     x: InputPanel<'_>,
@@ -90,7 +94,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
             };
             for j in 0..near {
                 let n = q.map(|q| vcvtq_f32_u32(vandq_u32(q, mask)));
-                q = q.map(|q| vshrq_n_u32::<BITS>(q));
+                q = [vshrq_n_u32::<BITS>(q[0]), vshrq_n_u32::<BITS>(q[1])];
                 for (m, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: the input that this number meets; the caller promises `k` of each
                     // row.
@@ -133,7 +137,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
 /// # Safety
 /// There must be `n` elements at both.
 #[inline]
-#[target_feature(enable = "neon")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
     // Four sums hide the latency of the multiplication.
     let mut sums = [vdupq_n_f32(0.0); 4];
@@ -162,14 +166,17 @@ unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
 
 /// The sum of vectors, at least one.
 #[inline]
-#[target_feature(enable = "neon")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn added(sums: &[float32x4_t]) -> float32x4_t {
     sums[1..].iter().fold(sums[0], |a, b| vaddq_f32(a, *b))
 }
 
 /// See [`crate::simd::vmath::dot_rows`].
-#[target_feature(enable = "neon")]
-pub(crate) fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
+///
+/// # Safety
+/// The processor must have neon.
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     let mut done = 0;
     while done < x.len() {
         // Sixteen sums in all, which hide the latency of the multiplication.
@@ -183,7 +190,7 @@ pub(crate) fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
 }
 
 /// A row with `M` of inputs, in `A` independent sums each. Returns `M`.
-#[target_feature(enable = "neon")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &mut [f32]) -> usize {
     let k = row.len();
     assert!(x.len() >= M && out.len() >= M);
@@ -208,14 +215,19 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
         }
     }
     for ((sums, x), out) in sums.iter().zip(x).zip(out) {
-        *out = vaddvq_f32(added(sums)) + dot(&row[whole..], &x[whole..k]);
+        let (row, x) = (&row[whole..], &x[whole..k]);
+        // SAFETY: as many elements as both have.
+        *out = vaddvq_f32(added(sums)) + unsafe { dot_ptr(row.as_ptr(), x.as_ptr(), row.len()) };
     }
     M
 }
 
 /// `a . b`.
-#[target_feature(enable = "neon")]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+///
+/// # Safety
+/// The processor must have neon.
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
     // SAFETY: as many elements as both have.
     unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
 }
@@ -225,7 +237,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 ///
 /// # Safety
 /// As [`crate::simd::microkernel::gemm_tiles`], for `M` rows.
-#[target_feature(enable = "neon")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
     let mut sums = [[vdupq_n_f32(0.0); VECTORS]; M];
     let (mut a, mut b) = (left.data, right.data);
@@ -262,8 +274,11 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
 }
 
 /// Four rows of inputs, their first `whole` elements, to `lane` and the next three of a panel.
-#[target_feature(enable = "neon")]
-pub(crate) fn pack_rows(
+///
+/// # Safety
+/// The processor must have neon.
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
+pub(crate) unsafe fn pack_rows(
     rows: &[ScaledRow<'_>; WIDTH],
     weight: Option<&[f32]>,
     whole: usize,
@@ -295,7 +310,7 @@ pub(crate) fn pack_rows(
 ///
 /// # Safety
 /// As there.
-#[target_feature(enable = "neon")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(crate) unsafe fn store_rows(
     sums: &[f32],
     lane: usize,
@@ -326,7 +341,7 @@ pub(crate) unsafe fn store_rows(
 
 /// Rows as columns.
 #[inline]
-#[target_feature(enable = "neon")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn transposed([a, b, c, d]: [float32x4_t; WIDTH]) -> [float32x4_t; WIDTH] {
     let even = |a, b| vreinterpretq_f64_f32(vtrn1q_f32(a, b));
     let odd = |a, b| vreinterpretq_f64_f32(vtrn2q_f32(a, b));

@@ -3,20 +3,18 @@
 //! 8-bit integers to each lane. So inputs are quantized to 16 bits as a high and a low byte, and
 //! sums are exact integers until they are scaled. `avx2/qgemv.rs` is the x86-64 version.
 
-use std::arch::aarch64::{
-    float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vabsq_f32, vaddq_f32, vaddvq_f32, vandq_u8,
-    vandq_u32, vcgtq_f32, vcombine_s8, vcombine_s16, vcvtnq_s32_f32, vcvtq_f32_s32, vdivq_f32,
-    vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, veorq_u8, vfmaq_f32, vfmaq_n_f32, vfmsq_n_f32, vld1_u16,
-    vld1q_f32, vld1q_s8, vld1q_u8, vmaxnmq_f32, vmovn_s16, vmulq_n_f32, vpmaxnmq_f32, vqmovn_s32,
-    vreinterpret_s8_s32, vreinterpret_s32_s8, vreinterpretq_f32_u32, vreinterpretq_s8_u8,
-    vreinterpretq_u32_f32, vrshrn_n_s16, vshlq_n_s32, vshrq_n_u8, vst1q_f32, vst1q_s8, vuzp1_s8,
-    vuzp2_s8, vzip1_s32, vzip2_s32,
-};
-use std::arch::asm;
-
 use crate::layout::input_panel::{InputPanel, InputPanelMut};
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
 use crate::partition::OutputBlock;
+use crate::simd::neon::intrinsics::{
+    dot, float32x4_t, int8x16_t, int32x4_t, vabsq_f32, vaddq_f32, vaddvq_f32, vandq_u8, vandq_u32,
+    vcgtq_f32, vcombine_s8, vcombine_s16, vcvtnq_s32_f32, vcvtq_f32_s32, vdivq_f32, vdupq_n_f32,
+    vdupq_n_s32, vdupq_n_u8, veorq_u8, vfmaq_f32, vfmaq_n_f32, vfmsq_n_f32, vld1_u16, vld1q_f32,
+    vld1q_s8, vld1q_u8, vmaxnmq_f32, vmovn_s16, vmulq_n_f32, vpmaxnmq_f32, vqmovn_s32,
+    vreinterpret_s8_s32, vreinterpret_s32_s8, vreinterpretq_f32_u32, vreinterpretq_s8_u8,
+    vreinterpretq_u32_f32, vrshrn_n_s16, vshlq_n_s32, vshrq_n_u8, vst1q_f32, vst1q_s8, vuzp1_s8,
+    vuzp2_s8, vzip1_s32, vzip2_s32, wide,
+};
 
 /// Adjacent inputs that share a scale, and stand in one vector of 16 bytes. With 8 bits they meet
 /// two words of a matrix.
@@ -53,15 +51,24 @@ struct RowBlock {
 }
 
 /// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
-#[target_feature(enable = "neon,dotprod")]
-pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
+///
+/// # Safety
+/// The processor must have neon and dotprod.
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
+pub(crate) unsafe fn qgemv<const BITS: u32>(
+    matrix: PackedMatrix<'_>,
+    x: InputPanel<'_>,
+    out: &mut OutputBlock<'_>,
+) {
+    const { assert!(BITS == 4 || BITS == 8) };
+    assert!(matrix.bits == BITS);
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
-    let k = groups * per * matrix.values_per_word();
+    let k = groups * matrix.group_size();
     // The reads and writes below stay within these.
     assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
     assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
-    assert!((per * matrix.values_per_word()).is_multiple_of(INPUTS_PER_SCALE));
+    assert!(matrix.group_size().is_multiple_of(INPUTS_PER_SCALE));
     assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
     assert!(x.scales.len() * INPUTS_PER_SCALE == x.rows * k);
     assert!(x.sums.len() == x.rows * groups);
@@ -80,16 +87,10 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
         biases,
         half,
         groups,
-        per: per * matrix.values_per_word() / INPUTS_PER_SCALE,
+        per: matrix.group_size() / INPUTS_PER_SCALE,
     };
     // SAFETY: the lengths are asserted, for codes of this bit width.
-    unsafe {
-        match matrix.bits {
-            4 => rows::<4>(first, count, x, out),
-            8 => rows::<8>(first, count, x, out),
-            _ => unreachable!("4 or 8 bits"),
-        }
-    }
+    unsafe { rows::<BITS>(first, count, x, out) }
 }
 
 /// All row blocks with all rows.
@@ -97,7 +98,7 @@ pub(crate) fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut Outpu
 /// # Safety
 /// The lengths must be those that [`qgemv`] asserts, for codes of `BITS`.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn rows<const BITS: u32>(
     first: RowBlock,
     count: usize,
@@ -125,7 +126,7 @@ unsafe fn rows<const BITS: u32>(
 /// # Safety
 /// As of [`rows`], and there must be `M` rows.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn row_blocks<const M: usize, const BITS: u32>(
     first: RowBlock,
     count: usize,
@@ -170,7 +171,7 @@ const fn words_of<const BITS: u32>() -> usize {
 /// # Safety
 /// `block` and `x` must have as many groups and codes as `block` says.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn tile<const M: usize, const BITS: u32>(
     block: RowBlock,
     x: InputPtrs,
@@ -221,7 +222,7 @@ unsafe fn tile<const M: usize, const BITS: u32>(
 /// # Safety
 /// There must be this many words.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     let at = words.cast::<u8>();
     // SAFETY: the caller's promise: 32 bytes, or twice as many.
@@ -246,7 +247,7 @@ unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
 /// # Safety
 /// The inputs must have that place.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn add(
     sums: &mut [float32x4_t; 2],
     [first, second]: [[int8x16_t; 2]; 2],
@@ -268,7 +269,7 @@ unsafe fn add(
 /// The sums of products of [`INPUTS_PER_SCALE`] codes of eight rows with as many inputs. They are
 /// below 2^25 in size: the products with high bytes count 256 times.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x4_t; 2] {
     let zero = vdupq_n_s32(0);
     // Both at a time, so that one need not wait for the other where a processor keeps the order.
@@ -288,33 +289,12 @@ fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x
     ]
 }
 
-/// Adds to each lane of `sums` the products of its four bytes of `w` with bytes `4 * I..4 * I + 4`
-/// of `x`.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-    let mut sums = sums;
-    // The intrinsic is not stable. SAFETY: it computes with these registers only, and dotprod,
-    // which it needs, is enabled here. `I` is at most 3, or it does not assemble.
-    unsafe {
-        asm!(
-            "sdot {sums:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
-            sums = inout(vreg) sums,
-            w = in(vreg) w,
-            x = in(vreg) x,
-            i = const I,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    sums
-}
-
 /// The scales or biases of a group of eight rows.
 ///
 /// # Safety
 /// There must be eight of the group, of float16 where they are `half`, else of float32.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn factors(all: *const u8, group: usize, half: bool) -> [float32x4_t; 2] {
     // SAFETY: the caller's promise.
     unsafe {
@@ -328,27 +308,12 @@ unsafe fn factors(all: *const u8, group: usize, half: bool) -> [float32x4_t; 2] 
     }
 }
 
-/// Numbers of float16 as float32.
-#[inline]
-#[target_feature(enable = "neon")]
-fn wide(from: uint16x4_t) -> float32x4_t {
-    let to: float32x4_t;
-    // The intrinsic needs a type that is not stable.
-    // SAFETY: it computes with these registers only, and every processor with neon has it.
-    unsafe {
-        asm!(
-            "fcvtl {to:v}.4s, {from:v}.4h",
-            to = lateout(vreg) to,
-            from = in(vreg) from,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    to
-}
-
 /// See [`crate::simd::qgemv::prepare_inputs`].
-#[target_feature(enable = "neon,dotprod")]
-pub(crate) fn prepare_inputs(
+///
+/// # Safety
+/// The processor must have neon and dotprod.
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
+pub(crate) unsafe fn prepare_inputs(
     x: &[f32],
     k: usize,
     (bits, group): (u32, usize),
@@ -392,7 +357,7 @@ pub(crate) fn prepare_inputs(
 /// For four times eight neighbors: what one of their integers stands for, and how many of these are
 /// 1.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
     // NaN is not greater.
     let most = |[a, b]: [float32x4_t; 2]| vmaxnmq_f32(vabsq_f32(a), vabsq_f32(b));
@@ -416,7 +381,7 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
 /// of the four that meet the first four [`numbers`] come first, then their low bytes, then those of
 /// the other four.
 #[inline]
-#[target_feature(enable = "neon,dotprod")]
+#[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn quantize_8(
     [a, b]: [float32x4_t; 2],
     bits: u32,
@@ -449,7 +414,8 @@ fn quantize_8(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::testing::noise;
+    use crate::isa::Isa;
+    use crate::testing::{noise, tested};
 
     /// The place of an input's high byte among the 16 of its neighbors. The low byte is four bytes
     /// after it.
@@ -509,7 +475,8 @@ pub(crate) mod tests {
             scales: &mut scales,
             sums: &mut sums,
         };
-        // SAFETY: the callers see to it that the processor has neon and dotprod.
+        // SAFETY: the callers see to it that the processor has neon and dotprod, unless these are
+        // emulated.
         unsafe { prepare_inputs(x, K, (bits, K), to) };
         let x = InputPanel {
             rows,
@@ -520,12 +487,17 @@ pub(crate) mod tests {
         };
         let mut columns = OutputBlock::contiguous(&mut out, rows);
         // SAFETY: as above.
-        unsafe { qgemv(matrix, x, &mut columns) };
+        unsafe {
+            match bits {
+                4 => qgemv::<4>(matrix, x, &mut columns),
+                _ => qgemv::<8>(matrix, x, &mut columns),
+            }
+        };
         out
     }
 
     fn is_here() -> bool {
-        std::arch::is_aarch64_feature_detected!("dotprod")
+        tested().contains(&Isa::Dot)
     }
 
     /// Neither bytes nor sums overflow: the largest codes, with inputs that are all as large as

@@ -1,0 +1,103 @@
+//! Products with a matrix of every format, with every instruction set, against their definition in
+//! double precision. Formats that an instruction set has no kernels for must fall back.
+
+use crate::gemm::dense::DenseType;
+use crate::gemm::experts::tests::{Stack, double, near};
+use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
+use crate::layout::packed::ScaleFormat;
+use crate::layout::table::Table;
+use crate::testing::{noise, with_each};
+use crate::work::{Input, Work};
+
+const TABLES: [Table; 6] = [
+    Table::Iq4,
+    Table::Iq3Xxs,
+    Table::Iq3S,
+    Table::Iq2,
+    Table::Iq1,
+    Table::Q3k,
+];
+
+/// The widths and groups that matrices with these scales may have. Without a default, so that a new
+/// format cannot be forgotten here.
+fn sizes(scales: ScaleFormat) -> Vec<(u32, usize)> {
+    match scales {
+        ScaleFormat::F32 | ScaleFormat::F16 => [2, 3, 4, 5, 6, 8]
+            .into_iter()
+            .flat_map(|bits| [32, 64, 128].map(|group| (bits, group)))
+            .collect(),
+        ScaleFormat::Super => vec![(6, 16)],
+        ScaleFormat::E8m0 => vec![(4, 32), (8, 32)],
+        ScaleFormat::E4m3 => vec![(4, 16)],
+        ScaleFormat::Table(table) | ScaleFormat::TableSuper(table) => match table {
+            Table::Iq4 | Table::Iq3Xxs | Table::Iq3S => vec![(4, 32)],
+            Table::Iq2 | Table::Iq1 | Table::Q3k => vec![(4, 16)],
+        },
+    }
+}
+
+/// All formats of matrices.
+fn formats() -> Vec<MatrixFormat> {
+    let dense = [DenseType::F32, DenseType::F16, DenseType::Bf16].map(MatrixFormat::Dense);
+    let plain = [
+        ScaleFormat::F32,
+        ScaleFormat::F16,
+        ScaleFormat::Super,
+        ScaleFormat::E8m0,
+        ScaleFormat::E4m3,
+    ];
+    let tables = TABLES.map(ScaleFormat::Table);
+    let super_tables = TABLES.map(ScaleFormat::TableSuper);
+    let scales = plain.into_iter().chain(tables).chain(super_tables);
+    let quantized = scales.flat_map(|scales| {
+        let with = move |(bits, group)| MatrixFormat::Quantized {
+            bits,
+            group,
+            scales,
+        };
+        sizes(scales).into_iter().map(with)
+    });
+    dense.into_iter().chain(quantized).collect()
+}
+
+#[test]
+fn products_with_every_format_equal_the_definition() {
+    // The matrix ends within a row block.
+    const SIZE: Size = Size { n: 20, k: 256 };
+    for kind in formats() {
+        let made = Stack::new(kind, SIZE, 3);
+        for rows in [1, 2, 5, 8, 33] {
+            let x = noise(rows * SIZE.k, 5);
+            let wanted: Vec<f64> = x
+                .chunks_exact(SIZE.k)
+                .flat_map(|x| made.exact(0, &double(x), false))
+                .collect();
+            let mut inputs = vec![Input::from_slice(&x)];
+            inputs.extend(made.arrays(1));
+            with_each(|isa| {
+                for float_inputs in [false, true] {
+                    let work = Product {
+                        parts: vec![MatrixPart {
+                            kind,
+                            size: SIZE,
+                            bias: false,
+                            held: None,
+                        }],
+                        rows,
+                        k: SIZE.k,
+                        n: SIZE.n,
+                        eps: None,
+                        gate: None,
+                        residual: false,
+                        float_inputs,
+                        isa,
+                    };
+                    let mut out = vec![f32::NAN; work.outputs()];
+                    // SAFETY: these are the inputs that the work documents.
+                    unsafe { work.run(&inputs, &mut out) };
+                    near(&out, &wanted, &format!("{kind:?}, {rows} rows, {isa:?}"));
+                }
+            });
+        }
+    }
+}
