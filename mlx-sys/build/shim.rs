@@ -20,6 +20,7 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
         .file(env.manifest_dir.join("shim/host_op.cpp"))
         .file(env.manifest_dir.join("shim/stalled.cpp"))
         .file(env.manifest_dir.join("shim/statics.cpp"))
+        .file(env.manifest_dir.join("shim/vmap.cpp"))
         // `link` prints the libraries, in the one order that works.
         .cargo_metadata(false)
         // MLX's headers are not written for the checks of a debug build.

@@ -1,5 +1,5 @@
-//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h` and `shim/statics.h`, by
-//! hand: they are ours, small, and the same for every mlx-c.
+//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h`, `shim/statics.h` and
+//! `shim/vmap.h`, by hand: they are ours, small, and the same for every mlx-c.
 
 use std::ffi::{c_int, c_void};
 
@@ -92,4 +92,16 @@ functions! {
     /// Ends the waiting of what leads to `arrays` for an asynchronous evaluation that failed; see
     /// the header.
     pub fn rust_mlx_release_stalled(arrays: mlx_vector_array) -> c_int;
+
+    /// The outputs of a traced function over a batch, each result checked; see the header.
+    pub fn rust_mlx_vmap_replace(
+        res: *mut mlx_vector_array,
+        inputs: mlx_vector_array,
+        traced_inputs: mlx_vector_array,
+        traced_outputs: mlx_vector_array,
+        in_axes: *const c_int,
+        num_in_axes: usize,
+        out_axes: *const c_int,
+        num_out_axes: usize,
+    ) -> c_int;
 }

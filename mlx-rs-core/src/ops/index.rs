@@ -344,12 +344,18 @@ impl Array {
 
     /// This array, laid out row-major where MLX would otherwise gather blocks of `size(axis)`
     /// wrongly. MLX copies the blocks of a column-major array in the order of their memory. That is
-    /// right only if at most one axis is longer than one.
+    /// right only if at most one axis is longer than one. A reshape and back does so for forward
+    /// derivatives, too, which gather from the tangent: it gets the same operations.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
-        if self.gathers_wrongly(size) {
-            return self.contiguous().map(Cow::Owned);
+        if !self.gathers_wrongly(size) {
+            return Ok(Cow::Borrowed(self));
         }
-        Ok(Cow::Borrowed(self))
+        match i32::try_from(self.size()) {
+            Ok(count) => self.reshape(&[count])?.reshape(self.shape()),
+            // One axis cannot count the elements.
+            Err(_) => self.contiguous(),
+        }
+        .map(Cow::Owned)
     }
 
     /// Whether blocks of `size(axis)` would come in another order if this array were column-major.

@@ -166,6 +166,17 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
+        // MLX derives twice as if blocks were as long as the array along all other axes.
+        let mut region = self.shape().to_vec();
+        for (axis, length) in region.iter_mut().enumerate() {
+            if !axes.contains(&(axis as i32)) {
+                *length = slice_sizes[axis];
+            }
+        }
+        if region != self.shape() {
+            let part = self.slice(&vec![0; region.len()], &region, &vec![1; region.len()])?;
+            return part.gather(indices, &axes, slice_sizes);
+        }
         let safe = self.bring_into_range(op, indices, &axes, slice_sizes)?;
         if let Some(each) = Elements::of(&safe, &axes, slice_sizes)? {
             let indices: Vec<&Array> = each.indices.iter().collect();

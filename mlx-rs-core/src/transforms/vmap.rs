@@ -155,7 +155,7 @@ fn vectorize<E: ClosureError>(
             // SAFETY: the result is writable, the vectors are live; there is an axis for each input
             // and each output.
             unsafe {
-                sys::mlx_detail_vmap_replace(
+                sys::rust_mlx_vmap_replace(
                     out.out(),
                     args.raw(),
                     traced_in.raw(),
