@@ -1,6 +1,7 @@
 //! The input of a model: messages with their tool calls, conversations and prompts.
 
-use serde::de::Error as _;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{self, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -336,23 +337,69 @@ impl<'de> Deserialize<'de> for Message {
     }
 }
 
-/// A content as clients write it.
-#[derive(Deserialize)]
-#[serde(untagged)]
+/// A content as clients write it. The readers of both are written by hand: serde's `untagged`
+/// copies a value before it reads it.
 enum Content {
     Text(String),
     Parts(Vec<Part>),
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
 enum Part {
     Text(String),
-    Object {
-        #[serde(rename = "type")]
-        kind: String,
-        text: Option<String>,
-    },
+    Object { kind: String, text: Option<String> },
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a text or a list of parts")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+            fn visit_string<E: de::Error>(self, text: String) -> Result<Content, E> {
+                Ok(Content::Text(text))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+impl<'de> Deserialize<'de> for Part {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            #[serde(rename = "type")]
+            kind: String,
+            text: Option<String>,
+        }
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Part;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a text or a part with a type")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Part, E> {
+                Ok(Part::Text(text.to_owned()))
+            }
+            fn visit_string<E: de::Error>(self, text: String) -> Result<Part, E> {
+                Ok(Part::Text(text))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, part: A) -> Result<Part, A::Error> {
+                let Fields { kind, text } = Fields::deserialize(MapAccessDeserializer::new(part))?;
+                Ok(Part::Object { kind, text })
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
 }
 
 impl Content {

@@ -34,8 +34,8 @@ pub(crate) struct Inner {
     /// Requests that run together.
     pub(crate) parallel: usize,
     pub(crate) limits: Limits,
-    /// Bytes that bodies may hold together.
-    pub(crate) bodies: tokio::sync::Semaphore,
+    /// Bytes that bodies and their values may take together.
+    pub(crate) bodies: Arc<tokio::sync::Semaphore>,
     /// One model is fetched at a time.
     pub(crate) pulls: Arc<tokio::sync::Semaphore>,
     pub(crate) access: Access,
@@ -76,7 +76,7 @@ impl App {
             engine,
             parallel: config.parallel,
             limits: config.limits.clone(),
-            bodies: tokio::sync::Semaphore::new(config.limits.all_bodies_bytes),
+            bodies: Arc::new(tokio::sync::Semaphore::new(config.limits.all_bodies_bytes)),
             pulls: Arc::new(tokio::sync::Semaphore::new(1)),
             access: Access::new(config),
             metrics,

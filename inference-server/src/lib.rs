@@ -27,6 +27,7 @@ mod config;
 mod engine;
 mod error;
 mod limits;
+mod measure;
 mod metrics;
 mod models;
 mod net;

@@ -10,10 +10,15 @@ use inference::{Error, ErrorKind, Result};
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of all bodies that are read at a time.
+    /// Bytes of memory that all bodies take together: their text, and the values read from it, until
+    /// their requests end.
     pub all_bodies_bytes: usize,
     /// Objects and arrays within each other in a body.
     pub json_depth: usize,
+    /// Objects and arrays of a body.
+    pub json_containers: usize,
+    /// Values of a body.
+    pub json_values: usize,
     /// Connections at a time; more wait to be accepted.
     pub connections: usize,
     /// Until a request's header is complete. An idle connection is closed after it, too.
@@ -22,6 +27,8 @@ pub struct Limits {
     pub body_timeout: Duration,
     /// For which a client may leave written bytes unread.
     pub write_timeout: Duration,
+    /// For which a client may let the server wait while it reads one answer, in all.
+    pub answer_timeout: Duration,
     /// From the arrival of a request to its end.
     pub request_timeout: Duration,
     /// Until a stream's header is sent though nothing is known of the reply.
@@ -46,6 +53,12 @@ pub struct Limits {
     pub messages: usize,
     /// Tools of a request.
     pub tools: usize,
+    /// Bytes of all tools of a request, as JSON.
+    pub tools_bytes: usize,
+    /// Tool calls of a message.
+    pub tool_calls: usize,
+    /// Bytes of the arguments that a request hands to the chat template, as JSON.
+    pub template_bytes: usize,
     /// Stop strings, and stop tokens.
     pub stops: usize,
     /// Bytes of a stop string.
@@ -54,6 +67,8 @@ pub struct Limits {
     pub logit_bias: usize,
     /// Alternatives of a token's log-probability.
     pub top_logprobs: usize,
+    /// Log-probabilities of an answer that is not streamed: of its tokens and their alternatives.
+    pub whole_logprobs: usize,
     /// Bytes of a JSON schema.
     pub schema_bytes: usize,
     /// Texts of a request for embeddings.
@@ -67,10 +82,13 @@ impl Default for Limits {
             body_bytes: 8 << 20,
             all_bodies_bytes: 128 << 20,
             json_depth: 64,
+            json_containers: 1 << 15,
+            json_values: 1 << 19,
             connections: 512,
             header_timeout: seconds(10),
             body_timeout: seconds(30),
             write_timeout: seconds(30),
+            answer_timeout: seconds(300),
             request_timeout: seconds(1800),
             first_event: seconds(5),
             ping: seconds(10),
@@ -83,10 +101,14 @@ impl Default for Limits {
             reply_tokens: 131_072,
             messages: 4096,
             tools: 128,
+            tools_bytes: 1 << 20,
+            tool_calls: 128,
+            template_bytes: 64 << 10,
             stops: 16,
             stop_bytes: 1024,
             logit_bias: 300,
             top_logprobs: 20,
+            whole_logprobs: 1 << 18,
             schema_bytes: 64 << 10,
             embedding_inputs: 256,
         }
@@ -102,6 +124,8 @@ impl Limits {
         let counts = [
             ("body_bytes", self.body_bytes),
             ("json_depth", self.json_depth),
+            ("json_containers", self.json_containers),
+            ("json_values", self.json_values),
             ("connections", self.connections),
             ("buffered_tokens", self.buffered_tokens),
             ("choices", self.choices),
@@ -109,12 +133,14 @@ impl Limits {
             ("prompt_bytes", self.prompt_bytes),
             ("reply_tokens", self.reply_tokens),
             ("messages", self.messages),
+            ("whole_logprobs", self.whole_logprobs),
             ("embedding_inputs", self.embedding_inputs),
         ];
         let times = [
             ("header_timeout", self.header_timeout),
             ("body_timeout", self.body_timeout),
             ("write_timeout", self.write_timeout),
+            ("answer_timeout", self.answer_timeout),
             ("request_timeout", self.request_timeout),
             ("ping", self.ping),
             ("stall", self.stall),
@@ -146,39 +172,9 @@ impl Limits {
     }
 }
 
-/// Whether JSON text has more than `most` objects and arrays within each other. It does not
-/// recurse, and does not read values.
-pub(crate) fn deeper_than(json: &[u8], most: usize) -> bool {
-    let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
-    for byte in json {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_text => escaped = true,
-            b'"' => in_text = !in_text,
-            b'{' | b'[' if !in_text => {
-                depth += 1;
-                if depth > most {
-                    return true;
-                }
-            }
-            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    false
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn depth_is_counted_outside_of_texts() {
-        assert!(!deeper_than(br#"{"a": [1, "[[[[{{{{", "\"[["]}"#, 2));
-        assert!(deeper_than(br#"{"a": [[1]]}"#, 2));
-        assert!(!deeper_than(br#"[{},{},[],[]]"#, 2));
-        assert!(deeper_than("[".repeat(100_000).as_bytes(), 64));
-    }
 
     #[test]
     fn the_defaults_are_valid_and_zeros_are_not() {

@@ -7,24 +7,33 @@
 mod common;
 
 use std::io::Read;
+use std::sync::{Mutex, PoisonError};
 
 use common::{config, serve};
 use serde_json::json;
 
-/// The process's peak of resident memory, in MiB.
-fn peak() -> u64 {
+/// One test at a time: they measure the same process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A field of the process's status, in KiB.
+fn status(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse::<u64>()
-        .unwrap()
-        >> 10
+    let line = status.lines().find(|l| l.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// By how many KiB the process's resident memory grew at most while `run` ran.
+fn grown<T>(run: impl FnOnce() -> T) -> (T, u64) {
+    // 5 makes the peak what is resident now.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status("VmHWM:");
+    let done = run();
+    (done, status("VmHWM:") - before)
 }
 
 #[test]
 fn pieces_of_a_long_text_are_not_all_in_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let server = serve(&config());
     let client = server.client();
     let short = json!({"content": "a".repeat(5000), "with_pieces": true});
@@ -37,7 +46,6 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
     assert!(tokens.iter().all(|t| *t == json!({"id": 97, "piece": "a"})));
 
     let request = json!({"content": "a".repeat(2 << 20), "with_pieces": true}).to_string();
-    let before = peak();
     // The clients keep nothing, so that the peak is the server's.
     let read = || {
         let mut stream = client.open("POST", "/tokenize", request.as_bytes());
@@ -50,15 +58,135 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
             }
         }
     };
-    std::thread::scope(|scope| {
-        let clients = [(); 3].map(|()| scope.spawn(read));
-        for client in clients {
-            let bytes = client.join().unwrap();
-            assert!(bytes > 20 * (2 << 20), "only {bytes} bytes");
-        }
-    });
-    let grown = peak() - before;
+    let run = || {
+        std::thread::scope(|scope| {
+            let clients = [(); 3].map(|()| scope.spawn(read));
+            for client in clients {
+                let bytes = client.join().unwrap();
+                assert!(bytes > 20 * (2 << 20), "only {bytes} bytes");
+            }
+        })
+    };
+    let ((), grown) = grown(run);
+    let grown = grown >> 10;
     // Bodies, texts and ids of the three are 36 MiB, with what a growing list leaves behind about
     // twice that. The answers are 132 MiB, and a JSON value for each token is 3 GiB.
     assert!(grown < 120, "the peak grew by {grown} MiB");
+}
+
+/// Sends a body, and returns the answer and by how many KiB the peak grew.
+fn cost(server: &common::Running, path: &str, body: &str) -> (common::Reply, u64) {
+    let client = server.client();
+    grown(|| client.ask("POST", path, body.as_bytes()))
+}
+
+/// Lists of small lists within results of tools, `levels` deep, in `bytes` bytes.
+fn nested_results(levels: usize, bytes: usize) -> String {
+    let open = r#"{"type":"tool_result","tool_use_id":"x","content":["#;
+    let small = "[],".repeat(bytes / 3);
+    let inner = format!("{}{small}[]{}", open.repeat(levels), "]}".repeat(levels));
+    format!(r#"{{"max_tokens":1,"messages":[{{"role":"user","content":[{inner}]}}]}}"#)
+}
+
+#[test]
+fn the_memory_of_parsing_is_bounded_by_the_body() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Bounds of values are off: this is about the readers.
+    let mut all = common::limits();
+    all.json_values = 10_000_000;
+    all.json_containers = 10_000_000;
+    all.all_bodies_bytes = 1 << 31;
+    all.body_timeout = std::time::Duration::from_secs(30);
+    let server = serve(&config().with_limits(all));
+    let small = "[],".repeat(1_800_000);
+    let image = format!(r#"{{"type":"image","x":[{small}[]]}}"#);
+    for (path, body) in [
+        ("/v1/messages", nested_results(29, 5_400_000)),
+        (
+            "/v1/messages",
+            format!(r#"{{"max_tokens":1,"messages":[{{"role":"user","content":[{image}]}}]}}"#),
+        ),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"messages":[{{"role":"user","content":[{image}]}}]}}"#),
+        ),
+        (
+            "/v1/responses",
+            format!(r#"{{"input":[{{"role":"user","content":[{image}]}}]}}"#),
+        ),
+        (
+            "/v1/completions",
+            format!(r#"{{"prompt":[[{}]]}}"#, &"{\"a\":0},".repeat(600_000)[1..]),
+        ),
+    ] {
+        let kibibytes = body.len() as u64 >> 10;
+        let (reply, grown) = cost(&server, path, &body);
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        println!("{path}: {grown} KiB for {kibibytes} KiB");
+        // The body as it grows is up to three times its size, and a value a few times its text.
+        assert!(
+            grown <= 12 * kibibytes,
+            "{path}: {grown} KiB for {kibibytes} KiB"
+        );
+    }
+}
+
+#[test]
+fn wide_bodies_are_refused_before_values_are_made_of_them() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = serve(&config());
+    let wide = format!(r#"[{}0]"#, r#"{"":0},"#.repeat(800_000));
+    let text = serde_json::Value::from(format!(r#"{{"x":{wide}}}"#)).to_string();
+    let message = r#""messages":[{"role":"user","content":"say:x"}]"#;
+    let call = r#""type":"function","id":"1","function":{"name":"f","arguments""#;
+    for (path, body) in [
+        (
+            "/v1/chat/completions",
+            format!(r#"{{{message},"chat_template_kwargs":{{"x":{wide}}}}}"#),
+        ),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{{message},"json_schema":{{"enum":{wide}}}}}"#),
+        ),
+        (
+            "/v1/chat/completions",
+            format!(
+                r#"{{{message},"tools":[{{"type":"function","function":{{"name":"f","parameters":{{"enum":{wide}}}}}}}]}}"#
+            ),
+        ),
+        (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"messages":[{{"role":"assistant","tool_calls":[{{{call}:{text}}}}}]}}]}}"#
+            ),
+        ),
+        (
+            "/v1/responses",
+            format!(r#"{{"input":"say:x","metadata":{{"x":{wide}}}}}"#),
+        ),
+        (
+            "/v1/responses",
+            format!(
+                r#"{{"input":[{{"type":"function_call","call_id":"1","name":"f","arguments":{text}}}]}}"#
+            ),
+        ),
+        (
+            "/api/chat",
+            format!(r#"{{{message},"format":{{"enum":{wide}}}}}"#),
+        ),
+        (
+            "/completion",
+            format!(r#"{{"prompt":"say:x","logit_bias":{wide}}}"#),
+        ),
+        (
+            "/apply-template",
+            format!(r#"{{{message},"chat_template_kwargs":{{"x":{wide}}}}}"#),
+        ),
+    ] {
+        let (reply, grown) = cost(&server, path, &body);
+        assert_eq!(reply.status, 400, "{path}: {}", reply.text());
+        assert!(reply.text().contains("more than"), "{}", reply.text());
+        println!("{path}: {grown} KiB");
+        assert!(grown < 64 << 10, "{path}: the peak grew by {grown} KiB");
+    }
 }

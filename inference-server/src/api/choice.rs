@@ -50,7 +50,7 @@ impl ToolChoice {
         constrained: bool,
     ) -> Result<(), ApiError> {
         let usable = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
-        super::at_most("tools", prompt.tools.len(), app.limits.tools)?;
+        super::prepare::check_tools(app, &prompt.tools)?;
         for (i, Tool { name, .. }) in prompt.tools.iter().enumerate() {
             if name.is_empty() || name.len() > NAME_BYTES || !name.chars().all(usable) {
                 return Err(ApiError::field(

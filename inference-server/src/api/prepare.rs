@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
-use inference::{ChatPrompt, GenerateOptions, Grammar, Prompt};
+use inference::{ChatPrompt, GenerateOptions, Grammar, Prompt, Tool};
 
 use crate::app::App;
 use crate::engine::{Places, Refused};
 use crate::error::ApiError;
+use crate::measure::json_bytes;
 use crate::models::{Lease, ServedModel};
 use crate::reply::ReplyRequest;
 
@@ -29,6 +30,15 @@ pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
         Refused::Full => ApiError::busy(),
         Refused::Stopping => ApiError::stopping(),
     })
+}
+
+/// Makes the places of a request `n`, of which it has fewer. A request for none has none.
+pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiError> {
+    let more = n.saturating_sub(places.len());
+    if more > 0 {
+        places.add(reserve(app, more)?);
+    }
+    Ok(())
 }
 
 /// Runs what takes a while on a thread of its own. It goes on when the client leaves, so it holds
@@ -63,9 +73,9 @@ pub(crate) async fn chat(
     places: Places,
     prompt: ChatPrompt,
 ) -> Result<(Places, Prepared), ApiError> {
-    check_chat(app, model, &prompt)?;
-    let model = model.clone();
+    let (app, model) = (app.clone(), model.clone());
     aside(places, move || {
+        check_chat(&app, &model, &prompt)?;
         let tokens = model.tokens()?;
         let failed = |e: inference::Error| template_error(&e);
         let ids = tokens.encode_chat_with(&prompt).map_err(failed)?;
@@ -150,7 +160,6 @@ pub(crate) fn check_chat(
 ) -> Result<(), ApiError> {
     let limits = &app.limits;
     super::at_most("messages", prompt.messages.len(), limits.messages)?;
-    super::at_most("tools", prompt.tools.len(), limits.tools)?;
     if prompt.messages.is_empty() {
         return Err(ApiError::field("messages", "there are no messages"));
     }
@@ -173,13 +182,65 @@ pub(crate) fn check_chat(
             ),
         ));
     }
+    check_tools(app, &prompt.tools)?;
+    let (bytes, most) = (json_bytes(&prompt.template), limits.template_bytes);
+    if bytes > most {
+        return Err(ApiError::field(
+            "chat_template_kwargs",
+            format!(
+                "the template's arguments have {bytes} bytes as JSON; at most {most} are allowed"
+            ),
+        ));
+    }
     let mut bytes = 0usize;
-    for message in &prompt.messages {
+    for (i, message) in prompt.messages.iter().enumerate() {
+        if !ROLES.contains(&message.role.as_str()) {
+            let shown: String = message.role.chars().take(40).collect();
+            let roles = ROLES.join(", ");
+            return Err(ApiError::field(
+                format!("messages[{i}].role"),
+                format!("the role {shown:?} is not known; the roles are {roles}"),
+            ));
+        }
+        let calls = &message.tool_calls;
+        let param = format!("messages[{i}].tool_calls");
+        super::at_most(&param, calls.len(), limits.tool_calls)?;
         bytes += message.role.len() + message.content.len();
         bytes += message.name.as_ref().map_or(0, String::len);
         bytes += message.reasoning.as_ref().map_or(0, String::len);
+        bytes += message.tool_call_id.as_ref().map_or(0, String::len);
+        for call in calls {
+            bytes += call.id.len() + call.name.len() + json_bytes(&call.arguments);
+        }
     }
     check_bytes(app, bytes)
+}
+
+/// The roles of messages.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// Checks how many tools there are, and how large.
+pub(crate) fn check_tools(app: &App, tools: &[Tool]) -> Result<(), ApiError> {
+    let limits = &app.limits;
+    super::at_most("tools", tools.len(), limits.tools)?;
+    let mut all = 0usize;
+    for (i, tool) in tools.iter().enumerate() {
+        let schema = tool.parameters.as_ref().map_or(0, json_bytes);
+        let most = limits.schema_bytes;
+        if schema > most {
+            return Err(ApiError::field(
+                format!("tools[{i}]"),
+                format!("the schema has {schema} bytes; at most {most} are allowed"),
+            ));
+        }
+        all += schema + tool.name.len() + tool.description.as_ref().map_or(0, String::len);
+    }
+    let most = limits.tools_bytes;
+    if all > most {
+        let message = format!("the tools have {all} bytes; at most {most} are allowed");
+        return Err(ApiError::field("tools", message));
+    }
+    Ok(())
 }
 
 pub(crate) fn check_bytes(app: &App, bytes: usize) -> Result<(), ApiError> {
@@ -230,18 +291,18 @@ pub(crate) fn grammar(
             format!("the model {} cannot be held to a schema", model.id()),
         ));
     }
-    let grammar = Grammar::JsonSchema(schema.clone());
     // Bounds first: the time of later steps grows with it.
-    grammar
-        .validate()
-        .map_err(|e| ApiError::of_engine(&e).with_param(param))?;
-    let (bytes, most) = (schema.to_string().len(), app.limits.schema_bytes);
+    let (bytes, most) = (json_bytes(schema), app.limits.schema_bytes);
     if bytes > most {
         return Err(ApiError::field(
             param,
             format!("the schema has {bytes} bytes; at most {most} are allowed"),
         ));
     }
+    let grammar = Grammar::JsonSchema(schema.clone());
+    grammar
+        .validate()
+        .map_err(|e| ApiError::of_engine(&e).with_param(param))?;
     Ok(grammar)
 }
 

@@ -40,14 +40,45 @@ pub(crate) enum Event {
     Failed(Error),
 }
 
+/// The memory of a request's body and of its values. It is given back with the last copy.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Held(
+    #[allow(dead_code, reason = "held alone")] Option<Arc<OwnedSemaphorePermit>>,
+);
+
 /// Places for requests, held until they end.
 #[derive(Debug)]
-pub(crate) struct Places(OwnedSemaphorePermit);
+pub(crate) struct Places {
+    permit: OwnedSemaphorePermit,
+    held: Held,
+}
 
 impl Places {
     /// One of them, for one request.
     pub(crate) fn one(&mut self) -> Option<Places> {
-        self.0.split(1).map(Places)
+        let held = self.held();
+        self.permit.split(1).map(|permit| Places { permit, held })
+    }
+
+    /// The same, which also hold memory of the request's body.
+    pub(crate) fn holding(mut self, body: Option<OwnedSemaphorePermit>) -> Places {
+        self.held = Held(body.map(Arc::new));
+        self
+    }
+
+    /// The memory of the request's body.
+    pub(crate) fn held(&self) -> Held {
+        self.held.clone()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.permit.num_permits()
+    }
+
+    /// Adds places.
+    pub(crate) fn add(&mut self, more: Places) {
+        self.permit.merge(more.permit);
     }
 }
 
@@ -235,7 +266,10 @@ impl Engine {
         }
         let n = u32::try_from(n).unwrap_or(u32::MAX);
         match Arc::clone(&self.places).try_acquire_many_owned(n) {
-            Ok(permit) => Ok(Places(permit)),
+            Ok(permit) => Ok(Places {
+                permit,
+                held: Held::default(),
+            }),
             Err(_) => {
                 self.shared.metrics.refused.inc();
                 Err(Refused::Full)

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, End, Reply};
-use crate::api::{Json, prepare, randomness};
+use crate::api::{Work, prepare, randomness};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
@@ -25,7 +25,7 @@ use types::{CountRequest, MessagesRequest};
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(request): Json<MessagesRequest>,
+    Work(request, places): Work<MessagesRequest>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = &app.models.get(request.model.as_deref(), None).await?;
@@ -36,7 +36,6 @@ pub(crate) async fn create(
     let (prompt, choice) = conversation(model, request.into())?;
     choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
-    let places = prepare::reserve(&app, 1)?;
     let (place, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
     choice.apply(&app, model, &mut prepared, &mut options)?;
     let tokens = prepared.ids.len();
@@ -90,11 +89,10 @@ pub(crate) async fn create(
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn count_tokens(
     State(app): State<App>,
-    Json(request): Json<CountRequest>,
+    Work(request, places): Work<CountRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let (prompt, _) = conversation(model, request)?;
-    let places = prepare::reserve(&app, 1)?;
     let (_, prepared) = prepare::chat(&app, model, places, prompt).await?;
     Ok(axum::Json(json!({"input_tokens": prepared.ids.len()})))
 }

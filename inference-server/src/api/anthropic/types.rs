@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::api::TextOr;
 use crate::error::ApiError;
 
 /// A conversation to answer.
@@ -19,7 +20,7 @@ pub(crate) struct MessagesRequest {
     messages: Vec<Turn>,
     /// An instruction, as a text or as blocks of text.
     #[schema(value_type = Option<crate::api::described::TextOrList>)]
-    system: Option<Content>,
+    system: Option<TextOr<TextBlock>>,
     /// 0 to 1, the default.
     pub(crate) temperature: Option<f32>,
     /// Draw among the most probable tokens of this probability together.
@@ -70,7 +71,7 @@ pub(crate) struct CountRequest {
     pub(crate) messages: Vec<Turn>,
     /// An instruction.
     #[schema(value_type = Option<crate::api::described::TextOrList>)]
-    pub(crate) system: Option<Content>,
+    pub(crate) system: Option<TextOr<TextBlock>>,
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     pub(crate) tools: Option<Vec<ToolSpec>>,
@@ -122,14 +123,15 @@ pub(crate) struct ToolSpec {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Turn {
     role: String,
-    content: Content,
+    content: TextOr<Block>,
 }
 
+/// A block of an instruction or of a tool's result; only text is supported.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Content {
-    Text(String),
-    Blocks(Vec<Block>),
+pub(crate) struct TextBlock {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
 }
 
 /// A block of any type; what it must have depends on the type.
@@ -143,15 +145,15 @@ pub(crate) struct Block {
     name: Option<String>,
     input: Option<Map<String, Value>>,
     tool_use_id: Option<String>,
-    content: Option<Box<Content>>,
+    content: Option<TextOr<TextBlock>>,
 }
 
-impl Content {
+impl TextOr<TextBlock> {
     /// Text alone.
     fn text(self, place: &str) -> Result<String, ApiError> {
         let blocks = match self {
-            Content::Text(text) => return Ok(text),
-            Content::Blocks(blocks) => blocks,
+            TextOr::Text(text) => return Ok(text),
+            TextOr::List(blocks) => blocks,
         };
         let mut all = String::new();
         for (i, block) in blocks.into_iter().enumerate() {
@@ -175,15 +177,15 @@ fn unknown(place: &str, kind: &str) -> ApiError {
 /// The messages of a conversation. Results of tools become messages of their own, before what else
 /// the turn says.
 pub(crate) fn messages(
-    system: Option<Content>,
+    system: Option<TextOr<TextBlock>>,
     turns: Vec<Turn>,
 ) -> Result<Vec<Message>, ApiError> {
     let mut all = Vec::new();
     if let Some(mut system) = system {
-        if let Content::Blocks(blocks) = &mut system {
+        if let TextOr::List(blocks) = &mut system {
             // A line of billing data that some clients send and that differs from request to
             // request. It is no instruction, and it would prevent reuse of the prompt's prefix.
-            let accounts = |b: &Block| {
+            let accounts = |b: &TextBlock| {
                 let text = b.text.as_deref().unwrap_or_default();
                 text.starts_with("x-anthropic-billing-header:")
             };
@@ -203,11 +205,11 @@ pub(crate) fn messages(
             ));
         }
         let blocks = match turn.content {
-            Content::Text(text) => {
+            TextOr::Text(text) => {
                 all.push(Message::new(turn.role, text));
                 continue;
             }
-            Content::Blocks(blocks) => blocks,
+            TextOr::List(blocks) => blocks,
         };
         let (mut text, mut reasoning, mut calls) = (String::new(), None, Vec::new());
         let (mut results, mut said) = (0, false);

@@ -15,10 +15,10 @@ use utoipa::ToSchema;
 
 use crate::api::openai::chat::with_logprobs;
 use crate::api::openai::stream::{merged, sse};
-use crate::api::openai::types::Prompts;
 use crate::api::run::{self, End, Item, Reply};
-use crate::api::{Json, OneOrMore, at_most, prepare, randomness, within};
+use crate::api::{OneOrMore, Prompts, Work, at_most, prepare, randomness, within};
 use crate::app::App;
+use crate::engine::Places;
 use crate::error::{ApiError, Family};
 use crate::models::{Lease, ServedModel};
 
@@ -53,6 +53,7 @@ pub(crate) struct CompletionRequest {
     /// The model's name; without one, the first that is served.
     model: Option<String>,
     /// A text, several, token ids, or several lists of them.
+    #[schema(value_type = Option<crate::api::described::Prompts>)]
     prompt: Option<Prompts>,
     #[serde(flatten)]
     rest: Sampling,
@@ -89,6 +90,7 @@ pub(crate) struct Sampling {
     /// The same seed gives the same reply; -1 is any.
     seed: Option<i64>,
     /// Strings that end the reply.
+    #[schema(value_type = Option<crate::api::described::OneOrMore>)]
     stop: Option<OneOrMore>,
     /// Go on after the end of the text.
     ignore_eos: Option<bool>,
@@ -162,7 +164,7 @@ impl Sampling {
             o.sampling.xtc_probability = probability;
         }
         if let Some(threshold) = self.xtc_threshold {
-            within("xtc_threshold", threshold, 0.0, 1.0)?;
+            within("xtc_threshold", threshold, 0.0, 0.5)?;
             o.sampling.xtc_threshold = threshold;
         }
         if let Some(penalty) = self.repeat_penalty {
@@ -288,18 +290,19 @@ fn pair(pair: &Value) -> Option<(Named<'_>, &Value)> {
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(mut request): Json<CompletionRequest>,
+    Work(mut request, places): Work<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let several = matches!(request.prompt, Some(Prompts::More(_)));
     let prompts = Prompts::checked(request.prompt.take(), &app)?;
-    answer(&app, model, prompts, several, &request.rest).await
+    answer(&app, model, places, prompts, several, &request.rest).await
 }
 
 /// Continues prompts, and answers with a list where `several`.
 pub(super) async fn answer(
     app: &App,
     model: &Lease,
+    mut places: Places,
     prompts: Vec<Prompt>,
     several: bool,
     sampling: &Sampling,
@@ -314,7 +317,7 @@ pub(super) async fn answer(
             _ => None,
         })
         .collect();
-    let places = prepare::reserve(app, prompts.len())?;
+    prepare::grow(app, &mut places, prompts.len())?;
     let (mut places, prepared) = prepare::raw(app, model, places, "prompt", prompts).await?;
     let mut replies = Vec::with_capacity(prepared.len());
     let mut heads = Vec::with_capacity(prepared.len());

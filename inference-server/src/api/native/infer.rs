@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use crate::api::openai::embeddings::Leaves;
 use crate::api::run::{self, Reply};
-use crate::api::{Json, prepare};
+use crate::api::{Work, prepare};
 use crate::app::App;
 use crate::engine::{LogitsJob, Places};
 use crate::error::ApiError;
@@ -81,7 +81,7 @@ impl Mode {
     (status = 504, description = "it took too long", body = Object)))]
 pub(crate) async fn infer(
     State(app): State<App>,
-    Json(request): Json<InferRequest>,
+    Work(request, mut places): Work<InferRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let arrived = Instant::now();
     let (top, most) = (request.top.unwrap_or(5), app.limits.top_logprobs);
@@ -105,20 +105,22 @@ pub(crate) async fn infer(
     let mut put = |name: &str, value: Value| reply[name] = value;
     match mode {
         Mode::Compare => {
+            prepare::grow(&app, &mut places, 2)?;
             for (name, dense) in [("walk", false), ("dense", true)] {
                 let started = Instant::now();
-                put(name, asked.routed(dense).await?);
+                let place = places.one().ok_or_else(ApiError::internal)?;
+                put(name, asked.routed(place, dense).await?);
                 put(&format!("{name}_ms"), milliseconds(started).into());
             }
         }
         Mode::Walk => {
-            put("predictions", asked.routed(false).await?);
+            put("predictions", asked.routed(places, false).await?);
             put("mode", "walk".into());
         }
         Mode::Dense => {
             let predictions = match model.model().as_routed() {
-                Some(_) => asked.routed(true).await?,
-                None => asked.plain().await?,
+                Some(_) => asked.routed(places, true).await?,
+                None => asked.plain(places).await?,
             };
             put("predictions", predictions);
             put("mode", "dense".into());
@@ -147,9 +149,8 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The ids of the prompt, and a place for the request.
-    async fn prepared(&self) -> Result<(Places, prepare::Prepared), ApiError> {
-        let places = prepare::reserve(self.app, 1)?;
+    /// The ids of the prompt.
+    async fn prepared(&self, places: Places) -> Result<(Places, prepare::Prepared), ApiError> {
         let prompts = vec![Prompt::from(self.prompt)];
         let (place, mut all) =
             prepare::raw(self.app, self.model, places, "prompt", prompts).await?;
@@ -157,14 +158,14 @@ impl Asked<'_> {
     }
 
     /// By the only forward pass that the model has, together with other requests.
-    async fn plain(&self) -> Result<Value, ApiError> {
+    async fn plain(&self, places: Places) -> Result<Value, ApiError> {
         let mut options = GenerateOptions::new().with_max_tokens(1);
         let logprobs = crate::api::openai::chat::with_logprobs(self.model, Some(self.top))?;
         options.output.logprobs = logprobs;
         // A text may end here, too: then the end is the token.
         options.stop.ignore_eos = true;
         let options = prepare::finish_options(self.app, options, self.arrived)?;
-        let (place, prepared) = self.prepared().await?;
+        let (place, prepared) = self.prepared(places).await?;
         let reply = Reply::start(
             self.app,
             self.model,
@@ -181,8 +182,8 @@ impl Asked<'_> {
     }
 
     /// By the plan, or as the model was trained.
-    async fn routed(&self, dense: bool) -> Result<Value, ApiError> {
-        let (place, prepared) = self.prepared().await?;
+    async fn routed(&self, places: Places, dense: bool) -> Result<Value, ApiError> {
+        let (place, prepared) = self.prepared(places).await?;
         // A client that leaves drops this future, and with it the guard.
         let cancel = CancelToken::new();
         let _leaves = Leaves(cancel.clone());

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::completion::{self, Sampling};
-use crate::api::{Json, at_most, prepare};
+use crate::api::{Work, at_most, prepare};
 use crate::app::App;
 use crate::engine::Places;
 use crate::error::ApiError;
@@ -212,7 +212,7 @@ pub(crate) struct InfillRequest {
     (status = 400, description = "the request cannot be served as it is, or the model has no such tokens", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(request): Json<InfillRequest>,
+    Work(request, places): Work<InfillRequest>,
 ) -> Result<Response, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let files = request.input_extra.unwrap_or_default();
@@ -223,9 +223,6 @@ pub(crate) async fn create(
         middle: request.prompt,
         files,
     };
-    let places = prepare::reserve(&app, 1)?;
     let (places, prompt) = prompt(&app, model, places, "input_prefix", parts).await?;
-    // The place is free until the prompt is queued.
-    drop(places);
-    completion::answer(&app, model, vec![prompt], false, &request.rest).await
+    completion::answer(&app, model, places, vec![prompt], false, &request.rest).await
 }

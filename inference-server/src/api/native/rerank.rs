@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use crate::api::Json;
+use crate::api::Work;
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -22,7 +22,7 @@ pub(crate) struct RerankRequest {
     (status = 501, description = "no model can do it", body = Object)))]
 pub(crate) async fn rerank(
     State(app): State<App>,
-    Json(request): Json<RerankRequest>,
+    Work(request, _): Work<RerankRequest>,
 ) -> Result<(), ApiError> {
     let model = app.models.look(request.model.as_deref()).await?;
     Err(ApiError::new(

@@ -11,8 +11,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::api::openai::embeddings::vectors;
-use crate::api::openai::types::Prompts;
-use crate::api::{Json, at_most, prepare};
+use crate::api::{Prompts, Work, at_most, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Lease;
@@ -39,7 +38,7 @@ pub(crate) struct TokenizeRequest {
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn tokenize(
     State(app): State<App>,
-    Json(request): Json<TokenizeRequest>,
+    Work(request, places): Work<TokenizeRequest>,
 ) -> Result<Response, ApiError> {
     if request.parse_special == Some(false) {
         return Err(ApiError::unsupported(
@@ -49,7 +48,6 @@ pub(crate) async fn tokenize(
     }
     let model = app.models.get(request.model.as_deref(), None).await?;
     prepare::check_bytes(&app, request.content.len())?;
-    let places = prepare::reserve(&app, 1)?;
     let (places, (first, rest)) = prepare::aside(places, move || {
         let add_special = request.add_special.unwrap_or(false);
         let encoded = model.tokens()?.encode(&request.content, add_special);
@@ -156,7 +154,7 @@ pub(crate) struct DetokenizeRequest {
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn detokenize(
     State(app): State<App>,
-    Json(request): Json<DetokenizeRequest>,
+    Work(request, places): Work<DetokenizeRequest>,
 ) -> Result<axum::Json<Content>, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
     // A token spells some bytes, so the text is bounded about as a prompt is.
@@ -166,7 +164,6 @@ pub(crate) async fn detokenize(
         let message = format!("the token {id} is not in the vocabulary of {most}");
         return Err(ApiError::field("tokens", message));
     }
-    let places = prepare::reserve(&app, 1)?;
     let (_, content) = prepare::aside(places, move || {
         let text = model.tokens()?.decode(&request.tokens);
         text.map_err(|e| ApiError::of_engine(&e))
@@ -205,7 +202,7 @@ pub(crate) struct TemplateRequest {
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn apply_template(
     State(app): State<App>,
-    Json(request): Json<TemplateRequest>,
+    Work(request, places): Work<TemplateRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
     let mut prompt = ChatPrompt::new(request.messages);
@@ -214,9 +211,8 @@ pub(crate) async fn apply_template(
     if request.add_generation_prompt == Some(false) {
         prompt.end = ChatEnd::Messages;
     }
-    prepare::check_chat(&app, &model, &prompt)?;
-    let places = prepare::reserve(&app, 1)?;
     let (_, text) = prepare::aside(places, move || {
+        prepare::check_chat(&app, &model, &prompt)?;
         let text = model.tokens()?.render_chat_with(&prompt);
         text.map_err(|e| prepare::template_error(&e))
     })
@@ -232,6 +228,7 @@ pub(crate) struct EmbeddingRequest {
     model: Option<String>,
     /// A text, several, token ids, or several lists of them.
     #[serde(alias = "input")]
+    #[schema(value_type = crate::api::described::Prompts)]
     content: Prompts,
 }
 
@@ -241,11 +238,11 @@ pub(crate) struct EmbeddingRequest {
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn embedding(
     State(app): State<App>,
-    Json(request): Json<EmbeddingRequest>,
+    Work(request, places): Work<EmbeddingRequest>,
 ) -> Result<axum::Json<Vec<Vectors>>, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let prompts: Vec<Prompt> = request.content.list();
-    let (vectors, _) = vectors(&app, model, prompts).await?;
+    let (vectors, _) = vectors(&app, model, places, prompts).await?;
     let item = |(index, vector): (usize, Vec<f32>)| Vectors {
         index,
         embedding: [vector],

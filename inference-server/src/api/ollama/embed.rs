@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::types;
 use crate::api::openai::embeddings::vectors;
-use crate::api::{Json, OneOrMore};
+use crate::api::{OneOrMore, Work};
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -20,6 +20,7 @@ pub(crate) struct EmbedRequest {
     /// The model's name.
     model: Option<String>,
     /// A text, or several.
+    #[schema(value_type = crate::api::described::OneOrMore)]
     input: OneOrMore,
     /// Only the model's own number of elements.
     dimensions: Option<usize>,
@@ -46,12 +47,12 @@ pub(crate) struct OldEmbedRequest {
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn create_old(
     State(app): State<App>,
-    Json(request): Json<OldEmbedRequest>,
+    Work(request, places): Work<OldEmbedRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let keep = types::keep_alive(request.keep_alive.as_ref())?;
     let model = &app.models.get(request.model.as_deref(), keep).await?;
     let text = Prompt::from(request.prompt);
-    let (vectors, _) = vectors(&app, model, vec![text]).await?;
+    let (vectors, _) = vectors(&app, model, places, vec![text]).await?;
     Ok(axum::Json(json!({"embedding": vectors.first()})))
 }
 
@@ -61,7 +62,7 @@ pub(crate) async fn create_old(
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(request): Json<EmbedRequest>,
+    Work(request, places): Work<EmbedRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let started = Instant::now();
     let keep = types::keep_alive(request.keep_alive.as_ref())?;
@@ -74,7 +75,7 @@ pub(crate) async fn create(
         ));
     }
     let texts = request.input.list().into_iter().map(Prompt::from).collect();
-    let (vectors, tokens) = vectors(&app, model, texts).await?;
+    let (vectors, tokens) = vectors(&app, model, places, texts).await?;
     let total = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(axum::Json(json!({
         "model": model.id(),

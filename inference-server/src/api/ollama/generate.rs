@@ -15,8 +15,9 @@ use super::time;
 use super::types::{self, ChatRequest, GenerateRequest, Rest};
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Call, Calls, End, Item, Reply};
-use crate::api::{Json, prepare};
+use crate::api::{Work, prepare};
 use crate::app::App;
+use crate::engine::Places;
 use crate::error::{ApiError, Family};
 use crate::models::{KeepAlive, Lease};
 use crate::reply::Delta;
@@ -41,7 +42,7 @@ enum Ask {
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn chat(
     State(app): State<App>,
-    Json(request): Json<ChatRequest>,
+    Work(request, places): Work<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let keep = request.rest.check()?;
     let name = request.model.as_deref();
@@ -53,7 +54,7 @@ pub(crate) async fn chat(
     prompt.tools = request.tools.unwrap_or_default();
     prompt.template = request.rest.template(model)?;
     let ask = Ask::Chat(Box::new(prompt));
-    answer(&app, model, ask, &request.rest, Shape::Chat).await
+    answer(&app, model, places, ask, &request.rest, Shape::Chat).await
 }
 
 /// Answers a text or, with `raw`, continues it.
@@ -63,7 +64,7 @@ pub(crate) async fn chat(
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn generate(
     State(app): State<App>,
-    Json(request): Json<GenerateRequest>,
+    Work(request, places): Work<GenerateRequest>,
 ) -> Result<Response, ApiError> {
     let keep = request.rest.check()?;
     let text = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
@@ -98,7 +99,7 @@ pub(crate) async fn generate(
         prompt.template = request.rest.template(model)?;
         Ask::Chat(Box::new(prompt))
     };
-    answer(&app, model, ask, &request.rest, Shape::Generate).await
+    answer(&app, model, places, ask, &request.rest, Shape::Generate).await
 }
 
 /// Answers a request for nothing: it loads the model or, to keep it for no time, unloads it.
@@ -127,6 +128,7 @@ async fn load(
 async fn answer(
     app: &App,
     model: &Lease,
+    places: Places,
     ask: Ask,
     rest: &Rest,
     shape: Shape,
@@ -139,7 +141,6 @@ async fn answer(
     if let Ask::Chat(prompt) = &ask {
         choice.check(app, model, prompt, options.constraints.grammar.is_some())?;
     }
-    let places = prepare::reserve(app, 1)?;
     let (place, mut prepared) = match ask {
         Ask::Chat(prompt) => prepare::chat(app, model, places, *prompt).await?,
         Ask::Raw(text) => {

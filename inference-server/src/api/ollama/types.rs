@@ -127,6 +127,7 @@ pub(crate) struct Options {
     top_p: Option<f32>,
     min_p: Option<f32>,
     seed: Option<i64>,
+    #[schema(value_type = Option<crate::api::described::OneOrMore>)]
     stop: Option<OneOrMore>,
     repeat_penalty: Option<f32>,
     repeat_last_n: Option<i64>,

@@ -12,7 +12,7 @@ use super::stream::{self, Chunks};
 use super::types::{ChatRequest, ResponseFormat};
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Call, End, Item, Reply};
-use crate::api::{Json, prepare};
+use crate::api::{Work, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
@@ -33,7 +33,7 @@ pub(crate) fn now() -> u64 {
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(request): Json<ChatRequest>,
+    Work(request, mut places): Work<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = &app.models.get(request.model.as_deref(), None).await?;
@@ -54,7 +54,7 @@ pub(crate) async fn create(
     let (prompt, choice) = prompt(request)?;
     choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
-    let places = prepare::reserve(&app, n)?;
+    prepare::grow(&app, &mut places, n)?;
     let (mut places, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
     choice.apply(&app, model, &mut prepared, &mut options)?;
     options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked);
@@ -127,11 +127,10 @@ pub(crate) async fn create(
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
 pub(crate) async fn count_tokens(
     State(app): State<App>,
-    Json(request): Json<ChatRequest>,
+    Work(request, places): Work<ChatRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let (prompt, _) = prompt(request)?;
-    let places = prepare::reserve(&app, 1)?;
     let (_, prepared) = prepare::chat(&app, model, places, prompt).await?;
     let count = prepared.ids.len();
     Ok(axum::Json(

@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use super::chat::{FINGERPRINT, finish, now, with_logprobs};
 use super::options::{self, Usage};
 use super::stream::{self, Chunks};
-use super::types::{CompletionRequest, Prompts};
+use super::types::CompletionRequest;
 use crate::api::native::infill;
 use crate::api::run::{self, Item, Reply};
-use crate::api::{Json, prepare};
+use crate::api::{Prompts, Work, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -30,7 +30,7 @@ const TOP_LOGPROBS: usize = 5;
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(mut request): Json<CompletionRequest>,
+    Work(mut request, mut places): Work<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let model = &app.models.get(request.model.as_deref(), None).await?;
@@ -64,7 +64,7 @@ pub(crate) async fn create(
     let asked = options::asked("max_tokens", request.max_tokens)?;
     options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
 
-    let mut places = prepare::reserve(&app, prompts.len() * n)?;
+    prepare::grow(&app, &mut places, prompts.len() * n)?;
     let texts: Vec<Option<String>> = prompts
         .iter()
         .map(|prompt| match prompt {

@@ -11,9 +11,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::types::EmbeddingRequest;
-use crate::api::{Json, at_most, prepare};
+use crate::api::{Work, at_most, prepare};
 use crate::app::App;
-use crate::engine::EmbedJob;
+use crate::engine::{EmbedJob, Places};
 use crate::error::ApiError;
 use crate::models::Lease;
 
@@ -30,6 +30,7 @@ impl Drop for Leaves {
 pub(crate) async fn vectors(
     app: &App,
     model: &Lease,
+    places: Places,
     prompts: Vec<Prompt>,
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let arrived = Instant::now();
@@ -43,7 +44,6 @@ pub(crate) async fn vectors(
     if prompts.is_empty() {
         return Err(ApiError::field("input", "there is no input"));
     }
-    let places = prepare::reserve(app, 1)?;
     let (place, prepared) = prepare::raw(app, model, places, "input", prompts).await?;
     let tokens = prepared.iter().map(|p| p.ids.len()).sum();
     let cancel = Leaves(CancelToken::new());
@@ -75,7 +75,7 @@ pub(crate) async fn vectors(
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(request): Json<EmbeddingRequest>,
+    Work(request, places): Work<EmbeddingRequest>,
 ) -> Result<Response, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let base64 = match request.encoding_format.as_deref() {
@@ -96,7 +96,7 @@ pub(crate) async fn create(
             format!("dimensions is {n}; vectors of this model have {size} elements"),
         ));
     }
-    let (vectors, tokens) = vectors(&app, model, request.input.list()).await?;
+    let (vectors, tokens) = vectors(&app, model, places, request.input.list()).await?;
     let data = vectors
         .into_iter()
         .enumerate()

@@ -9,9 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::api::{OneOrMore, at_most};
-use crate::app::App;
-use crate::error::ApiError;
+use crate::api::{OneOrMore, Prompts};
 
 /// A request with the fields that chats and completions share.
 macro_rules! request {
@@ -43,6 +41,7 @@ macro_rules! request {
             /// Added to the logits of tokens, by id.
             pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
             /// Strings that end the reply.
+            #[schema(value_type = Option<crate::api::described::OneOrMore>)]
             pub(crate) stop: Option<OneOrMore>,
             /// Tokens that end the reply (not OpenAI's).
             pub(crate) stop_token_ids: Option<Vec<u32>>,
@@ -178,6 +177,7 @@ request! {
     /// A text to continue.
     CompletionRequest {
         /// A text, several, token ids, or several lists of them.
+        #[schema(value_type = Option<crate::api::described::Prompts>)]
         prompt: Option<Prompts>,
         /// Return log-probabilities, with this number of alternatives of each token.
         logprobs: Option<usize>,
@@ -187,74 +187,6 @@ request! {
         suffix: Option<String>,
         /// Only as large as `n`.
         best_of: Option<usize>,
-    }
-}
-
-/// A prompt as clients write it.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum OnePrompt {
-    Text(String),
-    Ids(Vec<u32>),
-    Object(PromptObject),
-}
-
-/// llama.cpp's form of a prompt that may have more than text; here it has text alone.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(try_from = "Map<String, Value>")]
-pub(crate) struct PromptObject {
-    prompt_string: String,
-}
-
-/// By hand: a derived reader would take a list of the fields' values, too.
-impl TryFrom<Map<String, Value>> for PromptObject {
-    type Error = &'static str;
-
-    fn try_from(mut map: Map<String, Value>) -> Result<Self, Self::Error> {
-        match (map.remove("prompt_string"), map.is_empty()) {
-            (Some(Value::String(prompt_string)), true) => Ok(Self { prompt_string }),
-            _ => Err("a prompt object has prompt_string and nothing else"),
-        }
-    }
-}
-
-impl From<OnePrompt> for inference::Prompt {
-    fn from(prompt: OnePrompt) -> Self {
-        match prompt {
-            OnePrompt::Text(text) => text.into(),
-            OnePrompt::Ids(ids) => ids.into(),
-            OnePrompt::Object(object) => object.prompt_string.into(),
-        }
-    }
-}
-
-/// Prompts as clients write them.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum Prompts {
-    One(OnePrompt),
-    More(Vec<OnePrompt>),
-}
-
-impl Prompts {
-    pub(crate) fn list(self) -> Vec<inference::Prompt> {
-        match self {
-            Prompts::One(prompt) => vec![prompt.into()],
-            Prompts::More(prompts) => prompts.into_iter().map(Into::into).collect(),
-        }
-    }
-
-    /// The prompts of a request: at least one, and no more than the limit.
-    pub(crate) fn checked(
-        prompts: Option<Self>,
-        app: &App,
-    ) -> Result<Vec<inference::Prompt>, ApiError> {
-        let prompts = prompts.map(Self::list).unwrap_or_default();
-        at_most("prompt", prompts.len(), app.limits.prompts)?;
-        if prompts.is_empty() {
-            return Err(ApiError::field("prompt", "there is no prompt"));
-        }
-        Ok(prompts)
     }
 }
 
@@ -283,6 +215,7 @@ pub(crate) struct EmbeddingRequest {
     /// The model's name; without one, the first that is served.
     pub(crate) model: Option<String>,
     /// A text, several, token ids, or several lists of them.
+    #[schema(value_type = crate::api::described::Prompts)]
     pub(crate) input: Prompts,
     /// `float` (the default) or `base64`, of little-endian float32.
     pub(crate) encoding_format: Option<String>,

@@ -19,7 +19,7 @@ use super::options;
 use super::stream::sse;
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Item, Reply};
-use crate::api::{Json, prepare};
+use crate::api::{Work, at_most, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
@@ -33,7 +33,7 @@ use types::{Format, ResponsesRequest};
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(mut request): Json<ResponsesRequest>,
+    Work(mut request, places): Work<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     refuse(&request)?;
@@ -42,18 +42,28 @@ pub(crate) async fn create(
     let asked = options::asked("max_output_tokens", request.max_output_tokens)?;
     options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
     let streamed = request.stream.unwrap_or(false);
+    let instructions = request.instructions.as_ref().map_or(0, String::len);
+    prepare::check_bytes(&app, instructions)?;
+    prepare::check_tools(
+        &app,
+        &types::tools(request.tools.as_deref().unwrap_or_default())?,
+    )?;
     let fields = response(&app, model, &request);
     let (prompt, choice) = conversation(&mut request)?;
     choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
-    let places = prepare::reserve(&app, 1)?;
+    // The response repeats fields of the request.
+    let held = places.held();
     let (place, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
     choice.apply(&app, model, &mut prepared, &mut options)?;
     options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked);
     let options = prepare::finish_options(&app, options, arrived)?;
     let mut reply = Reply::start(&app, model, place, &prepared, options, arrived);
     let names = app.clone();
-    let output = Output::new(fields, move |prefix| names.name(prefix));
+    let output = Output::new(fields, move |prefix| {
+        let _ = &held;
+        names.name(prefix)
+    });
     if streamed {
         run::first_signs(std::slice::from_mut(&mut reply), app.limits.first_event).await?;
         return Ok(answer(reply, output, app.limits.ping));
@@ -124,6 +134,26 @@ fn refuse(request: &ResponsesRequest) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(param, message));
         }
     }
+    metadata(request)
+}
+
+/// OpenAI's bounds of `metadata`: pairs, and characters of a key and of a value.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+
+fn metadata(request: &ResponsesRequest) -> Result<(), ApiError> {
+    let (pairs, of_key, of_value) = METADATA;
+    let all = request.metadata.iter().flatten();
+    at_most("metadata", all.clone().count(), pairs)?;
+    let within = |text: &str, most: usize| text.chars().nth(most).is_none();
+    for (key, value) in all {
+        if !within(key, of_key) || !value.as_str().is_some_and(|v| within(v, of_value)) {
+            let message = format!(
+                "metadata has keys of at most {of_key} characters, and values that are texts of at \
+                 most {of_value}"
+            );
+            return Err(ApiError::field("metadata", message));
+        }
+    }
     Ok(())
 }
 
@@ -153,7 +183,7 @@ fn conversation(request: &mut ResponsesRequest) -> Result<(ChatPrompt, ToolChoic
         return Err(ApiError::field("input", "there is no input"));
     };
     let mut prompt = ChatPrompt::new(types::messages(request.instructions.take(), input)?);
-    prompt.tools = types::tools(request.tools.take().unwrap_or_default())?;
+    prompt.tools = types::tools(&request.tools.take().unwrap_or_default())?;
     let mut choice = match request.tool_choice.take() {
         None | Some(Value::Null) => ToolChoice::default(),
         Some(Value::String(word)) if word == "auto" => ToolChoice::default(),

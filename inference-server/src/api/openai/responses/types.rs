@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use crate::api::TextOr;
 use crate::error::ApiError;
 
 /// A conversation to go on with.
@@ -14,7 +15,7 @@ pub(crate) struct ResponsesRequest {
     pub(super) model: Option<String>,
     /// A text, or the items of the conversation, oldest first.
     #[schema(value_type = crate::api::described::TextOrList)]
-    pub(super) input: Option<Input>,
+    pub(super) input: Option<TextOr<Item>>,
     /// An instruction before the conversation.
     pub(super) instructions: Option<String>,
     /// The most tokens of the reply, reasoning included.
@@ -86,32 +87,18 @@ pub(super) struct ToolSpec {
     strict: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub(super) enum Input {
-    Text(String),
-    Items(Vec<Item>),
-}
-
 /// A message, a call, its output, or reasoning. Of the fields, each kind has some.
 #[derive(Debug, Deserialize)]
 pub(super) struct Item {
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
-    content: Option<Content>,
-    summary: Option<Content>,
+    content: Option<TextOr<Part>>,
+    summary: Option<TextOr<Part>>,
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
-    output: Option<Content>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
+    output: Option<TextOr<Part>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -122,11 +109,11 @@ struct Part {
     refusal: Option<String>,
 }
 
-impl Content {
+impl TextOr<Part> {
     fn text(self, place: &str) -> Result<String, ApiError> {
         let parts = match self {
-            Content::Text(text) => return Ok(text),
-            Content::Parts(parts) => parts,
+            TextOr::Text(text) => return Ok(text),
+            TextOr::List(parts) => parts,
         };
         let mut all = String::new();
         for (i, part) in parts.into_iter().enumerate() {
@@ -153,15 +140,15 @@ impl Content {
 /// The messages of a conversation.
 pub(super) fn messages(
     instructions: Option<String>,
-    input: Input,
+    input: TextOr<Item>,
 ) -> Result<Vec<Message>, ApiError> {
     let mut all: Vec<Message> = instructions.map(Message::system).into_iter().collect();
     let items = match input {
-        Input::Text(text) => {
+        TextOr::Text(text) => {
             all.push(Message::user(text));
             return Ok(all);
         }
-        Input::Items(items) => items,
+        TextOr::List(items) => items,
     };
     // Reasoning, words and calls of one turn are items of their own, and one message.
     let mut turn: Option<Message> = None;
@@ -247,18 +234,18 @@ impl ToolSpec {
 }
 
 /// The tools of a request.
-pub(super) fn tools(specs: Vec<ToolSpec>) -> Result<Vec<Tool>, ApiError> {
+pub(super) fn tools(specs: &[ToolSpec]) -> Result<Vec<Tool>, ApiError> {
     let mut tools = Vec::new();
-    for (i, spec) in specs.into_iter().enumerate() {
+    for (i, spec) in specs.iter().enumerate() {
         let object = matches!(spec.parameters, None | Some(Value::Null | Value::Object(_)));
-        let (Some(name), true, true) = (spec.name, spec.kind == "function", object) else {
+        let (Some(name), true, true) = (&spec.name, spec.kind == "function", object) else {
             return Err(ApiError::unsupported(
                 format!("tools[{i}]"),
                 "only tools of type \"function\" with a name and, as parameters, an object are supported",
             ));
         };
-        let mut tool = Tool::new(name, spec.parameters.filter(|p| !p.is_null()));
-        tool.description = spec.description;
+        let mut tool = Tool::new(name, spec.parameters.clone().filter(|p| !p.is_null()));
+        tool.description.clone_from(&spec.description);
         tool.strict = spec.strict.unwrap_or_default();
         tools.push(tool);
     }

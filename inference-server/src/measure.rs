@@ -1,0 +1,231 @@
+//! How much JSON text becomes once it is values: measured without making any.
+
+use std::borrow::Cow;
+
+use crate::limits::Limits;
+
+/// Bytes of an object or a list with one element, with a copy of it.
+const CONTAINER_BYTES: usize = 800;
+/// Bytes of any other element, with a copy of it.
+const VALUE_BYTES: usize = 160;
+
+/// What JSON text holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Measure {
+    /// Objects and lists within each other.
+    depth: usize,
+    /// Objects and lists.
+    containers: usize,
+    /// An upper bound of all values.
+    values: usize,
+}
+
+/// Why JSON text is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Excess {
+    Depth(usize),
+    Containers(usize),
+    Values(usize),
+}
+
+impl std::fmt::Display for Excess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Excess::Depth(n) => write!(f, "more than {n} objects and lists within each other"),
+            Excess::Containers(n) => write!(f, "more than {n} objects and lists"),
+            Excess::Values(n) => write!(f, "more than {n} values"),
+        }
+    }
+}
+
+impl Measure {
+    /// Bytes that the values may take, without those of their texts.
+    pub(crate) fn weight(&self) -> usize {
+        let containers = self.containers.saturating_mul(CONTAINER_BYTES);
+        containers.saturating_add(self.values.saturating_mul(VALUE_BYTES))
+    }
+
+    /// Measures JSON text within the limits. It does not recurse. The arguments of a tool call are
+    /// JSON within a text, which is measured, too.
+    pub(crate) fn of(json: &[u8], limits: &Limits) -> Result<Self, Excess> {
+        let mut all = Self::default();
+        all.add(json, limits, true)?;
+        Ok(all)
+    }
+
+    fn add(&mut self, json: &[u8], limits: &Limits, inner: bool) -> Result<(), Excess> {
+        let (mut depth, mut at) = (0usize, 0);
+        // The last text, and whether it was the key of a text that is JSON itself.
+        let (mut last, mut is_json) = (0..0, false);
+        self.value(limits)?;
+        while let Some(byte) = json.get(at) {
+            match byte {
+                b'"' => {
+                    let end = end_of_text(json, at);
+                    if std::mem::take(&mut is_json)
+                        && let Some(text) = decoded(&json[at..end])
+                    {
+                        self.add(text.as_bytes(), limits, false)?;
+                    }
+                    last = at..end;
+                    at = end;
+                    continue;
+                }
+                b'{' | b'[' => {
+                    is_json = false;
+                    depth += 1;
+                    self.depth = self.depth.max(depth);
+                    self.containers += 1;
+                    if depth > limits.json_depth {
+                        return Err(Excess::Depth(limits.json_depth));
+                    }
+                    if self.containers > limits.json_containers {
+                        return Err(Excess::Containers(limits.json_containers));
+                    }
+                    self.value(limits)?;
+                }
+                b'}' | b']' => depth = depth.saturating_sub(1),
+                b',' => {
+                    is_json = false;
+                    self.value(limits)?;
+                }
+                // A key may be spelled with escapes.
+                b':' => {
+                    let key = &json[last.clone()];
+                    is_json = inner && (key == b"\"arguments\"" || key.contains(&b'\\'));
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, limits: &Limits) -> Result<(), Excess> {
+        self.values += 1;
+        match self.values > limits.json_values {
+            true => Err(Excess::Values(limits.json_values)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The place after the text that begins at `start` with its quotation mark.
+fn end_of_text(json: &[u8], start: usize) -> usize {
+    let mut at = start + 1;
+    while let Some(byte) = json.get(at) {
+        match byte {
+            b'\\' => at += 2,
+            b'"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    json.len()
+}
+
+/// What a text with its quotation marks says; `None` for one that is malformed.
+fn decoded(text: &[u8]) -> Option<Cow<'_, str>> {
+    match text {
+        [b'"', plain @ .., b'"'] if !plain.contains(&b'\\') => {
+            std::str::from_utf8(plain).ok().map(Cow::Borrowed)
+        }
+        _ => serde_json::from_slice::<String>(text).ok().map(Cow::Owned),
+    }
+}
+
+/// Bytes of a value as JSON text, which is not made.
+pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, part: &[u8]) -> std::io::Result<usize> {
+            self.0 += part.len();
+            Ok(part.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    match serde_json::to_writer(&mut count, value) {
+        Ok(()) => count.0,
+        // Only maps with keys that are no texts fail.
+        Err(_) => usize::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(depth: usize, containers: usize, values: usize) -> Limits {
+        Limits {
+            json_depth: depth,
+            json_containers: containers,
+            json_values: values,
+            ..Limits::default()
+        }
+    }
+
+    fn of(json: &str, limits: &Limits) -> Result<Measure, Excess> {
+        Measure::of(json.as_bytes(), limits)
+    }
+
+    #[test]
+    fn depth_is_counted_outside_of_texts() {
+        let two = limits(2, 1000, 1000);
+        let text = r#"{"a": [1, "[[[[{{{{", "\"[["]}"#;
+        let measure = of(text, &two).unwrap();
+        assert_eq!((measure.depth, measure.containers), (2, 2));
+        assert_eq!(of(r#"{"a": [[1]]}"#, &two), Err(Excess::Depth(2)));
+        assert_eq!(of("[{},{},[],[]]", &two).unwrap().containers, 5);
+        assert_eq!(of(&"[".repeat(100_000), &two), Err(Excess::Depth(2)));
+        // Malformed text ends.
+        for text in ["\"", "\"\\", "{\"a", "\"a\\\"", ":", ",,,"] {
+            of(text, &two).unwrap();
+        }
+    }
+
+    #[test]
+    fn values_and_containers_are_bounded() {
+        let few = limits(64, 10, 20);
+        assert_eq!(
+            of("[{},{},{},{},{},{},{},{},{},{}]", &few),
+            Err(Excess::Containers(10))
+        );
+        let numbers = format!("[{}0]", "0,".repeat(20));
+        assert_eq!(of(&numbers, &few), Err(Excess::Values(20)));
+        // At least as many as there are.
+        assert!(of("[0,0,0]", &few).unwrap().values >= 4);
+    }
+
+    #[test]
+    fn arguments_of_calls_count_as_the_json_that_they_are() {
+        let few = limits(8, 10, 1000);
+        let inner = serde_json::Value::from(format!("[{}]", "{},".repeat(20))).to_string();
+        for key in ["\"arguments\"", "\"\\u0061rguments\""] {
+            let text = format!("{{{key} : {inner}}}");
+            assert_eq!(of(&text, &few), Err(Excess::Containers(10)), "{text}");
+        }
+        // A bracket may be spelled with an escape.
+        let escaped = inner.replace('{', "\\u007b");
+        let text = format!("{{\"arguments\":{escaped}}}");
+        assert_eq!(of(&text, &few), Err(Excess::Containers(10)));
+        let deep = serde_json::Value::from("[".repeat(9)).to_string();
+        let text = format!("{{\"arguments\":{deep}}}");
+        assert_eq!(of(&text, &few), Err(Excess::Depth(8)));
+        // A text under another key is a text, and so is one after other values.
+        for text in [
+            format!("{{\"content\":{inner}}}"),
+            format!("{{\"arguments\":[{inner}]}}"),
+            format!("{{\"arguments\":1,\"a\":{inner}}}"),
+        ] {
+            of(&text, &few).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_size_is_that_of_the_text() {
+        let value = serde_json::json!({"a": [1, 2.5, "é\n"], "b": null});
+        assert_eq!(json_bytes(&value), value.to_string().len());
+    }
+}
