@@ -1,4 +1,4 @@
-"""Makes tests/fixtures/convert.json: what mlx-lm's own `convert` makes of tiny checkpoints, for tests/convert.rs.
+"""Makes tests/fixtures/convert.json: what mlx-lm's own `convert` makes of tiny checkpoints, for tests/files/convert.rs.
 
 For each case the arguments of `mlx convert`, what mlx-lm writes as `quantization`, and name, type, shape and the first half of the SHA-256 of the
 bytes of every tensor. Equal tensors and an equal configuration are the same model to mlx-lm, so nothing needs to be loaded

@@ -1,5 +1,5 @@
 //! The rules about names, formats and outputs; whole conversions are in the root's
-//! `tests/convert.rs`.
+//! `tests/files/convert.rs`.
 
 use super::gguf::llama3_scaling;
 use super::rules::{Chooser, base_format, expert, is_dropped, layer_of, stacks};

@@ -1,0 +1,20 @@
+//! The program as a person meets it: flags, output, terminals.
+
+mod chat;
+#[path = "../common/mod.rs"]
+mod common;
+mod door;
+mod infer;
+mod inspect;
+mod presets;
+mod probe;
+#[path = "../common/program.rs"]
+mod program;
+mod python_habits;
+mod screen;
+#[path = "../common/terminal.rs"]
+mod terminal;
+mod tools;
+mod usage;
+mod vindex;
+mod vindex_sweep;

@@ -1,0 +1,154 @@
+//! `--tools FILE`: what the model is told of tools, and the calls that come out. The tiny model
+//! says nonsense, so a regular expression makes it call.
+
+use std::path::PathBuf;
+
+use crate::common::fixture;
+use crate::program::{mlx, piped, refused, stdout, text};
+use serde_json::{Value, json};
+
+/// A template in the syntax of Hermes, which writes tools, calls and answers.
+const TEMPLATE: &str = "{# <think></think> #}{% for t in tools %}[{{ t['function']['name'] }}]{% endfor %}\
+    {% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\
+    {% for c in m.tool_calls or [] %}<tool_call>{{ c['function'] | tojson }}</tool_call>{% endfor %}\
+    {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+/// A thought, words and a call.
+const REPLY: &str = r#"<think>hm</think>So:<tool_call>\{"name": "time", "arguments": \{"zone": "(UTC|CET)"\}\}</tool_call>"#;
+
+struct Home {
+    dir: tempfile::TempDir,
+    tools: String,
+}
+
+fn home() -> Home {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tools.json");
+    let tools = json!([{"type": "function", "function": {"name": "time", "description": "The time of day",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}}}]);
+    std::fs::write(&path, tools.to_string()).unwrap();
+    let tools = path.to_str().unwrap().to_owned();
+    Home { dir, tools }
+}
+
+fn model() -> String {
+    let path: PathBuf = fixture("tiny/llama");
+    path.to_str().unwrap().to_owned()
+}
+
+impl Home {
+    fn command(&self, command: &str, more: &[&str]) -> std::process::Command {
+        let model = model();
+        let named: &[&str] = match command {
+            "run" => &[&model],
+            _ => &["-m", &model],
+        };
+        let template = ["--backend", "cpu", "--chat-template", TEMPLATE, "--tools"];
+        let all = [&[command], named, &template, &[&self.tools], more].concat();
+        mlx(self.dir.path(), &all)
+    }
+
+    fn runs(&self, command: &str, more: &[&str]) -> String {
+        stdout(&self.command(command, more).output().unwrap())
+    }
+}
+
+#[track_caller]
+fn check(call: &str) {
+    let call: Value = serde_json::from_str(call).unwrap_or_else(|e| panic!("{call}: {e}"));
+    assert_eq!(call["name"], "time");
+    assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+    let zone = call["arguments"]["zone"].as_str().unwrap();
+    assert!(["UTC", "CET"].contains(&zone), "{call}");
+}
+
+#[test]
+fn calls_are_lines_of_json() {
+    let home = home();
+    for command in ["generate", "run"] {
+        let said = home.runs(command, &["hi", "--regex", REPLY, "-n", "200"]);
+        let lines: Vec<&str> = said.lines().collect();
+        let [words, call] = lines[..] else {
+            panic!("{said}")
+        };
+        assert_eq!(words, "So:");
+        check(call);
+    }
+    let said = home.runs("generate", &["hi", "--regex", REPLY, "-n", "200", "--json"]);
+    let object: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (&object["text"], &object["reasoning"]),
+        (&json!("So:"), &json!("hm"))
+    );
+    assert_eq!(object["tool_calls"].as_array().unwrap().len(), 1);
+    check(&object["tool_calls"][0].to_string());
+}
+
+#[test]
+fn the_model_is_told_of_tools() {
+    let home = home();
+    let count = |said: String| -> u64 {
+        let object: Value = serde_json::from_str(&said).unwrap();
+        object["prompt_tokens"].as_u64().unwrap()
+    };
+    let with = count(home.runs("generate", &["hi", "-n", "1", "--json"]));
+    let model = model();
+    let args = [
+        "generate",
+        "-m",
+        &model,
+        "--backend",
+        "cpu",
+        "--raw",
+        "[time]<user>hi<assistant>",
+    ];
+    let raw = [&args[..], &["-n", "1", "--json"]].concat();
+    let raw = mlx(home.dir.path(), &raw).output().unwrap();
+    assert_eq!(with, count(stdout(&raw)));
+}
+
+/// The call is printed, `/tool` answers it, and the model goes on with call and answer before it.
+#[test]
+fn a_chat_answers_calls() {
+    let home = home();
+    // More than the tiny model's context: what it says is bound anyway.
+    let chat = home.command("chat", &["--regex", REPLY, "-n", "200", "-c", "4096"]);
+    let output = piped(
+        chat,
+        "/tool too early\nhi\n/tool 12:00\n/stats\n/tool two\n/tool three\n",
+    );
+    let said = stdout(&output);
+    let calls: Vec<&str> = said.lines().filter(|line| line.starts_with('{')).collect();
+    assert_eq!(calls.len(), 4, "{said}");
+    calls.into_iter().for_each(check);
+    let told = text(&output.stderr);
+    assert!(told.contains("the model waits for no tool"), "{told}");
+    // The question, the call, its answer and the next call.
+    assert!(told.contains("chat: 4 messages, 2 replies"), "{told}");
+}
+
+#[test]
+fn what_cannot_be_is_told() {
+    let home = home();
+    let path = home.dir.path().join("bad.json");
+    std::fs::write(&path, "{}").unwrap();
+    let model = model();
+    let fails = |tools: &str, more: &[&str], code| {
+        let args = [
+            "generate",
+            "-m",
+            &model,
+            "--backend",
+            "cpu",
+            "hi",
+            "--tools",
+            tools,
+        ];
+        let args = [&args[..], more].concat();
+        refused(&mlx(home.dir.path(), &args).output().unwrap(), code)
+    };
+    assert!(fails(path.to_str().unwrap(), &[], 2).contains("list of tools"));
+    assert!(fails("no-such.json", &[], 2).contains("no-such.json"));
+    fails(&home.tools, &["--raw"], 2);
+    // The model's own template shows no calls.
+    assert!(fails(&home.tools, &[], 1).contains("calls tools"));
+}

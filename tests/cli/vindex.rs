@@ -1,0 +1,220 @@
+//! `mlx vindex` against numpy (`tools/golden/vindex.py`), and against the engine's own passes.
+#![cfg(feature = "probe")]
+
+use std::path::Path;
+
+use crate::common::{fixture, floats, ids, max_difference, tiny};
+use crate::program::{output, refused, stdout};
+use inference::{ErrorKind, Interrupt, Prompt};
+use inference_probe::vindex::{Activation, Layer, Vindex};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+fn golden() -> Value {
+    let text = std::fs::read_to_string(fixture("vindex.json")).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["models"].clone()
+}
+
+fn model(name: &str) -> String {
+    fixture("tiny").join(name).display().to_string()
+}
+
+fn build(name: &str, dir: &Path, more: &[&str]) -> String {
+    let path = dir.join("v").display().to_string();
+    let model = model(name);
+    let base = [
+        "vindex",
+        "build",
+        "--model",
+        &model,
+        "--backend",
+        "cpu",
+        "--output",
+        &path,
+    ];
+    let said = stdout(&output(&[&base[..], more].concat()));
+    assert_eq!(said.trim(), path);
+    path
+}
+
+#[test]
+fn files_are_those_of_numpy() {
+    let mut files = 0;
+    for (name, golden) in golden().as_object().unwrap() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = build(name, dir.path(), &[]);
+        for (file, expected) in golden["sha256"].as_object().unwrap() {
+            let bytes = std::fs::read(Path::new(&path).join(file)).unwrap();
+            let own: String = Sha256::digest(&bytes)
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
+            assert_eq!(&own, expected.as_str().unwrap(), "{name}, {file}");
+            files += 1;
+        }
+    }
+    assert_eq!(files, 6);
+}
+
+#[test]
+fn the_nearest_features_are_those_of_numpy() {
+    let golden = golden()["llama"].clone();
+    let dir = tempfile::tempdir().unwrap();
+    let path = build("llama", dir.path(), &["--down-top-k", "3"]);
+    let tokens: Vec<String> = ids(&golden["tokens"]).iter().map(u32::to_string).collect();
+    let (tokens, llama) = (tokens.join(","), model("llama"));
+    let walk = |more: &[&str]| {
+        let base = [
+            "vindex",
+            "walk",
+            &path,
+            "--backend",
+            "cpu",
+            "--tokens",
+            &tokens,
+        ];
+        output(&[&base[..], more].concat())
+    };
+    let report = stdout(&walk(&["--model", &llama, "--top", "4", "--json"]));
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let layers = report["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), golden["layers"].as_array().unwrap().len());
+    for (ours, expected) in layers.iter().zip(golden["layers"].as_array().unwrap()) {
+        let of = |name: &str| -> Vec<f32> {
+            let features = ours["features"].as_array().unwrap();
+            features
+                .iter()
+                .map(|f| f[name].as_f64().unwrap() as f32)
+                .collect()
+        };
+        assert_eq!(of("feature"), floats(&expected["features"]));
+        assert!(max_difference(&of("gate"), &floats(&expected["gates"])) < 1e-5);
+        assert!(max_difference(&of("activation"), &floats(&expected["activations"])) < 1e-5);
+        let error = ours["error"].as_f64().unwrap() - expected["error"].as_f64().unwrap();
+        assert!(error.abs() < 1e-5, "{error}");
+        assert_eq!(ours["features"][0]["tokens"].as_array().unwrap().len(), 3);
+    }
+    let text = stdout(&walk(&["--model", &llama, "--layers", "1", "--top", "2"]));
+    assert!(
+        text.starts_with("layer   1") && text.lines().count() == 3,
+        "{text}"
+    );
+    let wrong = refused(&walk(&["--model", &llama, "--layers", "7"]), 2);
+    assert!(wrong.contains("the model has 3"), "{wrong}");
+    let wrong = refused(&walk(&["--model", &model("llama-yarn")]), 1);
+    assert!(wrong.contains("another version"), "{wrong}");
+}
+
+/// On all kinds of weights, norms and biases: what files give is what the engine adds.
+#[test]
+fn all_features_give_what_the_engine_gives() {
+    let tokens: Vec<u32> = (3..19).collect();
+    let (prompt, last) = (Prompt::Tokens(tokens.clone()), tokens.len() - 1);
+    let mut layers = 0;
+    for name in [
+        "llama",
+        "gpt2",
+        "starcoder2",
+        "gemma",
+        "qwen2",
+        "llama-gguf",
+        "qwen3-q8",
+        "lfm2",
+    ] {
+        let model = tiny(name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let until = Interrupt::new();
+        let inputs = inspector
+            .feed_forward_inputs(&prompt, &[last], &until)
+            .unwrap();
+        let trace = inspector.trace_residuals(&prompt, &[last], &until).unwrap();
+        for (i, (input, traced)) in inputs.layers.iter().zip(&trace.layers).enumerate() {
+            let weights = inspector.feed_forward_weights(i).unwrap();
+            let biased = weights.gate_bias.is_some() || weights.down_bias.is_some();
+            let features = weights.features;
+            let layer = Layer {
+                activation: Activation::from_name(&weights.activation).unwrap(),
+                biases: biased.then(|| inference_probe::vindex::Biases {
+                    gate: weights.gate_bias.unwrap_or(vec![0.0; features]),
+                    up: weights
+                        .up
+                        .as_ref()
+                        .map(|_| weights.up_bias.unwrap_or(vec![0.0; features])),
+                    down: weights.down_bias.unwrap_or(vec![0.0; weights.hidden_size]),
+                }),
+                gate: weights.gate,
+                up: weights.up,
+                down: weights.down,
+            };
+            let (y, _) = layer.walk(input, usize::MAX).unwrap();
+            let greatest = y.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+            let difference = max_difference(&y, &traced.feed_forward) / greatest;
+            // The kernels round inputs of quantized products to 16 bits.
+            let bound = if name.contains('-') { 1e-2 } else { 1e-4 };
+            assert!(difference < bound, "{name}, layer {i}: {difference}");
+            layers += 1;
+        }
+    }
+    assert!(layers >= 16, "{layers}");
+    let experts = tiny("mixtral");
+    let experts = experts.as_attention_inspector().unwrap();
+    let error = experts.feed_forward_weights(0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("experts"), "{error}");
+    let error = experts.feed_forward_weights(99).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidOption);
+}
+
+#[test]
+fn directories_are_whole_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = build("llama", dir.path(), &["--down-top-k", "0"]);
+    let info = |more: &[&str]| output(&[&["vindex", "info", &path], more].concat());
+    let report: Value = serde_json::from_str(&stdout(&info(&["--json", "--verify"]))).unwrap();
+    assert_eq!(
+        (&report["layers"], &report["features"]),
+        (&3.into(), &192.into())
+    );
+    assert_eq!(report["verified"], true);
+    assert!(stdout(&info(&[])).contains("192 of 32 elements"));
+    // Not over another one, and nothing is left beside it.
+    let again = [
+        "vindex",
+        "build",
+        "--model",
+        &model("llama"),
+        "--backend",
+        "cpu",
+        "-o",
+        &path,
+    ];
+    let wrong = refused(&output(&again), 1);
+    assert!(wrong.contains("there is something already"), "{wrong}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    let file = Path::new(&path).join("up_features.bin");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[9000] ^= 1; // of layer 1, whose part begins at 8192
+    std::fs::write(&file, &bytes).unwrap();
+    stdout(&info(&[]));
+    let wrong = refused(&info(&["--verify"]), 1);
+    assert!(
+        wrong.contains("up_features.bin") && wrong.contains("damaged"),
+        "{wrong}"
+    );
+    Vindex::open(Path::new(&path)).unwrap().layer(0).unwrap();
+    // A model with experts has no features to write, and leaves nothing behind.
+    let empty = tempfile::tempdir().unwrap();
+    let out = empty.path().join("v").display().to_string();
+    let mixtral = [
+        "vindex",
+        "build",
+        "--model",
+        &model("mixtral"),
+        "--backend",
+        "cpu",
+        "-o",
+        &out,
+    ];
+    assert!(refused(&output(&mixtral), 1).contains("experts"));
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,126 @@
+//! How registration by linking behaves in programs, in static and dynamic libraries, with and
+//! without link-time optimization. `tests/registration/` is built and run as its owner would, and
+//! the statements of docs/plugins.md are asserted here.
+
+#![cfg(any(target_os = "linux", target_os = "macos"))]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const WORKSPACE: &str = "tests/registration";
+
+/// Cargo's profile and the directory it builds into.
+const DEV: (&str, &str) = ("dev", "debug");
+const THIN: (&str, &str) = ("lto-thin", "lto-thin");
+const FAT: (&str, &str) = ("lto-fat", "lto-fat");
+
+/// Builds the workspace; where its programs and libraries are.
+fn built((profile, dir): (&str, &str)) -> PathBuf {
+    let mut command = crate::dependant::cargo(WORKSPACE, "registration");
+    // It decides over the number of object files, beyond what the profile says.
+    command.env_remove("CARGO_INCREMENTAL");
+    crate::dependant::stdout(command.args(["build", "--quiet", "--profile", profile]));
+    crate::dependant::target("registration").join(dir)
+}
+
+/// The lines that a built program prints.
+fn lines(program: &Path, args: &[&Path]) -> Vec<String> {
+    let mut command = crate::dependant::clean(Command::new(program));
+    let out = crate::dependant::stdout(command.args(args));
+    out.lines().map(String::from).collect()
+}
+
+/// Links `main.c` with the static library: normally, or with all its members.
+fn c_program(dir: &Path, purpose: &str, whole: bool) -> PathBuf {
+    let archive = dir.join("liblibrary.a");
+    // Tests run side by side and must not write over a program that another is running.
+    let name = format!("c-{purpose}{}", if whole { "-whole" } else { "" });
+    let program = dir.join(name);
+    let mut cc = Command::new("cc");
+    cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/registration/main.c"));
+    if cfg!(target_os = "macos") {
+        if whole {
+            cc.arg("-Wl,-force_load").arg(&archive);
+        } else {
+            cc.arg(&archive);
+        }
+        cc.args(["-framework", "CoreFoundation", "-lSystem"]);
+    } else {
+        let (begin, end) = ("-Wl,--whole-archive", "-Wl,--no-whole-archive");
+        cc.args(whole.then_some(begin));
+        cc.arg(&archive);
+        cc.args(whole.then_some(end));
+        cc.args(["-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
+    }
+    crate::dependant::stdout(cc.arg("-o").arg(&program));
+    program
+}
+
+fn dynamic(dir: &Path) -> PathBuf {
+    let extension = std::env::consts::DLL_EXTENSION;
+    dir.join(format!("liblibrary.{extension}"))
+}
+
+#[test]
+fn one_line_that_refers_to_the_crate_links_its_backends() {
+    let dir = built(DEV);
+    assert_eq!(lines(&dir.join("program"), &[]), ["linked"]);
+}
+
+#[test]
+fn a_dependency_that_nothing_refers_to_is_not_linked() {
+    let dir = built(DEV);
+    assert_eq!(lines(&dir.join("forgetful"), &[]), [""; 0]);
+}
+
+#[test]
+fn link_time_optimization_changes_nothing_in_programs() {
+    for profile in [THIN, FAT] {
+        let dir = built(profile);
+        assert_eq!(lines(&dir.join("program"), &[]), ["linked"], "{profile:?}");
+        assert_eq!(lines(&dir.join("forgetful"), &[]), [""; 0], "{profile:?}");
+    }
+}
+
+#[test]
+fn a_static_library_keeps_registrations_only_as_a_whole() {
+    // A linker takes those object files from an archive that are referred to by name. No
+    // registration is. A call of `register` works all the same.
+    for profile in [DEV, THIN] {
+        let dir = built(profile);
+        let plain = c_program(&dir, "static", false);
+        assert_eq!(lines(&plain, &[]), ["[]", "[called]"], "{profile:?}");
+        let whole = c_program(&dir, "static", true);
+        let expected = ["[linked]", "[called linked]"];
+        assert_eq!(lines(&whole, &[]), expected, "{profile:?}");
+    }
+}
+
+#[test]
+fn a_static_library_with_fat_lto_keeps_registrations() {
+    // All Rust code in it is one object file.
+    let dir = built(FAT);
+    let plain = c_program(&dir, "static", false);
+    assert_eq!(lines(&plain, &[]), ["[linked]", "[called linked]"]);
+}
+
+#[test]
+fn a_cdylib_has_its_registrations_and_a_registry_of_its_own() {
+    // Backends linked into the library do not come to the program that opens it. Those that the
+    // program registers by a call do not come to the library.
+    for profile in [DEV, THIN] {
+        let dir = built(profile);
+        let program = c_program(&dir, "opens", false);
+        assert_eq!(
+            lines(&program, &[&dynamic(&dir)]),
+            ["[]", "[called]", "[linked]", "[called]"],
+            "{profile:?}"
+        );
+    }
+    let dir = built(FAT);
+    let program = c_program(&dir, "opens", false);
+    assert_eq!(
+        lines(&program, &[&dynamic(&dir)]),
+        ["[linked]", "[called linked]", "[linked]", "[called linked]"]
+    );
+}

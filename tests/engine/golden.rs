@@ -1,0 +1,110 @@
+//! Tiny random checkpoints of every architecture and format, against numbers that transformers or
+//! mlx-lm computed from the same files (`tools/golden/{architectures,tiny_models}.py`).
+
+use crate::common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
+use inference::{Message, Prompt};
+
+/// A thousandth. With the kernels it is two for quantized models. Their products of a few rows
+/// round inputs to 16 bits, which these small random models enlarge twentyfold. `kernels.rs` has
+/// what the kernels may change.
+#[test]
+fn logits_agree_with_the_reference_to_a_thousandth() {
+    let kernels = std::env::var("MLX_CPU_KERNELS").map_or(true, |v| v != "off");
+    for name in tiny_names() {
+        let model = tiny(&name);
+        let bound = match model.info().quantization_bits {
+            Some(_) if kernels => 2e-3,
+            _ => 1e-3,
+        };
+        let tokens = model.as_token_model().unwrap();
+        for case in golden(&crate::common::fixture("tiny").join(&name))["prompts"]
+            .as_array()
+            .unwrap()
+        {
+            let prompt = Prompt::Tokens(ids(&case["tokens"]));
+            let ours = tokens.logits(&prompt, false).unwrap();
+            let difference = max_difference(&ours.logits, &floats(&case["logits"]));
+            assert!(difference < bound, "{name}: {difference}");
+            if let Some(rows) = case["logits_all"].as_array() {
+                let ours = tokens.logits(&prompt, true).unwrap();
+                assert_eq!(ours.shape, [rows.len(), model.info().vocab_size]);
+                let expected: Vec<f32> = rows.iter().flat_map(floats).collect();
+                let difference = max_difference(&ours.logits, &expected);
+                assert!(difference < bound, "{name}, all positions: {difference}");
+            }
+        }
+    }
+}
+
+/// The setting belongs to a process, so the test above runs in another one.
+#[test]
+fn without_kernels_all_agree_to_a_thousandth() {
+    let run = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "golden::logits_agree_with_the_reference_to_a_thousandth",
+        ])
+        .env("MLX_CPU_KERNELS", "off")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn greedy_tokens_equal_those_of_the_reference() {
+    let mut checked = 0;
+    for name in tiny_names() {
+        let model = tiny(&name);
+        for case in golden(&crate::common::fixture("tiny").join(&name))["prompts"]
+            .as_array()
+            .unwrap()
+        {
+            let expected = ids(&case["greedy"]);
+            let prompt = Prompt::Tokens(ids(&case["tokens"]));
+            let output = model
+                .generate(&prompt, &greedy(expected.len()))
+                .unwrap()
+                .collect_output()
+                .unwrap();
+            assert_eq!(output.tokens, expected, "{name}");
+            checked += expected.len();
+        }
+    }
+    assert!(checked >= 24 * 20, "only {checked} tokens were compared");
+}
+
+#[test]
+fn text_and_conversations_become_the_reference_s_ids() {
+    for name in tiny_names() {
+        let golden = golden(&crate::common::fixture("tiny").join(&name));
+        let model = tiny(&name);
+        let tokens = model.as_token_model().unwrap();
+        for case in golden["text"]["encode"].as_array().into_iter().flatten() {
+            let text = case["text"].as_str().unwrap();
+            let encoded = tokens.encode(text, false).unwrap();
+            assert_eq!(encoded, ids(&case["tokens"]), "{name}: {text:?}");
+            if !text.contains("<|") {
+                assert_eq!(tokens.decode(&encoded).unwrap(), text, "{name}");
+            }
+        }
+        for case in golden["text"]["chat"].as_array().into_iter().flatten() {
+            let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+            assert_eq!(
+                tokens.render_chat(&messages, true).unwrap(),
+                case["text"],
+                "{name}"
+            );
+            let output = model
+                .chat(&messages, &greedy(1))
+                .unwrap()
+                .collect_output()
+                .unwrap();
+            assert_eq!(
+                output.metrics.prompt_tokens,
+                ids(&case["tokens"]).len(),
+                "{name}"
+            );
+        }
+    }
+}

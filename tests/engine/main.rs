@@ -1,0 +1,24 @@
+//! Models through the contract: numbers, requests, caches, sampling, inspection.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod exit;
+mod feed_forward;
+mod first_model;
+mod generation;
+mod gguf_families;
+mod golden;
+mod inspection;
+mod kernels;
+mod longrope;
+mod many;
+#[path = "../common/program.rs"]
+mod program;
+mod prompt_cache;
+mod recurrent;
+mod replies;
+mod requests;
+mod sampling;
+mod trace;
+mod vindex_walk;
+mod walk_only;

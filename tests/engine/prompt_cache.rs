@@ -1,0 +1,317 @@
+//! Computed prompts in the format of Python's mlx-lm: its files are read, ours have the form of its
+//! own. The golden files are its (`tools/golden/prompt_cache.py`); with the real package the tests
+//! are in `mlx_lm/prompt_caches.rs`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use crate::common::{fixture, golden, greedy, ids, max_difference, tiny};
+use inference::{ErrorKind, LoadOptions, Prompt, TextModel};
+use inference_formats::safetensors::SafetensorsCheckpoint;
+use serde_json::Value;
+
+fn cases() -> Vec<Value> {
+    let cases = golden(&fixture("prompt-cache"));
+    cases.as_array().unwrap().clone()
+}
+
+/// The model of a case, loaded as its flags say.
+fn model(case: &Value) -> Box<dyn TextModel> {
+    let mut options = LoadOptions::new().with_backend("cpu");
+    let flags = case["flags"].as_array().unwrap();
+    for pair in flags.chunks(2) {
+        let n: usize = pair[1].as_str().unwrap().parse().unwrap();
+        options = match pair[0].as_str().unwrap() {
+            "--ctx-size" => options.with_context_len(n),
+            "--kv-bits" => options.with_kv_bits(n as u32),
+            "--kv-group-size" => options.with_kv_group_size(n as u32),
+            "--quantized-kv-start" => options.with_quantized_kv_start(n),
+            other => panic!("{other}"),
+        };
+    }
+    let path = fixture("tiny").join(case["model"].as_str().unwrap());
+    inference::load_model(path, &options).unwrap()
+}
+
+fn tokens(model: &dyn TextModel, file: &Path, more: &[u32], n: usize) -> (Vec<u32>, usize) {
+    let kept = model.as_prompt_cache().unwrap();
+    let more = Prompt::Tokens(more.to_vec());
+    let stream = kept.continue_prompt_cache(file, &more, &greedy(n)).unwrap();
+    let output = stream.collect_output().unwrap();
+    (output.tokens, output.metrics.cached_tokens)
+}
+
+#[test]
+fn files_of_mlx_lm_are_gone_on_from() {
+    for case in cases() {
+        let file = fixture("prompt-cache").join(case["file"].as_str().unwrap());
+        let model = model(&case);
+        let (prompt, expected) = (ids(&case["prompt"]), ids(&case["greedy"]));
+        let kept = model.as_prompt_cache().unwrap();
+        assert_eq!(kept.prompt_cache_len(&file).unwrap(), prompt.len());
+        // Twice: nothing of the first request remains.
+        for _ in 0..2 {
+            let (got, cached) = tokens(model.as_ref(), &file, &ids(&case["more"]), expected.len());
+            assert_eq!(got, expected, "{}", case["file"]);
+            assert_eq!(cached, prompt.len());
+        }
+        // Its tokens are not in it.
+        let error = kept.load_prompt_cache(&file).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        // Nothing to go on with is nothing to compute.
+        let none = kept.continue_prompt_cache(&file, &Prompt::Tokens(Vec::new()), &greedy(1));
+        assert_eq!(none.err().unwrap().kind(), ErrorKind::InvalidOption);
+    }
+}
+
+/// The texts that mlx-lm reads: classes and settings of layers.
+fn texts(path: &Path) -> BTreeMap<String, String> {
+    let mut texts = SafetensorsCheckpoint::metadata(path).unwrap();
+    texts.retain(|key, _| key.starts_with("0.") || key.starts_with("2."));
+    texts
+}
+
+#[test]
+fn files_of_ours_have_the_form_of_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    for case in cases() {
+        let name = case["file"].as_str().unwrap();
+        let (ours, theirs) = (dir.path().join(name), fixture("prompt-cache").join(name));
+        let writer = model(&case);
+        let prompt = ids(&case["prompt"]);
+        let kept = writer.as_prompt_cache().unwrap();
+        let n = kept.save_prompt_cache(&Prompt::Tokens(prompt.clone()), &ours);
+        assert_eq!(n.unwrap(), prompt.len());
+        let [mut a, mut b] = [&ours, &theirs].map(|path| texts(path));
+        let [ours_read, theirs_read] =
+            [&ours, &theirs].map(|path| SafetensorsCheckpoint::open_file(path).unwrap());
+        assert!(ours_read.names().eq(theirs_read.names()), "{name}");
+        // Where a ring begins is free; ours begins with its oldest position.
+        let rings: Vec<Option<usize>> = (0..8)
+            .map(|i| b.remove(&format!("0.{i}.3"))?.parse().ok())
+            .collect();
+        a.retain(|key, _| !(key.starts_with("0.") && key.ends_with(".3") && key.len() > 3));
+        assert_eq!(a, b, "{name}");
+        for tensor in ours_read.names() {
+            let (ours_info, theirs_info) = (
+                ours_read.info(tensor).unwrap(),
+                theirs_read.info(tensor).unwrap(),
+            );
+            assert_eq!(ours_info.dtype, theirs_info.dtype, "{name}: {tensor}");
+            assert_eq!(ours_info.shape, theirs_info.shape, "{name}: {tensor}");
+            if ours_info.dtype == safetensors::Dtype::F32 {
+                let layer: usize = tensor.split('.').next().unwrap().parse().unwrap();
+                let theirs = theirs_read.read::<f32>(theirs_info).unwrap();
+                let theirs = in_order(&theirs, &theirs_info.shape, rings[layer]);
+                let ours = ours_read.read::<f32>(ours_info).unwrap();
+                let difference = max_difference(&ours, &theirs);
+                // mlx-lm packs behind the prompt, whose later layers saw exact keys there.
+                let allowed = if name.starts_with("packed") {
+                    0.1
+                } else {
+                    1e-3
+                };
+                assert!(
+                    difference < allowed,
+                    "{name}: {tensor} differs by {difference}"
+                );
+            }
+        }
+        // Without our texts it is like one of mlx-lm, and says the same.
+        let metadata = SafetensorsCheckpoint::metadata(&ours).unwrap();
+        assert_eq!(metadata["1.tokenizer_config"], "{}");
+        assert!(Path::new(&metadata["1.model"]).is_dir(), "{metadata:?}");
+        let expected = ids(&case["greedy"]);
+        let (got, cached) = tokens(writer.as_ref(), &ours, &ids(&case["more"]), expected.len());
+        assert_eq!((got, cached), (expected.clone(), prompt.len()), "{name}");
+        let reader = model(&case);
+        let kept = reader.as_prompt_cache().unwrap();
+        assert_eq!(kept.load_prompt_cache(&ours).unwrap(), prompt);
+        strip(&ours);
+        assert!(kept.load_prompt_cache(&ours).is_err());
+        let (got, _) = tokens(reader.as_ref(), &ours, &ids(&case["more"]), expected.len());
+        assert_eq!(got, expected, "{name}: stripped");
+    }
+}
+
+/// Keys or values `[1, H, n, D]` of a ring, the oldest position first; `next` is its slot.
+fn in_order(values: &[f32], shape: &[usize], next: Option<usize>) -> Vec<f32> {
+    let (positions, width) = (shape[2], shape[3]);
+    let next = next.unwrap_or(0) % positions;
+    let heads = values.chunks(positions * width);
+    heads
+        .flat_map(|head| {
+            let (newer, older) = head.split_at(next * width);
+            [older, newer].concat()
+        })
+        .collect()
+}
+
+/// Rewrites a file without what only ours have.
+fn strip(path: &Path) {
+    let bytes = std::fs::read(path).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut metadata = SafetensorsCheckpoint::metadata(path).unwrap();
+    assert!(metadata.remove("1.rust_mlx").is_some());
+    let metadata = Some(metadata.into_iter().collect());
+    let out = safetensors::serialize(read.tensors(), metadata).unwrap();
+    std::fs::write(path, out).unwrap();
+}
+
+/// A file with one text changed.
+fn changed(from: &Path, to: &Path, key: &str, value: &str) {
+    let bytes = std::fs::read(from).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut metadata = SafetensorsCheckpoint::metadata(from).unwrap();
+    metadata.insert(key.to_owned(), value.to_owned());
+    let metadata = Some(metadata.into_iter().collect());
+    std::fs::write(
+        to,
+        safetensors::serialize(read.tensors(), metadata).unwrap(),
+    )
+    .unwrap();
+}
+
+fn refused(model: &dyn TextModel, file: &Path) -> inference::Error {
+    let kept = model.as_prompt_cache().unwrap();
+    let more = Prompt::Tokens(vec![7]);
+    let error = kept.continue_prompt_cache(file, &more, &greedy(1));
+    let error = error.map(drop).expect_err("it is refused");
+    assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
+    error
+}
+
+#[test]
+fn damaged_files_and_those_of_others_are_refused() {
+    let file = |name: &str| fixture("prompt-cache").join(format!("{name}.safetensors"));
+    let says = |error: &inference::Error, text: &str| {
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    let (llama, qwen3) = (tiny("llama"), tiny("qwen3"));
+    says(&refused(qwen3.as_ref(), &file("growing")), "3 layers");
+    says(&refused(llama.as_ref(), &file("bounded")), "2 layers");
+    // The same number of layers, other heads.
+    let granite = tiny("granite");
+    says(
+        &refused(granite.as_ref(), &file("bounded")),
+        "another model",
+    );
+    // The flags that it was made with are named.
+    says(&refused(qwen3.as_ref(), &file("bounded")), "--ctx-size 24");
+    let packed = tiny("qwen3-q4");
+    let error = refused(packed.as_ref(), &file("packed"));
+    says(&error, "--kv-bits 8 --kv-group-size 32");
+    let xlstm = tiny("xlstm");
+    says(&refused(xlstm.as_ref(), &file("bounded")), "recurrent");
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.safetensors");
+    let whole = std::fs::read(file("growing")).unwrap();
+    for eighths in 0..8 {
+        std::fs::write(&path, &whole[..whole.len() * eighths / 8]).unwrap();
+        refused(llama.as_ref(), &path);
+    }
+    for (key, value, text) in [
+        ("2.1", "ArraysCache", "ArraysCache"),
+        ("2.1", "QuantizedKVCache", "0.1.0"),
+        ("2.0", "RotatingKVCache", "how long"),
+        ("1.rust_mlx", "{", "damaged"),
+        (
+            "1.rust_mlx",
+            r#"{"identity": "x", "tokens": [1], "stretch": 0}"#,
+            "another model",
+        ),
+    ] {
+        changed(&file("growing"), &path, key, value);
+        says(&refused(llama.as_ref(), &path), text);
+    }
+    let cases = cases();
+    let bounded = cases.iter().find(|c| c["file"] == "bounded.safetensors");
+    let bounded = model(bounded.unwrap());
+    for (key, value) in [
+        ("0.1.0", "24"),
+        ("0.1.1", "0"),
+        ("0.1.1", "-5"),
+        ("0.1.2", "21"),
+        ("0.0.2", "0"),
+        ("0.1.2", "9999999999"),
+        ("0.1.3", "x"),
+    ] {
+        changed(&file("bounded"), &path, key, value);
+        let kept = bounded.as_prompt_cache().unwrap();
+        let more = Prompt::Tokens(vec![7]);
+        let run = kept.continue_prompt_cache(&path, &more, &greedy(1));
+        assert!(run.is_err(), "{key} = {value}");
+    }
+    let packed_case = cases.iter().find(|c| c["file"] == "packed.safetensors");
+    let packed = model(packed_case.unwrap());
+    for (key, value) in [
+        ("0.1.2", "0"),
+        ("0.1.2", "3"),
+        ("0.1.1", "0"),
+        ("0.1.0", "21"),
+    ] {
+        changed(&file("packed"), &path, key, value);
+        refused(packed.as_ref(), &path);
+    }
+}
+
+fn mlx(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let run = mlx(arguments);
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{arguments:?}: {stderr}");
+    serde_json::from_slice(&run.stdout).unwrap()
+}
+
+/// As with mlx-lm, the file is the beginning of the user's message in the chat template, and the
+/// prompt is the rest of it.
+#[test]
+fn a_message_is_begun_in_a_file_and_ended_by_the_prompt() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("begun.safetensors");
+    let file = file.to_str().unwrap();
+    let path = fixture("tiny/llama");
+    let path = path.to_str().unwrap();
+    let flags = ["--model", path, "--backend", "cpu", "--quiet"];
+    let of_file = ["--prompt-cache-file", file, "--prompt"];
+    let kept = json(&[&["cache-prompt"], &flags[..], &of_file, &["Once upon"]].concat());
+    let limits = ["--max-tokens", "8", "--ignore-eos", "--json"];
+    let ended = [&["generate"], &flags[..], &limits, &of_file, &[" a time"]].concat();
+    let ended = json(&ended);
+    let whole = [
+        &["generate"],
+        &flags[..],
+        &limits,
+        &["--prompt", "Once upon a time"],
+    ]
+    .concat();
+    let whole = json(&whole);
+    assert_eq!(ended["metrics"]["cached_tokens"], kept["tokens"]);
+    assert_eq!(ended["prompt_tokens"], whole["prompt_tokens"]);
+    assert_eq!(ended["tokens"], whole["tokens"]);
+    // `--raw` leaves the template out of both.
+    let raw = ["--raw"];
+    let plain = json(
+        &[
+            &["cache-prompt"],
+            &flags[..],
+            &raw,
+            &of_file,
+            &["Once upon"],
+        ]
+        .concat(),
+    );
+    assert!(
+        plain["tokens"].as_u64() < kept["tokens"].as_u64(),
+        "{plain}"
+    );
+}

@@ -1,0 +1,261 @@
+//! What is inside a model: residual streams, what each part adds, and attention weights, beside
+//! numbers of transformers (`tools/golden/trace.py`); and `mlx trace`.
+#![cfg(feature = "probe")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use crate::common::{fixture, floats, ids, max_difference, tiny};
+use inference::{ErrorKind, Interrupt, Prompt};
+use inference_probe::trace_store::TraceStore;
+use serde_json::Value;
+
+fn goldens() -> BTreeMap<String, Value> {
+    let text = std::fs::read_to_string(fixture("trace.json")).unwrap();
+    let all: Value = serde_json::from_str(&text).unwrap();
+    let models = all["models"].as_object().unwrap();
+    models.iter().map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+/// The greatest difference, as a part of the greatest number.
+fn relative(ours: &[f32], expected: &[f32]) -> f32 {
+    let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+    max_difference(ours, expected) / greatest
+}
+
+#[test]
+fn states_and_parts_are_those_of_transformers() {
+    let (mut models, mut parts) = (0, 0);
+    for (name, golden) in goldens() {
+        let model = tiny(&name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let tokens = ids(&golden["tokens"]);
+        let (prompt, last) = (Prompt::Tokens(tokens.clone()), tokens.len() - 1);
+        let states = inspector.hidden_states(&prompt, &[last]).unwrap();
+        let trace = inspector
+            .trace_residuals(&prompt, &[last], &Interrupt::new())
+            .unwrap();
+        let check = |what: &str, ours: &[f32], expected: &Value| {
+            let difference = relative(ours, &floats(expected));
+            assert!(difference < 1e-4, "{name}, {what}: {difference}");
+        };
+        check("embedding", &trace.embedding, &golden["embedding"]);
+        let blocks = golden["blocks"].as_array().unwrap();
+        assert_eq!(
+            (states.blocks.len(), trace.layers.len()),
+            (blocks.len(), blocks.len()),
+            "{name}"
+        );
+        for (i, block) in blocks.iter().enumerate() {
+            check(&format!("state {i}"), &states.blocks[i], block);
+            check(&format!("residual {i}"), &trace.layers[i].residual, block);
+        }
+        for (i, between) in golden["between"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .enumerate()
+        {
+            let ours = trace.between(i).unwrap();
+            check(&format!("between the parts of {i}"), &ours, between);
+            parts += 1;
+        }
+        models += 1;
+    }
+    assert!(models > 25 && parts > 50, "{models} models, {parts} blocks");
+}
+
+#[test]
+fn attention_weights_are_those_of_transformers() {
+    let mut layers = 0;
+    for (name, golden) in goldens() {
+        let Some(expected) = golden["weights"].as_array() else {
+            continue;
+        };
+        let model = tiny(&name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let prompt = Prompt::Tokens(ids(&golden["tokens"]));
+        let ours = inspector
+            .attention_weights(&prompt, None, &Interrupt::new())
+            .unwrap();
+        assert_eq!(
+            ours.layers,
+            (0..expected.len()).collect::<Vec<_>>(),
+            "{name}"
+        );
+        for (layer, (ours, expected)) in ours.weights.iter().zip(expected).enumerate() {
+            let expected = expected.as_array().unwrap();
+            assert_eq!(ours.len(), expected.len(), "{name}");
+            for (head, (ours, expected)) in ours.iter().zip(expected).enumerate() {
+                let difference = max_difference(ours, &floats(expected));
+                assert!(
+                    difference < 1e-5,
+                    "{name}, layer {layer}, head {head}: {difference}"
+                );
+                let total: f32 = ours.iter().sum();
+                assert!(total < 1.0 + 1e-5, "{name}: {total}");
+            }
+            layers += 1;
+        }
+    }
+    assert!(layers > 60, "{layers}");
+    let model = tiny("llama");
+    let inspector = model.as_attention_inspector().unwrap();
+    let prompt = Prompt::Tokens(vec![5, 6, 7]);
+    let one = inspector.attention_weights(&prompt, Some(&[1]), &Interrupt::new());
+    assert_eq!(one.unwrap().layers, [1]);
+    let none = inspector.attention_weights(&prompt, Some(&[99]), &Interrupt::new());
+    assert_eq!(none.unwrap_err().kind(), ErrorKind::InvalidOption);
+    let model = tiny("xlstm");
+    let inspector = model.as_attention_inspector().unwrap();
+    let none = inspector.attention_weights(&prompt, None, &Interrupt::new());
+    assert_eq!(none.unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+/// Of every family, quantized ones and recurrent ones too, at every position.
+#[test]
+fn parts_add_up_to_the_residual_stream() {
+    for name in crate::common::tiny_names() {
+        let model = tiny(&name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let tokens: Vec<u32> = (3..23).collect();
+        let positions: Vec<usize> = (0..tokens.len()).collect();
+        let prompt = Prompt::Tokens(tokens);
+        let trace = inspector
+            .trace_residuals(&prompt, &positions, &Interrupt::new())
+            .unwrap();
+        let mut before = &trace.embedding;
+        assert_eq!(before.len(), positions.len() * trace.hidden_size);
+        for (i, layer) in trace.layers.iter().enumerate() {
+            let added = layer.mixer.iter().zip(&layer.feed_forward);
+            let sum: Vec<f32> = before
+                .iter()
+                .zip(added)
+                .map(|(x, (m, f))| x + m + f)
+                .collect();
+            let difference = relative(&sum, &layer.residual);
+            assert!(difference < 1e-5, "{name}, layer {i}: {difference}");
+            // Both parts of each block do something, where it has both.
+            let parts = [&layer.mixer, &layer.feed_forward];
+            let works = |part: &&&Vec<f32>| part.iter().any(|x| x.abs() > 1e-6);
+            let one = name == "mamba2" || name.starts_with("nemotron-h");
+            let count = parts.iter().filter(works).count();
+            assert_eq!(count, if one { 1 } else { 2 }, "{name}, layer {i}");
+            before = &layer.residual;
+        }
+        // The last residual is what the model's own logits are made of.
+        let last = trace.hidden_size * (positions.len() - 1);
+        let logits = inspector.unembed(&before[last..]).unwrap();
+        let own = model
+            .as_token_model()
+            .unwrap()
+            .logits(&prompt, false)
+            .unwrap();
+        assert!(relative(&logits[0], &own.logits) < 2e-3, "{name}");
+    }
+}
+
+fn mlx(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn stdout(run: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{stderr}");
+    String::from_utf8(run.stdout.clone()).unwrap()
+}
+
+#[test]
+fn the_program_shows_the_growth_of_an_answer() {
+    let model = fixture("tiny").join("gemma2").display().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("t.trac").display().to_string();
+    let shared = [
+        "trace",
+        "--model",
+        &model,
+        "--backend",
+        "cpu",
+        "--tokens",
+        "5,6,7,8",
+    ];
+    let run = |more: &[&str]| mlx(&[&shared[..], more].concat());
+    let report: Value =
+        serde_json::from_str(&stdout(&run(&["--json", "--attention", "--save", &file]))).unwrap();
+    let steps = report["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 3);
+    assert_eq!(steps[0]["layer"], Value::Null);
+    // The answer is what the model says: the most likely after the last layer.
+    assert_eq!(steps[2]["rank"], 1);
+    assert_eq!(steps[2]["top"][0]["token"], report["answer"]["token"]);
+    // The parts' logits lead from the embedding to the end.
+    let of = |i: usize, name: &str| steps[i][name].as_f64().unwrap();
+    let sum = of(0, "logit")
+        + (1..3)
+            .map(|i| of(i, "mixer_logit") + of(i, "feed_forward_logit"))
+            .sum::<f64>();
+    assert!((sum - of(2, "logit")).abs() < 1e-3, "{sum}");
+    assert_eq!(
+        report["attention"][1]["weights"][0]
+            .as_array()
+            .unwrap()
+            .len(),
+        4
+    );
+    let stored = TraceStore::read(Path::new(&file)).unwrap();
+    assert_eq!((stored.tokens(), stored.blocks()), (4, 2));
+    let [residual, ..] = stored.node(3, 2).unwrap();
+    let norm = residual
+        .iter()
+        .map(|x| f64::from(*x).powi(2))
+        .sum::<f64>()
+        .sqrt();
+    assert!((norm - of(2, "residual_norm")).abs() < 1e-4);
+
+    let text = stdout(&run(&["--layers", "1", "--for", "Paris", "--top", "2"]));
+    assert!(
+        text.starts_with("answer ") && text.lines().count() == 3,
+        "{text}"
+    );
+    let wrong = run(&["--layers", "0-7"]);
+    let stderr = String::from_utf8_lossy(&wrong.stderr);
+    assert_eq!(wrong.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("the model has 2"), "{stderr}");
+}
+
+#[test]
+fn logits_as_numpy_reads_them() {
+    let model = fixture("tiny").join("llama").display().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("l.npy");
+    let name = file.display().to_string();
+    let run = mlx(&[
+        "logits",
+        "--model",
+        &model,
+        "--backend",
+        "cpu",
+        "--tokens",
+        "5,6,7",
+        "--all",
+        "--output",
+        &name,
+    ]);
+    assert_eq!(stdout(&run), "");
+    let bytes = std::fs::read(&file).unwrap();
+    let own = tiny("llama");
+    let prompt = Prompt::Tokens(vec![5, 6, 7]);
+    let expected = own.as_token_model().unwrap().logits(&prompt, true).unwrap();
+    assert_eq!(&bytes[..6], b"\x93NUMPY");
+    let numbers = &bytes[bytes.len() - 4 * expected.logits.len()..];
+    let (chunks, _) = numbers.as_chunks::<4>();
+    let ours: Vec<f32> = chunks.iter().map(|c| f32::from_le_bytes(*c)).collect();
+    assert!(max_difference(&ours, &expected.logits) < 1e-6);
+    let shape = format!("'shape': ({}, {})", expected.shape[0], expected.shape[1]);
+    assert!(String::from_utf8_lossy(&bytes[..128]).contains(&shape));
+}

@@ -1,0 +1,261 @@
+//! Layers that walk without a feed-forward part of their own in memory: what they compute, what is
+//! loaded, and that `mlx inspect` says the same.
+#![cfg(feature = "probe")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use crate::common::{fixture, floats, max_difference};
+use crate::program::{mlx, refused, stdout};
+use inference::{ErrorKind, LoadOptions, Prompt, Result, TextModel};
+use inference_formats::footprint::{Footprint, WeightStorage, feed_forward_layer};
+use inference_formats::safetensors::SafetensorsCheckpoint;
+use inference_formats::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
+use mlx_rs_core::memory;
+use serde_json::Value;
+
+/// One test at a time: memory is that of the process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn path(name: &str) -> PathBuf {
+    fixture("tiny").join(name)
+}
+
+fn build(name: &str, dir: &Path) -> PathBuf {
+    let to = dir.join(name);
+    let args = ["vindex", "build", "--backend", "cpu", "--down-top-k", "0"];
+    let mut command = mlx(dir, &args);
+    command.arg("--model").arg(path(name)).arg("-o").arg(&to);
+    stdout(&command.output().unwrap());
+    to
+}
+
+fn options(plan: &str, vindex: &Path) -> LoadOptions {
+    LoadOptions::new()
+        .with_backend("cpu")
+        .with_feed_forward(plan.parse().unwrap())
+        .with_vindex(vindex.to_owned())
+        .with_walk_only(true)
+}
+
+fn walking(name: &str, plan: &str, vindex: &Path) -> Result<Box<dyn TextModel>> {
+    inference::load_model(path(name), &options(plan, vindex))
+}
+
+fn dense(name: &str) -> Box<dyn TextModel> {
+    inference::load_model(path(name), &LoadOptions::new().with_backend("cpu")).unwrap()
+}
+
+fn logits(model: &dyn TextModel) -> Vec<f32> {
+    let prompt = Prompt::Tokens((3..23).collect());
+    let tokens = model.as_token_model().unwrap();
+    tokens.logits(&prompt, false).unwrap().logits
+}
+
+fn relative(ours: &[f32], expected: &[f32]) -> f32 {
+    let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+    max_difference(ours, expected) / greatest
+}
+
+/// Bytes in memory of the feed-forward part of each layer, by the headers, where none is packed.
+fn parts(name: &str) -> Vec<u64> {
+    let mut storage = WeightStorage::converted(4);
+    storage.keeps_halves = true;
+    let (footprint, layers) = match locate(&path(name)).unwrap() {
+        ModelFiles::Directory(dir) => {
+            let config = ModelConfig::from_file(&dir.join("config.json")).unwrap();
+            let checkpoint = SafetensorsCheckpoint::open(&dir).unwrap();
+            let all = Footprint::of_safetensors(&checkpoint, &config, &storage);
+            (all, config.num_hidden_layers)
+        }
+        ModelFiles::Gguf(file) => {
+            let gguf = Gguf::open(&file).unwrap();
+            let config = gguf_config::config(&gguf).unwrap();
+            let all = Footprint::of_gguf(&gguf, &config, &storage);
+            (all, config.num_hidden_layers)
+        }
+    };
+    let of = |layer| {
+        let own = footprint.tensors().iter();
+        let own = own.filter(|t| feed_forward_layer(&t.name) == Some(layer));
+        own.map(|t| t.loaded_bytes).sum()
+    };
+    (0..layers).map(of).collect()
+}
+
+/// On gates in matrices of their own and in one with the other half, with biases, without gates,
+/// in blocks of other kinds, packed, and from GGUF.
+#[test]
+fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
+    let _alone = ALONE.lock();
+    let dir = tempfile::tempdir().unwrap();
+    for name in [
+        "llama",
+        "gpt2",
+        "starcoder2",
+        "gemma2",
+        "qwen2",
+        "phi3",
+        "glm4",
+        "xlstm",
+        "lfm2",
+        "granite",
+        "gemma4-small",
+        "cohere2",
+        "llama-gguf",
+        "qwen3-q4",
+    ] {
+        let (own, vindex) = (dense(name), build(name, dir.path()));
+        let expected = logits(own.as_ref());
+        let all = walking(name, "walk", &vindex).unwrap();
+        let packed = own.info().quantization_bits.is_some();
+        let bound = if packed { 2e-2 } else { 1e-5 };
+        let difference = relative(&logits(all.as_ref()), &expected);
+        assert!(difference < bound, "{name}: {difference}");
+        let one = walking(name, "0=walk", &vindex).unwrap();
+        assert!(relative(&logits(one.as_ref()), &expected) < bound, "{name}");
+        let left = |model: &dyn TextModel| model.info().weight_bytes;
+        let less = |model: &dyn TextModel| left(own.as_ref()) - left(model);
+        if packed {
+            assert!(less(all.as_ref()) > less(one.as_ref()) && less(one.as_ref()) > 0);
+            continue;
+        }
+        let parts = parts(name);
+        assert!(parts[0] > 0, "{name}");
+        assert_eq!(less(all.as_ref()), parts.iter().sum::<u64>(), "{name}");
+        assert_eq!(less(one.as_ref()), parts[0], "{name}");
+    }
+}
+
+/// MLX's own count, not ours.
+#[test]
+fn the_memory_of_the_part_is_free() {
+    crate::common::alone(
+        "walk_only::the_memory_of_the_part_is_free",
+        the_memory_of_the_part_is_free_alone,
+    );
+}
+
+fn the_memory_of_the_part_is_free_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let vindex = build("llama", dir.path());
+    let loaded = |load: &dyn Fn() -> Box<dyn TextModel>| {
+        let before = memory::active().unwrap();
+        let model = load();
+        let after = memory::active().unwrap();
+        drop(model);
+        after.saturating_sub(before)
+    };
+    let whole = loaded(&|| dense("llama"));
+    let few = loaded(&|| walking("llama", "walk:7", &vindex).unwrap());
+    let part = usize::try_from(parts("llama").iter().sum::<u64>()).unwrap();
+    // Arrays are rounded up to pages.
+    let saved = whole.saturating_sub(few);
+    assert!(saved >= part * 9 / 10, "{saved} of {part}");
+}
+
+#[test]
+fn an_estimate_counts_what_is_loaded() {
+    let _alone = ALONE.lock();
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["llama", "gpt2", "phi3"] {
+        let vindex = build(name, dir.path());
+        let inspect = |kernels: &str, more: &[&str]| -> (u64, u64) {
+            let mut command = mlx(dir.path(), &["inspect", "--json", "--backend", "cpu"]);
+            command.arg(path(name)).args(more);
+            if more.contains(&"--ffn") {
+                command.arg("--vindex").arg(&vindex);
+            }
+            command.env("MLX_CPU_KERNELS", kernels);
+            let all: Value = serde_json::from_str(&stdout(&command.output().unwrap())).unwrap();
+            let number = |at: &str| all.pointer(at).and_then(Value::as_u64).unwrap();
+            (
+                number("/report/memory/weights"),
+                number("/info/weight_bytes"),
+            )
+        };
+        for kernels in ["on", "off"] {
+            let (whole, loaded) = inspect(kernels, &[]);
+            assert_eq!(whole, loaded, "{name}");
+            let (walk, loaded) = inspect(kernels, &["--ffn", "walk:3"]);
+            assert_eq!(walk, loaded, "{name}");
+            let (only, loaded) = inspect(kernels, &["--ffn", "walk:3", "--walk-only"]);
+            assert_eq!(only, loaded, "{name}");
+            let (one, loaded) = inspect(kernels, &["--ffn", "1=walk", "--walk-only"]);
+            assert_eq!(one, loaded, "{name}");
+            if kernels == "on" {
+                assert_eq!((walk, whole - only), (whole, parts(name).iter().sum()));
+                assert_eq!(whole - one, parts(name)[1]);
+            } else {
+                // MLX's operations get a copy of the features.
+                assert!(walk > whole && only == whole && one == whole, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn mlx_finds_the_gates_that_the_kernels_find() {
+    let _alone = ALONE.lock();
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["llama", "gpt2"] {
+        let vindex = build(name, dir.path());
+        let run = |kernels: &str, tokens: &str| {
+            let mut command = mlx(dir.path(), &["logits", "--backend", "cpu", "--walk-only"]);
+            command.args(["--tokens", tokens, "--ffn", "walk:9", "--vindex"]);
+            command.arg(&vindex).arg("--model").arg(path(name));
+            command.env("MLX_CPU_KERNELS", kernels);
+            let all: Value = serde_json::from_str(&stdout(&command.output().unwrap())).unwrap();
+            floats(&all["logits"])
+        };
+        for tokens in ["5", "5,6,7,8,9"] {
+            let difference = relative(&run("on", tokens), &run("off", tokens));
+            assert!(difference < 1e-5, "{name} {tokens}: {difference}");
+        }
+    }
+}
+
+#[test]
+fn gates_that_are_damaged_and_parts_that_are_not_there_are_errors() {
+    let _alone = ALONE.lock();
+    let dir = tempfile::tempdir().unwrap();
+    let vindex = build("llama", dir.path());
+    let model = walking("llama", "1=walk:3", &vindex).unwrap();
+    let inspector = model.as_attention_inspector().unwrap();
+    inspector.feed_forward_weights(0).unwrap();
+    let error = inspector.feed_forward_weights(1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("not loaded"), "{error}");
+
+    let file = vindex.join("gate_vectors.bin");
+    let whole = std::fs::read(&file).unwrap();
+    let n = whole.len();
+    for at in [0, 1, n / 2, n - 1] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x80;
+        std::fs::write(&file, bytes).unwrap();
+        let error = walking("llama", "walk:3", &vindex).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidModel, "{at}: {error}");
+        assert!(error.to_string().contains("another hash"), "{error}");
+    }
+    let own_gate = options("walk:3", &vindex).with_walk_only(false);
+    inference::load_model(path("llama"), &own_gate).unwrap();
+
+    // A report without a vindex that fits would be about other numbers.
+    let mut command = mlx(dir.path(), &["inspect", "--no-load", "--ffn", "walk"]);
+    command.arg(path("gpt2")).arg("--vindex").arg(&vindex);
+    let wrong = refused(&command.output().unwrap(), 1);
+    assert!(wrong.contains("of the model llama"), "{wrong}");
+
+    let none = LoadOptions::new().with_walk_only(true);
+    let error = inference::load_model(path("llama"), &none).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidOption);
+    let args = ["generate", "--tokens", "5", "--walk-only", "--ffn", "walk"];
+    let mut command = mlx(dir.path(), &args);
+    command.arg("--model").arg(path("llama"));
+    let wrong = refused(&command.output().unwrap(), 2);
+    assert!(wrong.contains("walk_only"), "{wrong}");
+    // Experts have no features of their own, whatever is left out.
+    let error = walking("mixtral", "walk", &vindex).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+}

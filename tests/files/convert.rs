@@ -1,0 +1,485 @@
+//! `mlx convert`: tensor for tensor as mlx-lm's own converter (`tools/golden/convert.py`); from
+//! GGUF the numbers of the file; whole directories or none.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::common::{fixture, floats, golden, greedy, ids, load, max_difference};
+use inference::{Message, Prompt};
+use metal_backend as _;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+fn mlx(model: &Path, output: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mlx"))
+        .arg("convert")
+        .arg("--model")
+        .arg(model)
+        .arg("--output")
+        .arg(output)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn convert(model: &Path, output: &Path, arguments: &[&str]) {
+    let run = mlx(model, output, arguments);
+    assert!(
+        run.status.success(),
+        "{}: {}",
+        model.display(),
+        String::from_utf8_lossy(&run.stderr)
+    );
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// In mlx-lm `-q` is to quantize; as the program's `--quiet` it made a copy and said nothing.
+#[test]
+fn q_quantizes() {
+    let dirs = tempfile::tempdir().unwrap();
+    for flag in ["-q", "-Q", "--quantize"] {
+        let made = dirs.path().join(flag);
+        convert(&fixture("tiny/llama"), &made, &[flag]);
+        let config = json(&made.join("config.json"));
+        assert_eq!(config["quantization"]["bits"], 4, "{flag}");
+    }
+}
+
+/// Type, shape and digest of every tensor in a directory.
+fn tensors(dir: &Path) -> BTreeMap<String, (String, Value, String)> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "safetensors") {
+            continue;
+        }
+        let bytes = fs::read(&path).unwrap();
+        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+        for (name, entry) in header.as_object().unwrap() {
+            if name == "__metadata__" {
+                assert_eq!(entry["format"], "mlx");
+                continue;
+            }
+            let at = |i: usize| start + entry["data_offsets"][i].as_u64().unwrap() as usize;
+            let digest = Sha256::digest(&bytes[at(0)..at(1)]);
+            let digest: String = digest.iter().map(|b| format!("{b:02x}")).collect();
+            let dtype = entry["dtype"].as_str().unwrap().to_owned();
+            found.insert(
+                name.clone(),
+                (dtype, entry["shape"].clone(), digest[..32].to_owned()),
+            );
+        }
+    }
+    found
+}
+
+/// Group size, bits and mode of a layer, however the configuration says it.
+fn format(quantization: &Value, layer: &str) -> (i64, i64, String) {
+    let of = |field: &str| {
+        let own = &quantization[layer][field];
+        if own.is_null() {
+            quantization[field].clone()
+        } else {
+            own.clone()
+        }
+    };
+    let number = |field: &str| of(field).as_i64().unwrap();
+    let mode = of("mode").as_str().unwrap_or("affine").to_owned();
+    (number("group_size"), number("bits"), mode)
+}
+
+#[test]
+fn tensors_are_those_that_mlx_lm_writes() {
+    let golden = json(&fixture("convert.json"));
+    let cases = golden["cases"].as_array().unwrap();
+    assert!(cases.len() >= 14);
+    let dir = tempfile::tempdir().unwrap();
+    for (i, case) in cases.iter().enumerate() {
+        let name = case["fixture"].as_str().unwrap();
+        let arguments: Vec<&str> = case["arguments"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|a| a.as_str().unwrap())
+            .collect();
+        let what = format!("{name} {arguments:?}");
+        let output = dir.path().join(i.to_string());
+        convert(&fixture("tiny").join(name), &output, &arguments);
+        let ours = tensors(&output);
+        let theirs = case["tensors"].as_object().unwrap();
+        assert_eq!(
+            ours.keys().collect::<Vec<_>>(),
+            theirs.keys().collect::<Vec<_>>(),
+            "{what}"
+        );
+        let config = json(&output.join("config.json"));
+        assert_eq!(
+            config["quantization"].is_null(),
+            case["quantization"].is_null(),
+            "{what}"
+        );
+        assert_eq!(
+            config["quantization"], config["quantization_config"],
+            "{what}"
+        );
+        for (tensor, (dtype, shape, digest)) in &ours {
+            let expected = &theirs[tensor];
+            assert_eq!(dtype, &expected[0], "{what}: {tensor}");
+            assert_eq!(shape, &expected[1], "{what}: {tensor}");
+            assert_eq!(digest, &expected[2], "{what}: {tensor}");
+            if let Some(layer) = tensor.strip_suffix(".scales") {
+                assert_eq!(
+                    format(&config["quantization"], layer),
+                    format(&case["quantization"], layer),
+                    "{what}: {layer}"
+                );
+            }
+        }
+        // Its output is a model here, too.
+        drop(load(&output));
+    }
+}
+
+fn gguf_models() -> Vec<(String, PathBuf)> {
+    let mut models: Vec<_> = fs::read_dir(fixture("gguf"))
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .map(|p| (p.file_stem().unwrap().to_str().unwrap().to_owned(), p))
+        .collect();
+    for name in ["llama-gguf", "qwen2-gguf"] {
+        models.push((
+            name.to_owned(),
+            fixture("tiny").join(name).join("model.gguf"),
+        ));
+    }
+    models.sort();
+    models
+}
+
+#[test]
+fn a_gguf_file_becomes_a_directory_with_its_numbers_and_its_tokenizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = gguf_models();
+    assert!(models.len() >= 18);
+    for (name, file) in models {
+        let output = dir.path().join(&name);
+        convert(&file, &output, &[]);
+        let (from, to) = (load(&file), load(&output));
+        let (before, after) = (from.as_token_model().unwrap(), to.as_token_model().unwrap());
+        assert_eq!(from.info().parameters, to.info().parameters, "{name}");
+        let golden = golden(&fixture("tiny").join(&name));
+        for case in golden["prompts"].as_array().unwrap() {
+            let prompt = Prompt::Tokens(ids(&case["tokens"]));
+            let ours = after.logits(&prompt, false).unwrap().logits;
+            let difference = max_difference(&ours, &before.logits(&prompt, false).unwrap().logits);
+            // Packed experts in MXFP4 become dense, whose products do not round their inputs.
+            let bound = if name == "gpt-oss-mxfp4" { 2e-4 } else { 1e-5 };
+            assert!(difference <= bound, "{name}: {difference} from the file");
+            let difference = max_difference(&ours, &floats(&case["logits"]));
+            assert!(difference < 1e-3, "{name}: {difference} from the reference");
+            let expected = ids(&case["greedy"]);
+            let reply = to.generate(&prompt, &greedy(expected.len())).unwrap();
+            assert_eq!(reply.collect_output().unwrap().tokens, expected, "{name}");
+        }
+        for case in golden["text"]["encode"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(
+                after.encode(text, false).unwrap(),
+                ids(&case["tokens"]),
+                "{name}: {text:?}"
+            );
+            assert_eq!(
+                after.encode(text, true).unwrap(),
+                before.encode(text, true).unwrap(),
+                "{name}: {text:?}"
+            );
+        }
+        let chat = [
+            Message::user("Hello!"),
+            Message::assistant("Hi."),
+            Message::user("Bye <|im_end|>"),
+        ];
+        assert_eq!(
+            after.render_chat(&chat, true).unwrap(),
+            before.render_chat(&chat, true).unwrap(),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = fixture("tiny/llama-gguf/model.gguf");
+    let kept = dir.path().join("kept");
+    convert(&file, &kept, &[]);
+    let quantization = &json(&kept.join("config.json"))["quantization"];
+    assert_eq!(
+        format(quantization, "model.layers.0.mlp.up_proj"),
+        (32, 4, "affine".into())
+    );
+    assert_eq!(
+        format(quantization, "model.embed_tokens"),
+        (32, 8, "affine".into())
+    );
+
+    let dense = dir.path().join("dense");
+    convert(&file, &dense, &["--dequantize", "--dtype", "float32"]);
+    assert!(json(&dense.join("config.json"))["quantization"].is_null());
+    let golden = golden(&fixture("tiny/llama-gguf"));
+    let case = &golden["prompts"][0];
+    let model = load(&dense);
+    let prompt = Prompt::Tokens(ids(&case["tokens"]));
+    let ours = model
+        .as_token_model()
+        .unwrap()
+        .logits(&prompt, false)
+        .unwrap();
+    assert!(max_difference(&ours.logits, &floats(&case["logits"])) < 1e-3);
+
+    let anew = dir.path().join("anew");
+    let run = mlx(&file, &anew, &["--quantize", "--bits", "8"]);
+    assert!(run.status.success());
+    assert_eq!(load(&anew).info().quantization_bits, Some(8));
+    // Rounding twice is told, and the scales are no larger than those of the blocks.
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(
+        told.contains("quantized again to affine, 8 bits in groups of 64"),
+        "{told}"
+    );
+    let kind = |dir: &Path, name: &str| tensors(dir)[name].0.clone();
+    let scales = "model.layers.0.mlp.up_proj.scales";
+    assert_eq!(kind(&anew, scales), "F16");
+    // A matrix in the target's form keeps its numbers, without a message.
+    let same = dir.path().join("same");
+    let run = mlx(&file, &same, &["--quantize", "--group-size", "32"]);
+    assert!(run.status.success());
+    let weight = "model.layers.0.mlp.up_proj.weight";
+    assert_eq!(tensors(&same)[weight], tensors(&kept)[weight]);
+    assert_eq!(kind(&same, scales), "F16");
+}
+
+/// A directory that is quantized as asked is copied with its packed weights; another target is
+/// refused.
+#[test]
+fn a_quantized_directory_is_not_quantized_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = fixture("tiny/llama-q4");
+    let config = json(&source.join("config.json"));
+    let group = config["quantization"]["group_size"].to_string();
+    let (copy, same) = (dir.path().join("copy"), dir.path().join("same"));
+    convert(&source, &copy, &[]);
+    let run = mlx(&source, &same, &["--quantize", "--group-size", &group]);
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(run.status.success(), "{told}");
+    assert!(told.contains("its packed weights are kept"), "{told}");
+    assert_eq!(tensors(&same), tensors(&copy));
+    let run = mlx(
+        &source,
+        &dir.path().join("x"),
+        &["--quantize", "--bits", "8"],
+    );
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(1));
+    assert!(
+        told.contains("(affine, 4 bits in groups of") && told.contains("--dequantize"),
+        "{told}"
+    );
+}
+
+#[test]
+fn shards_are_no_larger_than_asked_and_the_index_names_every_tensor() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
+    convert(&fixture("tiny/llama"), &whole, &[]);
+    convert(
+        &fixture("tiny/llama"),
+        &parts,
+        &["--max-shard-size", "20 KB"],
+    );
+    assert!(whole.join("model.safetensors").is_file());
+    assert_eq!(tensors(&whole), tensors(&parts));
+    let index = json(&parts.join("model.safetensors.index.json"));
+    let map = index["weight_map"].as_object().unwrap();
+    assert_eq!(map.len(), tensors(&parts).len());
+    let mut files: Vec<&str> = map.values().map(|f| f.as_str().unwrap()).collect();
+    files.sort_unstable();
+    files.dedup();
+    assert!(files.len() > 3, "{files:?}");
+    let last = format!("model-{0:05}-of-{0:05}.safetensors", files.len());
+    assert_eq!(files.last(), Some(&last.as_str()));
+    for file in files {
+        let bytes = fs::metadata(parts.join(file)).unwrap().len();
+        assert!(bytes < 48 << 10, "{file}: {bytes}");
+    }
+    let model = load(&parts);
+    let case = &golden(&fixture("tiny/llama"))["prompts"][0];
+    let ours = model
+        .as_token_model()
+        .unwrap()
+        .logits(&Prompt::Tokens(ids(&case["tokens"])), false)
+        .unwrap();
+    assert!(max_difference(&ours.logits, &floats(&case["logits"])) < 1e-3);
+}
+
+#[test]
+fn nothing_is_left_behind_or_lost_when_it_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let entries = || {
+        fs::read_dir(dir.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect::<Vec<_>>()
+    };
+    let output = dir.path().join("out");
+
+    // Damage that only shows when the last tensors are read would leave a half-written directory.
+    let model = dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer_config.json"] {
+        fs::copy(fixture("tiny/llama").join(name), model.join(name)).unwrap();
+    }
+    // float32 numbers that float16 cannot hold.
+    let path = model.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&1e38f32.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let run = mlx(&model, &output, &["--dtype", "float16"]);
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("float16") && stderr.contains("bfloat16"),
+        "{stderr}"
+    );
+    assert_eq!(entries(), ["model"]);
+
+    // An output that is there is kept, unless it is to be replaced.
+    convert(&fixture("tiny/llama"), &output, &[]);
+    let before = tensors(&output);
+    let run = mlx(&fixture("tiny/qwen3"), &output, &[]);
+    assert_eq!(run.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&run.stderr).contains("--force"));
+    assert_eq!(tensors(&output), before);
+    convert(&fixture("tiny/qwen3"), &output, &["--force"]);
+    assert_ne!(tensors(&output), before);
+
+    // Never onto the model itself; never twice quantized.
+    let run = mlx(&output, &output, &["--force"]);
+    assert_eq!(run.status.code(), Some(1));
+    let run = mlx(
+        &fixture("tiny/llama-q4"),
+        &dir.path().join("x"),
+        &["--quantize", "--bits", "8"],
+    );
+    assert_eq!(run.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&run.stderr).contains("quantized already"));
+    for wrong in [
+        &["--bits", "4"][..],
+        &["--quantize", "--bits", "7"],
+        &["--quantize", "--dequantize"],
+        &["--quantize", "--mode", "mxfp4", "--group-size", "64"],
+        &["--dtype", "float8"],
+    ] {
+        let run = mlx(&fixture("tiny/llama"), &dir.path().join("x"), wrong);
+        assert_eq!(run.status.code(), Some(2), "{wrong:?}");
+    }
+    assert_eq!(entries().len(), 2, "{:?}", entries());
+}
+
+#[test]
+fn nothing_executable_is_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(fixture("tiny/llama")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, model.join(path.file_name().unwrap())).unwrap();
+    }
+    for name in ["modeling_llama.py", "setup.sh", "pytorch_model.bin"] {
+        fs::write(model.join(name), "print('no')").unwrap();
+    }
+    let output = dir.path().join("out");
+    convert(&model, &output, &[]);
+    let mut names: Vec<_> = fs::read_dir(&output)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(
+        names,
+        [
+            "config.json",
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+            "tokenizer_config.json"
+        ]
+    );
+}
+
+/// mlx-lm itself loads what we make and computes the golden numbers.
+#[test]
+#[ignore = "needs Python with mlx-lm (tools/golden/requirements.txt): set MLX_LM_PYTHON to it"]
+fn mlx_lm_loads_it_and_computes_the_same() {
+    let python = std::env::var("MLX_LM_PYTHON").expect("MLX_LM_PYTHON names a Python with mlx-lm");
+    let dir = tempfile::tempdir().unwrap();
+    let mut outputs = Vec::new();
+    // The families whose numbers mlx-lm 0.30.7 gets right (docs/architectures.md).
+    for (name, file) in gguf_models() {
+        if ["gemma2", "phi3", "starcoder2"].contains(&name.as_str()) {
+            continue;
+        }
+        let output = dir.path().join(&name);
+        convert(&file, &output, &["--dtype", "float32"]);
+        outputs.push(output);
+    }
+    for name in [
+        "llama",
+        "llama-rope3",
+        "qwen3-moe",
+        "gpt2",
+        "gemma3-text",
+        "olmo2",
+        "olmo3",
+        "exaone4",
+        "llama-q4",
+    ] {
+        let output = dir.path().join(format!("{name}.copy"));
+        convert(
+            &fixture("tiny").join(name),
+            &output,
+            &["--dtype", "float32"],
+        );
+        outputs.push(output);
+    }
+    let run = Command::new(python)
+        .arg("convert.py")
+        .arg("--check")
+        .args(&outputs)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tools/golden"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        run.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    assert_eq!(text.lines().count(), outputs.len());
+    for line in text.lines() {
+        let (name, difference) = line.split_once(' ').unwrap();
+        println!("{line}");
+        assert!(
+            difference.parse::<f32>().unwrap() < 1e-2,
+            "{name}: {difference}"
+        );
+    }
+}

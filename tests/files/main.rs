@@ -1,0 +1,11 @@
+//! Files of models: damaged, hostile, laid out in other ways, converted, exported.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod convert;
+mod export_gguf;
+mod hostile;
+mod hostile_matrix;
+mod layouts;
+#[path = "../common/program.rs"]
+mod program;

@@ -1,0 +1,6 @@
+//! Models from and to a hub that runs in the test.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod download;
+mod push;

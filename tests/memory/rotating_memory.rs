@@ -1,0 +1,73 @@
+//! A bounded cache holds no more bytes and handles after 5,000 tokens than after 1,000. The process
+//! has no more memory, so no graph is retained. The peak that a request reports is its own.
+//!
+//! The counters belong to the whole process, so the test runs in one of its own.
+
+use crate::common::{fixture, greedy};
+use inference::{LoadOptions, Prompt};
+use mlx_rs_core::memory;
+
+/// Resident bytes of this process; 0 where the system does not tell.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+#[test]
+fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat() {
+    crate::common::alone(
+        "rotating_memory::five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat",
+        five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat_alone,
+    );
+}
+
+fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat_alone() {
+    let options = LoadOptions::new().with_backend("cpu").with_context_len(64);
+    let model = inference::load_model(fixture("tiny").join("llama"), &options).unwrap();
+    let mut stream = model
+        .generate(&Prompt::Tokens((40..140).collect()), &greedy(5000))
+        .unwrap();
+    let mut at = |n: usize| {
+        stream.by_ref().take(n).for_each(|t| drop(t.unwrap()));
+        (memory::live_arrays(), memory::active().unwrap(), resident())
+    };
+    let (handles, bytes, process) = at(1000);
+    for step in 1..5 {
+        let (now, used, all) = at(1000);
+        assert!(
+            (now - handles).abs() <= 8,
+            "{handles} handles grew to {now} at {step}"
+        );
+        // A cache that grew would take 3 layers * 2 * 32 numbers of 4 bytes more for each token:
+        // 768 KB a step.
+        assert!(
+            used <= bytes + (64 << 10),
+            "{bytes} bytes grew to {used} at {step}"
+        );
+        // A step is more than 50 nodes of some 400 bytes: kept, a thousand of them would be 20 MB.
+        println!("{step}: {} KB more", all.saturating_sub(process) >> 10);
+        assert!(
+            all <= process + (8 << 20),
+            "{process} bytes of the process grew to {all} at {step}"
+        );
+    }
+    assert_eq!(stream.metrics().generated_tokens, 5000);
+    drop(stream);
+
+    let peak = |n: u32| {
+        let prompt = Prompt::Tokens((0..n).map(|i| 5 + i % 90).collect());
+        let options = greedy(2).with_cache_prompt(false);
+        let stream = model.generate(&prompt, &options).unwrap();
+        let metrics = stream.collect_output().unwrap().metrics;
+        assert!(metrics.peak_memory_bytes >= metrics.active_memory_bytes);
+        assert!(metrics.active_memory_bytes >= model.info().weight_bytes);
+        metrics.peak_memory_bytes
+    };
+    let (before, long, after) = (peak(3), peak(500), peak(3));
+    assert!(
+        before < long && after < long,
+        "{before}, {long}, then {after}: the peak of another request is reported"
+    );
+}

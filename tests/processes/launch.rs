@@ -1,0 +1,598 @@
+//! Several processes that compute one model together: `mlx launch` from outside, on this machine.
+//! What one process computes is the measure.
+#![cfg(all(unix, feature = "mlx-backend"))]
+
+mod pipeline;
+#[cfg(feature = "serve")]
+mod serving;
+
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::program::{mlx, refused, stdout, text};
+use serde_json::Value;
+
+fn model(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("tests/fixtures/tiny").join(name);
+    path.to_str().unwrap().to_owned()
+}
+
+fn run(args: &[&str]) -> Output {
+    let home = tempfile::tempdir().unwrap();
+    mlx(home.path(), args).output().unwrap()
+}
+
+/// The same command in `n` processes.
+fn launched(n: usize, args: &[&str]) -> Output {
+    let n = n.to_string();
+    run(&[&["launch", "-n", &n, "--"], args].concat())
+}
+
+fn logits(output: &Output) -> Vec<f64> {
+    let value: Value = serde_json::from_str(&stdout(output)).unwrap();
+    let logits = value["logits"].as_array().unwrap();
+    logits.iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+/// Logits, up to `bound`, and greedy tokens of `n` processes are those of one.
+fn same(name: &str, counts: &[usize], kernels: &str, bound: f64) {
+    same_with(&[], &model(name), counts, kernels, bound);
+}
+
+/// The same with flags of the launcher, for the model at `path`.
+fn same_with(flags: &[&str], path: &str, counts: &[usize], kernels: &str, bound: f64) {
+    let name = path.rsplit('/').next().unwrap();
+    let command = |args: &[&str]| {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = mlx(home.path(), args);
+        command.env("MLX_CPU_KERNELS", kernels).output().unwrap()
+    };
+    let parts_of = |n: usize, args: &[&str]| {
+        let n = n.to_string();
+        command(&[&["launch", "-n", &n], flags, &["--"], args].concat())
+    };
+    let tokens = "5,17,42,7,100,3";
+    let asked = ["logits", "--model", path, "--tokens", tokens, "--all"];
+    let greedy = [
+        &["generate", "--model", path, "--tokens", "5,17,42"][..],
+        &["--max-tokens", "12", "--ignore-eos", "--json"],
+    ]
+    .concat();
+    let reply = |output: &Output| {
+        let value: Value = serde_json::from_str(&stdout(output)).unwrap();
+        (value["text"].clone(), value["tokens"].clone())
+    };
+    let (whole, alone) = (logits(&command(&asked)), reply(&command(&greedy)));
+    for &n in counts {
+        let parts = logits(&parts_of(n, &asked));
+        assert_eq!(parts.len(), whole.len(), "{name}, {n}");
+        let off = parts.iter().zip(&whole).map(|(a, b)| (a - b).abs());
+        let most = off.fold(0.0, f64::max);
+        assert!(most < bound, "{name} in {n} processes is off by {most}");
+        assert_eq!(reply(&parts_of(n, &greedy)), alone, "{name}, {n}");
+    }
+}
+
+#[test]
+fn dense_models_are_computed_by_several() {
+    for name in ["llama", "qwen3", "gemma3", "mixtral", "gpt-oss"] {
+        same(name, &[2, 4], "on", 1e-4);
+    }
+}
+
+#[test]
+fn quantized_models_are_computed_by_several() {
+    // Groups of 64 that are cut in two, of 32, of bytes, and experts. Our kernels round what they
+    // multiply with by the group.
+    for (kernels, bound) in [("off", 1e-4), ("on", 1e-3)] {
+        same("qwen3-q4", &[2, 4], kernels, bound);
+        for name in [
+            "llama-q4",
+            "llama-q8",
+            "gemma3-text-q4",
+            "mixtral-q4",
+            "gpt-oss-mxfp4",
+        ] {
+            same(name, &[2], kernels, bound);
+        }
+    }
+}
+
+#[test]
+fn other_families_are_computed_by_several() {
+    for name in [
+        "phi3",
+        "qwen2-moe",
+        "cohere2",
+        "glm4",
+        "starcoder2",
+        "granite",
+    ] {
+        same(name, &[2], "on", 1e-4);
+    }
+}
+
+#[test]
+fn what_does_not_divide_is_told_once_by_each() {
+    let path = model("llama");
+    let output = launched(3, &["logits", "--model", &path, "--tokens", "1"]);
+    let err = refused(&output, 1);
+    assert!(err.contains("num_attention_heads is 4"), "{err}");
+    // A part of 16 inputs is no group.
+    let path = model("llama-q8");
+    let err = refused(
+        &launched(4, &["logits", "--model", &path, "--tokens", "1"]),
+        1,
+    );
+    assert!(err.contains("groups of 32"), "{err}");
+}
+
+#[test]
+fn a_wrong_command_line_starts_nothing() {
+    for (args, told) in [
+        (&["launch", "-n", "2", "--", "ls"][..], "none of them"),
+        (&["launch", "-n", "2", "--", "generate"], "required"),
+        (
+            &["launch", "-n", "0", "--", "logits", "--tokens", "1"],
+            "1 or more",
+        ),
+        (&["launch"], "required"),
+        (
+            &["launch", "--hosts", "-oX", "logits", "--tokens", "1"],
+            "-oX",
+        ),
+    ] {
+        let err = refused(&run(args), 2);
+        assert!(err.contains(told), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn the_plan_tells_what_each_process_holds() {
+    let path = model("llama");
+    let output = run(&[
+        "inspect",
+        &path,
+        "--split",
+        "2",
+        "--json",
+        "--backend",
+        "cpu",
+    ]);
+    let value: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let plan = &value["split"];
+    assert_eq!((&plan["heads"], &plan["kv_heads"]), (&2.into(), &2.into()));
+    let tensors = plan["tensors"].as_array().unwrap();
+    let bytes = |t: &Value, which: &str| t[which].as_u64().unwrap();
+    let sum: u64 = tensors.iter().map(|t| bytes(t, "bytes_per_process")).sum();
+    assert_eq!(sum, bytes(plan, "bytes_per_process"));
+    for tensor in tensors {
+        let (part, whole) = (
+            bytes(tensor, "bytes_per_process"),
+            bytes(tensor, "bytes_whole"),
+        );
+        let share = if tensor["share"] == "whole" { 1 } else { 2 };
+        assert_eq!(part * share, whole, "{tensor}");
+    }
+    let table = stdout(&run(&["inspect", &path, "--split", "2"]));
+    let line = table
+        .lines()
+        .find(|line| line.contains("layers.0.self_attn.q_proj"));
+    let words: Vec<&str> = line.unwrap().split_whitespace().collect();
+    assert_eq!(words[1..], ["outputs", "2.0", "KiB", "of", "4.0", "KiB"]);
+    let err = refused(&run(&["inspect", &path, "--split", "3"]), 1);
+    assert!(err.contains("num_attention_heads is 4"), "{err}");
+}
+
+/// Processes on machines that a script called `ssh` reaches, which runs what it is given here.
+#[test]
+fn other_machines_are_reached_by_ssh() {
+    let dir = tempfile::tempdir().unwrap();
+    let ssh = dir.path().join("ssh");
+    std::fs::write(
+        &ssh,
+        "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\necho \"$2\" >> \"$0.hosts\"\nexec sh -c \"$3\"\n",
+    )
+    .unwrap();
+    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let hosts = dir.path().join("hosts.json");
+    let list = r#"{"backend": "ring", "envs": ["MLX_NUM_THREADS=1"], "hosts": [
+        {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "other", "ips": ["127.0.0.1"]}]}"#;
+    std::fs::write(&hosts, list).unwrap();
+    let path = model("llama");
+    let asked = ["logits", "--model", &path, "--tokens", "5,17"];
+    let port = crate::ports::free_ports(8).unwrap()[0].to_string();
+    let args = [
+        &["launch", "--hostfile", hosts.to_str().unwrap(), "-p", &port],
+        &["--program", env!("CARGO_BIN_EXE_mlx"), "--"][..],
+        &asked,
+    ]
+    .concat();
+    let search = format!(
+        "{}:{}",
+        dir.path().display(),
+        std::env::var("PATH").unwrap()
+    );
+    let home = tempfile::tempdir().unwrap();
+    let output = mlx(home.path(), &args)
+        .env("PATH", search)
+        .output()
+        .unwrap();
+    let (parts, whole) = (logits(&output), logits(&run(&asked)));
+    assert!(parts.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-4));
+    let reached = std::fs::read_to_string(dir.path().join("ssh.hosts")).unwrap();
+    assert_eq!(reached, "other\n");
+}
+
+/// A command that goes on until it is stopped.
+fn endless(path: &str) -> [&str; 8] {
+    [
+        "generate",
+        "--model",
+        path,
+        "--tokens",
+        "5,17,42",
+        "--max-tokens",
+        "1000000",
+        "--ignore-eos",
+    ]
+}
+
+/// A member of a ring of these addresses, without a launcher.
+fn member(rank: usize, file: &Path, args: &[&str]) -> Command {
+    let mut command = mlx(file.parent().unwrap(), args);
+    command
+        .env("MLX_RANK", rank.to_string())
+        .env("MLX_HOSTFILE", file)
+        .env("MLX_JOIN_TIMEOUT", "20")
+        .env("MLX_NUM_THREADS", "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn ring(dir: &Path, n: usize) -> PathBuf {
+    let ports = crate::ports::free_ports(n).unwrap();
+    let hosts: Vec<_> = ports.iter().map(|p| [format!("127.0.0.1:{p}")]).collect();
+    let file = dir.join("ring.json");
+    std::fs::write(&file, serde_json::to_string(&hosts).unwrap()).unwrap();
+    file
+}
+
+#[test]
+fn a_member_that_never_comes_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = ring(dir.path(), 2);
+    let started = Instant::now();
+    let mut alone = member(
+        0,
+        &file,
+        &["logits", "--model", &model("llama"), "--tokens", "1"],
+    );
+    let output = alone.env("MLX_JOIN_TIMEOUT", "2").output().unwrap();
+    let err = refused(&output, 1);
+    assert!(
+        err.contains("rank 1") && err.contains("did not come"),
+        "{err}"
+    );
+    assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+/// A member that refuses its flags has not joined, so that no other member reports it as lost.
+#[test]
+fn a_member_refuses_its_flags_before_it_joins() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = ring(dir.path(), 2);
+    let path = model("llama");
+    let adapter = dir.path().to_str().unwrap();
+    let model = ["--model", &path, "--adapter-path", adapter];
+    for command in [&["logits", "--tokens", "1"][..], &["generate", "hi"]] {
+        // Rank 1 is never started, so rank 0 would wait for it if it joined first.
+        let output = member(0, &file, &[command, &model].concat()).output();
+        let err = refused(&output.unwrap(), 2);
+        assert!(err.contains("split and adapter_path"), "{err}");
+    }
+}
+
+#[test]
+fn a_member_that_dies_is_named_by_the_others_without_a_launcher() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = ring(dir.path(), 2);
+    let path = model("llama");
+    let args = endless(&path);
+    let mut first = member(0, &file, &args).spawn().unwrap();
+    let mut second = member(1, &file, &args).spawn().unwrap();
+    // Some of the reply: both are in the middle.
+    let mut out = first.stdout.take().unwrap();
+    out.read_exact(&mut [0; 16]).unwrap();
+    second.kill().unwrap();
+    second.wait().unwrap();
+    let killed = Instant::now();
+    std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
+    let output = first.wait_with_output().unwrap();
+    assert!(
+        killed.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        killed.elapsed()
+    );
+    assert_eq!(output.status.code(), Some(1));
+    let err = text(&output.stderr);
+    assert!(err.contains("rank 1") && err.contains("lost"), "{err}");
+}
+
+#[test]
+fn a_member_that_ends_early_is_named_by_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = model("llama");
+    let args = endless(&path);
+    let mut short = args;
+    short[6] = "3";
+    let mut attempts = 0;
+    let first = loop {
+        let file = ring(dir.path(), 2);
+        let mut first = member(0, &file, &args).spawn().unwrap();
+        let second = member(1, &file, &short).output().unwrap();
+        if second.status.success() {
+            break first;
+        }
+        // Another test may have taken a port that was free.
+        attempts += 1;
+        let _ = first.kill();
+        let first = text(&first.wait_with_output().unwrap().stderr);
+        let second = text(&second.stderr);
+        assert!(attempts < 3, "{first}\n{second}");
+    };
+    let ended = Instant::now();
+    let output = first.wait_with_output().unwrap();
+    assert!(ended.elapsed() < Duration::from_secs(60));
+    assert_eq!(output.status.code(), Some(1));
+    let err = text(&output.stderr);
+    assert!(err.contains("rank 1") && err.contains("has ended"), "{err}");
+}
+
+#[cfg(target_os = "linux")]
+mod processes {
+    use super::*;
+
+    /// The processes that `parent` started, with their ranks.
+    fn children(parent: u32) -> Vec<(u32, Option<usize>)> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|n| n.parse::<u32>().ok())
+            else {
+                continue;
+            };
+            let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
+            let stat = String::from_utf8_lossy(&read("stat")).into_owned();
+            let Some((_, rest)) = stat.rsplit_once(") ") else {
+                continue;
+            };
+            let mut fields = rest.split(' ');
+            let alive = fields.next() != Some("Z");
+            if alive && fields.next() == Some(&parent.to_string()) {
+                let environment = read("environ");
+                let rank = environment.split(|b| *b == 0).find_map(|one| {
+                    let text = std::str::from_utf8(one).ok()?;
+                    text.strip_prefix("MLX_RANK=")?.parse().ok()
+                });
+                found.push((pid, rank));
+            }
+        }
+        found
+    }
+
+    fn is_alive(pid: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    }
+
+    fn all_gone(pids: &[(u32, Option<usize>)], within: Duration) -> bool {
+        let until = Instant::now() + within;
+        while Instant::now() < until {
+            if !pids.iter().any(|(pid, _)| is_alive(*pid)) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        false
+    }
+
+    /// A launcher of two processes in the middle of a reply.
+    fn talking() -> (Child, std::process::ChildStdout, Vec<(u32, Option<usize>)>) {
+        let home = tempfile::tempdir().unwrap();
+        let path = model("llama");
+        let args = [&["launch", "-n", "2", "--"][..], &endless(&path)].concat();
+        let mut launcher = mlx(home.path(), &args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = launcher.stdout.take().unwrap();
+        out.read_exact(&mut [0; 16]).unwrap();
+        let pids = children(launcher.id());
+        assert_eq!(pids.len(), 2, "{pids:?}");
+        (launcher, out, pids)
+    }
+
+    fn signal(pid: u32, name: &str) {
+        let done = Command::new("kill")
+            .args([name, &pid.to_string()])
+            .status()
+            .unwrap();
+        assert!(done.success());
+    }
+
+    fn drained(mut out: std::process::ChildStdout) {
+        std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
+    }
+
+    /// Kills a rank. The launcher ends, with that exit code and the rank's name, and so do all.
+    fn ends_of_a_kill(launcher: Child, pid: u32, victim: usize, all: &[(u32, Option<usize>)]) {
+        signal(pid, "-KILL");
+        let killed = Instant::now();
+        let output = launcher.wait_with_output().unwrap();
+        assert!(killed.elapsed() < Duration::from_secs(30));
+        assert_eq!(output.status.code(), Some(137));
+        let err = text(&output.stderr);
+        assert!(err.contains(&format!("rank {victim}")), "{err}");
+        assert!(all_gone(all, Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn a_rank_that_is_killed_ends_all_and_gives_the_exit_code() {
+        for victim in [0, 1] {
+            let (launcher, out, pids) = talking();
+            drained(out);
+            let (pid, _) = pids.iter().find(|(_, rank)| *rank == Some(victim)).unwrap();
+            ends_of_a_kill(launcher, *pid, victim, &pids);
+        }
+    }
+
+    /// The short form of `tools/group_faults.py`: kills while processes start, join, load and
+    /// compute.
+    #[test]
+    fn ranks_that_are_killed_at_any_moment_end_all() {
+        let path = model("llama");
+        for (n, victim, pause) in [
+            ("2", 0, 0),
+            ("4", 3, 30),
+            ("2", 1, 60),
+            ("3", 1, 120),
+            ("4", 0, 250),
+            ("3", 2, 600),
+        ] {
+            let home = tempfile::tempdir().unwrap();
+            let flags = ["launch", "-n", n, "--join-timeout", "5", "--pipeline", "--"];
+            let flags = if n == "3" {
+                &flags[..]
+            } else {
+                &[&flags[..5], &flags[6..]].concat()[..]
+            };
+            let launcher = mlx(home.path(), &[flags, &endless(&path)].concat())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let until = Instant::now() + Duration::from_secs(30);
+            let pid = loop {
+                let all = children(launcher.id());
+                if let Some((pid, _)) = all.iter().find(|(_, rank)| *rank == Some(victim)) {
+                    break *pid;
+                }
+                assert!(Instant::now() < until, "{all:?}");
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            std::thread::sleep(Duration::from_millis(pause));
+            let pids = children(launcher.id());
+            ends_of_a_kill(launcher, pid, victim, &pids);
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_launcher_that_is_killed() {
+        let (mut launcher, out, pids) = talking();
+        drained(out);
+        signal(launcher.id(), "-KILL");
+        launcher.wait().unwrap();
+        assert!(all_gone(&pids, Duration::from_secs(20)), "{pids:?}");
+    }
+
+    #[test]
+    fn signals_end_all_with_the_codes_of_a_shell() {
+        for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+            let (launcher, out, pids) = talking();
+            drained(out);
+            signal(launcher.id(), name);
+            let output = launcher.wait_with_output().unwrap();
+            assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+            assert!(all_gone(&pids, Duration::from_secs(5)));
+        }
+    }
+}
+
+/// Losses of several processes are those of one with the whole batches, and rank 0 writes what one
+/// would.
+#[test]
+fn training_together_learns_as_one() {
+    let path = model("llama");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/pirate");
+    let dir = tempfile::tempdir().unwrap();
+    let losses = |name: &str, processes: Option<usize>| -> Vec<f64> {
+        let adapters = dir.path().join(name);
+        let asked = [
+            &[
+                "train",
+                "--train",
+                "--model",
+                &path,
+                "--data",
+                data.to_str().unwrap(),
+            ][..],
+            &[
+                "--adapter-path",
+                adapters.to_str().unwrap(),
+                "--iters",
+                "10",
+            ],
+            &[
+                "--batch-size",
+                "4",
+                "--steps-per-report",
+                "1",
+                "--learning-rate",
+                "1e-4",
+            ],
+            &["--val-batches", "0", "--backend", "cpu", "--json"],
+        ]
+        .concat();
+        let output = match processes {
+            Some(n) => launched(n, &asked),
+            None => run(&asked),
+        };
+        stdout(&output);
+        assert!(adapters.join("adapters.safetensors").is_file());
+        let log = std::fs::read_to_string(adapters.join("train_log.jsonl")).unwrap();
+        let lines = log
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines
+            .filter(|line| line["event"] == "train")
+            .map(|line| line["loss"].as_f64().unwrap())
+            .collect()
+    };
+    let alone = losses("alone", None);
+    assert_eq!(alone.len(), 10);
+    assert!(alone[9] < alone[0], "{alone:?}");
+    for n in [2, 4] {
+        let together = losses(&n.to_string(), Some(n));
+        assert_eq!(together.len(), 10);
+        let off = together.iter().zip(&alone).map(|(a, b)| (a - b).abs());
+        let most = off.fold(0.0, f64::max);
+        assert!(most < 1e-5, "{n}: off by {most}: {together:?} {alone:?}");
+    }
+    let asked = [
+        "train",
+        "--train",
+        "--model",
+        &path,
+        "--data",
+        data.to_str().unwrap(),
+    ];
+    let adapters = dir.path().join("small");
+    let small = [
+        "--adapter-path",
+        adapters.to_str().unwrap(),
+        "--batch-size",
+        "1",
+    ];
+    let err = refused(&launched(2, &[&asked[..], &small].concat()), 1);
+    assert!(err.contains("batch_size is 1"), "{err}");
+}

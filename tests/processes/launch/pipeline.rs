@@ -1,0 +1,217 @@
+//! Layers in stages, one process after another: `mlx launch --pipeline`.
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{launched, logits, member, model, ring, run, same_with};
+use crate::program::{refused, stdout};
+
+const PIPELINE: [&str; 1] = ["--pipeline"];
+
+fn fixture(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("tests/fixtures").join(name);
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn dense_models_go_through_pipelines() {
+    for (name, counts) in [
+        // Stages of different lengths, and one whose neighbors are not the first and the last.
+        ("llama", &[2, 3][..]),
+        ("qwen3", &[2]),
+        ("gemma3", &[2, 4]),
+        ("mixtral", &[2]),
+        ("gpt-oss", &[2]),
+        ("olmo3", &[4]),
+        ("phi3", &[2]),
+    ] {
+        same_with(&PIPELINE, &model(name), counts, "on", 1e-4);
+    }
+}
+
+#[test]
+fn quantized_models_go_through_pipelines() {
+    for kernels in ["off", "on"] {
+        for name in [
+            "llama-q4",
+            "qwen3-q4",
+            "gemma3-text-q4",
+            "mixtral-q4",
+            "gpt-oss-mxfp4",
+        ] {
+            same_with(&PIPELINE, &model(name), &[2], kernels, 1e-4);
+        }
+    }
+}
+
+#[test]
+fn gguf_files_go_through_pipelines() {
+    for name in ["gguf/gemma3-text.gguf", "gguf/mixtral.gguf"] {
+        same_with(&PIPELINE, &fixture(name), &[2], "on", 1e-4);
+    }
+}
+
+/// Steps of a prompt, whose logits no one asks for, and requests that run together.
+#[test]
+fn prompts_in_steps_and_batches_go_through_pipelines() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = model("gemma3");
+    let tokens: Vec<String> = (1..60).map(|n| (n * 7 % 90).to_string()).collect();
+    let tokens = tokens.join(",");
+    let asked = [
+        &["generate", "--model", &path, "--tokens", &tokens][..],
+        &["--prefill-step-size", "7", "--max-tokens", "8"],
+        &["--ignore-eos", "--json"],
+    ]
+    .concat();
+    let text = |output| -> Value {
+        let value: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        value["text"].clone()
+    };
+    let alone = text(run(&asked));
+    let n = ["launch", "-n", "3", "--pipeline", "--"];
+    assert_eq!(text(run(&[&n[..], &asked].concat())), alone);
+
+    let file = dir.path().join("text.txt");
+    std::fs::write(
+        &file,
+        "the quick brown fox jumps over the lazy dog ".repeat(20),
+    )
+    .unwrap();
+    let file = file.to_str().unwrap();
+    let asked = ["perplexity", "--model", &path, "--file", file];
+    let perplexity = |output| -> f64 {
+        let value: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        value["perplexity"].as_f64().unwrap()
+    };
+    let (alone, staged) = (
+        perplexity(run(&asked)),
+        perplexity(run(&[&n[..], &asked].concat())),
+    );
+    assert!((alone / staged - 1.0).abs() < 1e-5, "{alone} {staged}");
+}
+
+#[test]
+fn what_has_no_stages_is_told() {
+    for (name, n, told) in [
+        ("gpt2", "2", "gpt2"),
+        ("xlstm", "2", "xlstm"),
+        ("llama", "4", "num_hidden_layers is 3"),
+    ] {
+        let path = model(name);
+        let asked = ["logits", "--model", &path, "--tokens", "1"];
+        let start = ["launch", "-n", n, "--pipeline", "--"];
+        let err = refused(&run(&[&start[..], &asked].concat()), 1);
+        assert!(err.contains(told), "{err}");
+    }
+    let start = [
+        "launch",
+        "-n",
+        "2",
+        "--pipeline",
+        "--",
+        "train",
+        "--data",
+        "d",
+    ];
+    let err = refused(&run(&start), 2);
+    assert!(err.contains("batches"), "{err}");
+}
+
+/// Where each tensor is in a file of safetensors.
+fn places(file: &[u8]) -> Vec<(String, Range<usize>)> {
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    let at = |one: &Value| 8 + length + one.as_u64().unwrap() as usize;
+    let tensors = header.as_object().unwrap().iter();
+    tensors
+        .filter(|(name, _)| *name != "__metadata__")
+        .map(|(name, info)| {
+            let offsets = &info["data_offsets"];
+            (name.clone(), at(&offsets[0])..at(&offsets[1]))
+        })
+        .collect()
+}
+
+/// Each rank gets a model whose other tensors are no numbers.
+#[test]
+fn each_stage_uses_its_own_tensors_alone() {
+    let path = model("llama");
+    let plan = run(&["inspect", &path, "--split", "2", "--pipeline", "--json"]);
+    let plan: Value = serde_json::from_str(&stdout(&plan)).unwrap();
+    let stages = plan["pipeline"]["stages"].as_array().unwrap();
+    let table = stdout(&run(&["inspect", &path, "--split", "2", "--pipeline"]));
+    assert!(table.contains("layers 1 to 2"), "{table}");
+    let asked = ["logits", "--model", &path, "--tokens", "5,17,42"];
+    let whole = logits(&run(&asked));
+    let dir = tempfile::tempdir().unwrap();
+    let file = ring(dir.path(), 2);
+    let mut all = Vec::new();
+    let mut held = 0;
+    for (rank, stage) in stages.iter().enumerate() {
+        let own = dir.path().join(rank.to_string());
+        std::fs::create_dir(&own).unwrap();
+        for entry in std::fs::read_dir(&path).unwrap().flatten() {
+            std::fs::copy(entry.path(), own.join(entry.file_name())).unwrap();
+        }
+        let weights = own.join("model.safetensors");
+        let mut bytes = std::fs::read(&weights).unwrap();
+        let mine = stage["tensors"].as_array().unwrap();
+        for (name, place) in places(&bytes) {
+            if mine.iter().any(|one| *one == *name) {
+                held += 1;
+            } else {
+                bytes[place].fill(0xff);
+            }
+        }
+        std::fs::write(&weights, bytes).unwrap();
+        let own = own.to_str().unwrap();
+        let asked = ["logits", "--model", own, "--tokens", "5,17,42"];
+        let mut command = member(rank, &file, &asked);
+        all.push(command.env("MLX_SPLIT", "pipeline").spawn().unwrap());
+    }
+    // All but the norm and the head are in one of them alone.
+    let count = places(&std::fs::read(Path::new(&path).join("model.safetensors")).unwrap()).len();
+    assert_eq!(held, count + 2);
+    let last = all.pop().unwrap();
+    let staged = logits(&all.pop().unwrap().wait_with_output().unwrap());
+    assert!(last.wait_with_output().unwrap().status.success());
+    assert_eq!(staged.len(), whole.len());
+    assert!(staged.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-4));
+}
+
+/// Ranks with different models or ways to divide would wait for each other.
+#[test]
+fn processes_with_different_models_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = ring(dir.path(), 2);
+    let names = ["llama-q4", "qwen3"].map(model);
+    let mut all: Vec<_> = (0..2)
+        .map(|rank| {
+            let asked = ["logits", "--model", &names[rank], "--tokens", "5"];
+            let mut command = member(rank, &file, &asked);
+            command.env("MLX_SPLIT", "pipeline").spawn().unwrap()
+        })
+        .collect();
+    let (second, first) = (all.pop().unwrap(), all.pop().unwrap());
+    // The one that is the last to look is ended by the end of the other.
+    let outputs = [first, second].map(|one| one.wait_with_output().unwrap());
+    let told = outputs.map(|output| refused(&output, 1));
+    let other = |err: &String| err.contains("rank 1 has loaded another model");
+    assert!(told.iter().any(other), "{told:?}");
+    let asked = ["launch", "-n", "2", "--env", "MLX_SPLIT=layers", "--"];
+    let err = refused(
+        &run(&[
+            &asked[..],
+            &["logits", "--model", &names[0], "--tokens", "5"],
+        ]
+        .concat()),
+        2,
+    );
+    assert!(err.contains("tensor or pipeline"), "{err}");
+    let output = launched(2, &["logits", "--model", &names[0], "--tokens", "5"]);
+    assert!(!logits(&output).is_empty());
+}

@@ -1,0 +1,15 @@
+//! Several processes: groups that compute one model, Python's mlx-lm, a program taken elsewhere.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod launch;
+mod mlx_lm;
+#[path = "../../src/cli/ports.rs"]
+mod ports;
+#[path = "../common/program.rs"]
+mod program;
+#[path = "../common/python.rs"]
+mod python;
+#[path = "../common/served.rs"]
+mod served;
+mod standalone;

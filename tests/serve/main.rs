@@ -1,0 +1,291 @@
+//! `mlx serve` on a tiny model: replies over HTTP equal the engine's, and signals stop it well.
+#![cfg(unix)]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/served.rs"]
+mod served;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{fixture, greedy, tiny};
+use inference::{ChatPrompt, LoadOptions, Message, Pooling, Prompt};
+use serde_json::{Value, json};
+use served::{Served, agent};
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
+    command
+        .args(["serve", "--backend", "cpu"])
+        .env_remove("MLX_BACKEND")
+        .env_remove("MLX_API_KEY")
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+/// The program, serving the tiny Llama.
+fn serve(more: &[&str]) -> Served {
+    let model = fixture("tiny/llama");
+    serve_args(&[more, &[model.to_str().unwrap()]].concat())
+}
+
+fn serve_args(args: &[&str]) -> Served {
+    let mut command = command();
+    command
+        .args(["--port", "0"])
+        .args(args)
+        .stderr(Stdio::piped());
+    Served::start(command)
+}
+
+#[test]
+fn replies_are_those_of_the_engine() {
+    let server = serve(&[]);
+    let model = tiny("llama");
+    let tokens = model.as_token_model().unwrap();
+    let prompts = ["hello", "The capital", "one two three", "x"];
+    let alone: Vec<String> = prompts
+        .iter()
+        .map(|p| {
+            model
+                .generate(&Prompt::from(*p), &greedy(24))
+                .unwrap()
+                .text()
+                .unwrap()
+        })
+        .collect();
+    // All at once: they run in one batch.
+    std::thread::scope(|scope| {
+        for (prompt, expected) in prompts.iter().zip(&alone) {
+            let server = &server;
+            scope.spawn(move || {
+                let body = json!({"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true});
+                let reply = server.json("/v1/completions", &body);
+                assert_eq!(reply["choices"][0]["text"], expected.as_str(), "{prompt}");
+                assert_eq!(reply["usage"]["completion_tokens"], 24);
+            });
+        }
+    });
+    let chat = ChatPrompt::new([Message::user("hello")]);
+    let ids = tokens.encode_chat_with(&chat).unwrap();
+    let n = ids.len();
+    let expected = model
+        .generate(&Prompt::Tokens(ids), &greedy(24))
+        .unwrap()
+        .text()
+        .unwrap();
+    let body = json!({
+        "model": "llama", "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": true, "top_logprobs": 2,
+    });
+    let reply = server.json("/v1/chat/completions", &body);
+    let choice = &reply["choices"][0];
+    assert_eq!(choice["message"]["content"], expected.as_str());
+    assert_eq!(reply["usage"]["prompt_tokens"], n);
+    let logprobs = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(logprobs.len(), 24);
+    let bytes: Vec<u8> = logprobs
+        .iter()
+        .flat_map(|l| l["bytes"].as_array().unwrap())
+        .map(|b| u8::try_from(b.as_u64().unwrap()).unwrap())
+        .collect();
+    assert_eq!(String::from_utf8_lossy(&bytes), expected);
+    assert_eq!(
+        logprobs[0]["top_logprobs"][0]["logprob"],
+        logprobs[0]["logprob"]
+    );
+
+    // Streamed, it is the same text.
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let (status, text) = server.post("/v1/chat/completions", &streamed);
+    assert_eq!(status, 200);
+    let content: String = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .filter(|data| *data != "[DONE]")
+        .filter_map(|data| {
+            let chunk: Value = serde_json::from_str(data).unwrap();
+            chunk["choices"][0]["delta"]["content"]
+                .as_str()
+                .map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(content, expected);
+    let anthropic = json!({"max_tokens": 24, "messages": [{"role": "user", "content": "hello"}], "temperature": 0});
+    let reply = server.json("/v1/messages", &anthropic);
+    assert!(reply["usage"]["output_tokens"].as_u64().unwrap() > 0);
+    let count = server.json("/v1/messages/count_tokens", &anthropic);
+    assert_eq!(count["input_tokens"], n);
+    let ollama = json!({"model": "llama", "messages": [{"role": "user", "content": "hello"}], "stream": false,
+        "options": {"temperature": 0, "repeat_penalty": 1, "num_predict": 8}});
+    let reply = server.json("/api/chat", &ollama);
+    let said = reply["message"]["content"].as_str().unwrap();
+    assert!(expected.starts_with(said), "{said:?} in {expected:?}");
+
+    let vectors = model.as_embedding_model().unwrap();
+    let expected = vectors
+        .embed(&[Prompt::from("hello")], Pooling::Mean, true)
+        .unwrap();
+    let reply = server.json("/v1/embeddings", &json!({"input": "hello"}));
+    for (i, value) in expected[0].iter().enumerate() {
+        let got = reply["data"][0]["embedding"][i].as_f64().unwrap();
+        assert!(
+            (got - f64::from(*value)).abs() < 1e-5,
+            "{i}: {got} and {value}"
+        );
+    }
+}
+
+#[test]
+fn models_are_loaded_by_name() {
+    let dir = fixture("tiny");
+    let trained = fixture("training/llama-1");
+    let adapter = format!("law={}", trained.display());
+    let args = [
+        "--models-dir",
+        dir.to_str().unwrap(),
+        "--keep-alive",
+        "1s",
+        "--adapter",
+        &adapter,
+    ];
+    let server = serve_args(&args);
+    let get = |path: &str| -> Value {
+        let url = format!("{}{path}", server.url);
+        let mut answer = agent().get(&url).call().unwrap();
+        let text = answer.body_mut().read_to_string().unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let names = |answer: &Value, list: &str, name: &str| -> Vec<String> {
+        let all = answer[list].as_array().unwrap().iter();
+        all.map(|m| m[name].as_str().unwrap().to_owned()).collect()
+    };
+    let listed = names(&get("/v1/models"), "data", "id");
+    for name in ["llama", "qwen2", "gemma3-text"] {
+        assert!(listed.iter().any(|n| n == name), "{name} in {listed:?}");
+    }
+    assert_eq!(get("/api/ps")["models"], json!([]));
+    for name in ["qwen2", "llama", "llama:law"] {
+        let (base, adapter) = match name.split_once(':') {
+            Some((base, _)) => (base, Some(&trained)),
+            None => (name, None),
+        };
+        let mut options = LoadOptions::new().with_backend("cpu");
+        options.adapter_path = adapter.cloned();
+        let expected = inference::load_model(dir.join(base), &options)
+            .unwrap()
+            .generate(&Prompt::from("hello"), &greedy(8))
+            .unwrap()
+            .text()
+            .unwrap();
+        let body = json!({"model": name, "prompt": "hello", "max_tokens": 8, "temperature": 0,
+            "ignore_eos": true});
+        let reply = server.json("/v1/completions", &body);
+        assert_eq!(reply["choices"][0]["text"], expected.as_str(), "{name}");
+    }
+    for name in ["../tiny/llama", "nothing", dir.to_str().unwrap()] {
+        let body = json!({"model": name, "prompt": "hello"});
+        let (status, text) = server.post("/v1/completions", &body);
+        assert_eq!(status, 404, "{name}: {text}");
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while get("/api/ps")["models"] != json!([]) {
+        assert!(Instant::now() < until, "a model stays");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn schemas_and_bad_requests() {
+    let server = serve(&["--ctx-size", "40"]);
+    let schema = json!({"enum": ["yes", "no"]});
+    let body = json!({
+        "messages": [{"role": "user", "content": "hi"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    });
+    let reply = server.json("/v1/chat/completions", &body);
+    let text = reply["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(["\"yes\"", "\"no\""].contains(&text), "{text}");
+    for (path, body, says) in [
+        (
+            "/v1/completions",
+            json!({"prompt": "hello ".repeat(100)}),
+            "context holds 40",
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "x", "temperature": 9}),
+            "temperature",
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "hi"}],
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "("}}}}),
+            "",
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "hi"}],
+                "chat_template_kwargs": {"messages": []}}),
+            "messages",
+        ),
+    ] {
+        let (status, text) = server.post(path, &body);
+        assert_eq!(status, 400, "{text}");
+        assert!(text.contains(says), "{text}");
+    }
+    server.json("/v1/completions", &json!({"prompt": "x", "max_tokens": 2}));
+}
+
+#[test]
+fn a_signal_lets_replies_end() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mut server = serve(&[]);
+        let url = format!("{}/v1/completions", server.url);
+        let body = json!({"prompt": "x", "max_tokens": 250, "temperature": 0, "ignore_eos": true,
+            "stream": true, "stream_options": {"include_usage": true}});
+        let mut answer = agent().post(&url).send(body.to_string()).unwrap();
+        server.signal(signal);
+        let mut text = String::new();
+        answer
+            .body_mut()
+            .as_reader()
+            .read_to_string(&mut text)
+            .unwrap();
+        assert!(text.contains("\"completion_tokens\":250"), "{text}");
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert_eq!(server.end().code(), Some(0));
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_told_before_anything_is_loaded() {
+    let model = fixture("tiny/llama");
+    let model = model.to_str().unwrap();
+    for (args, says) in [
+        (&["--host", "0.0.0.0", model][..], "API key"),
+        (&["--host", "example.com", model], "IP address"),
+        (&["--api-key", " ", model], "API key"),
+        (&["--parallel", "0", model], "parallel"),
+        (&["--allow-origin", "chat.example", model], "chat.example"),
+        (&["--adapter-path", "x", model, "other"], "one model"),
+        (&["--adapter", "law", model], "NAME=DIR"),
+        (&["--keep-alive", "soon", model], "duration"),
+    ] {
+        let output = command().args(args).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert!(text.contains(says), "{args:?}: {text}");
+    }
+    let output = command()
+        .args(["--port", "0", model, model])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("two models"), "{text}");
+}
