@@ -98,14 +98,6 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     (
-        "feature = \"ndarray\"",
-        NO_FEATURE,
-        &[
-            "mlx-rs-core/src/array/mod.rs",
-            "mlx-rs-core/tests/conversions.rs",
-        ],
-    ),
-    (
         "not(feature = \"mlx-backend\")",
         NO_FEATURE,
         &[
