@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs tests of mlx-rs-core as an aarch64 program under qemu: the NEON kernels against their definitions, where no such
-# processor is at hand. Says nothing about speed. qemu's own processor has all extensions, and tests go through the kernels
-# with and without dotprod; a second run, of products on a processor that lacks it, shows that nothing else needs it.
+# Runs tests as an aarch64 program under qemu: the NEON kernels against their definitions, where no such processor is at
+# hand. Says nothing about speed. `cargo test -p rust-mlx-cpu-kernels` runs the same kernels on any processor with
+# emulated intrinsics; here the intrinsics are the compiler's. qemu's own processor has all extensions, and tests go
+# through the kernels with and without dotprod. Another run, of products on a processor that lacks it, shows that nothing
+# else needs it.
 #
-#   tools/aarch64.sh                        the unit tests of the CPU kernels
+#   tools/aarch64.sh                        the unit tests of the kernels' crate, then those of mlx-rs-core that use it
 #   tools/aarch64.sh --lib error::          other arguments of `cargo test -p rust-mlx-core`
 #
 # Needs Linux (Debian: apt install qemu-user-static g++-aarch64-linux-gnu cmake ninja-build libclang-dev) and the standard
@@ -33,5 +35,7 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L $ro
 if [[ $# -gt 0 ]]; then
     exec cargo test -p rust-mlx-core --target "$target" "$@"
 fi
+cargo test -p rust-mlx-cpu-kernels --target "$target" --lib
+QEMU_CPU=cortex-a72 cargo test -p rust-mlx-cpu-kernels --target "$target" --lib -- gemm:: simd::
 cargo test -p rust-mlx-core --target "$target" --lib cpu::
 QEMU_CPU=cortex-a72 cargo test -p rust-mlx-core --target "$target" --lib cpu::tests::products

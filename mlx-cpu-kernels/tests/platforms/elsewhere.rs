@@ -1,0 +1,114 @@
+//! The table of `platforms.rs`.
+
+const MACOS: &str = "tools/macos_link.py";
+const AARCH64: &str = "tools/aarch64.sh";
+const EMULATED: &str = "emulated in tests";
+const NO_WINDOWS: &str = "nothing: MLX is for Linux and macOS, which are both unix";
+const NO_BIG_ENDIAN: &str = "nothing: no processor that MLX runs on is big-endian";
+const NO_FEATURE: &str = "nothing: .ci/run builds with the default features only";
+
+/// A condition, what compiles it, and the files that have it.
+pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
+    // Which instruction sets the processor has; the instructions themselves.
+    (
+        "target_arch = \"aarch64\"",
+        AARCH64,
+        &[
+            "mlx-cpu-kernels/src/isa.rs",
+            "mlx-cpu-kernels/src/simd/neon/intrinsics.rs",
+        ],
+    ),
+    // Only attributes: everything below them is compiled here, too.
+    (
+        "target_arch = \"aarch64\"",
+        EMULATED,
+        &[
+            "mlx-cpu-kernels/src/simd/neon/f32.rs",
+            "mlx-cpu-kernels/src/simd/neon/intrinsics_tests.rs",
+            "mlx-cpu-kernels/src/simd/neon/qgemv_dotprod.rs",
+        ],
+    ),
+    (
+        "not(target_arch = \"x86_64\")",
+        AARCH64,
+        &[
+            "mlx-cpu-kernels/src/simd/dequantize.rs",
+            "mlx-cpu-kernels/src/simd/prefetch.rs",
+        ],
+    ),
+    (
+        "not(any(target_arch = \"x86_64\", target_arch = \"aarch64\"))",
+        "nothing: an attribute for lints on processors that MLX does not run on",
+        &["mlx-cpu-kernels/src/layout/input_panel.rs"],
+    ),
+    (
+        "all(target_arch = \"x86_64\", not(target_os = \"linux\"))",
+        "nothing: one function that returns false; MLX has no build for such a system",
+        &["mlx-cpu-kernels/src/isa.rs"],
+    ),
+    (
+        "not(target_os = \"linux\")",
+        MACOS,
+        &[
+            "mlx-rs-core/src/array/filled.rs",
+            "mlx-rs-core/src/deadlock.rs",
+            "mlx-rs-core/src/library.rs",
+            "mlx-rs-core/src/memory.rs",
+        ],
+    ),
+    (
+        "not(all(target_os = \"linux\", target_env = \"gnu\"))",
+        MACOS,
+        &["mlx-rs-core/src/memory.rs"],
+    ),
+    (
+        "target_os = \"macos\"",
+        MACOS,
+        &["src/hub/cache.rs", "tests/registration.rs"],
+    ),
+    (
+        "target_os = \"macos\"",
+        "nothing: a value in a build script, which runs on the machine that builds",
+        &["mlx-sys/build/env.rs"],
+    ),
+    (
+        "not(unix)",
+        NO_WINDOWS,
+        &[
+            "inference-formats/src/files/mod.rs",
+            "metal-backend/src/convert/write.rs",
+            "mlx-rs-core/src/transforms/compile.rs",
+            "mlx-rs-core/src/transforms/export.rs",
+            "mlx-sys/build/link.rs",
+            "mlx-sys/build/nvidia.rs",
+            "src/cli/lines.rs",
+            "src/cli/terminal.rs",
+            "src/cli/train.rs",
+            "src/hub/hf/layout.rs",
+        ],
+    ),
+    (
+        "target_endian = \"big\"",
+        NO_BIG_ENDIAN,
+        &[
+            "inference-formats/src/lib.rs",
+            "mlx-rs-core/src/io/mapped_file.rs",
+            "mlx-rs-core/src/io/npy.rs",
+            "mlx-rs-core/src/io/values.rs",
+        ],
+    ),
+    (
+        "not(feature = \"mlx-backend\")",
+        NO_FEATURE,
+        &[
+            "src/cli/dialog.rs",
+            "src/cli/inspect.rs",
+            "src/cli/perplexity.rs",
+            "src/cli/reply.rs",
+            "src/cli/session.rs",
+            "src/cli/tools.rs",
+            "src/cli/version.rs",
+            "src/cli/vindex_sweep.rs",
+        ],
+    ),
+];
