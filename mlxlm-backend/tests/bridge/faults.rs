@@ -2,11 +2,9 @@
 //! ends with an error that says what happened, the process is reaped, and the next request works.
 #![cfg(unix)]
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{Mock, ask, collect, exists, kill, pid};
+use crate::common::{Mock, ask, collect, exists, kill, pid};
 use inference::{Backend, ErrorKind, FinishReason, GenerateOptions};
 
 /// After two tokens comes the fault `prompt`; the error says `expected`.

@@ -1,8 +1,6 @@
 //! What a model can do beyond text, reached through `dyn TextModel`: ids and logits, training,
 //! attention. The model is a table: token `n` is followed by token `n + 1`.
 
-#![forbid(unsafe_code)]
-
 use std::path::Path;
 
 use inference::{

@@ -43,7 +43,8 @@ fn from_fields<'de, D: serde::Deserializer<'de>>(from: D) -> Result<GenerateOpti
 }
 
 fn golden() -> Golden {
-    serde_json::from_str(include_str!("fixtures/samplers.json")).expect("the golden file is whole")
+    serde_json::from_str(include_str!("../fixtures/samplers.json"))
+        .expect("the golden file is whole")
 }
 
 fn floats(values: &[Value]) -> Vec<f32> {

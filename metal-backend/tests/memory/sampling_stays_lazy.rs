@@ -36,6 +36,13 @@ fn allocated(options: &GenerateOptions, on_cpu: bool) -> usize {
 
 #[test]
 fn a_large_vocabulary_is_neither_computed_nor_copied() {
+    crate::alone::alone(
+        "sampling_stays_lazy::a_large_vocabulary_is_neither_computed_nor_copied",
+        a_large_vocabulary_is_neither_computed_nor_copied_alone,
+    );
+}
+
+fn a_large_vocabulary_is_neither_computed_nor_copied_alone() {
     let options = GenerateOptions::new()
         .with_temperature(0.8)
         .with_seed(1)

@@ -1,14 +1,10 @@
 //! An honest backend passes, and the suite's settings and report work as documented.
 
-#![forbid(unsafe_code)]
-
-mod mock;
-
 use std::sync::Arc;
 
+use crate::mock::{Fault, Mock, tales, tales_of_a_format};
 use inference::{Backend, Capabilities, LoadOptions, Result, TextModel};
 use inference_conformance::{Check, Outcome, Report, Suite};
-use mock::{Fault, Mock, tales, tales_of_a_format};
 
 fn honest() -> Suite {
     Suite::new(Mock::with(Fault::None), tales_of_a_format())

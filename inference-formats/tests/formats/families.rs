@@ -7,7 +7,7 @@ use std::path::Path;
 use inference_formats::{Family, ModelConfig};
 use serde_json::json;
 
-#[path = "../../tests/common/layering.rs"]
+#[path = "../../../tests/common/layering.rs"]
 #[allow(dead_code)]
 mod layering;
 

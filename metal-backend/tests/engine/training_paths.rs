@@ -2,19 +2,17 @@
 //! learning step, and the effect of whole weights, tables and exchanged adapters. Against Python
 //! mlx-lm is `training.rs`.
 
-#[path = "training_paths/compiled.rs"]
 mod compiled;
-mod training_common;
 
 use std::path::Path;
 
-use inference::{BatchEvent, ErrorKind, GenerateOptions, LoraConfig, Prompt};
-use metal_backend::train::{self, AdapterKind, OptimizerConfig, Params, Sequence, Trainer, Tuning};
-use mlx_rs_core::{Array, Dtype};
-use training_common::{
+use crate::training_common::{
     at_rate, batch, check_slopes, cpu, distance, disturb, fixtures, fresh, length, load, logits,
     read, tiny,
 };
+use inference::{BatchEvent, ErrorKind, GenerateOptions, LoraConfig, Prompt};
+use metal_backend::train::{self, AdapterKind, OptimizerConfig, Params, Sequence, Trainer, Tuning};
+use mlx_rs_core::{Array, Dtype};
 
 /// Every fixture with the projections of its attention.
 fn models() -> Vec<(String, Vec<&'static str>)> {

@@ -32,7 +32,7 @@ struct Chat {
 }
 
 fn golden() -> Golden {
-    serde_json::from_str(include_str!("fixtures/text_smollm_golden.json"))
+    serde_json::from_str(include_str!("../fixtures/text_smollm_golden.json"))
         .expect("the golden file is whole")
 }
 

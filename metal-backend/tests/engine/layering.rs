@@ -1,7 +1,7 @@
 //! The order of the engine's rooms and of the workspace's crates: each uses only what stands before
 //! it.
 
-#[path = "../../tests/common/layering.rs"]
+#[path = "../../../tests/common/layering.rs"]
 mod layering;
 
 use std::collections::{BTreeMap, BTreeSet};

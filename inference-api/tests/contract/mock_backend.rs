@@ -2,8 +2,6 @@
 //! that fail have their own tests, `broken_plugins.rs`; the optional traits theirs,
 //! `optional_traits.rs`.
 
-#![forbid(unsafe_code)]
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -6,6 +6,13 @@ use mlx_rs_core::{Array, Dtype, eval, zeros};
 
 #[test]
 fn limits_are_set_figures_follow_arrays_and_facts_are_told() {
+    crate::alone::alone(
+        "memory_controls::limits_are_set_figures_follow_arrays_and_facts_are_told",
+        limits_are_set_figures_follow_arrays_and_facts_are_told_alone,
+    );
+}
+
+fn limits_are_set_figures_follow_arrays_and_facts_are_told_alone() {
     let device = engine::Device::default_device();
     assert_eq!(
         device.kind() == mlx_rs_core::DeviceKind::Gpu,

@@ -227,7 +227,10 @@ fn a_killed_writer_leaves_a_whole_file_or_none() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.bndx");
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_killed_writer_leaves_a_whole_file_or_none"])
+            .args([
+                "--exact",
+                "windows::a_killed_writer_leaves_a_whole_file_or_none",
+            ])
             .env(CHILD, &path)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -15,6 +15,13 @@ fn fixture(name: &str) -> PathBuf {
 
 #[test]
 fn a_model_is_refused_when_the_reported_bytes_exceed_the_budget() {
+    crate::alone::alone(
+        "memory_estimate::a_model_is_refused_when_the_reported_bytes_exceed_the_budget",
+        a_model_is_refused_when_the_reported_bytes_exceed_the_budget_alone,
+    );
+}
+
+fn a_model_is_refused_when_the_reported_bytes_exceed_the_budget_alone() {
     let options = LoadOptions::new().with_backend("cpu");
     for name in [
         "tiny/llama",

@@ -2,14 +2,12 @@
 //! several callers, closing, and the death of the program itself.
 #![cfg(unix)]
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Mock, ask, collect, exists, kill, pid, text, until};
+use crate::common::{Mock, ask, collect, exists, kill, pid, text, until};
 use inference::{
     Backend, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Progress,
     Prompt,
@@ -374,7 +372,11 @@ fn program_that_loads_and_waits() {
 #[test]
 fn a_killed_program_takes_its_process_along() {
     let mut program = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "program_that_loads_and_waits", "--nocapture"])
+        .args([
+            "--exact",
+            "life::program_that_loads_and_waits",
+            "--nocapture",
+        ])
         .env(MARK, "1")
         .stdout(Stdio::piped())
         .spawn()

@@ -1,14 +1,10 @@
 //! Backends that break one promise each: the suite fails exactly the check that is named for it.
 
-#![forbid(unsafe_code)]
-
-mod mock;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::mock::{Fault, Mock, tales_of_a_format};
 use inference_conformance::{Check, Outcome, Report, Suite};
-use mock::{Fault, Mock, tales_of_a_format};
 
 const FAULTS: &[(Fault, Check)] = &[
     (Fault::NameWithSpaces, Check::BackendIdentity),

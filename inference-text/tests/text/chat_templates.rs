@@ -34,7 +34,7 @@ struct Injection {
 }
 
 fn golden() -> Golden {
-    serde_json::from_str(include_str!("fixtures/chat_templates.json"))
+    serde_json::from_str(include_str!("../fixtures/chat_templates.json"))
         .expect("the golden file is whole")
 }
 

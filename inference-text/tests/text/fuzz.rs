@@ -1,8 +1,8 @@
 //! A bounded run of this crate's fuzz targets on a stable compiler; see `fuzz/README.md`.
 
-#[path = "../../fuzz/bounded.rs"]
+#[path = "../../../fuzz/bounded.rs"]
 mod bounded;
-#[path = "../../fuzz/entries/text.rs"]
+#[path = "../../../fuzz/entries/text.rs"]
 mod entries;
 
 use bounded::Target;

@@ -1,15 +1,13 @@
 //! Adapters exchanged while requests run. A request of one adapter leaves nothing for those of
 //! another, however it is computed and wherever its keys and values are kept.
 
-mod training_common;
-
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::training_common::{cpu, distance, fixtures, tiny};
 use inference::{
     BatchEvent, ErrorKind, GenerateOptions, LoadOptions, Prompt, TextModel, TokenStream,
 };
-use training_common::{cpu, distance, fixtures, tiny};
 
 fn adapter(name: &str) -> PathBuf {
     fixtures().join("training").join(name)

@@ -1,10 +1,12 @@
 //! Training against Python mlx-lm: the same adapter and batches give the same logits, gradients and
 //! losses. The numbers are made by `tools/golden/training.py`.
 
-mod training_common;
-
 use std::path::Path;
 
+use crate::training_common::{
+    at_rate, batch, check_slopes, cpu, distance, disturb, fixtures, floats, fresh, logits, read,
+    sequences, tiny,
+};
 use inference::{ComputeType, ErrorKind, GenerateOptions, LoadOptions, LoraConfig, TokenModel};
 use metal_backend::train::{
     self, AdapterKind, Compile, Optimizer, OptimizerConfig, Params, Preference, Schedule, Sequence,
@@ -12,10 +14,6 @@ use metal_backend::train::{
 };
 use mlx_rs_core::{Array, Dtype, io};
 use serde_json::Value;
-use training_common::{
-    at_rate, batch, check_slopes, cpu, distance, disturb, fixtures, floats, fresh, logits, read,
-    sequences, tiny,
-};
 
 /// mlx-lm's optimizer in these tests.
 fn like_mlx_lm(rate: f32) -> Tuning {

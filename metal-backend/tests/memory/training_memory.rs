@@ -3,12 +3,10 @@
 //!
 //! A program of its own with one test: the counters belong to the whole process.
 
-mod training_common;
-
+use crate::training_common::{batch, cpu, tiny};
 use inference::LoraConfig;
 use metal_backend::train::{AdapterKind, Compile, Schedule, Sequence, Trainer, Tuning};
 use mlx_rs_core::memory;
-use training_common::{batch, cpu, tiny};
 
 fn trainer(name: &str, tuning: Tuning) -> Trainer {
     let config = LoraConfig::new().with_dropout(0.1);
@@ -17,6 +15,13 @@ fn trainer(name: &str, tuning: Tuning) -> Trainer {
 
 #[test]
 fn training_stays_flat_and_checkpoints_lower_its_peak() {
+    crate::alone::alone(
+        "training_memory::training_stays_flat_and_checkpoints_lower_its_peak",
+        training_stays_flat_and_checkpoints_lower_its_peak_alone,
+    );
+}
+
+fn training_stays_flat_and_checkpoints_lower_its_peak_alone() {
     // Accumulation, clipping, a moving rate, dropout: whatever a step may keep.
     // Compiled, the graphs of the batches' forms stay, and nothing besides.
     let empty = memory::live_arrays();

@@ -1,8 +1,6 @@
 //! The backend on the front page of the contract passes the whole suite.
 
-#![forbid(unsafe_code)]
-
-#[path = "../../inference-api/src/front_page.rs"]
+#[path = "../../../inference-api/src/front_page.rs"]
 mod front_page;
 
 use std::sync::Arc;
