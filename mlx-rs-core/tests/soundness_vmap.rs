@@ -17,7 +17,10 @@ fn count(shape: &[i32]) -> Result<Array> {
 fn close(what: &str, a: &Array, b: &Array) -> Result<()> {
     assert_eq!(a.shape(), b.shape(), "{what}");
     for (a, b) in a.to_vec::<f32>()?.iter().zip(&b.to_vec::<f32>()?) {
-        assert!((a - b).abs() <= 1e-4 * (1.0 + b.abs()), "{what}: {a}, not {b}");
+        assert!(
+            (a - b).abs() <= 1e-4 * (1.0 + b.abs()),
+            "{what}: {a}, not {b}"
+        );
     }
     Ok(())
 }
@@ -30,7 +33,9 @@ const FUNCTIONS: &[(&str, Function)] = &[
         let rows = x.take(&array!([0, -1])?, 0)?.sigmoid()?;
         rows.slice_axis(-1, 0, 1)?.square()?.sum(All, false)?.sqrt()
     }),
-    ("take columns", |x| x.take(&array!([-1, 0, 0])?, 1)?.square()),
+    ("take columns", |x| {
+        x.take(&array!([-1, 0, 0])?, 1)?.square()
+    }),
     ("take_clamped", |x| {
         let rows = x.take_clamped(&array!([[0, 9], [1, 0]])?, 0)?.exp()?;
         rows.slice_axis(1, 1, 2)?.square()
@@ -50,7 +55,8 @@ const FUNCTIONS: &[(&str, Function)] = &[
     }),
     ("fixed take_along_axis", |x| {
         let at = zeros(&[1, 1], Dtype::Int32)?;
-        x.take_along_axis(&at.broadcast_to(&[x.shape()[0], 1])?, 1)?.exp()
+        x.take_along_axis(&at.broadcast_to(&[x.shape()[0], 1])?, 1)?
+            .exp()
     }),
     ("repeat, take, slice, take_along_axis", |x| {
         let y = x.repeat(2, 1)?.take(&array!([1, 0, 1])?, 0)?;
@@ -59,28 +65,37 @@ const FUNCTIONS: &[(&str, Function)] = &[
     }),
     ("put_along_axis", |x| {
         let at = x.stop_gradient()?.argmin(1, true)?;
-        x.put_along_axis(&at, &x.slice_axis(1, 0, 1)?.exp()?, 1)?.square()
+        x.put_along_axis(&at, &x.slice_axis(1, 0, 1)?.exp()?, 1)?
+            .square()
     }),
     ("scatter_add_axis", |x| {
         let at = x.stop_gradient()?.argsort(0)?;
         x.scatter_add_axis(&at, &x.exp()?, 0)?.square()
     }),
     ("gather", |x| {
-        x.gather(&[&array!([1, 0])?, &array!([0, 1])?], &[0, 1], &[1, 1])?.exp()
+        x.gather(&[&array!([1, 0])?, &array!([0, 1])?], &[0, 1], &[1, 1])?
+            .exp()
     }),
-    ("gather of a part", |x| x.gather(&[&array!([1, 0])?], &[0], &[1, 1])?.exp()),
-    ("gather of blocks", |x| x.gather(&[&array!([0])?], &[1], &[2, 2])?.exp()),
+    ("gather of a part", |x| {
+        x.gather(&[&array!([1, 0])?], &[0], &[1, 1])?.exp()
+    }),
+    ("gather of blocks", |x| {
+        x.gather(&[&array!([0])?], &[1], &[2, 2])?.exp()
+    }),
     ("scatter", |x| {
         let updates = x.slice_axis(0, 0, 2)?.expand_dims(1)?.exp()?;
-        x.scatter(&[&array!([1, 0])?], &updates, &[0], ScatterMode::Replace)?.square()
+        x.scatter(&[&array!([1, 0])?], &updates, &[0], ScatterMode::Replace)?
+            .square()
     }),
     ("scatter of sums", |x| {
         let updates = x.slice_axis(0, 0, 2)?.expand_dims(1)?.exp()?;
-        x.scatter(&[&array!([1, 1])?], &updates, &[0], ScatterMode::Add)?.square()
+        x.scatter(&[&array!([1, 1])?], &updates, &[0], ScatterMode::Add)?
+            .square()
     }),
     ("scatter of columns", |x| {
         let updates = x.slice_axis(1, 0, 2)?.transpose()?.expand_dims(2)?.exp()?;
-        x.scatter(&[&array!([0, 1])?], &updates, &[1], ScatterMode::Max)?.square()
+        x.scatter(&[&array!([0, 1])?], &updates, &[1], ScatterMode::Max)?
+            .square()
     }),
     ("slice_at", |x| {
         x.slice_at(&array!([1, 0])?, &[0, 1], &[1, 2])?.exp()
@@ -91,9 +106,12 @@ const FUNCTIONS: &[(&str, Function)] = &[
     }),
     ("slice_update", |x| {
         let part = x.slice_axis(0, 1, 2)?.exp()?;
-        x.slice_update(&part, &[0, 0], &[1, i32::MAX], &[1, 1])?.square()
+        x.slice_update(&part, &[0, 0], &[1, i32::MAX], &[1, 1])?
+            .square()
     }),
-    ("steps", |x| x.slice(&[-1, 0], &[i32::MIN, i32::MAX], &[-1, 2])?.exp()),
+    ("steps", |x| {
+        x.slice(&[-1, 0], &[i32::MIN, i32::MAX], &[-1, 2])?.exp()
+    }),
     ("diagonal", |x| x.diagonal(0, 0, 1)?.exp()),
     ("diag", |x| {
         let d = x.slice_axis(0, 0, 1)?.flatten(0, -1)?.diag(0)?;
@@ -109,7 +127,9 @@ const FUNCTIONS: &[(&str, Function)] = &[
         let parts = x.split_at(&[1], 1)?;
         parts[0].multiply(&parts[1].slice_axis(1, 0, 1)?)?.exp()
     }),
-    ("norm", |x| x.take(&array!([0, 0])?, 0)?.softmax(-1, true)?.square()),
+    ("norm", |x| {
+        x.take(&array!([0, 0])?, 0)?.softmax(-1, true)?.square()
+    }),
 ];
 
 fn sum(f: Function) -> impl Fn(&[Array]) -> Result<Vec<Array>> + Clone {
@@ -117,13 +137,7 @@ fn sum(f: Function) -> impl Fn(&[Array]) -> Result<Vec<Array>> + Clone {
 }
 
 /// `slope` is that of `f` at `x` along `tangent`, by differences.
-fn assert_slope(
-    what: &str,
-    f: Function,
-    x: &Array,
-    tangent: &Array,
-    slope: &Array,
-) -> Result<()> {
+fn assert_slope(what: &str, f: Function, x: &Array, tangent: &Array, slope: &Array) -> Result<()> {
     let h = array!(1.0f32 / 256.0)?;
     let step = tangent.multiply(&h)?;
     let (high, low) = (f(&x.add(&step)?)?, f(&x.subtract(&step)?)?);
@@ -131,7 +145,10 @@ fn assert_slope(
     assert_eq!(slope.shape(), expected.shape(), "{what}");
     let (slope, expected) = (slope.to_vec::<f32>()?, expected.to_vec::<f32>()?);
     for (a, b) in slope.iter().zip(&expected) {
-        assert!((a - b).abs() <= 0.02 * (1.0 + b.abs()), "{what}: {slope:?}, by differences {expected:?}");
+        assert!(
+            (a - b).abs() <= 0.02 * (1.0 + b.abs()),
+            "{what}: {slope:?}, by differences {expected:?}"
+        );
     }
     Ok(())
 }
@@ -143,7 +160,13 @@ fn one_by_one(
     mut each: impl FnMut(&Array) -> Result<Array>,
 ) -> Result<Array> {
     let parts: Vec<Array> = (0..x.dim(axis)?)
-        .map(|i| each(&x.slice_axis(axis, i, i + 1)?.squeeze_axis(axis)?.contiguous()?))
+        .map(|i| {
+            each(
+                &x.slice_axis(axis, i, i + 1)?
+                    .squeeze_axis(axis)?
+                    .contiguous()?,
+            )
+        })
         .collect::<Result<_>>()?;
     stack(&parts.iter().collect::<Vec<_>>(), 0)
 }
@@ -204,9 +227,8 @@ fn second_derivatives_and_forward_ones_as_well() -> Result<()> {
             if let (Ok(plain), Ok(views)) = (plain, along(&[one], tangent)) {
                 close(&format!("column-major {what}"), &views[0], &plain[0])?;
             }
-            let forward = move |x: &[Array]| {
-                along(x, x[0].transpose()?.cos()?.contiguous()?.transpose()?)
-            };
+            let forward =
+                move |x: &[Array]| along(x, x[0].transpose()?.cos()?.contiguous()?.transpose()?);
             let alone = one_by_one(&x, axis, |x| Ok(forward(&[x.clone()])?.remove(0)));
             let got = vmap(forward, axis, 0)(&[x.clone()]);
             if let (Ok(alone), Ok(got)) = (&alone, &got) {
@@ -226,8 +248,12 @@ fn forward_derivatives_of_blocks() -> Result<()> {
         ("middle", |x| x.take(&array!([1, 0])?, 1)?.square()),
         ("last", |x| x.take(&array!([1, 0])?, 2)?.square()),
         ("clamped", |x| x.take_clamped(&array!([1, 0])?, 2)?.square()),
-        ("gather", |x| x.gather(&[&array!([1, 0])?], &[2], &[2, 3, 1])?.square()),
-        ("part", |x| x.gather(&[&array!([1, 0])?], &[2], &[2, 2, 1])?.square()),
+        ("gather", |x| {
+            x.gather(&[&array!([1, 0])?], &[2], &[2, 3, 1])?.square()
+        }),
+        ("part", |x| {
+            x.gather(&[&array!([1, 0])?], &[2], &[2, 2, 1])?.square()
+        }),
         ("none", |x| x.gather(&[], &[], &[2, 2, 3])?.square()),
         ("flat", |x| x.take_flat(&array!([5, 0])?)?.square()),
     ];
@@ -261,8 +287,7 @@ fn mapped_functions_derive() -> Result<()> {
             };
             let got = grad(total, &[0])(&[x.clone()])?;
             let one = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![sum(*f)(x)?[0].square()?]) };
-            let expected =
-                one_by_one(&x, axis, |x| Ok(grad(one, &[0])(&[x.clone()])?.remove(0)))?;
+            let expected = one_by_one(&x, axis, |x| Ok(grad(one, &[0])(&[x.clone()])?.remove(0)))?;
             close(&what, &got[0].move_axis(axis, 0)?, &expected)?;
             let again = grad(checkpoint(total), &[0])(&[x.clone()])?;
             close(&format!("checkpoint {what}"), &again[0], &got[0])?;
@@ -299,17 +324,37 @@ fn indices_may_have_the_batch() -> Result<()> {
         let (axes, args) = (
             [with_x.then_some(0), with_at.then_some(1)],
             [
-                if with_x { x.clone() } else { x.take_ids(&[0], 0)?.squeeze_axis(0)? },
-                if with_at { at.clone() } else { at.take_ids(&[1], 0)?.squeeze_axis(0)? },
+                if with_x {
+                    x.clone()
+                } else {
+                    x.take_ids(&[0], 0)?.squeeze_axis(0)?
+                },
+                if with_at {
+                    at.clone()
+                } else {
+                    at.take_ids(&[1], 0)?.squeeze_axis(0)?
+                },
             ],
         );
         let got = vmap(grad(f, &[0]), axes, 0)(&args)?;
         for i in 0..2 {
-            let x = if with_x { x.take_ids(&[i], 0)?.squeeze_axis(0)? } else { args[0].clone() };
-            let at = if with_at { at.take_ids(&[i], 1)?.squeeze_axis(1)? } else { args[1].clone() };
+            let x = if with_x {
+                x.take_ids(&[i], 0)?.squeeze_axis(0)?
+            } else {
+                args[0].clone()
+            };
+            let at = if with_at {
+                at.take_ids(&[i], 1)?.squeeze_axis(1)?
+            } else {
+                args[1].clone()
+            };
             let expected = grad(f, &[0])(&[x, at])?;
             let i = i as i32;
-            close("indices", &got[0].slice_axis(0, i, i + 1)?.squeeze_axis(0)?, &expected[0])?;
+            close(
+                "indices",
+                &got[0].slice_axis(0, i, i + 1)?.squeeze_axis(0)?,
+                &expected[0],
+            )?;
         }
     }
     Ok(())
@@ -363,6 +408,8 @@ fn a_checked_heap_stays_whole() {
     let out = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_checked_heap_stays_whole", "--nocapture"])
         .env("SOUNDNESS_VMAP_CHILD", "1")
+        // The C library has its checks apart since 2.34; without, it tells, and goes on.
+        .env("LD_PRELOAD", "libc_malloc_debug.so.0")
         .env("MALLOC_CHECK_", "3")
         .env("MALLOC_PERTURB_", "165")
         .output()
