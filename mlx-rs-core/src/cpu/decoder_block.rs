@@ -149,6 +149,9 @@ impl Block<'_> {
     /// The block's output for `x`, float32 `[1, T, hidden]`: the tokens of the rows one after
     /// another. Their keys and values are in the rows' memory once it is evaluated.
     ///
+    /// The operation runs once. Where a transform runs its graph again (`compile` with each call,
+    /// `checkpoint`), the later results are NaN and nothing is written.
+    ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
     /// is not on the CPU.
