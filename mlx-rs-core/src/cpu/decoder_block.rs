@@ -124,6 +124,13 @@ impl Part {
         })
     }
 
+    /// Fetches what thread `me` of the pool multiplies first.
+    fn fetch(&self, me: usize) {
+        // SAFETY: `Projection::plan` has made the product: a held matrix is a `QuantizedMatrix` of the
+        // format and sizes that its part says, and nothing changes them after.
+        unsafe { self.work.fetch(me) };
+    }
+
     /// Multiplies `x`, with the next of the operation's inputs; `add` is added to it.
     ///
     /// # Safety
@@ -418,7 +425,7 @@ impl BlockPlan {
             norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
         };
-        with_barrier_hook(&|me| self.output.work.fetch(me), || {
+        with_barrier_hook(&|me| self.output.fetch(me), || {
             // SAFETY: they are float32, as planned, and belong to a `KvBuffer`, which gives its
             // arrays only to this operation and to those that copy them. Each of these runs after
             // the earlier ones (`KvBuffer::before`), so none runs at the same time. Nothing of them
@@ -427,20 +434,20 @@ impl BlockPlan {
         });
         let attended = room(&mut between.attended, self.output.work.outputs());
         let found = Input::from_slice(found);
-        with_barrier_hook(&|me| self.feed.work.fetch(me), || {
+        with_barrier_hook(&|me| self.feed.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.output.run(found, &mut rest, Some(x), attended) };
         });
         let attended = Input::from_slice(attended);
         let gated = room(&mut between.gated, self.feed.work.outputs());
-        with_barrier_hook(&|me| self.down.work.fetch(me), || {
+        with_barrier_hook(&|me| self.down.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.feed.run(attended, &mut rest, None, gated) };
         });
         let gated = Input::from_slice(gated);
         let fetch = |me| {
             if let Some(after) = after {
-                after.project.work.fetch(me);
+                after.project.fetch(me);
             }
         };
         with_barrier_hook(&fetch, || {

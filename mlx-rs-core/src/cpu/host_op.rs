@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use mlx_cpu_kernels::{Input, Once, Work};
+use mlx_cpu_kernels::{Input, Once, Work, drop_payload};
 use mlx_sys as sys;
 
 use crate::array::Array;
@@ -238,8 +238,9 @@ unsafe extern "C" fn run<W: Work>(
     // A panic must not cross into C++. It leaves NaN, which cannot be mistaken for a result.
     // SAFETY: `add` was given these inputs for this work, by its caller's promise.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
-    if catch_unwind(run).is_err() {
+    if let Err(payload) = catch_unwind(run) {
         output.fill(f32::NAN);
+        drop_payload(payload);
     }
 }
 
@@ -273,6 +274,34 @@ mod tests {
         fn outputs(&self) -> usize {
             3
         }
+    }
+
+    /// Panics with a payload whose destructor panics.
+    struct Relentless;
+
+    impl Drop for Relentless {
+        fn drop(&mut self) {
+            std::panic::panic_any("again");
+        }
+    }
+
+    impl Work for Relentless {
+        unsafe fn run(&self, _: &[Input], _: &mut [f32]) {
+            std::panic::panic_any(Relentless);
+        }
+
+        fn outputs(&self) -> usize {
+            3
+        }
+    }
+
+    #[test]
+    fn payloads_that_panic_do_not_cross_into_c() {
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let x = Array::from_slice(&[1.0f32], &[1]).unwrap();
+            let y = add("touchy", OpKind::Opaque, Relentless, &[&x], &[3]).unwrap();
+            assert!(y.to_vec::<f32>().unwrap().iter().all(|y| y.is_nan()));
+        });
     }
 
     /// No operation of this crate makes such an array; one of MLX's might.
