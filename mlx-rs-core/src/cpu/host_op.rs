@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Panics with a payload whose destructor panics.
+    /// What a panic carries, with a destructor that panics.
     struct Relentless;
 
     impl Drop for Relentless {
@@ -285,7 +285,9 @@ mod tests {
         }
     }
 
-    impl Work for Relentless {
+    struct Panics;
+
+    impl Work for Panics {
         unsafe fn run(&self, _: &[Input], _: &mut [f32]) {
             std::panic::panic_any(Relentless);
         }
@@ -299,7 +301,7 @@ mod tests {
     fn payloads_that_panic_do_not_cross_into_c() {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
             let x = Array::from_slice(&[1.0f32], &[1]).unwrap();
-            let y = add("touchy", OpKind::Opaque, Relentless, &[&x], &[3]).unwrap();
+            let y = add("touchy", OpKind::Opaque, Panics, &[&x], &[3]).unwrap();
             assert!(y.to_vec::<f32>().unwrap().iter().all(|y| y.is_nan()));
         });
     }
