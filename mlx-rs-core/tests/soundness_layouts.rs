@@ -636,7 +636,7 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
     }
     // Mapped over a batch of rows that begin anywhere.
     let rows = whole.as_strided(&[3, 8], &[9, 1], 1)?;
-    let got = vmap(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]), 0, 0)(&[rows.clone()])?;
+    let got = vmap(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]), 0, 0)(&[rows])?;
     let expected: Vec<u8> = [1, 10, 19]
         .iter()
         .flat_map(|&i| bytes[i..i + 8].to_vec())

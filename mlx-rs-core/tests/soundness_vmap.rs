@@ -2,6 +2,11 @@
 //! memory there. Each result is held against the function on each example, and a child process
 //! repeats some of them with a checked heap.
 
+#![allow(
+    clippy::cloned_ref_to_slice_refs,
+    reason = "a list of one array is written as all lists of arguments are"
+)]
+
 use std::process::Command;
 
 use mlx_rs_core::transforms::{checkpoint, grad, jvp, vmap};
