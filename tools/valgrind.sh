@@ -14,7 +14,7 @@ command -v valgrind > /dev/null || { echo "valgrind is not installed" >&2; exit 
 
 suites=("$@")
 if [[ ${#suites[@]} -eq 0 ]]; then
-    suites=(leaks stress indexing operators conversions display devices io hazards callbacks closure_leaks async_failure faults soundness_ops soundness_products soundness_memory)
+    suites=(leaks stress indexing operators conversions display devices io hazards callbacks closure_leaks async_failure faults soundness_ops soundness_products soundness_memory soundness_vmap programs)
 fi
 
 # Fewer random cases: each costs some 30 times as much.

@@ -257,6 +257,34 @@ fn a_panic_in_a_value_dropped_by_c_does_not_abort() {
     eval([&one()]).unwrap();
 }
 
+/// The panic carries a value whose destructor panics as well.
+#[test]
+fn a_panic_in_what_a_panic_carries_does_not_abort() {
+    struct Relentless;
+    impl Drop for Relentless {
+        fn drop(&mut self) {
+            panic!("again");
+        }
+    }
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            std::panic::panic_any(Relentless);
+        }
+    }
+    let bomb = Bomb;
+    let y = {
+        let block = checkpoint(move |x: &[Array]| -> Result<Vec<Array>> {
+            let _ = &bomb;
+            Ok(vec![x[0].square()?])
+        });
+        block(&[one()]).unwrap()
+        // As above, the graph drops the last share of the function.
+    };
+    drop(y);
+    eval([&one()]).unwrap();
+}
+
 /// A reader or writer of the user's that panics, or fails, after this many bytes.
 struct Broken {
     left: usize,

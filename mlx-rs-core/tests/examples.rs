@@ -1,5 +1,5 @@
 //! The examples run, and each ends with a check of its own. The one with a kernel runs it where
-//! there is a GPU, and says so elsewhere.
+//! there is a GPU. Elsewhere it compares a function with a gradient of its own, and says so.
 
 #[path = "../examples/custom_kernel.rs"]
 mod custom_kernel;
@@ -19,6 +19,6 @@ fn a_network_learns() {
 }
 
 #[test]
-fn a_kernel_equals_the_operation_it_stands_for() {
+fn a_kernel_or_its_stand_in_equals_the_operation() {
     custom_kernel::main().unwrap();
 }

@@ -2,9 +2,11 @@
 //! an axis of one element. MLX's CPU kernels read and write elsewhere for these, end the process,
 //! or have the elements in the wrong order.
 
-use mlx_rs_core::transforms::{grad, vmap};
+use mlx_rs_core::cpu::DenseMatrix;
+use mlx_rs_core::transforms::{compile, grad, vmap};
 use mlx_rs_core::{
-    All, Array, Dtype, Pad, Result, ScatterMode, arange, fast, linalg, random, where_, zeros,
+    All, Array, Device, Dtype, Element, Pad, Result, ScatterMode, Stream, arange, fast, linalg,
+    random, where_, zeros,
 };
 
 /// `0, 1, 2, ..` in this shape.
@@ -579,4 +581,103 @@ fn shapes_of_nothing() {
         compiled.call(&[x]).unwrap()[0].astype(Dtype::Float32),
         &[0.0],
     );
+}
+
+/// Bytes from every place on, viewed as every wider type, in several forms: what is read through a
+/// typed slice is aligned, and right.
+#[test]
+fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
+    fn check<T: Element>(bytes: &[u8], a: &Array) -> Result<()> {
+        assert!(a.data::<T>()?.as_ptr().is_aligned());
+        assert_eq!(&a.bytes()?[..], bytes, "{a:?}");
+        Ok(())
+    }
+    let bytes: Vec<u8> = (0..64u8).map(|i| i.wrapping_mul(37) & 0x3f).collect();
+    let whole = Array::from_slice(&bytes, &[64])?;
+    for from in 0..9 {
+        let part = &bytes[from as usize..from as usize + 32];
+        let views = [
+            // Computed, not computed, computed here, a slice of a slice, a donated buffer.
+            whole.slice_axis(0, from, from + 32)?,
+            whole.maximum(&whole)?.slice_axis(0, from, from + 32)?,
+            {
+                let a = whole.slice_axis(0, from, from + 32)?;
+                a.eval()?;
+                a
+            },
+            whole.slice_axis(0, from, 64)?.slice_axis(0, 0, 32)?,
+            {
+                let own = whole.minimum(&whole)?;
+                own.slice_axis(0, from, from + 32)?.abs()?
+            },
+            Array::from_vec(bytes.clone(), &[64])?.slice_axis(0, from, from + 32)?,
+        ];
+        for a in &views {
+            check::<u16>(part, &a.view(Dtype::Uint16)?)?;
+            check::<u32>(part, &a.view(Dtype::Uint32)?)?;
+            check::<f32>(part, &a.view(Dtype::Float32)?)?;
+            check::<u64>(part, &a.view(Dtype::Uint64)?)?;
+            check::<f64>(part, &a.view(Dtype::Float64)?)?;
+            check::<u64>(part, &a.view(Dtype::Complex64)?.view(Dtype::Uint64)?)?;
+            // Rows of two, transposed and back, flattened, split.
+            let rows = a.reshape(&[2, 16])?.view(Dtype::Uint32)?;
+            check::<u32>(part, &rows.contiguous()?)?;
+            check::<u32>(part, &rows.transpose()?.transpose()?)?;
+            check::<u32>(part, &rows.flatten(0, -1)?)?;
+            let halves = rows.split(2, 0)?;
+            check::<u32>(&part[16..], &halves[1])?;
+            // A view as wider items, and its values computed with.
+            let sum = rows.add(&rows)?.to_vec::<u32>()?;
+            let words = part
+                .chunks(4)
+                .map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
+            assert_eq!(sum, words.map(|w| w.wrapping_add(w)).collect::<Vec<_>>());
+        }
+    }
+    // Mapped over a batch of rows that begin anywhere.
+    let rows = whole.as_strided(&[3, 8], &[9, 1], 1)?;
+    let got = vmap(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]), 0, 0)(&[rows])?;
+    let expected: Vec<u8> = [1, 10, 19]
+        .iter()
+        .flat_map(|&i| bytes[i..i + 8].to_vec())
+        .collect();
+    check::<u32>(&expected, &got[0])?;
+    // Traced: the place of an argument is not known.
+    let compiled = compile(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]));
+    for from in 0..4 {
+        let part = whole.slice_axis(0, from, from + 8)?;
+        let got = compiled.call(&[part])?;
+        check::<u32>(&bytes[from as usize..from as usize + 8], &got[0])?;
+    }
+    Ok(())
+}
+
+/// The kernels read such views as MLX's own operations do.
+#[test]
+fn kernels_read_views_that_begin_anywhere() -> Result<()> {
+    Stream::default_of(Device::cpu())?.scope(|| {
+        let odd = |values: &[f32], shape: &[i32]| -> Result<Array> {
+            let mut bytes = vec![0u8; 3];
+            bytes.extend(values.iter().flat_map(|v| v.to_ne_bytes()));
+            let n = bytes.len() as i32;
+            let all = Array::from_slice(&bytes, &[n])?.slice_axis(0, 3, n)?;
+            all.view(Dtype::Float32)?.reshape(shape)
+        };
+        let numbers: Vec<f32> = (0..32 * 64)
+            .map(|i| ((i * 7) % 19) as f32 * 0.25 - 2.0)
+            .collect();
+        let w = Array::from_slice(&numbers, &[32, 64])?;
+        let x = Array::from_slice(&numbers[..128], &[2, 64])?;
+        let expected = x.matmul(&w.transpose()?)?.to_vec::<f32>()?;
+        let Some(matrix) = DenseMatrix::new(&odd(&numbers, &[32, 64])?)? else {
+            return Ok(());
+        };
+        let got = matrix
+            .product(&odd(&numbers[..128], &[2, 64])?)?
+            .to_vec::<f32>()?;
+        for (a, b) in got.iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-3 * (1.0 + b.abs()), "{a}, not {b}");
+        }
+        Ok(())
+    })
 }
