@@ -48,7 +48,7 @@ pub(crate) async fn create(
         let events = stream::Events::new(id, model.id(), tokens);
         return Ok(stream::answer(reply, events, app.limits.ping));
     }
-    let whole = run::whole(reply).await?;
+    let whole = run::whole(reply, ()).await?;
     let mut content = Vec::new();
     if !whole.reasoning.is_empty() {
         content.push(json!({
