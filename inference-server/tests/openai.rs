@@ -592,11 +592,11 @@ fn what_a_template_gets_is_bounded() {
         json!({"messages": [{"role": "assistant", "tool_calls": vec![call; n]},
             {"role": "user", "content": "say:x"}]})
     };
-    post(
-        json!({"chat_template_kwargs": {"x": "y".repeat(60 << 10)}}),
-        200,
-    );
-    post(calls(128), 200);
+    let kwargs = json!({"chat_template_kwargs": {"x": "y".repeat(60 << 10)}});
+    for fields in [kwargs, calls(128)] {
+        let body = with(ask("say:x"), fields);
+        client.post("/apply-template", &body).expect(200);
+    }
     for (fields, param) in [
         (
             json!({"chat_template_kwargs": {"x": "y".repeat(64 << 10)}}),
@@ -618,6 +618,36 @@ fn what_a_template_gets_is_bounded() {
             for role in ["robot", "system", "developer", "user", "assistant", "tool"] {
                 assert!(message.contains(role), "{message}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_salt_reaches_the_engine() {
+    let server = serve(&config());
+    let client = server.client();
+    let message = json!([{"role": "user", "content": "say:x"}]);
+    for (path, mut body) in [
+        (CHAT, json!({"messages": message})),
+        ("/v1/completions", json!({"prompt": "say:x"})),
+        ("/v1/responses", json!({"input": "say:x"})),
+        (
+            "/v1/messages",
+            json!({"messages": message, "max_tokens": 2}),
+        ),
+        ("/completion", json!({"prompt": "say:x"})),
+        ("/api/chat", json!({"messages": message, "stream": false})),
+        ("/api/generate", json!({"prompt": "say:x", "stream": false})),
+    ] {
+        client.post(path, &body).expect(200);
+        assert_eq!(server.state.last_options().prefill.cache_salt, None);
+        body["cache_salt"] = "mine".into();
+        client.post(path, &body).expect(200);
+        let salt = server.state.last_options().prefill.cache_salt;
+        assert_eq!(salt.as_deref(), Some("mine"), "{path}");
+        for bad in ["", &"x".repeat(257)] {
+            body["cache_salt"] = bad.into();
+            client.post(path, &body).expect(400);
         }
     }
 }

@@ -341,6 +341,23 @@ pub(crate) fn finish_options(
     Ok(options)
 }
 
+/// Bytes of a `cache_salt`.
+const SALT_BYTES: usize = 256;
+
+/// Checks a `cache_salt`.
+pub(crate) fn salt(salt: Option<&String>) -> Result<Option<String>, ApiError> {
+    match salt {
+        Some(salt) if salt.is_empty() || salt.len() > SALT_BYTES => Err(ApiError::field(
+            "cache_salt",
+            format!(
+                "cache_salt has {} bytes; it must have 1 to {SALT_BYTES}",
+                salt.len()
+            ),
+        )),
+        salt => Ok(salt.cloned()),
+    }
+}
+
 /// Checks stop strings.
 pub(crate) fn stops(app: &App, param: &str, stops: Vec<String>) -> Result<Vec<String>, ApiError> {
     super::at_most(param, stops.len(), app.limits.stops)?;

@@ -104,6 +104,8 @@ pub(crate) struct Sampling {
     json_schema: Option<Value>,
     /// Reuse what was computed of prompts that begin alike.
     cache_prompt: Option<bool>,
+    /// Share what was computed of prompts only with requests of the same salt.
+    cache_salt: Option<String>,
     /// Return the ids of the reply.
     return_tokens: Option<bool>,
     /// Not supported.
@@ -206,6 +208,7 @@ impl Sampling {
             Some(schema) => Some(prepare::grammar(app, model, "json_schema", schema)?),
         };
         o.prefill.cache_prompt = self.cache_prompt.unwrap_or(true);
+        o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
         Ok(o)
     }
 
