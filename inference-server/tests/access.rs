@@ -371,3 +371,29 @@ fn unknown_paths_and_methods_have_the_shape_of_their_family() {
     assert!(client.get("/metrics").text().ends_with("# EOF\n"));
     let _ = read;
 }
+
+#[test]
+fn wrong_keys_are_answered_one_after_another() {
+    let mut limits = limits();
+    limits.wrong_key_pause = Duration::from_millis(150);
+    let config = config().with_api_key(String::from("sesame"));
+    let server = serve(&config.with_limits(limits));
+    let with = |key: &str| server.client().with("x-api-key", key);
+    let started = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let guesses = [(); 6].map(|()| scope.spawn(|| with("sesam").get("/v1/models").status));
+        // The right key does not wait for them, nor does a request without one.
+        while !guesses
+            .iter()
+            .any(std::thread::ScopedJoinHandle::is_finished)
+        {
+            assert_eq!(with("sesame").get("/v1/models").status, 200);
+            assert_eq!(server.client().get("/v1/models").status, 401);
+        }
+        for guess in guesses {
+            assert_eq!(guess.join().unwrap(), 401);
+        }
+    });
+    let took = started.elapsed();
+    assert!(took >= 6 * Duration::from_millis(150), "{took:?}");
+}

@@ -397,3 +397,65 @@ fn a_stop_does_not_wait_forever() {
     }
     eventually("the end", || server.stopped());
 }
+
+#[test]
+fn nothing_is_made_of_a_body_before_there_is_a_place() {
+    let server = serve(&config().with_parallel(1).with_max_queue(0));
+    let client = server.client();
+    let running = client.open_json(CHAT, &ask("!long", true));
+    eventually("it runs", || server.state.rows() == 1);
+    // No reader has looked at it: it is malformed.
+    for path in [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/infer",
+        "/completion",
+        "/infill",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/embedding",
+        "/rerank",
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/api/embeddings",
+    ] {
+        assert_eq!(client.ask("POST", path, b"{").status, 429, "{path}");
+    }
+    drop(running);
+    eventually("the place is free", || {
+        client.ask("POST", "/v1/completions", b"{").status == 400
+    });
+}
+
+#[test]
+fn values_of_a_body_take_memory_until_the_request_ends() {
+    let mut limits = limits();
+    limits.body_bytes = 100_000;
+    limits.all_bodies_bytes = 400_000;
+    let server = serve(&config().with_limits(limits));
+    let client = server.client();
+    // A few kilobytes of text that become some hundred of values.
+    let wide = |text: &str| {
+        let mut body = ask(text, true);
+        body["x"] = vec![json!({}); 300].into();
+        body
+    };
+    let running = client.open_json(CHAT, &wide("!long"));
+    eventually("it runs", || server.state.rows() == 1);
+    client.post(CHAT, &wide("say:x")).expect(429);
+    client.post(CHAT, &ask("say:x", false)).expect(200);
+    drop(running);
+    eventually("its memory is free", || {
+        client.post(CHAT, &wide("say:x")).status == 200
+    });
+    // What never fits is too large.
+    let mut body = ask("say:x", true);
+    body["x"] = vec![json!({}); 1000].into();
+    client.post(CHAT, &body).expect(413);
+}

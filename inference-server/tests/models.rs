@@ -271,10 +271,18 @@ fn a_request_says_how_long_the_model_stays() {
         let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": keep});
         server.client.post("/api/generate", &body)
     };
+    // Forever is a day at most, where the server's owner does not say forever.
     chat(json!(-1)).expect(200);
-    assert_eq!(server.ps()[0].1, "9999-12-31T23:59:59Z");
+    assert_ne!(server.ps()[0].1, "9999-12-31T23:59:59Z");
     chat(json!("2h")).expect(200);
     assert_ne!(server.ps()[0].1, "9999-12-31T23:59:59Z");
+    let forever = serve(
+        &config().with_keep_alive(None),
+        Shelf::of(&["one"]),
+        Vec::new(),
+    );
+    forever.says("one");
+    assert_eq!(forever.ps()[0].1, "9999-12-31T23:59:59Z");
     let error = chat(json!("soon")).expect(400);
     assert!(error["error"].as_str().unwrap().contains("keep_alive"));
     chat(json!(0)).expect(200);
@@ -291,6 +299,24 @@ fn a_request_says_how_long_the_model_stays() {
     assert_eq!(unload.expect(200)["done_reason"], "unload");
     eventually("it is closed", || server.shelf.closed("one"));
     assert_eq!(server.shelf.loads(), ["one", "one"]);
+}
+
+#[test]
+fn a_client_cannot_keep_a_model_forever_nor_keep_others_out() {
+    let mut limits = common::limits();
+    limits.keep_alive = Duration::from_millis(400);
+    let config = config()
+        .with_keep_alive(Duration::from_millis(100))
+        .with_max_models(1)
+        .with_limits(limits);
+    let server = serve(&config, Shelf::of(&["one", "two"]), Vec::new());
+    let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": -1});
+    server.client.post("/api/generate", &body).expect(200);
+    // Another model takes its place at once.
+    server.says("two");
+    assert!(server.shelf.closed("one"));
+    server.client.post("/api/generate", &body).expect(200);
+    eventually("it is closed", || server.shelf.closed("one"));
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::io::Read;
+
 use common::{Running, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
 
@@ -379,4 +381,84 @@ fn a_list_mixes_texts_ids_and_objects() {
         .expect(400);
     let message = body["error"]["message"].as_str().unwrap();
     assert!(message.contains("not a list"), "{message}");
+}
+
+/// A server that takes requests for long texts of tokens, and such a request's body.
+fn long_texts(adjust: impl FnOnce(&mut inference_server::Limits)) -> (common::Running, Vec<u8>) {
+    let mut limits = common::limits();
+    limits.prompt_bytes = 64 << 20;
+    limits.body_bytes = 32 << 20;
+    limits.all_bodies_bytes = 4 << 30;
+    limits.json_values = 10_000_000;
+    limits.body_timeout = std::time::Duration::from_secs(30);
+    limits.write_timeout = std::time::Duration::from_secs(30);
+    adjust(&mut limits);
+    let server = serve(&config().with_limits(limits));
+    let body = format!("{{\"tokens\":[{}1]}}", "1,".repeat(LONG - 1));
+    (server, body.into_bytes())
+}
+
+/// Tokens whose text is more than the system keeps for a reader: each is written as six bytes.
+const LONG: usize = 4_000_000;
+
+#[test]
+fn a_text_of_tokens_holds_its_place_until_it_is_read() {
+    let (server, body) = long_texts(|_| {});
+    let client = server.client();
+    let mut stream = client.open("POST", "/detokenize", &body);
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200");
+    assert_eq!(client.get("/ready").json()["requests"], 1);
+    let mut bytes = 0;
+    let mut part = vec![0; 1 << 20];
+    loop {
+        match stream.read(&mut part).unwrap() {
+            0 => break,
+            n => bytes += n,
+        }
+    }
+    assert!(bytes > 6 * LONG, "{bytes}");
+    common::eventually("the place is free", || {
+        client.get("/ready").json()["requests"] == 0
+    });
+    // The text is whole JSON where it has several parts, and where it has none.
+    let text = "é\"\n".repeat(20_000);
+    let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+    for (ids, text) in [(ids, text), (Vec::new(), String::new())] {
+        let reply = client.post("/detokenize", &json!({"tokens": ids}));
+        assert_eq!(reply.expect(200), json!({"content": text}));
+    }
+    // A text is bounded, whatever its tokens spell.
+    let small = serve(&config().with_limits({
+        let mut limits = common::limits();
+        limits.prompt_bytes = 80;
+        limits
+    }));
+    let many = json!({"tokens": vec![97; 11]});
+    let error = small.client().post("/detokenize", &many).expect(400);
+    assert_eq!(error["error"]["param"], "tokens");
+}
+
+#[test]
+fn a_client_that_reads_an_answer_slowly_is_left() {
+    let (server, body) = long_texts(|limits| {
+        limits.answer_timeout = std::time::Duration::from_millis(300);
+    });
+    let mut stream = server.client().open("POST", "/detokenize", &body);
+    let (mut bytes, mut part) = (0, vec![0; 64 << 10]);
+    // No single write waits for long. The whole answer would take eight seconds.
+    while let Ok(n @ 1..) = stream.read(&mut part) {
+        bytes += n;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(bytes < 6 * LONG, "all {bytes} bytes came");
+    common::eventually("the place is free", || {
+        server.client().get("/ready").json()["requests"] == 0
+    });
+    // Each answer of a connection has its own time, and so has a stream.
+    let reply = server
+        .client()
+        .post("/v1/completions", &json!({"prompt": "say:well"}));
+    assert_eq!(reply.expect(200)["choices"][0]["text"], "well");
 }

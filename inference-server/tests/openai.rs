@@ -540,3 +540,114 @@ fn embeddings_are_vectors_in_order() {
         .expect(500);
     client.post(path, &json!({"input": "x"})).expect(200);
 }
+
+#[test]
+fn whole_answers_with_log_probabilities_are_bounded() {
+    let mut limits = common::limits();
+    limits.whole_logprobs = 100;
+    let server = serve(&config().with_limits(limits));
+    let client = server.client();
+    // Four alternatives and the token itself, twice: ten tokens each.
+    let chat = json!({"messages": [{"role": "user", "content": "!long"}], "n": 2,
+        "logprobs": true, "top_logprobs": 4});
+    let text = json!({"prompt": "!long", "n": 2, "logprobs": 4});
+    let native = json!({"prompt": ["!long", "!long"], "n_probs": 4});
+    for (path, body, param) in [
+        ("/v1/chat/completions", &chat, "max_completion_tokens"),
+        ("/v1/chat/completions", &chat, "max_tokens"),
+        ("/v1/completions", &text, "max_tokens"),
+        ("/completion", &native, "n_predict"),
+    ] {
+        let mut body = body.clone();
+        body[param] = 11.into();
+        let error = client.post(path, &body).expect(400);
+        assert_eq!(error["error"]["param"], param, "{path}: {error}");
+        assert!(error["error"]["message"].to_string().contains("stream"));
+        body[param] = 10.into();
+        client.post(path, &body).expect(200);
+        body[param] = 11.into();
+        body["stream"] = true.into();
+        assert_eq!(client.post(path, &body).status, 200, "{path}");
+    }
+    // A client that asks for no number gets as many as there may be, and is told so.
+    let reply = client.post("/v1/chat/completions", &chat).expect(200);
+    for choice in reply["choices"].as_array().unwrap() {
+        assert_eq!(choice["finish_reason"], "length");
+        assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 10);
+    }
+}
+
+#[test]
+fn what_a_template_gets_is_bounded() {
+    let server = serve(&config());
+    let client = server.client();
+    let refused = |fields: Value| client.post(CHAT, &with(ask("say:x"), fields)).expect(400);
+    let tool = |bytes: usize| {
+        json!({"type": "function", "function": {"name": "f",
+            "parameters": {"type": "object", "description": "x".repeat(bytes)}}})
+    };
+    let calls = |n: usize| {
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f",
+            "arguments": "{}"}});
+        json!({"messages": [{"role": "assistant", "tool_calls": vec![call; n]},
+            {"role": "user", "content": "say:x"}]})
+    };
+    let kwargs = json!({"chat_template_kwargs": {"x": "y".repeat(60 << 10)}});
+    for fields in [kwargs, calls(128)] {
+        let body = with(ask("say:x"), fields);
+        client.post("/apply-template", &body).expect(200);
+    }
+    for (fields, param) in [
+        (
+            json!({"chat_template_kwargs": {"x": "y".repeat(64 << 10)}}),
+            "chat_template_kwargs",
+        ),
+        (calls(129), "messages[0].tool_calls"),
+        (
+            json!({"messages": [{"role": "user", "content": "x"},
+                {"role": "robot", "content": "x"}]}),
+            "messages[1].role",
+        ),
+        (json!({"tools": [tool(10), tool(64 << 10)]}), "tools[1]"),
+        (json!({"tools": vec![tool(60 << 10); 20]}), "tools"),
+    ] {
+        let error = refused(fields);
+        assert_eq!(error["error"]["param"], param, "{error}");
+        if param.ends_with("role") {
+            let message = error["error"]["message"].to_string();
+            for role in ["robot", "system", "developer", "user", "assistant", "tool"] {
+                assert!(message.contains(role), "{message}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_salt_reaches_the_engine() {
+    let server = serve(&config());
+    let client = server.client();
+    let message = json!([{"role": "user", "content": "say:x"}]);
+    for (path, mut body) in [
+        (CHAT, json!({"messages": message})),
+        ("/v1/completions", json!({"prompt": "say:x"})),
+        ("/v1/responses", json!({"input": "say:x"})),
+        (
+            "/v1/messages",
+            json!({"messages": message, "max_tokens": 2}),
+        ),
+        ("/completion", json!({"prompt": "say:x"})),
+        ("/api/chat", json!({"messages": message, "stream": false})),
+        ("/api/generate", json!({"prompt": "say:x", "stream": false})),
+    ] {
+        client.post(path, &body).expect(200);
+        assert_eq!(server.state.last_options().prefill.cache_salt, None);
+        body["cache_salt"] = "mine".into();
+        client.post(path, &body).expect(200);
+        let salt = server.state.last_options().prefill.cache_salt;
+        assert_eq!(salt.as_deref(), Some("mine"), "{path}");
+        for bad in ["", &"x".repeat(257)] {
+            body["cache_salt"] = bad.into();
+            client.post(path, &body).expect(400);
+        }
+    }
+}

@@ -224,7 +224,11 @@ fn anthropic_messages_are_answered() {
         json!({"temperature": 2}),
         json!({"messages": []}),
         json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
-        json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        json!({"thinking": {"type": "enabled", "budget_tokens": 16}}),
+        json!({"thinking": {"type": "disabled", "budget_tokens": "many"}}),
+        json!({"thinking": {"type": "adaptive", "budget_tokens": 0}}),
+        json!({"thinking": {"type": "adaptive", "budget_tokens": 1_000_000}}),
+        json!({"cache_salt": ""}),
         json!({"tools": tool}),
         json!({"tools": tool, "tool_choice": {"type": "any"}}),
         json!({"stop_sequences": [""]}),
@@ -291,7 +295,7 @@ fn anthropic_blocks_go_one_after_another() {
     let server = with_tools();
     let client = server.client();
     let tool = json!([{"name": "f", "description": "d", "input_schema": {"type": "object"}}]);
-    let fields = json!({"tools": tool, "thinking": {"type": "enabled", "budget_tokens": 1024}});
+    let fields = json!({"tools": tool, "thinking": {"type": "enabled", "budget_tokens": 16}});
     let body = client
         .post(MESSAGES, &anthropic(CALLS, &fields))
         .expect(200);
@@ -419,7 +423,8 @@ fn ollama_chats_in_lines() {
     );
 
     let fields = json!({"stream": false, "think": false, "options": {"num_predict": 2, "temperature": 0,
-        "seed": 3, "stop": ["x"], "num_ctx": 100, "num_gpu": 1}});
+        "seed": 3, "stop": ["x"], "num_ctx": 100, "num_gpu": 1,
+        "num_keep": 4, "typical_p": 1.0, "tfs_z": 1, "mirostat_tau": 5.0}});
     let one = client.post("/api/chat", &ask(fields)).expect(200);
     assert_eq!(
         (&one["message"]["content"], &one["done_reason"]),
@@ -455,6 +460,9 @@ fn ollama_chats_in_lines() {
         json!({"format": 3}),
         json!({"logprobs": true}),
         json!({"options": {"mirostat": 2}}),
+        json!({"options": {"typical_p": 0.9}}),
+        json!({"options": {"tfs_z": 0.9}}),
+        json!({"options": {"temprature": 0.9}}),
         json!({"options": {"temperature": -1}}),
         json!({"options": {"num_ctx": 5}}),
         json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),

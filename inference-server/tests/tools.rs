@@ -548,7 +548,7 @@ fn anthropic_replies_are_read_alike_whole_and_streamed() {
     let client = server.client();
     for fields in [
         json!({}),
-        json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        json!({"thinking": {"type": "enabled", "budget_tokens": 16}}),
     ] {
         check_cases(
             ("tool_use", "end_turn"),
