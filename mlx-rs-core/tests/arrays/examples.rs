@@ -1,11 +1,11 @@
 //! The examples run, and each ends with a check of its own. The one with a kernel runs it where
 //! there is a GPU. Elsewhere it compares a function with a gradient of its own, and says so.
 
-#[path = "../examples/custom_kernel.rs"]
+#[path = "../../examples/custom_kernel.rs"]
 mod custom_kernel;
-#[path = "../examples/linear_regression.rs"]
+#[path = "../../examples/linear_regression.rs"]
 mod linear_regression;
-#[path = "../examples/mlp.rs"]
+#[path = "../../examples/mlp.rs"]
 mod mlp;
 
 #[test]

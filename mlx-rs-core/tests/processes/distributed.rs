@@ -30,7 +30,7 @@ fn alone_and_in_a_ring() {
         .iter()
         .map(|rank| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "alone_and_in_a_ring", "--nocapture"])
+                .args(["--exact", "distributed::alone_and_in_a_ring", "--nocapture"])
                 .env(MEMBER, "1")
                 .env("MLX_RANK", rank)
                 .env("MLX_HOSTFILE", &file)

@@ -5,6 +5,13 @@ use mlx_rs_core::{Device, Error, ErrorKind, Stream, array, eval};
 
 #[test]
 fn the_default_is_settable_and_scopes_go_before_it() {
+    crate::alone::alone(
+        "devices::the_default_is_settable_and_scopes_go_before_it",
+        the_default_is_settable_and_scopes_go_before_it_alone,
+    );
+}
+
+fn the_default_is_settable_and_scopes_go_before_it_alone() {
     let found = Device::default_device();
     assert_eq!(
         found.kind() == Device::gpu().kind(),

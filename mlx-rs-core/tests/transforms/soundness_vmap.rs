@@ -411,7 +411,11 @@ fn a_checked_heap_stays_whole() {
         return;
     }
     let out = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_checked_heap_stays_whole", "--nocapture"])
+        .args([
+            "--exact",
+            "soundness_vmap::a_checked_heap_stays_whole",
+            "--nocapture",
+        ])
         .env("SOUNDNESS_VMAP_CHILD", "1")
         // The C library has its checks apart since 2.34; without, it tells, and goes on.
         .env("LD_PRELOAD", "libc_malloc_debug.so.0")

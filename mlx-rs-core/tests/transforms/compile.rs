@@ -285,7 +285,7 @@ fn native_code_is_written_only_when_it_was_allowed() {
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(mode)).unwrap();
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "child", "--ignored"])
+            .args(["--exact", "compile::child", "--ignored"])
             .env("TMPDIR", dir.path());
         if allow {
             command.env("RUST_MLX_TEST_ALLOW", "1");

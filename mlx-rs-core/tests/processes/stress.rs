@@ -59,6 +59,13 @@ fn work(seed: u64, shared: &Array, stream: &Stream, dir: &std::path::Path) -> Re
 
 #[test]
 fn eight_threads_do_everything_at_once_as_if_alone() {
+    crate::alone::alone(
+        "stress::eight_threads_do_everything_at_once_as_if_alone",
+        eight_threads_do_everything_at_once_as_if_alone_alone,
+    );
+}
+
+fn eight_threads_do_everything_at_once_as_if_alone_alone() {
     let dir = tempfile::tempdir().unwrap();
     // Shared before it is evaluated: the first thread that needs it computes it.
     let shared = random::normal(0.0, 1.0, &[24, 8], Dtype::Float32, &Key::new(99).unwrap())

@@ -5,6 +5,13 @@ use mlx_rs_core::{Array, Device, ErrorKind, Stream};
 
 #[test]
 fn streams_are_used_again_and_have_a_most() {
+    crate::alone::alone(
+        "streams::streams_are_used_again_and_have_a_most",
+        streams_are_used_again_and_have_a_most_alone,
+    );
+}
+
+fn streams_are_used_again_and_have_a_most_alone() {
     let first = Stream::new(Device::cpu()).unwrap();
     let mut indices = std::collections::BTreeSet::new();
     for i in 0..20_000 {

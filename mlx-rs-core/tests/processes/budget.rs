@@ -5,6 +5,13 @@ use mlx_rs_core::{All, Dtype, ErrorKind, eval, idx, io, memory, ones, zeros};
 
 #[test]
 fn a_smaller_budget_refuses_results_but_not_what_exists() {
+    crate::alone::alone(
+        "budget::a_smaller_budget_refuses_results_but_not_what_exists",
+        a_smaller_budget_refuses_results_but_not_what_exists_alone,
+    );
+}
+
+fn a_smaller_budget_refuses_results_but_not_what_exists_alone() {
     let a = ones(&[64, 64], Dtype::Float32).unwrap();
     eval([&a]).unwrap();
     let before = memory::set_budget(2048);

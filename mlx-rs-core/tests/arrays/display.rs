@@ -35,7 +35,7 @@ fn array_of(dtype: Dtype, shape: &[i32], values: &[Value]) -> Array {
 
 #[test]
 fn arrays_print_as_in_python() {
-    let cases: Value = serde_json::from_str(include_str!("fixtures/display.json")).unwrap();
+    let cases: Value = serde_json::from_str(include_str!("../fixtures/display.json")).unwrap();
     let cases = cases.as_array().unwrap();
     assert!(cases.len() >= 100);
     for case in cases {

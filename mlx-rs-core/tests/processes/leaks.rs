@@ -7,6 +7,13 @@ use mlx_rs_core::{Dtype, memory, ones};
 
 #[test]
 fn handles_and_bytes_are_given_back() {
+    crate::alone::alone(
+        "leaks::handles_and_bytes_are_given_back",
+        handles_and_bytes_are_given_back_alone,
+    );
+}
+
+fn handles_and_bytes_are_given_back_alone() {
     let other = ones(&[3], Dtype::Float32).unwrap();
     other.eval().unwrap();
     let (before, bytes) = (memory::live_arrays(), memory::active().unwrap());

@@ -37,6 +37,13 @@ fn check(a: &Array, value: f32) {
 
 #[test]
 fn what_was_started_can_be_read() {
+    crate::alone::alone(
+        "async_failure::what_was_started_can_be_read",
+        what_was_started_can_be_read_alone,
+    );
+}
+
+fn what_was_started_can_be_read_alone() {
     watchdog();
     Device::cpu()
         .scope(|| -> Result<()> {
@@ -68,6 +75,13 @@ fn what_was_started_can_be_read() {
 
 #[test]
 fn across_streams_as_well() {
+    crate::alone::alone(
+        "async_failure::across_streams_as_well",
+        across_streams_as_well_alone,
+    );
+}
+
+fn across_streams_as_well_alone() {
     watchdog();
     let (a, b) = (
         Stream::new(Device::cpu()).unwrap(),

@@ -37,6 +37,13 @@ fn waited_for() -> Error {
 
 #[test]
 fn a_thread_that_is_waited_for_gets_an_error() {
+    crate::alone::alone(
+        "deadlock::a_thread_that_is_waited_for_gets_an_error",
+        a_thread_that_is_waited_for_gets_an_error_alone,
+    );
+}
+
+fn a_thread_that_is_waited_for_gets_an_error_alone() {
     let _turn = TURN.lock().unwrap();
     watch();
     let before = set_deadlock_timeout(Duration::from_millis(300));
@@ -73,6 +80,13 @@ fn a_thread_that_is_waited_for_gets_an_error() {
 
 #[test]
 fn a_function_that_works_is_waited_for() {
+    crate::alone::alone(
+        "deadlock::a_function_that_works_is_waited_for",
+        a_function_that_works_is_waited_for_alone,
+    );
+}
+
+fn a_function_that_works_is_waited_for_alone() {
     let _turn = TURN.lock().unwrap();
     let before = set_deadlock_timeout(Duration::from_millis(200));
     let f = |x: &[Array]| -> Arrays {

@@ -4,7 +4,7 @@
 //! operation that no test of its kind names. Whether examples and tests are right is for them to
 //! say.
 
-#[path = "support/sources.rs"]
+#[path = "../support/sources.rs"]
 mod sources;
 
 use std::collections::BTreeSet;
@@ -119,7 +119,7 @@ const OPERATIONS: [&str; 6] = [
 const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
     (
         &["eigh", "eig", "eigvals", "svd", "qr"],
-        "tests/linalg.rs: signs and order are free, so products are compared",
+        "tests/arrays/linalg.rs: signs and order are free, so products are compared",
     ),
     (
         &[
@@ -140,7 +140,7 @@ const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
             "from_array",
             "next_key",
         ],
-        "tests/random.rs: numbers of MLX's own generator, and their distributions",
+        "tests/arrays/random.rs: numbers of MLX's own generator, and their distributions",
     ),
     (
         &[
@@ -151,11 +151,11 @@ const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
             "nbytes",
             "from_name",
         ],
-        "tests/soundness_gather.rs: against loops over their parts",
+        "tests/arrays/soundness_gather.rs: against loops over their parts",
     ),
     (
         &["matmul_quantized"],
-        "needs CUDA; its refusals are in tests/edges.rs",
+        "needs CUDA; its refusals are in tests/arrays/edges.rs",
     ),
     (
         &["scaled_dot_product_attention"],
@@ -196,7 +196,11 @@ fn unnamed(files: &[&str]) -> Vec<String> {
 
 #[test]
 fn every_operation_is_held_against_numpy() {
-    let files = ["ops_numpy/calls.rs", "ops_numpy/aliases.rs", "indexing.rs"];
+    let files = [
+        "ops_numpy/calls.rs",
+        "ops_numpy/aliases.rs",
+        "arrays/indexing.rs",
+    ];
     let mut missing = unnamed(&files);
     for name in WITHOUT_GOLDEN.iter().flat_map(|(names, _)| names.iter()) {
         let before = missing.len();
@@ -212,14 +216,14 @@ fn every_operation_is_held_against_numpy() {
 #[test]
 fn every_operation_meets_hostile_arguments() {
     let mut missing = unnamed(&[
-        "edges.rs",
-        "hazards.rs",
-        "indexing.rs",
-        "linalg.rs",
-        "properties.rs",
-        "random.rs",
-        "soundness_gather.rs",
-        "soundness_ops.rs",
+        "arrays/edges.rs",
+        "arrays/hazards.rs",
+        "arrays/indexing.rs",
+        "arrays/linalg.rs",
+        "arrays/properties.rs",
+        "arrays/random.rs",
+        "arrays/soundness_gather.rs",
+        "arrays/soundness_ops.rs",
     ]);
     missing.retain(|m| !HARMLESS.contains(&m.as_str()));
     assert!(

@@ -68,7 +68,7 @@ fn entry(value: &Value, n: usize) -> Index<'static> {
 
 #[test]
 fn reads_updates_and_refusals_agree_with_numpy() {
-    let text = include_str!("fixtures/indexing.json");
+    let text = include_str!("../fixtures/indexing.json");
     let golden: Value = serde_json::from_str(text).unwrap();
     let cases = golden["cases"].as_array().unwrap();
     let (mut reads, mut updates, mut errors) = (0, 0, 0);

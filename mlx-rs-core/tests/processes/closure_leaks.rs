@@ -90,6 +90,13 @@ fn everything(fate: Fate, dir: &std::path::Path) -> Vec<Arrays> {
 
 #[test]
 fn functions_arrays_and_bytes_are_given_back() {
+    crate::alone::alone(
+        "closure_leaks::functions_arrays_and_bytes_are_given_back",
+        functions_arrays_and_bytes_are_given_back_alone,
+    );
+}
+
+fn functions_arrays_and_bytes_are_given_back_alone() {
     std::panic::set_hook(Box::new(|_| {}));
     let dir = tempfile::tempdir().unwrap();
     // Objects made once and kept, such as the default stream.

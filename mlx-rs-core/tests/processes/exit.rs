@@ -60,7 +60,7 @@ fn processes_end_while_threads_compute() {
         let (how, code) = [("exit", 7), ("return", 0)][run % 2];
         let after = (run * 7919) % 30_000;
         let out = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--ignored"])
+            .args(["--exact", "exit::child", "--ignored"])
             .env(HOW, format!("{how} {after}"))
             .stdin(Stdio::null())
             .output()
