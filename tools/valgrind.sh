@@ -16,7 +16,7 @@ suites=("$@")
 if [[ ${#suites[@]} -eq 0 ]]; then
     suites=(processes::leaks processes::stress processes::devices processes::closure_leaks processes::async_failure
         arrays::indexing arrays::operators arrays::conversions arrays::display arrays::io arrays::hazards arrays::faults
-        arrays::soundness_ops arrays::soundness_products arrays::soundness_memory
+        limits::soundness_ops limits::soundness_products arrays::soundness_memory
         transforms::callbacks transforms::soundness_vmap programs)
 fi
 

@@ -61,6 +61,13 @@ fn arrays_print_as_in_python() {
 
 #[test]
 fn debug_shows_shape_and_type_without_computing() {
+    crate::alone::alone(
+        "display::debug_shows_shape_and_type_without_computing",
+        debug_shows_shape_and_type_without_computing_alone,
+    );
+}
+
+fn debug_shows_shape_and_type_without_computing_alone() {
     let a = ones(&[2, 3], Dtype::Float16).unwrap();
     assert_eq!(format!("{a:?}"), "Array([2, 3], float16)");
     let before = memory::active().unwrap();

@@ -155,7 +155,7 @@ const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
     ),
     (
         &["matmul_quantized"],
-        "needs CUDA; its refusals are in tests/arrays/edges.rs",
+        "needs CUDA; its refusals are in tests/limits/edges.rs",
     ),
     (
         &["scaled_dot_product_attention"],
@@ -216,14 +216,14 @@ fn every_operation_is_held_against_numpy() {
 #[test]
 fn every_operation_meets_hostile_arguments() {
     let mut missing = unnamed(&[
-        "arrays/edges.rs",
+        "limits/edges.rs",
         "arrays/hazards.rs",
         "arrays/indexing.rs",
         "arrays/linalg.rs",
         "arrays/properties.rs",
         "arrays/random.rs",
         "arrays/soundness_gather.rs",
-        "arrays/soundness_ops.rs",
+        "limits/soundness_ops.rs",
     ]);
     missing.retain(|m| !HARMLESS.contains(&m.as_str()));
     assert!(

@@ -1,12 +1,13 @@
-//! Arrays and operations: values against numpy, refusals, numbers at their limits, files.
+//! Arrays and operations: values against numpy, refusals, files.
 
+#[path = "../../../tests/common/alone.rs"]
+mod alone;
 mod conversions;
 mod convolutions;
 mod coverage;
 mod device_info;
 mod display;
 mod documented;
-mod edges;
 mod examples;
 mod faults;
 mod hazards;
@@ -20,5 +21,3 @@ mod random;
 mod soundness_gather;
 mod soundness_layouts;
 mod soundness_memory;
-mod soundness_ops;
-mod soundness_products;

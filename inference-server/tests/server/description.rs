@@ -1,11 +1,7 @@
 //! `/openapi.json` against what the server does. Schemathesis checks more
 //! (`tools/serve_schema.py`).
 
-#![forbid(unsafe_code)]
-
-mod common;
-
-use common::{Reply, Running, config, serve};
+use crate::common::{Reply, Running, config, serve};
 use serde_json::{Value, json};
 
 fn description(server: &Running) -> Value {

@@ -225,6 +225,13 @@ fn quantized_matrices_of_any_form() {
 /// Arguments that no program should pass: limits that MLX takes, or an error.
 #[test]
 fn memory_and_devices_at_their_limits() {
+    crate::alone::alone(
+        "edges::memory_and_devices_at_their_limits",
+        memory_and_devices_at_their_limits_alone,
+    );
+}
+
+fn memory_and_devices_at_their_limits_alone() {
     let before = memory::limit().unwrap();
     for bytes in [0, 1, 1 << 40, usize::MAX] {
         for set in [

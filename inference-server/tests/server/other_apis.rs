@@ -1,12 +1,8 @@
 //! Anthropic's and Ollama's APIs, and calls of tools in all three, with a parser of the test's own.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{Reply, Running, config, events, lines, serve, serve_as};
+use crate::common::{Reply, Running, config, events, lines, serve, serve_as};
 use inference::{StopCause, Token};
 use inference_server::{Delta, ReplyFormat, ReplyParser, ReplyRequest};
 use serde_json::{Value, json};

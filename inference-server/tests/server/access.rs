@@ -1,13 +1,9 @@
 //! Who may ask, and what hostile clients send.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use common::{config, limits, read, serve};
+use crate::common::{config, limits, read, serve};
 use inference::ErrorKind;
 use inference_server::{Config, Server};
 use serde_json::{Value, json};
@@ -218,11 +214,11 @@ fn bodies_are_bounded_together() {
     slow.write_all(" ".repeat(90_000).as_bytes()).unwrap();
     let mut large = ask();
     large["user"] = "x".repeat(80_000).into();
-    common::eventually("a refusal", || client.post(CHAT, &large).status == 429);
+    crate::common::eventually("a refusal", || client.post(CHAT, &large).status == 429);
     // Small ones pass, and later so do large ones.
     client.post(CHAT, &ask()).expect(200);
     drop(slow);
-    common::eventually("room", || client.post(CHAT, &large).status == 200);
+    crate::common::eventually("room", || client.post(CHAT, &large).status == 200);
     // What errors repeat of a body is short.
     let mut odd = ask();
     odd["temperature"] = "x".repeat(80_000).into();

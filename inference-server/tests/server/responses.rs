@@ -1,10 +1,6 @@
 //! OpenAI's Responses API, whole and streamed.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
-use common::{Running, Script, config, events, serve, serve_script};
+use crate::common::{Running, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/responses";

@@ -1,15 +1,11 @@
 //! What happens to requests whose client leaves, that come too many, that fail, and that a stop
 //! meets.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
 use std::io::Read;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Running, config, events, eventually, limits, read, serve, serve_as};
+use crate::common::{Running, config, events, eventually, limits, read, serve, serve_as};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,10 +1,6 @@
 //! Calls of tools and reasoning in the formats of models, in all three APIs, whole and streamed.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
-use common::{Client, Running, Script, config, events, lines, serve_script};
+use crate::common::{Client, Running, Script, config, events, lines, serve_script};
 use inference::Grammar;
 use serde_json::{Value, json};
 

@@ -1,10 +1,6 @@
 //! OpenAI's API, whole and streamed, with its errors.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
-use common::{Reply, config, events, serve};
+use crate::common::{Reply, config, events, serve};
 use serde_json::{Value, json};
 
 fn ask(text: &str) -> Value {
@@ -543,7 +539,7 @@ fn embeddings_are_vectors_in_order() {
 
 #[test]
 fn whole_answers_with_log_probabilities_are_bounded() {
-    let mut limits = common::limits();
+    let mut limits = crate::common::limits();
     limits.whole_logprobs = 100;
     let server = serve(&config().with_limits(limits));
     let client = server.client();

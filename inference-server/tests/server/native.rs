@@ -1,12 +1,8 @@
 //! llama.cpp's own routes, and `/v1/infer`.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
 use std::io::Read;
 
-use common::{Running, Script, config, events, serve, serve_script};
+use crate::common::{Running, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
 
 #[test]
@@ -221,7 +217,7 @@ fn the_state_is_told() {
     let running: Vec<_> = (0..4)
         .map(|_| client.open_json("/completion", &long))
         .collect();
-    common::eventually("all run", || server.state.rows() == 4);
+    crate::common::eventually("all run", || server.state.rows() == 4);
     assert_eq!(busy(&client.get("/slots").expect(200)), 4);
     client.get("/slots?fail_on_no_slot=1").expect(503);
     drop(running);
@@ -384,8 +380,10 @@ fn a_list_mixes_texts_ids_and_objects() {
 }
 
 /// A server that takes requests for long texts of tokens, and such a request's body.
-fn long_texts(adjust: impl FnOnce(&mut inference_server::Limits)) -> (common::Running, Vec<u8>) {
-    let mut limits = common::limits();
+fn long_texts(
+    adjust: impl FnOnce(&mut inference_server::Limits),
+) -> (crate::common::Running, Vec<u8>) {
+    let mut limits = crate::common::limits();
     limits.prompt_bytes = 64 << 20;
     limits.body_bytes = 32 << 20;
     limits.all_bodies_bytes = 4 << 30;
@@ -419,7 +417,7 @@ fn a_text_of_tokens_holds_its_place_until_it_is_read() {
         }
     }
     assert!(bytes > 6 * LONG, "{bytes}");
-    common::eventually("the place is free", || {
+    crate::common::eventually("the place is free", || {
         client.get("/ready").json()["requests"] == 0
     });
     // The text is whole JSON where it has several parts, and where it has none.
@@ -431,7 +429,7 @@ fn a_text_of_tokens_holds_its_place_until_it_is_read() {
     }
     // A text is bounded, whatever its tokens spell.
     let small = serve(&config().with_limits({
-        let mut limits = common::limits();
+        let mut limits = crate::common::limits();
         limits.prompt_bytes = 80;
         limits
     }));
@@ -453,7 +451,7 @@ fn a_client_that_reads_an_answer_slowly_is_left() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert!(bytes < 6 * LONG, "all {bytes} bytes came");
-    common::eventually("the place is free", || {
+    crate::common::eventually("the place is free", || {
         server.client().get("/ready").json()["requests"] == 0
     });
     // Each answer of a connection has its own time, and so has a stream.

@@ -1,10 +1,6 @@
 //! The page at `/`: who gets it, and that it loads nothing from elsewhere.
 
-#![forbid(unsafe_code)]
-
-mod common;
-
-use common::{config, serve};
+use crate::common::{config, serve};
 
 #[test]
 fn a_browser_gets_the_page_and_its_files() {

@@ -1,13 +1,11 @@
 //! Models that are loaded by name, used, and unloaded.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Client, Script, State, capabilities, config, eventually, lines, read};
+use crate::common::{Client, Script, State, capabilities, config, eventually, lines, read};
 use inference::{CancelToken, Error, ErrorKind, Result};
 use inference_server::{Config, ModelEntry, ModelSource, PullProgress, ServedModel, Server};
 use serde_json::{Value, json};
@@ -303,7 +301,7 @@ fn a_request_says_how_long_the_model_stays() {
 
 #[test]
 fn a_client_cannot_keep_a_model_forever_nor_keep_others_out() {
-    let mut limits = common::limits();
+    let mut limits = crate::common::limits();
     limits.keep_alive = Duration::from_millis(400);
     let config = config()
         .with_keep_alive(Duration::from_millis(100))
@@ -504,12 +502,12 @@ fn models_are_fetched_only_where_that_is_allowed() {
 
 #[test]
 fn the_first_model_stands_in_for_others_if_that_is_asked_for() {
-    let server = common::serve(&config().with_any_model(true));
+    let server = crate::common::serve(&config().with_any_model(true));
     let body = json!({"model": "gpt-4o", "prompt": "say:hello"});
     let reply = server.client().post("/v1/completions", &body).expect(200);
     // The reply does not pretend.
     assert_eq!(reply["model"], "tiny");
     assert_eq!(reply["choices"][0]["text"], "hello");
-    let strict = common::serve(&config());
+    let strict = crate::common::serve(&config());
     strict.client().post("/v1/completions", &body).expect(404);
 }
