@@ -7,7 +7,7 @@ use metal_backend::train::{
 };
 
 use crate::training_common::{at_rate, batch, cpu, fixtures, load, tiny};
-use crate::{models, rank};
+use super::{models, rank};
 
 /// Batches of some forms, in turn; of one form the tokens differ each time.
 fn batches(n: u32, forms: u32) -> Vec<Vec<Sequence>> {
