@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use crate::Matrix;
 use crate::behavior::Correctness;
 use crate::error::{Error, Result};
-use crate::files::{persist, temporary, write_whole};
+use crate::files::{MAX_TEXT, persist, read_numbers, read_text, temporary, write_whole};
 use crate::npy;
 
 /// What a file of activations is of.
@@ -24,7 +24,8 @@ pub struct Metadata {
     pub model: String,
     /// Its architecture.
     pub architecture: String,
-    /// SHA-256 of the name, the size and the first MiB of each of its files, in hexadecimal digits.
+    /// What [`identity`](crate::files::identity) says of its files; behind a `+`, of the adapter's
+    /// that was on it.
     pub model_identity: String,
     /// SHA-256 of the stimuli's file.
     pub stimuli_sha256: String,
@@ -177,7 +178,7 @@ impl Activations {
     /// # Errors
     /// [`Error::Io`], and [`Error::File`] for another shape or type.
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let bytes = read_numbers(path)?;
         let (shape, data) = npy::parse(&bytes).map_err(|message| Error::file(path, message))?;
         let Ok(shape) = <[usize; 3]>::try_from(shape.as_slice()) else {
             return Err(Error::file(
@@ -232,7 +233,7 @@ impl Activations {
 /// [`Error::Io`], and [`Error::File`] when the two do not belong together.
 pub fn read_metadata(activations: &Path) -> Result<Metadata> {
     let path = metadata_path(activations);
-    let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    let text = read_text(&path, MAX_TEXT)?;
     let metadata: Metadata =
         serde_json::from_slice(&text).map_err(|e| Error::file(&path, e.to_string()))?;
     let hash = sha256_of(activations)?;

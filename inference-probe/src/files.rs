@@ -2,7 +2,7 @@
 //! others.
 
 use std::fs::File;
-use std::io::{Read as _, Write};
+use std::io::{Read as _, Seek as _, SeekFrom, Write};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -26,6 +26,44 @@ pub(crate) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The largest text that is read: stimuli, metadata, results.
+#[cfg(feature = "statistics")]
+pub(crate) const MAX_TEXT: u64 = 64 << 20;
+
+/// All bytes of a text of at most `limit` bytes. It may be a pipe.
+///
+/// # Errors
+/// [`Error::Io`], and [`Error::File`] for a longer one.
+#[cfg(feature = "statistics")]
+pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(limit.saturating_add(1)).read_to_end(&mut bytes))
+        .map_err(|e| Error::io(path, e))?;
+    if bytes.len() as u64 > limit {
+        return Err(Error::file(path, format!("it has more than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// All bytes of a file of numbers. Its size is the bound, so it must be a regular file.
+///
+/// # Errors
+/// [`Error::Io`], and [`Error::File`] for pipes, devices and directories.
+pub(crate) fn read_numbers(path: &Path) -> Result<Vec<u8>> {
+    let io = |e| Error::io(path, e);
+    // Before it is opened, which waits where it is a pipe.
+    let found = std::fs::metadata(path).map_err(io)?;
+    if !found.is_file() {
+        return Err(Error::file(path, "it is not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(found.len()).read_to_end(&mut bytes))
+        .map_err(io)?;
+    Ok(bytes)
+}
+
 /// Writes a file whole or not at all.
 ///
 /// # Errors
@@ -36,15 +74,19 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     persist(file, path)
 }
 
-/// What tells a model from others, in hexadecimal: SHA-256 of the name, the size and the first MiB
-/// of each of its safetensors, GGUF and JSON files, by name. A hash of all bytes would take minutes.
-/// `model` is a directory or a file.
+/// Bytes that one thread hashes at a time.
+const PART: u64 = 16 << 20;
+
+/// What tells a model from others, in hexadecimal: SHA-256 of its safetensors, GGUF and JSON files,
+/// every byte of them, in the order of their names. `model` is a directory or a file. It does not
+/// depend on where the model is, nor on the name of the directory or of the one file.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn identity(model: &Path) -> Result<String> {
     let mut files = vec![model.to_owned()];
-    if model.is_dir() {
+    let is_dir = model.is_dir();
+    if is_dir {
         files = std::fs::read_dir(model)
             .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
             .map_err(|e| Error::io(model, e))?;
@@ -56,18 +98,115 @@ pub fn identity(model: &Path) -> Result<String> {
     }
     let mut hash = Sha256::new();
     for file in files {
-        let head = || -> std::io::Result<(u64, Vec<u8>)> {
-            let opened = File::open(&file)?;
-            let size = opened.metadata()?.len();
-            let mut head = Vec::new();
-            opened.take(1 << 20).read_to_end(&mut head)?;
-            Ok((size, head))
-        };
-        let (size, head) = head().map_err(|e| Error::io(&file, e))?;
-        hash.update(file.file_name().unwrap_or_default().as_encoded_bytes());
+        let (size, parts) = parts_of(&file).map_err(|e| Error::io(&file, e))?;
+        if is_dir {
+            hash.update(file.file_name().unwrap_or_default().as_encoded_bytes());
+        }
         hash.update([0]);
         hash.update(size.to_le_bytes());
-        hash.update(head);
+        for part in parts {
+            hash.update(part);
+        }
     }
     Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// The size of a file, and SHA-256 of each [`PART`] of it. All cores hash.
+fn parts_of(path: &Path) -> std::io::Result<(u64, Vec<[u8; 32]>)> {
+    let size = std::fs::metadata(path)?.len();
+    let count = size.div_ceil(PART);
+    let threads = std::thread::available_parallelism()?.get() as u64;
+    let threads = threads.min(count).max(1);
+    let hash_some = |first: u64| -> std::io::Result<Vec<(u64, [u8; 32])>> {
+        let mut file = File::open(path)?;
+        let mut buffer = vec![0; 1 << 16];
+        let mut done = Vec::new();
+        for part in (first..count).step_by(threads as usize) {
+            file.seek(SeekFrom::Start(part * PART))?;
+            let mut left = (&file).take(PART.min(size - part * PART));
+            let mut hash = Sha256::new();
+            loop {
+                match left.read(&mut buffer)? {
+                    0 => break,
+                    n => hash.update(&buffer[..n]),
+                }
+            }
+            if left.limit() > 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            done.push((part, hash.finalize().into()));
+        }
+        Ok(done)
+    };
+    let mut parts = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|first| scope.spawn(move || hash_some(first)))
+            .collect();
+        let mut parts = Vec::new();
+        for worker in workers {
+            let done = worker.join().map_err(|_| std::io::ErrorKind::Other)?;
+            parts.extend(done?);
+        }
+        Ok::<_, std::io::Error>(parts)
+    })?;
+    parts.sort_unstable();
+    Ok((size, parts.into_iter().map(|(_, hash)| hash).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_tells_a_model_from_others_and_its_place_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        // Longer than one part, and than what once was hashed of it.
+        let mut weights = vec![7u8; PART as usize + 100];
+        for model in [&a, &b] {
+            std::fs::create_dir(model).unwrap();
+            std::fs::write(model.join("model.safetensors"), &weights).unwrap();
+            std::fs::write(model.join("config.json"), "{}").unwrap();
+            std::fs::write(model.join("README.md"), model.display().to_string()).unwrap();
+        }
+        let first = identity(&a).unwrap();
+        assert_eq!(first, identity(&b).unwrap());
+        for at in [0, (1 << 20) + 1, PART as usize - 1, weights.len() - 1] {
+            weights[at] ^= 1;
+            std::fs::write(b.join("model.safetensors"), &weights).unwrap();
+            assert_ne!(first, identity(&b).unwrap(), "byte {at}");
+            weights[at] ^= 1;
+        }
+        // One file: its name is not part of it, its bytes are.
+        let file = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            identity(&path).unwrap()
+        };
+        assert_eq!(file("x.gguf", b"GGUF1"), file("y.gguf", b"GGUF1"));
+        assert_ne!(file("x.gguf", b"GGUF1"), file("y.gguf", b"GGUF2"));
+        assert!(identity(&dir.path().join("absent")).is_err());
+    }
+
+    #[cfg(all(unix, feature = "statistics"))]
+    #[test]
+    fn reading_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        std::fs::write(&path, "12345").unwrap();
+        assert_eq!(read_text(&path, 5).unwrap(), b"12345");
+        let why = read_text(&path, 4).unwrap_err().to_string();
+        assert!(why.contains("text: it has more than 4 bytes"), "{why}");
+        let zero = Path::new("/dev/zero");
+        let why = crate::stimuli::Stimuli::read(zero, None).unwrap_err();
+        assert!(why.to_string().contains("more than"), "{why}");
+        for why in [
+            crate::activations::Activations::read(zero).unwrap_err(),
+            crate::trace_store::TraceStore::read(zero)
+                .map(drop)
+                .unwrap_err(),
+        ] {
+            assert!(why.to_string().contains("not a regular file"), "{why}");
+        }
+    }
 }

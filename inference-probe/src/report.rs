@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::activations::sha256_of;
 use crate::chart::{Curve, escaped, heat_map, lines};
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use crate::files::{MAX_TEXT, read_text, write_whole};
 use crate::linear::ProbeResult;
 
 /// A result of one kind of analysis.
@@ -218,7 +218,7 @@ pub fn write(dir: &Path) -> Result<Report> {
     let mut page = String::new();
     let mut files = Vec::new();
     for path in paths {
-        let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let bytes = read_text(&path, MAX_TEXT)?;
         let value: Value =
             serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, e.to_string()))?;
         // Metadata of activations and an earlier summary have no kind.

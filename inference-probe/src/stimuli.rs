@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+use crate::files::{MAX_TEXT, read_text};
 
 /// One text and what is known of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,7 +75,7 @@ impl Stimuli {
     /// # Errors
     /// [`Error::Io`], and [`Error::File`] that names the first stimulus that is not usable.
     pub fn read(path: &Path, template: Option<&str>) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let bytes = read_text(path, MAX_TEXT)?;
         Self::parse(&bytes, template).map_err(|message| Error::file(path, message))
     }
 

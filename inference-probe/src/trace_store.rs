@@ -17,7 +17,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use crate::files::{read_numbers, write_whole};
 
 const MAGIC: &[u8; 4] = b"TRAC";
 const VERSION: u32 = 1;
@@ -145,7 +145,7 @@ impl TraceStore {
     /// [`Error::Io`], and [`Error::File`] for a file that is none, of another version, or of
     /// another size than its header says.
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let bytes = read_numbers(path)?;
         Self::parse(&bytes).map_err(|why| Error::file(path, why))
     }
 

@@ -27,7 +27,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use crate::files::{read_numbers, write_whole};
 
 const VERSION: u32 = 1;
 /// Layers of which a context store can have the parts.
@@ -339,7 +339,7 @@ impl WindowStore {
     /// [`Error::Io`], and [`Error::File`] for a file that is none, of another version, of another
     /// size than its header says, or with other bytes than were written.
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let bytes = read_numbers(path)?;
         Self::parse(&bytes).map_err(|why| Error::file(path, why))
     }
 

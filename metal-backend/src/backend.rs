@@ -201,8 +201,8 @@ impl MlxBackend {
                 );
             });
         }
-        if options.gpu_layers.is_some_and(|n| n >= 0) && self.0 != Place::Cpu {
-            tracing::warn!("gpu_layers is ignored: MLX runs the whole model on its device");
+        if let Some(warning) = gpu_layers_warning(options, self.0) {
+            tracing::warn!("{warning}");
         }
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
         let group = divided::group(options)?;
@@ -365,19 +365,8 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
 
     let states = decoder.new_caches(&CacheOptions::default());
     let has_keys = states.iter().any(|state| state.as_kv().is_some());
-    for (option, given) in [
-        ("context_len", options.context_len.is_some()),
-        ("kv_bits", options.kv_bits.is_some()),
-    ] {
-        if given && !has_keys {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "{option} bounds keys and values, of which {architecture} keeps none: its \
-                     state has the same size at every length; leave the option out"
-                ),
-            ));
-        }
+    if !has_keys {
+        check_keyless(options, &architecture)?;
     }
 
     let mut eos = generation_eos;
@@ -448,7 +437,41 @@ fn remembered(parallel: usize) -> usize {
 }
 
 /// Which caches the options ask for.
-fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions> {
+/// What to say of a number of layers for the GPU, which MLX does not divide: `None` where nothing
+/// was asked for, where all layers were, and on a CPU, where no layer is on a GPU anyway.
+fn gpu_layers_warning(options: &LoadOptions, place: Place) -> Option<&'static str> {
+    let some = options.gpu_layers.is_some_and(|n| n >= 0);
+    (some && place != Place::Cpu)
+        .then_some("gpu_layers is ignored: MLX runs the whole model on its device")
+}
+
+/// Refuses options about keys and values for an architecture that keeps none.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`].
+pub fn check_keyless(options: &LoadOptions, architecture: &str) -> Result<()> {
+    for (option, given) in [
+        ("context_len", options.context_len.is_some()),
+        ("kv_bits", options.kv_bits.is_some()),
+    ] {
+        if given {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{option} bounds keys and values, of which {architecture} keeps none: its \
+                     state has the same size at every length; leave the option out"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Which caches requests get, of a model whose heads have `head_dim` elements.
+///
+/// # Errors
+/// [`ErrorKind::InvalidOption`] for numbers that do not fit the model.
+pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions> {
     let int = |name: &str, n: usize| {
         i32::try_from(n).map_err(|_| {
             let message = format!("{name} is {n}; it must be at most {}", i32::MAX);
@@ -495,4 +518,29 @@ fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
     let value: serde_json::Value = serde_json::from_str(&text)
         .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
     config::token_ids("eos_token_id", value.get("eos_token_id")).map_err(|m| invalid(&path, m))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_for_a_gpu_are_warned_of_where_there_is_one() {
+        let warning = |layers: Option<i32>, place| {
+            let options = LoadOptions::new().with_gpu_layers(layers);
+            gpu_layers_warning(&options, place)
+        };
+        for place in [Place::Metal, Place::Cuda] {
+            for some in [0, 20] {
+                let said = warning(Some(some), place).unwrap();
+                assert!(said.contains("gpu_layers is ignored"), "{said}");
+            }
+            // All of them is what MLX does.
+            assert_eq!(
+                (warning(None, place), warning(Some(-1), place)),
+                (None, None)
+            );
+        }
+        assert_eq!(warning(Some(20), Place::Cpu), None);
+    }
 }

@@ -11,9 +11,11 @@ use inference_formats::split::SplitPlan;
 use mlx_rs_core::memory;
 use serde::Serialize;
 
+use crate::adapter::stored_bytes;
 use crate::arch;
 pub use crate::arch::wiring::{BlockInfo, BlockKind};
-use crate::backend::{Place, copied, reduced};
+use crate::backend::{Place, cache_options, check_keyless, copied, reduced};
+use crate::cache::CacheOptions;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
 use crate::divided;
@@ -60,7 +62,8 @@ pub struct MemoryNeeds {
     pub compute_type: ComputeType,
     /// All weights once they are loaded. Loading refuses a model by the same number.
     pub weights: u64,
-    /// Keys and values of one token; 0 where no layer keeps any.
+    /// Keys and values of one token, packed where the options pack them; 0 where no layer keeps
+    /// any.
     pub cache_per_token: u64,
     /// The state of one sequence, the same at every length; 0 without recurrent layers.
     pub state: u64,
@@ -84,16 +87,20 @@ impl ModelReport {
         Self::with_options(path, &options)
     }
 
-    /// The same as these options would load it. Only the backend, the type and what says how
-    /// feed-forward parts are computed count.
+    /// The same as these options would load it, with the adapter that they name.
     ///
     /// # Errors
-    /// As [`ModelReport::of`], and those of a vindex that does not fit the model.
+    /// As [`ModelReport::of`], and those of options, a vindex or an adapter that do not fit the
+    /// model, as far as headers tell.
     pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
         let (place, compute) = (
             Place::named_or_best(options.backend.as_deref()),
             options.dtype,
         );
+        let adapter = match &options.adapter_path {
+            Some(dir) => stored_bytes(dir)?,
+            None => 0,
+        };
         match locate(path)? {
             ModelFiles::Directory(dir) => {
                 let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
@@ -108,11 +115,12 @@ impl ModelReport {
                 let features = Features::open(options, path, &config, (on_cpu, dtype))?;
                 let footprint = (
                     reduced(footprint, features.as_ref()),
-                    copied(features.as_ref()),
+                    copied(features.as_ref()).saturating_add(adapter),
                 );
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 let blocks = arch::blocks(&config, checkpoint.names())?;
-                Self::new(&config, &footprint, &text, compute, dtype.size(), blocks)
+                let compute = (compute, dtype.size());
+                Self::new(&config, &footprint, &text, compute, options, blocks)
             }
             ModelFiles::Gguf(file) => {
                 let gguf = Gguf::open(&file)?;
@@ -127,17 +135,11 @@ impl ModelReport {
                 let features = Features::open(options, path, &config, (on_cpu, dtype))?;
                 let footprint = (
                     reduced(footprint, features.as_ref()),
-                    copied(features.as_ref()),
+                    copied(features.as_ref()).saturating_add(adapter),
                 );
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
-                Self::new(
-                    &config,
-                    &footprint,
-                    &text,
-                    compute,
-                    dtype.size(),
-                    Vec::new(),
-                )
+                let compute = (compute, dtype.size());
+                Self::new(&config, &footprint, &text, compute, options, Vec::new())
             }
         }
     }
@@ -146,14 +148,20 @@ impl ModelReport {
         config: &ModelConfig,
         (footprint, copied): &(Footprint, u64),
         text: &TextPipeline,
-        compute: ComputeType,
-        compute_bytes: usize,
+        (compute, compute_bytes): (ComputeType, usize),
+        options: &LoadOptions,
         blocks: Vec<BlockInfo>,
     ) -> Result<Self> {
+        options.feed_forward.for_layers(config.num_hidden_layers)?;
         let model_type = config.model_type.clone().unwrap_or_default();
         let weights = footprint.loaded_bytes().saturating_add(*copied);
         let state = arch::state_bytes(config, &blocks)?;
-        let cache_per_token = keys_per_token(config, compute_bytes);
+        let numbers = arch::key_numbers(config)?;
+        if numbers == 0 {
+            let name = config.model_type.as_deref().unwrap_or_default();
+            check_keyless(options, name)?;
+        }
+        let cache = CacheCost::new(options, numbers, compute_bytes, config.head_size())?;
         let available = available_memory();
         let left = available.checked_sub(weights.saturating_add(state));
         let most = i32::MAX.unsigned_abs().into();
@@ -174,14 +182,10 @@ impl ModelReport {
             memory: MemoryNeeds {
                 compute_type: compute,
                 weights,
-                cache_per_token,
+                cache_per_token: cache.per_token(),
                 available,
                 state,
-                room_for_tokens: left.map(|bytes| {
-                    bytes
-                        .checked_div(cache_per_token)
-                        .map_or(most, |n| n.min(most))
-                }),
+                room_for_tokens: left.map(|bytes| cache.room(bytes).min(most)),
             },
             blocks,
         })
@@ -249,23 +253,54 @@ fn headers(
     }
 }
 
-/// Bytes of keys and values of one token in all layers that keep them.
-fn keys_per_token(config: &ModelConfig, compute_bytes: usize) -> u64 {
-    let head_dim = config
-        .head_dim
-        .unwrap_or(config.hidden_size / config.num_attention_heads.max(1));
-    let layers = 0..config.num_hidden_layers;
-    let layers = layers.filter(|&layer| config.has_keys(layer)).count();
-    [
-        2, // keys and values
-        layers,
-        config.num_key_value_heads,
-        head_dim,
-    ]
-    .iter()
-    .fold(compute_bytes as u64, |bytes, n| {
-        bytes.saturating_mul(*n as u64)
-    })
+/// What keys and values cost, in bytes for all layers.
+#[derive(Debug, Clone, Copy)]
+struct CacheCost {
+    /// Of a token as it is computed.
+    plain: u64,
+    /// Of a token once it is packed, and the number of tokens from which on all are.
+    packed: Option<(u64, u64)>,
+    /// Tokens that are kept at most.
+    bound: Option<u64>,
+}
+
+impl CacheCost {
+    fn new(options: &LoadOptions, numbers: u64, size: usize, head_dim: usize) -> Result<Self> {
+        let CacheOptions { bound, packing, .. } = cache_options(options, head_dim)?;
+        let size = size as u64;
+        let packed = packing.map(|packing| {
+            // A scale and a bias for each group.
+            let groups = numbers / u64::from(packing.group_size.unsigned_abs()).max(1);
+            let bits = numbers.saturating_mul(u64::from(packing.bits.unsigned_abs()));
+            let bytes = (bits / 8).saturating_add(groups.saturating_mul(2 * size));
+            (bytes, u64::from(packing.start.unsigned_abs()))
+        });
+        Ok(Self {
+            plain: numbers.saturating_mul(size),
+            packed,
+            bound: bound.map(|n| u64::from(n.unsigned_abs())),
+        })
+    }
+
+    /// Of a token of a long sequence.
+    fn per_token(self) -> u64 {
+        self.packed.map_or(self.plain, |(bytes, _)| bytes)
+    }
+
+    /// Tokens that fit into `bytes`; [`u64::MAX`] where no number of them takes more.
+    fn room(self, bytes: u64) -> u64 {
+        let fit = |each: u64| bytes.checked_div(each).unwrap_or(u64::MAX);
+        let plain = fit(self.plain);
+        let room = match self.packed {
+            Some((each, start)) if plain >= start => fit(each),
+            _ => plain,
+        };
+        match self.bound {
+            // The oldest give way.
+            Some(bound) if room >= bound => u64::MAX,
+            _ => room,
+        }
+    }
 }
 
 /// Bytes that a new program could use now: what the kernel says, within the limit of the control
@@ -295,5 +330,33 @@ mod tests {
     #[test]
     fn some_memory_is_available() {
         assert!(available_memory() > 1 << 20);
+    }
+
+    #[test]
+    fn packed_and_bounded_caches_have_more_room() {
+        let cost = |options: &LoadOptions| CacheCost::new(options, 1024, 4, 64).unwrap();
+        let plain = cost(&LoadOptions::new());
+        assert_eq!((plain.per_token(), plain.room(40_960)), (4096, 10));
+        let mut options = LoadOptions::new();
+        options.kv_bits = Some(4);
+        options.kv_group_size = 32;
+        options.quantized_kv_start = 0;
+        // 4 bits a number, and two float32 for 32 numbers.
+        let packed = cost(&options);
+        assert_eq!((packed.per_token(), packed.room(40_960)), (768, 53));
+        // It must hold 20 plain ones before any is packed.
+        options.quantized_kv_start = 20;
+        assert_eq!(cost(&options).room(40_960), 10);
+        options.quantized_kv_start = 10;
+        assert_eq!(cost(&options).room(40_960), 53);
+        let mut options = LoadOptions::new();
+        options.context_len = Some(8);
+        assert_eq!(cost(&options).room(40_960), u64::MAX);
+        assert_eq!(cost(&options).room(7 * 4096), 7);
+        options.context_len = None;
+        options.kv_bits = Some(4);
+        options.kv_group_size = 128;
+        let refused = CacheCost::new(&options, 1024, 4, 64).unwrap_err();
+        assert!(refused.to_string().contains("does not divide"), "{refused}");
     }
 }

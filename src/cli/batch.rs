@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 
 use inference::{BatchEvent, CancelToken, Error, ErrorKind, FinishReason, RequestId, TextModel};
@@ -16,6 +16,9 @@ use super::load::{LoadArgs, ModelArgs, at_least_one, load};
 use super::progress::CountBar;
 use super::records::{InputArgs, Record};
 use super::sampling::SamplingArgs;
+
+/// The longest line of results that is read again: no reply is near it.
+const MAX_LINE: u64 = 64 << 20;
 
 /// Generate replies to many prompts together; JSON lines in, JSON lines out
 #[derive(Debug, Clone, clap::Args)]
@@ -64,18 +67,41 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 /// crash is taken away.
 fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
     let fault = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
-    let file = match OpenOptions::new().read(true).write(true).open(path) {
-        Ok(file) => file,
+    // Before it is opened, which waits where it is a pipe.
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => {
+            return Err(Failure::failed(format!(
+                "{} is not a regular file, which --output needs: it is read for results of an \
+                 interrupted run; leave out --output to print the results",
+                path.display()
+            )));
+        }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(fault(e)),
-    };
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(fault)?;
     let mut reader = BufReader::new(&file);
     let (mut done, mut whole, mut line) = (Vec::new(), 0u64, String::new());
     loop {
         line.clear();
-        let n = reader.read_line(&mut line).map_err(fault)?;
+        let n = (&mut reader)
+            .take(MAX_LINE)
+            .read_line(&mut line)
+            .map_err(fault)?;
         if n == 0 {
             break;
+        }
+        if n as u64 == MAX_LINE && !line.ends_with('\n') {
+            return Err(Failure::failed(format!(
+                "{} holds a line of more than {MAX_LINE} bytes, which is no result of this \
+                 command; choose another file",
+                path.display()
+            )));
         }
         if !line.ends_with('\n') {
             file.set_len(whole).map_err(fault)?;
@@ -229,6 +255,8 @@ impl Args {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(unix)]
+    use std::path::Path;
 
     #[test]
     fn finished_prompts_are_known_and_torn_lines_go() {
@@ -245,5 +273,21 @@ mod tests {
         assert!(left.ends_with("\"no\"}\n"), "{left}");
         std::fs::write(&path, "my novel\n").unwrap();
         assert!(finished(&path).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_regular_file_cannot_be_gone_on_with() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/dev/full", &link).unwrap();
+        for path in [pipe.as_path(), &link, dir.path(), Path::new("/dev/zero")] {
+            let why = finished(path).unwrap_err().report().unwrap();
+            assert!(why.contains("not a regular file"), "{why}");
+            assert!(why.contains(&path.display().to_string()), "{why}");
+        }
     }
 }

@@ -86,7 +86,7 @@ fn commands<'a>(program: &'a Command, heading: &str) -> Vec<&'a Command> {
 fn what_is_called_the_same_is_known() {
     let program = program();
     let mut checked = 0;
-    for row in rows() {
+    for row in rows().into_iter().filter(|row| !is_absent(row)) {
         let there = matches!(row.here.as_str(), "same" | "alias");
         assert!(
             there || matches!(row.here.as_str(), "other name" | "not here"),
@@ -129,28 +129,80 @@ fn what_is_called_the_same_is_known() {
     assert!(checked > 150, "{checked} names were found in the tables");
 }
 
-/// Flags that a note sends the reader to are there, too.
-#[test]
-fn notes_name_flags_that_exist() {
-    let program = program();
-    let anywhere = |flag: &str| {
-        let mut all = program.get_subcommands().chain([&program]);
-        all.any(|command| knows(command, flag))
+/// Whether a build without the server lacks what the row is about.
+fn is_absent(row: &Row) -> bool {
+    let serves = |text: &str| text.contains("mlx serve") || text.contains("-- serve");
+    cfg!(not(feature = "serve")) && (serves(&row.heading) || serves(&row.note))
+}
+
+/// What is wrong with a command line of a note, such as `mlx launch --pipeline -- serve MODEL`.
+fn fault(program: &Command, line: &str) -> Option<String> {
+    let mut words = line.split_whitespace().skip(1);
+    let name = words.next()?;
+    let Some(command) = program.find_subcommand(name) else {
+        return Some(format!("there is no command {name}"));
     };
-    for row in rows().iter().filter(|row| row.here != "same") {
+    while let Some(word) = words.next() {
+        if word == "--" {
+            let inner = words.next().unwrap_or_default();
+            let known = program.find_subcommand(inner).is_some();
+            return (!known).then(|| format!("there is no command {inner}"));
+        }
+        let flag = word.split('=').next().unwrap_or(word);
+        if flag.starts_with('-') && !knows(command, flag) {
+            return Some(format!("{name} has no {flag}"));
+        }
+    }
+    None
+}
+
+/// Flags and commands that a note sends the reader to are there, too.
+#[test]
+fn notes_name_flags_and_commands_that_exist() {
+    let program = program();
+    let (mut flags, mut lines) = (0, 0);
+    for row in rows().iter().filter(|row| !is_absent(row)) {
         for name in quoted(&row.note) {
-            if !name.starts_with("--") || row.note.contains("mlx serve") {
+            let what = format!("{}: {:?}: {name}", row.heading, row.names);
+            if name == "mlx" || name.starts_with("mlx ") {
+                for line in name.split("; ") {
+                    let wrong = fault(&program, line);
+                    assert!(wrong.is_none(), "{what}: {wrong:?}");
+                    lines += 1;
+                }
+                continue;
+            }
+            // Theirs, where the note says what of theirs is meant.
+            let theirs = ["--scan", "--delete", "--pattern"];
+            if row.here == "same" || !name.starts_with("--") || theirs.contains(&&*name) {
                 continue;
             }
             let flag = name.split([' ', '=']).next().unwrap_or(&name);
-            // Theirs, where the note says what of theirs is meant.
-            let theirs = ["--scan", "--delete", "--pattern"];
-            assert!(
-                anywhere(flag) || theirs.contains(&flag),
-                "{:?}: {flag}",
-                row.names
-            );
+            let named = commands(&program, &row.heading);
+            // Most notes send to a flag of any command; those of the server name other commands.
+            let known = match named.iter().any(|c| c.get_name() == "serve") {
+                true => named.iter().any(|c| knows(c, flag)),
+                false => (program.get_subcommands().chain([&program])).any(|c| knows(c, flag)),
+            };
+            assert!(known, "{what}");
+            flags += 1;
         }
+    }
+    assert!(flags > 60 && lines > 30, "{flags} flags, {lines} commands");
+}
+
+/// Command lines that notes must not have.
+#[test]
+fn wrong_notes_are_found() {
+    let program = program();
+    for (line, wrong) in [
+        ("mlx launch --pipeline -- bench", false),
+        ("mlx push owner/name --path DIR", false),
+        ("mlx absent", true),
+        ("mlx bench --pipeline", true),
+        ("mlx launch -- absent", true),
+    ] {
+        assert_eq!(fault(&program, line).is_some(), wrong, "{line}");
     }
 }
 

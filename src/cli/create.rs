@@ -1,11 +1,10 @@
 //! `mlx create NAME -f Modelfile`: a preset from a Modelfile.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rust_mlx::hub;
 
+use super::bounded;
 use super::console::Console;
 use super::failure::Failure;
 use super::modelfile::{self, Modelfile};
@@ -29,7 +28,8 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let wrong = |why: String| Failure::usage(format!("{}: {why}", args.file.display()));
-    let text = read(&args.file).map_err(|e| wrong(e.to_string()))?;
+    let text =
+        bounded::read_text(&args.file, modelfile::MAX_BYTES).map_err(|e| wrong(e.to_string()))?;
     let found = modelfile::parse(&text).map_err(wrong)?;
     let preset = checked(found, args.file.parent().unwrap_or(Path::new("")), console).map_err(
         |failure| match failure {
@@ -39,18 +39,6 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     )?;
     preset::save(&args.name, &preset)?;
     console.line(&args.name)
-}
-
-fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let read = File::open(path)?
-        .take(modelfile::MAX_BYTES + 1)
-        .read_to_string(&mut text)?;
-    if read as u64 > modelfile::MAX_BYTES {
-        let what = format!("more than {} bytes", modelfile::MAX_BYTES);
-        return Err(std::io::Error::other(what));
-    }
-    Ok(text)
 }
 
 /// The preset with absolute paths, each part checked as far as that goes without a model.

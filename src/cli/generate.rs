@@ -21,11 +21,12 @@ use super::tools::{self, Reader};
 
 /// Generate a reply to a prompt
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "text", "tokens"])))]
+#[command(group(clap::ArgGroup::new("input").args(["prompt", "text", "tokens"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The prompt; `-` reads it from standard input
+    /// The prompt; `-` reads it from standard input, as does no prompt at all where that is a file
+    /// or a pipe
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The same as --prompt
@@ -133,7 +134,13 @@ impl Args {
     }
 
     fn request(&self, console: &mut Console<'_>) -> Result<Request, Failure> {
-        match (self.prompt.as_ref().or(self.text.as_ref()), &self.tokens) {
+        let piped = String::from("-");
+        let given = self.prompt.as_ref().or(self.text.as_ref());
+        let given = match (given, &self.tokens) {
+            (None, None) if !console.in_is_terminal => Some(&piped),
+            (given, _) => given,
+        };
+        match (given, &self.tokens) {
             (Some(prompt), None) => {
                 let text = read_text(prompt, console)?;
                 // A kept prompt may well be gone on from without more.
@@ -145,7 +152,9 @@ impl Args {
                 Ok(Request::Text(text))
             }
             (None, Some(tokens)) => Ok(Request::Tokens(read_tokens(tokens, console)?)),
-            _ => Err(Failure::usage("give one of --prompt and --tokens")),
+            _ => Err(Failure::usage(
+                "there is no prompt: give PROMPT, --prompt or --tokens, or pipe one in",
+            )),
         }
     }
 
@@ -310,8 +319,6 @@ mod tests {
 
     #[test]
     fn a_prompt_is_needed_and_only_one() {
-        assert!(parse(&[]).is_err());
-        assert!(parse(&["--raw"]).is_err());
         assert!(parse(&["--prompt", "a", "--tokens", "1"]).is_err());
         assert!(parse(&["a", "--tokens", "1"]).is_err());
         assert!(parse(&["a", "--prompt", "b"]).is_err());
@@ -367,6 +374,19 @@ mod tests {
         let mut streams = Streams::new("from a pipe\n");
         answer(&model, &["-p", "-"], &mut streams).unwrap();
         assert_eq!(model.asked(), ["text from a pipe"]);
+        // Without a prompt a pipe is the prompt, and an empty one is none.
+        let mut streams = Streams::new("from a pipe\n");
+        answer(&model, &["--raw"], &mut streams).unwrap();
+        assert_eq!(model.asked()[1], "text from a pipe");
+        let failure = answer(&model, &[], &mut Streams::new("")).unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+        assert!(failure.report().unwrap().contains("the prompt is empty"));
+        let mut streams = Streams::new("typed\n");
+        let mut console = streams.console();
+        console.in_is_terminal = true;
+        let failure = parse(&[]).unwrap().request(&mut console).err().unwrap();
+        assert_eq!(failure.exit_code(), 2);
+        assert!(failure.report().unwrap().contains("there is no prompt"));
         let failure = answer(&model, &["-p", "a", "--system", "b"], &mut streams).unwrap_err();
         assert!(failure.report().unwrap().contains("no chat template"));
     }

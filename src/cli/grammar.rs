@@ -1,11 +1,10 @@
 //! The flags that say what a reply must look like.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use inference::Grammar;
 
+use super::bounded;
 use super::failure::Failure;
 
 /// The largest file with a grammar or a schema, in bytes.
@@ -62,15 +61,8 @@ fn schema(flag: &str, text: &str) -> Result<Grammar, Failure> {
 }
 
 fn read(flag: &str, path: &Path) -> Result<String, Failure> {
-    let fail = |why: String| Failure::usage(format!("{flag} {}: {why}", path.display()));
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text))
-        .map_err(|e| fail(e.to_string()))?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(fail(format!("larger than {MAX_FILE} bytes")));
-    }
-    Ok(text)
+    bounded::read_text(path, MAX_FILE)
+        .map_err(|why| Failure::usage(format!("{flag} {}: {why}", path.display())))
 }
 
 #[cfg(test)]

@@ -48,6 +48,12 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     #[cfg(feature = "mlx-backend")]
     if let Some(processes) = args.split {
+        if args.load.changes_needs() {
+            return Err(Failure::usage(
+                "--split shows weights alone, each process's; leave out --ffn, --vindex, \
+                 --walk-only, --adapter-path, --ctx-size and --kv-bits",
+            ));
+        }
         if args.pipeline {
             return stages(args, processes, console);
         }
@@ -182,7 +188,7 @@ fn report(
     match ModelReport::with_options(path, &options) {
         Ok(report) => Ok(Some(report)),
         // Without them the report would be about other numbers than were asked for.
-        Err(e) if args.load.feed_forward.is_given() => Err(e.into()),
+        Err(e) if args.load.changes_needs() => Err(e.into()),
         Err(e) => {
             // Loading says the same, or another backend reads it.
             tracing::info!("headers: {}", chain(&e));

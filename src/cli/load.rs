@@ -201,6 +201,14 @@ impl LoadArgs {
         options
     }
 
+    /// Whether flags besides the backend and the type change what a model needs.
+    pub fn changes_needs(&self) -> bool {
+        self.feed_forward.is_given()
+            || self.adapter_path.is_some()
+            || self.ctx_size.is_some()
+            || self.kv_bits.is_some()
+    }
+
     /// Refuses what does not go together with a model that is divided among processes.
     #[cfg(all(unix, feature = "mlx-backend"))]
     pub fn check_split(&self, split: inference::Split) -> Result<(), Failure> {

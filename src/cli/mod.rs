@@ -10,6 +10,7 @@ mod backends;
 mod batch;
 mod bench;
 mod bench_many;
+mod bounded;
 mod cache_prompt;
 mod chat;
 mod chat_commands;

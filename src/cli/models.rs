@@ -37,11 +37,13 @@ pub fn describe(model: &DiscoveredModel) -> Value {
     })
 }
 
-/// The quantization in a few characters: `Q4_1`, `4-bit/32` (bits and group size), or `-`.
+/// The quantization in a few characters: `Q4_1`, `4-bit/32` (bits and group size), `mxfp4 4-bit/32`
+/// of another mode than the usual one, or `-`.
 pub fn quantization(model: &DiscoveredModel) -> String {
     match (&model.quantization_name, &model.quantization) {
         (Some(name), _) if model.format == ModelFormat::Gguf => name.clone(),
-        (_, Some(q)) => format!("{}-bit/{}", q.bits, q.group_size),
+        (Some(name), Some(q)) => format!("{name}/{}", q.group_size),
+        (None, Some(q)) => format!("{}-bit/{}", q.bits, q.group_size),
         (Some(name), None) => name.clone(),
         (None, None) => "-".into(),
     }
@@ -151,6 +153,23 @@ mod tests {
         let value: Value = serde_json::from_str(&streams.out()).unwrap();
         assert_eq!(value[0]["model_type"], "llama");
         assert_eq!(value[0]["quantization"]["bits"], 4);
+    }
+
+    #[test]
+    fn another_mode_of_four_bits_has_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("m");
+        model_in(&dir);
+        let named = |mode: &str| {
+            let config = format!(
+                r#"{{"model_type":"llama","quantization":{{"bits":4,"group_size":32{mode}}}}}"#
+            );
+            std::fs::write(dir.join("config.json"), config).unwrap();
+            quantization(&inference::discover(&dir).unwrap().next().unwrap().unwrap())
+        };
+        assert_eq!(named(""), "4-bit/32");
+        assert_eq!(named(r#","mode":"affine""#), "4-bit/32");
+        assert_eq!(named(r#","mode":"mxfp4""#), "mxfp4 4-bit/32");
     }
 
     #[test]

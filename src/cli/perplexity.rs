@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use inference::{CancelToken, Interrupt, Prompt};
 use serde_json::json;
 
+use super::bounded;
 use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
 use super::progress::TokenBar;
-use super::prompt::read_text;
+use super::prompt::{MAX_INPUT, read_text};
 
 /// Measure how well a model foresees a text: exp of the mean negative log-probability
 #[derive(Debug, Clone, clap::Args)]
@@ -65,7 +66,7 @@ impl Args {
     /// The text to measure; `None` where it is a data set.
     fn text(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
         match (&self.file, &self.prompt) {
-            (Some(path), None) => std::fs::read_to_string(path)
+            (Some(path), None) => bounded::read_text(path, MAX_INPUT)
                 .map(Some)
                 .map_err(|e| Failure::failed(format!("cannot read {}: {e}", path.display()))),
             (None, Some(prompt)) => read_text(prompt, console).map(Some),

@@ -10,6 +10,7 @@ use inference::{GenerateOptions, Message};
 use rust_mlx::hub;
 use serde::{Deserialize, Serialize};
 
+use super::bounded;
 use super::failure::Failure;
 use super::settings;
 
@@ -90,16 +91,10 @@ pub fn read(path: &Path) -> Result<Option<Preset>, Failure> {
     match fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(failed(e)),
-        Ok(found) if found.len() > MAX_BYTES => {
-            return Err(Failure::failed(format!(
-                "{} has more than {MAX_BYTES} bytes",
-                path.display()
-            )));
-        }
         Ok(_) => {}
     }
-    let bytes = fs::read(path).map_err(failed)?;
-    serde_json::from_slice(&bytes)
+    let text = bounded::read_text(path, MAX_BYTES).map_err(failed)?;
+    serde_json::from_str(&text)
         .map(Some)
         .map_err(|e| Failure::failed(format!("{} is damaged: {e}", path.display())))
 }

@@ -21,18 +21,11 @@ pub enum Reader {}
 /// The tools that the flags name.
 #[cfg(feature = "mlx-backend")]
 pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
-    use std::io::Read;
     let Some(path) = &args.tools else {
         return Ok(Vec::new());
     };
     let wrong = |why: String| Failure::usage(format!("--tools {}: {why}", path.display()));
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text))
-        .map_err(|e| wrong(e.to_string()))?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(wrong(format!("more than {MAX_FILE} bytes")));
-    }
+    let text = super::bounded::read_text(path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
     read(&text).map_err(wrong)
 }
 

@@ -111,7 +111,25 @@ fn about(loaded: &Loaded) -> Result<About, Failure> {
     })
 }
 
+/// Features are those of the model's own files, and what they answer to is the dense pass.
+fn refuse_changes(load: &LoadArgs) -> Result<(), Failure> {
+    if load.adapter_path.is_some() {
+        return Err(Failure::usage(
+            "features are of a model without an adapter; put it into the model with `mlx fuse`, \
+             and leave --adapter-path out",
+        ));
+    }
+    if load.feed_forward.is_given() {
+        return Err(Failure::usage(
+            "this command computes feed-forward parts as they were trained; leave --ffn, --vindex \
+             and --walk-only out",
+        ));
+    }
+    Ok(())
+}
+
 fn build(args: &BuildArgs, console: &mut Console<'_>) -> Result<(), Failure> {
+    refuse_changes(&args.load)?;
     let loaded = load(&args.model, &args.load, console)?;
     let inspector = inspector(loaded.model.as_ref())?;
     let cancel = CancelToken::new();
@@ -249,6 +267,7 @@ struct Walked {
 }
 
 fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
+    refuse_changes(&args.load)?;
     let vindex = Vindex::open(&args.dir).map_err(failed)?;
     let count = vindex.layers().len();
     if let Some(layers) = &args.layers {
@@ -256,7 +275,7 @@ fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     }
     let prompt = args.prompt.read(console)?;
     let loaded = load(&args.model, &args.load, console)?;
-    if &about(&loaded)? != vindex.about() {
+    if !about(&loaded)?.is_same_model(vindex.about()) {
         return Err(Failure::failed(format!(
             "{} is of the model {}, or of another version of it; build it again",
             args.dir.display(),

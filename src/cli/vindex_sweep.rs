@@ -12,6 +12,7 @@ use inference::{
 use inference_probe::vindex::Vindex;
 use serde::Serialize;
 
+use super::bounded;
 use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
@@ -19,6 +20,7 @@ use super::load::{
     LoadArgs, Loaded, ModelArgs, at_least_one, choose_backend, find_model, load_with_options,
 };
 use super::probe::failed;
+use super::prompt::MAX_INPUT;
 
 /// What is asked unless a file has other prompts: the answers are one token.
 const PROMPTS: [&str; 5] = [
@@ -281,7 +283,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let layers = vindex.layers().len();
     let boundaries = boundaries(&args.boundaries, layers)?;
     let lines = |path: &PathBuf| {
-        std::fs::read_to_string(path)
+        bounded::read_text(path, MAX_INPUT)
             .map_err(|e| Failure::failed(format!("cannot read {}: {e}", path.display())))
     };
     let prompts: Vec<String> = match &args.prompts {

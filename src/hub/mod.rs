@@ -17,6 +17,7 @@ mod package;
 mod pip;
 mod progress;
 mod resolve;
+mod space;
 mod suggest;
 mod unpack;
 

@@ -185,6 +185,81 @@ fn states_of_each_kind_of_layer_are_counted() {
     assert_eq!(memory("nemotron-h"), (2 * ssd, 2 * 2 * 12 * 4));
 }
 
+/// The files of a prompt's cache hold what each token costs.
+#[test]
+fn keys_of_a_token_are_those_that_are_kept() {
+    const TOKENS: u64 = 5;
+    let dir = tempfile::tempdir().unwrap();
+    let mut checked = 0;
+    for name in tiny_names() {
+        let path = fixture("tiny").join(&name);
+        let memory = report(&path)["memory"].clone();
+        let per_token = memory["cache_per_token"].as_u64().unwrap();
+        if memory["state"] != 0 {
+            continue; // its file holds the state, too
+        }
+        let file = dir.path().join(format!("{name}.safetensors"));
+        let model = load(&path);
+        let keeper = model.as_prompt_cache().unwrap();
+        let prompt = inference::Prompt::Tokens(vec![9, 10, 11, 12, 13]);
+        let kept = keeper.save_prompt_cache(&prompt, &file).unwrap();
+        assert_eq!(kept as u64, TOKENS);
+        let bytes = std::fs::read(&file).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let numbers: usize = (file.iter())
+            .filter(|(_, tensor)| tensor.shape().len() == 4)
+            .map(|(_, tensor)| tensor.shape().iter().product::<usize>())
+            .sum();
+        assert_eq!(numbers as u64 * 4, TOKENS * per_token, "{name}");
+        checked += 1;
+    }
+    assert!(checked > 30, "{checked}");
+    let gemma = report(&fixture("tiny/gemma4-small"));
+    assert_eq!(gemma["memory"]["cache_per_token"], 1024);
+}
+
+#[test]
+fn flags_count_also_without_loading() {
+    let llama = fixture("tiny/llama").display().to_string();
+    let base = ["inspect", "--no-load", "--backend", "cpu", "--json"];
+    let with = |more: &[&str]| mlx(&[&base[..], more, &[&llama]].concat());
+    let needs = |more: &[&str]| -> Value {
+        let run = with(more);
+        assert!(run.status.success(), "{more:?}");
+        let json: Value = serde_json::from_slice(&run.stdout).unwrap();
+        json["report"]["memory"].clone()
+    };
+    let number = |needs: &Value, name: &str| needs[name].as_u64().unwrap();
+    let plain = needs(&[]);
+    let adapter = fixture("training/llama-4").display().to_string();
+    let more = needs(&["--adapter-path", &adapter]);
+    assert!(number(&more, "weights") > number(&plain, "weights"));
+    // Three layers of 2 * 4 heads of 8 numbers.
+    assert_eq!(number(&plain, "cache_per_token"), 3 * 64 * 4);
+    let bounded = needs(&["--ctx-size", "64"]);
+    assert_eq!(bounded["room_for_tokens"], i32::MAX);
+    let absent = fixture("absent").display().to_string();
+    for (flags, code, why) in [
+        (&["--ffn", "99=sparse:4"][..], 1, "the model has 3"),
+        (&["--adapter-path", &absent], 1, "no adapter here"),
+        (&["--vindex", &absent, "--ffn", "walk:4"], 1, "absent"),
+        (&["--kv-bits", "4"], 1, "does not divide"),
+        (&["--split", "2", "--ctx-size", "64"], 2, "leave out"),
+    ] {
+        let run = with(flags);
+        let stderr = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.code(), Some(code), "{flags:?}: {stderr}");
+        assert!(stderr.contains(why), "{flags:?}: {stderr}");
+    }
+    let xlstm = fixture("tiny/xlstm").display().to_string();
+    let run = mlx(&["inspect", "--no-load", "--ctx-size", "9", &xlstm]);
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert!(
+        !run.status.success() && stderr.contains("keeps none"),
+        "{stderr}"
+    );
+}
+
 #[test]
 fn people_see_parts_formats_template_and_fit() {
     let path = fixture("tiny/mixtral-q4");

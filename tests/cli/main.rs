@@ -3,6 +3,7 @@
 mod chat;
 #[path = "../common/mod.rs"]
 mod common;
+mod devices;
 mod door;
 mod infer;
 mod inspect;

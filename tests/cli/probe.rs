@@ -253,6 +253,35 @@ fn results_of_every_analysis_become_a_report() {
     let page = std::fs::read_to_string(json("index.html")).unwrap();
     assert!(page.matches("<svg").count() >= 6);
 
+    // Of the same width, architecture and vocabulary, but another model.
+    let copy = dir.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for entry in std::fs::read_dir(&model).unwrap() {
+        let file = entry.unwrap().path();
+        std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+    }
+    let of_copy = |more: &[&str]| {
+        let copy = copy.display().to_string();
+        let base = ["divergence", "--model", &copy, "--backend", "cpu", "-a"];
+        mlx(&[&base[..], &[&states], more].concat())
+    };
+    let adapter = fixture("training/llama-4").display().to_string();
+    assert!(of_copy(&[]).status.success());
+    let flags = ["--model", &model, "--backend", "cpu", "-a", &states];
+    let with_adapter = [&["divergence"], &flags[..], &["--adapter-path", &adapter]].concat();
+    refused(&with_adapter, 1, "another adapter");
+    let weights = copy.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    let other = of_copy(&[]);
+    let why = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(1), "{why}");
+    assert!(
+        why.contains("another model") && why.contains("a.npy"),
+        "{why}"
+    );
+
     // A random model continues nothing as expected, so that there is only one group.
     let flags = [
         "--model",

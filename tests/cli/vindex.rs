@@ -103,6 +103,28 @@ fn the_nearest_features_are_those_of_numpy() {
     assert!(wrong.contains("the model has 3"), "{wrong}");
     let wrong = refused(&walk(&["--model", &model("llama-yarn")]), 1);
     assert!(wrong.contains("another version"), "{wrong}");
+    // The same model in another directory; and what would walk something else.
+    let elsewhere = dir.path().join("moved");
+    std::fs::create_dir(&elsewhere).unwrap();
+    for entry in std::fs::read_dir(&llama).unwrap() {
+        let file = entry.unwrap().path();
+        std::fs::copy(&file, elsewhere.join(file.file_name().unwrap())).unwrap();
+    }
+    let elsewhere = elsewhere.display().to_string();
+    stdout(&walk(&["--model", &elsewhere, "--layers", "1"]));
+    let adapter = fixture("training/llama-4").display().to_string();
+    for (flags, why) in [
+        (["--adapter-path", &adapter], "without an adapter"),
+        (["--ffn", "gain:2"], "as they were trained"),
+    ] {
+        let model = ["--model", llama.as_str()];
+        let wrong = refused(&walk(&[model, flags].concat()), 2);
+        assert!(wrong.contains(why), "{wrong}");
+        let out = dir.path().join("w").display().to_string();
+        let built = [&["vindex", "build", "-o", &out], &model[..], &flags[..]].concat();
+        let wrong = refused(&output(&built), 2);
+        assert!(wrong.contains(why), "{wrong}");
+    }
 }
 
 /// On all kinds of weights, norms and biases: what files give is what the engine adds.

@@ -14,6 +14,7 @@ mod inspection;
 mod kernels;
 mod longrope;
 mod many;
+mod not_numbers;
 #[path = "../common/program.rs"]
 mod program;
 mod prompt_cache;

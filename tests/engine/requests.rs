@@ -3,10 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{greedy, tiny};
+use crate::common::{alone, greedy, tiny};
 use inference::{
     CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Prompt,
 };
+use mlx_rs_core::memory;
 
 fn prompt() -> Prompt {
     Prompt::Tokens((40..60).collect())
@@ -196,18 +197,47 @@ fn bad_prompts_are_errors_that_say_why() {
 
 #[test]
 fn closing_frees_the_weights_and_ends_what_runs() {
-    let model = tiny("llama");
-    let mut stream = model.generate(&prompt(), &greedy(100)).unwrap();
-    stream.next().unwrap().unwrap();
-    model.close().unwrap();
-    model.close().unwrap();
-    assert_eq!(
-        stream.next().unwrap().unwrap_err().kind(),
-        ErrorKind::Closed
-    );
-    assert_eq!(
-        model.generate(&prompt(), &greedy(1)).unwrap_err().kind(),
-        ErrorKind::Closed
+    // Arrays and bytes are counted for the whole process.
+    alone(
+        "requests::closing_frees_the_weights_and_ends_what_runs",
+        || {
+            let held = || (memory::live_arrays(), memory::active().unwrap());
+            // What the first model leaves for all later ones is not a leak of theirs.
+            let model = tiny("llama");
+            model
+                .generate(&prompt(), &greedy(2))
+                .unwrap()
+                .collect_output()
+                .unwrap();
+            model.close().unwrap();
+            drop(model);
+            let before = held();
+            let model = tiny("llama");
+            let loaded = held();
+            let weights = model.info().weight_bytes as usize;
+            assert!(
+                loaded.0 > before.0 + 20 && loaded.1 >= before.1 + weights,
+                "{before:?} {loaded:?}"
+            );
+            let mut stream = model.generate(&prompt(), &greedy(100)).unwrap();
+            stream.next().unwrap().unwrap();
+            model.close().unwrap();
+            model.close().unwrap();
+            // The request holds what it computes with, until it hears of it.
+            assert!(held().1 >= before.1 + weights, "{before:?} {:?}", held());
+            assert_eq!(
+                stream.next().unwrap().unwrap_err().kind(),
+                ErrorKind::Closed
+            );
+            // Both handles are alive.
+            assert_eq!(held(), before);
+            assert_eq!(
+                model.generate(&prompt(), &greedy(1)).unwrap_err().kind(),
+                ErrorKind::Closed
+            );
+            drop((stream, model));
+            assert_eq!(held(), before);
+        },
     );
 }
 

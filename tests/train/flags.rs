@@ -182,3 +182,55 @@ fn an_earlier_adapter_keeps_its_shape() {
     let larger = json(&run(&second, &["--resume-adapter-file", from]));
     assert_ne!(larger["base"]["loss"], loss);
 }
+
+/// A run whose numbers overflow ends, naming the step. What an earlier save left stays.
+#[test]
+fn a_run_that_diverges_ends_with_an_error() {
+    let dirs = tempfile::tempdir().unwrap();
+    let (model, data) = (model(), pirate());
+    let adapters = dirs.path().join("a");
+    let config = dirs.path().join("decay.yaml");
+    std::fs::write(&config, "optimizer_config: {sgd: {weight_decay: 1e36}}\n").unwrap();
+    let [model, data, path] = [&model, &data, &adapters].map(|p| p.to_str().unwrap());
+    let decay = ["-c", config.to_str().unwrap(), "--learning-rate", "1e4"];
+    let run = |more: &[&str]| {
+        let args = [
+            &["--model", model, "--data", data, "--adapter-path", path],
+            &["--backend", "cpu", "--val-batches", "0"][..],
+            &["--batch-size", "1", "--optimizer", "sgd"],
+            more,
+        ]
+        .concat();
+        mlx("train", &args)
+    };
+    // The loss of such a rate may be a number, which tells nothing.
+    let refused = run(&["--iters", "2", "--learning-rate", "1e10"]);
+    let told = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{told}");
+    assert!(told.contains("from 0 to 10000"), "{told}");
+    // A loss after the first update; and a last update, whose loss nobody computes.
+    for (iters, what) in [("9", "step 2: the loss is NaN"), ("1", "step 1: ")] {
+        let ended = run(&[&["--iters", iters], &decay[..]].concat());
+        let told = stderr(&ended);
+        assert_eq!(ended.status.code(), Some(1), "{iters}: {told}");
+        assert!(
+            told.contains(what) && told.contains("learning rate"),
+            "{told}"
+        );
+        assert!(!adapters.join(WEIGHTS_FILE).exists(), "{iters}");
+    }
+    // Step 1 is small and saved, step 2 overflows: what step 1 has saved stays.
+    let schedule = "{name: constant, arguments: [1e4], warmup: 1, warmup_init: 1e-38}";
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("{text}lr_schedule: {schedule}\n")).unwrap();
+    let ended = run(&["--iters", "9", "--save-every", "1", decay[0], decay[1]]);
+    let told = stderr(&ended);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("step 2: ") && told.contains("not finite any more"),
+        "{told}"
+    );
+    let read = |name: &str| std::fs::read(adapters.join(name)).unwrap();
+    assert!(read(WEIGHTS_FILE) == read("0000001_adapters.safetensors"));
+    assert!(!adapters.join("0000002_adapters.safetensors").exists());
+}

@@ -193,6 +193,12 @@ impl ModelConfig {
         self.model_type.as_deref().and_then(Family::of)
     }
 
+    /// Elements of a head, also where the configuration leaves them to be computed.
+    pub fn head_size(&self) -> usize {
+        self.head_dim
+            .unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
     /// The window of a layer in positions; `None` for a layer without one.
     pub fn window(&self, layer: usize) -> Option<usize> {
         match self.layer_kinds.get(layer) {

@@ -64,7 +64,7 @@ pub type Tokens = Vec<(u32, f32)>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct About {
-    /// The model's name.
+    /// The model's name, for people: the same model may stand under another one.
     pub model: String,
     /// A hash that tells the model from others.
     pub identity: String,
@@ -74,6 +74,14 @@ pub struct About {
     pub hidden_size: usize,
     /// Tokens of the vocabulary.
     pub vocab_size: usize,
+}
+
+impl About {
+    /// Whether both are of one model, whatever it is called.
+    pub fn is_same_model(&self, other: &Self) -> bool {
+        (&self.identity, &self.family) == (&other.identity, &other.family)
+            && (self.hidden_size, self.vocab_size) == (other.hidden_size, other.vocab_size)
+    }
 }
 
 /// One layer's place and hashes.

@@ -13,6 +13,7 @@ pub use kind::AdapterKind;
 pub use lora::LoraAdapter;
 pub(crate) use naming::{key, same_layer};
 pub(crate) use stored::Stored;
+pub(crate) use stored::stored_bytes;
 pub use stored::{CONFIG_FILE, WEIGHTS_FILE};
 
 /// Named arrays, sorted by name.

@@ -9,7 +9,8 @@ use mlx_rs_core::{Array, eval, io};
 use serde_json::Value;
 
 use super::kind::AdapterKind;
-use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
+use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, invalid, read_text};
+use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, ends};
 
@@ -31,8 +32,7 @@ struct Settings {
 }
 
 fn settings(dir: &Path) -> Result<Settings> {
-    let path = dir.join(CONFIG_FILE);
-    if !path.is_file() {
+    if !dir.join(CONFIG_FILE).exists() {
         return Err(Error::new(
             ErrorKind::InvalidModel,
             format!(
@@ -41,6 +41,9 @@ fn settings(dir: &Path) -> Result<Settings> {
         )
         .with_path(dir));
     }
+    // As with models, no link leads out of the directory.
+    let files = ModelDir::open(dir)?;
+    let path = files.require(CONFIG_FILE)?;
     let text = read_text(&path, MAX_TEXT_FILE)?;
     let config: Value = serde_json::from_str(&text)
         .map_err(|e| invalid(&path, "not a JSON file").with_source(e))?;
@@ -102,19 +105,25 @@ fn settings(dir: &Path) -> Result<Settings> {
             format!("dropout is {dropout}; it must lie in 0 to below 1"),
         ));
     }
-    let weights = [WEIGHTS_FILE, PEFT_WEIGHTS_FILE].map(|name| dir.join(name));
-    let weights = weights.iter().find(|path| path.is_file()).ok_or_else(|| {
+    let weights = match files.find(WEIGHTS_FILE)? {
+        Some(path) => Some(path),
+        None => files.find(PEFT_WEIGHTS_FILE)?,
+    };
+    let weights = weights.ok_or_else(|| {
         invalid(
             dir,
             format!("{WEIGHTS_FILE} is missing beside {CONFIG_FILE}"),
         )
     })?;
+    if !weights.is_file() {
+        return Err(invalid(&weights, "not a regular file"));
+    }
     Ok(Settings {
         kind,
         scale: finite("scale", scale)?,
         dropout: dropout as f32,
         rows_first: peft || config.get("lora_parameters").is_none(),
-        weights: weights.clone(),
+        weights,
     })
 }
 
@@ -145,6 +154,32 @@ fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
     Some((stem, part))
 }
 
+/// Bytes of the numbers of the adapter in a directory, by its header.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] naming the file and the fault.
+pub(crate) fn stored_bytes(dir: &Path) -> Result<u64> {
+    let settings = settings(dir)?;
+    let header = SafetensorsCheckpoint::open_file(&settings.weights)?;
+    if let Some(name) = header
+        .names()
+        .find(|name| parsed(name, settings.kind).is_none())
+    {
+        return Err(untrained(&settings.weights, name, settings.kind));
+    }
+    Ok(header.total_bytes())
+}
+
+/// The error for a tensor that no training makes.
+fn untrained(file: &Path, name: &str, kind: AdapterKind) -> Error {
+    let ends = match kind {
+        AdapterKind::Full => "weight or bias",
+        AdapterKind::Lora | AdapterKind::Dora => "lora_a, lora_b or m",
+    };
+    let message = format!("`{name}` is not a trained tensor; their names end in {ends}");
+    invalid(file, message)
+}
+
 /// An adapter as its files have it: parts by the name of their layer.
 pub(crate) struct Stored {
     file: PathBuf,
@@ -168,14 +203,7 @@ impl Stored {
         let mut layers: BTreeMap<String, BTreeMap<&'static str, Array>> = BTreeMap::new();
         for (name, array) in loaded.arrays {
             let Some((stem, part)) = parsed(&name, settings.kind) else {
-                let ends = match settings.kind {
-                    AdapterKind::Full => "weight or bias",
-                    AdapterKind::Lora | AdapterKind::Dora => "lora_a, lora_b or m",
-                };
-                return Err(invalid(
-                    &file,
-                    format!("`{name}` is not a trained tensor; their names end in {ends}"),
-                ));
+                return Err(untrained(&file, &name, settings.kind));
             };
             let parts = layers.entry(stem.to_owned()).or_default();
             if parts.insert(part, array).is_some() {
@@ -321,5 +349,57 @@ fn fitted(
             a.shape(),
             b.shape()
         )),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_do_not_lead_out_of_the_directory() {
+        let place = tempfile::tempdir().unwrap();
+        let theirs =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/training/llama-4");
+        let own = place.path().join("adapter");
+        let fresh = || {
+            let _ = std::fs::remove_dir_all(&own);
+            std::fs::create_dir(&own).unwrap();
+            for name in [CONFIG_FILE, WEIGHTS_FILE] {
+                std::fs::copy(theirs.join(name), own.join(name)).unwrap();
+            }
+        };
+        let read = || Stored::read(&own).map(|stored| stored.names().count());
+        fresh();
+        assert_eq!(read().unwrap(), 4);
+        assert_eq!(stored_bytes(&own).unwrap() % 4, 0);
+        // One that stays inside is as good as a file.
+        let numbered = own.join("0000002_adapters.safetensors");
+        std::fs::rename(own.join(WEIGHTS_FILE), &numbered).unwrap();
+        symlink(&numbered, own.join(WEIGHTS_FILE)).unwrap();
+        assert_eq!(read().unwrap(), 4);
+        for name in [CONFIG_FILE, WEIGHTS_FILE] {
+            fresh();
+            std::fs::remove_file(own.join(name)).unwrap();
+            symlink(theirs.join(name), own.join(name)).unwrap();
+            for error in [read().unwrap_err(), stored_bytes(&own).unwrap_err()] {
+                let text = format!("{error}");
+                assert_eq!(error.kind(), ErrorKind::InvalidModel, "{text}");
+                assert!(text.contains(name) && text.contains("leads out"), "{text}");
+            }
+        }
+        // A pipe would be waited for.
+        fresh();
+        std::fs::remove_file(own.join(WEIGHTS_FILE)).unwrap();
+        let made = std::process::Command::new("mkfifo")
+            .arg(own.join(WEIGHTS_FILE))
+            .status();
+        assert!(made.unwrap().success());
+        let text = read().unwrap_err().to_string();
+        assert!(
+            text.contains(WEIGHTS_FILE) && text.contains("regular"),
+            "{text}"
+        );
     }
 }

@@ -421,17 +421,46 @@ fn sources(config: &ModelConfig, own: usize) -> Result<Vec<usize>> {
         .collect()
 }
 
-fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {
-    let config = b.config;
+/// Numbers of the keys and values of one token in all layers that have their own.
+///
+/// # Errors
+/// When a size in the configuration is none.
+pub(super) fn key_numbers(config: &ModelConfig) -> Result<u64> {
+    let layers = config.num_hidden_layers;
+    let shared = config
+        .uint("num_kv_shared_layers", 0..=layers)?
+        .unwrap_or(0);
+    let own = if shared < layers {
+        layers - shared
+    } else {
+        layers
+    };
+    let mut numbers = 0u64;
+    for layer in 0..own {
+        let (heads, head_dim) = key_sizes(config, layer)?;
+        let heads = heads.map_or(config.num_key_value_heads as u64, u64::from);
+        let head_dim = head_dim.map_or(config.head_size() as u64, u64::from);
+        numbers = numbers.saturating_add(heads.saturating_mul(head_dim).saturating_mul(2));
+    }
+    Ok(numbers)
+}
+
+/// Whether a layer takes its values from its keys.
+fn values_are_keys(config: &ModelConfig, layer: usize) -> Result<bool> {
+    Ok(!config.slides(layer) && config.flag("attention_k_eq_v")?.unwrap_or(false))
+}
+
+/// Key heads of a layer and their elements, where they are not those of the whole model.
+fn key_sizes(config: &ModelConfig, layer: usize) -> Result<(Option<u32>, Option<u32>)> {
     let full = !config.slides(layer);
-    let dims = b.dims;
-    let values_are_keys = full && config.flag("attention_k_eq_v")?.unwrap_or(false);
+    let values_are_keys = values_are_keys(config, layer)?;
     // transformers 5 lists what differs by layer; published files name the sizes of full layers.
     let listed = config
         .fields
         .get("per_layer_config")
         .and_then(|all| all.get(layer.to_string()));
-    let size = |name: &str, limit: usize, global: Option<&str>| -> Result<Option<i32>> {
+    let int = |name: &str, n: usize| -> Result<u32> { int(name, n).map(i32::unsigned_abs) };
+    let size = |name: &str, limit: usize, global: Option<&str>| -> Result<Option<u32>> {
         if let Some(value) = listed.and_then(|own| own.get(name)) {
             let n = value
                 .as_u64()
@@ -462,8 +491,15 @@ fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attent
         limits::HEADS,
         values_are_keys.then_some("num_global_key_value_heads"),
     )?;
-    b.dims.head_dim = head_dim.unwrap_or(dims.head_dim);
-    b.dims.n_kv_heads = heads.unwrap_or(dims.n_kv_heads);
+    Ok((heads, head_dim))
+}
+
+fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {
+    let (dims, values_are_keys) = (b.dims, values_are_keys(b.config, layer)?);
+    let (heads, head_dim) = key_sizes(b.config, layer)?;
+    let size = |own: Option<u32>, all: i32| own.and_then(|n| i32::try_from(n).ok()).unwrap_or(all);
+    b.dims.head_dim = size(head_dim, dims.head_dim);
+    b.dims.n_kv_heads = size(heads, dims.n_kv_heads);
     if b.dims.head_dim % 2 != 0 {
         return Err(invalid(format!(
             "the heads of layer {layer} have {} elements; it must be even",

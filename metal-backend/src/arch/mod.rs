@@ -193,6 +193,21 @@ pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     recurrent(config).map_or(Ok(0), |(_, _, bytes)| bytes(config, blocks))
 }
 
+/// Numbers of the keys and values of one token in all layers that keep them.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] when the configuration has impossible sizes.
+pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
+    // The one family whose layers differ in their heads, or share keys.
+    if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {
+        return gemma4::key_numbers(config);
+    }
+    let layers = 0..config.num_hidden_layers;
+    let layers = layers.filter(|&layer| config.has_keys(layer)).count();
+    let sizes = [layers, config.num_key_value_heads, config.head_size()];
+    Ok((sizes.iter()).fold(2, |numbers: u64, n| numbers.saturating_mul(*n as u64)))
+}
+
 /// Bytes of states of this layout in all recurrent layers.
 fn of_recurrent_layers(config: &ModelConfig, layout: &StateLayout) -> u64 {
     let layers = 0..config.num_hidden_layers;

@@ -19,6 +19,8 @@ mod portable;
 pub(crate) mod prefix;
 mod quantized;
 mod recurrent;
+#[cfg(test)]
+mod reset_tests;
 mod rotating;
 mod state;
 #[cfg(test)]

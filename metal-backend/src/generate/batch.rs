@@ -305,6 +305,12 @@ impl Batch {
         }
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
+            if let Err(error) = read.check() {
+                // This row alone fails.
+                member.sequence = None;
+                member.error.get_or_insert(error);
+                continue;
+            }
             member.request.accept(read);
             if let Some(sequence) = &mut member.sequence
                 && sequence.next.is_none()

@@ -29,6 +29,7 @@ use mlx_rs_core::memory;
 use crate::cache::{self, Caches};
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
+use crate::sample::check_greatest;
 use speculative::SpeculativeDecoder;
 pub use speculative::check_rewinds;
 
@@ -54,16 +55,33 @@ enum Running {
 pub struct Read {
     /// The token.
     pub id: u32,
+    /// The greatest of the logits it was drawn from.
+    pub greatest: f32,
+    /// Which token of the reply it is, from 1.
+    pub step: u64,
     /// Where asked for.
     pub logits: Option<Arc<[f32]>>,
     /// Where asked for.
     pub logprobs: Option<TokenLogprobs>,
 }
 
+impl Read {
+    /// Refuses a token that was drawn from logits without a finite maximum. Call it before
+    /// [`Request::accept`].
+    ///
+    /// # Errors
+    /// As [`check_greatest`].
+    pub fn check(&self) -> Result<()> {
+        check_greatest(self.greatest, self.step)
+    }
+}
+
 /// Waits for a token.
 fn read(pending: &Pending, request: &Request) -> Result<Read> {
     let options = request.options();
     let id: u32 = pending.token.item().map_err(engine_error("decode"))?;
+    // Evaluated together with the token.
+    let greatest = pending.greatest.item().map_err(engine_error("decode"))?;
     let logits = if options.output.logits {
         let values = pending.logits.to_f32_vec();
         Some(values.map_err(engine_error("logits"))?.into())
@@ -79,6 +97,8 @@ fn read(pending: &Pending, request: &Request) -> Result<Read> {
     };
     Ok(Read {
         id,
+        greatest,
+        step: pending.step,
         logits,
         logprobs,
     })
@@ -159,6 +179,7 @@ impl Generation {
                     sequence.next = Some(sequence.decode(&pending.token)?);
                 }
                 let read = read(&pending, request)?;
+                read.check()?;
                 request.accept(read);
                 if restart && !request.is_over() {
                     sequence.restart(request);

@@ -167,6 +167,7 @@ impl Request {
             id,
             logits,
             logprobs,
+            ..
         } = read;
         self.clock.token();
         self.drawn.push(id);

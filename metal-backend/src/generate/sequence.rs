@@ -20,6 +20,10 @@ pub struct Pending {
     pub token: Array,
     /// The logits it is drawn from, `[1, vocab]`.
     pub logits: Array,
+    /// The greatest of them, `[1]`, for [`check_greatest`](crate::sample::check_greatest).
+    pub greatest: Array,
+    /// Which token of the reply it is, from 1.
+    pub step: u64,
     /// Log-probabilities of a step, and which row of them is this one's.
     pub logprobs: Option<(Arc<Logprobs>, i32)>,
 }
@@ -28,7 +32,9 @@ impl Pending {
     /// The arrays to evaluate.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let logprobs = self.logprobs.iter().flat_map(|(l, _)| l.arrays());
-        [&self.token, &self.logits].into_iter().chain(logprobs)
+        [&self.token, &self.logits, &self.greatest]
+            .into_iter()
+            .chain(logprobs)
     }
 }
 
@@ -49,6 +55,8 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
             Ok(Pending {
                 token: own(&drawn.tokens)?,
                 logits: own(logits)?,
+                greatest: own(&drawn.greatest)?,
+                step: sampler.step(),
                 logprobs: logprobs
                     .as_ref()
                     .filter(|_| sampler.logprobs().is_some())

@@ -223,6 +223,7 @@ impl SpeculativeDecoder {
     /// Hands a token to the request.
     fn take(&mut self, request: &mut Request, pending: &Pending) -> Result<u32> {
         let read = read(pending, request)?;
+        read.check()?;
         let id = read.id;
         request.accept(read);
         self.tokens.push(id);

@@ -4,6 +4,7 @@
 use inference::{Error, ErrorKind, LogitsProcessor, Result};
 use mlx_rs_core::Array;
 
+use super::check_greatest;
 use super::grammar::Matcher;
 use crate::error::engine;
 
@@ -13,17 +14,22 @@ pub(super) struct Host {
     pub(super) grammar: Option<Matcher>,
     pub(super) prompt: Vec<u32>,
     pub(super) reply: Vec<u32>,
-    /// The last token, not read yet.
-    pub(super) pending: Option<Array>,
+    /// The last token and the greatest logit of its row, not read yet.
+    pub(super) pending: Option<(Array, Array)>,
 }
 
 impl Host {
     /// Reads the last token, waiting for it where it is still being computed.
+    ///
+    /// # Errors
+    /// As [`check_greatest`]; when the grammar refuses the token.
     pub(super) fn catch_up(&mut self) -> Result<()> {
-        let Some(token) = self.pending.take() else {
+        let Some((token, greatest)) = self.pending.take() else {
             return Ok(());
         };
         let id: u32 = token.item().map_err(engine("sampling"))?;
+        let greatest: f32 = greatest.item().map_err(engine("sampling"))?;
+        check_greatest(greatest, self.reply.len() as u64 + 1)?;
         self.reply.push(id);
         match &mut self.grammar {
             Some(grammar) => grammar.accept(id),
@@ -33,6 +39,11 @@ impl Host {
 
     pub(super) fn process(&mut self, logits: &Array) -> Result<Array> {
         let mut values = logits.to_vec::<f32>().map_err(engine("sampling"))?;
+        // A processor must not be blamed for what the model computed.
+        let greatest = values.iter().copied().fold(f32::NEG_INFINITY, |a, b| {
+            if a.is_nan() || b <= a { a } else { b }
+        });
+        check_greatest(greatest, self.reply.len() as u64 + 1)?;
         for processor in &mut self.processors {
             processor
                 .process(&self.prompt, &self.reply, &mut values)

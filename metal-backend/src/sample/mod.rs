@@ -114,6 +114,9 @@ impl Memory {
 pub struct Drawn {
     /// A token a row, `uint32 [B]`, not computed yet.
     pub tokens: Array,
+    /// The greatest logit of each row, as the model gave it, float32 `[B]`; NaN where any is. See
+    /// [`check_greatest`].
+    pub greatest: Array,
     /// Log-probabilities, where a row asked for them.
     pub logprobs: Option<Logprobs>,
 }
@@ -121,8 +124,28 @@ pub struct Drawn {
 impl Drawn {
     /// The arrays to evaluate.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        std::iter::once(&self.tokens).chain(self.logprobs.iter().flat_map(Logprobs::arrays))
+        [&self.tokens, &self.greatest]
+            .into_iter()
+            .chain(self.logprobs.iter().flat_map(Logprobs::arrays))
     }
+}
+
+/// Refuses the token of a row whose greatest logit is `greatest`: no token can be drawn from logits
+/// that have no finite maximum. `step` counts the tokens of the reply from 1.
+///
+/// # Errors
+/// [`ErrorKind::Engine`], naming the step.
+pub fn check_greatest(greatest: f32, step: u64) -> Result<()> {
+    if greatest.is_finite() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Engine,
+        format!(
+            "step {step} of the reply: the greatest logit is {greatest}, so no token can be \
+             drawn; check the model's weights (and its adapter's) for NaN and infinity"
+        ),
+    ))
 }
 
 /// Ids as `[1, n]`; `None` for none.
@@ -433,11 +456,17 @@ impl Sampler {
         })
     }
 
-    /// Takes the drawn token `[1]` into the state.
-    fn remember(&mut self, token: &Array) -> mlx_rs_core::Result<()> {
+    /// Tokens drawn so far.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Takes the drawn token `[1]` and the greatest logit `[1]` of its row into the state.
+    fn remember(&mut self, token: &Array, greatest: Array) -> mlx_rs_core::Result<()> {
         self.step += 1;
         if let Some(host) = &mut self.host {
-            host.pending = Some(token.clone());
+            host.pending = Some((token.clone(), greatest));
         }
         if self.whole {
             return self.append(token);
@@ -571,14 +600,20 @@ fn take(
     tokens: Array,
     on_cpu: bool,
 ) -> mlx_rs_core::Result<Drawn> {
+    let greatest = logits.max(-1, false)?;
     for (i, row) in (0i32..).zip(rows.iter_mut()) {
-        row.remember(&tokens.slice_axis(0, i, i + 1)?)?;
+        let own = greatest.slice_axis(0, i, i + 1)?;
+        row.remember(&tokens.slice_axis(0, i, i + 1)?, own)?;
     }
     let logprobs = match rows.iter().filter_map(|r| r.logprobs).max() {
         Some(n) => Some(Logprobs::new(logits, &tokens, n, on_cpu)?),
         None => None,
     };
-    Ok(Drawn { tokens, logprobs })
+    Ok(Drawn {
+        tokens,
+        greatest,
+        logprobs,
+    })
 }
 
 /// The logits that each row chooses from.

@@ -215,7 +215,10 @@ fn score_batches(
     if sum.counted == 0 || !loss.is_finite() {
         return Err(Error::new(
             ErrorKind::Engine,
-            format!("the mean loss of {} {unit} is {loss}", sum.counted),
+            format!(
+                "step {step}: the mean loss of {} {unit} is {loss}",
+                sum.counted
+            ),
         ));
     }
     Ok(Some(Score {

@@ -440,11 +440,20 @@ impl Run {
     }
 
     /// Saves the adapter, a copy of it under the number of its step as mlx-lm does, and last the
-    /// state that a resumed run needs. So the state is never ahead of the adapter.
+    /// state that a resumed run needs. So the state is never ahead of the adapter. Nothing is
+    /// written of one that holds a number that is not finite.
     fn save(&self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
         let dir = &self.config.adapter_path;
         let step = self.place.step;
         let work = self.work.path();
+        // The last update comes after the last loss.
+        if let Some(name) = self.trainer.not_finite()? {
+            let message = format!(
+                "step {step}: {name} is not finite any more, and the run ends; what was saved \
+                 before stays; lower the learning rate, or clip the gradients (max_grad_norm)"
+            );
+            return Err(Error::new(ErrorKind::Engine, message).with_path(dir));
+        }
         self.trainer.save(work)?;
         publish(work, dir, CONFIG_FILE)?;
         publish(work, dir, WEIGHTS_FILE)?;

@@ -4,6 +4,10 @@
 use inference::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+/// The greatest learning rate. With greater ones hidden states overflow, which norms hide: the loss
+/// is then a number, that of equally likely tokens.
+const MAX_RATE: f32 = 10_000.0;
+
 /// How a learning rate changes after its warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -99,10 +103,10 @@ impl Schedule {
             ("end or factor of the schedule", end),
             ("start of the warm-up", self.warmup_init),
         ] {
-            if !value.is_finite() || value < 0.0 {
+            if !(0.0..=MAX_RATE).contains(&value) {
                 return Err(Error::new(
                     ErrorKind::InvalidOption,
-                    format!("the {name} is {value}; it must be a number, not negative"),
+                    format!("the {name} is {value}; it must be a number from 0 to {MAX_RATE}"),
                 ));
             }
         }

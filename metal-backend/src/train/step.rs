@@ -272,6 +272,23 @@ impl Trainer {
         self.adapter.params()
     }
 
+    /// The name of a trained parameter that holds a number that is not finite; `None` of sound
+    /// ones.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn not_finite(&self) -> Result<Option<String>> {
+        let sound = |array: &Array| array.is_finite()?.all(All, false)?.item::<bool>();
+        self.model.engine().scope(|| {
+            for (name, array) in self.params() {
+                if !sound(&array).map_err(engine("check"))? {
+                    return Ok(Some(name));
+                }
+            }
+            Ok(None)
+        })
+    }
+
     /// Batches seen so far.
     #[must_use]
     pub fn batches(&self) -> u64 {
@@ -520,7 +537,7 @@ impl Trainer {
                 Ok((value.item::<f32>()?, more, grads))
             })
             .map_err(engine("gradients"))?;
-        finite(value)?;
+        finite(value, self.batches + 1)?;
         let mut report = StepReport {
             loss: value,
             tokens,
@@ -618,13 +635,16 @@ pub(super) fn evaluate_pairs_on(
 }
 
 /// Refuses a loss that nothing can be learned from.
-fn finite(loss: f32) -> Result<()> {
+fn finite(loss: f32, step: u64) -> Result<()> {
     if loss.is_finite() {
         return Ok(());
     }
     Err(Error::new(
         ErrorKind::Engine,
-        format!("the loss is {loss}; lower the learning rate, or clip the gradients"),
+        format!(
+            "step {step}: the loss is {loss}, and the run ends; what was saved before stays; lower \
+             the learning rate, or clip the gradients (max_grad_norm)"
+        ),
     ))
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::cli::bounded;
 use crate::cli::failure::Failure;
 use crate::cli::ports::free_ports;
 
@@ -113,15 +114,7 @@ impl Hosts {
     /// As [`Self::from_json`], naming the file.
     pub fn from_file(path: &Path) -> Result<Self, Failure> {
         let wrong = |message: String| Failure::usage(format!("{}: {message}", path.display()));
-        let length = std::fs::metadata(path)
-            .map_err(|e| wrong(e.to_string()))?
-            .len();
-        if length > MAX_FILE {
-            return Err(wrong(format!(
-                "it has {length} bytes, more than {MAX_FILE}"
-            )));
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
+        let text = bounded::read_text(path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
         Self::from_json(&text).map_err(wrong)
     }
 

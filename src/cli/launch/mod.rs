@@ -87,6 +87,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     for one in hosts.envs.iter().chain(&args.env) {
         envs.push(variable(one)?);
     }
+    let (command, key) = without_key(&args.command);
+    envs.extend(key);
     let ring = hosts
         .ring(args.starting_port, args.connections_per_ip.min(64))
         .map_err(Failure::usage)?;
@@ -98,7 +100,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         program: &args.program,
         join_timeout: args.join_timeout,
         pipeline: args.pipeline,
-        command: &args.command,
+        command: &command,
         // What this program was told holds for all.
         verbose: console.verbose,
         quiet: console.quiet,
@@ -139,6 +141,34 @@ fn check(command: &[String], pipeline: bool) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// A command without the value of `--api-key`, which every user of a machine would see, and the
+/// variable that says it instead.
+fn without_key(command: &[String]) -> (Vec<String>, Option<(String, String)>) {
+    const FLAG: &str = "--api-key";
+    let serves = command.iter().find(|word| !word.starts_with('-'));
+    if serves.is_none_or(|name| name != "serve") {
+        return (command.to_vec(), None);
+    }
+    let (mut rest, mut key) = (Vec::with_capacity(command.len()), None);
+    let mut words = command.iter().peekable();
+    while let Some(word) = words.next() {
+        let value = match word.strip_prefix(FLAG) {
+            Some("") => words.next_if(|value| !value.is_empty()),
+            Some(value) => value.strip_prefix('=').map(|_| word),
+            None => None,
+        };
+        let value = value.map(|value| value.strip_prefix("--api-key=").unwrap_or(value));
+        match value {
+            Some(value) if !value.is_empty() => {
+                key = Some((String::from("MLX_API_KEY"), value.to_owned()));
+            }
+            // An empty variable would be no key, where an empty flag is refused.
+            _ => rest.push(word.clone()),
+        }
+    }
+    (rest, key)
 }
 
 /// A variable's name and value.
@@ -183,6 +213,25 @@ mod tests {
             let failure = check(&words(wrong), false).unwrap_err();
             assert_eq!(failure.exit_code(), 2);
             assert!(failure.report().unwrap().contains(told), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_key_of_a_server_goes_as_a_variable() {
+        for given in [
+            "serve --api-key abc --port 1",
+            "serve --api-key=abc --port 1",
+        ] {
+            let (rest, key) = without_key(&words(given));
+            assert_eq!(rest, words("serve --port 1"));
+            assert_eq!(key.unwrap(), ("MLX_API_KEY".into(), "abc".into()));
+        }
+        for other in [
+            "generate --prompt --api-key",
+            "serve --api-key=",
+            "serve --api-keys a",
+        ] {
+            assert_eq!(without_key(&words(other)), (words(other), None));
         }
     }
 

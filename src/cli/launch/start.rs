@@ -1,6 +1,6 @@
 //! Starts one process of a group: here, or by ssh.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -53,16 +53,24 @@ impl Plan<'_> {
     /// # Errors
     /// Those of the system.
     pub fn start(&self, rank: usize, host: &Host, hostfile: &Path) -> io::Result<Child> {
-        let mut command = match &host.ssh {
-            None => self.local(rank, hostfile)?,
-            Some(name) => self.remote(rank, name),
+        let (mut command, first) = match &host.ssh {
+            None => (self.local(rank, hostfile)?, None),
+            Some(name) => (remote(name), Some(one_line(&self.script(rank)))),
         };
-        command
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
-            .spawn()
+            .spawn()?;
+        if let (Some(line), Some(input)) = (first, &mut child.stdin) {
+            // Where ssh has ended already, it says why.
+            match input.write_all(line.as_bytes()) {
+                Err(e) if e.kind() != io::ErrorKind::BrokenPipe => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(child)
     }
 
     fn local(&self, rank: usize, hostfile: &Path) -> io::Result<Command> {
@@ -91,16 +99,8 @@ impl Plan<'_> {
         Ok(command)
     }
 
-    fn remote(&self, rank: usize, host: &str) -> Command {
-        let mut command = Command::new("ssh");
-        command.args(["-T", "-o", "BatchMode=yes", "-o"]);
-        command.arg(format!("ConnectTimeout={SSH_TIMEOUT}"));
-        command.arg("--").arg(host).arg(self.script(rank));
-        command
-    }
-
     /// What a shell on another machine runs. The file with the addresses goes when the program
-    /// ends.
+    /// ends. It holds the variables, which may be secrets.
     fn script(&self, rank: usize) -> String {
         let mut script = String::from("f=$(mktemp) || exit 1; ");
         script += &format!("printf %s {} > \"$f\"; ", quoted(&self.hostfile()));
@@ -156,6 +156,25 @@ impl Plan<'_> {
     }
 }
 
+/// The shell on another machine: it runs the first line of its standard input, which the program
+/// has to itself afterwards. Everybody there sees the command line, and nothing of the script is
+/// on it.
+const SHELL: &str = r#"sh -c 'IFS= read -r s && eval "$(printf %b "$s")"'"#;
+
+fn remote(host: &str) -> Command {
+    let mut command = Command::new("ssh");
+    command.args(["-T", "-o", "BatchMode=yes", "-o"]);
+    command.arg(format!("ConnectTimeout={SSH_TIMEOUT}"));
+    command.arg("--").arg(host).arg(SHELL);
+    command
+}
+
+/// A script as the one line that [`SHELL`] reads.
+fn one_line(script: &str) -> String {
+    let line = script.replace('\\', r"\\").replace('\n', r"\n");
+    line + "\n"
+}
+
 /// A word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -172,5 +191,44 @@ mod tests {
             let out = Command::new("sh").args(["-c", &script]).output().unwrap();
             assert_eq!(String::from_utf8(out.stdout).unwrap(), word);
         }
+    }
+
+    #[test]
+    fn secrets_reach_other_machines_on_standard_input_alone() {
+        let secret = "it's \\n a\n\"$SECRET\" \\\\ %s\\101";
+        let hosts = Hosts::from_list("other", 1).unwrap();
+        let envs = [(String::from("A_KEY"), secret.to_owned())];
+        let command = ["-c", "printf '%s|' \"$A_KEY\"; cat"].map(str::to_owned);
+        let plan = Plan {
+            hosts: &hosts,
+            ring: &[],
+            envs: &envs,
+            cwd: None,
+            program: "sh",
+            join_timeout: 60,
+            pipeline: false,
+            command: &command,
+            verbose: false,
+            quiet: false,
+        };
+        let ssh = remote("other");
+        let shown: Vec<_> = ssh.get_args().map(|arg| arg.to_string_lossy()).collect();
+        assert!(!shown.iter().any(|arg| arg.contains("SECRET")), "{shown:?}");
+        let line = one_line(&plan.script(0));
+        assert_eq!(line.matches('\n').count(), 1);
+        let mut there = Command::new("sh")
+            .args(["-c", shown.last().unwrap()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = there.stdin.take().unwrap();
+        input.write_all(line.as_bytes()).unwrap();
+        input.write_all(b"the rest").unwrap();
+        drop(input);
+        let out = there.wait_with_output().unwrap();
+        assert!(out.status.success());
+        let heard = String::from_utf8(out.stdout).unwrap();
+        assert_eq!(heard, format!("{secret}|the rest"));
     }
 }

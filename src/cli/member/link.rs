@@ -5,8 +5,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -17,6 +17,12 @@ const BEAT: Duration = Duration::from_secs(2);
 pub const SILENCE: Duration = Duration::from_secs(20);
 /// The most bytes of an order: a prompt of a million tokens is shorter.
 const MAX_ORDER: usize = 64 << 20;
+
+/// Orders that may wait here. All ranks compute each step together, so that few wait; where this
+/// process does not follow, they must not fill the memory.
+const MAX_WAITING: usize = 4096;
+/// Bytes of all orders that wait.
+const MAX_WAITING_BYTES: usize = 256 << 20;
 
 /// What is said on a connection: a byte, and a number of four.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +97,8 @@ pub struct Links {
     /// To the left, and to the right.
     writers: Arc<Mutex<[TcpStream; 2]>>,
     orders: Mutex<Receiver<Vec<u8>>>,
+    /// Bytes of the orders that wait.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Neighbors {
@@ -101,15 +109,19 @@ impl Neighbors {
     pub fn watch(self, rank: usize, ring: &[String]) -> io::Result<Links> {
         let size = ring.len();
         let writers = [self.left.try_clone()?, self.right.try_clone()?];
-        let (heard, orders) = mpsc::channel();
+        let (heard, orders) = mpsc::sync_channel(MAX_WAITING);
+        let waiting = Arc::<AtomicUsize>::default();
         let links = Links {
             leaving: Arc::default(),
             writers: Arc::new(Mutex::new(writers)),
             orders: Mutex::new(orders),
+            waiting: Arc::clone(&waiting),
         };
         // Orders come from the left, and end before they come back to rank 0.
         let relay = Relay {
+            rank: u32::try_from(rank).unwrap_or(u32::MAX),
             heard,
+            waiting,
             next: (rank + 1 < size).then(|| Arc::clone(&links.writers)),
         };
         let sides = [
@@ -145,7 +157,10 @@ impl Neighbors {
 
 /// What becomes of orders: they are heard here, and passed on.
 struct Relay {
-    heard: Sender<Vec<u8>>,
+    /// That of this process.
+    rank: u32,
+    heard: SyncSender<Vec<u8>>,
+    waiting: Arc<AtomicUsize>,
     /// `None` for the last rank.
     next: Option<Arc<Mutex<[TcpStream; 2]>>>,
 }
@@ -155,9 +170,22 @@ impl Relay {
         if let Some(writers) = &self.next {
             pass_on(writers, &order)?;
         }
-        // Without a listener this member does not follow.
-        let _ = self.heard.send(order);
-        Ok(())
+        let bytes = self.waiting.fetch_add(order.len(), Ordering::AcqRel) + order.len();
+        let sent = match bytes <= MAX_WAITING_BYTES {
+            true => self.heard.try_send(order),
+            false => Err(TrySendError::Full(order)),
+        };
+        match sent {
+            // Without a listener this member has left.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
+            Err(TrySendError::Full(_)) => Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                format!(
+                    "it does not follow the orders of rank 0, of which at most {MAX_WAITING} or \
+                     {MAX_WAITING_BYTES} bytes may wait; do all run the same command?"
+                ),
+            )),
+        }
     }
 }
 
@@ -191,7 +219,9 @@ impl Links {
     /// Waits for the next order; `None` when the ranks before have gone.
     pub fn next_order(&self) -> Option<Vec<u8>> {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.recv().ok()
+        let order = orders.recv().ok()?;
+        self.waiting.fetch_sub(order.len(), Ordering::AcqRel);
+        Some(order)
     }
 }
 
@@ -252,6 +282,11 @@ fn listen(
                 let seconds = SILENCE.as_secs();
                 let why = format!("rank {neighbor} ({address}) has been silent for {seconds} s");
                 return Some((rank, why));
+            }
+            // This process is at fault, not the neighbor.
+            Err(e) if e.kind() == io::ErrorKind::QuotaExceeded => {
+                let own = relay.map_or(rank, |relay| relay.rank);
+                return Some((own, e.to_string()));
             }
             Err(_) => return Some((rank, format!("rank {neighbor} ({address}) was lost"))),
         }
@@ -324,6 +359,50 @@ mod tests {
         (lefts.into_iter().zip(rights))
             .map(|(left, right)| Neighbors { left, right })
             .collect()
+    }
+
+    #[test]
+    fn orders_that_are_not_followed_end_at_a_bound() {
+        let relay = |most| {
+            let (heard, orders) = mpsc::sync_channel(most);
+            let waiting = Arc::default();
+            let (rank, next) = (2, None);
+            let relay = Relay {
+                rank,
+                heard,
+                waiting,
+                next,
+            };
+            (relay, orders)
+        };
+        // By their number, as a neighbor hears of it.
+        let (few, orders) = relay(3);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut rank_0 = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        for _ in 0..4 {
+            Word::Order(1).say(&mut rank_0).unwrap();
+            rank_0.write_all(b"x").unwrap();
+        }
+        let (lost, why) = listen(stream, 1, "here", Some(&few)).unwrap();
+        assert_eq!(lost, 2);
+        assert!(
+            why.contains("does not follow the orders of rank 0"),
+            "{why}"
+        );
+        assert_eq!(orders.try_iter().count(), 3);
+        // By their bytes.
+        let (large, orders) = relay(MAX_WAITING);
+        large.take(vec![0; 8]).unwrap();
+        large
+            .waiting
+            .store(MAX_WAITING_BYTES - 7, Ordering::Release);
+        let full = large.take(vec![0; 8]).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::QuotaExceeded);
+        // Those of a member that has left are nobody's.
+        large.waiting.store(0, Ordering::Release);
+        drop(orders);
+        large.take(vec![0; 8]).unwrap();
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod link;
 pub mod order;
 
 use std::io::{Read, Write};
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use inference::Split;
 
+use super::bounded;
 use super::failure::Failure;
 use link::Links;
 
@@ -107,15 +109,8 @@ impl Member {
         if let (Some(rank), Some(file)) = (variable("MLX_RANK")?, variable("MLX_HOSTFILE")?) {
             let wrong =
                 |message: String| Failure::usage(format!("MLX_HOSTFILE: {file}: {message}"));
-            let length = std::fs::metadata(&file)
-                .map_err(|e| wrong(e.to_string()))?
-                .len();
-            if length > MAX_FILE {
-                return Err(wrong(format!(
-                    "it has {length} bytes, more than {MAX_FILE}"
-                )));
-            }
-            let text = std::fs::read_to_string(&file).map_err(|e| wrong(e.to_string()))?;
+            let text =
+                bounded::read_text(Path::new(&file), MAX_FILE).map_err(|e| wrong(e.to_string()))?;
             return Self::on_ring(&rank, &text, split).map_err(wrong);
         }
         let (rank, size) = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");

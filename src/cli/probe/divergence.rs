@@ -10,6 +10,7 @@ use super::super::console::Console;
 use super::super::failure::Failure;
 use super::super::interrupt::cancel_on_interrupt;
 use super::super::load::{LoadArgs, ModelArgs, load};
+use super::extract::identity_of;
 use super::{ActivationArgs, Extracted, OutputArgs, failed, put};
 
 /// Compare what each layer would predict (logit lens), in nats of Jensen-Shannon divergence
@@ -82,6 +83,15 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         return Err(Failure::failed(format!(
             "states of {width} elements are not of a model whose states have {}",
             loaded.model.info().hidden_size
+        )));
+    }
+    if identity_of(&loaded.path, &args.load)? != extracted.metadata.model_identity {
+        return Err(Failure::failed(format!(
+            "{} has states of the model {}, and {} is another model, another version of it, or has \
+             another adapter on it; extract them again",
+            extracted.path.display(),
+            extracted.metadata.model,
+            loaded.path.display()
         )));
     }
     let analysis = compute(args, inspector, &extracted, group.as_deref())?;

@@ -181,7 +181,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             activation_shape: [0; 3],
             model: loaded.path.display().to_string(),
             architecture: model.info().architecture.clone(),
-            model_identity: identity(&loaded.path)?,
+            model_identity: identity_of(&loaded.path, &args.load)?,
             stimuli_sha256: stimuli.sha256.clone(),
             template: args.template.clone(),
             position: args.position.clone(),
@@ -204,6 +204,15 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 /// What tells the model from others.
 pub fn identity(model: &Path) -> Result<String, Failure> {
     inference_probe::files::identity(model).map_err(failed)
+}
+
+/// What tells the model with its adapter from others.
+pub fn identity_of(model: &Path, load: &LoadArgs) -> Result<String, Failure> {
+    let own = identity(model)?;
+    Ok(match &load.adapter_path {
+        None => own,
+        Some(adapter) => format!("{own}+{}", identity(adapter)?),
+    })
 }
 
 /// Whether the model goes on as each stimulus expects; `None` for those that expect nothing.

@@ -14,6 +14,7 @@ use super::http::{Fault, Follow, Http, broken, encode};
 use super::layout::{Repository, failed, is_plain, is_safe_name};
 use super::{ModelSpec, Sibling};
 use crate::hub::progress::{Progress, Stage};
+use crate::hub::space;
 
 /// Fetches files of one commit.
 pub(super) struct Fetcher<'a> {
@@ -27,6 +28,9 @@ pub(super) struct Fetcher<'a> {
     pub verify: bool,
     pub progress: &'a mut dyn Progress,
 }
+
+/// The most bytes of a file whose length neither the server nor the list of files says.
+const MAX_UNANNOUNCED: u64 = 256 << 20;
 
 /// What the hub announces about a file.
 #[derive(Debug)]
@@ -145,7 +149,9 @@ impl Fetcher<'_> {
         }
         let is_hex = |n: usize| etag.len() == n && etag.bytes().all(|b| b.is_ascii_hexdigit());
         let listed = self.files.iter().find(|f| f.name == name);
-        let size = number("x-linked-size").or_else(|| number("content-length"));
+        let size = number("x-linked-size")
+            .or_else(|| number("content-length"))
+            .or_else(|| listed.and_then(|f| f.size));
         let hash = if is_hex(64) {
             Hash::Sha256(etag.to_ascii_lowercase())
         } else if is_hex(40)
@@ -244,6 +250,9 @@ impl Fetcher<'_> {
     }
 
     fn fill(&mut self, url: &str, announced: &Announced, partial: &Path) -> Result<Hasher> {
+        let held = fs::metadata(partial).map_or(0, |found| found.len());
+        let wanted = announced.size.unwrap_or(MAX_UNANNOUNCED);
+        space::check(partial, wanted.saturating_sub(held))?;
         let cannot = |e| failed("cannot write the file", partial, e);
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).read(true).write(true);
@@ -380,6 +389,15 @@ impl Sink<'_> {
             return Err(Fault::lasting(Error::new(
                 ErrorKind::InvalidModel,
                 format!("more bytes came than the {size} that were announced"),
+            )));
+        }
+        if self.announced.size.is_none() && length > MAX_UNANNOUNCED {
+            return Err(Fault::lasting(Error::new(
+                ErrorKind::InvalidModel,
+                format!(
+                    "the server does not say how long the file is, and sent more than \
+                     {MAX_UNANNOUNCED} bytes; download it by other means"
+                ),
             )));
         }
         self.file

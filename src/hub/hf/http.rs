@@ -145,7 +145,10 @@ impl Http {
             let mut reader = answer.into_body().into_reader().take(most + 1);
             reader.read_to_end(&mut bytes).map_err(|e| broken(url, e))?;
             if bytes.len() as u64 > most {
-                let error = Error::new(ErrorKind::Io, format!("the answer of {url} is too long"));
+                let error = Error::new(
+                    ErrorKind::Io,
+                    format!("the answer of {} is too long", shown(url)),
+                );
                 return Err(Fault::lasting(error));
             }
             Ok(bytes)
@@ -185,13 +188,19 @@ impl Http {
                 .and_then(|l| l.to_str().ok())
                 .and_then(|l| join(&url, l));
             let Some(target) = target else {
-                let error = Error::new(ErrorKind::Io, format!("{url} redirects to nowhere"));
+                let error = Error::new(
+                    ErrorKind::Io,
+                    format!("{} redirects to nowhere", shown(&url)),
+                );
                 return Err(Fault::lasting(error));
             };
             if url.starts_with("https://") && !target.starts_with("https://") {
                 let error = Error::new(
                     ErrorKind::Io,
-                    format!("{url} redirects to an unprotected address, which is not followed"),
+                    format!(
+                        "{} redirects to an unprotected address, which is not followed",
+                        shown(&url)
+                    ),
                 );
                 return Err(Fault::lasting(error));
             }
@@ -202,7 +211,10 @@ impl Http {
             }
             url = target;
         }
-        let error = Error::new(ErrorKind::Io, format!("{url} redirects without end"));
+        let error = Error::new(
+            ErrorKind::Io,
+            format!("{} redirects without end", shown(&url)),
+        );
         Err(Fault::lasting(error))
     }
 
@@ -213,8 +225,7 @@ impl Http {
         from: Option<u64>,
         with_token: bool,
     ) -> Result<Response<ureq::Body>, Fault> {
-        // The address without its query: signed addresses are secrets.
-        tracing::debug!(method, url = url.split('?').next(), from, "request");
+        tracing::debug!(method, url = %shown(url), from, "request");
         let mut request = ureq::http::Request::builder().method(method).uri(url);
         if let Some(token) = self.token.as_ref().filter(|_| with_token) {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -223,8 +234,8 @@ impl Http {
             request = request.header("range", format!("bytes={from}-"));
         }
         let request = request.body(()).map_err(|e| {
-            let error = Error::new(ErrorKind::Io, format!("cannot ask {url}")).with_source(e);
-            Fault::lasting(error)
+            let error = Error::new(ErrorKind::Io, format!("cannot ask {}", shown(url)));
+            Fault::lasting(error.with_source(e))
         })?;
         self.agent.run(request).map_err(|e| {
             let passing = matches!(
@@ -234,13 +245,7 @@ impl Http {
                     | ureq::Error::ConnectionFailed
                     | ureq::Error::Protocol(_)
             );
-            let error = Error::new(
-                ErrorKind::Io,
-                format!(
-                    "no answer from {url}: {e}; offline, set HF_HUB_OFFLINE=1 to use the cache"
-                ),
-            )
-            .with_source(e);
+            let error = no_answer(url, &e, "; offline, set HF_HUB_OFFLINE=1 to use the cache");
             if passing {
                 Fault::passing(error)
             } else {
@@ -258,7 +263,7 @@ impl Http {
         body: &Body<'_>,
         with_token: bool,
     ) -> Result<Response<ureq::Body>, Fault> {
-        tracing::debug!(method, url = url.split('?').next(), "request");
+        tracing::debug!(method, url = %shown(url), "request");
         let lasting = |error: Error| Fault::lasting(error);
         let (reader, length) = body.reader()?;
         let mut request = ureq::http::Request::builder().method(method).uri(url);
@@ -273,20 +278,18 @@ impl Http {
             .header("content-length", length)
             .body(ureq::SendBody::from_owned_reader(reader))
             .map_err(|e| {
-                lasting(Error::new(ErrorKind::Io, format!("cannot ask {url}")).with_source(e))
+                let error = Error::new(ErrorKind::Io, format!("cannot ask {}", shown(url)));
+                lasting(error.with_source(e))
             })?;
-        let answer = self.agent.run(request).map_err(|e| {
-            // Signed addresses are secrets.
-            let shown = url.split('?').next().unwrap_or_default();
-            let error = Error::new(ErrorKind::Io, format!("no answer from {shown}: {e}"));
-            Fault::passing(error.with_source(e))
-        })?;
+        let answer = self
+            .agent
+            .run(request)
+            .map_err(|e| Fault::passing(no_answer(url, &e, "")))?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);
         }
-        let shown = url.split('?').next().unwrap_or_default();
-        Err(self.refused(shown, status, answer.headers()))
+        Err(self.refused(url, status, answer.headers()))
     }
 
     /// Sends a small body to the hub, with repetitions, and returns the JSON of the answer; `null`
@@ -353,7 +356,10 @@ impl Http {
             }
             _ => None,
         };
-        let error = Error::new(kind, format!("{message} (HTTP status {code} from {url})"));
+        let error = Error::new(
+            kind,
+            format!("{message} (HTTP status {code} from {})", shown(url)),
+        );
         Fault {
             error,
             again,
@@ -364,8 +370,42 @@ impl Http {
 
 /// A connection that broke in the middle.
 pub(super) fn broken(url: &str, e: std::io::Error) -> Fault {
-    let error = Error::new(ErrorKind::Io, format!("the connection to {url} broke: {e}"));
+    let error = Error::new(
+        ErrorKind::Io,
+        format!("the connection to {} broke: {e}", shown(url)),
+    );
     Fault::passing(error.with_source(e))
+}
+
+/// An address as messages and logs have it: without what follows `?` or `#`, and without a password.
+/// Signed addresses are secrets.
+pub(super) fn shown(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let host = rest.split('/').next().unwrap_or_default();
+    match host.rfind('@') {
+        Some(at) => format!("{scheme}://{}", &rest[at + 1..]),
+        None => url.to_owned(),
+    }
+}
+
+/// The error for a request that got no answer. Some texts of `e` repeat the whole address, so that
+/// it is told, not kept as the source.
+fn no_answer(url: &str, e: &ureq::Error, hint: &str) -> Error {
+    let shown = shown(url);
+    let mut why = e.to_string().replace(url, &shown);
+    let path = url.strip_prefix(origin(url).unwrap_or_default());
+    if let Some(query) = path.and_then(|path| path.split_once('?')).map(|(_, q)| q)
+        && !query.is_empty()
+    {
+        why = why.replace(query, "...");
+    }
+    Error::new(
+        ErrorKind::Io,
+        format!("no answer from {shown}: {why}{hint}"),
+    )
 }
 
 /// Scheme, host and port.
@@ -413,6 +453,68 @@ pub(super) fn encode(text: &str, path: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signed_addresses_are_in_no_message() {
+        assert_eq!(shown("https://h/a/b?X-Sig=1#f"), "https://h/a/b");
+        assert_eq!(shown("https://user:pw@h/a@b"), "https://h/a@b");
+        assert_eq!(shown("https://h/a"), "https://h/a");
+
+        use std::io::{BufRead, BufReader, Write};
+        // A hub that redirects to a store, which refuses, cuts its answer short or is not there.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = format!("http://{}", listener.local_addr().unwrap());
+        let gone = {
+            let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            format!("http://{}", other.local_addr().unwrap())
+        };
+        let base = own.clone();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                let first = lines.next().and_then(Result::ok).unwrap_or_default();
+                while lines.next().is_some_and(|l| l.is_ok_and(|l| !l.is_empty())) {}
+                let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
+                let to = |url: String| format!("302 X\r\nLocation: {url}\r\nContent-Length: 0");
+                let head = match path.split('?').next().unwrap_or_default() {
+                    "/to-refusal" => to(format!("{base}/refused?sig=SECRET")),
+                    "/to-cut" => to(format!("{base}/cut?sig=SECRET")),
+                    "/to-gone" => to(format!("{gone}/x?sig=SECRET")),
+                    "/to-bad" => to(String::from("http://bad host/x?sig=SECRET")),
+                    "/to-loop" => to(format!("{base}/to-loop?sig=SECRET")),
+                    "/cut" => String::from("200 X\r\nContent-Length: 9"),
+                    _ => String::from("403 X\r\nContent-Length: 0"),
+                };
+                let _ = write!(stream, "HTTP/1.1 {head}\r\nConnection: close\r\n\r\n");
+            }
+        });
+        let http = Http::new(&own, None, Duration::ZERO);
+        for (path, told) in [
+            ("/to-refusal", "/refused)"),
+            ("/to-cut", "broke"),
+            ("/to-gone", "no answer"),
+            ("/to-bad", "bad host"),
+            ("/to-loop", "without end"),
+        ] {
+            let error = http.get_small(&format!("{own}{path}"), 64).unwrap_err();
+            let mut chain = format!("{error:?} {error}");
+            let mut source = std::error::Error::source(&error);
+            while let Some(e) = source {
+                chain += &format!(" {e:?} {e}");
+                source = e.source();
+            }
+            assert!(!chain.contains("SECRET"), "{path}: {chain}");
+            assert!(error.to_string().contains(told), "{path}: {error}");
+        }
+        let body = Body::Bytes(b"x");
+        let url = format!("{own}/refused?sig=SECRET");
+        let fault = http.send("PUT", &url, &[], &body, false).err().unwrap();
+        let text = format!("{:?}", fault.error);
+        assert!(
+            text.contains("/refused") && !text.contains("SECRET"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn addresses_are_taken_apart_and_joined() {

@@ -16,6 +16,7 @@ mod select;
 mod settings;
 mod spec;
 mod upload;
+mod upload_files;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,6 +74,8 @@ struct Sibling {
     name: String,
     #[serde(rename = "blobId", default)]
     blob: Option<String>,
+    #[serde(default)]
+    size: Option<u64>,
 }
 
 impl HfHub {

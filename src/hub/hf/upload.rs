@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -14,8 +14,9 @@ use inference::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::http::{Body, Fault, Http, encode};
-use super::{HfHub, MAX_FILES, ModelSpec};
+use super::http::{Body, Fault, Http, encode, shown};
+use super::upload_files::{Upload, files, unread};
+use super::{HfHub, ModelSpec};
 use crate::hub::digest;
 use crate::hub::progress::{Progress, Stage};
 
@@ -55,13 +56,6 @@ pub struct Pushed {
     pub files: usize,
     /// Bytes that were sent to the store.
     pub sent: u64,
-}
-
-/// A file to upload.
-struct Upload {
-    path: PathBuf,
-    name: String,
-    size: u64,
 }
 
 #[derive(Deserialize)]
@@ -401,61 +395,14 @@ fn send_file(
     Ok(())
 }
 
-fn unread(path: &Path, e: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot read the file")
-        .with_path(path)
-        .with_source(e)
-}
-
 fn strange(url: &str, e: &serde_json::Error) -> Error {
     Error::new(
         ErrorKind::Io,
-        format!("{url} did not answer as a hub does ({e}); is HF_ENDPOINT right?"),
+        format!(
+            "{} did not answer as a hub does ({e}); is HF_ENDPOINT right?",
+            shown(url)
+        ),
     )
-}
-
-/// The files to upload: one, or those of a directory by name.
-fn files(path: &Path) -> Result<Vec<Upload>> {
-    let upload = |path: PathBuf| -> Result<Option<Upload>> {
-        let facts = std::fs::metadata(&path).map_err(|e| unread(&path, e))?;
-        let name = path.file_name().and_then(|name| name.to_str());
-        let Some(name) = name.filter(|name| facts.is_file() && !stays(name)) else {
-            return Ok(None);
-        };
-        Ok(Some(Upload {
-            name: name.to_owned(),
-            size: facts.len(),
-            path,
-        }))
-    };
-    let mut files = Vec::new();
-    if path.is_dir() {
-        for entry in std::fs::read_dir(path).map_err(|e| unread(path, e))? {
-            files.extend(upload(entry.map_err(|e| unread(path, e))?.path())?);
-        }
-    } else {
-        files.extend(upload(path.to_owned())?);
-    }
-    files.sort_by(|a, b| a.name.cmp(&b.name));
-    if files.is_empty() || files.len() > MAX_FILES {
-        return Err(Error::new(
-            ErrorKind::InvalidOption,
-            format!(
-                "there are {} files to upload; there must be 1 to {MAX_FILES}",
-                files.len()
-            ),
-        )
-        .with_path(path));
-    }
-    Ok(files)
-}
-
-/// Hidden files, and what only a training run that goes on needs.
-fn stays(name: &str) -> bool {
-    let numbered = name
-        .strip_suffix("_adapters.safetensors")
-        .is_some_and(|n| n.len() == 7 && n.bytes().all(|b| b.is_ascii_digit()));
-    name.starts_with('.') || name == "training_state.safetensors" || numbered
 }
 
 impl Body<'_> {

@@ -262,7 +262,7 @@ impl Trainer {
         });
         self.graphs = Some(graphs);
         let (loss, numbers, state, norm) = called.map_err(engine("compiled step"))?;
-        finite(loss)?;
+        finite(loss, self.batches + 1)?;
         if form.updates {
             self.optimizer.advance(state);
             self.adopt(&numbers);

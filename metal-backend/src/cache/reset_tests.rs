@@ -1,0 +1,88 @@
+//! A state that was reset is that of a new sequence: it holds no memory of the old one, and gives
+//! what a fresh one gives.
+
+use mlx_rs_core::Array;
+
+use super::*;
+
+/// Keys or values of `n` positions from `from` on, in heads that packing can take.
+fn part(from: i32, n: i32) -> Array {
+    let values: Vec<f32> = (from * 32..(from + n) * 32)
+        .map(|i| ((i * 37) % 101) as f32 * 0.01)
+        .collect();
+    Array::from_slice(&values, &[1, 1, n, 32]).unwrap()
+}
+
+fn layout() -> std::sync::Arc<StateLayout> {
+    StateLayout::new("toy", vec![StatePart::new("sum", &[3])])
+}
+
+fn packed(start: i32) -> Box<dyn LayerState> {
+    Box::new(QuantizedCache::new(Packing {
+        bits: 4,
+        group_size: 32,
+        start,
+    }))
+}
+
+fn pair() -> Box<dyn LayerState> {
+    let keys = Box::new(WindowedCache::new(6, 1, 3));
+    Box::new(PairState::new(keys, RecurrentState::new(&layout())))
+}
+
+/// Takes in `n` positions and returns what they see, as numbers.
+fn fill(state: &mut dyn LayerState, from: i32, n: i32) -> Vec<f32> {
+    let mut seen = Vec::new();
+    if let Some(keys) = state.as_kv_mut() {
+        let view = keys.update(&part(from, n), &part(from, n)).unwrap();
+        seen.push(view.offset as f32);
+        for stored in [&view.keys, &view.values] {
+            let plain = stored.plain(&part(0, 1)).unwrap();
+            seen.extend(plain.to_f32_vec().unwrap());
+        }
+    }
+    if let Some(state) = state.as_recurrent_mut() {
+        seen.push(state.offset() as f32);
+        for part in state.parts().unwrap() {
+            seen.extend(part.to_f32_vec().unwrap());
+        }
+        let sum = Array::from_slice(&[(from + n) as f32; 3], &[1, 3]).unwrap();
+        state.advance(vec![sum], n).unwrap();
+    }
+    assert!(!seen.is_empty());
+    seen
+}
+
+#[test]
+fn every_kind_of_state_begins_anew() {
+    type Make = fn() -> Box<dyn LayerState>;
+    let kinds: [(&str, Make); 8] = [
+        ("chunked", || Box::new(ChunkedCache::new())),
+        ("in place", || Box::new(InPlaceCache::new())),
+        ("rotating", || Box::new(RotatingCache::new(6, 1))),
+        ("windowed", || Box::new(WindowedCache::new(6, 1, 3))),
+        ("packed from the start", || packed(0)),
+        ("packed later", || packed(5)),
+        ("recurrent", || Box::new(RecurrentState::new(&layout()))),
+        ("pair", pair),
+    ];
+    for (name, make) in kinds {
+        let (mut used, mut fresh) = (make(), make());
+        // Beyond windows and the start of packing, in one part and in steps.
+        for n in [9, 1, 1, 4] {
+            fill(used.as_mut(), 50, n);
+        }
+        assert!(used.nbytes() > 0, "{name}");
+        used.reset();
+        assert!(used.is_empty(), "{name}");
+        assert_eq!(used.nbytes(), fresh.nbytes(), "{name}");
+        assert!(used.snapshot().unwrap().arrays.is_empty(), "{name}");
+        let mut at = 0;
+        for n in [3, 1, 8, 1] {
+            let (again, first) = (fill(used.as_mut(), at, n), fill(fresh.as_mut(), at, n));
+            assert_eq!(again, first, "{name}, at {at}");
+            at += n;
+            assert_eq!((used.offset(), used.kind()), (at, fresh.kind()), "{name}");
+        }
+    }
+}
