@@ -6,8 +6,8 @@ use metal_backend::train::{
     AdapterKind, Compile, OptimizerConfig, Params, Schedule, Sequence, StepReport, Trainer, Tuning,
 };
 
-use crate::training_common::{at_rate, batch, cpu, fixtures, load, tiny};
 use super::{models, rank};
+use crate::training_common::{at_rate, batch, cpu, fixtures, load, tiny};
 
 /// Batches of some forms, in turn; of one form the tokens differ each time.
 fn batches(n: u32, forms: u32) -> Vec<Vec<Sequence>> {
