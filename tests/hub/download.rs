@@ -1,6 +1,7 @@
 //! Fetching from the Hugging Face Hub, against a hub on this machine. It checks the layout of the
 //! shared cache, the fetched files, and every way in which a transfer can fail.
 
+#[path = "fake_hub/mod.rs"]
 mod fake_hub;
 mod refusals;
 mod transfers;

@@ -6,13 +6,13 @@ use super::*;
 
 /// Runs a command where lm-eval finds the questions, and nothing else.
 fn offline(mut command: Command) -> Output {
-    let cache = python::kept().join("lm-eval-cache");
+    let cache = crate::python::kept().join("lm-eval-cache");
     command
         .current_dir(fixture("lm-eval"))
         .env("HF_HUB_OFFLINE", "1")
         .env("HF_DATASETS_OFFLINE", "1")
         .env("HF_HOME", cache)
-        .env("MLXLM_PYTHON", python::with_lm_eval())
+        .env("MLXLM_PYTHON", crate::python::with_lm_eval())
         .env("MLX_BACKEND", "cpu")
         .stdin(Stdio::null());
     command.output().unwrap()
@@ -59,9 +59,9 @@ fn ours(model: &Path, flags: &[&str]) -> Command {
 )]
 fn arc_easy_has_the_figures_of_mlx_lm_on_the_first_model() {
     let gguf = rust_mlx::hub::first_model().unwrap();
-    let converted = python::first_model_converted(&gguf);
+    let converted = crate::python::first_model_converted(&gguf);
     let dir = tempfile::tempdir().unwrap();
-    let mut theirs = Command::new(python::with_lm_eval());
+    let mut theirs = Command::new(crate::python::with_lm_eval());
     theirs
         .args([
             "-m", "mlx_lm", "evaluate", "--tasks", "arc_easy", "--limit", "20", "--model",

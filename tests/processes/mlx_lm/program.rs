@@ -7,7 +7,7 @@ fn mlx(args: &[&str], variable: Option<&str>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
         .args(args)
-        .env("MLXLM_PYTHON", python::with_mlx_lm())
+        .env("MLXLM_PYTHON", crate::python::with_mlx_lm())
         .env_remove("MLX_BACKEND")
         .stdin(Stdio::null());
     if let Some(name) = variable {
@@ -106,7 +106,7 @@ fn a_killed_program_leaves_nothing_behind() {
         ])
         .args(["--ignore-eos", "--max-tokens", "100000000", "--model"])
         .arg(tiny("llama"))
-        .env("MLXLM_PYTHON", python::with_mlx_lm())
+        .env("MLXLM_PYTHON", crate::python::with_mlx_lm())
         .env("TMPDIR", room.path())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

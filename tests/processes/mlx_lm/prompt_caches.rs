@@ -4,7 +4,7 @@ use super::*;
 
 /// A program of mlx-lm.
 fn python(arguments: &[&str]) -> String {
-    let mut command = Command::new(python::with_mlx_lm());
+    let mut command = Command::new(crate::python::with_mlx_lm());
     command.args(["-m", "mlx_lm"]).args(arguments);
     finished(command)
 }
@@ -122,7 +122,7 @@ fn files_of_ours_say_in_mlx_lm_what_its_own_say() {
         let expected = ids(&case["greedy"]);
         for file in [&file, &fixture("prompt-cache").join(name)] {
             let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/golden/prompt_cache.py");
-            let mut command = Command::new(python::with_mlx_lm());
+            let mut command = Command::new(crate::python::with_mlx_lm());
             command.arg(script).arg("--check").arg(&path).arg(file);
             command.args([case["more"].to_string(), expected.len().to_string()]);
             let tokens: Value = serde_json::from_str(&finished(command)).unwrap();
