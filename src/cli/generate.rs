@@ -112,6 +112,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 impl Args {
+    /// Whether the prompt is on the command line, not on standard input.
+    pub fn has_prompt(&self) -> bool {
+        self.prompt.is_some() || self.text.is_some() || self.tokens.is_some()
+    }
+
     fn options(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
         let options = self
             .sampling
@@ -135,10 +140,9 @@ impl Args {
 
     fn request(&self, console: &mut Console<'_>) -> Result<Request, Failure> {
         let piped = String::from("-");
-        let given = self.prompt.as_ref().or(self.text.as_ref());
-        let given = match (given, &self.tokens) {
-            (None, None) if !console.in_is_terminal => Some(&piped),
-            (given, _) => given,
+        let given = match !self.has_prompt() && !console.in_is_terminal {
+            true => Some(&piped),
+            false => self.prompt.as_ref().or(self.text.as_ref()),
         };
         match (given, &self.tokens) {
             (Some(prompt), None) => {

@@ -165,7 +165,7 @@ fn predictions(
     let tokens = model.as_token_model();
     let logits = &output.logits;
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if !greatest.is_finite() {
+    if !greatest.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
         return Err(Failure::failed("the model's probabilities are no numbers"));
     }
     let power = |x: f32| f64::from(x - greatest).exp();

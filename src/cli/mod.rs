@@ -411,6 +411,10 @@ impl Command {
     /// Refuses what several processes that divide a model cannot do, as far as the flags tell.
     fn check_together(&self, split: inference::Split) -> Result<(), Failure> {
         match self {
+            Self::Generate(args) if !args.has_prompt() => Err(Failure::usage(
+                "there is no prompt: give PROMPT, --prompt or --tokens; standard input cannot be \
+                 shared by several processes",
+            )),
             Self::Generate(args) => args.load.check_split(split),
             Self::Logits(args) => args.load.check_split(split),
             Self::Perplexity(args) => args.load.check_split(split),

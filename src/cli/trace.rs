@@ -255,7 +255,10 @@ fn trajectory(
         text: piece(tokens, token),
         probability: shares.get(token as usize).copied().unwrap_or(0.0),
     };
-    let answered = likely(answer, &softmax(&final_logits));
+    let answered = likely(
+        answer,
+        &probabilities(&final_logits, "after the last layer")?,
+    );
 
     let mut steps = Vec::new();
     let mut before = 0.0;
@@ -281,7 +284,11 @@ fn trajectory(
         if !shown {
             continue;
         }
-        let shares = softmax(&here);
+        let at = match layer {
+            None => String::from("of the embedding"),
+            Some(layer) => format!("after layer {layer}"),
+        };
+        let shares = probabilities(&here, &at)?;
         let own = shares.get(answer as usize).copied().unwrap_or(0.0);
         steps.push(Step {
             layer,
@@ -300,6 +307,19 @@ fn trajectory(
         });
     }
     Ok((answered, steps))
+}
+
+/// The softmax of logits that have one: where the greatest is not finite, as after a NaN in a weight,
+/// all tokens would look equally likely. `at` says which logits they are.
+pub fn probabilities(logits: &[f32], at: &str) -> Result<Vec<f64>, Failure> {
+    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    match logits.iter().find(|logit| logit.is_nan()) {
+        None if greatest.is_finite() => Ok(softmax(logits)),
+        nan => Err(Failure::failed(format!(
+            "the logits {at} hold no probabilities: the greatest is {}; check the model's weights",
+            nan.copied().unwrap_or(greatest)
+        ))),
+    }
 }
 
 /// The `n` greatest logits' tokens, the greatest first, equals by id.
@@ -386,6 +406,21 @@ fn print(report: &Report, console: &mut Console<'_>) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_number_has_no_probability() {
+        let even = probabilities(&[1.0, 1.0, f32::NEG_INFINITY], "here").unwrap();
+        assert_eq!(even, [0.5, 0.5, 0.0]);
+        for bad in [f32::NAN, f32::INFINITY] {
+            let why = probabilities(&[1.0, bad, 3.0], "after layer 2").unwrap_err();
+            let why = why.report().unwrap();
+            assert!(
+                why.contains("after layer 2") && why.contains(&bad.to_string()),
+                "{why}"
+            );
+        }
+        assert!(probabilities(&[f32::NEG_INFINITY; 2], "here").is_err());
+    }
 
     #[test]
     fn lists_of_layers() {

@@ -291,3 +291,66 @@ fn the_program_takes_a_plan_wherever_it_loads_a_model() {
     );
     assert!(wrong.contains("layers 9; the model has 3"), "{wrong}");
 }
+
+/// An adapter of low rank on the gates of the tiny Llama, large enough to change which features are
+/// chosen.
+fn gates(dir: &std::path::Path) {
+    let config = r#"{"fine_tune_type": "lora", "num_layers": 3,
+        "lora_parameters": {"rank": 2, "scale": 2.0, "dropout": 0.0, "keys": ["mlp.gate_proj"]}}"#;
+    std::fs::write(dir.join("adapter_config.json"), config).unwrap();
+    let numbers = |n: usize, salt: usize| -> Vec<u8> {
+        let all = (0..n).map(|i| (((i + salt) * 7919 % 101) as f32 - 50.0) / 100.0);
+        all.flat_map(f32::to_le_bytes).collect()
+    };
+    let mut tensors = Vec::new();
+    for layer in 0..3 {
+        for (end, shape) in [("lora_a", vec![32, 2]), ("lora_b", vec![2, 64])] {
+            let name = format!("model.layers.{layer}.mlp.gate_proj.{end}");
+            tensors.push((
+                name,
+                shape.clone(),
+                numbers(shape[0] * shape[1], tensors.len()),
+            ));
+        }
+    }
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let of = safetensors::Dtype::F32;
+        (
+            name,
+            safetensors::tensor::TensorView::new(of, shape.clone(), bytes).unwrap(),
+        )
+    });
+    let file = safetensors::serialize(views, None).unwrap();
+    std::fs::write(dir.join("adapters.safetensors"), file).unwrap();
+}
+
+/// A strategy on an adapted layer chooses by the adapted gate: as on the model that the adapter was
+/// fused with, and other features than without it.
+#[test]
+fn adapters_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = fixture("tiny/llama");
+    let tokens: Vec<u32> = (3..19).collect();
+    let fused = dir.path().join("fused");
+    gates(dir.path());
+    metal_backend::train::fuse(&base, dir.path(), &fused).unwrap();
+    for plan in [
+        "sparse:8",
+        "0-1=sparse:5,2=sparse:3",
+        "0=gain:1.5,1-=sparse:9",
+    ] {
+        let plan: FeedForwardPlan = plan.parse().unwrap();
+        let options = LoadOptions::new()
+            .with_backend("cpu")
+            .with_feed_forward(plan.clone());
+        let of = |path: &std::path::Path, options: &LoadOptions| {
+            let model = inference::load_model(path, options).unwrap();
+            logits(model.as_ref(), &tokens)
+        };
+        let adapted = of(&base, &options.clone().with_adapter_path(dir.path()));
+        let difference = relative(&adapted, &of(&fused, &options));
+        assert!(difference < 1e-4, "{plan}: {difference}");
+        let away = relative(&adapted, &of(&base, &options));
+        assert!(away > 1e-2, "{plan}: the adapter changed {away}");
+    }
+}

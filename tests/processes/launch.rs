@@ -135,7 +135,10 @@ fn what_does_not_divide_is_told_once_by_each() {
 fn a_wrong_command_line_starts_nothing() {
     for (args, told) in [
         (&["launch", "-n", "2", "--", "ls"][..], "none of them"),
-        (&["launch", "-n", "2", "--", "generate"], "required"),
+        (
+            &["launch", "-n", "2", "--", "generate"],
+            "there is no prompt",
+        ),
         (
             &["launch", "-n", "0", "--", "logits", "--tokens", "1"],
             "1 or more",

@@ -204,6 +204,7 @@ mod tests {
             ("ls", "none of them"),
             ("chat", "none of them"),
             ("generate --prompt -", "standard input"),
+            ("generate --temp 1", "there is no prompt"),
             (
                 "logits --prompt a --adapter-path b",
                 "split and adapter_path",

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use inference::{AttentionInspector, CancelToken, Interrupt};
-use inference_probe::divergence::{MeanDistribution, jensen_shannon, mean_distance, softmax};
+use inference_probe::divergence::{MeanDistribution, jensen_shannon, mean_distance};
 use inference_probe::report::Analysis;
 
 use super::super::console::Console;
 use super::super::failure::Failure;
 use super::super::interrupt::cancel_on_interrupt;
 use super::super::load::{LoadArgs, ModelArgs, load};
+use super::super::trace::probabilities;
 use super::extract::identity_of;
 use super::{ActivationArgs, Extracted, OutputArgs, failed, put};
 
@@ -147,8 +148,9 @@ fn compute(
         let predictions: Vec<Vec<f64>> = inspector
             .unembed(&states)?
             .iter()
-            .map(|logits| softmax(logits))
-            .collect();
+            .enumerate()
+            .map(|(i, logits)| probabilities(logits, &format!("of row {row}, layer {i}")))
+            .collect::<Result<_, _>>()?;
         let last = predictions.len().saturating_sub(1);
         for layer in 0..predictions.len() {
             let to = |other: usize| {

@@ -465,6 +465,63 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_a_length_has_a_bound() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let announced = Announced {
+            etag: String::from("e"),
+            size: None,
+            hash: Hash::Unknown,
+        };
+        let mut sink = Sink {
+            file: file.reopen().unwrap(),
+            path: file.path(),
+            hasher: Hasher::None,
+            announced: &announced,
+            length: MAX_UNANNOUNCED - 3,
+        };
+        sink.write(b"abc").unwrap();
+        let fault = sink.write(b"d").unwrap_err();
+        assert_eq!(fault.error.kind(), ErrorKind::InvalidModel);
+        assert!(fault.again.is_none());
+        assert!(fault.error.to_string().contains("does not say how long"));
+        assert_eq!(file.as_file().metadata().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn the_list_says_a_length_that_the_answer_lacks() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = ModelSpec::parse("own/tiny").unwrap();
+        let listed = |size| Sibling {
+            name: String::from("a.json"),
+            blob: None,
+            size,
+        };
+        let size = |listed: Sibling, headers: &[(&'static str, &'static str)]| {
+            let fetcher = Fetcher {
+                http: &Http::new("http://h", None, std::time::Duration::ZERO),
+                endpoint: "http://h",
+                spec: &spec,
+                repository: &Repository::new(dir.path(), &spec),
+                commit: "c",
+                files: &[listed],
+                verify: false,
+                progress: &mut crate::hub::Silent,
+            };
+            let mut all = HeaderMap::new();
+            for (name, value) in headers.iter().chain(&[("etag", "\"e\"")]) {
+                all.insert(*name, value.parse().unwrap());
+            }
+            fetcher
+                .announced("http://h/x", "a.json", &all)
+                .unwrap()
+                .size
+        };
+        assert_eq!(size(listed(Some(7)), &[]), Some(7));
+        assert_eq!(size(listed(Some(7)), &[("content-length", "9")]), Some(9));
+        assert_eq!(size(listed(None), &[]), None);
+    }
+
+    #[test]
     fn ranges_are_read() {
         assert_eq!(range_start("bytes 5-9/10"), Some(5));
         assert_eq!(range_start("bytes */10"), None);
