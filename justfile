@@ -10,7 +10,7 @@ test crate *args:
 
 # Golden values of the model families, compared again.
 golden:
-    cargo test --test golden --test gguf_families
+    cargo test --test engine -- golden:: gguf_families::
 
 # Rates of the first model: just bench --repeat 5
 bench *args:

@@ -6,9 +6,10 @@
     tools/serve_hostile.py target/release/mlx --minutes 5 [--model MODEL] [--pause 0.05]
 
 It needs Python alone, and Linux for `/proc`. Threads attack at random: slow headers, endless
-headers, half bodies, 10,000 connections that say nothing, huge and deep JSON, schemas with long
-chains of references, deep nesting and huge patterns, requests of bad types, readers that do not
-read, and disconnects in every phase of a request. (Where the system allows fewer open files, fewer
+headers, half bodies, 10,000 connections that say nothing, huge, deep and wide JSON, schemas with
+long chains of references, deep nesting, many members and huge patterns, requests of bad types,
+readers that do not read or read a few bytes at a time, and disconnects in every phase of a request:
+while it is sent, in prefill, in decode and while its answer is read. (Where the system allows fewer open files, fewer
 connections.) Another client behaves, and must be served
 within a minute, or be told that the queue is full.
 
@@ -135,6 +136,11 @@ def schemas():
         {"allOf": [{"$ref": "#"}]},
         {"type": "array", "items": {"$ref": "#"}, "minItems": 10**6},
         {"type": {"type": "type"}},
+        # Wide: many members, many values, many descriptions.
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(30_000)}},
+        {"enum": [{"": 0}] * 100_000},
+        {"anyOf": [{"const": i} for i in range(20_000)]},
+        {"type": "object", "description": "a" * 1_000_000},
     ]
 
 
@@ -160,6 +166,22 @@ def bodies():
     for field in ["n", "max_tokens", "temperature", "top_p", "seed", "top_k", "logprobs"]:
         for value in [-1, 10**18, 1e308, "a", [], {}, None, True]:
             yield CHAT, json.dumps(chat("hi", **{"max_tokens": 4, field: value})).encode()
+    # Wide: bytes that become hundreds of times as much memory, where values are made of them.
+    wide = b'[' + b'{"":0},' * 900_000 + b'0]'
+    text = json.dumps('{"x":[' + '{"":0},' * 700_000 + '0]}').encode()
+    hi = b'"messages":[{"role":"user","content":"say:hi"}],"max_tokens":4'
+    yield CHAT, b'{%s,"chat_template_kwargs":{"x":%s}}' % (hi, wide)
+    yield CHAT, b'{%s,"unknown":%s}' % (hi, wide)
+    call = b'{"id":"1","type":"function","function":{"name":"f","arguments":%s}}' % text
+    yield CHAT, b'{"messages":[{"role":"assistant","tool_calls":[%s]}]}' % call
+    yield "/v1/responses", b'{"input":"say:hi","metadata":{"x":%s}}' % wide
+    yield "/completion", b'{"prompt":"say:hi","logit_bias":%s}' % wide
+    result = b'{"type":"tool_result","tool_use_id":"x","content":['
+    small = result * 29 + b"[]," * 2_000_000 + b"[]" + b"]}" * 29
+    yield "/v1/messages", b'{"max_tokens":1,"messages":[{"role":"user","content":[%s]}]}' % small
+    numbers = b"1," * 250_000 + b"1"
+    yield "/detokenize", b'{"tokens":[%s]}' % numbers
+    yield "/v1/completions", b'{"prompt":[%s],"max_tokens":4}' % numbers
     bias = {str(i): 100 for i in range(100_000)}
     yield CHAT, json.dumps(chat("hi", logit_bias=bias, max_tokens=4)).encode()
     for schema in schemas():
@@ -199,6 +221,8 @@ class Attacks:
             self.leave,
             self.leave,
             self.deaf,
+            self.drip,
+            self.log_probabilities,
             self.lying_length,
             self.chunks,
             self.burst,
@@ -261,7 +285,8 @@ class Attacks:
 
     def leave(self):
         """A good request, left after a random number of bytes sent or of answers read."""
-        body = json.dumps(chat("!long Tell a story.", stream=self.dice.random() < 0.7, n=2))
+        story = self.dice.choice(["!long Tell a story.", "!prefill Tell a story."])
+        body = json.dumps(chat(story, stream=self.dice.random() < 0.7, n=2))
         whole = self.head(CHAT, len(body)) + body.encode()
         with self.server.connect() as connection:
             if self.dice.random() < 0.3:
@@ -283,6 +308,25 @@ class Attacks:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             connection.sendall((self.head(CHAT, len(body)) + body.encode()) * 3)
             time.sleep(self.dice.random())
+
+    def drip(self):
+        """Reads a long answer a few bytes at a time."""
+        body = json.dumps({"content": "a " * 500_000, "with_pieces": True}).encode()
+        with self.server.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            connection.sendall(self.head("/tokenize", len(body)) + body)
+            for _ in range(self.dice.randrange(200)):
+                connection.recv(16)
+                time.sleep(0.01)
+
+    def log_probabilities(self):
+        """The largest whole answer, of which a little is read."""
+        more = {"logprobs": True, "top_logprobs": 20, "max_tokens": self.dice.choice([400, 10_000])}
+        body = json.dumps(chat("!long Tell a story.", n=2, **more)).encode()
+        with self.server.connect() as connection:
+            connection.settimeout(30)
+            connection.sendall(self.head(CHAT, len(body)) + body)
+            connection.recv(1000)
 
     def lying_length(self):
         more = self.dice.choice(

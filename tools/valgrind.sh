@@ -3,7 +3,7 @@
 # written, and leaks that are certain. A fault ends the test's process with status 99 and fails the run.
 #
 #   tools/valgrind.sh                       the suites below
-#   tools/valgrind.sh indexing io           these test binaries of mlx-rs-core
+#   tools/valgrind.sh arrays::io            a binary of mlx-rs-core, or tests of one by the start of their names
 #
 # Needs valgrind (Linux). Not part of CI: it takes minutes, and says nothing on a machine without it. Tests whose
 # children are processes of their own are followed into them.
@@ -14,7 +14,10 @@ command -v valgrind > /dev/null || { echo "valgrind is not installed" >&2; exit 
 
 suites=("$@")
 if [[ ${#suites[@]} -eq 0 ]]; then
-    suites=(leaks stress indexing operators conversions display devices io hazards callbacks closure_leaks async_failure faults soundness_ops soundness_products soundness_memory)
+    suites=(processes::leaks processes::stress processes::devices processes::closure_leaks processes::async_failure
+        arrays::indexing arrays::operators arrays::conversions arrays::display arrays::io arrays::hazards arrays::faults
+        limits::soundness_ops limits::soundness_products arrays::soundness_memory
+        transforms::callbacks transforms::soundness_vmap programs)
 fi
 
 # Fewer random cases: each costs some 30 times as much.
@@ -26,9 +29,11 @@ runner="CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<< "$host")_RUNNER"
 export "$runner"="valgrind --quiet --error-exitcode=99 --fair-sched=yes --trace-children=yes --num-callers=30 \
 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite"
 
-arguments=()
+failed=0
 for suite in "${suites[@]}"; do
-    arguments+=(--test "$suite")
+    binary="${suite%%::*}" filter=()
+    [[ "$suite" == "$binary" ]] || filter=("${suite#*::}::")
+    cargo test -p rust-mlx-core --test "$binary" -- "${filter[@]}" || failed=1
 done
-cargo test -p rust-mlx-core "${arguments[@]}" --no-fail-fast
+[[ "$failed" == 0 ]] || exit 1
 echo "valgrind found nothing in: ${suites[*]}"

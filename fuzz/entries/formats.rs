@@ -1,5 +1,5 @@
 //! The fuzz targets of `inference-formats`: the readers of configurations, safetensors and GGUF
-//! files. Shared by the targets for cargo-fuzz and by `inference-formats/tests/fuzz.rs`.
+//! files. Shared by the targets for cargo-fuzz and by `inference-formats/tests/formats/fuzz.rs`.
 //!
 //! An entry may refuse its input. It must not crash, hang, or take memory out of proportion to the
 //! input.

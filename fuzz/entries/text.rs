@@ -1,5 +1,5 @@
 //! The fuzz targets of `inference-text`: chat templates, and tokenizers from GGUF metadata. Shared
-//! by the targets for cargo-fuzz and by `inference-text/tests/fuzz.rs`.
+//! by the targets for cargo-fuzz and by `inference-text/tests/text/fuzz.rs`.
 //!
 //! An entry may refuse its input. It must not crash, hang, or take memory out of proportion to the
 //! input.

@@ -55,7 +55,8 @@ pub struct Tool {
     pub description: Option<String>,
     /// The JSON schema of its arguments, an object.
     pub parameters: Option<Value>,
-    /// Whether arguments must match the schema.
+    /// Whether the client wants arguments to match the schema. Backends do not enforce it. A grammar
+    /// of the call does, where one is set.
     pub strict: bool,
 }
 

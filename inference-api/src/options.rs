@@ -232,6 +232,8 @@ impl GenerateOptions {
         with_prefill_step_size(prefill.prefill_step_size: usize);
         /// Sets whether earlier requests are reused and this one is kept.
         with_cache_prompt(prefill.cache_prompt: bool);
+        /// Sets with whom computed beginnings of prompts are shared.
+        with_cache_salt(prefill.cache_salt: impl Into<Option<String>>);
         /// Sets the function that is told of the prompt's progress.
         with_progress(prefill.progress: impl Into<Option<Progress>>);
 

@@ -5,6 +5,7 @@
 //! checks of `Host` and `Origin` stop both.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
@@ -23,6 +24,9 @@ pub(crate) struct Access {
     key: Option<[u8; 32]>,
     local: bool,
     origins: Vec<String>,
+    /// Whose turn it is to be told that a key is wrong.
+    turn: tokio::sync::Mutex<()>,
+    pause: Duration,
 }
 
 impl Access {
@@ -31,6 +35,8 @@ impl Access {
             key: config.api_key.as_deref().map(digest),
             local: config.is_local(),
             origins: config.allowed_origins.clone(),
+            turn: tokio::sync::Mutex::new(()),
+            pause: config.limits.wrong_key_pause,
         }
     }
 
@@ -129,6 +135,11 @@ pub(crate) async fn check_key(State(app): State<App>, request: Request, next: Ne
     });
     if app.access.allows_key(bearer.or_else(|| text("x-api-key"))) {
         return next.run(request).await;
+    }
+    // One wrong key after another, whoever sends them: guessing is slow. Right keys do not wait.
+    if bearer.is_some() || text("x-api-key").is_some() {
+        let _turn = app.access.turn.lock().await;
+        tokio::time::sleep(app.access.pause).await;
     }
     // One answer for a key that is missing and one that is wrong.
     ApiError::new(

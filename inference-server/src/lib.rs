@@ -32,6 +32,7 @@ mod metrics;
 mod models;
 mod net;
 mod openapi;
+mod patience;
 mod reply;
 mod ui;
 

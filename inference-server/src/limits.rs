@@ -73,6 +73,11 @@ pub struct Limits {
     pub schema_bytes: usize,
     /// Texts of a request for embeddings.
     pub embedding_inputs: usize,
+    /// For which a request may keep a model loaded, where models do not stay forever by
+    /// configuration.
+    pub keep_alive: Duration,
+    /// Between two answers to wrong keys, of all clients together.
+    pub wrong_key_pause: Duration,
 }
 
 impl Default for Limits {
@@ -111,6 +116,8 @@ impl Default for Limits {
             whole_logprobs: 1 << 18,
             schema_bytes: 64 << 10,
             embedding_inputs: 256,
+            keep_alive: seconds(24 * 3600),
+            wrong_key_pause: Duration::from_millis(100),
         }
     }
 }

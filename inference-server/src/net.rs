@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -16,6 +17,7 @@ use tokio_io_timeout::TimeoutStream;
 use crate::app::{self, App};
 use crate::config::Config;
 use crate::models::{ModelSource, ServedModel};
+use crate::patience::{Patience, Waited};
 
 /// The most bytes of a request's head, and of read-ahead data.
 const HEAD_BYTES: usize = 64 << 10;
@@ -145,8 +147,14 @@ impl Server {
             let _ = stream.set_nodelay(true);
             let mut stream = TimeoutStream::new(stream);
             stream.set_write_timeout(Some(app.limits.write_timeout));
-            let service = TowerToHyperService::new(router.clone());
-            let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
+            let waited = Waited::default();
+            let stream = Patience::new(stream, waited.clone(), app.limits.answer_timeout);
+            let routes = TowerToHyperService::new(router.clone());
+            let service = service_fn(move |request| {
+                waited.reset();
+                routes.call(request)
+            });
+            let connection = http.serve_connection(TokioIo::new(stream), service);
             let connection = graceful.watch(connection);
             let metrics = Arc::clone(&app.metrics);
             metrics.connections.inc();

@@ -65,7 +65,7 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
                 let bytes = client.join().unwrap();
                 assert!(bytes > 20 * (2 << 20), "only {bytes} bytes");
             }
-        })
+        });
     };
     let ((), grown) = grown(run);
     let grown = grown >> 10;
@@ -189,4 +189,20 @@ fn wide_bodies_are_refused_before_values_are_made_of_them() {
         println!("{path}: {grown} KiB");
         assert!(grown < 64 << 10, "{path}: the peak grew by {grown} KiB");
     }
+}
+
+#[test]
+fn whole_log_probabilities_take_little_more_than_their_text() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut limits = common::limits();
+    limits.choices = 16;
+    let server = serve(&config().with_parallel(16).with_limits(limits));
+    let body = json!({"messages": [{"role": "user", "content": "!long"}], "n": 14,
+        "logprobs": true, "top_logprobs": 20, "max_tokens": 890});
+    let (reply, grown) = cost(&server, "/v1/chat/completions", &body.to_string());
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let text = reply.body.len() as u64 >> 10;
+    println!("{grown} KiB for {text} KiB");
+    // The client has the text twice, the server once, and each alternative in about 100 bytes.
+    assert!(grown < 8 * text, "{grown} KiB for {text} KiB");
 }

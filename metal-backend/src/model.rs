@@ -289,7 +289,9 @@ impl PromptCacheModel for MlxModel {
         let (kept, epoch) = self.kept(path)?;
         let generation = match kept.tokens {
             Some(mut tokens) => {
-                engine.prefixes().put(epoch, tokens.clone(), kept.caches);
+                let salt = options.prefill.cache_salt.as_deref();
+                let prefixes = engine.prefixes();
+                prefixes.put_salted((epoch, salt), tokens.clone(), kept.caches);
                 tokens.append(&mut more);
                 self.start(tokens, options)
             }

@@ -53,7 +53,7 @@ pub use layout::packed::{GROUPS_PER_SUPER, INTERLEAVED_ROWS, ScaleFormat, TABLE_
 pub use layout::table::Table;
 pub use layout::tile::LANES;
 pub use once::Once;
-pub use pool::with_barrier_hook;
+pub use pool::{drop_payload, with_barrier_hook};
 pub use recurrence::matrix_memory::{MatrixMemory, MemoryRule};
 pub use sampling::sample::{
     CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,

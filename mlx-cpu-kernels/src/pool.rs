@@ -5,6 +5,7 @@
 //! the cost to start and to join a job decides. Workers spin for about as long as the pause between
 //! two jobs before they sleep. The thread that has the job works on it itself.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{OnceLock, PoisonError};
@@ -275,12 +276,23 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
             unsafe { (*hook)(me) };
         }
     }));
-    if all.is_err() {
+    if let Err(payload) = all {
         shared.failed.store(true, Ordering::Relaxed);
         // The other parts are pointless.
         for next in &shared.next {
             next.0.store(usize::MAX / 2, Ordering::Relaxed);
         }
+        drop_payload(payload);
+    }
+}
+
+/// Drops what a panic carried. Its destructor may panic as well, which must not unwind from here: a
+/// worker would never leave the job, or the owner would leave before its workers.
+pub fn drop_payload(payload: Box<dyn Any + Send>) {
+    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload)));
+    // The next payload could do the same again, without end.
+    if let Err(again) = dropped {
+        std::mem::forget(again);
     }
 }
 

@@ -83,3 +83,36 @@ fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
     });
     assert_eq!(done.load(Ordering::Relaxed), 4);
 }
+
+/// What a panic carries has a destructor that panics.
+struct Relentless;
+
+impl Drop for Relentless {
+    fn drop(&mut self) {
+        std::panic::panic_any("again");
+    }
+}
+
+#[test]
+fn a_payload_that_panics_when_it_is_dropped_ends_the_job_as_any_other() {
+    let pool = Pool::start(2);
+    // Each part waits for the other one, so that each thread has one, and panics.
+    let begun = AtomicUsize::new(0);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        pool.run(2, &|_| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            while begun.load(Ordering::Relaxed) < 2 {
+                std::thread::yield_now();
+            }
+            std::panic::panic_any(Relentless);
+        });
+    }));
+    let text = caught.unwrap_err();
+    let text = text.downcast_ref::<&str>().copied().map(str::to_owned);
+    assert_eq!(text.as_deref(), Some("a part of a kernel panicked"));
+    let done = AtomicUsize::new(0);
+    pool.run(4, &|_| {
+        done.fetch_add(1, Ordering::Relaxed);
+    });
+    assert_eq!(done.load(Ordering::Relaxed), 4);
+}

@@ -91,7 +91,17 @@ impl Input {
         }
     }
 
+    fn assert_aligned<T>(&self) {
+        assert!(
+            self.data.cast::<T>().is_aligned(),
+            "an input at an odd address"
+        );
+    }
+
     /// The elements `from..from + n`, to be written.
+    ///
+    /// # Panics
+    /// When they are not all inside, or the address is not one of a `T`.
     ///
     /// # Safety
     /// The elements must be of type `T` and belong to the caller alone while the operation runs.
@@ -105,12 +115,16 @@ impl Input {
         if n == 0 {
             return &mut [];
         }
-        // SAFETY: among as many elements as MLX says, alive while the work runs; the rest is the
-        // caller's promise.
+        self.assert_aligned::<T>();
+        // SAFETY: among as many elements as MLX says, alive while the work runs, at an aligned
+        // address, checked above. The rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast::<T>().add(from), n) }
     }
 
     /// The elements in their type.
+    ///
+    /// # Panics
+    /// When the address is not one of a `T`.
     ///
     /// # Safety
     /// The elements must be of type `T`.
@@ -118,8 +132,9 @@ impl Input {
         if self.size == 0 {
             return &[];
         }
+        self.assert_aligned::<T>();
         // SAFETY: MLX says that there are this many elements, and keeps them while the work runs.
-        // The type is the caller's promise.
+        // The address is aligned, checked above. The type is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
     }
 
@@ -137,12 +152,16 @@ impl Input {
     /// All elements from the first to the last that an index reaches, as an address. Others of them
     /// may be written while some are read.
     ///
+    /// # Panics
+    /// When the address is not one of a `T`.
+    ///
     /// # Safety
     /// The elements must be of type `T`.
     pub unsafe fn span<T>(&self) -> *const [T] {
         if self.size == 0 {
             return &[];
         }
+        self.assert_aligned::<T>();
         // SAFETY: as many as there are axes, alive for the call.
         let shape = unsafe { std::slice::from_raw_parts(self.shape, self.ndim) };
         let last: usize = shape
@@ -153,5 +172,29 @@ impl Input {
         // The index of the last element is within the array's memory. So are those before it, as no
         // stride is negative.
         std::ptr::slice_from_raw_parts(self.data.cast(), last + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_at_odd_addresses_are_refused() {
+        let words = [0u32; 3];
+        for (bytes, fits) in [(0, true), (1, false), (2, false), (4, true)] {
+            // SAFETY: one word begins there, inside the three.
+            let input = unsafe { Input::from_raw(words.as_ptr().byte_add(bytes).cast(), 1) };
+            let read = std::panic::catch_unwind(|| {
+                // SAFETY: the elements are of this type; the address is checked.
+                unsafe { input.as_slice::<u32>() }.len()
+            });
+            assert_eq!(read.is_ok(), fits, "{bytes}");
+            let span = std::panic::catch_unwind(|| {
+                // SAFETY: as above.
+                unsafe { input.span::<u32>() }.len()
+            });
+            assert_eq!(span.is_ok(), fits, "{bytes}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
-use crate::{deadlock, exit, memory, stream};
+use crate::{deadlock, exit, memory, quirks, stream};
 
 /// MLX's graph building, streams and transforms share unlocked global state. The holder of this
 /// guard has exclusive access to it. Reentrant, because a Rust callback inside an MLX call may call
@@ -126,6 +126,9 @@ pub(crate) fn loaded() -> std::result::Result<(), &'static str> {
 
 #[cold]
 fn load() -> std::result::Result<(), String> {
+    if let Some(why) = quirks::refusal(std::env::consts::OS, quirks::has_metal_device()) {
+        return Err(why.to_owned());
+    }
     #[cfg(target_os = "linux")]
     sys::library::load().map_err(ToString::to_string)?;
     // SAFETY: the handler is a plain function that never unwinds and needs no data.

@@ -26,6 +26,7 @@ use std::ffi::{CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
+use mlx_cpu_kernels::drop_payload;
 use mlx_sys as sys;
 
 pub(crate) use custom::{CustomVjp, CustomVmap, KwargsClosure, Vjp, Vmap};
@@ -206,7 +207,10 @@ fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
         Err(payload) => Failure::Panic(payload),
     };
     // A failure that is replaced may hold values whose drop panics.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(swap_failure(Some(failure)))));
+    let replace = AssertUnwindSafe(|| drop(swap_failure(Some(failure))));
+    if let Err(payload) = catch_unwind(replace) {
+        drop_payload(payload);
+    }
     1
 }
 

@@ -7,6 +7,7 @@ use mlx_sys as sys;
 use crate::array::Array;
 use crate::call;
 use crate::error::{Error, ErrorKind, Result};
+use crate::quirks::Facts;
 
 /// Root-mean-square normalization over the last axis, times `weight` (Zhang and Sennrich 2019):
 /// `x / sqrt(mean(x^2) + eps) * weight`.
@@ -339,6 +340,12 @@ pub fn scaled_dot_product_attention_with_sinks(
     };
     #[cfg(not(mlx_c_0_5))]
     let mask = aligned.as_ref().map_or(mask, Mask::Array);
+    let ordered = if Facts::current()?.copies_queries_too_late(q[2]) {
+        Some(queries.contiguous()?)
+    } else {
+        None
+    };
+    let queries = ordered.as_ref().unwrap_or(queries);
     let array = match mask {
         Mask::Array(a) => Some(a),
         Mask::None | Mask::Causal => None,

@@ -52,6 +52,7 @@ mod error;
 mod exit;
 mod operators;
 mod ops;
+mod quirks;
 mod stack;
 mod stream;
 

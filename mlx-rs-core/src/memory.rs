@@ -107,7 +107,25 @@ pub fn physical_memory() -> Option<u64> {
         let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
         kib.checked_mul(1024)
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(target_os = "macos")]
+    {
+        // Not MLX's limit, which the program may have set.
+        let mut bytes = 0u64;
+        let mut length = size_of::<u64>();
+        // SAFETY: the name ends in NUL; the result has room for `length` bytes, and this value is 64
+        // bits wide; nothing is set.
+        let status = unsafe {
+            libc::sysctlbyname(
+                c"hw.memsize".as_ptr(),
+                (&raw mut bytes).cast(),
+                &raw mut length,
+                std::ptr::null_mut(),
+                0,
+            )
+        };
+        (status == 0 && length == size_of::<u64>() && bytes > 0).then_some(bytes)
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
     {
         // MLX derives its default limit from the device's memory.
         limit().ok().filter(|&b| b > 0).map(|b| b as u64)

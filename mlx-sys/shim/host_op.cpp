@@ -2,6 +2,7 @@
 #include "host_op.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -50,7 +51,8 @@ class HostOp : public mx::UnaryPrimitive {
     bool scattered = false;
     for (size_t i = 0; i < inputs.size(); i++) {
       const auto& in = inputs[i];
-      bool as_is = in.flags().row_contiguous || (i >= first_strided_ && walkable(in));
+      bool as_is = aligned(in) &&
+          (in.flags().row_contiguous || (i >= first_strided_ && walkable(in)));
       scattered |= !as_is;
       layouts->push_back(
           {{in.shape().begin(), in.shape().end()},
@@ -62,7 +64,8 @@ class HostOp : public mx::UnaryPrimitive {
           {in.data<void>(), in.size(), in.ndim(), layout.shape.data(), layout.strides.data()});
     }
     // In place of the first input where nobody else needs it; else in a copy of it.
-    bool taken = in_place_ && inputs.at(0).is_donatable() && inputs[0].flags().row_contiguous &&
+    bool taken = in_place_ && inputs.at(0).is_donatable() && aligned(inputs[0]) &&
+        inputs[0].flags().row_contiguous &&
         inputs[0].data_size() == inputs[0].size();
     if (taken) {
       output.copy_shared_buffer(inputs[0]);
@@ -208,6 +211,11 @@ class HostOp : public mx::UnaryPrimitive {
       copies.push_back(std::move(copy));
     }
     return copies;
+  }
+
+  // Whether the work may read elements where they are. A view of bytes as a wider type may begin anywhere.
+  static bool aligned(const mx::array& in) {
+    return reinterpret_cast<std::uintptr_t>(in.data<void>()) % in.itemsize() == 0;
   }
 
   // Whether rows of neighbors can be found by adding strides.

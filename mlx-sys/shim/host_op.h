@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 // An input while the work runs: row-contiguous elements (copied where they are not), unless strided ones were asked
-// for.
+// for. They are aligned for their type (copied where they are not).
 typedef struct rust_mlx_view_ {
   const void* data;
   // Elements.

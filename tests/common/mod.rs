@@ -15,27 +15,6 @@ pub fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Runs a test that counts what the whole process holds, or whose settings belong to a process: in a
-/// process of its own. `test` is its full name, `module::function`.
-pub fn alone(test: &str, body: impl FnOnce()) {
-    const NAME: &str = "RUST_MLX_TEST_ALONE";
-    if std::env::var(NAME).is_ok_and(|name| name == test) {
-        return body();
-    }
-    let run = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(NAME, test)
-        .output()
-        .unwrap();
-    let out = String::from_utf8_lossy(&run.stdout);
-    let err = String::from_utf8_lossy(&run.stderr);
-    assert!(
-        run.status.success() && out.contains("1 passed"),
-        "{test}: {}\n{out}{err}",
-        run.status
-    );
-}
-
 /// The names of all tiny checkpoints.
 pub fn tiny_names() -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(fixture("tiny"))

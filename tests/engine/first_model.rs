@@ -1,7 +1,7 @@
 //! The first real model, fetched once as the program fetches it. It is compared with an independent
 //! float32 reference (`tools/golden/first_model.py`), also through the program.
 
-#[path = "../../inference-text/tests/first_model.rs"]
+#[path = "../../inference-text/tests/text/first_model.rs"]
 mod text_golden;
 mod training;
 

@@ -1,5 +1,7 @@
 //! Models through the contract: numbers, requests, caches, sampling, inspection.
 
+#[path = "../common/alone.rs"]
+mod alone;
 #[path = "../common/mod.rs"]
 mod common;
 mod exit;

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{alone, greedy, tiny};
+use crate::alone::alone;
+use crate::common::{greedy, tiny};
 use inference::{
     CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Prompt,
 };

@@ -1,5 +1,5 @@
 //! Sampling and structured output through the contract, on tiny checkpoints: what options promise
-//! holds for whole replies. The stages themselves: `metal-backend/tests/samplers.rs`.
+//! holds for whole replies. The stages themselves: `metal-backend/tests/engine/samplers.rs`.
 
 use crate::common::{greedy, tiny};
 use inference::{

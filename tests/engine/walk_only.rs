@@ -130,7 +130,7 @@ fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
 /// MLX's own count, not ours.
 #[test]
 fn the_memory_of_the_part_is_free() {
-    crate::common::alone(
+    crate::alone::alone(
         "walk_only::the_memory_of_the_part_is_free",
         the_memory_of_the_part_is_free_alone,
     );

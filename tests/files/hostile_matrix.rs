@@ -3,10 +3,12 @@
 //! with exit code 1 and an error that names the fault. It must never end by a signal, a panic or
 //! the clock.
 //!
+//! Only Linux holds a process to `ulimit -v`.
+//!
 //! `tests/files/hostile.rs` damages files byte by byte; what each reader refuses in detail is tested
 //! beside it.
 
-#![cfg(unix)]
+#![cfg(target_os = "linux")]
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,15 +1,13 @@
 //! Fetching from the Hugging Face Hub, against a hub on this machine. It checks the layout of the
 //! shared cache, the fetched files, and every way in which a transfer can fail.
 
-#[path = "fake_hub/mod.rs"]
-mod fake_hub;
 mod refusals;
 mod transfers;
 
 use std::fs;
 use std::path::Path;
 
-use fake_hub::{COMMIT, FakeHub, Fault, etag_of};
+use crate::fake_hub::{COMMIT, FakeHub, Fault, etag_of};
 use inference::ErrorKind;
 use metal_backend as _;
 use rust_mlx::hub::{ModelSpec, Progress, Silent, Stage};

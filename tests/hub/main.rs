@@ -3,4 +3,5 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod download;
+mod fake_hub;
 mod push;

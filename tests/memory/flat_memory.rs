@@ -8,7 +8,7 @@ use mlx_rs_core::memory;
 
 #[test]
 fn five_thousand_steps_leave_memory_and_handles_flat() {
-    crate::common::alone(
+    crate::alone::alone(
         "flat_memory::five_thousand_steps_leave_memory_and_handles_flat",
         five_thousand_steps_leave_memory_and_handles_flat_alone,
     );

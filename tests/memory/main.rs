@@ -1,5 +1,7 @@
 //! What the whole process holds: each test runs in a process of its own.
 
+#[path = "../common/alone.rs"]
+mod alone;
 #[path = "../common/mod.rs"]
 mod common;
 mod flat_memory;

@@ -17,7 +17,7 @@ fn resident() -> usize {
 
 #[test]
 fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat() {
-    crate::common::alone(
+    crate::alone::alone(
         "rotating_memory::five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat",
         five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat_alone,
     );

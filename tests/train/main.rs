@@ -1,6 +1,6 @@
 //! Training through the program and through the library, on tiny models: written files, continuing
 //! after an interruption, and refusals. Losses against mlx-lm's are
-//! `metal-backend/tests/training.rs`'.
+//! `metal-backend/tests/engine/training.rs`'.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -327,6 +327,9 @@ pub struct PrefillOptions {
     /// Reuse the beginning of the prompt from earlier requests, and keep this one's. Requests that
     /// run together may share a beginning in either case.
     pub cache_prompt: bool,
+    /// Requests share what was computed of a prompt only with requests of the same salt. So nobody
+    /// else can tell from times or counts that a prompt was seen before.
+    pub cache_salt: Option<String>,
     /// Told of the prompt's progress.
     #[serde(skip)]
     pub progress: Option<Progress>,
@@ -337,6 +340,7 @@ impl Default for PrefillOptions {
         Self {
             prefill_step_size: 512,
             cache_prompt: true,
+            cache_salt: None,
             progress: None,
         }
     }
@@ -354,6 +358,8 @@ impl PrefillOptions {
         with_prefill_step_size(prefill_step_size: usize);
         /// Sets whether earlier requests are reused and this one is kept.
         with_cache_prompt(cache_prompt: bool);
+        /// Sets with whom computed beginnings of prompts are shared.
+        with_cache_salt(cache_salt: impl Into<Option<String>>);
         /// Sets the function that is told of the prompt's progress.
         with_progress(progress: impl Into<Option<Progress>>);
     }

@@ -278,6 +278,30 @@ pub(crate) fn reply_tokens(
         .min(app.limits.reply_tokens)
 }
 
+/// The most tokens of a reply, of those that it may have, where the answer has log-probabilities
+/// and is sent as a whole. What a client asked for beyond that is refused.
+pub(crate) fn whole_tokens(
+    app: &App,
+    (param, asked): (&str, Option<usize>),
+    replies: usize,
+    logprobs: Option<usize>,
+    most: usize,
+) -> Result<usize, ApiError> {
+    let Some(top) = logprobs else { return Ok(most) };
+    let all = app.limits.whole_logprobs;
+    let each = (all / (replies.max(1) * (top + 1))).max(1);
+    if let Some(asked) = asked.map(|n| n.min(most)).filter(|n| *n > each) {
+        return Err(ApiError::field(
+            param,
+            format!(
+                "an answer that is not streamed has at most {all} log-probabilities, which {each} tokens \
+                 of each reply have here, and {param} is {asked}; stream it, or ask for less"
+            ),
+        ));
+    }
+    Ok(most.min(each))
+}
+
 /// A grammar of a request, if this model has grammars.
 pub(crate) fn grammar(
     app: &App,
@@ -315,6 +339,23 @@ pub(crate) fn finish_options(
     options.validate().map_err(|e| ApiError::of_engine(&e))?;
     options.interrupt.deadline = Some(arrived + app.limits.request_timeout);
     Ok(options)
+}
+
+/// Bytes of a `cache_salt`.
+const SALT_BYTES: usize = 256;
+
+/// Checks a `cache_salt`.
+pub(crate) fn salt(salt: Option<&String>) -> Result<Option<String>, ApiError> {
+    match salt {
+        Some(salt) if salt.is_empty() || salt.len() > SALT_BYTES => Err(ApiError::field(
+            "cache_salt",
+            format!(
+                "cache_salt has {} bytes; it must have 1 to {SALT_BYTES}",
+                salt.len()
+            ),
+        )),
+        salt => Ok(salt.cloned()),
+    }
 }
 
 /// Checks stop strings.

@@ -144,13 +144,32 @@ pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result
     Ok(())
 }
 
+/// What a whole reply keeps of its tokens, besides their text.
+pub(crate) trait Keep: Send {
+    fn add(&mut self, token: Token);
+}
+
+/// Nothing.
+impl Keep for () {
+    fn add(&mut self, _: Token) {}
+}
+
+/// All, for replies of few tokens.
+impl Keep for Vec<Token> {
+    fn add(&mut self, mut token: Token) {
+        // As large as the vocabulary.
+        token.logits = None;
+        self.push(token);
+    }
+}
+
 /// A whole reply.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct Whole<K> {
     pub(crate) content: String,
     pub(crate) reasoning: String,
     pub(crate) calls: Vec<Call>,
-    pub(crate) tokens: Vec<Token>,
+    pub(crate) kept: K,
     pub(crate) end: End,
 }
 
@@ -198,9 +217,9 @@ impl Calls {
 ///
 /// # Errors
 /// Its failure.
-pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
+pub(crate) async fn whole<K: Keep>(mut reply: Reply, mut kept: K) -> Result<Whole<K>, ApiError> {
     let (mut content, mut reasoning) = (String::new(), String::new());
-    let (mut calls, mut tokens) = (Calls::default(), Vec::new());
+    let mut calls = Calls::default();
     let mut put = |deltas: Vec<Delta>| {
         for delta in deltas {
             match delta {
@@ -217,10 +236,8 @@ pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
     while let Some(item) = reply.next().await {
         match item {
             Item::Started => {}
-            Item::Token { mut token, deltas } => {
-                // Not needed any more, and as large as the vocabulary.
-                token.logits = None;
-                tokens.push(*token);
+            Item::Token { token, deltas } => {
+                kept.add(*token);
                 put(deltas);
             }
             Item::End { deltas, end } => {
@@ -235,7 +252,7 @@ pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
         content,
         reasoning,
         calls: calls.done,
-        tokens,
+        kept,
         end,
     })
 }
@@ -244,6 +261,10 @@ pub(crate) async fn whole(mut reply: Reply) -> Result<Whole, ApiError> {
 ///
 /// # Errors
 /// The first failure; the others are cancelled.
-pub(crate) async fn all(replies: Vec<Reply>) -> Result<Vec<Whole>, ApiError> {
-    futures_util::future::try_join_all(replies.into_iter().map(whole)).await
+pub(crate) async fn all<K: Keep>(
+    replies: Vec<Reply>,
+    keep: impl Fn() -> K,
+) -> Result<Vec<Whole<K>>, ApiError> {
+    let replies = replies.into_iter().map(|reply| whole(reply, keep()));
+    futures_util::future::try_join_all(replies).await
 }

@@ -68,6 +68,8 @@ pub(crate) struct Models {
     source: Option<Arc<dyn ModelSource>>,
     engine: Arc<Engine>,
     keep: KeepAlive,
+    /// The longest that a request may keep a model, unless all stay forever.
+    most_keep: Duration,
     /// Models that may be loaded beside the pinned ones.
     most: usize,
     /// Whether the first model stands in for those that are not served.
@@ -160,6 +162,7 @@ impl Models {
             source,
             engine,
             keep: config.keep_alive,
+            most_keep: config.limits.keep_alive,
             most: config.max_models,
             any: config.any_model,
             turn: tokio::sync::Mutex::new(()),
@@ -196,7 +199,7 @@ impl Models {
             Some(name) => name.to_owned(),
             None => self.first().await?,
         };
-        let keep = keep.unwrap_or(self.keep);
+        let keep = keep.map_or(self.keep, |keep| self.bounded(keep));
         if let Some(lease) = self.lease(&name, keep) {
             return Ok(lease);
         }
@@ -220,6 +223,14 @@ impl Models {
             // The task that loads never goes without a word.
             None => Err(ApiError::internal()),
         }
+    }
+
+    /// What a request asks for, as far as it goes: a client must not keep a model forever where the
+    /// server's owner does not.
+    fn bounded(&self, keep: KeepAlive) -> KeepAlive {
+        let Some(usual) = self.keep else { return keep };
+        let most = self.most_keep.max(usual);
+        Some(keep.map_or(most, |keep| keep.min(most)))
     }
 
     /// The name that is meant by no name.

@@ -40,6 +40,8 @@ struct Store {
 
 #[derive(Debug)]
 struct Entry {
+    /// Only requests of the same salt get the caches.
+    salt: Option<String>,
     tokens: Vec<u32>,
     caches: Caches,
     bytes: usize,
@@ -85,7 +87,14 @@ impl Prefixes {
     /// longer, or loses them when it fails. Of others it gets a copy, so that the system prompt of
     /// several conversations stays with each of them. With one slot it takes those out, too, since
     /// its own will replace them.
-    pub fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
+    ///
+    /// Only caches that were put with the same salt are found.
+    pub fn take_salted(
+        &self,
+        (epoch, salt): (u64, Option<&str>),
+        prompt: &[u32],
+        like: &Caches,
+    ) -> Option<(Caches, usize)> {
         let mut store = self.store();
         if store.epoch != epoch {
             return None;
@@ -95,7 +104,8 @@ impl Prefixes {
             let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
             let possible = || entry.caches.iter().all(|c| c.can_trim(surplus));
             let worth = self.slots <= 1 || worth_copying(n, entry.tokens.len());
-            if n > 0 && worth && cache::alike(&entry.caches, like) && possible() {
+            let ours = entry.salt.as_deref() == salt;
+            if ours && n > 0 && worth && cache::alike(&entry.caches, like) && possible() {
                 n
             } else {
                 0
@@ -124,7 +134,7 @@ impl Prefixes {
     /// Keeps the caches of `tokens`, which a request that began in `epoch` computed. When full, it
     /// drops the least recently used. It also drops entries that are a prefix of these, unless
     /// these cannot be cut back to them. Nothing is remembered in another epoch.
-    pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
+    pub fn put_salted(&self, (epoch, salt): (u64, Option<&str>), tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || held != tokens.len() {
             return;
@@ -138,9 +148,10 @@ impl Prefixes {
             true => tokens.starts_with(&entry.tokens),
             false => tokens == entry.tokens,
         };
-        entries.retain(|entry| !replaces(entry));
+        entries.retain(|entry| entry.salt.as_deref() != salt || !replaces(entry));
         let bytes = caches.iter().map(|c| c.nbytes()).sum();
         entries.push(Entry {
+            salt: salt.map(str::to_owned),
             tokens,
             caches,
             bytes,
@@ -149,6 +160,11 @@ impl Prefixes {
         while entries.len() > self.slots || (entries.len() > 1 && held(entries) > self.bytes) {
             entries.remove(0);
         }
+    }
+
+    /// [`Prefixes::put_salted`] without a salt.
+    pub fn put(&self, epoch: u64, tokens: Vec<u32>, caches: Caches) {
+        self.put_salted((epoch, None), tokens, caches);
     }
 
     /// Forgets everything, and remembers nothing from here on.
@@ -162,6 +178,30 @@ impl Prefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Prefixes {
+        fn take(&self, epoch: u64, prompt: &[u32], like: &Caches) -> Option<(Caches, usize)> {
+            self.take_salted((epoch, None), prompt, like)
+        }
+    }
+
+    #[test]
+    fn a_salt_finds_its_own_caches_alone() {
+        let prefixes = Prefixes::new(4);
+        let of = |salt| (0, salt);
+        prefixes.put_salted(of(Some("a")), vec![1, 2, 3], filled(3));
+        for salt in [None, Some("b"), Some("")] {
+            let found = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
+            assert!(found.is_none(), "{salt:?}");
+        }
+        // The same and longer prompts of others do not replace it.
+        prefixes.put_salted(of(Some("b")), vec![1, 2, 3, 5], filled(4));
+        prefixes.put(0, vec![1, 2, 3], filled(3));
+        for salt in [Some("a"), Some("b"), None] {
+            let found = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
+            assert_eq!(found.unwrap().1, 3, "{salt:?}");
+        }
+    }
     use crate::cache::{CacheOptions, KvCache, RecurrentState, RotatingCache};
     use crate::cache::{LayerState, StateLayout, StatePart};
     use mlx_rs_core::{Array, zeros};

@@ -79,18 +79,21 @@ impl Batch {
                 held: sequence.prefilled,
                 waits: true,
                 kin: sequence.kin(),
+                salt: m.request.options().prefill.cache_salt.clone(),
             },
             Some(sequence) => RowState {
                 tokens: m.request.tokens(),
                 held: cache::offset(&sequence.caches).unsigned_abs() as usize,
                 waits: false,
                 kin: sequence.kin(),
+                salt: m.request.options().prefill.cache_salt.clone(),
             },
             None => RowState {
                 tokens: Vec::new(),
                 held: 0,
                 waits: false,
                 kin: (0, 0),
+                salt: None,
             },
         };
         self.rows.iter().map(of).collect()

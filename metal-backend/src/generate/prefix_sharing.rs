@@ -17,6 +17,8 @@ pub struct RowState {
     pub waits: bool,
     /// Rows share only caches of the same kind: [`super::SequenceState::kin`].
     pub kin: (u64, usize),
+    /// Rows share only caches of the same salt.
+    pub salt: Option<String>,
 }
 
 /// What a row whose prompt is not computed does next.
@@ -56,7 +58,9 @@ pub fn actions(
         let least = row.held + LEAST;
         let mut best: Option<(usize, usize)> = None;
         let others = rows.iter().enumerate();
-        let same = |(j, other): &(usize, &RowState)| *j != i && other.kin == row.kin;
+        let same = |(j, other): &(usize, &RowState)| {
+            *j != i && other.kin == row.kin && other.salt == row.salt
+        };
         for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
@@ -99,6 +103,7 @@ mod tests {
             held,
             waits,
             kin: (0, 0),
+            salt: None,
         }
     }
 
@@ -161,6 +166,19 @@ mod tests {
                 Some(PrefillAction::Compute(40))
             );
         }
+    }
+
+    #[test]
+    fn rows_of_another_salt_are_not_copied() {
+        let mut rows = [row(0..40, 40, false), row(0..40, 0, true)];
+        rows[0].salt = Some(String::from("a"));
+        let alone = Some(PrefillAction::Compute(40));
+        for salt in [None, Some("b")] {
+            rows[1].salt = salt.map(String::from);
+            assert_eq!(actions(&rows, |_, _| true)[1], alone);
+        }
+        rows[1].salt = Some(String::from("a"));
+        assert_ne!(actions(&rows, |_, _| true)[1], alone);
     }
 
     #[test]

@@ -208,9 +208,14 @@ impl SequenceState {
             let mut tokens = request.tokens();
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
             let prefixes = request.engine().prefixes();
-            prefixes.put(self.epoch, tokens, self.caches);
+            prefixes.put_salted((self.epoch, salt(request)), tokens, self.caches);
         }
     }
+}
+
+/// With whom `request` shares caches.
+pub fn salt(request: &Request) -> Option<&str> {
+    request.options().prefill.cache_salt.as_deref()
 }
 
 /// Caches for `request`, and how much of its prompt they hold already: those that `prefixes` holds
@@ -226,7 +231,7 @@ pub fn prepared(
     if !request.options().prefill.cache_prompt {
         return (empty, 0);
     }
-    match prefixes.take(epoch, request.prompt(), &empty) {
+    match prefixes.take_salted((epoch, salt(request)), request.prompt(), &empty) {
         Some((caches, prefilled)) => (expecting(caches, request, 0), prefilled),
         None => (empty, 0),
     }

@@ -128,7 +128,8 @@ impl SpeculativeDecoder {
             let mut tokens = self.tokens;
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
             let prefixes = request.engine().draft_prefixes();
-            prefixes.put(prefixes.epoch(), tokens, self.caches);
+            let of = (prefixes.epoch(), super::sequence::salt(request));
+            prefixes.put_salted(of, tokens, self.caches);
         }
         self.sequence.keep(request);
     }

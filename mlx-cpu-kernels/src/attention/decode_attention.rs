@@ -149,10 +149,10 @@ impl DecodeTask<'_> {
             unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
         }
         for h in 0..heads {
-            for (i, parallel_ranges) in shares[h * step..h * step + n].iter().enumerate() {
+            for (i, share) in shares[h * step..h * step + n].iter().enumerate() {
                 let row = &values[i * self.values.position..][whole..d];
                 for (sum, value) in sums[h * d + whole..(h + 1) * d].iter_mut().zip(row) {
-                    *sum += parallel_ranges * value;
+                    *sum += share * value;
                 }
             }
         }

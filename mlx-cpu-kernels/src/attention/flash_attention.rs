@@ -277,9 +277,9 @@ fn softmax_block_with(
     let mut sums = [0.0f32; LANES];
     for lanes in scores.iter_mut() {
         for i in 0..LANES {
-            let parallel_ranges = vmath::exp(lanes[i] - base[i]);
-            lanes[i] = parallel_ranges;
-            sums[i] += parallel_ranges;
+            let weight = vmath::exp(lanes[i] - base[i]);
+            lanes[i] = weight;
+            sums[i] += weight;
         }
     }
     for i in 0..LANES {

@@ -20,7 +20,11 @@ const BYTES: usize = 4096;
 
 impl Product {
     /// Fetches what thread `me` of the pool multiplies first, of matrices that are held.
-    pub fn fetch(&self, me: usize) {
+    ///
+    /// # Safety
+    /// As of [`crate::Work::run`]: each matrix that is held must be of its part's format and size, and `k`
+    /// must be their number of columns.
+    pub unsafe fn fetch(&self, me: usize) {
         if self.rows > FEW {
             return;
         }
@@ -39,7 +43,7 @@ impl Product {
                 Some(held),
             ) = (part.kind, &part.held)
             {
-                // SAFETY: `Projection::plan` has them from a matrix of this form.
+                // SAFETY: the caller's promise.
                 let matrix = unsafe {
                     PackedMatrix::from_inputs(held.inputs(), (bits, self.k / group, scales))
                 };
@@ -164,7 +168,10 @@ mod tests {
         assert_eq!(gate.first_row_blocks(|_| 2), Some((0..2, 4..5)));
         // They need not exist for every thread.
         for work in [&work, &gate] {
-            (0..=pool::pool().threads()).for_each(|me| work.fetch(me));
+            for me in 0..=pool::pool().threads() {
+                // SAFETY: `part` makes matrices of this format and of 64 columns.
+                unsafe { work.fetch(me) };
+            }
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn keep_top_p(
     p: f32,
     workspace: &mut Workspace,
 ) {
-    let parallel_ranges = 1.0 - f64::from(p);
+    let tail_share = 1.0 - f64::from(p);
     let scale = Scale { max, by: 1.0 };
     let mut total = None;
     // If the nucleus ends below, all above is in it. Not where that is next to nothing: the maximum
@@ -81,10 +81,10 @@ pub(crate) fn keep_top_p(
         );
         // Drops the least probable, as long as their sum stays within `spare`.
         let (spare, gone) = if reach == MIN_RELATIVE_LOGIT {
-            (parallel_ranges * mass, 0.0)
+            (tail_share * mass, 0.0)
         } else {
             let total = *total.get_or_insert_with(|| workspace.find_block_sums(isa, row, scale));
-            (parallel_ranges * total, (total - mass).max(0.0))
+            (tail_share * total, (total - mass).max(0.0))
         };
         if gone <= spare || reach == MIN_RELATIVE_LOGIT {
             cut(

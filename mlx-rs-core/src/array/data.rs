@@ -89,7 +89,13 @@ impl Array {
     /// array whose bytes are not all 0 or 1; MLX's message when evaluation fails.
     pub fn data<T: Element>(&self) -> Result<Data<'_, T>> {
         self.expect_dtype::<T>("data")?;
-        let (owner, pointer, n) = self.row_major("data")?;
+        let (mut owner, mut pointer, n) = self.row_major("data")?;
+        if !pointer.cast::<T>().is_aligned() {
+            // No operation of this crate makes such an array; one of MLX's may.
+            let copy = self.fresh()?;
+            (_, pointer, _) = copy.row_major("data")?;
+            owner = Some(copy);
+        }
         if n == 0 {
             return Ok(Data {
                 _owner: None,
@@ -111,8 +117,12 @@ impl Array {
                 ));
             }
         }
-        // SAFETY: `n` elements of `T` lie there row-major, aligned as MLX's allocator and its
-        // item-wise offsets guarantee. Every bit pattern is a `T` (for bool checked above). No
+        if !pointer.cast::<T>().is_aligned() {
+            let message = format!("MLX has placed values of {} at an odd address", T::DTYPE);
+            return Err(Error::new(ErrorKind::Mlx, "data", message));
+        }
+        // SAFETY: `n` elements of `T` lie there row-major, aligned as was just checked. Every bit
+        // pattern is a `T` (for bool checked above). No
         // write happens while a handle exists, since MLX reuses a buffer only when it has no other
         // user. The handle is `self` (borrowed for 'a) or `_owner`, which lives beside the slice.
         let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };

@@ -4,15 +4,18 @@
 use std::sync::OnceLock;
 
 use super::Array;
+use crate::call;
 use crate::device::metal_is_available;
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
+use crate::quirks::Facts;
 
 impl Array {
     /// An array of `shape` that takes over `values` (row-major). There is no copy where the GPU can
     /// use the host's memory: Metal, for vectors that start at a page, as large ones do. Elsewhere
-    /// there is one copy.
+    /// there is one copy, and on macOS up to MLX 0.30.6, which uses the memory of such vectors after
+    /// they are freed.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -42,11 +45,13 @@ impl Array {
     }
 }
 
-/// MLX's allocators for the CPU and for CUDA copy the buffer and then hand it back. So taking over
+/// Decided once. MLX's allocators for the CPU and for CUDA copy the buffer and then hand it back. So taking over
 /// would cost more than copying.
 fn device_can_take_over() -> bool {
     static METAL: OnceLock<bool> = OnceLock::new();
-    *METAL.get_or_init(metal_is_available)
+    // The lock first, always: its holder may wait for this, too.
+    let _guard = call::lock();
+    *METAL.get_or_init(|| metal_is_available() && Facts::of_machine().may_take_over())
 }
 
 /// mlx-c 0.4 has no constructor that takes memory over.

@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+use mlx_cpu_kernels::drop_payload;
 use parking_lot::Mutex;
 
 use super::swap_failure;
@@ -59,7 +60,9 @@ fn drop_in_turn(body: Box<dyn Any>) {
             let left = WAITING.try_with(RefCell::take).ok().flatten();
             for body in left.into_iter().flatten() {
                 // A second panic would end the process.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
+                    drop_payload(payload);
+                }
             }
         }
     }
@@ -115,7 +118,9 @@ pub(crate) fn drop_discarded() {
 /// Drops a payload inside C. A panic must not leave it, and a pending failure must not be lost.
 fn drop_quietly<T>(payload: T) {
     let failure = swap_failure(None);
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+    if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        drop_payload(thrown);
+    }
     if failure.is_some() {
         swap_failure(failure);
     }

@@ -124,6 +124,13 @@ impl Part {
         })
     }
 
+    /// Fetches what thread `me` of the pool multiplies first.
+    fn fetch(&self, me: usize) {
+        // SAFETY: `Projection::plan` has made the product: a held matrix is a `QuantizedMatrix` of the
+        // format and sizes that its part says, and nothing changes them after.
+        unsafe { self.work.fetch(me) };
+    }
+
     /// Multiplies `x`, with the next of the operation's inputs; `add` is added to it.
     ///
     /// # Safety
@@ -148,6 +155,9 @@ fn next<'i>(rest: &mut &'i [Input], n: usize) -> &'i [Input] {
 impl Block<'_> {
     /// The block's output for `x`, float32 `[1, T, hidden]`: the tokens of the rows one after
     /// another. Their keys and values are in the rows' memory once it is evaluated.
+    ///
+    /// The operation runs once. Where a transform runs its graph again (`compile` with each call,
+    /// `checkpoint`), the later results are NaN and nothing is written.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
@@ -415,7 +425,7 @@ impl BlockPlan {
             norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
         };
-        with_barrier_hook(&|me| self.output.work.fetch(me), || {
+        with_barrier_hook(&|me| self.output.fetch(me), || {
             // SAFETY: they are float32, as planned, and belong to a `KvBuffer`, which gives its
             // arrays only to this operation and to those that copy them. Each of these runs after
             // the earlier ones (`KvBuffer::before`), so none runs at the same time. Nothing of them
@@ -424,20 +434,20 @@ impl BlockPlan {
         });
         let attended = room(&mut between.attended, self.output.work.outputs());
         let found = Input::from_slice(found);
-        with_barrier_hook(&|me| self.feed.work.fetch(me), || {
+        with_barrier_hook(&|me| self.feed.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.output.run(found, &mut rest, Some(x), attended) };
         });
         let attended = Input::from_slice(attended);
         let gated = room(&mut between.gated, self.feed.work.outputs());
-        with_barrier_hook(&|me| self.down.work.fetch(me), || {
+        with_barrier_hook(&|me| self.down.fetch(me), || {
             // SAFETY: as above.
             unsafe { self.feed.run(attended, &mut rest, None, gated) };
         });
         let gated = Input::from_slice(gated);
         let fetch = |me| {
             if let Some(after) = after {
-                after.project.work.fetch(me);
+                after.project.fetch(me);
             }
         };
         with_barrier_hook(&fetch, || {

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use mlx_cpu_kernels::{Input, Once, Work};
+use mlx_cpu_kernels::{Input, Once, Work, drop_payload};
 use mlx_sys as sys;
 
 use crate::array::Array;
@@ -11,6 +11,7 @@ use crate::call;
 use crate::closure;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ops::align_of_items;
 
 /// What an operation computes, so that it has derivatives and works in batches.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +71,12 @@ pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
         let message = "the array was to be in order";
         return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
     }
-    // SAFETY: the array has this number of elements there, and the caller keeps it.
+    if !data.addr().is_multiple_of(align_of_items(array.dtype())) {
+        let message = "the array begins at an odd address";
+        return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
+    }
+    // SAFETY: the array has this number of elements there, aligned for their type as checked above,
+    // and the caller keeps it.
     Ok(unsafe { Input::from_raw(data.cast(), size) })
 }
 
@@ -232,8 +238,9 @@ unsafe extern "C" fn run<W: Work>(
     // A panic must not cross into C++. It leaves NaN, which cannot be mistaken for a result.
     // SAFETY: `add` was given these inputs for this work, by its caller's promise.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
-    if catch_unwind(run).is_err() {
+    if let Err(payload) = catch_unwind(run) {
         output.fill(f32::NAN);
+        drop_payload(payload);
     }
 }
 
@@ -262,6 +269,80 @@ mod tests {
                 *y = 2.0 * x;
             }
             assert!(x[0] != 0.0, "a touchy kernel");
+        }
+
+        fn outputs(&self) -> usize {
+            3
+        }
+    }
+
+    /// What a panic carries, with a destructor that panics.
+    struct Relentless;
+
+    impl Drop for Relentless {
+        fn drop(&mut self) {
+            std::panic::panic_any("again");
+        }
+    }
+
+    struct Panics;
+
+    impl Work for Panics {
+        unsafe fn run(&self, _: &[Input], _: &mut [f32]) {
+            std::panic::panic_any(Relentless);
+        }
+
+        fn outputs(&self) -> usize {
+            3
+        }
+    }
+
+    #[test]
+    fn payloads_that_panic_do_not_cross_into_c() {
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let x = Array::from_slice(&[1.0f32], &[1]).unwrap();
+            let y = add("touchy", OpKind::Opaque, Panics, &[&x], &[3]).unwrap();
+            assert!(y.to_vec::<f32>().unwrap().iter().all(|y| y.is_nan()));
+        });
+    }
+
+    /// No operation of this crate makes such an array; one of MLX's might.
+    #[test]
+    fn inputs_at_odd_addresses_are_copied() {
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let values = [1.0f32, 2.0, 3.0];
+            let mut bytes = vec![0u8];
+            bytes.extend(values.iter().flat_map(|v| v.to_ne_bytes()));
+            let all = Array::from_slice(&bytes, &[13]).unwrap();
+            let odd = || {
+                let part = all.slice_axis(0, 1, 13).unwrap();
+                part.viewed(Dtype::Float32).unwrap()
+            };
+            // SAFETY: the array is kept; it is refused.
+            assert!(unsafe { input_of(&odd()) }.is_err());
+            assert_eq!(odd().to_vec::<f32>().unwrap(), values);
+            let work = || Touchy {
+                _alive: Arc::default(),
+            };
+            let plain = add("touchy", OpKind::Opaque, work(), &[&odd()], &[3]).unwrap();
+            assert_eq!(plain.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
+            let strided = add_strided("touchy", work(), &[&odd()], 0, &[3]).unwrap();
+            assert_eq!(strided.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
+            // The memory of `x` would be taken for the result: nothing else has it.
+            let x = odd().add(&Array::scalar(0.0f32).unwrap()).unwrap();
+            let in_place = add_in_place("touchy", Untouched, &[&x], &[3]).unwrap();
+            assert_eq!(in_place.to_vec::<f32>().unwrap(), values);
+            let in_place = add_in_place("touchy", Untouched, &[&odd()], &[3]).unwrap();
+            assert_eq!(in_place.to_vec::<f32>().unwrap(), values);
+        });
+    }
+
+    /// Leaves its output as it begins.
+    struct Untouched;
+
+    impl Work for Untouched {
+        unsafe fn run(&self, _: &[Input], output: &mut [f32]) {
+            assert!(output.as_ptr().is_aligned());
         }
 
         fn outputs(&self) -> usize {

@@ -14,6 +14,10 @@ use crate::memory;
 
 /// Keys and values of one row in one layer, with room for more. [`super::Block::step`] writes them
 /// in place.
+///
+/// A write happens once. A transform that runs a graph again (`compile`, `checkpoint`, gradients)
+/// does not write again: the result of the repeated step is NaN, and the memory keeps what the first
+/// run wrote.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {

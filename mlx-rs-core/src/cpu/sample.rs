@@ -1,7 +1,7 @@
 //! Sampling as an operation of MLX's graph: one token for each row of logits. The kernels are in
 //! `mlx-cpu-kernels/src/sampling`.
 
-use mlx_cpu_kernels::{Sample, SampleParams};
+use mlx_cpu_kernels::{MAX_ROW_LEN, Pick, Sample, SampleParams};
 
 use super::host_op::{self, OpKind};
 use super::logits::size;
@@ -29,7 +29,8 @@ impl From<SampleParams> for SampleRow {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when `logits` are of another type or shape, there are not as many `rows`,
-/// or what a row has seen is not uint32; MLX's message when the current stream is not on the CPU.
+/// or what a row has seen is not uint32; [`ErrorKind::Index`] for a forced token of
+/// [`MAX_ROW_LEN`](super::MAX_ROW_LEN) or more; MLX's message when the current stream is not on the CPU.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -47,6 +48,16 @@ pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
     let shape = |message: String| Err(Error::new(ErrorKind::Shape, OP, message));
     if rows.len() != count {
         return shape(format!("{} rows for logits of {count}", rows.len()));
+    }
+    // The kernel passes tokens on as float32, which counts no further.
+    let beyond =
+        |row: &SampleRow| matches!(row.params.pick, Pick::Forced(id) if id as usize >= MAX_ROW_LEN);
+    if let Some(row) = rows.iter().find(|row| beyond(row)) {
+        let message = format!(
+            "{:?} is no token: they are below {MAX_ROW_LEN}",
+            row.params.pick
+        );
+        return Err(Error::new(ErrorKind::Index, OP, message));
     }
     let mut plans = Vec::with_capacity(count);
     let mut seen = Vec::new();

@@ -447,3 +447,17 @@ fn what_does_not_fit_is_an_error() {
     let x = Array::from_slice(&[1i32, 2], &[1, 2]).unwrap();
     assert_eq!(kind(sample(&x, vec![row()])), ErrorKind::Shape);
 }
+
+/// Tokens pass through float32, which does not tell 2^24 and 2^24 + 1 apart.
+#[test]
+fn forced_tokens_are_exact_or_refused() {
+    let logits = Array::from_slice(&[0.0f32, 1.0], &[1, 2]).unwrap();
+    Stream::default_of(Device::cpu()).unwrap().scope(|| {
+        let forced = |id| sample(&logits, vec![SampleParams::new(Pick::Forced(id)).into()]);
+        let last = (1 << 24) - 1;
+        assert_eq!(forced(last).unwrap().to_vec::<u32>().unwrap(), [last]);
+        for id in [1 << 24, (1 << 24) + 1, u32::MAX] {
+            assert_eq!(forced(id).unwrap_err().kind(), ErrorKind::Index, "{id}");
+        }
+    });
+}

@@ -30,6 +30,7 @@ pub use quantized::{QuantMode, Quantized};
 pub use reduce::{All, Axes};
 pub use scatter::ScatterMode;
 pub use shape::{concatenate, stack};
+pub(crate) use types::align_of_items;
 
 /// Declares methods that map one array to one array.
 macro_rules! unary_ops {

@@ -18,8 +18,11 @@ use mlx_sys as sys;
 use super::IndexArg;
 use crate::array::Array;
 use crate::call;
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::quirks::Facts;
+use crate::stream::Stream;
 
 /// How numbers are quantized.
 #[non_exhaustive]
@@ -115,6 +118,10 @@ impl Quantized {
                 "needs a matrix that is not empty",
             )
             .with_inputs(&[weight]));
+        }
+        if mode == QuantMode::Nvfp4 && Facts::current()?.scales_nvfp4_wrongly() {
+            let on_cpu = Stream::default_of(Device::cpu())?;
+            return on_cpu.scope(|| Self::quantize(weight, group_size, bits, mode));
         }
         let parts = call::arrays("quantize", |out, s| {
             // SAFETY: all handles are live; the mode is a static NUL-terminated string.

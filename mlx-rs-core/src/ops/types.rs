@@ -69,6 +69,9 @@ impl Array {
     /// The bytes of the array read as another type; when its size differs the last axis grows or
     /// shrinks.
     ///
+    /// A view as a wider type is a copy, unless the values are there already and begin at an address
+    /// that the wider type can have.
+    ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
     /// assert_eq!(array!([1.0])?.view(Dtype::Uint32)?.to_vec::<u32>()?, [0x3f80_0000]);
@@ -105,6 +108,36 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
+        if align_of_items(dtype) > align_of_items(self.dtype())
+            && self.size() > 0
+            && !self.begins_at_multiple_of(align_of_items(dtype))?
+        {
+            return self.fresh()?.view_aligned(dtype);
+        }
+        self.view_aligned(dtype)
+    }
+
+    /// Whether the values are there already, in order, at such an address. They stay there as long
+    /// as a graph refers to them. Where values are computed later is not known: a slice may begin
+    /// anywhere, and an operation may write its result where its donated argument was.
+    fn begins_at_multiple_of(&self, bytes: usize) -> Result<bool> {
+        if mapped::inside() || !self.is_computed()? {
+            return Ok(false);
+        }
+        let (owner, first, _) = self.row_major("view")?;
+        Ok(owner.is_none() && first.addr().is_multiple_of(bytes))
+    }
+
+    /// A copy in memory of its own, at the beginning of what MLX allocates. A gather is the one copy
+    /// that never writes to the memory of its argument. The layout does not matter.
+    pub(crate) fn fresh(&self) -> Result<Array> {
+        let all = self.expand_dims(0)?;
+        all.take_raw("view", &Array::from_slice(&[0u32], &[])?, 0)
+    }
+
+    /// [`Array::view`] of values that begin where the type can.
+    fn view_aligned(&self, dtype: Dtype) -> Result<Array> {
+        let (from, to) = (self.dtype().size(), dtype.size());
         if from < to && mapped::inside() {
             // MLX would take the last axis of the batch. A reshape puts the batch first.
             let (mut shape, parts) = (self.shape().to_vec(), (to / from) as i32);
@@ -124,10 +157,20 @@ impl Array {
         self.viewed(dtype)
     }
 
-    fn viewed(&self, dtype: Dtype) -> Result<Array> {
+    /// MLX's view, of which the last axis divides and the memory is aligned.
+    pub(crate) fn viewed(&self, dtype: Dtype) -> Result<Array> {
         call::array("view", |out, s| {
             // SAFETY: all handles are live; `view` has checked that the last axis divides.
             unsafe { mlx_sys::mlx_view(out, self.raw(), dtype.raw(), s) }
         })
+    }
+}
+
+/// The alignment of an element in memory.
+pub(crate) fn align_of_items(dtype: Dtype) -> usize {
+    match dtype {
+        // Two float32.
+        Dtype::Complex64 => 4,
+        _ => dtype.size(),
     }
 }

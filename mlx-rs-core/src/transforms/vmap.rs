@@ -59,7 +59,10 @@ impl VmapAxes {
 ///
 /// `in_axes` says which axis of each argument counts the examples, `out_axes` where that axis goes
 /// in each output. `0` for all is usual. Inside `f` the batch axis is not there. An output that
-/// depends on no batched argument has no batch axis either, whatever `out_axes` says.
+/// depends on no batched argument is repeated for each example, unless its axis is `None`.
+///
+/// A result of an operation that MLX maps wrongly is computed for each example, for at most 4,096
+/// of them. An empty batch has empty results.
 ///
 /// Mirrors `mx.vmap`.
 ///

@@ -158,7 +158,7 @@ impl Judge<'_> {
             random.once_in(4),
             random.once_in(4),
             random.once_in(12),
-            random.once_in(3),
+            random.once_in(4),
         ];
         report.at(k, "views");
         let own = apply(step, args).and_then(|a| eval(&a).map(|()| a));
@@ -208,6 +208,13 @@ impl Judge<'_> {
                 report.refused("grad", &format!("{} {e:?}", step.name));
             }
         }
+        // Which of equal numbers are among the greatest is not told.
+        if phases[3] && smooth && step.name != "topk" {
+            report.at(k, "slopes");
+            if let Err(e) = mapped_slopes(step, &given, &mut random, k, report) {
+                report.refused("slopes", &format!("{} {e:?}", step.name));
+            }
+        }
         if phases[2] {
             report.at(k, "compile");
             let own = step.clone();
@@ -247,6 +254,60 @@ impl Judge<'_> {
         );
     }
 
+    /// The derivative of the part `wanted` of the program, with the value `target`, by its inputs,
+    /// over a batch of two. Only that it ends, and the shapes: rounding may change an order.
+    fn slopes(
+        &self,
+        wanted: &BTreeSet<usize>,
+        target: usize,
+        random: &mut Random,
+        report: &mut dyn Report,
+    ) -> Result<()> {
+        let program = self.program;
+        let k = wanted.last().copied().unwrap_or(0);
+        let inputs = || wanted.iter().filter(|&&k| program.steps[k].name == "input");
+        let given = inputs()
+            .map(|&k| input(&program.steps[k]))
+            .collect::<Result<Vec<_>>>()?;
+        let by: Vec<usize> = (0..given.len())
+            .filter(|&i| given[i].dtype.is_float())
+            .collect();
+        if by.is_empty() {
+            return Ok(());
+        }
+        let seed = random.bits();
+        let total = |args: &[Array]| -> Result<Vec<Array>> {
+            let mut inputs = args.iter();
+            let mut open: BTreeMap<usize, Array> = BTreeMap::new();
+            for &k in wanted {
+                let step = &program.steps[k];
+                let results = if step.name == "input" {
+                    inputs.next().cloned().into_iter().collect()
+                } else {
+                    let given: Vec<Array> = step.args.iter().map(|a| open[a].clone()).collect();
+                    apply(step, &given)?
+                };
+                for (i, array) in results.into_iter().enumerate() {
+                    open.insert(program.first[k] + i, array);
+                }
+            }
+            weighed(vec![open[&target].clone()], seed, given[by[0]].dtype)
+        };
+        let mut mapped: Vec<bool> = given.iter().map(|_| random.once_in(2)).collect();
+        mapped[by[0]] = true;
+        let (axes, batch, _) = batch_of(&given, &mapped, random)?;
+        report.at(k, "chain");
+        let slopes = values(&vmap(grad(total, &by), VmapAxes::Each(axes), 0)(&batch)?)?;
+        for (slope, &i) in slopes.iter().zip(&by) {
+            let shape = [&[2], &given[i].shape[..]].concat();
+            if slope.shape != shape {
+                let text = format!("{:?}, not {shape:?}", slope.shape);
+                report.found(k, "chain", &text);
+            }
+        }
+        Ok(())
+    }
+
     /// Some of the values again, in one evaluation each, with unneeded ones dropped.
     fn whole(&self, all: &BTreeMap<usize, Array>, report: &mut dyn Report) {
         let program = self.program;
@@ -282,6 +343,9 @@ impl Judge<'_> {
                     .remove(&target)
                     .expect("the target is among the results"))
             };
+            if let Err(e) = self.slopes(&wanted, target, &mut random, report) {
+                report.refused("chain", &format!("{e:?}"));
+            }
             report.at(last, "whole");
             let lazy = build(&mut |step| input(step)?.array()).and_then(|a| Value::of(&a));
             let (Ok(lazy), Ok(eager)) = (lazy, Value::of(&all[&target])) else {
@@ -303,13 +367,64 @@ fn mapped(
     k: usize,
     report: &mut dyn Report,
 ) -> Result<()> {
-    let mut axes: Vec<Option<i32>> = given
-        .iter()
-        .map(|v| (!random.once_in(3)).then(|| random.between(0, v.shape.len() as i32)))
-        .collect();
-    if axes.iter().all(Option::is_none) {
-        axes[0] = Some(0);
+    let mut mapped: Vec<bool> = given.iter().map(|_| !random.once_in(3)).collect();
+    if !mapped.contains(&true) {
+        mapped[0] = true;
     }
+    let (axes, batch, single) = batch_of(given, &mapped, random)?;
+    let (Ok(a), Ok(b)) = (apply(step, &single[0]), apply(step, &single[1])) else {
+        return Ok(());
+    };
+    let expected: Result<Vec<Array>> = a.iter().zip(&b).map(|(a, b)| stack(&[a, b], 0)).collect();
+    let expected = values(&expected?)?;
+    let f = |args: &[Array]| apply(step, args);
+    let text = format!("{} over {axes:?} ", step.name);
+    let got = values(&vmap(f, VmapAxes::Each(axes), 0)(&batch)?)?;
+    if let Some(apart) = apart(&got, &expected, room(step, given)) {
+        report.found(k, "vmap", &(text + &apart));
+    }
+    Ok(())
+}
+
+/// The sum of all outputs times numbers, which come in another layout than they are used in.
+fn total_of(step: &Step, seed: u64) -> impl Fn(&[Array]) -> Result<Vec<Array>> + Clone + use<> {
+    let step = step.clone();
+    move |args: &[Array]| -> Result<Vec<Array>> {
+        weighed(apply(&step, args)?, seed, args[by_first(args)].dtype())
+    }
+}
+
+/// The sum of the floats among `results` times numbers, as `dtype`.
+fn weighed(results: Vec<Array>, seed: u64, dtype: Dtype) -> Result<Vec<Array>> {
+    let mut sum = Array::scalar(0.0f32)?.astype(dtype)?;
+    for result in results {
+        if !result.dtype().is_float() {
+            continue;
+        }
+        let mut random = Random(seed);
+        let numbers: Vec<f64> = (0..result.size())
+            .map(|_| f64::from(random.between(-64, 64)) / 64.0)
+            .collect();
+        let mut back = result.shape().to_vec();
+        back.reverse();
+        let weights = Array::from_slice(&numbers, &back)?
+            .astype(result.dtype())?
+            .transpose()?;
+        sum = sum.add(&result.multiply(&weights)?.sum(All, false)?)?;
+    }
+    Ok(vec![sum])
+}
+
+/// A batch of two, of which the second has the elements of the first in reverse, and each of both.
+/// `mapped` says which of the values have the batch.
+type Batch = (Vec<Option<i32>>, Vec<Array>, [Vec<Array>; 2]);
+
+fn batch_of(given: &[Value], mapped: &[bool], random: &mut Random) -> Result<Batch> {
+    let axes: Vec<Option<i32>> = given
+        .iter()
+        .zip(mapped)
+        .map(|(v, &mapped)| mapped.then(|| random.between(0, v.shape.len() as i32)))
+        .collect();
     let (mut batch, mut single) = (Vec::new(), [Vec::new(), Vec::new()]);
     for (value, axis) in given.iter().zip(&axes) {
         let other = if axis.is_some() {
@@ -326,16 +441,61 @@ fn mapped(
             list.push(array);
         }
     }
-    let (Ok(a), Ok(b)) = (apply(step, &single[0]), apply(step, &single[1])) else {
+    Ok((axes, batch, single))
+}
+
+/// The derivative of the step over a batch of two against that on each.
+fn mapped_slopes(
+    step: &Step,
+    given: &[Value],
+    random: &mut Random,
+    k: usize,
+    report: &mut dyn Report,
+) -> Result<()> {
+    let by: Vec<usize> = (0..given.len())
+        .filter(|&i| given[i].dtype.is_float())
+        .collect();
+    let mut mapped: Vec<bool> = given.iter().map(|_| !random.once_in(3)).collect();
+    if !mapped.contains(&true) {
+        mapped[by[0]] = true;
+    }
+    let (axes, batch, single) = batch_of(given, &mapped, random)?;
+    let total = total_of(step, random.bits());
+    let slopes = |args: &[Array]| grad(total.clone(), &by)(args);
+    let text = format!("slope of {} over {axes:?}: ", step.name);
+    mapped_against_each(
+        &slopes,
+        axes,
+        &batch,
+        &single,
+        (step, given, &text),
+        k,
+        report,
+    )
+}
+
+/// `f` over a batch of two against `f` on each.
+fn mapped_against_each(
+    f: &dyn Fn(&[Array]) -> Result<Vec<Array>>,
+    axes: Vec<Option<i32>>,
+    batch: &[Array],
+    single: &[Vec<Array>; 2],
+    (step, given, text): (&Step, &[Value], &str),
+    k: usize,
+    report: &mut dyn Report,
+) -> Result<()> {
+    let (Ok(a), Ok(b)) = (f(&single[0]), f(&single[1])) else {
         return Ok(());
     };
     let expected: Result<Vec<Array>> = a.iter().zip(&b).map(|(a, b)| stack(&[a, b], 0)).collect();
     let expected = values(&expected?)?;
-    let f = |args: &[Array]| apply(step, args);
-    let text = format!("{} over {axes:?} ", step.name);
-    let got = values(&vmap(f, VmapAxes::Each(axes), 0)(&batch)?)?;
-    if let Some(apart) = apart(&got, &expected, room(step, given)) {
-        report.found(k, "vmap", &(text + &apart));
+    let got = values(&vmap(|args: &[Array]| f(args), VmapAxes::Each(axes), 0)(
+        batch,
+    )?)?;
+    let scale = room(step, given).1;
+    let tolerance = room(step, given).0.max(1024.0);
+    if let Some(apart) = apart(&got, &expected, (tolerance, scale)) {
+        report.found(k, "slopes", &format!("{text}{apart}"));
     }
     Ok(())
 }
@@ -352,29 +512,7 @@ fn derived(
     let by: Vec<usize> = (0..args.len())
         .filter(|&i| given[i].dtype.is_float())
         .collect();
-    // Outputs times numbers, which come in another layout than they are used in.
-    let total = {
-        let (step, seed) = (step.clone(), random.bits());
-        move |args: &[Array]| -> Result<Vec<Array>> {
-            let mut sum = Array::scalar(0.0f32)?.astype(args[by_first(args)].dtype())?;
-            for result in apply(&step, args)? {
-                if !result.dtype().is_float() {
-                    continue;
-                }
-                let mut random = Random(seed);
-                let numbers: Vec<f64> = (0..result.size())
-                    .map(|_| f64::from(random.between(-64, 64)) / 64.0)
-                    .collect();
-                let mut back = result.shape().to_vec();
-                back.reverse();
-                let weights = Array::from_slice(&numbers, &back)?
-                    .astype(result.dtype())?
-                    .transpose()?;
-                sum = sum.add(&result.multiply(&weights)?.sum(All, false)?)?;
-            }
-            Ok(vec![sum])
-        }
-    };
+    let total = total_of(step, random.bits());
     let views = values(&grad(total.clone(), &by)(args)?)?;
     let copies = values(&grad(total.clone(), &by)(&arrays(given)?)?)?;
     for (view, &i) in views.iter().zip(&by) {

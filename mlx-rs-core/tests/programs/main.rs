@@ -125,6 +125,10 @@ fn run(
             "1",
         ])
         .env("MLX_PROGRAMS_CHILD", &what)
+        // The C library checks each block of the heap that is freed, on Linux, where it has that.
+        .env("LD_PRELOAD", "libc_malloc_debug.so.0")
+        .env("MALLOC_CHECK_", "3")
+        .env("MALLOC_PERTURB_", "165")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

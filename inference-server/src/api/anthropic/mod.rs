@@ -48,7 +48,7 @@ pub(crate) async fn create(
         let events = stream::Events::new(id, model.id(), tokens);
         return Ok(stream::answer(reply, events, app.limits.ping));
     }
-    let whole = run::whole(reply).await?;
+    let whole = run::whole(reply, ()).await?;
     let mut content = Vec::new();
     if !whole.reasoning.is_empty() {
         content.push(json!({
@@ -108,11 +108,19 @@ fn options(
             "max_tokens must be at least 1",
         ));
     }
+    let budget = request.thinking.as_ref().and_then(|t| t.budget_tokens);
+    if let Some(budget) = budget.filter(|n| *n == 0 || *n >= request.max_tokens) {
+        return Err(ApiError::field(
+            "thinking.budget_tokens",
+            format!("budget_tokens is {budget}; it must be at least 1 and below max_tokens"),
+        ));
+    }
     let mut o = GenerateOptions::new();
     // Anthropic's default and bound.
     let temperature = (request.temperature.unwrap_or(1.0), 1.0);
     randomness(&mut o.sampling, "", temperature, request.top_p)?;
     o.sampling.top_k = request.top_k.unwrap_or(0);
+    o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let stops = request.stop_sequences.clone().unwrap_or_default();
     o.stop.stop_strings = prepare::stops(app, "stop_sequences", stops)?;
     let config = request

@@ -27,6 +27,8 @@ pub(crate) struct MessagesRequest {
     pub(crate) top_p: Option<f32>,
     /// Draw among this number of most probable tokens.
     pub(crate) top_k: Option<usize>,
+    /// Share what was computed of prompts only with requests of the same salt (vLLM's).
+    pub(crate) cache_salt: Option<String>,
     /// Strings that end the reply.
     pub(crate) stop_sequences: Option<Vec<String>>,
     /// Send the reply as it is generated.
@@ -39,7 +41,7 @@ pub(crate) struct MessagesRequest {
     tool_choice: Option<Choice>,
     /// `{"type": "disabled"}`, or `enabled` where the model's reasoning can be read.
     #[schema(value_type = Option<Object>)]
-    thinking: Option<Kind>,
+    pub(crate) thinking: Option<Thinking>,
     /// `{"format": {"type": "json_schema", "schema": ..}}`.
     #[schema(value_type = Option<Object>)]
     pub(crate) output_config: Option<OutputConfig>,
@@ -80,7 +82,7 @@ pub(crate) struct CountRequest {
     pub(crate) tool_choice: Option<Choice>,
     /// `{"type": "disabled"}`.
     #[schema(value_type = Option<Object>)]
-    pub(crate) thinking: Option<Kind>,
+    pub(crate) thinking: Option<Thinking>,
 }
 
 impl From<MessagesRequest> for CountRequest {
@@ -96,10 +98,13 @@ impl From<MessagesRequest> for CountRequest {
     }
 }
 
+/// Whether to think first.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Kind {
+pub(crate) struct Thinking {
     #[serde(rename = "type")]
     pub(crate) kind: String,
+    /// Below `max_tokens`. Thinking is not cut at it.
+    pub(crate) budget_tokens: Option<usize>,
 }
 
 /// Which tools may or must be called.

@@ -9,13 +9,13 @@ use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt};
 use inference::{FinishReason, GenerateOptions, Prompt, StopCause, Token};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::api::openai::chat::with_logprobs;
 use crate::api::openai::stream::{merged, sse};
-use crate::api::run::{self, End, Item, Reply};
+use crate::api::run::{self, End, Item, Keep, Reply};
 use crate::api::{OneOrMore, Prompts, Work, at_most, prepare, randomness, within};
 use crate::app::App;
 use crate::engine::Places;
@@ -104,6 +104,8 @@ pub(crate) struct Sampling {
     json_schema: Option<Value>,
     /// Reuse what was computed of prompts that begin alike.
     cache_prompt: Option<bool>,
+    /// Share what was computed of prompts only with requests of the same salt.
+    cache_salt: Option<String>,
     /// Return the ids of the reply.
     return_tokens: Option<bool>,
     /// Not supported.
@@ -206,6 +208,7 @@ impl Sampling {
             Some(schema) => Some(prepare::grammar(app, model, "json_schema", schema)?),
         };
         o.prefill.cache_prompt = self.cache_prompt.unwrap_or(true);
+        o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
         Ok(o)
     }
 
@@ -322,7 +325,12 @@ pub(super) async fn answer(
     let mut replies = Vec::with_capacity(prepared.len());
     let mut heads = Vec::with_capacity(prepared.len());
     for (i, (prompt, text)) in prepared.iter().zip(texts).enumerate() {
-        let n = prepare::reply_tokens(app, model, prompt.ids.len(), sampling.asked());
+        let mut n = prepare::reply_tokens(app, model, prompt.ids.len(), sampling.asked());
+        if sampling.stream != Some(true) {
+            let asked = ("n_predict", sampling.asked());
+            let logprobs = options.output.logprobs;
+            n = prepare::whole_tokens(app, asked, prepared.len(), logprobs, n)?;
+        }
         let options = options.clone().with_max_tokens(n);
         let text = match text {
             Some(text) => text,
@@ -346,20 +354,94 @@ pub(super) async fn answer(
         run::first_signs(&mut replies, app.limits.first_event).await?;
         return Ok(events(replies, heads, app.limits.ping));
     }
-    let wholes = run::all(replies).await?;
-    let mut all: Vec<Value> = wholes
-        .iter()
-        .zip(&heads)
-        .map(|(whole, head)| {
-            let text: String = whole.tokens.iter().map(|t| t.text.as_str()).collect();
-            head.last(&text, &whole.tokens, &whole.end)
-        })
-        .collect();
-    let body = match several {
-        true => Value::Array(all),
-        false => all.pop().ok_or_else(ApiError::internal)?,
+    let keep = || Kept {
+        text: String::new(),
+        ids: sampling.return_tokens.unwrap_or(false).then(Vec::new),
+        probabilities: options.output.logprobs.map(|_| Vec::new()),
     };
-    Ok(axum::Json(body).into_response())
+    let wholes = run::all(replies, keep).await?;
+    let mut all: Vec<Answer> = wholes
+        .into_iter()
+        .zip(&heads)
+        .map(|(whole, head)| head.last(whole.kept, &whole.end))
+        .collect();
+    Ok(match several {
+        true => axum::Json(all).into_response(),
+        false => axum::Json(all.pop().ok_or_else(ApiError::internal)?).into_response(),
+    })
+}
+
+/// What a whole reply keeps of its tokens.
+#[derive(Default)]
+struct Kept {
+    text: String,
+    ids: Option<Vec<u32>>,
+    probabilities: Option<Vec<Probability>>,
+}
+
+impl Keep for Kept {
+    fn add(&mut self, token: Token) {
+        self.text.push_str(&token.text);
+        if let Some(ids) = &mut self.ids {
+            ids.push(token.id);
+        }
+        if let Some(all) = &mut self.probabilities {
+            all.push(Probability::of(token));
+        }
+    }
+}
+
+/// A whole answer. Its long parts are typed: as JSON values they would take many times more.
+#[derive(Serialize)]
+struct Answer {
+    content: String,
+    tokens: Vec<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    completion_probabilities: Vec<Probability>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// A token and its alternatives.
+#[derive(Serialize)]
+struct Probability {
+    id: u32,
+    token: String,
+    bytes: Option<Box<[u8]>>,
+    logprob: f32,
+    top_logprobs: Vec<Alternative>,
+}
+
+#[derive(Serialize)]
+struct Alternative {
+    id: u32,
+    token: String,
+    bytes: Option<Box<[u8]>>,
+    logprob: f32,
+}
+
+impl Probability {
+    fn of(token: Token) -> Self {
+        let (logprob, top) = token
+            .logprobs
+            .map_or((0.0, Vec::new()), |l| (l.logprob, l.top));
+        let alternative = |t: inference::TopLogprob| Alternative {
+            id: t.id,
+            token: t.text,
+            bytes: t.bytes,
+            logprob: t.logprob,
+        };
+        Self {
+            id: token.id,
+            token: match &token.bytes {
+                Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                None => token.text,
+            },
+            bytes: token.bytes,
+            logprob,
+            top_logprobs: top.into_iter().map(alternative).collect(),
+        }
+    }
 }
 
 fn settings(options: &GenerateOptions, most: usize) -> Value {
@@ -389,15 +471,8 @@ struct Head {
 }
 
 impl Head {
-    fn ids(&self, tokens: &[Token]) -> Vec<u32> {
-        match self.tokens {
-            true => tokens.iter().map(|t| t.id).collect(),
-            false => Vec::new(),
-        }
-    }
-
     /// A whole answer, and the last event of a stream.
-    fn last(&self, content: &str, tokens: &[Token], end: &End) -> Value {
+    fn last(&self, kept: Kept, end: &End) -> Answer {
         let m = &end.metrics;
         let (kind, word) = match (&end.reason, &end.stop) {
             (FinishReason::Length, _) => ("limit", ""),
@@ -405,41 +480,45 @@ impl Head {
             (_, Some(StopCause::Eos(_))) => ("eos", ""),
             _ => ("none", ""),
         };
-        let mut answer = json!({
-            "index": self.index,
-            "content": content,
-            "tokens": self.ids(tokens),
-            "id_slot": -1,
-            "stop": true,
-            "model": self.model,
-            "tokens_predicted": m.generated_tokens,
-            "tokens_evaluated": m.prompt_tokens,
-            "tokens_cached": m.cached_tokens,
-            "generation_settings": self.settings,
-            "prompt": self.prompt,
-            "has_new_line": content.contains('\n'),
-            "truncated": false,
-            "stop_type": kind,
-            "stopping_word": word,
-            "timings": timings(end),
-        });
-        if self.probabilities && !tokens.is_empty() {
-            answer["completion_probabilities"] = tokens.iter().map(probability).collect();
+        let mut rest = Map::new();
+        for (name, value) in [
+            ("index", self.index.into()),
+            ("id_slot", Value::from(-1)),
+            ("stop", true.into()),
+            ("model", self.model.as_str().into()),
+            ("tokens_predicted", m.generated_tokens.into()),
+            ("tokens_evaluated", m.prompt_tokens.into()),
+            ("tokens_cached", m.cached_tokens.into()),
+            ("generation_settings", self.settings.clone()),
+            ("prompt", self.prompt.as_str().into()),
+            ("has_new_line", kept.text.contains('\n').into()),
+            ("truncated", false.into()),
+            ("stop_type", kind.into()),
+            ("stopping_word", word.into()),
+            ("timings", timings(end)),
+        ] {
+            rest.insert(name.into(), value);
         }
-        answer
+        Answer {
+            content: kept.text,
+            tokens: kept.ids.unwrap_or_default(),
+            completion_probabilities: kept.probabilities.unwrap_or_default(),
+            rest,
+        }
     }
 
-    fn piece(&self, token: &Token, count: usize) -> Value {
+    fn piece(&self, token: Token, count: usize) -> Value {
+        let ids: &[u32] = if self.tokens { &[token.id] } else { &[] };
         let mut piece = json!({
             "index": self.index,
             "content": token.text,
-            "tokens": self.ids(std::slice::from_ref(token)),
+            "tokens": ids,
             "stop": false,
             "id_slot": -1,
             "tokens_predicted": count,
         });
         if self.probabilities {
-            piece["completion_probabilities"] = json!([probability(token)]);
+            piece["completion_probabilities"] = json!([Probability::of(token)]);
         }
         piece
     }
@@ -472,32 +551,6 @@ fn timings(end: &End) -> Value {
     })
 }
 
-/// A token and its alternatives.
-fn probability(token: &Token) -> Value {
-    let text = |bytes: Option<&[u8]>, text: &str| match bytes {
-        Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        None => text.to_owned(),
-    };
-    let (logprob, top) = match &token.logprobs {
-        Some(l) => (l.logprob, l.top.as_slice()),
-        None => (0.0, &[][..]),
-    };
-    let top: Vec<Value> = top
-        .iter()
-        .map(|t| json!({"id": t.id, "token": t.text, "bytes": t.bytes, "logprob": t.logprob}))
-        .collect();
-    let mut all = Map::new();
-    all.insert("id".into(), token.id.into());
-    all.insert(
-        "token".into(),
-        text(token.bytes.as_deref(), &token.text).into(),
-    );
-    all.insert("bytes".into(), json!(token.bytes));
-    all.insert("logprob".into(), logprob.into());
-    all.insert("top_logprobs".into(), top.into());
-    Value::Object(all)
-}
-
 /// Answers with events. They end with the last reply's `stop`; there is no `[DONE]`.
 fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
     let counts = vec![0usize; heads.len()];
@@ -510,10 +563,10 @@ fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
             Item::Started => Vec::new(),
             Item::Token { token, .. } => {
                 counts[i] += 1;
-                vec![heads[i].piece(&token, counts[i])]
+                vec![heads[i].piece(*token, counts[i])]
             }
             // Earlier parts are not sent again.
-            Item::End { end, .. } => vec![heads[i].last("", &[], &end)],
+            Item::End { end, .. } => vec![json!(heads[i].last(Kept::default(), &end))],
             Item::Failed(error) => {
                 more = false;
                 vec![error.body(Family::OpenAi)]

@@ -174,8 +174,8 @@ impl Asked<'_> {
             options,
             self.arrived,
         );
-        let whole = run::whole(reply).await?;
-        let logprobs = whole.tokens.first().and_then(|t| t.logprobs.as_ref());
+        let whole = run::whole(reply, Vec::new()).await?;
+        let logprobs = whole.kept.first().and_then(|t| t.logprobs.as_ref());
         let top = &logprobs.ok_or_else(ApiError::internal)?.top;
         let one = |t: &TopLogprob| prediction(&t.text, f64::from(t.logprob).exp());
         Ok(top.iter().map(one).collect())

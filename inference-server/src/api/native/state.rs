@@ -20,7 +20,6 @@ pub(crate) async fn props(State(app): State<App>) -> Result<axum::Json<Value>, A
         },
         "total_slots": app.parallel,
         "model_alias": first.name,
-        "model_path": "",
         "chat_template": template.unwrap_or_default(),
         "modalities": {"vision": false, "audio": false},
         "build_info": concat!("inference-server ", env!("CARGO_PKG_VERSION")),
@@ -28,8 +27,8 @@ pub(crate) async fn props(State(app): State<App>) -> Result<axum::Json<Value>, A
     })))
 }
 
-/// Places for running requests. A request is not bound to one of them: they say how many are in
-/// use.
+/// Places for running requests. A request is not bound to one of them: the first ones are in use,
+/// as many as there are requests, waiting ones included.
 #[utoipa::path(get, path = "/slots", params(("fail_on_no_slot" = Option<String>, Query, description = "an error if all are in use")), responses(
     (status = 200, description = "a list", body = Vec<Object>),
     (status = 503, description = "all are in use, if that was to be an error", body = Object)))]
@@ -58,7 +57,6 @@ pub(crate) async fn slots(State(app): State<App>, uri: Uri) -> Result<axum::Json
             "id": id,
             "n_ctx": context,
             "is_processing": id < running,
-            "speculative": false,
         })
     };
     Ok(axum::Json((0..most).map(slot).collect()))

@@ -7,12 +7,13 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use inference::{ChatEnd, ChatPrompt, Message, Prompt, Tool};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::api::openai::embeddings::vectors;
 use crate::api::{Prompts, Work, at_most, prepare};
 use crate::app::App;
+use crate::engine::Places;
 use crate::error::ApiError;
 use crate::models::Lease;
 
@@ -155,27 +156,65 @@ pub(crate) struct DetokenizeRequest {
 pub(crate) async fn detokenize(
     State(app): State<App>,
     Work(request, places): Work<DetokenizeRequest>,
-) -> Result<axum::Json<Content>, ApiError> {
+) -> Result<Response, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
-    // A token spells some bytes, so the text is bounded about as a prompt is.
-    at_most("tokens", request.tokens.len(), app.limits.prompt_bytes / 8)?;
-    let most = model.info().vocab_size;
-    if let Some(id) = request.tokens.iter().find(|id| **id as usize >= most) {
-        let message = format!("the token {id} is not in the vocabulary of {most}");
+    let most = app.limits.prompt_bytes;
+    // A token spells some bytes, so the ids are bounded about as a prompt is.
+    at_most("tokens", request.tokens.len(), most / 8)?;
+    let vocabulary = model.info().vocab_size;
+    if let Some(id) = request.tokens.iter().find(|id| **id as usize >= vocabulary) {
+        let message = format!("the token {id} is not in the vocabulary of {vocabulary}");
         return Err(ApiError::field("tokens", message));
     }
-    let (_, content) = prepare::aside(places, move || {
-        let text = model.tokens()?.decode(&request.tokens);
-        text.map_err(|e| ApiError::of_engine(&e))
+    let (places, content) = prepare::aside(places, move || {
+        let tokens = model.tokens()?;
+        let failed = |e: inference::Error| ApiError::of_engine(&e);
+        // Some tokens spell a hundred bytes.
+        let mut bytes = 0;
+        for ids in request.tokens.chunks(AT_A_TIME) {
+            bytes += tokens.decode(ids).map_err(failed)?.len();
+            if bytes > most {
+                let message = format!("the text of the tokens has more than {most} bytes");
+                return Err(ApiError::field("tokens", message));
+            }
+        }
+        tokens.decode(&request.tokens).map_err(failed)
     })
     .await?;
-    Ok(axum::Json(Content { content }))
+    Ok(text_answer("content", content, places))
 }
 
-/// A text, written without a copy as a JSON value.
-#[derive(Serialize)]
-pub(crate) struct Content {
-    content: String,
+/// Ids whose text is measured at a time.
+const AT_A_TIME: usize = 1024;
+
+/// An object with one text, written in parts. It holds its place until the client has read it: this
+/// bounds how many texts slow clients can keep in memory.
+fn text_answer(name: &'static str, text: String, places: Places) -> Response {
+    let start = format!("{{\"{name}\":\"");
+    let parts = stream::unfold(Some((text, 0, places)), move |state| {
+        let mut out = if matches!(state, Some((_, 0, _))) {
+            start.clone().into_bytes()
+        } else {
+            Vec::new()
+        };
+        async move {
+            let (text, from, places) = state?;
+            let mut to = text.len().min(from + PART);
+            while !text.is_char_boundary(to) {
+                to += 1;
+            }
+            let part = serde_json::to_string(&text[from..to]).ok()?;
+            out.extend_from_slice(&part.as_bytes()[1..part.len() - 1]);
+            let ended = to == text.len();
+            if ended {
+                out.extend_from_slice(b"\"}");
+            }
+            let part = Ok::<_, std::convert::Infallible>(out);
+            Some((part, (!ended).then_some((text, to, places))))
+        }
+    });
+    let kind = [(CONTENT_TYPE, "application/json")];
+    (kind, Body::from_stream(parts)).into_response()
 }
 
 /// A conversation.
@@ -203,7 +242,7 @@ pub(crate) struct TemplateRequest {
 pub(crate) async fn apply_template(
     State(app): State<App>,
     Work(request, places): Work<TemplateRequest>,
-) -> Result<axum::Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
     let mut prompt = ChatPrompt::new(request.messages);
     prompt.tools = request.tools.unwrap_or_default();
@@ -211,13 +250,13 @@ pub(crate) async fn apply_template(
     if request.add_generation_prompt == Some(false) {
         prompt.end = ChatEnd::Messages;
     }
-    let (_, text) = prepare::aside(places, move || {
+    let (places, text) = prepare::aside(places, move || {
         prepare::check_chat(&app, &model, &prompt)?;
         let text = model.tokens()?.render_chat_with(&prompt);
         text.map_err(|e| prepare::template_error(&e))
     })
     .await?;
-    Ok(axum::Json(json!({"prompt": text})))
+    Ok(text_answer("prompt", text, places))
 }
 
 /// Texts to make vectors of.

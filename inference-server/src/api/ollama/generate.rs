@@ -161,7 +161,7 @@ async fn answer(
     let options = options.with_max_tokens(most);
     let mut reply = Reply::start(app, model, place, &prepared, options, arrived);
     if rest.stream == Some(false) {
-        let whole = run::whole(reply).await?;
+        let whole = run::whole(reply, ()).await?;
         let mut line = line(
             model.id(),
             shape,

@@ -68,6 +68,8 @@ pub(crate) struct Rest {
     /// Whether to think first.
     #[schema(value_type = Option<crate::api::described::BoolOrText>)]
     pub(super) think: Option<Value>,
+    /// Share what was computed of prompts only with requests of the same salt (vLLM's).
+    pub(super) cache_salt: Option<String>,
     /// Not supported.
     pub(super) logprobs: Option<bool>,
     /// How long the model stays loaded after this: `5m`, or seconds; below 0 is forever.
@@ -135,7 +137,36 @@ pub(crate) struct Options {
     frequency_penalty: Option<f32>,
     /// Not supported.
     mirostat: Option<i64>,
+    /// Only 1.
+    typical_p: Option<f32>,
+    /// Only 1.
+    tfs_z: Option<f32>,
+    /// All others.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    more: Map<String, Value>,
 }
+
+/// Options of Ollama that change nothing here: how the engine runs is the server's own matter, no
+/// prompt is ever cut, and mirostat's numbers are those of a sampler that is refused.
+const NO_EFFECT: [&str; 16] = [
+    "f16_kv",
+    "logits_all",
+    "low_vram",
+    "main_gpu",
+    "mirostat_eta",
+    "mirostat_tau",
+    "num_batch",
+    "num_gpu",
+    "num_gqa",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "penalize_newline",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+];
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Turn {
@@ -192,11 +223,22 @@ impl Rest {
     pub(super) fn options(&self, app: &App) -> Result<GenerateOptions, ApiError> {
         let none = Options::default();
         let given = self.options.as_ref().unwrap_or(&none);
-        if given.mirostat.is_some_and(|n| n != 0) {
-            return Err(ApiError::unsupported(
-                "options.mirostat",
-                "mirostat is not supported; leave it out",
-            ));
+        let not = |value: Option<f32>| value.is_some_and(|v| v != 1.0);
+        for (name, there) in [
+            ("mirostat", given.mirostat.is_some_and(|n| n != 0)),
+            ("typical_p", not(given.typical_p)),
+            ("tfs_z", not(given.tfs_z)),
+        ] {
+            if there {
+                let message = format!("{name} is not supported; leave it out");
+                return Err(ApiError::unsupported(format!("options.{name}"), message));
+            }
+        }
+        let unknown = |name: &&String| !NO_EFFECT.contains(&name.as_str());
+        if let Some(name) = given.more.keys().find(unknown) {
+            let name: String = name.chars().take(40).collect();
+            let message = format!("the option {name:?} is not known");
+            return Err(ApiError::unsupported(format!("options.{name}"), message));
         }
         if self.logprobs == Some(true) {
             return Err(ApiError::unsupported(
@@ -205,6 +247,7 @@ impl Rest {
             ));
         }
         let mut o = GenerateOptions::new();
+        o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
         let temperature = (given.temperature.unwrap_or(0.8), 10.0);
         let top_p = Some(given.top_p.unwrap_or(0.9));
         randomness(&mut o.sampling, "options.", temperature, top_p)?;

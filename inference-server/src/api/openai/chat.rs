@@ -5,13 +5,14 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use inference::{ChatEnd, ChatPrompt, FinishReason, Grammar, Token};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::options::{self, Usage};
 use super::stream::{self, Chunks};
 use super::types::{ChatRequest, ResponseFormat};
 use crate::api::choice::ToolChoice;
-use crate::api::run::{self, Call, End, Item, Reply};
+use crate::api::run::{self, Call, End, Item, Keep, Reply};
 use crate::api::{Work, prepare};
 use crate::app::App;
 use crate::error::ApiError;
@@ -45,9 +46,10 @@ pub(crate) async fn create(
     options.output.logprobs = logprobs(&app, model, &request)?;
     options.constraints.grammar = grammar(&app, model, &request)?;
     let asked = match request.max_completion_tokens {
-        Some(_) => options::asked("max_completion_tokens", request.max_completion_tokens)?,
-        None => options::asked("max_tokens", request.max_tokens)?,
+        Some(n) => ("max_completion_tokens", Some(n)),
+        None => ("max_tokens", request.max_tokens),
     };
+    options::asked(asked.0, asked.1)?;
     // Checks that need no prompt, before a place is taken.
     options = prepare::finish_options(&app, options.with_max_tokens(usize::MAX), arrived)?;
     let stream = request.stream.unwrap_or(false);
@@ -57,7 +59,11 @@ pub(crate) async fn create(
     prepare::grow(&app, &mut places, n)?;
     let (mut places, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
     choice.apply(&app, model, &mut prepared, &mut options)?;
-    options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked);
+    options.max_tokens = prepare::reply_tokens(&app, model, prepared.ids.len(), asked.1);
+    if !stream {
+        let (logprobs, most) = (options.output.logprobs, options.max_tokens);
+        options.max_tokens = prepare::whole_tokens(&app, asked, n, logprobs, most)?;
+    }
     let options = prepare::finish_options(&app, options, arrived)?;
     let mut replies = Vec::with_capacity(n);
     for i in 0..n {
@@ -84,7 +90,8 @@ pub(crate) async fn create(
     }
     let mut usage = Usage::default();
     let mut choices = Vec::with_capacity(n);
-    for (i, whole) in run::all(replies).await?.into_iter().enumerate() {
+    let keep = || Logprobs::new(head.logprobs);
+    for (i, whole) in run::all(replies, keep).await?.into_iter().enumerate() {
         usage.add(&whole.end.metrics, i == 0);
         let mut message = Map::new();
         message.insert("role".into(), "assistant".into());
@@ -98,27 +105,66 @@ pub(crate) async fn create(
         if !whole.calls.is_empty() {
             message.insert("tool_calls".into(), whole.calls.iter().map(call).collect());
         }
-        let logprobs = match head.logprobs {
-            true => json!({"content": whole.tokens.iter().map(logprob).collect::<Vec<_>>()}),
-            false => Value::Null,
-        };
-        choices.push(json!({
-            "index": i,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": finish(&whole.end, !whole.calls.is_empty()),
-        }));
+        choices.push(WholeChoice {
+            index: i,
+            message,
+            finish_reason: finish(&whole.end, !whole.calls.is_empty()),
+            logprobs: head.logprobs.then_some(whole.kept),
+        });
     }
-    let body = json!({
-        "id": head.id,
-        "object": "chat.completion",
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": FINGERPRINT,
-        "choices": choices,
-        "usage": usage.json(),
-    });
+    let body = Completion {
+        id: head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: head.model,
+        system_fingerprint: FINGERPRINT,
+        choices,
+        usage: usage.json(),
+    };
     Ok(axum::Json(body).into_response())
+}
+
+/// An answer, typed: as JSON values, log-probabilities would take many times more.
+#[derive(Serialize)]
+pub(super) struct Completion<C> {
+    pub(super) id: String,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: String,
+    pub(super) system_fingerprint: &'static str,
+    pub(super) choices: Vec<C>,
+    pub(super) usage: Value,
+}
+
+#[derive(Serialize)]
+struct WholeChoice {
+    index: usize,
+    message: Map<String, Value>,
+    logprobs: Option<Logprobs>,
+    finish_reason: &'static str,
+}
+
+/// Log-probabilities of a reply's tokens.
+#[derive(Debug, Serialize)]
+struct Logprobs {
+    #[serde(skip)]
+    wanted: bool,
+    content: Vec<Logprob>,
+}
+
+impl Logprobs {
+    fn new(wanted: bool) -> Self {
+        let content = Vec::new();
+        Self { wanted, content }
+    }
+}
+
+impl Keep for Logprobs {
+    fn add(&mut self, token: Token) {
+        if self.wanted {
+            self.content.push(Logprob::of(token));
+        }
+    }
 }
 
 /// Counts the tokens of a conversation's prompt.
@@ -328,21 +374,41 @@ fn call(call: &Call) -> Value {
 }
 
 /// A token and its alternatives.
-fn logprob(token: &Token) -> Value {
-    let bytes = token.bytes.as_deref();
-    let text = match bytes {
-        Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        None => token.text.clone(),
-    };
-    let (logprob, top) = match &token.logprobs {
-        Some(l) => (l.logprob, l.top.as_slice()),
-        None => (0.0, &[][..]),
-    };
-    let top: Vec<Value> = top
-        .iter()
-        .map(|t| json!({"token": t.text, "logprob": t.logprob, "bytes": t.bytes}))
-        .collect();
-    json!({"token": text, "logprob": logprob, "bytes": bytes, "top_logprobs": top})
+#[derive(Debug, Serialize)]
+struct Logprob {
+    token: String,
+    logprob: f32,
+    bytes: Option<Box<[u8]>>,
+    top_logprobs: Vec<Alternative>,
+}
+
+#[derive(Debug, Serialize)]
+struct Alternative {
+    token: String,
+    logprob: f32,
+    bytes: Option<Box<[u8]>>,
+}
+
+impl Logprob {
+    fn of(token: Token) -> Self {
+        let (logprob, top) = token
+            .logprobs
+            .map_or((0.0, Vec::new()), |l| (l.logprob, l.top));
+        let alternative = |t: inference::TopLogprob| Alternative {
+            token: t.text,
+            logprob: t.logprob,
+            bytes: t.bytes,
+        };
+        Self {
+            token: match &token.bytes {
+                Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                None => token.text,
+            },
+            logprob,
+            bytes: token.bytes,
+            top_logprobs: top.into_iter().map(alternative).collect(),
+        }
+    }
 }
 
 /// What all chunks have.
@@ -358,7 +424,7 @@ struct Choice {
     begun: bool,
     called: bool,
     /// Log-probabilities of tokens whose text is held back.
-    waiting: Vec<Value>,
+    waiting: Vec<Logprob>,
 }
 
 struct ChatChunks {
@@ -446,7 +512,7 @@ impl Chunks for ChatChunks {
             Item::Token { token, deltas } => {
                 self.begin(i, &mut chunks);
                 if self.head.logprobs {
-                    self.choices[i].waiting.push(logprob(&token));
+                    self.choices[i].waiting.push(Logprob::of(*token));
                 }
                 self.deltas(i, deltas, &mut chunks);
             }

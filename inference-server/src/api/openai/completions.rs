@@ -6,14 +6,15 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use inference::{Prompt, Token};
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
-use super::chat::{FINGERPRINT, finish, now, with_logprobs};
+use super::chat::{Completion, FINGERPRINT, finish, now, with_logprobs};
 use super::options::{self, Usage};
 use super::stream::{self, Chunks};
 use super::types::CompletionRequest;
 use crate::api::native::infill;
-use crate::api::run::{self, Item, Reply};
+use crate::api::run::{self, Item, Keep, Reply};
 use crate::api::{Prompts, Work, prepare};
 use crate::app::App;
 use crate::error::ApiError;
@@ -94,13 +95,15 @@ pub(crate) async fn create(
     places = back;
     let mut replies = Vec::with_capacity(prepared.len() * n);
     let mut echoes = Vec::with_capacity(prepared.len() * n);
+    let streamed = request.stream.unwrap_or(false);
+    let asked = Some(asked.unwrap_or(MAX_TOKENS));
     for (prompt, text) in prepared.iter().zip(texts) {
-        options.max_tokens = prepare::reply_tokens(
-            &app,
-            model,
-            prompt.ids.len(),
-            Some(asked.unwrap_or(MAX_TOKENS)),
-        );
+        options.max_tokens = prepare::reply_tokens(&app, model, prompt.ids.len(), asked);
+        if !streamed {
+            let (replies, asked) = (prepared.len() * n, ("max_tokens", asked));
+            let (logprobs, most) = (options.output.logprobs, options.max_tokens);
+            options.max_tokens = prepare::whole_tokens(&app, asked, replies, logprobs, most)?;
+        }
         let options = prepare::finish_options(&app, options.clone(), arrived)?;
         let echoed = match (echo, text) {
             (false, _) => String::new(),
@@ -124,7 +127,7 @@ pub(crate) async fn create(
         logprobs: options.output.logprobs.is_some(),
         n,
     };
-    if request.stream.unwrap_or(false) {
+    if streamed {
         run::first_signs(&mut replies, app.limits.first_event).await?;
         let chunks = TextChunks {
             head,
@@ -140,32 +143,54 @@ pub(crate) async fn create(
         return Ok(stream::answer(replies, chunks, app.limits.ping));
     }
     let mut usage = Usage::default();
-    let wholes = run::all(replies).await?;
+    let keep = || Kept {
+        text: String::new(),
+        logprobs: head.logprobs.then(Logprobs::default),
+    };
+    let wholes = run::all(replies, keep).await?;
     let mut choices = Vec::with_capacity(wholes.len());
     for (i, (whole, echo)) in wholes.into_iter().zip(echoes).enumerate() {
         usage.add(&whole.end.metrics, i.is_multiple_of(n));
-        let mut logprobs = Logprobs::default();
-        if head.logprobs {
-            whole.tokens.iter().for_each(|token| logprobs.add(token));
-        }
-        let text: String = whole.tokens.iter().map(|t| t.text.as_str()).collect();
-        choices.push(json!({
-            "index": i,
-            "text": format!("{echo}{text}"),
-            "logprobs": logprobs.take(head.logprobs),
-            "finish_reason": finish(&whole.end, false),
-        }));
+        choices.push(WholeChoice {
+            index: i,
+            text: echo + &whole.kept.text,
+            logprobs: whole.kept.logprobs,
+            finish_reason: finish(&whole.end, false),
+        });
     }
-    let body = json!({
-        "id": head.id,
-        "object": "text_completion",
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": FINGERPRINT,
-        "choices": choices,
-        "usage": usage.json(),
-    });
+    let body = Completion {
+        id: head.id,
+        object: "text_completion",
+        created: head.created,
+        model: head.model,
+        system_fingerprint: FINGERPRINT,
+        choices,
+        usage: usage.json(),
+    };
     Ok(axum::Json(body).into_response())
+}
+
+#[derive(Serialize)]
+struct WholeChoice {
+    index: usize,
+    text: String,
+    logprobs: Option<Logprobs>,
+    finish_reason: &'static str,
+}
+
+/// What a whole reply keeps of its tokens.
+struct Kept {
+    text: String,
+    logprobs: Option<Logprobs>,
+}
+
+impl Keep for Kept {
+    fn add(&mut self, token: Token) {
+        self.text.push_str(&token.text);
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.add(token);
+        }
+    }
 }
 
 /// What all chunks have.
@@ -179,47 +204,59 @@ struct Head {
 }
 
 /// Log-probabilities in the shape that completions have.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct Logprobs {
     /// Characters before the next token.
+    #[serde(skip)]
     offset: usize,
     tokens: Vec<String>,
-    logprobs: Vec<f32>,
-    top: Vec<Value>,
-    offsets: Vec<usize>,
+    token_logprobs: Vec<f32>,
+    top_logprobs: Vec<Top>,
+    text_offset: Vec<usize>,
+}
+
+/// Alternatives by their text.
+struct Top(Vec<(String, f32)>);
+
+impl Serialize for Top {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
 }
 
 impl Logprobs {
-    fn add(&mut self, token: &Token) {
-        let text = match &token.bytes {
-            Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            None => token.text.clone(),
-        };
-        self.tokens.push(text);
-        self.offsets.push(self.offset);
+    fn add(&mut self, token: Token) {
+        self.text_offset.push(self.offset);
         self.offset += token.text.chars().count();
-        let mut top = Map::new();
-        let mut logprob = 0.0;
-        if let Some(l) = &token.logprobs {
-            logprob = l.logprob;
-            for t in &l.top {
-                top.insert(t.text.clone(), t.logprob.into());
+        self.tokens.push(match &token.bytes {
+            Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            None => token.text,
+        });
+        let (logprob, top) = token
+            .logprobs
+            .map_or((0.0, Vec::new()), |l| (l.logprob, l.top));
+        let mut all: Vec<(String, f32)> = Vec::with_capacity(top.len());
+        for t in top {
+            // Several tokens may spell the same; a name comes once.
+            match all.iter_mut().find(|(text, _)| *text == t.text) {
+                Some((_, logprob)) => *logprob = t.logprob,
+                None => all.push((t.text, t.logprob)),
             }
         }
-        self.logprobs.push(logprob);
-        self.top.push(Value::Object(top));
+        self.token_logprobs.push(logprob);
+        self.top_logprobs.push(Top(all));
     }
 
+    /// Those since the last time, for a stream.
     fn take(&mut self, wanted: bool) -> Value {
         if !wanted {
             return Value::Null;
         }
-        json!({
-            "tokens": std::mem::take(&mut self.tokens),
-            "token_logprobs": std::mem::take(&mut self.logprobs),
-            "top_logprobs": std::mem::take(&mut self.top),
-            "text_offset": std::mem::take(&mut self.offsets),
-        })
+        let next = Self {
+            offset: self.offset,
+            ..Self::default()
+        };
+        json!(std::mem::replace(self, next))
     }
 }
 
@@ -276,11 +313,12 @@ impl Chunks for TextChunks {
         match item {
             Item::Started => {}
             Item::Token { token, .. } => {
+                let text = token.text.clone();
                 if self.head.logprobs {
-                    self.choices[i].logprobs.add(&token);
+                    self.choices[i].logprobs.add(*token);
                 }
-                if !token.text.is_empty() {
-                    chunks.push(self.choice(i, &token.text, None));
+                if !text.is_empty() {
+                    chunks.push(self.choice(i, &text, None));
                 }
             }
             Item::End { end, .. } => {

@@ -70,6 +70,7 @@ pub(crate) fn options(
     // Any number will do, and negative ones are numbers.
     o.sampling.seed = fields.seed.map(i64::cast_unsigned);
     o.prefill.cache_prompt = fields.cache_prompt.unwrap_or(true);
+    o.prefill.cache_salt = prepare::salt(fields.cache_salt)?;
     Ok(o)
 }
 

@@ -59,6 +59,8 @@ macro_rules! request {
             pub(crate) stream_options: Option<StreamOptions>,
             /// Reuse what was computed of prompts that begin alike (not OpenAI's).
             pub(crate) cache_prompt: Option<bool>,
+            /// Share what was computed of prompts only with requests of the same salt (vLLM's).
+            pub(crate) cache_salt: Option<String>,
             /// Not supported.
             pub(crate) grammar: Option<String>,
         }
@@ -84,6 +86,7 @@ macro_rules! request {
                     stream: self.stream,
                     stream_options: self.stream_options.as_ref(),
                     cache_prompt: self.cache_prompt,
+                    cache_salt: self.cache_salt.as_ref(),
                     grammar: self.grammar.as_deref(),
                 }
             }
@@ -110,6 +113,7 @@ pub(crate) struct Sampling<'a> {
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<&'a StreamOptions>,
     pub(crate) cache_prompt: Option<bool>,
+    pub(crate) cache_salt: Option<&'a String>,
     pub(crate) grammar: Option<&'a str>,
 }
 

@@ -6,7 +6,7 @@ pub(crate) const EXP_MIN: f32 = -87.33;
 /// Above this, `exp` is constant here.
 pub(crate) const EXP_MAX: f32 = 88.37;
 
-/// Adding 1.5 * 2^23 rounds to a integer, which is then in the lowest bits.
+/// Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
 pub(crate) const ROUND_BIAS: f32 = 12_582_912.0;
 
 /// The logarithm of 2, in two parts, so that a integer times the first is exact.

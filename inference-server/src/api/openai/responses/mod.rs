@@ -164,6 +164,7 @@ fn sampling(
 ) -> Result<GenerateOptions, ApiError> {
     let mut o = GenerateOptions::new();
     options::randomness(&mut o.sampling, request.temperature, request.top_p)?;
+    o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let param = "text.format";
     o.constraints.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
         None | Some(Format::Text) => None,

@@ -1,0 +1,9 @@
+//! The suite itself: it passes well-behaved backends and finds each fault.
+
+#![forbid(unsafe_code)]
+
+mod broken;
+mod front_page;
+#[path = "../mock/mod.rs"]
+mod mock;
+mod well_behaved;

@@ -1,0 +1,8 @@
+//! Files of models without arrays: descriptors, headers, footprints, damaged input.
+
+#![forbid(unsafe_code)]
+
+mod families;
+mod footprint;
+mod fuzz;
+mod gguf_summary;

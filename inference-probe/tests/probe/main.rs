@@ -1,0 +1,7 @@
+//! Statistics against references, and files of features and windows.
+
+#![forbid(unsafe_code)]
+
+mod golden;
+mod vindex;
+mod windows;

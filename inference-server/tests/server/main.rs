@@ -1,0 +1,16 @@
+//! The server on a scripted backend: each API, access, models, and how it starts and stops.
+
+#![forbid(unsafe_code)]
+
+mod access;
+#[path = "../common/mod.rs"]
+mod common;
+mod description;
+mod lifecycle;
+mod models;
+mod native;
+mod openai;
+mod other_apis;
+mod page;
+mod responses;
+mod tools;

@@ -1,0 +1,513 @@
+//! Models that are loaded by name, used, and unloaded.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::common::{Client, Script, State, capabilities, config, eventually, lines, read};
+use inference::{CancelToken, Error, ErrorKind, Result};
+use inference_server::{Config, ModelEntry, ModelSource, PullProgress, ServedModel, Server};
+use serde_json::{Value, json};
+
+/// A source of scripted models, which records its calls.
+#[derive(Default)]
+struct Shelf {
+    names: Vec<&'static str>,
+    pulls: bool,
+    /// The latest load of each name.
+    states: Mutex<BTreeMap<String, Arc<State>>>,
+    loads: Mutex<Vec<String>>,
+    /// Loads at this moment, and the most there ever were.
+    now: AtomicUsize,
+    peak: AtomicUsize,
+    /// Loads fail for want of memory while more models than this are open.
+    memory: Option<usize>,
+    slow: Duration,
+}
+
+impl Shelf {
+    fn of(names: &[&'static str]) -> Self {
+        Self {
+            names: names.to_vec(),
+            ..Self::default()
+        }
+    }
+
+    fn state(&self, name: &str) -> Arc<State> {
+        Arc::clone(&self.states.lock().unwrap()[name])
+    }
+
+    fn closed(&self, name: &str) -> bool {
+        self.state(name).closed.load(Ordering::SeqCst)
+    }
+
+    fn loads(&self) -> Vec<String> {
+        self.loads.lock().unwrap().clone()
+    }
+
+    fn open(&self) -> usize {
+        let states = self.states.lock().unwrap();
+        let open = |s: &&Arc<State>| !s.closed.load(Ordering::SeqCst);
+        states.values().filter(open).count()
+    }
+}
+
+impl ModelSource for Shelf {
+    fn entries(&self) -> Vec<ModelEntry> {
+        let entry = |name: &&str| ModelEntry::new(*name).with_files(1234, 951_782_400);
+        self.names.iter().map(entry).collect()
+    }
+
+    fn load(&self, name: &str) -> Result<ServedModel> {
+        assert!(self.names.contains(&name), "{name} is not on the list");
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.peak.fetch_max(now, Ordering::SeqCst);
+        std::thread::sleep(self.slow);
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        self.loads.lock().unwrap().push(name.to_owned());
+        assert!(!name.contains("panic"), "asked to when loaded");
+        if name.contains("broken") {
+            return Err(Error::new(
+                ErrorKind::InvalidModel,
+                "/secret/model.gguf is cut",
+            ));
+        }
+        if self.memory.is_some_and(|most| self.open() >= most) {
+            return Err(Error::new(ErrorKind::OutOfMemory, "it does not fit"));
+        }
+        let script = Script::new();
+        let state = Arc::clone(&script.state);
+        self.states.lock().unwrap().insert(name.to_owned(), state);
+        let model: Arc<dyn inference::TextModel> = Arc::new(script);
+        ServedModel::new(name, model, capabilities())
+    }
+
+    fn can_pull(&self) -> bool {
+        self.pulls
+    }
+
+    fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
+        if name != "own/new" {
+            return Err(Error::new(
+                ErrorKind::ModelNotFound,
+                "no such place: /secret",
+            ));
+        }
+        for completed in [0, 50, 100] {
+            let news = PullProgress::new("downloading");
+            progress(news.with_file("weights", completed, 100));
+        }
+        Ok(())
+    }
+}
+
+struct Running {
+    client: Client,
+    shelf: Arc<Shelf>,
+    stop: CancelToken,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        let ended = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            ended.unwrap();
+        }
+    }
+}
+
+fn serve(config: &Config, shelf: Shelf, models: Vec<ServedModel>) -> Running {
+    let shelf = Arc::new(shelf);
+    let source: Arc<dyn ModelSource> = Arc::clone(&shelf) as _;
+    let server = Server::bind_with_source(config, models, source).unwrap();
+    let client = Client::new(server.address());
+    let stop = CancelToken::new();
+    let token = stop.clone();
+    let thread = std::thread::spawn(move || server.run(&token).unwrap());
+    Running {
+        client,
+        shelf,
+        stop,
+        thread: Some(thread),
+    }
+}
+
+fn ask(model: &str, prompt: &str) -> Value {
+    json!({"model": model, "prompt": prompt, "max_tokens": 100})
+}
+
+impl Running {
+    #[track_caller]
+    fn says(&self, model: &str) -> Value {
+        let reply = self.client.post("/v1/completions", &ask(model, "x"));
+        reply.expect(200)
+    }
+
+    /// Names of the loaded models, and when they go.
+    fn ps(&self) -> Vec<(String, String)> {
+        let answer = self.client.get("/api/ps").expect(200);
+        let models = answer["models"].as_array().unwrap().clone();
+        let text = |v: &Value| v.as_str().unwrap().to_owned();
+        models
+            .iter()
+            .map(|m| (text(&m["name"]), text(&m["expires_at"])))
+            .collect()
+    }
+
+    fn loaded(&self) -> Vec<String> {
+        self.ps().into_iter().map(|(name, _)| name).collect()
+    }
+}
+
+#[test]
+fn a_model_is_loaded_when_a_request_first_names_it() {
+    let server = serve(&config(), Shelf::of(&["one", "own/two"]), Vec::new());
+    assert!(server.loaded().is_empty());
+    let list = server.client.get("/v1/models").expect(200);
+    let ids: Vec<&str> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(ids, ["one", "own/two"]);
+    let tags = server.client.get("/api/tags").expect(200);
+    assert_eq!(tags["models"][1]["size"], 1234);
+    assert_eq!(
+        tags["models"][1]["modified_at"],
+        "2000-02-29T00:00:00.000000000Z"
+    );
+    let show = json!({"model": "own/two"});
+    server.client.post("/api/show", &show).expect(200);
+    assert!(server.shelf.loads().is_empty(), "looking loads nothing");
+
+    let reply = server.says("own/two");
+    assert_eq!(reply["model"], "own/two");
+    assert_eq!(reply["choices"][0]["text"], "hello world");
+    server.says("own/two:latest");
+    assert_eq!(server.shelf.loads(), ["own/two"]);
+    assert_eq!(server.loaded(), ["own/two"]);
+    assert_eq!(server.says("one")["model"], "one");
+    assert_eq!(server.loaded(), ["own/two", "one"]);
+    let (_, expires) = server.ps()[0].clone();
+    assert!(
+        expires.starts_with("20"),
+        "after five minutes, but {expires}"
+    );
+}
+
+#[test]
+fn what_is_not_on_the_list_is_never_loaded() {
+    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    for name in ["two", "../one", "/etc/passwd", "own/two", "one/", "ONE"] {
+        let reply = server.client.post("/v1/completions", &ask(name, "x"));
+        let error = reply.expect(404);
+        assert_eq!(error["error"]["code"], "model_not_found");
+        assert!(
+            error["error"]["message"]
+                .as_str()
+                .unwrap()
+                .ends_with("there are: one")
+        );
+    }
+    assert!(server.shelf.loads().is_empty());
+}
+
+#[test]
+fn many_clients_of_one_model_wait_for_one_load() {
+    let mut shelf = Shelf::of(&["one", "two"]);
+    shelf.slow = Duration::from_millis(200);
+    let server = serve(&config(), shelf, Vec::new());
+    let clients: Vec<_> = (0..4)
+        .map(|i| {
+            let model = ["one", "two"][i % 2];
+            server.client.open_json("/v1/completions", &ask(model, "x"))
+        })
+        .collect();
+    for client in clients {
+        read(client).expect(200);
+    }
+    let mut loads = server.shelf.loads();
+    loads.sort();
+    assert_eq!(loads, ["one", "two"]);
+    assert_eq!(server.shelf.peak.load(Ordering::SeqCst), 1, "one at a time");
+}
+
+#[test]
+fn more_that_wait_for_models_are_refused() {
+    let mut shelf = Shelf::of(&["one"]);
+    shelf.slow = Duration::from_millis(500);
+    let server = serve(&config(), shelf, Vec::new());
+    let ask = ask("one", "x");
+    let clients: Vec<_> = (0..8)
+        .map(|_| server.client.open_json("/v1/completions", &ask))
+        .collect();
+    let mut statuses: Vec<u16> = clients.into_iter().map(|c| read(c).status).collect();
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 200, 200, 429, 429, 429, 429]);
+}
+
+#[test]
+fn a_model_goes_after_its_time() {
+    let config = config().with_keep_alive(Duration::from_millis(300));
+    let server = serve(&config, Shelf::of(&["one"]), Vec::new());
+    server.says("one");
+    assert_eq!(server.loaded(), ["one"]);
+    eventually("it is closed", || server.shelf.closed("one"));
+    assert!(server.loaded().is_empty());
+    server.says("one");
+    assert_eq!(server.shelf.loads(), ["one", "one"]);
+}
+
+#[test]
+fn a_request_says_how_long_the_model_stays() {
+    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let chat = |keep: Value| {
+        let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": keep});
+        server.client.post("/api/generate", &body)
+    };
+    // Forever is a day at most, where the server's owner does not say forever.
+    chat(json!(-1)).expect(200);
+    assert_ne!(server.ps()[0].1, "9999-12-31T23:59:59Z");
+    chat(json!("2h")).expect(200);
+    assert_ne!(server.ps()[0].1, "9999-12-31T23:59:59Z");
+    let forever = serve(
+        &config().with_keep_alive(None),
+        Shelf::of(&["one"]),
+        Vec::new(),
+    );
+    forever.says("one");
+    assert_eq!(forever.ps()[0].1, "9999-12-31T23:59:59Z");
+    let error = chat(json!("soon")).expect(400);
+    assert!(error["error"].as_str().unwrap().contains("keep_alive"));
+    chat(json!(0)).expect(200);
+    eventually("it is closed", || server.shelf.closed("one"));
+
+    // Nothing to say loads or unloads.
+    let load = server
+        .client
+        .post("/api/generate", &json!({"model": "one"}));
+    assert_eq!(load.expect(200)["done_reason"], "load");
+    assert_eq!(server.loaded(), ["one"]);
+    let body = json!({"model": "one", "keep_alive": 0});
+    let unload = server.client.post("/api/chat", &body);
+    assert_eq!(unload.expect(200)["done_reason"], "unload");
+    eventually("it is closed", || server.shelf.closed("one"));
+    assert_eq!(server.shelf.loads(), ["one", "one"]);
+}
+
+#[test]
+fn a_client_cannot_keep_a_model_forever_nor_keep_others_out() {
+    let mut limits = crate::common::limits();
+    limits.keep_alive = Duration::from_millis(400);
+    let config = config()
+        .with_keep_alive(Duration::from_millis(100))
+        .with_max_models(1)
+        .with_limits(limits);
+    let server = serve(&config, Shelf::of(&["one", "two"]), Vec::new());
+    let body = json!({"model": "one", "prompt": "x", "stream": false, "keep_alive": -1});
+    server.client.post("/api/generate", &body).expect(200);
+    // Another model takes its place at once.
+    server.says("two");
+    assert!(server.shelf.closed("one"));
+    server.client.post("/api/generate", &body).expect(200);
+    eventually("it is closed", || server.shelf.closed("one"));
+}
+
+#[test]
+fn a_model_in_use_stays() {
+    let config = config().with_keep_alive(Duration::ZERO);
+    let server = serve(&config, Shelf::of(&["one"]), Vec::new());
+    let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
+    let running = server.client.open_json("/v1/completions", &long);
+    eventually("it runs", || {
+        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+    });
+    let body = json!({"model": "one", "keep_alive": 0});
+    server.client.post("/api/chat", &body).expect(200);
+    // Other requests come and end meanwhile.
+    server.says("one");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!server.shelf.closed("one"));
+    assert_eq!(server.shelf.state("one").rows(), 1);
+    drop(running);
+    eventually("it is closed", || server.shelf.closed("one"));
+    assert_eq!(server.shelf.loads(), ["one"]);
+}
+
+#[test]
+fn the_least_recently_used_model_makes_room() {
+    let config = config().with_max_models(2);
+    let names = ["one", "two", "three"];
+    let server = serve(&config, Shelf::of(&names), Vec::new());
+    server.says("one");
+    server.says("two");
+    server.says("one");
+    server.says("three");
+    assert!(server.shelf.closed("two"));
+    assert_eq!(server.loaded(), ["one", "three"]);
+}
+
+#[test]
+fn a_busy_model_makes_room_after_its_requests() {
+    let config = config().with_max_models(1);
+    let server = serve(&config, Shelf::of(&["one", "two"]), Vec::new());
+    let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
+    let running = server.client.open_json("/v1/completions", &long);
+    eventually("it runs", || {
+        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+    });
+    let waiting = server.client.open_json("/v1/completions", &ask("two", "x"));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(server.shelf.loads(), ["one"]);
+    // No new request keeps the other model waiting: this one waits for its own to come back.
+    let again = server.client.open_json("/v1/completions", &ask("one", "x"));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(server.shelf.state("one").rows(), 1);
+    drop(running);
+    assert_eq!(read(waiting).expect(200)["model"], "two");
+    assert_eq!(read(again).expect(200)["model"], "one");
+    assert_eq!(server.shelf.loads(), ["one", "two", "one"]);
+}
+
+#[test]
+fn want_of_memory_unloads_idle_models() {
+    let mut shelf = Shelf::of(&["one", "two", "three"]);
+    shelf.memory = Some(1);
+    let server = serve(&config(), shelf, Vec::new());
+    server.says("one");
+    server.says("two");
+    assert!(server.shelf.closed("one"));
+    assert_eq!(server.loaded(), ["two"]);
+}
+
+#[test]
+fn a_model_that_does_not_fit_alone_is_an_error() {
+    let mut shelf = Shelf::of(&["one"]);
+    shelf.memory = Some(0);
+    let server = serve(&config(), shelf, Vec::new());
+    let reply = server.client.post("/v1/completions", &ask("one", "x"));
+    assert_eq!(reply.expect(503)["error"]["code"], "out_of_memory");
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_says_so_and_nothing_of_files() {
+    let server = serve(
+        &config(),
+        Shelf::of(&["broken", "panic", "one"]),
+        Vec::new(),
+    );
+    for name in ["broken", "panic", "broken"] {
+        let reply = server.client.post("/v1/completions", &ask(name, "x"));
+        let error = reply.expect(500);
+        assert_eq!(error["error"]["code"], "model_not_loaded", "{name}");
+        assert!(!reply.text().contains("secret"), "{}", reply.text());
+    }
+    server.says("one");
+    assert_eq!(server.loaded(), ["one"]);
+}
+
+#[test]
+fn a_client_that_leaves_does_not_stop_a_load() {
+    let mut shelf = Shelf::of(&["one"]);
+    shelf.slow = Duration::from_millis(300);
+    let server = serve(&config(), shelf, Vec::new());
+    let ask = ask("one", "x");
+    let client = server.client.open_json("/v1/completions", &ask);
+    eventually("it is being loaded", || {
+        server.shelf.now.load(Ordering::SeqCst) == 1
+    });
+    drop(client);
+    eventually("it is loaded", || server.loaded() == ["one"]);
+    server.says("one");
+    assert_eq!(server.shelf.loads(), ["one"]);
+}
+
+#[test]
+fn models_of_the_start_stay() {
+    let script = Script::new();
+    let state = Arc::clone(&script.state);
+    let model: Arc<dyn inference::TextModel> = Arc::new(script);
+    let model = ServedModel::new("tiny", model, capabilities()).unwrap();
+    let config = config().with_keep_alive(Duration::ZERO).with_max_models(1);
+    let server = serve(&config, Shelf::of(&["one"]), vec![model]);
+    // The first is the default.
+    let reply = server
+        .client
+        .post("/v1/completions", &json!({"prompt": "x"}));
+    assert_eq!(reply.expect(200)["model"], "tiny");
+    let body = json!({"model": "tiny", "keep_alive": 0});
+    let unload = server.client.post("/api/chat", &body).expect(200);
+    assert_eq!(unload["done_reason"], "load", "it is there still");
+    server.says("one");
+    eventually("one is closed", || server.shelf.closed("one"));
+    assert!(!state.closed.load(Ordering::SeqCst));
+    assert_eq!(
+        server.ps(),
+        [("tiny".into(), "9999-12-31T23:59:59Z".into())]
+    );
+    drop(server);
+    assert!(state.closed.load(Ordering::SeqCst));
+}
+
+#[test]
+fn models_are_fetched_only_where_that_is_allowed() {
+    let server = serve(&config(), Shelf::of(&["one"]), Vec::new());
+    let pull = json!({"model": "own/new"});
+    let refused = server.client.post("/api/pull", &pull);
+    assert!(
+        refused.expect(403)["error"]
+            .as_str()
+            .unwrap()
+            .contains("--allow-pull")
+    );
+
+    let mut shelf = Shelf::of(&["one"]);
+    shelf.pulls = true;
+    let server = serve(&config(), shelf, Vec::new());
+    let said = lines(&server.client.post("/api/pull", &pull));
+    let statuses: Vec<&str> = said.iter().map(|l| l["status"].as_str().unwrap()).collect();
+    assert_eq!(
+        statuses,
+        ["downloading", "downloading", "downloading", "success"]
+    );
+    assert_eq!(
+        (&said[1]["total"], &said[1]["completed"]),
+        (&json!(100), &json!(50))
+    );
+    let whole = json!({"name": "own/new", "stream": false});
+    let whole = server.client.post("/api/pull", &whole).expect(200);
+    assert_eq!(whole, json!({"status": "success"}));
+    let unknown = json!({"model": "own/old", "stream": false});
+    let unknown = server.client.post("/api/pull", &unknown);
+    assert_eq!(unknown.expect(404)["error"], "there is no such model");
+    let told = lines(
+        &server
+            .client
+            .post("/api/pull", &json!({"model": "own/old"})),
+    );
+    assert_eq!(
+        told,
+        [json!({"error": "there is no such model"})],
+        "in the stream"
+    );
+    server
+        .client
+        .post("/api/pull", &json!({"model": ""}))
+        .expect(400);
+}
+
+#[test]
+fn the_first_model_stands_in_for_others_if_that_is_asked_for() {
+    let server = crate::common::serve(&config().with_any_model(true));
+    let body = json!({"model": "gpt-4o", "prompt": "say:hello"});
+    let reply = server.client().post("/v1/completions", &body).expect(200);
+    // The reply does not pretend.
+    assert_eq!(reply["model"], "tiny");
+    assert_eq!(reply["choices"][0]["text"], "hello");
+    let strict = crate::common::serve(&config());
+    strict.client().post("/v1/completions", &body).expect(404);
+}

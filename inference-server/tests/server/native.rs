@@ -1,0 +1,462 @@
+//! llama.cpp's own routes, and `/v1/infer`.
+
+use std::io::Read;
+
+use crate::common::{Running, Script, config, events, serve, serve_script};
+use serde_json::{Value, json};
+
+#[test]
+fn a_completion_has_the_shape_that_llama_cpp_gives_it() {
+    let server = serve(&config());
+    let body = json!({"prompt": "say:Guten⏎Tag", "n_predict": 50, "temperature": 0, "seed": 7,
+        "return_tokens": true, "n_probs": 2});
+    let reply = server.client().post("/completion", &body).expect(200);
+    assert_eq!(reply["content"], "Guten\nTag");
+    assert_eq!(reply["stop"], true);
+    assert_eq!(reply["stop_type"], "eos");
+    assert_eq!(reply["stopping_word"], "");
+    assert_eq!(reply["has_new_line"], true);
+    assert_eq!(reply["truncated"], false);
+    assert_eq!(reply["tokens_predicted"], 9);
+    assert_eq!(reply["tokens_evaluated"], "say:Guten⏎Tag".len());
+    assert_eq!(reply["tokens_cached"], 2);
+    assert_eq!(reply["timings"]["predicted_n"], 9);
+    // Eight steps after the first token, which comes of the prompt.
+    let each = reply["timings"]["predicted_per_token_ms"].as_f64().unwrap();
+    let all = reply["timings"]["predicted_ms"].as_f64().unwrap();
+    assert!(all == 16.0 && each == 2.0, "{reply}");
+    assert_eq!(reply["timings"]["cache_n"], 2);
+    assert_eq!(reply["prompt"], "say:Guten⏎Tag");
+    assert_eq!(reply["generation_settings"]["n_predict"], 50);
+    assert_eq!(reply["tokens"][0], u32::from(b'G'));
+    let first = &reply["completion_probabilities"][0];
+    assert_eq!(first["token"], "G");
+    assert_eq!(first["id"], u32::from(b'G'));
+    assert_eq!(first["bytes"], json!([b'G']));
+    assert_eq!(first["top_logprobs"].as_array().unwrap().len(), 2);
+    let options = server.state.last_options();
+    assert_eq!(
+        (
+            options.sampling.temperature,
+            options.sampling.top_k,
+            options.sampling.seed
+        ),
+        (0.0, 40, Some(7))
+    );
+    assert_eq!(
+        (
+            options.penalties.repeat_penalty,
+            options.penalties.repeat_window
+        ),
+        (1.0, 64)
+    );
+
+    let cut = json!({"prompt": "say:hello", "n_predict": 3});
+    let cut = server.client().post("/completion", &cut).expect(200);
+    assert_eq!(
+        (&cut["content"], &cut["stop_type"]),
+        (&json!("hel"), &json!("limit"))
+    );
+    assert_eq!(cut["tokens"], json!([]));
+    let stopped = json!({"prompt": "say:hello", "stop": ["ll"], "n_predict": -1});
+    let stopped = server.client().post("/completion", &stopped).expect(200);
+    assert_eq!(stopped["stop_type"], "word");
+    assert_eq!(stopped["stopping_word"], "ll");
+}
+
+#[test]
+fn several_prompts_have_several_answers() {
+    let server = serve(&config());
+    let ids: Vec<u32> = "say:two".bytes().map(u32::from).collect();
+    for prompts in [json!(["say:one", "say:two"]), json!([ids, ids])] {
+        let body = json!({"prompt": prompts});
+        let reply = server.client().post("/completion", &body).expect(200);
+        let all = reply.as_array().unwrap();
+        assert_eq!(all.len(), 2);
+        assert_eq!(all[1]["content"], "two");
+        assert_eq!(all[1]["prompt"], "say:two");
+        assert_eq!(all[1]["index"], 1);
+    }
+    let one = json!({"prompt": ids});
+    let one = server.client().post("/completion", &one).expect(200);
+    assert_eq!(one["content"], "two");
+}
+
+#[test]
+fn a_stream_of_a_completion_ends_with_its_figures() {
+    let server = serve(&config());
+    let body = json!({"prompt": "say:hello", "stream": true});
+    let events = events(&server.client().post("/completion", &body));
+    let (last, pieces) = events.split_last().unwrap();
+    let text: String = pieces
+        .iter()
+        .map(|(_, piece)| {
+            assert_eq!(piece["stop"], false);
+            piece["content"].as_str().unwrap()
+        })
+        .collect();
+    assert_eq!(text, "hello");
+    assert_eq!(last.1["stop"], true);
+    assert_eq!(last.1["content"], "");
+    assert_eq!(last.1["tokens_predicted"], 5);
+}
+
+#[test]
+fn what_a_completion_cannot_have_is_refused_by_name() {
+    let server = serve(&config());
+    for (field, value) in [
+        ("grammar", json!("root ::= \"a\"")),
+        ("mirostat", json!(2)),
+        ("typical_p", json!(0.5)),
+        ("dry_multiplier", json!(0.8)),
+        ("lora", json!([{"id": 0, "scale": 1}])),
+        ("logit_bias", json!([[999_999, 1]])),
+        ("logit_bias", json!([["hello", "x"]])),
+        ("logit_bias", json!([["a".repeat(2000), 1]])),
+        ("logit_bias", json!([["a".repeat(400), 1]])),
+        ("logit_bias", json!([[1, 1, 1]])),
+        ("logit_bias", json!([[1, "x"]])),
+        ("n_probs", json!(1000)),
+        ("top_p", json!(2)),
+        ("repeat_penalty", json!(0)),
+    ] {
+        let mut body = json!({"prompt": "x"});
+        body[field] = value;
+        let error = server.client().post("/completion", &body).expect(400);
+        assert_eq!(error["error"]["param"], field, "{error}");
+    }
+    let none = server.client().post("/completion", &json!({}));
+    assert_eq!(none.expect(400)["error"]["param"], "prompt");
+    let body = json!({"prompt": "x", "logit_bias": [[65, -2.5], [66, false]], "repeat_last_n": -1,
+        "temperature": -1, "seed": -1});
+    server.client().post("/completion", &body).expect(200);
+    let options = server.state.last_options();
+    assert_eq!(options.constraints.logit_bias[&65], -2.5);
+    assert_eq!(options.constraints.banned_tokens, [66]);
+    assert_eq!(
+        (options.penalties.repeat_window, options.sampling.seed),
+        (0, None)
+    );
+    assert_eq!(options.sampling.temperature, 0.0);
+    for bias in [
+        json!([["hi", -2.5], ["j", false]]),
+        json!({"hi": -2.5, "j": false}),
+    ] {
+        let body = json!({"prompt": "x", "logit_bias": bias});
+        server.client().post("/completion", &body).expect(200);
+        let constraints = server.state.last_options().constraints;
+        let biased: Vec<(u32, f32)> = constraints.logit_bias.into_iter().collect();
+        assert_eq!(biased, [(u32::from(b'h'), -2.5), (u32::from(b'i'), -2.5)]);
+        assert_eq!(constraints.banned_tokens, [u32::from(b'j')]);
+    }
+}
+
+#[test]
+fn texts_become_ids_and_back() {
+    let server = serve(&config());
+    let client = server.client();
+    let ids = client.post("/tokenize", &json!({"content": "abc"}));
+    assert_eq!(ids.expect(200), json!({"tokens": [97, 98, 99]}));
+    let pieces = json!({"content": "ab", "with_pieces": true});
+    let pieces = client.post("/tokenize", &pieces).expect(200);
+    assert_eq!(pieces["tokens"][1], json!({"id": 98, "piece": "b"}));
+    let text = client.post("/detokenize", &json!({"tokens": [97, 98, 99]}));
+    assert_eq!(text.expect(200), json!({"content": "abc"}));
+    assert_eq!(
+        client.post("/tokenize", &json!({})).expect(200),
+        json!({"tokens": []})
+    );
+    for (path, body) in [
+        ("/detokenize", json!({"tokens": [1_000_000]})),
+        ("/detokenize", json!({"tokens": "x"})),
+        ("/detokenize", json!({"tokens": [-1]})),
+        (
+            "/detokenize",
+            json!({"tokens": vec![97; (4 << 20) / 8 + 1]}),
+        ),
+        ("/tokenize", json!({"content": 1})),
+        ("/tokenize", json!({"content": "x", "parse_special": false})),
+    ] {
+        client.post(path, &body).expect(400);
+    }
+    let talk = json!({"messages": [{"role": "user", "content": "hi"}],
+        "chat_template_kwargs": {"mood": "good"}});
+    let prompt = client.post("/apply-template", &talk).expect(200);
+    assert_eq!(prompt, json!({"prompt": "mood=\"good\"\nuser: hi\n"}));
+    let bad = json!({"messages": [{"role": "user", "content": "!template"}]});
+    let bad = client.post("/apply-template", &bad).expect(400);
+    assert!(
+        bad["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("template failed")
+    );
+    let vectors = json!({"content": ["ab", "abc"]});
+    let vectors = client.post("/embedding", &vectors).expect(200);
+    assert_eq!(vectors[1]["index"], 1);
+    assert_eq!(vectors[1]["embedding"][0][1], 3.0);
+    server.idle();
+}
+
+#[test]
+fn the_state_is_told() {
+    let server = serve(&config());
+    let client = server.client();
+    let props = client.get("/props").expect(200);
+    assert_eq!(props["total_slots"], 4);
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 1000);
+    assert_eq!(props["model_alias"], "tiny");
+    let busy = |slots: &Value| {
+        let slots = slots.as_array().unwrap();
+        assert_eq!(slots.len(), 4);
+        assert!(slots.iter().all(|s| s["n_ctx"] == 1000));
+        slots.iter().filter(|s| s["is_processing"] == true).count()
+    };
+    assert_eq!(busy(&client.get("/slots").expect(200)), 0);
+    let long = json!({"prompt": "!long", "n_predict": -1});
+    let running: Vec<_> = (0..4)
+        .map(|_| client.open_json("/completion", &long))
+        .collect();
+    crate::common::eventually("all run", || server.state.rows() == 4);
+    assert_eq!(busy(&client.get("/slots").expect(200)), 4);
+    client.get("/slots?fail_on_no_slot=1").expect(503);
+    drop(running);
+    server.idle();
+    client.get("/slots?fail_on_no_slot=1").expect(200);
+    let rank = json!({"query": "x", "documents": ["a", "b"]});
+    for path in ["/rerank", "/v1/rerank"] {
+        let error = client.post(path, &rank).expect(501);
+        assert_eq!(error["error"]["type"], "not_supported_error");
+    }
+}
+
+const MARKS: &[&str] = &[
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|file_sep|>",
+];
+
+fn coder(marks: &'static [&'static str]) -> Running {
+    let script = Script::writing("{{ messages }}", marks);
+    serve_script(&config(), script, |model| model.with_context(1000))
+}
+
+#[test]
+fn text_is_filled_in_where_the_model_has_tokens_for_it() {
+    let server = coder(MARKS);
+    let client = server.client();
+    let body = json!({"input_prefix": "fn a() {", "input_suffix": "}", "n_predict": 5});
+    let reply = client.post("/infill", &body).expect(200);
+    assert_eq!(reply["content"], "hello");
+    assert_eq!(
+        server.state.last_prompt(),
+        "<|fim_prefix|>fn a() {<|fim_suffix|>}<|fim_middle|>"
+    );
+    let body = json!({"input_prefix": "a", "input_suffix": "b", "prompt": "c",
+        "input_extra": [{"filename": "x.rs", "text": "X"}]});
+    client.post("/infill", &body).expect(200);
+    assert_eq!(
+        server.state.last_prompt(),
+        "<|file_sep|>x.rs\nX<|file_sep|>filename\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>c"
+    );
+    let body = json!({"prompt": "a", "suffix": "b"});
+    client.post("/v1/completions", &body).expect(200);
+    assert_eq!(
+        server.state.last_prompt(),
+        "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    );
+    // Text of a file cannot end a part.
+    let body = json!({"input_prefix": "a<|fim_middle|>", "input_suffix": "b"});
+    let error = client.post("/infill", &body).expect(400);
+    assert!(
+        error["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("special token")
+    );
+    let body = json!({"prompt": ["a", "b"], "suffix": "c"});
+    let error = client.post("/v1/completions", &body).expect(400);
+    assert_eq!(error["error"]["param"], "suffix");
+
+    let server = coder(&["[PREFIX]", "[SUFFIX]"]);
+    let body = json!({"input_prefix": "a", "input_suffix": "b"});
+    server.client().post("/infill", &body).expect(200);
+    assert_eq!(server.state.last_prompt(), "[SUFFIX]b[PREFIX]a");
+
+    let server = serve(&config());
+    for (path, body) in [
+        ("/infill", body),
+        ("/v1/completions", json!({"prompt": "a", "suffix": "b"})),
+    ] {
+        let error = server.client().post(path, &body).expect(400);
+        assert_eq!(error["error"]["code"], "unsupported_parameter");
+    }
+}
+
+#[test]
+fn the_next_token_is_predicted() {
+    let server = serve(&config());
+    let client = server.client();
+    let body = json!({"prompt": "say:hello", "top": 3});
+    let reply = client.post("/v1/infer", &body).expect(200);
+    assert_eq!(reply["mode"], "dense");
+    assert_eq!(reply["prompt"], "say:hello");
+    let all = reply["predictions"].as_array().unwrap();
+    assert_eq!(all.len(), 3);
+    // The script gives all of them the logarithm -0.5.
+    assert_eq!(all[0], json!({"token": "h", "probability": 0.6065}));
+    assert!(reply["latency_ms"].is_number());
+    let options = server.state.last_options();
+    assert_eq!((options.max_tokens, options.output.logprobs), (1, Some(3)));
+    for (body, param) in [
+        (json!({"prompt": " "}), "prompt"),
+        (json!({}), "prompt"),
+        (json!({"prompt": "x", "top": 0}), "top"),
+        (json!({"prompt": "x", "top": 10_000}), "top"),
+        (json!({"prompt": "x", "mode": "walk"}), "mode"),
+        (json!({"prompt": "x", "mode": "compare"}), "mode"),
+    ] {
+        let error = client.post("/v1/infer", &body).expect(400);
+        assert_eq!(error["error"]["param"], param);
+    }
+}
+
+/// llama.cpp's clients and tests use these paths.
+#[test]
+fn second_names_of_routes_answer_alike() {
+    let server = serve(&config());
+    let client = server.client();
+    let chat = json!({"messages": [{"role": "user", "content": "say:yes"}]});
+    for path in ["/v1/chat/completions", "/chat/completions"] {
+        let reply = client.post(path, &chat).expect(200);
+        assert_eq!(reply["choices"][0]["message"]["content"], "yes", "{path}");
+        let count = client.post(&format!("{path}/input_tokens"), &chat);
+        let tokens = reply["usage"]["prompt_tokens"].clone();
+        assert_eq!(count.expect(200)["input_tokens"], tokens, "{path}");
+    }
+    for path in ["/completion", "/completions"] {
+        let reply = client.post(path, &json!({"prompt": "say:yes"}));
+        assert_eq!(reply.expect(200)["content"], "yes", "{path}");
+    }
+    for path in ["/embedding", "/embeddings"] {
+        let reply = client.post(path, &json!({"content": "abc"})).expect(200);
+        assert!(reply[0]["embedding"][0].is_array(), "{path}: {reply}");
+    }
+    let response = client.post("/responses", &json!({"input": "say:yes"}));
+    assert_eq!(response.expect(200)["object"], "response");
+    assert_eq!(client.get("/models").expect(200)["data"][0]["id"], "tiny");
+}
+
+#[test]
+fn a_list_mixes_texts_ids_and_objects() {
+    let server = serve(&config());
+    let ids: Vec<u32> = "say:two".bytes().map(u32::from).collect();
+    let prompts = json!(["say:one", ids, {"prompt_string": "say:three"}]);
+    let reply = server
+        .client()
+        .post("/completion", &json!({"prompt": prompts}));
+    let reply = reply.expect(200);
+    let said: Vec<_> = reply
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| &r["content"])
+        .collect();
+    assert_eq!(said, ["one", "two", "three"]);
+    let client = server.client();
+    let image = json!({"prompt_string": "a", "multimodal_data": ["AAAA"]});
+    // A list is no object with its fields in order.
+    for prompt in [image, json!([["AAA"]]), json!({})] {
+        client
+            .post("/completion", &json!({"prompt": prompt}))
+            .expect(400);
+    }
+    let body = client
+        .post("/completion", &json!(["tiny", "say:a"]))
+        .expect(400);
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(message.contains("not a list"), "{message}");
+}
+
+/// A server that takes requests for long texts of tokens, and such a request's body.
+fn long_texts(
+    adjust: impl FnOnce(&mut inference_server::Limits),
+) -> (crate::common::Running, Vec<u8>) {
+    let mut limits = crate::common::limits();
+    limits.prompt_bytes = 64 << 20;
+    limits.body_bytes = 32 << 20;
+    limits.all_bodies_bytes = 4 << 30;
+    limits.json_values = 10_000_000;
+    limits.body_timeout = std::time::Duration::from_secs(30);
+    limits.write_timeout = std::time::Duration::from_secs(30);
+    adjust(&mut limits);
+    let server = serve(&config().with_limits(limits));
+    let body = format!("{{\"tokens\":[{}1]}}", "1,".repeat(LONG - 1));
+    (server, body.into_bytes())
+}
+
+/// Tokens whose text is more than the system keeps for a reader: each is written as six bytes.
+const LONG: usize = 4_000_000;
+
+#[test]
+fn a_text_of_tokens_holds_its_place_until_it_is_read() {
+    let (server, body) = long_texts(|_| {});
+    let client = server.client();
+    let mut stream = client.open("POST", "/detokenize", &body);
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200");
+    assert_eq!(client.get("/ready").json()["requests"], 1);
+    let mut bytes = 0;
+    let mut part = vec![0; 1 << 20];
+    loop {
+        match stream.read(&mut part).unwrap() {
+            0 => break,
+            n => bytes += n,
+        }
+    }
+    assert!(bytes > 6 * LONG, "{bytes}");
+    crate::common::eventually("the place is free", || {
+        client.get("/ready").json()["requests"] == 0
+    });
+    // The text is whole JSON where it has several parts, and where it has none.
+    let text = "é\"\n".repeat(20_000);
+    let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+    for (ids, text) in [(ids, text), (Vec::new(), String::new())] {
+        let reply = client.post("/detokenize", &json!({"tokens": ids}));
+        assert_eq!(reply.expect(200), json!({"content": text}));
+    }
+    // A text is bounded, whatever its tokens spell.
+    let small = serve(&config().with_limits({
+        let mut limits = crate::common::limits();
+        limits.prompt_bytes = 80;
+        limits
+    }));
+    let many = json!({"tokens": vec![97; 11]});
+    let error = small.client().post("/detokenize", &many).expect(400);
+    assert_eq!(error["error"]["param"], "tokens");
+}
+
+#[test]
+fn a_client_that_reads_an_answer_slowly_is_left() {
+    let (server, body) = long_texts(|limits| {
+        limits.answer_timeout = std::time::Duration::from_millis(300);
+    });
+    let mut stream = server.client().open("POST", "/detokenize", &body);
+    let (mut bytes, mut part) = (0, vec![0; 64 << 10]);
+    // No single write waits for long. The whole answer would take eight seconds.
+    while let Ok(n @ 1..) = stream.read(&mut part) {
+        bytes += n;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(bytes < 6 * LONG, "all {bytes} bytes came");
+    crate::common::eventually("the place is free", || {
+        server.client().get("/ready").json()["requests"] == 0
+    });
+    // Each answer of a connection has its own time, and so has a stream.
+    let reply = server
+        .client()
+        .post("/v1/completions", &json!({"prompt": "say:well"}));
+    assert_eq!(reply.expect(200)["choices"][0]["text"], "well");
+}

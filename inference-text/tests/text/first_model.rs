@@ -1,0 +1,110 @@
+//! Texts and conversations of the first model, compared with golden ids
+//! (`tools/golden/text_golden.py`).
+//!
+//! `assert_golden` takes the loaded model. A test that has the file of the model calls it. The
+//! checks that need no file are here.
+
+use inference::{Message, TokenModel};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Golden {
+    vocab_size: usize,
+    texts: Vec<Text>,
+    chats: Vec<Chat>,
+}
+
+#[derive(Deserialize)]
+struct Text {
+    text: String,
+    ids: Vec<u32>,
+    /// The ids when no special token is recognized.
+    plain: Vec<u32>,
+    decoded: String,
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    messages: Vec<(String, String)>,
+    answer: bool,
+    text: String,
+    ids: Vec<u32>,
+}
+
+fn golden() -> Golden {
+    serde_json::from_str(include_str!("../fixtures/text_smollm_golden.json"))
+        .expect("the golden file is whole")
+}
+
+/// Every golden text and conversation through the model's own encoding, decoding and template.
+#[allow(dead_code, reason = "for tests that have the model's file")]
+pub fn assert_golden(model: &dyn TokenModel) {
+    let golden = golden();
+    assert_eq!(model.info().vocab_size, golden.vocab_size);
+    for case in &golden.texts {
+        let text = &case.text;
+        assert_eq!(model.encode(text, false).unwrap(), case.ids, "{text:?}");
+        assert_eq!(
+            model.encode(text, true).unwrap(),
+            case.ids,
+            "this model adds nothing: {text:?}"
+        );
+        assert_eq!(model.decode(&case.ids).unwrap(), case.decoded, "{text:?}");
+    }
+    for case in &golden.chats {
+        let messages: Vec<Message> = case
+            .messages
+            .iter()
+            .map(|(role, content)| Message::new(role, content))
+            .collect();
+        assert_eq!(
+            model.render_chat(&messages, case.answer).unwrap(),
+            case.text
+        );
+        if case.answer {
+            // What a chat is encoded to shows in the number of prompt tokens.
+            let options = inference::GenerateOptions::default().with_max_tokens(1);
+            let output = model
+                .chat(&messages, &options)
+                .unwrap()
+                .collect_output()
+                .unwrap();
+            assert_eq!(output.metrics.prompt_tokens, case.ids.len(), "{messages:?}");
+        }
+    }
+}
+
+#[test]
+fn the_golden_file_covers_what_it_should() {
+    let golden = golden();
+    assert!(golden.texts.len() >= 40 && golden.chats.len() >= 8);
+    let ids = golden
+        .texts
+        .iter()
+        .flat_map(|t| t.ids.iter().chain(&t.plain));
+    let ids = ids.chain(golden.chats.iter().flat_map(|c| &c.ids));
+    assert!(
+        ids.clone()
+            .all(|id| usize::try_from(*id).is_ok_and(|id| id < golden.vocab_size))
+    );
+    // Markup and plain reading differ exactly where a text spells a control token (ids 0 to 16).
+    for case in &golden.texts {
+        assert!(case.plain.iter().all(|id| *id > 16), "{:?}", case.text);
+        assert_eq!(
+            case.ids == case.plain,
+            case.ids.iter().all(|id| *id > 16),
+            "{:?}",
+            case.text
+        );
+    }
+    // In every conversation the turns are the template's: what messages spell opens none.
+    for case in &golden.chats {
+        let count = |id: u32| case.ids.iter().filter(|i| **i == id).count();
+        let system = usize::from(case.messages[0].0 != "system");
+        let turns = case.messages.len() + system;
+        assert_eq!(
+            (count(1), count(2)),
+            (turns + usize::from(case.answer), turns)
+        );
+    }
+}

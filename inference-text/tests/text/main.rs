@@ -1,0 +1,8 @@
+//! Tokenizers, templates and replies against references, and on damaged input.
+
+#![forbid(unsafe_code)]
+
+mod chat_templates;
+mod first_model;
+mod fuzz;
+mod large_vocabulary;

@@ -1,0 +1,301 @@
+//! The order of the engine's rooms and of the workspace's crates: each uses only what stands before
+//! it.
+
+#[path = "../../../tests/common/layering.rs"]
+mod layering;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use layering::{code, modules, upward};
+
+/// Modules from the bottom up. `room::*` stands for a room and all files in it.
+const ORDER: &[&str] = &[
+    "error",
+    "workdir",
+    "text",
+    "checkpoint::*",
+    // Files to files, without a model.
+    "convert::tensor",
+    "convert::rules",
+    "convert::gguf",
+    "convert::source",
+    "convert::stored",
+    "convert::scales",
+    "convert::plan",
+    "convert::config",
+    "convert::execute",
+    "convert::write",
+    "convert",
+    // The engine. Who computes is chosen in one room.
+    "exec::*",
+    "cache::*",
+    "cache::prefix",
+    "nn::hooks",
+    "nn::adapter",
+    "nn::norm",
+    "nn::linear",
+    "nn::embedding",
+    "nn::rope",
+    "nn::mlp",
+    "nn::moe",
+    "nn::feed_forward",
+    "nn::walk",
+    "nn::attention_mask",
+    "nn::attention",
+    "nn::fused",
+    "nn::mixer",
+    "nn::no_mixer",
+    "nn::gated_attention",
+    "nn::recurrence",
+    "nn::head_norm",
+    "nn::causal_conv",
+    "nn::short_conv",
+    "nn::chunks",
+    "nn::delta_rule",
+    "nn::gated_delta",
+    "nn::ssd",
+    "nn::mamba2",
+    "nn::parallel_mixers",
+    "nn::mlstm_cell",
+    "nn::mlstm",
+    "nn::slstm",
+    "nn",
+    "loader::*",
+    "arch::*",
+    "adapter::kind",
+    "adapter::naming",
+    "adapter::stored",
+    "adapter::lora",
+    "adapter::files",
+    "adapter::decoder",
+    "adapter",
+    "sample::*",
+    "engine::forward",
+    "engine",
+    "engine::adapters",
+    "generate::*",
+    "inspect::*",
+    // What answers the contract, and what loads it.
+    "model",
+    "model::adapters",
+    "model::inspect",
+    "divided",
+    "backend",
+    // Tasks that load a model themselves.
+    "model_report",
+    "train::*",
+    "lib",
+];
+
+/// The engine's modules, without those of tests.
+fn engine() -> BTreeMap<String, String> {
+    let mut all = modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    all.retain(|name, _| !name.ends_with("tests"));
+    all
+}
+
+#[test]
+fn rooms_use_only_what_stands_below_them() {
+    let modules = engine();
+    let faults = upward(ORDER, &modules);
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    for name in ORDER {
+        let name = name.trim_end_matches("::*");
+        assert!(modules.contains_key(name), "{name} is no module any more");
+    }
+}
+
+#[test]
+fn arrows_that_point_up_are_found() {
+    let faults = |module: &str, text: &str| {
+        let mut all = engine();
+        all.values_mut().for_each(String::clear);
+        all.insert(module.to_owned(), text.to_owned());
+        upward(ORDER, &all)
+    };
+    for (module, text) in [
+        ("engine", "use crate::model::MlxModel;\n"),
+        ("nn::attention", "use crate::arch::{Decoder};\n"),
+        ("nn::mlp", "use super::moe::Mixture;\n"),
+        ("arch::llama", "fn f() { crate::engine::forward::ids() }\n"),
+        ("model", "use crate::train::LoraAdapter;\n"),
+        ("cache::rotating", "use super::prefix::Prefixes;\n"),
+        ("unknown", ""),
+    ] {
+        assert_eq!(faults(module, text).len(), 1, "{module}: {text}");
+    }
+    // A new file of an open room has a place; comments are no arrows.
+    let fine = "// use crate::train::Run;\nuse super::stack::Stack;\nuse crate::nn::Linear;\n";
+    assert_eq!(faults("arch::another", fine), [""; 0]);
+}
+
+/// Each module that names the kernels of `mlx-rs-core` though it is not of the room that chooses
+/// between them and MLX.
+fn names_kernels(modules: &BTreeMap<String, String>) -> Vec<&str> {
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let names = |code: &str| {
+        code.match_indices("cpu").any(|(at, name)| {
+            let (before, after) = (&code[..at], &code[at + name.len()..]);
+            let whole = !before.ends_with(word) && !after.starts_with(word);
+            let in_path = after.starts_with("::") || before.ends_with("::");
+            let in_list = before.trim_end().ends_with([',', '{']) && after.starts_with([',', '}']);
+            whole && (in_path || in_list) && !before.ends_with("Device::")
+        })
+    };
+    let other = |module: &str| module != "exec" && !module.starts_with("exec::");
+    let all = modules.iter().filter(|(module, _)| other(module));
+    all.filter(|(_, text)| names(&code(text)))
+        .map(|(module, _)| module.as_str())
+        .collect()
+}
+
+#[test]
+fn one_room_chooses_between_kernels_and_mlx() {
+    let modules = engine();
+    assert_eq!(names_kernels(&modules), [""; 0]);
+    let inside = modules
+        .iter()
+        .filter(|(module, _)| module.starts_with("exec"));
+    let inside: BTreeMap<_, _> = inside.map(|(m, t)| (format!("x{m}"), t.clone())).collect();
+    assert!(
+        names_kernels(&inside).len() > 3,
+        "the kernels have another name"
+    );
+    for (text, named) in [
+        ("use mlx_rs_core::{Array, cpu, eval};\n", true),
+        ("fn f() -> bool { mlx_rs_core::cpu::enabled() }\n", true),
+        ("use mlx_rs_core::cpu as kernels;\n", true),
+        (
+            "fn f() { Device::cpu(); g(\"a cpu\", on_cpu, cpus) }\n",
+            false,
+        ),
+        (
+            "/// By `mlx_rs_core::cpu`.\nfn f() {}\n\nmod tests {\n use x::cpu;\n}\n",
+            false,
+        ),
+    ] {
+        let one = BTreeMap::from([("nn::linear".to_owned(), text.to_owned())]);
+        assert_eq!(names_kernels(&one).len(), usize::from(named), "{text}");
+    }
+}
+
+/// The workspace's crates from the bottom up, and those of its crates that each may depend on.
+/// Tests may use more.
+const CRATES: &[(&str, &[&str])] = &[
+    ("rust-mlx-inference-formats", &[]),
+    ("rust-mlx-inference-api", &["rust-mlx-inference-formats"]),
+    (
+        "rust-mlx-inference-text",
+        &["rust-mlx-inference-formats", "rust-mlx-inference-api"],
+    ),
+    (
+        "rust-mlx-inference-conformance",
+        &["rust-mlx-inference-api"],
+    ),
+    (
+        "rust-mlx-inference-server",
+        &["rust-mlx-inference-api", "rust-mlx-inference-text"],
+    ),
+    ("rust-mlx-inference-probe", &[]),
+    ("rust-mlx-mlxlm-backend", &["rust-mlx-inference-api"]),
+    ("rust-mlx-cpu-kernels", &[]),
+    ("rust-mlx-sys", &[]),
+    ("rust-mlx-core", &["rust-mlx-sys", "rust-mlx-cpu-kernels"]),
+    (
+        "rust-mlx-metal-backend",
+        &[
+            "rust-mlx-inference-formats",
+            "rust-mlx-inference-text",
+            "rust-mlx-inference-api",
+            "rust-mlx-inference-probe",
+            "rust-mlx-core",
+        ],
+    ),
+    (
+        "rust-mlx",
+        &[
+            "rust-mlx-inference-formats",
+            "rust-mlx-inference-text",
+            "rust-mlx-inference-api",
+            "rust-mlx-inference-probe",
+            "rust-mlx-inference-server",
+            "rust-mlx-metal-backend",
+            "rust-mlx-core",
+            "rust-mlx-mlxlm-backend",
+        ],
+    ),
+];
+
+/// The name of a crate and what its library or its build depends on, of any target.
+fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
+    let table: toml::Table = manifest.parse().unwrap();
+    let name = table["package"]["name"].as_str().unwrap().to_owned();
+    let targets = table.get("target").and_then(toml::Value::as_table);
+    let tables = targets
+        .into_iter()
+        .flat_map(|t| t.values())
+        .filter_map(toml::Value::as_table)
+        .chain([&table]);
+    let mut found = BTreeSet::new();
+    for table in tables {
+        for kind in ["dependencies", "build-dependencies"] {
+            let all = table.get(kind).and_then(toml::Value::as_table);
+            for (key, value) in all.into_iter().flatten() {
+                // A dependency under another name says which crate it is.
+                let package = value.get("package").and_then(toml::Value::as_str);
+                found.insert(package.unwrap_or(key).to_owned());
+            }
+        }
+    }
+    (name, found)
+}
+
+/// Each crate of ours that a manifest depends on though it may not.
+fn wrong_crates(manifest: &str) -> Vec<String> {
+    let (name, found) = dependencies(manifest);
+    let Some((_, allowed)) = CRATES.iter().find(|(own, _)| *own == name) else {
+        return vec![format!("{name} has no place in the order")];
+    };
+    CRATES
+        .iter()
+        .filter(|(other, _)| found.contains(*other) && !allowed.contains(other))
+        .map(|(other, _)| format!("{name} depends on {other}"))
+        .collect()
+}
+
+#[test]
+fn crates_depend_only_on_what_stands_below_them() {
+    for (i, (name, allowed)) in CRATES.iter().enumerate() {
+        let below: BTreeMap<_, _> = CRATES[..i].iter().copied().collect();
+        for other in *allowed {
+            assert!(below.contains_key(other), "{name} stands below {other}");
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let workspace: toml::Table = manifest.parse().unwrap();
+    let members = workspace["workspace"]["members"].as_array().unwrap();
+    assert_eq!(members.len(), CRATES.len(), "each member has its place");
+    for member in members {
+        let path = root.join(member.as_str().unwrap()).join("Cargo.toml");
+        let faults = wrong_crates(&fs::read_to_string(path).unwrap());
+        assert_eq!(faults, [""; 0]);
+    }
+}
+
+#[test]
+fn crates_that_depend_on_one_above_are_found() {
+    let own = "[package]\nname = \"rust-mlx-core\"\n";
+    for wrong in [
+        "[dependencies]\nrust-mlx-inference-api.workspace = true\n",
+        "[build-dependencies]\nrust-mlx-metal-backend = { path = \"../metal-backend\" }\n",
+        "[target.'cfg(unix)'.dependencies]\nx = { package = \"rust-mlx-metal-backend\", path = \"..\" }\n",
+    ] {
+        assert_eq!(wrong_crates(&format!("{own}{wrong}")).len(), 1, "{wrong}");
+    }
+    let fine = "[dependencies]\nrust-mlx-sys.workspace = true\n[dev-dependencies]\nrust-mlx-inference-api = \"0\"\n";
+    assert_eq!(wrong_crates(&format!("{own}{fine}")), [""; 0]);
+    assert_eq!(wrong_crates("[package]\nname = \"new\"\n").len(), 1);
+}

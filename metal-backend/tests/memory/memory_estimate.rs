@@ -1,0 +1,49 @@
+//! The estimate of memory: the report and the loader's refusal use one number. A binary of its own,
+//! because the budget belongs to the process.
+
+use std::path::{Path, PathBuf};
+
+use inference::{ErrorKind, LoadOptions};
+use metal_backend::model_report::ModelReport;
+use mlx_rs_core::memory;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures")
+        .join(name)
+}
+
+#[test]
+fn a_model_is_refused_when_the_reported_bytes_exceed_the_budget() {
+    crate::alone::alone(
+        "memory_estimate::a_model_is_refused_when_the_reported_bytes_exceed_the_budget",
+        a_model_is_refused_when_the_reported_bytes_exceed_the_budget_alone,
+    );
+}
+
+fn a_model_is_refused_when_the_reported_bytes_exceed_the_budget_alone() {
+    let options = LoadOptions::new().with_backend("cpu");
+    for name in [
+        "tiny/llama",
+        "tiny/llama-bf16",
+        "tiny/llama-q4",
+        "tiny/mixtral",
+        "tiny/gpt-oss-mxfp4",
+        "tiny/qwen2-gguf",
+        "gguf/gemma.gguf",
+    ] {
+        let path = fixture(name);
+        let needed = ModelReport::of(&path, Some("cpu"), None).unwrap();
+        let needed = needed.memory.weights;
+        let before = memory::set_budget(needed - 1);
+        let refused = inference::load_model(&path, &options).err();
+        memory::set_budget(needed);
+        let loaded = inference::load_model(&path, &options).map(drop);
+        memory::set_budget(before);
+        let e = refused.unwrap_or_else(|| panic!("{name} was loaded"));
+        assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{name}: {e}");
+        let says = format!("need about {needed} bytes");
+        assert!(e.message().contains(&says), "{name}: {e}");
+        assert!(loaded.is_ok(), "{name}: {loaded:?}");
+    }
+}

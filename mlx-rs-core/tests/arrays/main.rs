@@ -1,0 +1,23 @@
+//! Arrays and operations: values against numpy, refusals, files.
+
+#[path = "../../../tests/common/alone.rs"]
+mod alone;
+mod conversions;
+mod convolutions;
+mod coverage;
+mod device_info;
+mod display;
+mod documented;
+mod examples;
+mod faults;
+mod hazards;
+mod indexing;
+mod io;
+mod linalg;
+mod mlx_c_versions;
+mod operators;
+mod properties;
+mod random;
+mod soundness_gather;
+mod soundness_layouts;
+mod soundness_memory;

@@ -1,0 +1,316 @@
+//! The rest of what `soundness_ops.rs` begins: operations, memory and devices with numbers at their
+//! limits. No argument ends the process or hangs. The answer, a result or an error, is evaluated
+//! and has its declared shape and type.
+
+use mlx_rs_core::random::{self, Key};
+use mlx_rs_core::{
+    Array, Device, Dtype, ErrorKind, QuantMode, Quantized, Result, ScatterMode, Stream, arange,
+    eval, fft, full, linalg, linspace, memory, zeros,
+};
+use proptest::prelude::*;
+
+const NUMBERS: [i32; 8] = [0, 1, -1, 2, -3, i32::MAX, i32::MIN, i32::MIN + 1];
+const SHAPES: [&[i32]; 7] = [&[], &[0], &[1], &[5], &[0, 3], &[2, 3], &[2, 1, 3]];
+const TYPES: [Dtype; 4] = [Dtype::Float32, Dtype::Int8, Dtype::Uint64, Dtype::Complex64];
+
+fn array(shape: &[i32], dtype: Dtype) -> Array {
+    let n: i32 = shape.iter().product();
+    let values: Vec<i32> = (0..n).map(|i| (i * 7 + 3) % 5).collect();
+    Array::from_slice(&values, shape)
+        .and_then(|a| a.astype(dtype))
+        .unwrap()
+}
+
+/// Keeps results small: a few of the numbers ask for gigabytes.
+fn limited() {
+    memory::set_budget(1 << 22);
+}
+
+fn settle(name: &str, results: impl IntoIterator<Item = Result<Array>>) {
+    for a in results.into_iter().flatten() {
+        let before = (a.shape().to_vec(), a.dtype());
+        if a.eval().is_ok() {
+            assert_eq!((a.shape().to_vec(), a.dtype()), before, "{name}");
+        }
+    }
+}
+
+#[test]
+fn spacing_is_as_exact_as_its_type() {
+    // Doubles are for CPUs only.
+    let stream = Stream::default_of(Device::cpu()).unwrap();
+    let got = stream.scope(|| linspace(-0.1, 1.0, 7, Dtype::Float64).unwrap());
+    for (i, got) in got.to_vec::<f64>().unwrap().iter().enumerate() {
+        let part = i as f64 / 6.0;
+        let want = (1.0 - part) * -0.1 + part;
+        assert!((got - want).abs() < 1e-15, "{got} is not {want}");
+    }
+}
+
+#[test]
+fn eight_bit_floats_are_numbers_or_not() {
+    let codes: Vec<u8> = (0..=255).collect();
+    let codes = Array::vector(&codes).unwrap();
+    for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
+        let got = codes.from_fp8(dtype).unwrap();
+        assert_eq!(got.dtype(), dtype);
+        let got = got.astype(Dtype::Float32).unwrap().to_vec::<f32>().unwrap();
+        for (code, got) in got.iter().enumerate() {
+            let (exponent, mantissa) = ((code >> 3 & 15) as i32, (code & 7) as f32 / 8.0);
+            let size = match (exponent, code & 7) {
+                (15, 7) => f32::NAN,
+                (0, _) => mantissa / 64.0,
+                _ => (1.0 + mantissa) * 2f32.powi(exponent - 7),
+            };
+            let want = if code < 128 { size } else { -size };
+            assert!(
+                *got == want || got.is_nan() && want.is_nan(),
+                "{got} for {code:#x}"
+            );
+        }
+    }
+}
+
+#[test]
+fn functions_of_one_and_two_arrays() {
+    limited();
+    type Binary = fn(&Array, &Array) -> Result<Array>;
+    let all: [(&str, Binary); 9] = [
+        ("bitwise_or", Array::bitwise_or),
+        ("bitwise_xor", Array::bitwise_xor),
+        ("not_equal", Array::not_equal),
+        ("greater_equal", Array::greater_equal),
+        ("less_equal", Array::less_equal),
+        ("logical_or", Array::logical_or),
+        ("full_like", |a, b| a.full_like(b, a.dtype())),
+        ("from_fp8", |a, b| {
+            a.astype(Dtype::Uint8)?.from_fp8(b.dtype())
+        }),
+        ("depends", |a, b| {
+            Ok(mlx_rs_core::depends(&[a], &[b])?.remove(0))
+        }),
+    ];
+    for (name, f) in all {
+        for (i, a) in SHAPES.into_iter().enumerate() {
+            for (j, b) in SHAPES.into_iter().enumerate() {
+                let a = array(a, TYPES[(i + j) % TYPES.len()]);
+                settle(
+                    name,
+                    [f(&a, &array(b, a.dtype())), f(&a, &array(b, TYPES[j % 4]))],
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_with_numbers() {
+    limited();
+    type Numbered = fn(&Array, i32, i32) -> Result<Array>;
+    let all: [(&str, Numbered); 17] = [
+        ("squeeze_axis", |a, n, _| a.squeeze_axis(n)),
+        ("repeat_flat", |a, n, _| a.repeat_flat(n)),
+        ("cummin", |a, n, _| a.cummin(n, true, false)),
+        ("argpartition_flat", |a, n, _| a.argpartition_flat(n)),
+        ("full", |a, n, m| full(&[n, m], a, Dtype::Float32)),
+        ("arange", |_, n, m| {
+            arange(0.0, f64::from(n), f64::from(m), Dtype::Int64)
+        }),
+        ("slice_update", |a, n, m| {
+            a.slice_update(a, &[n], &[m], &[1])
+        }),
+        ("gather_axis", |a, n, m| {
+            a.gather_axis(&Array::scalar(n)?, m, &[1])
+        }),
+        ("scatter_axis", |a, n, m| {
+            a.scatter_axis(
+                &Array::vector(&[n])?,
+                &a.expand_dims(0)?,
+                m,
+                ScatterMode::Max,
+            )
+        }),
+        ("ifft", |a, n, m| fft::ifft(a, Some(n), m)),
+        ("fft2", |a, n, m| fft::fft2(a, Some([n, 2]), [m, 0])),
+        ("ifft2", |a, n, m| fft::ifft2(a, Some([2, n]), [0, m])),
+        ("ifftn", |a, n, m| fft::ifftn(a, Some(&[n]), &[m])),
+        ("rfft2", |a, n, m| fft::rfft2(a, None, [n, m])),
+        ("rfftn", |a, n, m| fft::rfftn(a, Some(&[n]), &[m])),
+        ("irfft2", |a, n, m| fft::irfft2(a, Some([n, n]), [m, -1])),
+        ("ifftshift", |a, n, m| fft::ifftshift(a, &[n, m])),
+    ];
+    for (name, f) in all {
+        for (i, shape) in SHAPES.into_iter().enumerate() {
+            let a = array(shape, TYPES[i % TYPES.len()]);
+            for n in NUMBERS {
+                settle(name, NUMBERS.map(|m| f(&a, n, m)));
+            }
+        }
+    }
+}
+
+#[test]
+fn factors_and_random_numbers() {
+    limited();
+    let key = Key::new(u64::MAX).unwrap();
+    for shape in SHAPES {
+        for dtype in TYPES {
+            let a = array(shape, dtype);
+            if let Ok((packed, pivots)) = linalg::lu_factor(&a) {
+                settle("lu_factor", [Ok(packed), Ok(pivots)]);
+            }
+            for n in NUMBERS {
+                settle(
+                    "uniform_between",
+                    [random::uniform_between(
+                        &a,
+                        &a,
+                        &[n, 3],
+                        Dtype::Float32,
+                        &key,
+                    )],
+                );
+            }
+        }
+    }
+    for n in NUMBERS {
+        if n < 100 {
+            assert_eq!(key.split_into(n).is_ok(), n >= 0, "{n}");
+        }
+    }
+}
+
+#[test]
+fn quantized_matrices_of_any_form() {
+    limited();
+    let modes = [
+        QuantMode::Affine,
+        QuantMode::Mxfp4,
+        QuantMode::Mxfp8,
+        QuantMode::Nvfp4,
+    ];
+    for mode in modes {
+        for shape in [&[32, 64][..], &[0, 64], &[2, 32, 64], &[64], &[3, 5]] {
+            for (group, bits) in [
+                (32, 4),
+                (16, 4),
+                (32, 8),
+                (i32::MAX, 4),
+                (32, i32::MIN),
+                (0, 0),
+            ] {
+                let w = array(shape, Dtype::Float32);
+                let Ok(q) = Quantized::quantize(&w, group, bits, mode) else {
+                    continue;
+                };
+                q.validate("test").unwrap();
+                for n in NUMBERS {
+                    let rows = q.take_rows(&Array::vector(&[n]).unwrap());
+                    settle(
+                        "take_rows",
+                        [rows.and_then(|r| r.dequantize(Dtype::Float32))],
+                    );
+                }
+                for x in SHAPES {
+                    settle(
+                        "matmul_quantized",
+                        [q.matmul_quantized(&array(x, Dtype::Float32))],
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Arguments that no program should pass: limits that MLX takes, or an error.
+#[test]
+fn memory_and_devices_at_their_limits() {
+    crate::alone::alone(
+        "edges::memory_and_devices_at_their_limits",
+        memory_and_devices_at_their_limits_alone,
+    );
+}
+
+fn memory_and_devices_at_their_limits_alone() {
+    let before = memory::limit().unwrap();
+    for bytes in [0, 1, 1 << 40, usize::MAX] {
+        for set in [
+            memory::set_cache_limit,
+            memory::set_limit,
+            memory::set_wired_limit,
+        ] {
+            if let Ok(old) = set(bytes) {
+                let a = zeros(&[100], Dtype::Float32).unwrap();
+                a.eval().unwrap();
+                set(old).unwrap();
+            }
+        }
+    }
+    assert_eq!(memory::limit().unwrap(), before);
+    memory::clear_cache().unwrap();
+    memory::reset_peak().unwrap();
+    assert!(memory::peak().unwrap() <= memory::active().unwrap() + (1 << 24));
+    let _ = memory::cache().unwrap();
+    assert!(memory::physical_memory().is_none_or(|b| b > 0));
+    for device in [Device::cpu(), Device::gpu()] {
+        assert_eq!(device.is_available(), Stream::new(device).is_ok());
+        let count = device.count().unwrap_or(0);
+        assert!((0..1000).contains(&count), "{device}: {count}");
+        assert_eq!(device.info().is_ok(), device.is_available(), "{device}");
+    }
+    // More streams than anybody needs are still streams.
+    let streams: Vec<Stream> = (0..40)
+        .map(|_| Stream::new(Device::cpu()).unwrap())
+        .collect();
+    let sums: Vec<Array> = streams
+        .iter()
+        .map(|s| s.scope(|| array(&[5], Dtype::Int32).square()).unwrap())
+        .collect();
+    eval(&sums).unwrap();
+}
+
+fn edge() -> impl Strategy<Value = i32> {
+    prop_oneof![3 => -3i32..6, 1 => Just(i32::MAX), 1 => Just(i32::MIN)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn reading_any_place_is_a_value_or_an_index_error(
+        shape in prop::collection::vec(0i32..4, 0..4),
+        place in prop::collection::vec(edge(), 0..4),
+    ) {
+        let a = array(&shape, Dtype::Int32);
+        let inside = place.len() == shape.len() && place.iter().zip(&shape).all(|(p, n)| (0..*n).contains(p));
+        match a.at::<i32>(&place) {
+            Ok(_) => prop_assert!(inside),
+            Err(e) => {
+                prop_assert!(!inside);
+                prop_assert_eq!(e.kind(), ErrorKind::Index);
+            }
+        }
+        for axis in place {
+            let axes = shape.len() as i64;
+            prop_assert_eq!(a.dim(axis).is_ok(), (-axes..axes).contains(&i64::from(axis)));
+        }
+    }
+
+    #[test]
+    fn updates_of_any_bounds_change_nothing_else(
+        n in 0i32..8, start in edge(), stop in edge(), step in prop_oneof![-3i32..4, Just(i32::MAX), Just(i32::MIN)],
+    ) {
+        let a = array(&[n], Dtype::Int32);
+        let minus = Array::scalar(-1i32).unwrap();
+        let updated = a.slice_update(&minus, &[start], &[stop], &[step]);
+        let Ok(part) = a.slice(&[start], &[stop], &[step]) else {
+            prop_assert!(updated.is_err());
+            return Ok(());
+        };
+        let changed = updated.unwrap().to_vec::<i32>().unwrap();
+        let count = changed.iter().filter(|v| **v == -1).count();
+        prop_assert_eq!(count, part.size());
+        let kept = a.to_vec::<i32>().unwrap();
+        prop_assert!(changed.iter().zip(&kept).all(|(c, k)| c == k || *c == -1));
+    }
+}

@@ -1,0 +1,16 @@
+//! What belongs to a process: its end, its counters, its default device. Each test runs in a
+//! process of its own.
+
+#[path = "../../../tests/common/alone.rs"]
+mod alone;
+mod async_failure;
+mod budget;
+mod closure_leaks;
+mod deadlock;
+mod devices;
+mod distributed;
+mod exit;
+mod first_call;
+mod leaks;
+mod streams;
+mod stress;

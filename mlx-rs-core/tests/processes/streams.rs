@@ -1,0 +1,50 @@
+//! As many streams as a program asks for: few threads where they are dropped, an error where they
+//! are kept. The tests share the streams of the process, so there is one.
+
+use mlx_rs_core::{Array, Device, ErrorKind, Stream};
+
+#[test]
+fn streams_are_used_again_and_have_a_most() {
+    crate::alone::alone(
+        "streams::streams_are_used_again_and_have_a_most",
+        streams_are_used_again_and_have_a_most_alone,
+    );
+}
+
+fn streams_are_used_again_and_have_a_most_alone() {
+    let first = Stream::new(Device::cpu()).unwrap();
+    let mut indices = std::collections::BTreeSet::new();
+    for i in 0..20_000 {
+        let stream = Stream::new(Device::cpu()).unwrap();
+        assert_ne!(stream, first);
+        indices.insert(stream.index());
+        if i % 1000 == 0 {
+            let sum = stream.scope(|| Array::scalar(1.0f32)?.add(&Array::scalar(i as f32)?));
+            assert_eq!(sum.unwrap().item::<f32>().unwrap(), 1.0 + i as f32);
+        }
+    }
+    assert_eq!(indices.len(), 1, "each dropped stream is used again");
+
+    // Another handle keeps a stream in use.
+    let stream = Stream::new(Device::cpu()).unwrap();
+    let same = stream.scope(|| Stream::current().unwrap());
+    let index = stream.index();
+    drop(stream);
+    assert_ne!(Stream::new(Device::cpu()).unwrap().index(), index);
+    drop(same);
+
+    let mut kept = Vec::new();
+    let e = loop {
+        match Stream::new(Device::cpu()) {
+            Ok(stream) => kept.push(stream),
+            Err(e) => break e,
+        }
+        assert!(kept.len() < 10_000);
+    };
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    assert!(kept.len() > 100, "{}", kept.len());
+    let all: std::collections::BTreeSet<i32> = kept.iter().map(Stream::index).collect();
+    assert_eq!(all.len(), kept.len(), "no two are the same");
+    kept.truncate(10);
+    assert!(Stream::new(Device::cpu()).is_ok());
+}

@@ -1,0 +1,6 @@
+//! The Python process: its life, and its faults.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod faults;
+mod life;
