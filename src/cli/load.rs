@@ -202,6 +202,7 @@ impl LoadArgs {
     }
 
     /// Whether flags besides the backend and the type change what a model needs.
+    #[cfg(feature = "mlx-backend")]
     pub fn changes_needs(&self) -> bool {
         self.feed_forward.is_given()
             || self.adapter_path.is_some()

@@ -13,6 +13,7 @@ use mlx_rs_core::{Array, Error, ErrorKind};
 use super::Decoder;
 use super::build::{AttentionParts, Builder, int, invalid};
 use super::gemma2::cap;
+use super::gemma4_keys::{key_sizes, own_layers, values_are_keys};
 use super::moe::{ExpertsAt, counts, experts};
 use super::stack::Head;
 use crate::cache::{CacheOptions, Caches, KvView, Row, lengths, passing};
@@ -317,15 +318,7 @@ impl Decoder for Gemma4 {
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let layers = config.num_hidden_layers;
-    let shared = config
-        .uint("num_kv_shared_layers", 0..=layers)?
-        .unwrap_or(0);
-    // Sharing needs a layer to share from.
-    let own = if shared < layers {
-        layers - shared
-    } else {
-        layers
-    };
+    let own = own_layers(config)?;
     let source = sources(config, own)?;
     let mut b = Builder::new(config, weights)?;
     let activation = b.activation(Activation::GeluTanh)?;
@@ -419,79 +412,6 @@ fn sources(config: &ModelConfig, own: usize) -> Result<Vec<usize>> {
                 })
         })
         .collect()
-}
-
-/// Numbers of the keys and values of one token in all layers that have their own.
-///
-/// # Errors
-/// When a size in the configuration is none.
-pub(super) fn key_numbers(config: &ModelConfig) -> Result<u64> {
-    let layers = config.num_hidden_layers;
-    let shared = config
-        .uint("num_kv_shared_layers", 0..=layers)?
-        .unwrap_or(0);
-    let own = if shared < layers {
-        layers - shared
-    } else {
-        layers
-    };
-    let mut numbers = 0u64;
-    for layer in 0..own {
-        let (heads, head_dim) = key_sizes(config, layer)?;
-        let heads = heads.map_or(config.num_key_value_heads as u64, u64::from);
-        let head_dim = head_dim.map_or(config.head_size() as u64, u64::from);
-        numbers = numbers.saturating_add(heads.saturating_mul(head_dim).saturating_mul(2));
-    }
-    Ok(numbers)
-}
-
-/// Whether a layer takes its values from its keys.
-fn values_are_keys(config: &ModelConfig, layer: usize) -> Result<bool> {
-    Ok(!config.slides(layer) && config.flag("attention_k_eq_v")?.unwrap_or(false))
-}
-
-/// Key heads of a layer and their elements, where they are not those of the whole model.
-fn key_sizes(config: &ModelConfig, layer: usize) -> Result<(Option<u32>, Option<u32>)> {
-    let full = !config.slides(layer);
-    let values_are_keys = values_are_keys(config, layer)?;
-    // transformers 5 lists what differs by layer; published files name the sizes of full layers.
-    let listed = config
-        .fields
-        .get("per_layer_config")
-        .and_then(|all| all.get(layer.to_string()));
-    let int = |name: &str, n: usize| -> Result<u32> { int(name, n).map(i32::unsigned_abs) };
-    let size = |name: &str, limit: usize, global: Option<&str>| -> Result<Option<u32>> {
-        if let Some(value) = listed.and_then(|own| own.get(name)) {
-            let n = value
-                .as_u64()
-                .and_then(|n| usize::try_from(n).ok())
-                .filter(|n| (1..=limit).contains(n))
-                .ok_or_else(|| {
-                    invalid(format!(
-                        "per_layer_config.{layer}.{name} is {value}; it must be from 1 to {limit}"
-                    ))
-                })?;
-            return int(name, n).map(Some);
-        }
-        match global {
-            Some(global) => config
-                .uint(global, 1..=limit)?
-                .map(|n| int(global, n))
-                .transpose(),
-            None => Ok(None),
-        }
-    };
-    let head_dim = size(
-        "head_dim",
-        limits::HEAD_DIM,
-        full.then_some("global_head_dim"),
-    )?;
-    let heads = size(
-        "num_key_value_heads",
-        limits::HEADS,
-        values_are_keys.then_some("num_global_key_value_heads"),
-    )?;
-    Ok((heads, head_dim))
 }
 
 fn attention(b: &mut Builder<'_>, layer: usize, own_keys: bool) -> Result<Attention> {

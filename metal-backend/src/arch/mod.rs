@@ -10,6 +10,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod gemma4;
+mod gemma4_keys;
 mod glm4;
 mod gpt2;
 mod gpt_oss;
@@ -200,7 +201,7 @@ pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
 pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     // The one family whose layers differ in their heads, or share keys.
     if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {
-        return gemma4::key_numbers(config);
+        return gemma4_keys::key_numbers(config);
     }
     let layers = 0..config.num_hidden_layers;
     let layers = layers.filter(|&layer| config.has_keys(layer)).count();

@@ -13,6 +13,7 @@
 //! all of it (`exec::sampling`), but for what logits processors must see changed before.
 
 mod chain;
+mod draw;
 mod filters;
 mod grammar;
 mod host;
@@ -20,6 +21,7 @@ mod logprobs;
 mod penalties;
 mod random;
 
+pub use draw::{Drawn, check_greatest, sample};
 pub use filters::{min_p, shift, temperature, top_k, top_p, xtc};
 pub use grammar::{Compiler, Matcher};
 pub use logprobs::Logprobs;
@@ -29,7 +31,7 @@ pub use random::agree_on_entropy;
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, GenerateOptions, Result};
-use mlx_rs_core::{Array, Dtype, async_eval, concatenate, zeros};
+use mlx_rs_core::{Array, Dtype, concatenate, zeros};
 
 use crate::error::engine;
 use crate::exec::sampling::{self, Pick, SampleParams, SampleRow};
@@ -107,45 +109,6 @@ impl Memory {
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         self.history.iter().chain(&self.counts)
     }
-}
-
-/// What one step gave.
-#[derive(Debug)]
-pub struct Drawn {
-    /// A token a row, `uint32 [B]`, not computed yet.
-    pub tokens: Array,
-    /// The greatest logit of each row, as the model gave it, float32 `[B]`; NaN where any is. See
-    /// [`check_greatest`].
-    pub greatest: Array,
-    /// Log-probabilities, where a row asked for them.
-    pub logprobs: Option<Logprobs>,
-}
-
-impl Drawn {
-    /// The arrays to evaluate.
-    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        [&self.tokens, &self.greatest]
-            .into_iter()
-            .chain(self.logprobs.iter().flat_map(Logprobs::arrays))
-    }
-}
-
-/// Refuses the token of a row whose greatest logit is `greatest`: no token can be drawn from logits
-/// that have no finite maximum. `step` counts the tokens of the reply from 1.
-///
-/// # Errors
-/// [`ErrorKind::Engine`], naming the step.
-pub fn check_greatest(greatest: f32, step: u64) -> Result<()> {
-    if greatest.is_finite() {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Engine,
-        format!(
-            "step {step} of the reply: the greatest logit is {greatest}, so no token can be \
-             drawn; check the model's weights (and its adapter's) for NaN and infinity"
-        ),
-    ))
 }
 
 /// Ids as `[1, n]`; `None` for none.
@@ -553,87 +516,6 @@ fn check_ids(options: &GenerateOptions, vocabulary: usize) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-/// Draws a token for each row of `logits` `[B, V]` (any float type) by the sampler of that row, and
-/// remembers it there. The work is queued, not waited for; but where a row has a grammar or logits
-/// processors its previous token is.
-///
-/// # Errors
-/// [`ErrorKind::Engine`] when shapes do not fit; what a grammar or a logits processor says. After
-/// an error the samplers are of no use.
-pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
-    let shape = logits.shape();
-    let fits = shape.len() == 2 && usize::try_from(shape[0]) == Ok(rows.len()) && !rows.is_empty();
-    if !fits {
-        return Err(Error::new(
-            ErrorKind::Engine,
-            format!("logits {shape:?} are not [{}, vocabulary]", rows.len()),
-        ));
-    }
-    let logits = logits.astype(Dtype::Float32).map_err(engine("sampling"))?;
-    if rows.iter().any(|r| r.host.is_some()) {
-        // The device goes on with the logits while the host thinks about the last token.
-        async_eval([&logits]).map_err(engine("sampling"))?;
-        for host in rows.iter_mut().filter_map(|r| r.host.as_mut()) {
-            host.catch_up()?;
-        }
-    }
-    let changed = changed(rows, &logits)?;
-    let on_cpu = rows.iter().any(|r| r.on_cpu);
-    let tokens = if on_cpu {
-        let rows = rows.iter_mut().map(|r| r.row()).collect::<Result<_>>()?;
-        sampling::sample(&changed, rows)
-    } else {
-        let choices: Vec<Choice> = rows.iter().map(|r| r.choice()).collect();
-        chain::choose(&changed, &choices)
-    };
-    tokens
-        .and_then(|tokens| take(rows, &logits, tokens, on_cpu))
-        .map_err(engine("sampling"))
-}
-
-/// Takes the tokens into the samplers, and looks up their log-probabilities.
-fn take(
-    rows: &mut [&mut Sampler],
-    logits: &Array,
-    tokens: Array,
-    on_cpu: bool,
-) -> mlx_rs_core::Result<Drawn> {
-    let greatest = logits.max(-1, false)?;
-    for (i, row) in (0i32..).zip(rows.iter_mut()) {
-        let own = greatest.slice_axis(0, i, i + 1)?;
-        row.remember(&tokens.slice_axis(0, i, i + 1)?, own)?;
-    }
-    let logprobs = match rows.iter().filter_map(|r| r.logprobs).max() {
-        Some(n) => Some(Logprobs::new(logits, &tokens, n, on_cpu)?),
-        None => None,
-    };
-    Ok(Drawn {
-        tokens,
-        greatest,
-        logprobs,
-    })
-}
-
-/// The logits that each row chooses from.
-fn changed(rows: &mut [&mut Sampler], logits: &Array) -> Result<Array> {
-    if !rows.iter().any(|r| r.changes_logits()) {
-        return Ok(logits.clone());
-    }
-    if let [row] = rows {
-        return row.changed(logits);
-    }
-    let mut parts = Vec::with_capacity(rows.len());
-    for (i, row) in (0i32..).zip(rows.iter_mut()) {
-        let part = logits.slice_axis(0, i, i + 1).map_err(engine("sampling"))?;
-        parts.push(if row.changes_logits() {
-            row.changed(&part)?
-        } else {
-            part
-        });
-    }
-    concatenate(&parts.iter().collect::<Vec<_>>(), 0).map_err(engine("sampling"))
 }
 
 #[cfg(test)]
