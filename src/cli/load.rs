@@ -126,6 +126,7 @@ pub fn count(text: &str) -> Result<usize, String> {
 }
 
 /// Parses a number of bytes with a unit.
+#[cfg(any(feature = "mlx-backend", feature = "serve"))]
 pub fn size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text
@@ -396,6 +397,7 @@ pub fn load_preset(
 mod tests {
     use super::*;
 
+    #[cfg(any(feature = "mlx-backend", feature = "serve"))]
     #[test]
     fn sizes_have_units() {
         assert_eq!(size("5GiB"), Ok(5 << 30));

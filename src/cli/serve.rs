@@ -204,11 +204,12 @@ impl Args {
     }
 
     fn load_options(&self, backend: &str) -> Result<LoadOptions, Failure> {
-        let mut options = self.unchecked_options(backend);
+        let options = self.unchecked_options(backend);
         #[cfg(all(unix, feature = "mlx-backend"))]
-        if let Some(member) = super::member::current() {
-            options.split = member.split;
-        }
+        let options = match super::member::current() {
+            Some(member) => options.with_split(member.split),
+            None => options,
+        };
         options
             .validate()
             .map_err(|e| Failure::usage(e.message()))?;

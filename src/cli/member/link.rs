@@ -96,8 +96,16 @@ pub struct Links {
     leaving: Arc<AtomicBool>,
     /// To the left, and to the right.
     writers: Arc<Mutex<[TcpStream; 2]>>,
+    #[cfg_attr(
+        not(feature = "serve"),
+        allow(dead_code, reason = "only a server gives orders")
+    )]
     orders: Mutex<Receiver<Vec<u8>>>,
     /// Bytes of the orders that wait.
+    #[cfg_attr(
+        not(feature = "serve"),
+        allow(dead_code, reason = "only a server gives orders")
+    )]
     waiting: Arc<AtomicUsize>,
 }
 
@@ -212,11 +220,19 @@ impl Links {
     ///
     /// # Errors
     /// For one that is too long, and those of the connection.
+    #[cfg_attr(
+        not(feature = "serve"),
+        allow(dead_code, reason = "only a server gives orders")
+    )]
     pub fn order(&self, order: &[u8]) -> io::Result<()> {
         pass_on(&self.writers, order)
     }
 
     /// Waits for the next order; `None` when the ranks before have gone.
+    #[cfg_attr(
+        not(feature = "serve"),
+        allow(dead_code, reason = "only a server gives orders")
+    )]
     pub fn next_order(&self) -> Option<Vec<u8>> {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let order = orders.recv().ok()?;
