@@ -1,11 +1,12 @@
 //! The table of `platforms.rs`.
 
-const MACOS: &str = "tools/macos_link.py";
+const MACOS: &str = "nothing: Rust has no standard library for macOS here; docs/building.md has the \
+                     first steps on a Mac";
 const AARCH64: &str = "tools/aarch64.sh";
 const EMULATED: &str = "emulated in tests";
 const NO_WINDOWS: &str = "nothing: MLX is for Linux and macOS, which are both unix";
 const NO_BIG_ENDIAN: &str = "nothing: no processor that MLX runs on is big-endian";
-const NO_FEATURE: &str = "nothing: .ci/run builds with the default features only";
+const FEATURES: &str = "tools/features.py in .ci/run";
 
 /// A condition, what compiles it, and the files that have it.
 pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
@@ -53,7 +54,6 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
             "mlx-rs-core/src/array/filled.rs",
             "mlx-rs-core/src/deadlock.rs",
             "mlx-rs-core/src/library.rs",
-            "mlx-rs-core/src/memory.rs",
         ],
     ),
     (
@@ -64,7 +64,12 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
     (
         "target_os = \"macos\"",
         MACOS,
-        &["src/hub/cache.rs", "tests/registration.rs"],
+        &[
+            "mlx-rs-core/src/memory.rs",
+            "mlx-rs-core/src/quirks.rs",
+            "src/hub/cache.rs",
+            "tests/dependents/registration.rs",
+        ],
     ),
     (
         "target_os = \"macos\"",
@@ -85,6 +90,7 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
             "src/cli/terminal.rs",
             "src/cli/train.rs",
             "src/hub/hf/layout.rs",
+            "src/hub/space.rs",
         ],
     ),
     (
@@ -98,8 +104,18 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     (
+        "not(any(target_os = \"linux\", target_os = \"macos\"))",
+        "nothing: MLX has no build for such a system",
+        &["mlx-rs-core/src/memory.rs"],
+    ),
+    (
+        "not(feature = \"serve\")",
+        FEATURES,
+        &["src/cli/compat_tests.rs", "src/cli/member/link.rs"],
+    ),
+    (
         "not(feature = \"mlx-backend\")",
-        NO_FEATURE,
+        FEATURES,
         &[
             "src/cli/dialog.rs",
             "src/cli/inspect.rs",
