@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod broken;
-mod front_page;
+mod crate_page;
 #[path = "../mock/mod.rs"]
 mod mock;
 mod well_behaved;
