@@ -136,15 +136,16 @@ def compile_and_link(name, source, mlx, out):
         flags += ["-x", "c++", *(f"-I{d}" for d in compiler_headers())]
         # libmlx brings the C++ library. What is missing of libmlx itself is found below.
         link = ["-Wl,--allow-shlib-undefined", "-Wl,-z,undefs"]
+    # mlx-c in one piece: the headers of MLX take most of the time.
+    mlxc = out / "mlxc.cpp"
+    files = sorted((source / "mlx/c").glob("*.cpp"))
+    mlxc.write_text("".join(f'#include "{file}"\n' for file in files))
+    units = [(mlxc, ["-include", SHIM / "error_format.h"])]
+    # Files of the shim have functions of one name, so each is compiled alone, as in a build.
+    units += [(file, []) for file in sorted(SHIM.glob("*.cpp"))]
     objects = []
-    # Each of the two in one piece: the headers of MLX take most of the time.
-    for part, directory, more in [
-        ("mlxc", source / "mlx/c", ["-include", SHIM / "error_format.h"]),
-        ("shim", SHIM, []),
-    ]:
-        unit, made = out / f"{part}.cpp", out / f"{part}.o"
-        files = sorted(directory.glob("*.cpp"))
-        unit.write_text("".join(f'#include "{file}"\n' for file in files))
+    for unit, more in units:
+        made = out / f"{unit.stem}.o"
         run(*compiler, *flags, *include, *more, "-c", unit, "-o", made)
         objects.append(made)
     library = out / ("librust_mlx_c" + Path(TARGETS[name][3]).suffix)
