@@ -13,7 +13,7 @@
 //! | [`divergence`] | how do predictions and group means differ from layer to layer? |
 //! | [`behavior`] | does the model continue a stimulus as expected? |
 //! | [`trace_store`] | what does each part of a model add, token by token, as a file? |
-//! | [`window_store`] | what is left of a long context, a few vectors for each window, as a file? |
+//! | [`window_store`] | how are a few vectors for each window of a long context stored? |
 //! | [`vindex`] | what do the features of feed-forward parts answer to, and add, as files? |
 //! | [`report`] | a folder of results as one summary, charts and an HTML page |
 //!

@@ -228,7 +228,7 @@ impl WindowStore {
         (window < self.windows()).then_some(window)
     }
 
-    /// A window, or `None` where there is none.
+    /// The window at this index, or `None` past the last one.
     #[must_use]
     pub fn window(&self, index: usize) -> Option<Window<'_>> {
         let end = *self.ends.get(index)?;

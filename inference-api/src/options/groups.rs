@@ -327,8 +327,8 @@ pub struct PrefillOptions {
     /// Reuse the beginning of the prompt from earlier requests, and keep this one's. Requests that
     /// run together may share a beginning in either case.
     pub cache_prompt: bool,
-    /// Requests share what was computed of a prompt only with requests of the same salt. So nobody
-    /// else can tell from times or counts that a prompt was seen before.
+    /// Cached prompt prefixes are shared only between requests with the same salt. Clients with
+    /// another salt cannot tell from times or counts that a prompt was seen before.
     pub cache_salt: Option<String>,
     /// Told of the prompt's progress.
     #[serde(skip)]

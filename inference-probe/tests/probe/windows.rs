@@ -1,5 +1,5 @@
-//! Stores of windows: what is written is read, by numpy's offsets too, whole or absent, and no
-//! damage goes unseen.
+//! Window stores: round trips, offsets as numpy reads them, atomic writes, and detection of every
+//! damaged byte.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -27,7 +27,7 @@ pub(crate) struct MessagesRequest {
     pub(crate) top_p: Option<f32>,
     /// Draw among this number of most probable tokens.
     pub(crate) top_k: Option<usize>,
-    /// Share what was computed of prompts only with requests of the same salt (vLLM's).
+    /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
     pub(crate) cache_salt: Option<String>,
     /// Strings that end the reply.
     pub(crate) stop_sequences: Option<Vec<String>>,

@@ -104,7 +104,7 @@ pub(crate) struct Sampling {
     json_schema: Option<Value>,
     /// Reuse what was computed of prompts that begin alike.
     cache_prompt: Option<bool>,
-    /// Share what was computed of prompts only with requests of the same salt.
+    /// Cached prompt prefixes are shared only with requests of the same salt.
     cache_salt: Option<String>,
     /// Return the ids of the reply.
     return_tokens: Option<bool>,

@@ -68,7 +68,7 @@ pub(crate) struct Rest {
     /// Whether to think first.
     #[schema(value_type = Option<crate::api::described::BoolOrText>)]
     pub(super) think: Option<Value>,
-    /// Share what was computed of prompts only with requests of the same salt (vLLM's).
+    /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
     pub(super) cache_salt: Option<String>,
     /// Not supported.
     pub(super) logprobs: Option<bool>,

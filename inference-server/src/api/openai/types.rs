@@ -59,7 +59,7 @@ macro_rules! request {
             pub(crate) stream_options: Option<StreamOptions>,
             /// Reuse what was computed of prompts that begin alike (not OpenAI's).
             pub(crate) cache_prompt: Option<bool>,
-            /// Share what was computed of prompts only with requests of the same salt (vLLM's).
+            /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
             pub(crate) cache_salt: Option<String>,
             /// Not supported.
             pub(crate) grammar: Option<String>,

@@ -43,7 +43,7 @@ pub(crate) struct ResponsesRequest {
     /// Returned as it is.
     #[schema(value_type = Option<Object>)]
     pub(super) metadata: Option<Map<String, Value>>,
-    /// Share what was computed of prompts only with requests of the same salt (vLLM's).
+    /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
     pub(super) cache_salt: Option<String>,
     /// Only `disabled`: nothing of a conversation is cut silently.
     pub(super) truncation: Option<String>,
