@@ -144,6 +144,9 @@ fn measure(
     console: &mut Console<'_>,
 ) -> Result<Measured, Failure> {
     let info = model.info();
+    if let Some(prompts) = &info.prompts {
+        console.note(&format!("prompts: inputs as {prompts}"));
+    }
     let needed = args.prompt_tokens.saturating_add(args.generate_tokens);
     if let Some(room) = info.context_length.filter(|&room| room < needed) {
         return Err(Failure::failed(format!(
