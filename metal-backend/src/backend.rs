@@ -91,6 +91,11 @@ impl Place {
             (None, FileDtype::BF16) => ComputeType::BFloat16,
             (None, _) => ComputeType::Float32,
         };
+        // The kernels sum in float32. MLX's own operations take minutes for a reply in half types.
+        let chosen = match self.kept_half(asked) {
+            Some(_) => ComputeType::Float32,
+            None => chosen,
+        };
         match chosen {
             ComputeType::Float32 => Ok((Dtype::Float32, chosen)),
             ComputeType::Float16 => Ok((Dtype::Float16, chosen)),
@@ -106,6 +111,17 @@ impl Place {
     /// MLX's own operations.
     pub(crate) fn uses_kernels(self, dtype: Dtype) -> bool {
         self == Place::Cpu && dtype == Dtype::Float32
+    }
+
+    /// The half type that dense matrices are kept in, where our kernels compute with them in float32
+    /// although a half type is asked for.
+    pub(crate) fn kept_half(self, asked: Option<ComputeType>) -> Option<Dtype> {
+        let half = match asked {
+            Some(ComputeType::Float16) => Dtype::Float16,
+            Some(ComputeType::BFloat16) => Dtype::Bfloat16,
+            _ => return None,
+        };
+        (self == Place::Cpu && exec::enabled()).then_some(half)
     }
 
     /// What inputs of quantized matrices become in prompts, where our kernels compute in this type;
@@ -378,6 +394,19 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
     let prompts = place.prompts(weights.dtype(), options.precision)?;
     if let Some(prompts) = prompts {
         weights.use_cpu(prompts);
+    }
+    if let Some(half) = place.kept_half(options.dtype) {
+        weights.keep_half(half);
+    }
+    if place == Place::Cpu && options.kv_bits.is_some() {
+        tracing::warn!(
+            "kv_bits: attention over a packed cache runs outside the CPU kernels, on one core"
+        );
+    }
+    if place == Place::Cpu && weights.dtype() != Dtype::Float32 {
+        tracing::warn!(
+            "{compute} runs outside the CPU kernels, hundreds of times slower than float32"
+        );
     }
     if let Some(features) = &features {
         features.leave_out(&mut weights);

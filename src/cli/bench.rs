@@ -58,6 +58,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "model": loaded.path.to_string_lossy(),
         "backend": loaded.backend.name(),
         "device": model.info().device,
+        "prompts": model.info().prompts,
         "prompt_tokens": args.prompt_tokens,
         "generated_tokens": args.generate_tokens,
         "load_seconds": loaded.load_seconds,

@@ -48,6 +48,9 @@ pub struct Weights {
     on_cpu: bool,
     /// What inputs of quantized matrices become in prompts.
     prompts: Prompts,
+    /// The type that dense matrices are rounded to and kept in for the kernels, whatever type they
+    /// are stored in.
+    half: Option<Dtype>,
     /// About how many stored bytes of a tensor are read at a time.
     chunk_bytes: usize,
     config: ModelConfig,
@@ -106,6 +109,7 @@ impl Weights {
             dtype,
             on_cpu: false,
             prompts: Prompts::Float32,
+            half: None,
             chunk_bytes: streaming::CHUNK_BYTES,
             config: config.clone(),
             unused,
@@ -130,6 +134,12 @@ impl Weights {
     pub fn use_cpu(&mut self, prompts: Prompts) {
         self.on_cpu = true;
         self.prompts = prompts;
+    }
+
+    /// Rounds dense matrices to a half type and keeps them in it, where the CPU kernels multiply with
+    /// it.
+    pub fn keep_half(&mut self, half: Dtype) {
+        self.half = Some(half);
     }
 
     /// An embedding table below a name.
