@@ -34,8 +34,10 @@ fn fast_prompts_are_near_exact_ones_and_named() {
     for name in QUANTIZED {
         let [exact, fast] = [Precision::Exact, Precision::Fast].map(|p| load(name, p));
         assert_eq!(exact.info().prompts.as_deref(), Some("float32"), "{name}");
-        let (exact_logits, fast_logits) =
-            (logits(exact.as_ref(), PROMPT), logits(fast.as_ref(), PROMPT));
+        let (exact_logits, fast_logits) = (
+            logits(exact.as_ref(), PROMPT),
+            logits(fast.as_ref(), PROMPT),
+        );
         let largest = exact_logits.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let difference = max_difference(&exact_logits, &fast_logits);
         assert!(

@@ -52,8 +52,9 @@ impl Dot {
 /// Columns `[columns, LANES]` as integers with a scale for each [`UNIT`] of them.
 pub(crate) fn quantize(dot: Dot, columns: &[f32], to: ByteColumnsMut<'_>) {
     match dot {
-        // SAFETY: `Dot::of` makes these only where the processor has avx2, and avx512f.
+        // SAFETY: `Dot::of` makes these only where the processor has avx2 and fma.
         Dot::Maddubs | Dot::Vnni256 => unsafe { avx2::byte_tile::quantize(columns, to) },
+        // SAFETY: `Dot::of` makes it only where the processor has these parts of AVX-512.
         Dot::Vnni512 => unsafe { avx512::byte_tile::quantize(columns, to) },
     }
 }

@@ -25,39 +25,40 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
         // Nothing, or NaN where an input is infinite or NaN.
         let mut poison = [0.0f32; LANES];
         for x in x {
-            for l in 0..LANES {
-                let a = x[l].abs();
-                most[l] = if a > most[l] { a } else { most[l] };
-                poison[l] += x[l] * 0.0;
+            for ((most, poison), x) in most.iter_mut().zip(&mut poison).zip(x) {
+                *most = if x.abs() > *most { x.abs() } else { *most };
+                *poison += x * 0.0;
             }
         }
         let mut inverse = [0.0f32; LANES];
-        for l in 0..LANES {
+        for ((most, inverse), scale) in most.iter().zip(&mut inverse).zip(&mut *scale) {
             // Of a row of zeros alone any scale is right, if its inverse is finite.
-            let own = most[l].max(f32::MIN_POSITIVE * MAX_BYTE);
-            inverse[l] = MAX_BYTE / own;
-            scale[l] = own / MAX_BYTE;
+            let most = most.max(f32::MIN_POSITIVE * MAX_BYTE);
+            *inverse = MAX_BYTE / most;
+            *scale = most / MAX_BYTE;
         }
         for (half, sums) in sums.iter_mut().enumerate() {
             let mut total = [0i32; LANES];
             for quad in half * (HALF / 4)..(half + 1) * (HALF / 4) {
-                for l in 0..LANES {
+                let own = quads[quad].iter_mut().zip(&mut total).zip(&inverse);
+                for (l, ((to, total), inverse)) in own.enumerate() {
                     let mut four = 0;
-                    for c in 0..4 {
-                        let own = (x[4 * quad + c][l] * inverse[l]).round_ties_even();
+                    for (c, x) in x[4 * quad..4 * quad + 4].iter().enumerate() {
+                        let own = (x[l] * inverse).round_ties_even();
                         // SAFETY: at most 128 by its scale; NaN becomes zero.
                         let own: i32 = unsafe {
                             let own = if own.abs() <= 128.0 { own } else { 0.0 };
                             own.to_int_unchecked()
                         };
-                        total[l] += own;
+                        *total += own;
                         four |= (own & 0xff) << (8 * c);
                     }
-                    quads[quad][l] = four;
+                    *to = four;
                 }
             }
-            for l in 0..LANES {
-                sums[l] = total[l] as f32 * scale[l] + poison[l];
+            let own = total.iter().zip(&*scale).zip(&poison);
+            for (sum, ((total, scale), poison)) in sums.iter_mut().zip(own) {
+                *sum = *total as f32 * scale + poison;
             }
         }
     }
