@@ -13,4 +13,5 @@ mod openai;
 mod other_apis;
 mod page;
 mod responses;
+mod strict;
 mod tools;
