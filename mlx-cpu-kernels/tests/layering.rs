@@ -123,6 +123,8 @@ const ORDER: &[&str] = &[
     "simd::neon::intrinsics_tests",
     "simd::qgemv_tests",
     "gemm::experts_tests",
+    "sampling::top_k_tests",
+    "sampling::top_p_tests",
     "gemm::format_tests",
     "recurrence::run_tests",
     "lib",
