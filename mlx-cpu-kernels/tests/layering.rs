@@ -119,6 +119,7 @@ const ORDER: &[&str] = &[
     "sampling::top_k",
     "sampling::top_p",
     "sampling::sample",
+    "testing::allocations",
     "testing",
     "simd::neon::intrinsics_tests",
     "simd::qgemv_tests",
