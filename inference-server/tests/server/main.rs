@@ -14,4 +14,5 @@ mod other_apis;
 mod page;
 mod responses;
 mod strict;
+mod thinking;
 mod tools;
