@@ -79,6 +79,7 @@ mod prompt_cache;
 mod registry;
 mod routed;
 mod sampling;
+mod steering;
 mod token;
 mod token_model;
 mod train;
@@ -109,6 +110,10 @@ pub use registry::{
 };
 pub use routed::RoutedModel;
 pub use sampling::{Grammar, LogitBias, LogitsProcessor, LogitsProcessorFactory};
+pub use steering::{
+    Edit, EditOperation, EditPositions, Hook, HookStates, LayerHooks, Numbers, SteerableModel,
+    Steering, SteeringShape,
+};
 pub use token::{
     BatchResult, ClassifyResult, FinishReason, Output, StopCause, Token, TokenLogprobs,
     TokenSource, TokenStream, TopLogprob,
