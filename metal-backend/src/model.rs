@@ -484,7 +484,7 @@ impl TokenModel for MlxModel {
     fn token_logprobs_until(&self, prompt: &Prompt, interrupt: &Interrupt) -> Result<Vec<f32>> {
         let ids = self.engine.encode_prompt(prompt)?;
         self.engine.check_prompt(&ids)?;
-        crate::inspect::token_logprobs(&self.engine, &ids, interrupt)
+        crate::inspect::token_logprobs(&self.engine, &ids, None, interrupt)
     }
 
     fn eos_tokens(&self) -> Vec<u32> {

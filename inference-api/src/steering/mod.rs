@@ -234,3 +234,6 @@ impl Steering {
         (self.edits.iter()).any(|edit| edit.positions.depend_on_prompt())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -61,6 +61,17 @@ pub trait SteerableModel: TextModel {
         interrupt: &Interrupt,
     ) -> Result<LogitsOutput>;
 
+    /// As [`TokenModel::token_logprobs_until`](crate::TokenModel::token_logprobs_until), with edits.
+    ///
+    /// # Errors
+    /// As that, and what [`Steering::check`] says.
+    fn steered_logprobs_until(
+        &self,
+        prompt: &Prompt,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<f32>>;
+
     /// The states of a prompt at these places, layers and hooks, in the unedited model.
     ///
     /// # Errors

@@ -26,6 +26,17 @@ impl SteerableModel for MlxModel {
         self.edited_logits(prompt, all, Some(steering), interrupt)
     }
 
+    fn steered_logprobs_until(
+        &self,
+        prompt: &Prompt,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<f32>> {
+        let ids = self.engine.encode_prompt(prompt)?;
+        self.engine.check_prompt(&ids)?;
+        crate::inspect::token_logprobs(&self.engine, &ids, Some(steering), interrupt)
+    }
+
     fn hook_states(
         &self,
         prompt: &Prompt,
