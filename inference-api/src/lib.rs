@@ -27,7 +27,8 @@
 //! - Asynchronous programs have the feature `async`: `AsyncTokens` is a `Stream` of tokens on any
 //!   executor.
 //! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and
-//!   logits), [`TextModel::as_trainable`] and [`TextModel::as_attention_inspector`];
+//!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`] and
+//!   [`TextModel::as_attention_inspector`];
 //!   [`Capabilities`] tell beforehand.
 //! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
 //!   work.

@@ -46,7 +46,8 @@ pub struct PatchArgs {
     plot: Option<PathBuf>,
 }
 
-fn hook(name: &str) -> Result<Hook, String> {
+/// A hook by its name.
+pub fn hook(name: &str) -> Result<Hook, String> {
     let found = Hook::ALL.into_iter().find(|hook| hook.name() == name);
     found.ok_or_else(|| {
         let all: Vec<_> = Hook::ALL.iter().map(|hook| hook.name()).collect();

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use inference::{Interrupt, Prompt, Steering};
+use inference::{EditOperation, Hook, Interrupt, Prompt, Steering};
 use serde_json::{Value, json};
 
 use crate::common::{fixture, floats, greedy, max_difference, tiny};
@@ -212,4 +212,81 @@ fn patched_states_bring_back_what_they_do_in_transformers() {
     let same = [&args[..], &["--patch", texts[0]]].concat();
     let message = refused(&mlx(home.path(), &same).output().unwrap(), 2);
     assert!(message.contains("--against"), "{message}");
+}
+
+/// The means of states and their difference, by hand; and the file steers as its edits do.
+#[test]
+fn a_direction_is_what_lies_between_two_sets_of_prompts() {
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).display().to_string();
+    let sets = [["two cats", "one dog"], ["the sea", "six two"]];
+    for (name, lines) in ["positive", "negative"].iter().zip(sets) {
+        std::fs::write(file(name), format!("{}\n\n{}\n", lines[0], lines[1])).unwrap();
+    }
+    let model = tiny("llama");
+    let (tokens, steerable) = (
+        model.as_token_model().unwrap(),
+        model.as_steerable().unwrap(),
+    );
+    let mean = |lines: [&str; 2], layer: usize| -> Vec<f32> {
+        let last = lines.map(|line| {
+            let prompt = Prompt::Tokens(tokens.encode(line, true).unwrap());
+            let states = steerable
+                .hook_states(&prompt, &[(layer, Hook::ResidPost)], &Interrupt::new())
+                .unwrap();
+            states[0].rows().last().unwrap().to_vec()
+        });
+        last[0]
+            .iter()
+            .zip(&last[1])
+            .map(|(a, b)| (a + b) / 2.0)
+            .collect()
+    };
+    let (own, output) = (tiny_path(), file("d.json"));
+    let (positive, negative) = (file("positive"), file("negative"));
+    let args = ["probe", "direction", "--backend", "cpu", "--model", &own];
+    let sets_of = [
+        "--positive",
+        &positive,
+        "--negative",
+        &negative,
+        "--layers",
+        "0-1",
+    ];
+    let run = |more: &[&str]| {
+        let all = [&args[..], &sets_of, &["-o", &output], more].concat();
+        let out = stdout(&mlx(home.path(), &all).output().unwrap());
+        let lines: Vec<Value> = out
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        (lines, Steering::read(Path::new(&output)).unwrap())
+    };
+    let (lines, steering) = run(&["--coefficient", "-2"]);
+    assert_eq!(lines.len(), 2);
+    for (layer, edit) in steering.edits().iter().enumerate() {
+        let EditOperation::Add {
+            vector,
+            coefficient,
+        } = &edit.operation
+        else {
+            panic!("{edit:?}");
+        };
+        let [a, b] = sets.map(|lines| mean(lines, layer));
+        let expected: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a - b).collect();
+        assert!(max_difference(vector, &expected) < 1e-5);
+        assert!((coefficient + 2.0).abs() < 1e-6);
+        let norm = expected.iter().map(|v| v * v).sum::<f32>().sqrt();
+        assert!((lines[layer]["norm"].as_f64().unwrap() - f64::from(norm)).abs() < 1e-4);
+        assert_eq!(lines[layer]["separated"], json!(1.0));
+    }
+    for method in ["probe", "pca"] {
+        let (lines, other) = run(&["--method", method, "--position", "mean"]);
+        assert_eq!((lines.len(), other.edits().len()), (2, 2));
+        assert_ne!(other, steering);
+    }
+    std::fs::write(file("positive"), "two cats\n").unwrap();
+    let all = [&args[..], &sets_of, &["-o", &output]].concat();
+    let message = refused(&mlx(home.path(), &all).output().unwrap(), 1);
+    assert!(message.contains("1 positive and 2 negative"), "{message}");
 }
