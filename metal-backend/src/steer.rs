@@ -273,9 +273,8 @@ pub fn watch(edits: &mut Option<Edits>) -> Watch<'_> {
 
 impl StateHook for Edits {
     fn wants(&self, layer: usize, hook: Hook) -> bool {
-        let rows = self.0.iter().flatten();
-        rows.into_iter()
-            .any(|row| row.sites.contains(&(layer, hook)))
+        let mut rows = self.0.iter().flatten();
+        rows.any(|row| row.sites.contains(&(layer, hook)))
     }
 
     fn at(
