@@ -339,3 +339,78 @@ fn what_cannot_be_served_is_told_before_anything_is_loaded() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("two models"), "{text}");
 }
+
+/// Edits are those of the engine, beside a plain request, and only where the server allows them.
+#[test]
+fn requests_edit_the_model_where_they_may() {
+    let steering = json!({"edits": [
+        {"layers": 0, "hook": "resid_post", "op": "scale", "factor": -2},
+        {"layers": 1, "hook": "mlp_post", "neurons": [3, 5], "positions": "reply", "op": "zero"}]});
+    let body = |steering: &Value| {
+        json!({"prompt": "The capital", "max_tokens": 12, "temperature": 0, "ignore_eos": true,
+               "steering": steering})
+    };
+    let closed = serve(&[]);
+    for path in ["/v1/completions", "/v1/infer"] {
+        let (status, reply) = closed.post(path, &body(&steering));
+        assert_eq!(status, 400, "{path}: {reply}");
+        assert!(reply.contains("--allow-steering"), "{path}: {reply}");
+    }
+    let server = serve(&["--allow-steering"]);
+    let model = tiny("llama");
+    let options = greedy(12).with_ignore_eos(true);
+    let edits: inference::Steering = serde_json::from_value(steering.clone()).unwrap();
+    let prompt = Prompt::from("The capital");
+    let text = |options| model.generate(&prompt, options).unwrap().text().unwrap();
+    let plain = text(&options);
+    let edited = text(&options.clone().with_steering(edits));
+    assert_ne!(plain, edited);
+    // Together, so that they run in one batch.
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            for (steering, expected) in [(&Value::Null, &plain), (&steering, &edited)] {
+                let (server, body) = (&server, body(steering));
+                scope.spawn(move || {
+                    let reply = server.json("/v1/completions", &body);
+                    assert_eq!(reply["choices"][0]["text"], expected.as_str());
+                });
+            }
+        }
+    });
+    let chat = |steering: &Value| {
+        let reply = server.json(
+            "/v1/chat/completions",
+            &json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12,
+                    "temperature": 0, "ignore_eos": true, "steering": steering}),
+        );
+        reply["choices"][0]["message"].clone()
+    };
+    assert_ne!(chat(&Value::Null), chat(&steering));
+    let infer = |steering: &Value| {
+        let body = json!({"prompt": "The capital", "top": 3, "steering": steering});
+        server.json("/v1/infer", &body)["predictions"].clone()
+    };
+    assert_ne!(infer(&Value::Null), infer(&steering));
+    // What cannot be is the client's fault, and says where.
+    let zero = |layer: usize| json!({"layers": layer, "hook": "z", "op": "zero"});
+    for (steering, wanted) in [
+        (json!({"edits": [zero(9)]}), "edits[0].layers names layer 9"),
+        (json!({"edits": []}), "edits is empty"),
+        (json!({"edits": vec![zero(0); 257]}), "at most 256"),
+        (json!({"edits": [zero(0)], "more": 1}), "more"),
+        (
+            json!({"edits": [{"layers": 0, "hook": "resid_pre", "op": "add",
+                              "vector": {"file": "/etc/passwd"}}]}),
+            "no files are read",
+        ),
+        (
+            json!({"edits": [{"layers": 0, "hook": "resid_pre", "op": "patch",
+                              "tokens": vec![5; 4097]}]}),
+            "at most 4096",
+        ),
+    ] {
+        let (status, reply) = server.post("/v1/completions", &body(&steering));
+        assert_eq!(status, 400, "{reply}");
+        assert!(reply.contains(wanted), "{reply}");
+    }
+}
