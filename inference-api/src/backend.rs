@@ -13,6 +13,7 @@ use crate::metrics::GenerateMetrics;
 use crate::options::{GenerateOptions, LoadOptions};
 use crate::prompt_cache::PromptCacheModel;
 use crate::routed::RoutedModel;
+use crate::steering::SteerableModel;
 use crate::token::{BatchResult, ClassifyResult, TokenStream};
 use crate::token_model::TokenModel;
 use crate::train::TrainableModel;
@@ -61,6 +62,8 @@ pub struct Capabilities {
     pub tensor_parallel: bool,
     /// [`Split::Pipeline`](crate::Split::Pipeline) is honored.
     pub pipeline_parallel: bool,
+    /// [`GenerateOptions::steering`] is honored.
+    pub steering: bool,
 }
 
 macro_rules! capabilities {
@@ -107,6 +110,7 @@ capabilities! {
     with_hidden_states => hidden_states,
     with_tensor_parallel => tensor_parallel,
     with_pipeline_parallel => pipeline_parallel,
+    with_steering => steering,
 }
 
 impl Capabilities {
@@ -133,6 +137,7 @@ impl Capabilities {
             hidden_states: false,
             tensor_parallel: false,
             pipeline_parallel: false,
+            steering: false,
         }
     }
 }
@@ -252,6 +257,11 @@ pub trait TextModel: Send + Sync {
 
     /// The model as one that was loaded with a plan for its feed-forward parts, where it was.
     fn as_routed(&self) -> Option<&dyn RoutedModel> {
+        None
+    }
+
+    /// The model as one that takes edits, where it does.
+    fn as_steerable(&self) -> Option<&dyn SteerableModel> {
         None
     }
 

@@ -27,7 +27,8 @@
 //! - Asynchronous programs have the feature `async`: `AsyncTokens` is a `Stream` of tokens on any
 //!   executor.
 //! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and
-//!   logits), [`TextModel::as_trainable`] and [`TextModel::as_attention_inspector`];
+//!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`] and
+//!   [`TextModel::as_attention_inspector`];
 //!   [`Capabilities`] tell beforehand.
 //! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
 //!   work.
@@ -79,6 +80,7 @@ mod prompt_cache;
 mod registry;
 mod routed;
 mod sampling;
+mod steering;
 mod token;
 mod token_model;
 mod train;
@@ -109,6 +111,10 @@ pub use registry::{
 };
 pub use routed::RoutedModel;
 pub use sampling::{Grammar, LogitBias, LogitsProcessor, LogitsProcessorFactory};
+pub use steering::{
+    Edit, EditOperation, EditPositions, Hook, HookStates, LayerHooks, Numbers, SteerableModel,
+    Steering, SteeringShape,
+};
 pub use token::{
     BatchResult, ClassifyResult, FinishReason, Output, StopCause, Token, TokenLogprobs,
     TokenSource, TokenStream, TopLogprob,

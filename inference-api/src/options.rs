@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::cancel::{CancelToken, Interrupt};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampling::{Grammar, LogitsProcessorFactory};
+use crate::steering::Steering;
 
 /// Chained setters, `with_x(value)`, of a field or of a field of a group.
 macro_rules! setters {
@@ -135,6 +136,9 @@ pub struct GenerateOptions {
     pub prefill: PrefillOptions,
     /// Speculative decoding.
     pub speculative: SpeculativeOptions,
+    /// What is changed inside the model for this request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steering: Option<Steering>,
     /// What ends the request early: another thread, or a time.
     #[serde(skip)]
     pub interrupt: Interrupt,
@@ -151,6 +155,7 @@ impl Default for GenerateOptions {
             output: OutputOptions::default(),
             prefill: PrefillOptions::default(),
             speculative: SpeculativeOptions::default(),
+            steering: None,
             interrupt: Interrupt::default(),
         }
     }
@@ -243,6 +248,9 @@ impl GenerateOptions {
         with_num_draft_tokens(speculative.num_draft_tokens: usize);
         /// Sets the length of the n-gram of the prompt lookup.
         with_prompt_lookup(speculative.prompt_lookup: usize);
+
+        /// Sets what is changed inside the model.
+        with_steering(steering: impl Into<Option<Steering>>);
 
         /// Sets what ends the request early.
         with_interrupt(interrupt: Interrupt);

@@ -9,6 +9,7 @@
 //! | [`gguf`] | GGUF headers, metadata and tensors, versions 2 and 3 |
 //! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
 //! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
+//! | [`npy`] | arrays of numpy |
 //! | [`footprint`] | bytes in memory of each tensor, before any is read |
 //! | [`split`] | which part of each tensor a process has, where several compute one model |
 //! | [`pipeline`] | which layers a process has, where several compute one after another |
@@ -38,6 +39,7 @@ pub mod gguf_config;
 pub mod gguf_quant;
 mod identity;
 pub mod limits;
+pub mod npy;
 pub mod pipeline;
 pub mod python_json;
 pub mod safetensors;

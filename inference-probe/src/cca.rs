@@ -88,6 +88,11 @@ impl Components {
         })
     }
 
+    /// The axis of the greatest variance, `[width]`, of length 1.
+    pub(crate) fn first(&self) -> nalgebra::DVector<f64> {
+        self.axes.column(0).into_owned()
+    }
+
     /// Components that vary.
     pub fn rank(&self) -> usize {
         self.variances.len()

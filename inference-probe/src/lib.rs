@@ -34,6 +34,8 @@ pub mod cca;
 #[cfg(feature = "statistics")]
 pub mod chart;
 #[cfg(feature = "statistics")]
+pub mod direction;
+#[cfg(feature = "statistics")]
 pub mod divergence;
 mod error;
 pub mod files;

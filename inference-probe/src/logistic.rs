@@ -207,6 +207,11 @@ impl Standardizer {
         Self { means, deviations }
     }
 
+    /// The deviation of each column.
+    pub(crate) fn deviations(&self) -> &[f64] {
+        &self.deviations
+    }
+
     /// The rows with the mean taken away and divided by the deviation.
     pub fn apply(&self, rows: &Matrix) -> Matrix {
         let mut rows = rows.clone();

@@ -40,6 +40,8 @@ pub(crate) struct Inner {
     pub(crate) pulls: Arc<tokio::sync::Semaphore>,
     pub(crate) access: Access,
     pub(crate) metrics: Arc<Metrics>,
+    /// Whether requests may edit the model's states.
+    pub(crate) steering: bool,
     /// Whether there is a page.
     pub(crate) ui: bool,
     origins: Vec<String>,
@@ -80,6 +82,7 @@ impl App {
             pulls: Arc::new(tokio::sync::Semaphore::new(1)),
             access: Access::new(config),
             metrics,
+            steering: config.steering,
             ui: config.ui,
             origins: config.allowed_origins.clone(),
             names: AtomicU64::new(0),

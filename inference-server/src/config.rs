@@ -30,6 +30,8 @@ pub struct Config {
     pub any_model: bool,
     /// Origins of web pages that may ask, such as `https://chat.example`; `*` is all.
     pub allowed_origins: Vec<String>,
+    /// Whether requests may change the model's states while it computes.
+    pub steering: bool,
     /// Whether a browser gets a page to chat at `/`.
     pub ui: bool,
     /// Bounds on the requests of clients.
@@ -48,6 +50,7 @@ impl Default for Config {
             max_models: 3,
             any_model: false,
             allowed_origins: Vec::new(),
+            steering: false,
             ui: true,
             limits: Limits::default(),
         }
@@ -126,6 +129,13 @@ impl Config {
     #[must_use]
     pub fn with_allowed_origins(mut self, origins: impl Into<Vec<String>>) -> Self {
         self.allowed_origins = origins.into();
+        self
+    }
+
+    /// Sets whether requests may change the model's states while it computes.
+    #[must_use]
+    pub fn with_steering(mut self, steering: bool) -> Self {
+        self.steering = steering;
         self
     }
 

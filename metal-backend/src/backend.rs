@@ -218,6 +218,7 @@ impl Backend for MlxBackend {
             .with_adapters()
             .with_tensor_parallel()
             .with_pipeline_parallel()
+            .with_steering()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {

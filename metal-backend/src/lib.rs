@@ -47,6 +47,7 @@ mod model;
 pub mod model_report;
 pub mod nn;
 pub mod sample;
+mod steer;
 pub mod text;
 pub mod train;
 mod workdir;

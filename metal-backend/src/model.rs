@@ -2,6 +2,7 @@
 
 mod adapters;
 mod inspect;
+mod steerable;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +12,7 @@ use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, Interrupt,
     LogitsOutput, Message, ModelInfo, Prepared, Prompt, PromptCacheModel, Result, RoutedModel,
-    TextModel, Token, TokenModel, TokenStream, TrainableModel,
+    SteerableModel, Steering, TextModel, Token, TokenModel, TokenStream, TrainableModel,
 };
 use mlx_rs_core::{concatenate, eval};
 
@@ -19,9 +20,10 @@ use crate::cache;
 use crate::engine::Engine;
 use crate::engine::forward::{forward, forward_prompt};
 use crate::error::engine as engine_error;
-use crate::generate::{Batch, Generation};
+use crate::generate::{Batch, Generation, salt};
 use crate::nn::attention::Positions;
 use crate::nn::feed_forward::as_trained;
+use crate::steer::RequestEdits;
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -183,6 +185,10 @@ impl TextModel for MlxModel {
         (!self.engine.feed_forward().is_dense()).then_some(self)
     }
 
+    fn as_steerable(&self) -> Option<&dyn SteerableModel> {
+        Some(self)
+    }
+
     fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
         Some(self)
     }
@@ -238,7 +244,7 @@ impl PromptCacheModel for MlxModel {
             let step = GenerateOptions::default().prefill.prefill_step_size;
             let check = || engine.check_open().and_then(|()| interrupt.check());
             check()?;
-            forward_prompt(decoder.as_ref(), &ids, &mut caches, step, &mut |_| check())?;
+            forward_prompt(decoder.as_ref(), &ids, (&mut caches, None), step, &mut |_| check())?;
             cache::eval_caches(&caches).map_err(engine_error("prefill"))?;
             check()?;
             if engine.prefixes().epoch() != epoch {
@@ -289,9 +295,10 @@ impl PromptCacheModel for MlxModel {
         let (kept, epoch) = self.kept(path)?;
         let generation = match kept.tokens {
             Some(mut tokens) => {
-                let salt = options.prefill.cache_salt.as_deref();
+                // The file's caches were computed without edits.
+                let salt = salt(&options.prefill, None);
                 let prefixes = engine.prefixes();
-                prefixes.put_salted((epoch, salt), tokens.clone(), kept.caches);
+                prefixes.put_salted((epoch, salt.as_deref()), tokens.clone(), kept.caches);
                 tokens.append(&mut more);
                 self.start(tokens, options)
             }
@@ -314,7 +321,9 @@ impl MlxModel {
             let empty = || decoder.new_caches(engine.cache_options());
             cache::file::load(path, &identity, empty(), &mut || {
                 let mut caches = empty();
-                forward_prompt(decoder.as_ref(), &[0], &mut caches, 1, &mut |_| Ok(()))?;
+                forward_prompt(decoder.as_ref(), &[0], (&mut caches, None), 1, &mut |_| {
+                    Ok(())
+                })?;
                 cache::eval_caches(&caches).map_err(engine_error("prompt cache"))?;
                 Ok(caches)
             })
@@ -350,6 +359,67 @@ impl RoutedModel for MlxModel {
                 "the dense feed-forward parts are not loaded (walk_only)",
             )),
         }
+    }
+}
+
+impl MlxModel {
+    /// As [`TokenModel::logits_until`], with the edits there are.
+    fn edited_logits(
+        &self,
+        prompt: &Prompt,
+        all: bool,
+        steering: Option<&Steering>,
+        interrupt: &Interrupt,
+    ) -> Result<LogitsOutput> {
+        let engine = &self.engine;
+        let ids = engine.encode_prompt(prompt)?;
+        engine.check_prompt(&ids)?;
+        let decoder = engine.decoder()?;
+        let logits = engine.scope(|| {
+            let edits = match steering {
+                Some(steering) => Some(RequestEdits::new(
+                    (engine, decoder.as_ref()),
+                    steering,
+                    ids.len(),
+                    interrupt,
+                )?),
+                None => None,
+            };
+            let edits = edits.as_ref();
+            let caches = decoder.new_caches(engine.cache_options());
+            let mut caches = caches.for_sequence(ids.len());
+            let mut parts = Vec::new();
+            let step = GenerateOptions::default().prefill.prefill_step_size;
+            let check = || engine.check_open().and_then(|()| interrupt.check());
+            check()?;
+            if all {
+                for tokens in ids.chunks(step) {
+                    check()?;
+                    let part = forward(
+                        decoder.as_ref(),
+                        tokens,
+                        (&mut caches, edits),
+                        Positions::All,
+                    )
+                    .and_then(|part| eval([&part]).map(|()| part))
+                    .map_err(engine_error("logits"))?;
+                    parts.push(part);
+                }
+            } else {
+                parts.push(forward_prompt(
+                    decoder.as_ref(),
+                    &ids,
+                    (&mut caches, edits),
+                    step,
+                    &mut |_| check(),
+                )?);
+            }
+            concatenate(&parts.iter().collect::<Vec<_>>(), 1)
+                .and_then(|logits| logits.to_f32_vec())
+                .map_err(engine_error("logits"))
+        })?;
+        let shape = vec![if all { ids.len() } else { 1 }, engine.info().vocab_size];
+        Ok(LogitsOutput::new(ids, shape, logits))
     }
 }
 
@@ -404,40 +474,7 @@ impl TokenModel for MlxModel {
         all: bool,
         interrupt: &Interrupt,
     ) -> Result<LogitsOutput> {
-        let engine = &self.engine;
-        let ids = engine.encode_prompt(prompt)?;
-        engine.check_prompt(&ids)?;
-        let decoder = engine.decoder()?;
-        let logits = engine.scope(|| {
-            let caches = decoder.new_caches(engine.cache_options());
-            let mut caches = caches.for_sequence(ids.len());
-            let mut parts = Vec::new();
-            let step = GenerateOptions::default().prefill.prefill_step_size;
-            let check = || engine.check_open().and_then(|()| interrupt.check());
-            check()?;
-            if all {
-                for tokens in ids.chunks(step) {
-                    check()?;
-                    let part = forward(decoder.as_ref(), tokens, &mut caches, Positions::All)
-                        .and_then(|part| eval([&part]).map(|()| part))
-                        .map_err(engine_error("logits"))?;
-                    parts.push(part);
-                }
-            } else {
-                parts.push(forward_prompt(
-                    decoder.as_ref(),
-                    &ids,
-                    &mut caches,
-                    step,
-                    &mut |_| check(),
-                )?);
-            }
-            concatenate(&parts.iter().collect::<Vec<_>>(), 1)
-                .and_then(|logits| logits.to_f32_vec())
-                .map_err(engine_error("logits"))
-        })?;
-        let shape = vec![if all { ids.len() } else { 1 }, engine.info().vocab_size];
-        Ok(LogitsOutput::new(ids, shape, logits))
+        self.edited_logits(prompt, all, None, interrupt)
     }
 
     fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
@@ -447,7 +484,7 @@ impl TokenModel for MlxModel {
     fn token_logprobs_until(&self, prompt: &Prompt, interrupt: &Interrupt) -> Result<Vec<f32>> {
         let ids = self.engine.encode_prompt(prompt)?;
         self.engine.check_prompt(&ids)?;
-        crate::inspect::token_logprobs(&self.engine, &ids, interrupt)
+        crate::inspect::token_logprobs(&self.engine, &ids, None, interrupt)
     }
 
     fn eos_tokens(&self) -> Vec<u32> {

@@ -7,6 +7,7 @@ use super::console::Console;
 use super::failure::Failure;
 use super::load::{LoadArgs, ModelArgs, load};
 use super::records::InputArgs;
+use super::steer::SteerArgs;
 
 /// Print the most likely next token of many prompts, or which of several labels comes next
 #[derive(Debug, Clone, clap::Args)]
@@ -23,6 +24,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     top: usize,
     #[command(flatten)]
+    steer: SteerArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -32,6 +35,7 @@ const TOGETHER: usize = 64;
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let records = args.input.read(console)?;
+    let options = GenerateOptions::default().with_steering(args.steer.read()?);
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded.model.as_ref();
     let labels = args.labels(model)?;
@@ -41,7 +45,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             .map(|record| record.ask.prompt(model))
             .collect::<inference::Result<Vec<Prompt>>>()?;
         let wants_logits = !labels.is_empty() || args.top > 0;
-        let results = model.classify(&prompts, &GenerateOptions::default(), wants_logits)?;
+        let results = model.classify(&prompts, &options, wants_logits)?;
         for (record, result) in part.iter().zip(results) {
             let mut value = json!({"index": record.index});
             if let Some(id) = &record.id {

@@ -17,6 +17,7 @@ use super::progress::PrefillBar;
 use super::prompt::{TokenList, read_text, read_tokens};
 use super::reply::{Reply, figures, statistics};
 use super::sampling::SamplingArgs;
+use super::steer::SteerArgs;
 use super::tools::{self, Reader};
 
 /// Generate a reply to a prompt
@@ -70,6 +71,8 @@ pub struct Args {
     #[command(flatten)]
     draft: DraftArgs,
     #[command(flatten)]
+    steer: SteerArgs,
+    #[command(flatten)]
     pub load: LoadArgs,
     /// What a preset has been told before
     #[arg(skip)]
@@ -100,6 +103,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut options = args.options(preset.as_ref())?;
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
+    options.steering = args.steer.read()?;
     let request = args.request(console)?;
     let draft = args.draft.draft_model.as_deref();
     let loaded = match &preset {

@@ -11,6 +11,7 @@ use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
 use super::prompt::RawPromptArgs;
+use super::steer::{self, SteerArgs};
 
 /// Show the most probable next tokens of a prompt, also by two ways to compute feed-forward parts
 #[derive(Debug, Clone, clap::Args)]
@@ -28,6 +29,8 @@ pub struct Args {
     /// Print one JSON object, as `/v1/infer` of `mlx serve` does
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    steer: SteerArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -72,6 +75,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             "--compare is about a plan beside the dense pass; give one with --ffn",
         ));
     }
+    let steering = args.steer.read()?;
+    if args.compare && steering.is_some() {
+        return Err(Failure::usage(
+            "--compare is about the plan alone; leave --steer or --compare out",
+        ));
+    }
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded.model.as_ref();
     let cancel = CancelToken::new();
@@ -108,10 +117,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             latency_ms: milliseconds(started),
         }
     } else {
-        let tokens = model.as_token_model().ok_or_else(|| {
-            Failure::failed("this backend gives no probabilities; `mlx backends` shows which do")
-        })?;
-        let logits = tokens.logits_until(&prompt, false, &interrupt)?;
+        let logits = steer::logits(model, &prompt, false, steering.as_ref(), &interrupt)?;
         Answer::One {
             prompt: text,
             predictions: predictions(model, &logits, args.top)?,

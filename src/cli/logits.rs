@@ -1,11 +1,12 @@
 //! `mlx logits`: what the model thinks comes next, as numbers.
 
-use inference::{ErrorKind, Prompt, TextModel};
+use inference::{Interrupt, Prompt, Steering, TextModel};
 
 use super::console::Console;
 use super::failure::Failure;
 use super::load::{LoadArgs, ModelArgs, load};
 use super::prompt::RawPromptArgs;
+use super::steer::{self, SteerArgs};
 
 /// Print the logits after a prompt as JSON: {tokens, shape, logits}
 #[derive(Debug, Clone, clap::Args)]
@@ -23,44 +24,34 @@ pub struct Args {
     #[arg(long, short, value_name = "FILE")]
     output: Option<std::path::PathBuf>,
     #[command(flatten)]
+    steer: SteerArgs,
+    #[command(flatten)]
     pub load: LoadArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
+    let steering = args.steer.read()?;
+    let steering = steering.as_ref();
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded.model.as_ref();
     #[cfg(feature = "probe")]
     if let Some(path) = &args.output {
-        let output = logits(model, &prompt, args.all)?;
+        let output = steer::logits(model, &prompt, args.all, steering, &Interrupt::new())?;
         return inference_probe::npy::write(path, &output.shape, &output.logits)
             .map_err(|e| Failure::failed(e.to_string()));
     }
-    print(model, &prompt, args.all, console)
-}
-
-fn logits(
-    model: &dyn TextModel,
-    prompt: &Prompt,
-    all: bool,
-) -> Result<inference::LogitsOutput, Failure> {
-    let tokens = model.as_token_model().ok_or_else(|| {
-        inference::Error::new(
-            ErrorKind::Unsupported,
-            "this backend gives no logits; `mlx backends` shows which do",
-        )
-    })?;
-    Ok(tokens.logits(prompt, all)?)
+    print(model, &prompt, (args.all, steering), console)
 }
 
 fn print(
     model: &dyn TextModel,
     prompt: &Prompt,
-    all: bool,
+    (all, steering): (bool, Option<&Steering>),
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
-    let output = logits(model, prompt, all)?;
+    let output = steer::logits(model, prompt, all, steering, &Interrupt::new())?;
     // JSON has no NaN; printing null for it would hide a broken model.
     if let Some(at) = output.logits.iter().position(|x| !x.is_finite()) {
         let vocab = output.shape.last().copied().unwrap_or(1).max(1);
@@ -82,7 +73,7 @@ mod tests {
     fn printed(model: &Mock, all: bool) -> Result<String, Failure> {
         let mut streams = Streams::new("");
         let prompt = Prompt::Tokens(vec![1, 2]);
-        print(model, &prompt, all, &mut streams.console())?;
+        print(model, &prompt, (all, None), &mut streams.console())?;
         Ok(streams.out())
     }
 

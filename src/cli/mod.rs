@@ -79,12 +79,15 @@ mod settings;
 mod show;
 #[cfg(feature = "mlx-backend")]
 mod standalone;
+mod steer;
 #[cfg(feature = "mlx-backend")]
 mod tasks;
 mod terminal;
 mod tools;
 #[cfg(feature = "probe")]
 mod trace;
+#[cfg(feature = "probe")]
+mod trace_patch;
 #[cfg(feature = "mlx-backend")]
 mod train;
 #[cfg(feature = "mlx-backend")]
@@ -194,7 +197,7 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not: most people never need them.
-const RARE: [&str; 47] = [
+const RARE: [&str; 48] = [
     "all",
     "alpha",
     "banned_tokens",
@@ -236,6 +239,7 @@ const RARE: [&str; 47] = [
     "regex",
     "repeat_last_n",
     "skip_bad_lines",
+    "steer",
     "text_feature",
     "test_batches",
     "tools",

@@ -12,6 +12,7 @@ use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
 use super::progress::TokenBar;
 use super::prompt::{MAX_INPUT, read_text};
+use super::steer::{self, SteerArgs};
 
 /// Measure how well a model foresees a text: exp of the mean negative log-probability
 #[derive(Debug, Clone, clap::Args)]
@@ -50,6 +51,8 @@ pub struct Args {
     /// is not counted, unless it is all there is
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_two)]
     sequence_length: usize,
+    #[command(flatten)]
+    steer: SteerArgs,
     #[command(flatten)]
     pub load: LoadArgs,
 }
@@ -123,6 +126,7 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let steering = args.steer.read()?;
     let text = args.text(console)?;
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded
@@ -154,7 +158,13 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let (mut total, mut count, mut squares) = (0.0f64, 0usize, 0.0f64);
     for piece in counted.chunks(args.sequence_length) {
         let prompt = Prompt::Tokens(piece.to_vec());
-        for logprob in model.token_logprobs_until(&prompt, &interrupt)? {
+        let logprobs = match &steering {
+            Some(steering) => {
+                steer::logprobs(loaded.model.as_ref(), &prompt, steering, &interrupt)?
+            }
+            None => model.token_logprobs_until(&prompt, &interrupt)?,
+        };
+        for logprob in logprobs {
             let nll = -f64::from(logprob);
             total += nll;
             squares += nll * nll;

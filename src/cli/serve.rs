@@ -71,6 +71,10 @@ pub struct Args {
     /// model name is fixed
     #[arg(long)]
     any_model: bool,
+    /// Let requests change the model's states while it computes, by edits in their field `steering`
+    /// (docs/edits.md)
+    #[arg(long)]
+    allow_steering: bool,
     /// Serve MODEL:NAME, too: the models with the adapter of this directory; may be repeated
     #[arg(long, value_name = "NAME=DIR", value_parser = adapter)]
     adapter: Vec<Adapter>,
@@ -151,6 +155,7 @@ impl Args {
             .with_kv_budget(self.kv_budget)
             .with_max_models(self.max_models)
             .with_any_model(self.any_model)
+            .with_steering(self.allow_steering)
             .with_ui(!self.no_ui)
             .with_allowed_origins(self.allow_origin.clone());
         let config = match self.keep_alive {

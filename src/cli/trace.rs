@@ -12,6 +12,7 @@ use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, load};
 use super::prompt::RawPromptArgs;
+use super::trace_patch::{self, Asked, PatchArgs};
 
 /// Show how the answer to a prompt grows from layer to layer, and what each part adds to it
 #[derive(Debug, Clone, clap::Args)]
@@ -39,6 +40,8 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    patch: PatchArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -164,6 +167,15 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         Prompt::Text(text) => tokens.encode(&text, true)?,
         _ => return Err(Failure::failed("this kind of prompt cannot be traced")),
     };
+    if let Some(corrupted) = &args.patch.patch {
+        let asked = Asked {
+            tokens: ids,
+            answer: args.answer.as_deref(),
+            layers: args.layers.as_ref(),
+            json: args.json,
+        };
+        return trace_patch::run(&args.patch, corrupted, &asked, model, &interrupt, console);
+    }
     let length = ids.len();
     let prompt = Prompt::Tokens(ids);
     let positions: Vec<usize> = match args.save {

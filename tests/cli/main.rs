@@ -13,6 +13,7 @@ mod probe;
 mod program;
 mod python_habits;
 mod screen;
+mod steer;
 #[path = "../common/terminal.rs"]
 mod terminal;
 mod tools;

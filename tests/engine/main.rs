@@ -23,6 +23,7 @@ mod recurrent;
 mod replies;
 mod requests;
 mod sampling;
+mod steering;
 mod trace;
 mod vindex_walk;
 mod walk_only;

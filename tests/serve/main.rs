@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{fixture, greedy, tiny};
-use inference::{ChatPrompt, LoadOptions, Message, Pooling, Prompt};
+use inference::{ChatPrompt, GenerateOptions, LoadOptions, Message, Pooling, Prompt};
 use serde_json::{Value, json};
 use served::{Served, agent};
 
@@ -137,6 +137,56 @@ fn replies_are_those_of_the_engine() {
             (got - f64::from(*value)).abs() < 1e-5,
             "{i}: {got} and {value}"
         );
+    }
+}
+
+#[test]
+fn thinking_is_cut_at_its_budget() {
+    // The tiny Llama, with a template that begins each reply with thinking.
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fixture("tiny/llama")).unwrap() {
+        let from = file.unwrap().path();
+        std::fs::copy(&from, dir.path().join(from.file_name().unwrap())).unwrap();
+    }
+    let path = dir.path().join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let template = config["chat_template"].as_str().unwrap();
+    let thinks = template.replace("assistant\n' }}", "assistant\n<think>\n' }}{# </think> #}");
+    assert_ne!(thinks, template);
+    config["chat_template"] = thinks.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+
+    let server = serve_args(&[dir.path().to_str().unwrap()]);
+    let model = common::load(dir.path());
+    let tokens = model.as_token_model().unwrap();
+    let chat = ChatPrompt::new([Message::user("hello")]);
+    let prompt = tokens.encode_chat_with(&chat).unwrap();
+    let continued = |prompt: &[u32], n: usize| {
+        let options = GenerateOptions::new().with_max_tokens(n);
+        let reply = model.generate(&Prompt::Tokens(prompt.to_vec()), &options);
+        let tokens: Vec<_> = reply.unwrap().map(Result::unwrap).collect();
+        let text: String = tokens.iter().map(|t| t.text.as_str()).collect();
+        let ids: Vec<u32> = tokens.iter().map(|t| t.id).collect();
+        (ids, text)
+    };
+    let (free, _) = continued(&prompt, 40);
+    for budget in [5, 12] {
+        assert!(free.len() > budget, "the model ends by itself: {free:?}");
+        let (thought, thinking) = continued(&prompt, budget);
+        // The end of thinking is put behind it, and the model goes on from there.
+        let ending = tokens.encode("</think>\n\n", false).unwrap();
+        let so_far = [prompt.as_slice(), &thought, &ending].concat();
+        let (_, answer) = continued(&so_far, 40 - budget - ending.len());
+        let body = json!({"max_tokens": 40, "temperature": 0,
+            "thinking": {"type": "enabled", "budget_tokens": budget},
+            "messages": [{"role": "user", "content": "hello"}]});
+        let reply = server.json("/v1/messages", &body);
+        let blocks = reply["content"].as_array().unwrap();
+        assert_eq!(
+            blocks[0]["thinking"].as_str().unwrap().trim(),
+            thinking.trim()
+        );
+        assert_eq!(blocks[1]["text"].as_str().unwrap().trim(), answer.trim());
     }
 }
 
@@ -288,4 +338,79 @@ fn what_cannot_be_served_is_told_before_anything_is_loaded() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("two models"), "{text}");
+}
+
+/// Edits are those of the engine, beside a plain request, and only where the server allows them.
+#[test]
+fn requests_edit_the_model_where_they_may() {
+    let steering = json!({"edits": [
+        {"layers": 0, "hook": "resid_post", "op": "scale", "factor": -2},
+        {"layers": 1, "hook": "mlp_post", "neurons": [3, 5], "positions": "reply", "op": "zero"}]});
+    let body = |steering: &Value| {
+        json!({"prompt": "The capital", "max_tokens": 12, "temperature": 0, "ignore_eos": true,
+               "steering": steering})
+    };
+    let closed = serve(&[]);
+    for path in ["/v1/completions", "/v1/infer"] {
+        let (status, reply) = closed.post(path, &body(&steering));
+        assert_eq!(status, 400, "{path}: {reply}");
+        assert!(reply.contains("--allow-steering"), "{path}: {reply}");
+    }
+    let server = serve(&["--allow-steering"]);
+    let model = tiny("llama");
+    let options = greedy(12).with_ignore_eos(true);
+    let edits: inference::Steering = serde_json::from_value(steering.clone()).unwrap();
+    let prompt = Prompt::from("The capital");
+    let text = |options| model.generate(&prompt, options).unwrap().text().unwrap();
+    let plain = text(&options);
+    let edited = text(&options.clone().with_steering(edits));
+    assert_ne!(plain, edited);
+    // Together, so that they run in one batch.
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            for (steering, expected) in [(&Value::Null, &plain), (&steering, &edited)] {
+                let (server, body) = (&server, body(steering));
+                scope.spawn(move || {
+                    let reply = server.json("/v1/completions", &body);
+                    assert_eq!(reply["choices"][0]["text"], expected.as_str());
+                });
+            }
+        }
+    });
+    let chat = |steering: &Value| {
+        let reply = server.json(
+            "/v1/chat/completions",
+            &json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12,
+                    "temperature": 0, "ignore_eos": true, "steering": steering}),
+        );
+        reply["choices"][0]["message"].clone()
+    };
+    assert_ne!(chat(&Value::Null), chat(&steering));
+    let infer = |steering: &Value| {
+        let body = json!({"prompt": "The capital", "top": 3, "steering": steering});
+        server.json("/v1/infer", &body)["predictions"].clone()
+    };
+    assert_ne!(infer(&Value::Null), infer(&steering));
+    // What cannot be is the client's fault, and says where.
+    let zero = |layer: usize| json!({"layers": layer, "hook": "z", "op": "zero"});
+    for (steering, wanted) in [
+        (json!({"edits": [zero(9)]}), "edits[0].layers names layer 9"),
+        (json!({"edits": []}), "edits is empty"),
+        (json!({"edits": vec![zero(0); 257]}), "at most 256"),
+        (json!({"edits": [zero(0)], "more": 1}), "more"),
+        (
+            json!({"edits": [{"layers": 0, "hook": "resid_pre", "op": "add",
+                              "vector": {"file": "/etc/passwd"}}]}),
+            "no files are read",
+        ),
+        (
+            json!({"edits": [{"layers": 0, "hook": "resid_pre", "op": "patch",
+                              "tokens": vec![5; 4097]}]}),
+            "at most 4096",
+        ),
+    ] {
+        let (status, reply) = server.post("/v1/completions", &body(&steering));
+        assert_eq!(status, 400, "{reply}");
+        assert!(reply.contains(wanted), "{reply}");
+    }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use inference::{ChatPrompt, GenerateOptions, Grammar, Prompt, Tool};
+use inference::{
+    ChatPrompt, Edit, EditOperation, GenerateOptions, Grammar, Prompt, Steering, Tool,
+};
 
 use crate::app::App;
 use crate::engine::{Places, Refused};
@@ -30,6 +32,19 @@ pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
         Refused::Full => ApiError::busy(),
         Refused::Stopping => ApiError::stopping(),
     })
+}
+
+/// The place of a request, which may have none yet.
+pub(crate) fn place(app: &App, place: Option<Places>) -> Result<Places, ApiError> {
+    place.map_or_else(|| reserve(app, 1), Ok)
+}
+
+/// Refuses a request that needs no place once the server stops.
+pub(crate) fn goes_on(app: &App) -> Result<(), ApiError> {
+    match app.engine.is_draining() {
+        true => Err(ApiError::stopping()),
+        false => Ok(()),
+    }
 }
 
 /// Makes the places of a request `n`, of which it has fewer. A request for none has none.
@@ -357,6 +372,48 @@ pub(crate) fn salt(salt: Option<&String>) -> Result<Option<String>, ApiError> {
         salt => Ok(salt.cloned()),
     }
 }
+
+/// Checks edits of the model's states: that the server allows them, and that they fit the model.
+pub(crate) fn steering(
+    app: &App,
+    model: &ServedModel,
+    steering: Option<&Steering>,
+) -> Result<Option<Steering>, ApiError> {
+    let Some(steering) = steering else {
+        return Ok(None);
+    };
+    if !app.steering {
+        let message = "this server takes no edits of the model's states; it would with \
+                       --allow-steering";
+        return Err(ApiError::field("steering", message));
+    }
+    let patched = |edit: &Edit| match &edit.operation {
+        EditOperation::Patch { prompt, .. } => match prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(tokens) => tokens.len(),
+            _ => 0,
+        },
+        _ => 0,
+    };
+    let edits = steering.edits();
+    super::at_most("steering.edits", edits.len(), MOST_EDITS)?;
+    let patched: usize = edits.iter().map(patched).sum();
+    super::at_most("steering.edits[..].prompt", patched, MOST_PATCHED)?;
+    let steerable = model.model().as_steerable().ok_or_else(|| {
+        ApiError::unsupported("steering", "the backend of this model takes no edits")
+    })?;
+    let checked = steerable
+        .steering_shape()
+        .and_then(|shape| steering.check(&shape));
+    checked.map_err(|e| ApiError::of_engine(&e).with_param("steering"))?;
+    Ok(Some(steering.clone()))
+}
+
+/// Edits of a request.
+const MOST_EDITS: usize = 256;
+
+/// Bytes or tokens of all prompts that a request's edits patch in, which are computed before it.
+const MOST_PATCHED: usize = 4096;
 
 /// Checks stop strings.
 pub(crate) fn stops(app: &App, param: &str, stops: Vec<String>) -> Result<Vec<String>, ApiError> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use inference::LayerHooks;
 use mlx_rs_core::Array;
 
 use crate::arch::Decoder;
@@ -36,6 +37,10 @@ impl Decoder for Adapted {
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
         self.decoder.new_caches(options)
+    }
+
+    fn hooks(&self) -> Option<Vec<LayerHooks>> {
+        self.decoder.hooks()
     }
 
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {

@@ -44,7 +44,7 @@ mod xlstm;
 
 use std::collections::BTreeSet;
 
-use inference::{Error, ErrorKind, Result};
+use inference::{Error, ErrorKind, LayerHooks, Result};
 use mlx_rs_core::Array;
 use safetensors::Dtype as FileDtype;
 
@@ -82,6 +82,11 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 
     /// Empty caches for one row, one a layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
+
+    /// What can be edited in each layer; `None` in a decoder that shows no states.
+    fn hooks(&self) -> Option<Vec<LayerHooks>> {
+        None
+    }
 
     /// The feed-forward part of a layer. `None` for a layer that computes it together with
     /// something else.

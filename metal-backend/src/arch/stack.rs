@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use inference::{Hook, LayerHooks};
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
@@ -62,13 +63,15 @@ impl<M: Mixer> Block<M> {
         }
         // What is added as it comes can be added by whoever computes it.
         let (here, add) = (self.mixer_out.as_ref(), self.residual.is_none());
-        let add_mixed = add && here.is_none();
+        let add_mixed = add && here.is_none() && !watch.wants(layer, Hook::AttnOut);
         let mut mixed =
             self.mixer
                 .forward((x, mixer_in, add_mixed), rows, layer, positions, watch)?;
         if !add_mixed {
-            mixed = self.add(&positions.of(x, &lengths)?, &through(here, &mixed)?)?;
+            let out = watch.states_at(layer, Hook::AttnOut, through(here, &mixed)?)?;
+            mixed = self.add(&positions.of(x, &lengths)?, &out)?;
         }
+        mixed = watch.states_at(layer, Hook::ResidMid, mixed)?;
         watch.saw_mixed(layer, &mixed)?;
         if self.mlp.is_left_out() {
             return Ok(mixed);
@@ -81,11 +84,41 @@ impl<M: Mixer> Block<M> {
         if watch.wants_inputs() {
             watch.saw_input(layer, &through(norm, &input)?)?;
         }
+        if watch.wants(layer, Hook::Neurons) || watch.wants(layer, Hook::MlpOut) {
+            let y = if watch.wants(layer, Hook::Neurons) {
+                let mut edit = |y: Array| watch.states_at(layer, Hook::Neurons, y);
+                self.mlp.forward_edited(norm, &input, &mut edit)?
+            } else {
+                self.mlp.forward_from(norm, &input, None)?
+            };
+            let y = through(self.mlp_out.as_ref(), &y)?;
+            return self.add(&mixed, &watch.states_at(layer, Hook::MlpOut, y)?);
+        }
         if add && self.mlp_out.is_none() {
             return self.mlp.forward_from(norm, &input, Some(&mixed));
         }
         let y = self.mlp.forward_from(norm, &input, None)?;
         self.add(&mixed, &through(self.mlp_out.as_ref(), &y)?)
+    }
+
+    /// What of the block can be edited.
+    fn hooks(&self) -> LayerHooks {
+        let mlp = self.mlp.current();
+        let has_mlp = !matches!(mlp, FeedForward::Nothing) && !mlp.is_left_out();
+        let mut hooks = LayerHooks::default();
+        // Of a layer that is a factor alone, what is within is computed and dropped.
+        if mlp.gain().is_some() {
+            return hooks;
+        }
+        hooks.attn_out = true;
+        hooks.resid_mid = !self.parallel;
+        hooks.mlp_out = has_mlp;
+        hooks.neurons = mlp.neurons();
+        hooks.heads = self.mixer.as_attention().and_then(|attention| {
+            let size = |n: i32| usize::try_from(n).ok();
+            Some((size(attention.n_heads)?, size(attention.head_dim)?))
+        });
+        hooks
     }
 
     /// The block as one operation, where it is of that form.
@@ -181,7 +214,10 @@ impl<M: Mixer> Stack<M> {
         let all = kept == Positions::All || rows.iter().all(|row| row.length == 1);
         let end = self.blocks.len().saturating_sub(usize::from(!all));
         (self.blocks.iter().enumerate())
-            .map(|(i, block)| block.fused().filter(|_| i < end && !none))
+            .map(|(i, block)| {
+                let inside = none || watch.wants_within(i);
+                block.fused().filter(|_| i < end && !inside)
+            })
             .collect()
     }
 }
@@ -271,6 +307,7 @@ impl<M: Mixer> Decoder for Stack<M> {
             Some(stage) => stage.receive(ids.dim(1)?)?,
             None => self.embedded(ids, rows)?,
         };
+        watch.begin(rows);
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
         // Only the last block may drop positions: the others feed the keys of the next.
@@ -285,9 +322,17 @@ impl<M: Mixer> Decoder for Stack<M> {
             if i < done {
                 continue;
             }
+            x = watch.states_at(i, Hook::ResidPre, x)?;
+            // Until the next block whose input or output somebody wants.
+            let apart =
+                |at: usize| watch.wants(at, Hook::ResidPost) || watch.wants(at + 1, Hook::ResidPre);
+            let most = (i..fused.len())
+                .position(apart)
+                .map_or(most, |n| most.min(n + 1));
             let some = fused[i..].iter().map_while(|fused| *fused).take(most);
             if let Some((y, count)) = Fused::steps(some, &x, rows, i)? {
-                (x, done) = (y, i + count);
+                done = i + count;
+                x = watch.states_at(done - 1, Hook::ResidPost, y)?;
                 watch.saw_block(done - 1, &x)?;
                 continue;
             }
@@ -296,6 +341,7 @@ impl<M: Mixer> Decoder for Stack<M> {
                 Some(scope) => block.forward_again(&x, &lengths(rows), i, keep, &scope)?,
                 None => block.forward(&x, rows, i, keep, watch)?,
             };
+            x = watch.states_at(i, Hook::ResidPost, x)?;
             watch.saw_block(i, &x)?;
         }
         if let Some(stage) = stage {
@@ -314,6 +360,12 @@ impl<M: Mixer> Decoder for Stack<M> {
 
     fn unembed(&self, x: &Array) -> Result<Array> {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
+    }
+
+    fn hooks(&self) -> Option<Vec<LayerHooks>> {
+        // Of a model in stages, numbers of layers are of this process alone.
+        let whole = self.blocks.stage.is_none();
+        whole.then(|| self.blocks.iter().map(|block| block.hooks()).collect())
     }
 
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {

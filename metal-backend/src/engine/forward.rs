@@ -8,9 +8,9 @@ use crate::arch::Decoder;
 use crate::cache::{self, Caches, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
-use crate::nn::hooks::Watch;
+use crate::steer::{Edits, RequestEdits, watch};
 
-/// Runs `prompt` through the model in steps of at most `step` tokens. Returns the logits of its
+/// Runs `prompt`, with the edits there are, through the model in steps of at most `step` tokens. Returns the logits of its
 /// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step
 /// with the number of positions done.
 ///
@@ -19,7 +19,7 @@ use crate::nn::hooks::Watch;
 pub fn forward_prompt(
     decoder: &dyn Decoder,
     prompt: &[u32],
-    caches: &mut Caches,
+    (caches, edits): (&mut Caches, Option<&RequestEdits>),
     step: usize,
     between: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<Array> {
@@ -28,7 +28,7 @@ pub fn forward_prompt(
     while rest.len() > step.max(1) {
         let (now, later) = rest.split_at(step.max(1));
         // The logits stay uncomputed: only keys and values are asked for.
-        forward(decoder, now, caches, Positions::Last)
+        forward(decoder, now, (&mut *caches, edits), Positions::Last)
             .and_then(|_| cache::eval_caches(caches))
             .and_then(|()| memory::clear_cache())
             .map_err(engine("prefill"))?;
@@ -36,7 +36,7 @@ pub fn forward_prompt(
         between(done)?;
         rest = later;
     }
-    forward(decoder, rest, caches, Positions::Last).map_err(engine("prefill"))
+    forward(decoder, rest, (caches, edits), Positions::Last).map_err(engine("prefill"))
 }
 
 /// One forward pass of one row, not yet computed.
@@ -46,7 +46,7 @@ pub fn forward_prompt(
 pub fn forward(
     decoder: &dyn Decoder,
     tokens: &[u32],
-    caches: &mut Caches,
+    (caches, edits): (&mut Caches, Option<&RequestEdits>),
     positions: Positions,
 ) -> mlx_rs_core::Result<Array> {
     let ids = ids(tokens)?;
@@ -54,7 +54,8 @@ pub fn forward(
         length: ids.dim(1)?,
         caches,
     }];
-    decoder.forward(&ids, &mut rows, positions, &mut Watch::nothing())
+    let mut edits = Edits::of(vec![edits.cloned()]);
+    decoder.forward(&ids, &mut rows, positions, &mut watch(&mut edits))
 }
 
 /// Ids as `[1, n]`.

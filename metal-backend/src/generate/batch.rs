@@ -19,8 +19,8 @@ use crate::engine::Engine;
 use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
-use crate::nn::hooks::Watch;
 use crate::sample::Sampler;
+use crate::steer::{Edits, watch};
 
 /// Requests that run together.
 pub struct Batch {
@@ -73,20 +73,25 @@ impl Batch {
 
     /// How each row stands; those that are over hold nothing.
     fn row_states(&self) -> Vec<RowState> {
+        let salt = |m: &Member| match &m.request.options().steering {
+            // Its own prompt decides which positions are edited.
+            Some(own) if own.depends_on_prompt() => Some(format!("r{}", m.id.number())),
+            _ => m.request.salt(),
+        };
         let of = |m: &Member| match &m.sequence {
             Some(sequence) if sequence.next.is_none() => RowState {
                 tokens: m.request.tokens(),
                 held: sequence.prefilled,
                 waits: true,
                 kin: sequence.kin(),
-                salt: m.request.options().prefill.cache_salt.clone(),
+                salt: salt(m),
             },
             Some(sequence) => RowState {
                 tokens: m.request.tokens(),
                 held: cache::offset(&sequence.caches).unsigned_abs() as usize,
                 waits: false,
                 kin: sequence.kin(),
-                salt: m.request.options().prefill.cache_salt.clone(),
+                salt: salt(m),
             },
             None => RowState {
                 tokens: Vec::new(),
@@ -169,13 +174,23 @@ impl Batch {
             }
         }
         let until = self.share_prefixes()?;
+        // Edits leave the fused blocks, whose numbers differ in the last bits; so plain rows go on
+        // in passes of their own.
+        self.prefill_group(&until, false)?;
+        self.prefill_group(&until, true)
+    }
+
+    /// [`Self::prefill`] of the rows with edits, or of those without, each until its token.
+    fn prefill_group(&mut self, until: &[Option<usize>], edited: bool) -> Result<()> {
         let mut waiting: Vec<(&mut Member, usize)> = self
             .rows
             .iter_mut()
             .zip(until)
             .filter_map(|(m, until)| {
-                let prefilled = m.sequence.as_ref()?.prefilled;
-                Some((m, until?.saturating_sub(prefilled)))
+                let sequence = m.sequence.as_ref()?;
+                let own = sequence.edits.is_some() == edited;
+                let left = (*until)?.saturating_sub(sequence.prefilled);
+                own.then_some((m, left))
             })
             .collect();
         let step_size = |m: &Member| m.request.options().prefill.prefill_step_size;
@@ -209,6 +224,7 @@ impl Batch {
             chosen.push((member, n));
         }
         let mut rows = Vec::with_capacity(chosen.len());
+        let mut edits = Vec::with_capacity(chosen.len());
         let mut decoder = None;
         for (member, n) in &mut chosen {
             let Some(sequence) = member.sequence.as_mut() else {
@@ -217,6 +233,7 @@ impl Batch {
             sequence.prefilled += *n;
             sequence.begun = true;
             decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
+            edits.push(sequence.edits.clone());
             rows.push(Row {
                 length: i32::try_from(*n).unwrap_or(i32::MAX),
                 caches: &mut sequence.caches,
@@ -225,8 +242,9 @@ impl Batch {
         let Some(decoder) = decoder else {
             return Ok(());
         };
+        let mut edits = Edits::of(edits);
         let step = ids(&tokens).and_then(|ids| {
-            decoder.forward(&ids, &mut rows, Positions::Last, &mut Watch::nothing())
+            decoder.forward(&ids, &mut rows, Positions::Last, &mut watch(&mut edits))
         });
         drop(rows);
         let logits = step.map_err(engine_error("prefill"))?;
@@ -260,48 +278,8 @@ impl Batch {
                 running.push((member, pending));
             }
         }
-        let fault = engine_error("decode");
-        // Rows that have all they asked for with this token need no other.
-        let mut decoder = None;
-        let (mut inputs, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, (member, pending)) in running.iter_mut().enumerate() {
-            if member.request.remaining() > 1
-                && let Some(sequence) = member
-                    .sequence
-                    .as_mut()
-                    .filter(|sequence| !sequence.must_restart())
-            {
-                decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
-                inputs.push(&pending.token);
-                places.push(i);
-                rows.push(Row {
-                    length: 1,
-                    caches: &mut sequence.caches,
-                });
-            }
-        }
-        if let Some(decoder) = decoder {
-            let logits = concatenate(&inputs, 0)
-                .and_then(|ids| ids.expand_dims(0))
-                .and_then(|ids| {
-                    decoder.forward(&ids, &mut rows, Positions::Last, &mut Watch::nothing())
-                })
-                .map_err(&fault)?;
-            drop(rows);
-            let ready = running
-                .iter_mut()
-                .enumerate()
-                .filter_map(|(i, (member, _))| {
-                    let row = places.binary_search(&i).ok()?;
-                    Some((row, &mut **member))
-                })
-                .collect();
-            draw(ready, &logits)?;
-            let sequences = places
-                .iter()
-                .filter_map(|&i| running[i].0.sequence.as_ref());
-            async_eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
-                .map_err(&fault)?;
+        for edited in [false, true] {
+            decode_group(&mut running, edited)?;
         }
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
@@ -412,6 +390,58 @@ impl BatchSession for Batch {
         });
         Ok(events)
     }
+}
+
+/// Starts the next token of the rows with edits, or of those without, which have one on its way.
+fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<()> {
+    let fault = engine_error("decode");
+    // Rows that have all they asked for with this token need no other.
+    let mut decoder = None;
+    let (mut inputs, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
+    let mut edits = Vec::new();
+    for (i, (member, pending)) in running.iter_mut().enumerate() {
+        if member.request.remaining() > 1
+            && let Some(sequence) = member
+                .sequence
+                .as_mut()
+                .filter(|sequence| !sequence.must_restart())
+            && sequence.edits.is_some() == edited
+        {
+            decoder.get_or_insert_with(|| Arc::clone(&sequence.decoder));
+            inputs.push(&pending.token);
+            places.push(i);
+            edits.push(sequence.edits.clone());
+            rows.push(Row {
+                length: 1,
+                caches: &mut sequence.caches,
+            });
+        }
+    }
+    if let Some(decoder) = decoder {
+        let mut edits = Edits::of(edits);
+        let logits = concatenate(&inputs, 0)
+            .and_then(|ids| ids.expand_dims(0))
+            .and_then(|ids| {
+                decoder.forward(&ids, &mut rows, Positions::Last, &mut watch(&mut edits))
+            })
+            .map_err(&fault)?;
+        drop(rows);
+        let ready = running
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(i, (member, _))| {
+                let row = places.binary_search(&i).ok()?;
+                Some((row, &mut **member))
+            })
+            .collect();
+        draw(ready, &logits)?;
+        let sequences = places
+            .iter()
+            .filter_map(|&i| running[i].0.sequence.as_ref());
+        async_eval(sequences.flat_map(|sequence| pending(sequence).chain(state(sequence))))
+            .map_err(&fault)?;
+    }
+    Ok(())
 }
 
 /// A member's caches, and how many more tokens than `n` they hold, if not fewer.

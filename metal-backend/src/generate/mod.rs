@@ -15,7 +15,7 @@ mod speculative;
 
 pub use batch::Batch;
 pub use metrics::Clock;
-pub use request::Request;
+pub use request::{Request, salt};
 pub use sequence::{Pending, SequenceState};
 
 use std::sync::Arc;

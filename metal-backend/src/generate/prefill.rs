@@ -23,7 +23,7 @@ impl SequenceState {
         let logits = forward_prompt(
             self.decoder.as_ref(),
             &tokens[from..],
-            &mut self.caches,
+            (&mut self.caches, self.edits.as_ref()),
             request.options().prefill.prefill_step_size,
             &mut |done| {
                 request.report(from + done);

@@ -6,9 +6,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use inference::{
-    ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, StopCause, Token,
-    TokenLogprobs,
+    Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, PrefillOptions, Result,
+    Steering, StopCause, Token, TokenLogprobs,
 };
+
+use sha2::{Digest as _, Sha256};
 
 use super::{Clock, Read};
 use crate::engine::Engine;
@@ -31,6 +33,30 @@ pub struct Request {
     finish: Option<FinishReason>,
     stop: Option<StopCause>,
     clock: Clock,
+    /// The hash of its edits, where there are any.
+    edits_key: Option<String>,
+}
+
+/// With whom caches are shared that are computed with these options and edits of this key. What a
+/// client gives cannot be the salt of others' edits: the first letter differs.
+pub fn salt(options: &PrefillOptions, edits_key: Option<&str>) -> Option<String> {
+    let salt = options.cache_salt.as_deref();
+    match (edits_key, salt) {
+        // The key has the same length always.
+        (Some(key), Some(salt)) => Some(format!("e{key}{salt}")),
+        (Some(key), None) => Some(format!("n{key}")),
+        (None, salt) => salt.map(|salt| format!("s{salt}")),
+    }
+}
+
+/// What tells edits from others.
+fn key(steering: &Steering) -> Result<String> {
+    let json = serde_json::to_vec(steering).map_err(|e| {
+        let message = "the edits cannot be written as JSON";
+        Error::new(ErrorKind::InvalidOption, message).with_source(e)
+    })?;
+    let hash = Sha256::digest(&json);
+    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 impl Request {
@@ -43,6 +69,7 @@ impl Request {
         // The one validation of a request, before the clone, which recurses over a schema.
         options.validate()?;
         engine.check_prompt(&prompt)?;
+        let edits_key = options.steering.as_ref().map(key).transpose()?;
         Ok(Self {
             text: engine.detokenizer(&options.stop.stop_strings),
             engine,
@@ -56,6 +83,7 @@ impl Request {
             finish: None,
             stop: None,
             clock,
+            edits_key,
         })
     }
 
@@ -111,6 +139,19 @@ impl Request {
         if let (Some(progress), true) = (&self.options.prefill.progress, self.drawn.is_empty()) {
             progress.report(done, self.prompt.len());
         }
+    }
+
+    /// With whom it shares caches: the salt of its options, and its edits, which change what keys
+    /// are computed.
+    pub fn salt(&self) -> Option<String> {
+        salt(&self.options.prefill, self.edits_key.as_deref())
+    }
+
+    /// Whether it uses what other requests computed, and keeps what it computes for others: not
+    /// where its own prompt decides which positions are edited.
+    pub fn keeps_prompt(&self) -> bool {
+        let own = self.options.steering.as_ref();
+        self.options.prefill.cache_prompt && !own.is_some_and(Steering::depends_on_prompt)
     }
 
     /// Tokens that may still come.

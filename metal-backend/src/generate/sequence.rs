@@ -10,8 +10,8 @@ use crate::arch::Decoder;
 use crate::cache::{self, CacheOptions, Caches, Prefixes, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
-use crate::nn::hooks::Watch;
 use crate::sample::{Logprobs, Sampler, sample};
+use crate::steer::{Edits, RequestEdits, watch};
 
 /// A token on its way.
 #[derive(Clone)]
@@ -83,6 +83,8 @@ pub struct SequenceState {
     /// [`Prefixes::epoch`] before any of what the caches hold was computed.
     epoch: u64,
     options: CacheOptions,
+    /// What is changed inside the model.
+    pub(super) edits: Option<RequestEdits>,
 }
 
 impl SequenceState {
@@ -96,6 +98,15 @@ impl SequenceState {
         let decoder = model.decoder()?;
         let sampler = model.sampler(request.options(), request.prompt())?;
         let epoch = model.prefixes().epoch();
+        let edits = match &request.options().steering {
+            Some(steering) => Some(RequestEdits::new(
+                (&model, decoder.as_ref()),
+                steering,
+                request.prompt().len(),
+                &request.options().interrupt,
+            )?),
+            None => None,
+        };
         let (caches, prefilled) =
             prepared(decoder.as_ref(), options, model.prefixes(), epoch, request);
         request.clock().cached(prefilled);
@@ -108,6 +119,7 @@ impl SequenceState {
             begun: false,
             epoch,
             options: *options,
+            edits,
         })
     }
 
@@ -116,6 +128,13 @@ impl SequenceState {
     /// # Errors
     /// As [`SequenceState::new`].
     pub fn continuing(request: &Request, caches: Caches, epoch: u64) -> Result<Self> {
+        if request.options().steering.is_some() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the kept caches were computed without edits; give the whole prompt, or leave \
+                 steering out",
+            ));
+        }
         let model = request.engine();
         let held = cache::offset(&caches).unsigned_abs() as usize;
         let caches = caches.for_sequence(held + request.prompt().len());
@@ -129,6 +148,7 @@ impl SequenceState {
             begun: true,
             epoch,
             options: *model.cache_options(),
+            edits: None,
         })
     }
 
@@ -174,7 +194,8 @@ impl SequenceState {
                     length: 1,
                     caches: &mut self.caches,
                 }];
-                let watch = &mut Watch::nothing();
+                let mut edits = Edits::of(vec![self.edits.clone()]);
+                let watch = &mut watch(&mut edits);
                 self.decoder
                     .forward(&ids, &mut rows, Positions::Last, watch)
             })
@@ -204,18 +225,14 @@ impl SequenceState {
 
     /// Gives the caches to the engine, for a later prompt that begins as this request did.
     pub fn keep(self, request: &Request) {
-        if request.options().prefill.cache_prompt {
+        if request.keeps_prompt() {
             let mut tokens = request.tokens();
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
             let prefixes = request.engine().prefixes();
-            prefixes.put_salted((self.epoch, salt(request)), tokens, self.caches);
+            let salt = request.salt();
+            prefixes.put_salted((self.epoch, salt.as_deref()), tokens, self.caches);
         }
     }
-}
-
-/// With whom `request` shares caches.
-pub fn salt(request: &Request) -> Option<&str> {
-    request.options().prefill.cache_salt.as_deref()
 }
 
 /// Caches for `request`, and how much of its prompt they hold already: those that `prefixes` holds
@@ -228,10 +245,10 @@ pub fn prepared(
     request: &Request,
 ) -> (Caches, usize) {
     let empty = empty(decoder, options, request);
-    if !request.options().prefill.cache_prompt {
+    if !request.keeps_prompt() {
         return (empty, 0);
     }
-    match prefixes.take_salted((epoch, salt(request)), request.prompt(), &empty) {
+    match prefixes.take_salted((epoch, request.salt().as_deref()), request.prompt(), &empty) {
         Some((caches, prefilled)) => (expecting(caches, request, 0), prefilled),
         None => (empty, 0),
     }

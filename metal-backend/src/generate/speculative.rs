@@ -124,11 +124,12 @@ impl SpeculativeDecoder {
 
     /// Gives the caches to the engine, for a later prompt that begins as this request did.
     pub fn keep(self, request: &Request) {
-        if let (Drafter::Model(_), true) = (&self.drafter, request.options().prefill.cache_prompt) {
+        if let (Drafter::Model(_), true) = (&self.drafter, request.keeps_prompt()) {
             let mut tokens = self.tokens;
             tokens.truncate(cache::offset(&self.caches).unsigned_abs() as usize);
             let prefixes = request.engine().draft_prefixes();
-            let of = (prefixes.epoch(), super::sequence::salt(request));
+            let salt = request.salt();
+            let of = (prefixes.epoch(), salt.as_deref());
             prefixes.put_salted(of, tokens, self.caches);
         }
         self.sequence.keep(request);
@@ -172,7 +173,7 @@ impl SpeculativeDecoder {
         let logits = forward(
             sequence.decoder.as_ref(),
             &inputs,
-            &mut sequence.caches,
+            (&mut sequence.caches, sequence.edits.as_ref()),
             Positions::All,
         )
         .map_err(&fault)?;
@@ -249,7 +250,7 @@ impl SpeculativeDecoder {
                 let mut logits = forward_prompt(
                     draft.as_ref(),
                     &self.tokens[from..],
-                    &mut self.caches,
+                    (&mut self.caches, None),
                     request.options().prefill.prefill_step_size,
                     &mut |_| request.options().check_interrupt(),
                 )?;

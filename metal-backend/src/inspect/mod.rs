@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use inference::{
     AttentionSnapshot, Error, ErrorKind, GenerateOptions, HiddenStates, Interrupt, Pooling, Prompt,
-    Result,
+    Result, Steering,
 };
 use mlx_rs_core::{Array, Dtype, concatenate, eval};
 
@@ -19,6 +19,7 @@ use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
+use crate::steer::{Edits, RequestEdits, watch};
 
 pub use feed_forward::{inputs as feed_forward_inputs, weights as feed_forward_weights};
 pub use trace::{attention_weights, residuals};
@@ -529,10 +530,25 @@ fn pooled(
 ///
 /// # Errors
 /// When memory runs out, the model is closed, or `interrupt` says so.
-pub fn token_logprobs(engine: &Engine, tokens: &[u32], interrupt: &Interrupt) -> Result<Vec<f32>> {
+pub fn token_logprobs(
+    engine: &Engine,
+    tokens: &[u32],
+    steering: Option<&Steering>,
+    interrupt: &Interrupt,
+) -> Result<Vec<f32>> {
     let decoder = engine.decoder()?;
     engine.scope(|| {
         let fault = engine_error("logprobs");
+        let edits = match steering {
+            Some(steering) => Some(RequestEdits::new(
+                (engine, decoder.as_ref()),
+                steering,
+                tokens.len(),
+                interrupt,
+            )?),
+            None => None,
+        };
+        let mut edits = Edits::of(vec![edits]);
         let caches = decoder.new_caches(engine.cache_options());
         let mut caches = caches.for_sequence(tokens.len());
         let mut found = Vec::with_capacity(tokens.len());
@@ -548,7 +564,7 @@ pub fn token_logprobs(engine: &Engine, tokens: &[u32], interrupt: &Interrupt) ->
             &mut |part, forward| {
                 let next = &tokens[before + 1..(before + 1 + part.len()).min(tokens.len())];
                 before += part.len();
-                let logits = forward(Watch::nothing()).map_err(&fault)?;
+                let logits = forward(watch(&mut edits)).map_err(&fault)?;
                 let score = || -> mlx_rs_core::Result<Vec<f32>> {
                     let n = i32::try_from(next.len()).unwrap_or(i32::MAX);
                     // [1, L, V] -> [n, V], whose next tokens are known

@@ -1,6 +1,7 @@
 //! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023). What tells
 //! families apart (biases, norms, windows, caps, sinks, rotation or none) are fields, not copies.
 
+use inference::Hook;
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
 
 use super::adapter;
@@ -118,11 +119,13 @@ impl Attention {
         if let (Some(heads), false) = (self.spec().heads(), watch.wants_attention())
             && let Some(found) = self.fused(&heads, (x, norm), rows, layer, positions)?
         {
+            let found = watch.states_at(layer, Hook::Heads, found)?;
             return self.o_proj.forward_from(None, &found, residual.as_ref());
         }
         let x = through(norm, x)?;
         let views = self.update_kv(&x, rows, layer)?;
-        let found = self.attend_heads(&x, &views, &lengths, positions, (layer, watch))?;
+        let found = self.attend_heads(&x, &views, &lengths, positions, (layer, &mut *watch))?;
+        let found = watch.states_at(layer, Hook::Heads, found)?;
         self.o_proj.forward_from(None, &found, residual.as_ref())
     }
 

@@ -107,6 +107,41 @@ impl FeedForward {
     }
 }
 
+impl FeedForward {
+    /// How many neurons have activations that [`Self::forward_edited`] shows.
+    pub fn neurons(&self) -> Option<usize> {
+        let outputs = match self {
+            Self::Gated(mlp) => mlp.gate.outputs(),
+            Self::Plain(mlp) => mlp.up.outputs(),
+            Self::Scaled(_) | Self::Mixture(_) | Self::Nothing | Self::Routed(_) => return None,
+        };
+        usize::try_from(outputs).ok().filter(|&n| n > 0)
+    }
+
+    /// `forward(norm(x))`, with what `edit` makes of the activations in their place.
+    ///
+    /// # Errors
+    /// As [`Self::forward_from`], for a part without [`Self::neurons`], and what `edit` says.
+    pub fn forward_edited(
+        &self,
+        norm: Option<&Norm>,
+        x: &Array,
+        edit: &mut dyn FnMut(Array) -> Result<Array>,
+    ) -> Result<Array> {
+        match self.current() {
+            Self::Gated(mlp) => mlp.down.forward(&edit(mlp.activations(norm, x)?)?),
+            Self::Plain(mlp) => {
+                let y = mlp.activation.apply(&mlp.up.forward(&through(norm, x)?)?)?;
+                mlp.down.forward(&edit(y)?)
+            }
+            _ => {
+                let message = "activations of this feed-forward part cannot be edited";
+                Err(Error::new(ErrorKind::Value, "feed-forward", message))
+            }
+        }
+    }
+}
+
 /// A way to compute a feed-forward part.
 pub trait FfnStrategy: Debug + Send + Sync {
     /// Why it cannot take the place of `own`; `None` where it can.

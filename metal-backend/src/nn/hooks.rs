@@ -1,10 +1,35 @@
 //! Hooks of a forward pass: who looks on sees the hidden states or the queries of attention.
 //! Layers call them; what is done with the arrays is for the caller.
 
+use inference::Hook;
 use mlx_rs_core::{Array, Result};
+
+use crate::cache::{Row, offset};
 
 /// Sees a layer's number and an array.
 type Watcher<'a> = dyn FnMut(usize, &Array) -> Result<()> + 'a;
+
+/// The tokens of one row in a pass: the position of the first, and how many there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The position of its first token.
+    pub offset: usize,
+    /// How many tokens.
+    pub length: usize,
+}
+
+/// Sees and may change the states at the places that [`Hook`] names.
+pub trait StateHook {
+    /// Whether it wants the states of this place.
+    fn wants(&self, layer: usize, hook: Hook) -> bool;
+
+    /// What stands in the place of `x`, `[1, T or rows, width]`; `places` are the rows of the pass.
+    /// Of a pass that keeps the last positions only, `x` has one position a row in the last block.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    fn at(&mut self, layer: usize, hook: Hook, x: &Array, places: &[Place]) -> Result<Array>;
+}
 
 /// What looks on while a decoder runs, and whether logits are wanted at all.
 #[derive(Default)]
@@ -14,6 +39,8 @@ pub struct Watch<'a> {
     queries: Option<&'a mut Watcher<'a>>,
     weights: Option<&'a mut Watcher<'a>>,
     inputs: Option<&'a mut Watcher<'a>>,
+    hook: Option<&'a mut dyn StateHook>,
+    places: Vec<Place>,
     hidden: bool,
 }
 
@@ -65,6 +92,44 @@ impl<'a> Watch<'a> {
             queries: Some(f),
             ..Self::default()
         }
+    }
+
+    /// `hook` sees and may change states.
+    pub fn hooked(hook: &'a mut dyn StateHook) -> Self {
+        Self {
+            hook: Some(hook),
+            ..Self::default()
+        }
+    }
+
+    /// Called before a pass over `rows`, whose caches do not hold its tokens yet.
+    pub fn begin(&mut self, rows: &[Row<'_>]) {
+        if self.hook.is_some() {
+            let place = |row: &Row<'_>| Place {
+                offset: offset(row.caches).unsigned_abs() as usize,
+                length: row.length.unsigned_abs() as usize,
+            };
+            self.places = rows.iter().map(place).collect();
+        }
+    }
+
+    /// Whether somebody wants the states at a place.
+    pub fn wants(&self, layer: usize, hook: Hook) -> bool {
+        (self.hook.as_ref()).is_some_and(|own| own.wants(layer, hook))
+    }
+
+    /// What stands in the place of the states `x` at a place.
+    pub fn states_at(&mut self, layer: usize, hook: Hook, x: Array) -> Result<Array> {
+        match &mut self.hook {
+            Some(own) if own.wants(layer, hook) => own.at(layer, hook, &x, &self.places),
+            _ => Ok(x),
+        }
+    }
+
+    /// Whether somebody wants states from within a block.
+    pub fn wants_within(&self, layer: usize) -> bool {
+        let within = |hook: &Hook| !matches!(hook, Hook::ResidPre | Hook::ResidPost);
+        (Hook::ALL.iter().filter(|hook| within(hook))).any(|hook| self.wants(layer, *hook))
     }
 
     /// The decoder returns the last hidden state, after its norm, instead of logits.

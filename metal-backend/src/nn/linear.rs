@@ -16,6 +16,7 @@ pub struct Linear {
     slot: Option<SlotView>,
     /// Where other numbers than the bias's stand.
     bias_slot: Option<SlotView>,
+    outputs: i32,
     /// Processes that have the other inputs. Their products are summed before the bias is added.
     summed_over: Option<Group>,
 }
@@ -27,6 +28,7 @@ impl Linear {
     /// When the weight is not a matrix.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
+            outputs: weight.shape().first().copied().unwrap_or(0),
             matrix: Matrix::new(weight, on_cpu)?,
             bias,
             slot: None,
@@ -39,12 +41,18 @@ impl Linear {
     #[must_use]
     pub fn absent() -> Self {
         Self {
+            outputs: 0,
             matrix: Matrix::absent(),
             bias: None,
             slot: None,
             bias_slot: None,
             summed_over: None,
         }
+    }
+
+    /// How many outputs it has; 0 where it is not loaded.
+    pub fn outputs(&self) -> i32 {
+        self.outputs
     }
 
     /// Whether it is loaded.

@@ -39,14 +39,22 @@ impl GatedMlp {
         x: &Array,
         add: Option<&Array>,
     ) -> Result<Array> {
+        let y = self.activations(norm, x)?;
+        self.down.forward_from(None, &y, add)
+    }
+
+    /// What the down projection reads, `[.., intermediate]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn activations(&self, norm: Option<&Norm>, x: &Array) -> Result<Array> {
         let gate = Epilogue::Gate(self.activation);
         if let Some(y) = project(&[&self.gate, &self.up], norm, gate, x)? {
-            return self.down.forward_from(None, &y, add);
+            return Ok(y);
         }
         let x = through(norm, x)?;
         let gate = self.activation.apply(&self.gate.forward(&x)?)?;
-        let y = gate.multiply(&self.up.forward(&x)?)?;
-        self.down.forward_from(None, &y, add)
+        gate.multiply(&self.up.forward(&x)?)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `mlx probe`: what the hidden states of a model hold. `extract` writes them, the others compute.
 
+mod direction;
 mod divergence;
 mod extract;
 mod layers;
@@ -31,6 +32,7 @@ enum Command {
     Train(linear::Args),
     Cca(layers::CcaArgs),
     Rsa(layers::RsaArgs),
+    Direction(Box<direction::Args>),
     Divergence(divergence::Args),
     Report(ReportArgs),
 }
@@ -65,6 +67,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         Command::Train(args) => linear::run(args, console),
         Command::Cca(args) => layers::run_cca(args, console),
         Command::Rsa(args) => layers::run_rsa(args, console),
+        Command::Direction(args) => direction::run(args, console),
         Command::Divergence(args) => divergence::run(args, console),
         Command::Report(args) => {
             let report = report::write(&args.dir).map_err(failed)?;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use inference::{CancelToken, GenerateOptions, Interrupt, Prompt, TopLogprob};
+use inference::{CancelToken, GenerateOptions, Interrupt, Prompt, Steering, TopLogprob};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -30,6 +30,9 @@ pub(crate) struct InferRequest {
     /// `dense`, the model's own forward pass; `walk`, with features from a vindex; `compare`, both.
     /// By default `walk` where the model walks, else `dense`.
     mode: Option<String>,
+    /// Edits of the model's states, `{"edits": [..]}`, where the server allows them.
+    #[schema(value_type = Option<Object>)]
+    steering: Option<Steering>,
 }
 
 /// What `mode` asks for.
@@ -94,11 +97,17 @@ pub(crate) async fn infer(
     }
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let mode = Mode::of(request.mode.as_deref(), model)?;
+    let steering = prepare::steering(&app, model, request.steering.as_ref())?;
+    if steering.is_some() && model.model().as_routed().is_some() {
+        let message = "this route does not edit a model that was loaded with --ffn";
+        return Err(ApiError::unsupported("steering", message));
+    }
     let asked = Asked {
         app: &app,
         model,
         prompt: &request.prompt,
         top,
+        steering,
         arrived,
     };
     let mut reply = json!({"prompt": request.prompt});
@@ -145,6 +154,7 @@ struct Asked<'a> {
     model: &'a Lease,
     prompt: &'a str,
     top: usize,
+    steering: Option<Steering>,
     arrived: Instant,
 }
 
@@ -164,6 +174,7 @@ impl Asked<'_> {
         options.output.logprobs = logprobs;
         // A text may end here, too: then the end is the token.
         options.stop.ignore_eos = true;
+        options.steering.clone_from(&self.steering);
         let options = prepare::finish_options(self.app, options, self.arrived)?;
         let (place, prepared) = self.prepared(places).await?;
         let reply = Reply::start(

@@ -71,6 +71,7 @@ pub(crate) fn options(
     o.sampling.seed = fields.seed.map(i64::cast_unsigned);
     o.prefill.cache_prompt = fields.cache_prompt.unwrap_or(true);
     o.prefill.cache_salt = prepare::salt(fields.cache_salt)?;
+    o.steering = prepare::steering(app, model, fields.steering)?;
     Ok(o)
 }
 

@@ -61,6 +61,10 @@ macro_rules! request {
             pub(crate) cache_prompt: Option<bool>,
             /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
             pub(crate) cache_salt: Option<String>,
+            /// Edits of the model's states, `{"edits": [..]}`, where the server allows them (not
+            /// OpenAI's).
+            #[schema(value_type = Option<Object>)]
+            pub(crate) steering: Option<inference::Steering>,
             /// Not supported.
             pub(crate) grammar: Option<String>,
         }
@@ -87,6 +91,7 @@ macro_rules! request {
                     stream_options: self.stream_options.as_ref(),
                     cache_prompt: self.cache_prompt,
                     cache_salt: self.cache_salt.as_ref(),
+                    steering: self.steering.as_ref(),
                     grammar: self.grammar.as_deref(),
                 }
             }
@@ -114,6 +119,7 @@ pub(crate) struct Sampling<'a> {
     pub(crate) stream_options: Option<&'a StreamOptions>,
     pub(crate) cache_prompt: Option<bool>,
     pub(crate) cache_salt: Option<&'a String>,
+    pub(crate) steering: Option<&'a inference::Steering>,
     pub(crate) grammar: Option<&'a str>,
 }
 

@@ -1,0 +1,85 @@
+//! What a model answers whose computation can be edited.
+
+use super::{Hook, Steering, SteeringShape};
+use crate::backend::TextModel;
+use crate::cancel::Interrupt;
+use crate::error::Result;
+use crate::message::Prompt;
+use crate::token_model::LogitsOutput;
+
+/// The states of a prompt at one place of the model.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq)]
+pub struct HookStates {
+    /// The layer.
+    pub layer: usize,
+    /// Where in it.
+    pub hook: Hook,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// `[tokens, width]`, row-major.
+    pub states: Vec<f32>,
+}
+
+impl HookStates {
+    /// These states `[tokens, width]` of a prompt.
+    #[must_use]
+    pub fn new((layer, hook): (usize, Hook), tokens: Vec<u32>, states: Vec<f32>) -> Self {
+        Self {
+            layer,
+            hook,
+            tokens,
+            states,
+        }
+    }
+
+    /// The state of each position.
+    pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        let width = self.states.len().checked_div(self.tokens.len());
+        self.states.chunks_exact(width.unwrap_or(0).max(1))
+    }
+}
+
+/// A model that takes [`GenerateOptions::steering`](crate::GenerateOptions::steering).
+pub trait SteerableModel: TextModel {
+    /// What can be edited.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) saying why nothing can be, and
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed).
+    fn steering_shape(&self) -> Result<SteeringShape>;
+
+    /// As [`TokenModel::logits_until`](crate::TokenModel::logits_until), with edits.
+    ///
+    /// # Errors
+    /// As that, and what [`Steering::check`] says.
+    fn steered_logits_until(
+        &self,
+        prompt: &Prompt,
+        all: bool,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<LogitsOutput>;
+
+    /// As [`TokenModel::token_logprobs_until`](crate::TokenModel::token_logprobs_until), with edits.
+    ///
+    /// # Errors
+    /// As that, and what [`Steering::check`] says.
+    fn steered_logprobs_until(
+        &self,
+        prompt: &Prompt,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<f32>>;
+
+    /// The states of a prompt at these places, layers and hooks, in the unedited model.
+    ///
+    /// # Errors
+    /// When a place is not there, memory runs out, the model is closed, or `interrupt` says so.
+    fn hook_states(
+        &self,
+        prompt: &Prompt,
+        places: &[(usize, Hook)],
+        interrupt: &Interrupt,
+    ) -> Result<Vec<HookStates>>;
+}

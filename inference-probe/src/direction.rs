@@ -1,0 +1,187 @@
+//! A direction between two sets of states: what is added to a residual stream to move a model from
+//! one to the other.
+
+use nalgebra::DVector;
+
+use crate::Matrix;
+use crate::cca::Components;
+use crate::error::{Error, Result};
+use crate::logistic::{LogisticOptions, LogisticRegression, Standardizer};
+
+/// How a direction is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// The difference of the means.
+    Means,
+    /// The weights of a logistic regression between the two, in the units of the states.
+    Probe,
+    /// The first principal component of all states together.
+    Pca,
+}
+
+/// A direction, from the negative to the positive states.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Direction {
+    /// `[width]`, as long as the means of the two sets lie apart along it. So a coefficient of 1
+    /// moves the mean of the one to that of the other, along the direction.
+    pub vector: Vec<f64>,
+    /// Its length.
+    pub norm: f64,
+    /// The share of states on their own side of the middle between the two means.
+    pub separated: f64,
+}
+
+/// The direction from `negative` to `positive` states, `[n, width]` each.
+///
+/// # Errors
+/// [`Error::Data`] for widths that differ, fewer than two states of either, states that are not
+/// finite, and sets that do not differ along the direction.
+pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result<Direction> {
+    let (p, n) = (positive.nrows(), negative.nrows());
+    if positive.ncols() != negative.ncols() {
+        return Err(Error::data(format!(
+            "states of {} and of {} numbers have no direction between them",
+            positive.ncols(),
+            negative.ncols()
+        )));
+    }
+    if p < 2 || n < 2 {
+        return Err(Error::data(format!(
+            "{p} positive and {n} negative states; give at least two of each"
+        )));
+    }
+    if positive
+        .iter()
+        .chain(negative.iter())
+        .any(|v| !v.is_finite())
+    {
+        return Err(Error::data("the states hold numbers that are not finite"));
+    }
+    let difference = (positive.row_mean() - negative.row_mean()).transpose();
+    let axis = match method {
+        Method::Means => difference.clone(),
+        Method::Probe => {
+            let rows = stacked(positive, negative);
+            let labels: Vec<usize> = (0..p + n).map(|i| usize::from(i < p)).collect();
+            let scale = Standardizer::of(&rows);
+            let fitted = scale.apply(&rows);
+            let options = LogisticOptions::default();
+            let fitted = LogisticRegression::fit(&fitted, &labels, 2, &options)?;
+            let weights = fitted.weights.row(0).transpose();
+            let scaled = weights.iter().zip(scale.deviations());
+            DVector::from_iterator(weights.len(), scaled.map(|(w, d)| w / d))
+        }
+        Method::Pca => {
+            let components = Components::of(&stacked(positive, negative))?;
+            components.first()
+        }
+    };
+    let length = axis.norm();
+    if length == 0.0 {
+        return Err(Error::data("the two sets do not differ"));
+    }
+    let unit = axis / length;
+    // From the negative to the positive ones, whatever the sign of the axis.
+    let apart = unit.dot(&difference);
+    if apart == 0.0 {
+        return Err(Error::data(
+            "the two sets do not differ along the direction",
+        ));
+    }
+    let vector = unit * apart;
+    let middle = vector.dot(&((positive.row_mean() + negative.row_mean()).transpose() / 2.0));
+    let on = |rows: &Matrix| (rows * &vector).iter().filter(|v| **v > middle).count();
+    let right = on(positive) + n - on(negative);
+    Ok(Direction {
+        norm: vector.norm(),
+        vector: vector.iter().copied().collect(),
+        separated: right as f64 / (p + n) as f64,
+    })
+}
+
+fn stacked(a: &Matrix, b: &Matrix) -> Matrix {
+    Matrix::from_fn(a.nrows() + b.nrows(), a.ncols(), |row, column| {
+        match row.checked_sub(a.nrows()) {
+            None => a[(row, column)],
+            Some(row) => b[(row, column)],
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// States of two sets: along `axis` at -1 and 3, and noise of this size across.
+    fn sets(noise: f64) -> (Matrix, Matrix) {
+        let axis = [0.6, 0.0, 0.8];
+        let across = [[0.8, 0.0, -0.6], [0.0, 1.0, 0.0]];
+        let rows = |at: f64| {
+            Matrix::from_fn(8, 3, |i, j| {
+                let angle = i as f64 * std::f64::consts::FRAC_PI_4;
+                let wobble = [angle.cos(), angle.sin()];
+                let noise = noise * (wobble[0] * across[0][j] + wobble[1] * across[1][j]);
+                at * axis[j] + noise + if i % 2 == 0 { 0.1 } else { -0.1 } * axis[j]
+            })
+        };
+        (rows(3.0), rows(-1.0))
+    }
+
+    #[test]
+    fn each_method_finds_the_axis_that_was_planted() {
+        let (positive, negative) = sets(0.5);
+        for method in [Method::Means, Method::Probe, Method::Pca] {
+            let found = direction(&positive, &negative, method).unwrap();
+            assert!((found.separated - 1.0).abs() < 1e-12);
+            let along = found.vector[0] * 0.6 + found.vector[2] * 0.8;
+            // The penalty of a regression turns its weights a little.
+            let least = if method == Method::Probe {
+                0.95
+            } else {
+                0.9999
+            };
+            assert!(along > least * found.norm, "{method:?}: {:?}", found.vector);
+            assert!(
+                (found.norm - 4.0 * along / found.norm).abs() < 1e-9,
+                "{method:?}"
+            );
+            // The other way it is the opposite.
+            let back = direction(&negative, &positive, method).unwrap();
+            for (a, b) in found.vector.iter().zip(&back.vector) {
+                assert!((a + b).abs() < 1e-3, "{method:?}");
+            }
+        }
+        let means = direction(&positive, &negative, Method::Means).unwrap();
+        for (v, wanted) in means.vector.iter().zip([2.4, 0.0, 3.2]) {
+            assert!((v - wanted).abs() < 1e-12);
+        }
+    }
+
+    /// Where the greatest variance is not between the sets, the component is another axis.
+    #[test]
+    fn the_component_follows_the_variance() {
+        let (positive, negative) = sets(40.0);
+        let means = direction(&positive, &negative, Method::Means).unwrap();
+        let pca = direction(&positive, &negative, Method::Pca);
+        assert!(pca.is_err() || pca.unwrap().norm < 0.1 * means.norm);
+    }
+
+    #[test]
+    fn what_has_no_direction_is_an_error() {
+        let (positive, negative) = sets(0.5);
+        let same = direction(&positive, &positive, Method::Means).unwrap_err();
+        assert!(same.to_string().contains("do not differ"), "{same}");
+        let narrow = Matrix::zeros(4, 2);
+        let wide = direction(&positive, &narrow, Method::Means).unwrap_err();
+        assert!(wide.to_string().contains("of 3 and of 2"), "{wide}");
+        let one = negative.rows(0, 1).into_owned();
+        let few = direction(&positive, &one, Method::Pca).unwrap_err();
+        assert!(
+            few.to_string().contains("8 positive and 1 negative"),
+            "{few}"
+        );
+        let mut odd = negative.clone();
+        odd[(1, 1)] = f64::NAN;
+        assert!(direction(&positive, &odd, Method::Probe).is_err());
+    }
+}

@@ -1,0 +1,66 @@
+//! Edits by the contract: `steer.rs` computes them.
+
+use std::collections::BTreeSet;
+
+use inference::{
+    Hook, HookStates, Interrupt, LogitsOutput, Prompt, Result, SteerableModel, Steering,
+    SteeringShape,
+};
+
+use super::MlxModel;
+use crate::error::engine as engine_error;
+use crate::steer;
+
+impl SteerableModel for MlxModel {
+    fn steering_shape(&self) -> Result<SteeringShape> {
+        steer::shape(&self.engine, self.engine.decoder()?.as_ref())
+    }
+
+    fn steered_logits_until(
+        &self,
+        prompt: &Prompt,
+        all: bool,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<LogitsOutput> {
+        self.edited_logits(prompt, all, Some(steering), interrupt)
+    }
+
+    fn steered_logprobs_until(
+        &self,
+        prompt: &Prompt,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<f32>> {
+        let ids = self.engine.encode_prompt(prompt)?;
+        self.engine.check_prompt(&ids)?;
+        crate::inspect::token_logprobs(&self.engine, &ids, Some(steering), interrupt)
+    }
+
+    fn hook_states(
+        &self,
+        prompt: &Prompt,
+        places: &[(usize, Hook)],
+        interrupt: &Interrupt,
+    ) -> Result<Vec<HookStates>> {
+        let engine = &self.engine;
+        let tokens = engine.encode_prompt(prompt)?;
+        engine.check_prompt(&tokens)?;
+        let decoder = engine.decoder()?;
+        let shape = steer::shape(engine, decoder.as_ref())?;
+        for (layer, hook) in places {
+            shape.width(*layer, *hook)?;
+        }
+        engine.scope(|| {
+            let sites: BTreeSet<_> = places.iter().copied().collect();
+            let of = (&**engine, decoder.as_ref());
+            let found = steer::capture(of, &tokens, sites, interrupt)?;
+            let states = places.iter().filter_map(|place| {
+                let states = found.get(place)?;
+                let values = states.to_f32_vec().map_err(engine_error("steering"));
+                Some(values.map(|values| HookStates::new(*place, tokens.clone(), values)))
+            });
+            states.collect()
+        })
+    }
+}

@@ -1,0 +1,325 @@
+//! Edits of a request inside the model, beside numbers of transformers with hooks of PyTorch
+//! (`tools/golden/steering.py`); their caches, and batches with plain requests.
+
+use std::sync::Arc;
+
+use inference::{
+    BatchEvent, Edit, EditOperation, EditPositions, ErrorKind, GenerateOptions, Hook, Interrupt,
+    LoadOptions, Numbers, Prompt, Steering, TextModel,
+};
+use serde_json::{Value, json};
+
+use crate::common::{fixture, floats, greedy, ids, max_difference, tiny};
+
+fn golden() -> Value {
+    let text = std::fs::read_to_string(fixture("steering.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn steering(edits: Value) -> Steering {
+    serde_json::from_value(json!({ "edits": edits })).unwrap()
+}
+
+/// Adds to the stream after block 0, at all positions.
+fn louder(factor: f32) -> Steering {
+    steering(json!([{"layers": 0, "hook": "resid_post", "op": "scale", "factor": factor}]))
+}
+
+fn reply(model: &dyn TextModel, prompt: &Prompt, options: &GenerateOptions) -> Vec<u32> {
+    let stream = model.generate(prompt, options).unwrap();
+    stream.collect_output().unwrap().tokens
+}
+
+fn logits(model: &dyn TextModel, prompt: &Prompt, steering: &Steering) -> Vec<f32> {
+    let steerable = model.as_steerable().unwrap();
+    let found = steerable.steered_logits_until(prompt, false, steering, &Interrupt::new());
+    found.unwrap().logits
+}
+
+fn plain(model: &dyn TextModel, prompt: &Prompt) -> Vec<f32> {
+    model
+        .as_token_model()
+        .unwrap()
+        .logits(prompt, false)
+        .unwrap()
+        .logits
+}
+
+/// The logits, and replies of one token a step and of guessed ones.
+#[test]
+fn edits_give_what_hooks_in_transformers_give() {
+    let golden = golden();
+    let (prompt, stride) = (Prompt::Tokens(ids(&golden["prompt"])), &golden["stride"]);
+    let stride = stride.as_u64().unwrap() as usize;
+    let mut cases = 0;
+    for (name, all) in golden["models"].as_object().unwrap() {
+        let model = tiny(name);
+        for (case, golden) in all.as_object().unwrap() {
+            let what = format!("{name}, {case}");
+            let steering: Steering = serde_json::from_value(golden["steering"].clone()).unwrap();
+            let wanted = floats(&golden["logits"]);
+            let ours = logits(model.as_ref(), &prompt, &steering);
+            let ours: Vec<f32> = ours.into_iter().step_by(stride).collect();
+            let greatest = wanted.iter().fold(1.0f32, |most, v| most.max(v.abs()));
+            let difference = max_difference(&ours, &wanted) / greatest;
+            assert!(difference < 1e-4, "{what}: {difference}");
+            let options = greedy(4).with_ignore_eos(true).with_steering(steering);
+            let wanted = ids(&golden["reply"]);
+            assert_eq!(reply(model.as_ref(), &prompt, &options), wanted, "{what}");
+            // In steps of two tokens, the edited positions are the same.
+            let small = options
+                .clone()
+                .with_prefill_step_size(2)
+                .with_cache_prompt(false);
+            assert_eq!(reply(model.as_ref(), &prompt, &small), wanted, "{what}");
+            let guessed = options.with_num_draft_tokens(3).with_prompt_lookup(2);
+            assert_eq!(reply(model.as_ref(), &prompt, &guessed), wanted, "{what}");
+            cases += 1;
+        }
+    }
+    assert!(cases >= 50, "{cases}");
+}
+
+#[test]
+fn captured_states_put_back_change_nothing() {
+    for name in [
+        "llama",
+        "gemma2",
+        "gpt2",
+        "llama-q4",
+        "cohere2",
+        "qwen2-moe",
+        "falcon-h1",
+    ] {
+        let model = tiny(name);
+        let steerable = model.as_steerable().unwrap();
+        let tokens = vec![5, 17, 42, 99, 7, 63];
+        let prompt = Prompt::Tokens(tokens.clone());
+        let (expected, shape) = (plain(model.as_ref(), &prompt), steerable.steering_shape());
+        let shape = shape.unwrap();
+        let mut places = 0;
+        for hook in Hook::ALL {
+            for layer in 0..shape.layers.len() {
+                let Ok(width) = shape.width(layer, hook) else {
+                    continue;
+                };
+                let states = steerable.hook_states(&prompt, &[(layer, hook)], &Interrupt::new());
+                let states = states.unwrap().remove(0);
+                assert_eq!(states.states.len(), tokens.len() * width, "{name}, {hook}");
+                let edits = states.rows().enumerate().map(|(at, row)| Edit {
+                    layers: Numbers::List(vec![layer]),
+                    hook,
+                    positions: EditPositions::At(Numbers::List(vec![at])),
+                    units: None,
+                    operation: EditOperation::Replace(Arc::from(row)),
+                });
+                let back = Steering::new(edits.collect()).unwrap();
+                let difference = max_difference(&logits(model.as_ref(), &prompt, &back), &expected);
+                assert!(difference < 1e-4, "{name}, {hook} of {layer}: {difference}");
+                // Its own prompt patched in is the same, and another one is not.
+                let patch = |tokens: &[u32]| {
+                    steering(json!([{"layers": layer, "hook": hook.name(), "op": "patch",
+                                     "tokens": tokens}]))
+                };
+                let same = logits(model.as_ref(), &prompt, &patch(&tokens));
+                assert!(
+                    max_difference(&same, &expected) < 1e-4,
+                    "{name}, {hook} of {layer}"
+                );
+                let other = logits(model.as_ref(), &prompt, &patch(&[8, 21, 4, 77, 130, 12]));
+                assert!(
+                    max_difference(&other, &expected) > 2e-5,
+                    "{name}, {hook} of {layer}"
+                );
+                places += 1;
+            }
+        }
+        assert!(places > 8, "{name}: {places}");
+    }
+}
+
+/// A long prompt, so that it is kept: the second request with the same edits goes on from it, one
+/// without edits or with others does not.
+#[test]
+fn computed_prompts_are_of_the_same_edits_alone() {
+    let model = tiny("llama");
+    let prompt = Prompt::Tokens((0..40).map(|i| 5 + i * 7 % 90).collect());
+    let run = |steering: Option<Steering>, salt: Option<&str>| {
+        let options = greedy(6).with_ignore_eos(true).with_steering(steering);
+        let options = options.with_cache_salt(salt.map(String::from));
+        let stream = model.generate(&prompt, &options).unwrap();
+        let output = stream.collect_output().unwrap();
+        (output.tokens, output.metrics.cached_tokens)
+    };
+    let (first, cached) = run(None, None);
+    assert_eq!(cached, 0);
+    let (edited, cached) = run(Some(louder(-2.0)), None);
+    assert_eq!(cached, 0, "a plain request's caches");
+    assert_ne!(first, edited);
+    let (again, cached) = run(None, None);
+    assert_eq!(again, first);
+    assert!(cached > 30, "{cached}");
+    assert_eq!(run(Some(louder(0.1)), None).1, 0, "caches of other edits");
+    assert_eq!(
+        run(Some(louder(-2.0)), Some("s")).1,
+        0,
+        "caches of another salt"
+    );
+    let (again, cached) = run(Some(louder(-2.0)), None);
+    assert_eq!(again, edited);
+    assert!(cached > 30, "{cached}");
+    // Where the prompt decides what is edited, nothing is kept.
+    let last = || {
+        steering(
+            json!([{"layers": 1, "hook": "resid_post", "positions": "last", "op": "scale",
+                         "factor": -3}]),
+        )
+    };
+    let (edited, _) = run(Some(last()), None);
+    assert_eq!(run(Some(last()), None), (edited, 0));
+}
+
+/// Tokens and logits of each request of a batch.
+fn batch(
+    model: &dyn TextModel,
+    requests: &[(Prompt, GenerateOptions)],
+) -> Vec<Vec<(u32, Vec<u32>)>> {
+    let mut session = model.batch_session().unwrap();
+    let rows: Vec<_> = requests
+        .iter()
+        .map(|(prompt, options)| session.add(prompt, options).unwrap())
+        .collect();
+    let mut found = vec![Vec::new(); rows.len()];
+    while !session.is_empty() {
+        for event in session.step().unwrap() {
+            let at = rows.iter().position(|row| *row == event.row()).unwrap();
+            match event {
+                BatchEvent::Token { token, .. } => {
+                    let bits = token.logits.unwrap().iter().map(|v| v.to_bits()).collect();
+                    found[at].push((token.id, bits));
+                }
+                BatchEvent::Failed { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn plain_requests_of_a_batch_keep_their_bits_beside_edited_ones() {
+    for name in ["llama", "llama-q4", "gemma3-text", "gpt2"] {
+        let model = tiny(name);
+        let options = greedy(8)
+            .with_ignore_eos(true)
+            .with_logits(true)
+            .with_cache_prompt(false);
+        let prompt = |from: u32| Prompt::Tokens((0..24).map(|i| 5 + (from + i * 7) % 90).collect());
+        let last = json!([{"layers": "0-1", "hook": "mlp_post", "neurons": [1, 4, 9],
+                           "positions": "last", "op": "scale", "factor": -6}]);
+        let edits = [louder(-1.5), steering(last)];
+        let simple: Vec<_> = [1, 2].map(|n| (prompt(n), options.clone())).into();
+        let steered: Vec<_> = [(1, 0), (2, 1), (1, 1)]
+            .map(|(n, at): (u32, usize)| {
+                let own = options.clone().with_steering(edits[at].clone());
+                (prompt(n), own)
+            })
+            .into();
+        let alone = batch(model.as_ref(), &simple);
+        // Edited ones first, between and last.
+        let mixed = batch(
+            model.as_ref(),
+            &[
+                steered[0].clone(),
+                simple[0].clone(),
+                steered[1].clone(),
+                simple[1].clone(),
+                steered[2].clone(),
+            ],
+        );
+        assert_eq!([&mixed[1], &mixed[3]], [&alone[0], &alone[1]], "{name}");
+        // And the edited ones get what they get alone, which is something else.
+        for (row, own) in [(0, 0), (2, 1), (4, 2)] {
+            let tokens: Vec<u32> = mixed[row].iter().map(|(id, _)| *id).collect();
+            let (prompt, options) = &steered[own];
+            assert_eq!(tokens, reply(model.as_ref(), prompt, options), "{name}");
+        }
+        assert_ne!(mixed[0], mixed[1], "{name}");
+        assert_ne!(mixed[4], mixed[1], "{name}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_model_is_said() {
+    let model = tiny("llama");
+    let prompt = Prompt::Tokens(vec![5, 6, 7]);
+    let refused = |model: &dyn TextModel, edits: Value| {
+        let options = greedy(1).with_steering(steering(edits));
+        let error = model.generate(&prompt, &options).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+        error.to_string()
+    };
+    for (edits, wanted) in [
+        (
+            json!([{"layers": 3, "hook": "z", "op": "zero"}]),
+            "edits[0].layers names layer 3; the model has layers 0 to 2",
+        ),
+        (
+            json!([{"layers": 0, "hook": "z", "op": "zero"},
+                   {"layers": "1-7", "hook": "z", "op": "zero"}]),
+            "edits[1].layers names layer 7",
+        ),
+        (
+            json!([{"layers": 0, "hook": "z", "heads": [4], "op": "zero"}]),
+            "edits[0].heads names 4; layer 0 has heads 0 to 3",
+        ),
+        (
+            json!([{"layers": 2, "hook": "mlp_post", "neurons": [64], "op": "zero"}]),
+            "edits[0].neurons names 64; layer 2 has neurons 0 to 63",
+        ),
+        (
+            json!([{"layers": 0, "hook": "resid_pre", "op": "add", "vector": [1, 2]}]),
+            "edits[0].vector has 2 numbers; resid_pre of layer 0 needs 32",
+        ),
+        (
+            json!([{"layers": 0, "hook": "z", "heads": [1], "op": "replace", "vector": [1]}]),
+            "edits[0].vector has 1 numbers; z of layer 0 needs 8",
+        ),
+        (
+            json!([{"layers": 0, "hook": "resid_post", "positions": [1], "op": "patch",
+                    "tokens": [5, 6], "from": [2]}]),
+            "edits[0] patches in position 2 of its prompt, which has positions 0 to 1",
+        ),
+    ] {
+        let message = refused(model.as_ref(), edits);
+        assert!(message.contains(wanted), "{message}");
+    }
+    let parallel = refused(
+        tiny("cohere2").as_ref(),
+        json!([{"layers": 1, "hook": "resid_mid", "op": "zero"}]),
+    );
+    assert!(parallel.contains("layer 1 does not have"), "{parallel}");
+    assert!(parallel.contains("attn_out"), "{parallel}");
+    let experts = refused(
+        tiny("mixtral").as_ref(),
+        json!([{"layers": 0, "hook": "mlp_post", "op": "zero"}]),
+    );
+    assert!(experts.contains("edits[0].hook is mlp_post"), "{experts}");
+    // A family with blocks of its own.
+    let options = greedy(1).with_steering(louder(2.0));
+    let error = tiny("gemma4-small")
+        .generate(&prompt, &options)
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("gemma4"), "{error}");
+    // A layer that is only a factor.
+    let plan = LoadOptions::new()
+        .with_feed_forward("1=gain:1.5".parse::<inference::FeedForwardPlan>().unwrap());
+    let model = inference::load_model(fixture("tiny").join("llama"), &plan.with_backend("cpu"));
+    let gain = refused(
+        model.unwrap().as_ref(),
+        json!([{"layers": 1, "hook": "attn_out", "op": "zero"}]),
+    );
+    assert!(gain.contains("it has resid_pre, resid_post"), "{gain}");
+}
