@@ -24,6 +24,8 @@ fn main() {
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() != Ok("macos") {
         return;
     }
+    // `mlx self install` copies from there.
+    println!("cargo:rustc-env=RUST_MLX_LINKED_LIBRARY={lib}");
     for dir in ["@loader_path", "@loader_path/../lib", &lib] {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{dir}");
     }

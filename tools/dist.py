@@ -245,7 +245,7 @@ def check(package, model):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("what", choices=["wheel", "deb", "check"], nargs="+")
-    parser.add_argument("--profile", default="release", help="Cargo's profile (release)")
+    parser.add_argument("--profile", default="dist", help="Cargo's profile (dist)")
     parser.add_argument("--program", type=Path, help="a program that was built before")
     parser.add_argument("--model", default="smollm2", help="a name, or a GGUF file (smollm2)")
     options = parser.parse_args()

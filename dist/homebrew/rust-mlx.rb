@@ -21,7 +21,7 @@ class RustMlx < Formula
     # The build keeps MLX here, pinned by its hash; the library is copied from there.
     ENV["MLX_SYS_CACHE_DIR"] = buildpath/"cache"
     ENV["MLX_SYS_PYTHON"] = formula_python
-    system "cargo", "install", "--bin", "mlx", *std_cargo_args(root: libexec)
+    system "cargo", "install", "--profile", "dist", "--bin", "mlx", *std_cargo_args(root: libexec)
     # The program looks in ../lib. The metallib has to lie beside the library.
     (libexec/"lib").install Dir[buildpath/"cache/mlx-metal-*/mlx/lib/{libmlx.dylib,mlx.metallib}"]
     (bin/"mlx").write_env_script libexec/"bin/mlx", MLX_PYTHON: formula_python

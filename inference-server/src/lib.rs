@@ -41,4 +41,6 @@ pub use limits::Limits;
 pub use models::{ModelEntry, ModelSource, PullProgress, ServedModel, parse_keep_alive};
 pub use net::Server;
 pub use openapi::openapi_json;
-pub use reply::{Delta, DetectedFormat, PlainText, ReplyFormat, ReplyParser, ReplyRequest};
+pub use reply::{
+    Delta, DetectedFormat, PlainText, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest,
+};

@@ -58,8 +58,7 @@ pub use recurrence::matrix_memory::{MatrixMemory, MemoryRule};
 pub use sampling::sample::{
     CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,
 };
-pub use sampling::top_k::{Draw, LogProbs, MAX_ROW_LEN, TopK};
-pub use sampling::top_p::TopP;
+pub use sampling::top_k::{LogProbs, MAX_ROW_LEN};
 pub use simd::portable::vmath::Gate;
 pub use work::{Input, Work, dim};
 

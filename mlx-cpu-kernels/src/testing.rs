@@ -1,9 +1,13 @@
-//! Helpers for tests, also of crates above: the instruction set of a thread, and noise.
+//! Helpers for tests, also of crates above: the instruction set of a thread, noise, and an
+//! allocator that counts.
+
+mod allocations;
 
 use crate::isa::{FORCED, Isa};
 pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
 pub use crate::sampling::softmax_pass::relative_logit;
 pub use crate::sampling::top_k::ascending;
+pub use allocations::CountingAllocator;
 
 /// The instruction sets that tests run with: those of this processor, and in tests of this crate
 /// the emulated ones of aarch64.

@@ -362,6 +362,8 @@ mod memory {
 }
 
 mod sample_32k {
+    use mlx_rs_core::cpu::{DrawParams, Pick, SampleParams};
+
     use super::*;
 
     const VOCABULARY: i32 = 32_000;
@@ -374,19 +376,37 @@ mod sample_32k {
         });
     }
 
+    /// A draw among all tokens.
+    const ALL: DrawParams = DrawParams {
+        top_p: 1.0,
+        min_p: 0.0,
+        xtc: None,
+        top_k: 0,
+        scale: 1.25,
+        uniform: 0.5,
+    };
+
+    /// One token by the kernel.
+    fn sample(bencher: Bencher<'_, '_>, pick: Pick) {
+        let params = SampleParams::new(pick);
+        run(bencher, &processor(), |x| {
+            cpu::sample(x, vec![params.clone().into()])
+        });
+    }
+
     #[divan::bench(max_time = SECONDS)]
     fn greedy_mlx(bencher: Bencher<'_, '_>) {
         run(bencher, &stream(), |x| x.argmax(-1, false));
     }
 
     #[divan::bench(max_time = SECONDS)]
-    fn greatest_kernel(bencher: Bencher<'_, '_>) {
-        run(bencher, &processor(), |x| Ok(cpu::top_k(x, 1)?.indices));
+    fn greedy_kernel(bencher: Bencher<'_, '_>) {
+        sample(bencher, Pick::Greedy);
     }
 
     #[divan::bench(max_time = SECONDS)]
     fn top_40_kernel(bencher: Bencher<'_, '_>) {
-        run(bencher, &processor(), |x| Ok(cpu::top_k(x, 40)?.indices));
+        sample(bencher, Pick::Draw(DrawParams { top_k: 40, ..ALL }));
     }
 
     #[divan::bench(max_time = SECONDS)]
@@ -402,11 +422,11 @@ mod sample_32k {
 
     #[divan::bench(max_time = SECONDS)]
     fn draw_kernel(bencher: Bencher<'_, '_>) {
-        run(bencher, &processor(), |x| cpu::draw(x, &[1.25], &[0.5]));
+        sample(bencher, Pick::Draw(ALL));
     }
 
     #[divan::bench(max_time = SECONDS)]
     fn top_p_kernel(bencher: Bencher<'_, '_>) {
-        run(bencher, &processor(), |x| cpu::top_p(x, &[0.9]));
+        sample(bencher, Pick::Draw(DrawParams { top_p: 0.9, ..ALL }));
     }
 }

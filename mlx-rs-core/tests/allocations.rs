@@ -1,47 +1,21 @@
 //! Heap allocations that Rust makes for one call of an array, counted: none for calls that a decoder
-//! makes often. A whole decode step, with its lists and options, is not measured here. MLX's own
-//! allocations (the node of the graph, its inputs and its shape) are the same for a raw C call.
-//!
-//! The one test with `unsafe`: an allocator cannot do without.
+//! makes often. A whole decode step is measured in `metal-backend/tests/decode_allocations.rs`. MLX's
+//! own allocations (the node of the graph, its inputs and its shape) are the same for a raw C call.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use mlx_cpu_kernels::testing::CountingAllocator;
 use mlx_rs_core::{All, Array, Device, Dtype, Stream, array, eval, fast, idx, zeros};
 
-thread_local! {
-    /// Of this thread: MLX's threads and those of the test harness are not counted.
-    static COUNT: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: everything is passed on to the system's allocator; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.with(|c| c.set(c.get() + 1));
-        // SAFETY: the caller's promise about the layout is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise that the pointer came from here with this layout is passed
-        // on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Allocations of one call of `f`, the result dropped, when it has been called before.
 fn allocations<R>(mut f: impl FnMut() -> R) -> usize {
     for _ in 0..3 {
         drop(f());
     }
-    let before = COUNT.with(Cell::get);
+    let before = CountingAllocator::of_thread();
     drop(f());
-    COUNT.with(Cell::get) - before
+    CountingAllocator::of_thread() - before
 }
 
 #[test]

@@ -36,14 +36,6 @@ enum Action {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    let packages = library::packages();
-    if packages.is_empty() {
-        return Err(Failure::failed(
-            "on this system programs are linked with MLX: copy libmlx and its metallib beside the \
-             program (docs/building.md)",
-        ));
-    }
-    let is_only = packages.len() == 1;
     let program = std::env::current_exe()
         .and_then(|path| path.canonicalize())
         .map_err(|e| Failure::failed(format!("cannot find this program's file: {e}")))?;
@@ -53,22 +45,64 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             let prefix = prefix.as_deref().or_else(own).ok_or_else(|| {
                 Failure::failed(format!("{} has no ../lib; use --prefix", program.display()))
             })?;
-            for package in &packages {
-                let dir = install(package, is_only, prefix, console)?;
+            for dir in install_all(prefix, console)? {
                 console.line(&dir.to_string_lossy())?;
             }
             Ok(())
         }
         Action::Bundle { dir } => {
-            for package in &packages {
-                install(package, is_only, dir, console)?;
-            }
+            install_all(dir, console)?;
             let name = program.file_name().unwrap_or("mlx".as_ref());
             let to = dir.join("bin").join(name);
             copy_program(&program, &to).map_err(|e| cannot("write", &to, &e))?;
             console.line(&to.to_string_lossy())
         }
     }
+}
+
+/// Puts MLX's library below `prefix/lib`; gives the directories that have it.
+fn install_all(prefix: &Path, console: &mut Console<'_>) -> Result<Vec<PathBuf>, Failure> {
+    let packages = library::packages();
+    if packages.is_empty() {
+        // On macOS programs are linked with MLX, and look in `../lib` first.
+        let built = option_env!("RUST_MLX_LINKED_LIBRARY").ok_or_else(|| {
+            Failure::failed("this program was built without MLX, and needs no library of it")
+        })?;
+        return Ok(vec![install_linked(Path::new(built), prefix)?]);
+    }
+    let is_only = packages.len() == 1;
+    let each = packages.iter();
+    each.map(|package| install(package, is_only, prefix, console))
+        .collect()
+}
+
+/// Copies the library that a program was linked with, and the kernels of its GPU, from `built` to
+/// `prefix/lib`. libmlx looks for the kernels beside itself, so they are there before it is.
+fn install_linked(built: &Path, prefix: &Path) -> Result<PathBuf, Failure> {
+    let to = prefix.join("lib");
+    fs::create_dir_all(&to).map_err(|e| cannot("make", &to, &e))?;
+    for (name, is_library) in [("mlx.metallib", false), ("libmlx.dylib", true)] {
+        let (from, target) = (built.join(name), to.join(name));
+        if !from.is_file() {
+            // Where the program finds its library there already, nothing is left to do.
+            if target.is_file() || !is_library {
+                continue;
+            }
+            return Err(Failure::failed(format!(
+                "{} is gone: build the program again, which fetches it",
+                from.display()
+            )));
+        }
+        let copy = || {
+            let temporary = tempfile::NamedTempFile::new_in(&to)?;
+            fs::copy(&from, temporary.path())?;
+            share(temporary.path())?;
+            temporary.persist(&target)?;
+            io::Result::Ok(())
+        };
+        copy().map_err(|e| cannot("write", &target, &e))?;
+    }
+    Ok(to)
 }
 
 /// The way out where MLX's library is missing.
@@ -250,6 +284,36 @@ fn copy_program(from: &Path, to: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_linked_library_lies_beside_its_kernels() {
+        let dir = tempfile::tempdir().unwrap();
+        let (built, prefix) = (dir.path().join("built"), dir.path().join("prefix"));
+        fs::create_dir(&built).unwrap();
+        let error = install_linked(&built, &prefix)
+            .unwrap_err()
+            .report()
+            .unwrap();
+        assert!(error.contains("libmlx.dylib is gone"), "{error}");
+
+        fs::write(built.join("libmlx.dylib"), "library").unwrap();
+        fs::write(built.join("mlx.metallib"), "kernels").unwrap();
+        let to = install_linked(&built, &prefix).unwrap();
+        assert_eq!(to, prefix.join("lib"));
+        let read = |name: &str| fs::read_to_string(to.join(name)).unwrap();
+        assert_eq!(read("libmlx.dylib"), "library");
+        assert_eq!(read("mlx.metallib"), "kernels");
+        let names = fs::read_dir(&to).unwrap();
+        assert_eq!(names.count(), 2, "no temporary file is left");
+
+        // A newer one replaces it, and without its source the installed one stays.
+        fs::write(built.join("libmlx.dylib"), "newer").unwrap();
+        install_linked(&built, &prefix).unwrap();
+        assert_eq!(read("libmlx.dylib"), "newer");
+        fs::remove_dir_all(&built).unwrap();
+        install_linked(&built, &prefix).unwrap();
+        assert_eq!(read("libmlx.dylib"), "newer");
+    }
 
     #[test]
     fn headers_and_python_code_are_left_out() {

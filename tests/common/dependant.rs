@@ -25,6 +25,9 @@ pub fn cargo(workspace: &str, shared: &str) -> Command {
     command
         .current_dir(dir)
         .env("CARGO_TARGET_DIR", target(shared))
+        // Built once, never stepped through: half a gigabyte instead of four.
+        .env("CARGO_INCREMENTAL", "0")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_NET_OFFLINE", "true");
     command
 }

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{fixture, greedy, tiny};
-use inference::{ChatPrompt, LoadOptions, Message, Pooling, Prompt};
+use inference::{ChatPrompt, GenerateOptions, LoadOptions, Message, Pooling, Prompt};
 use serde_json::{Value, json};
 use served::{Served, agent};
 
@@ -137,6 +137,56 @@ fn replies_are_those_of_the_engine() {
             (got - f64::from(*value)).abs() < 1e-5,
             "{i}: {got} and {value}"
         );
+    }
+}
+
+#[test]
+fn thinking_is_cut_at_its_budget() {
+    // The tiny Llama, with a template that begins each reply with thinking.
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fixture("tiny/llama")).unwrap() {
+        let from = file.unwrap().path();
+        std::fs::copy(&from, dir.path().join(from.file_name().unwrap())).unwrap();
+    }
+    let path = dir.path().join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let template = config["chat_template"].as_str().unwrap();
+    let thinks = template.replace("assistant\n' }}", "assistant\n<think>\n' }}{# </think> #}");
+    assert_ne!(thinks, template);
+    config["chat_template"] = thinks.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+
+    let server = serve_args(&[dir.path().to_str().unwrap()]);
+    let model = common::load(dir.path());
+    let tokens = model.as_token_model().unwrap();
+    let chat = ChatPrompt::new([Message::user("hello")]);
+    let prompt = tokens.encode_chat_with(&chat).unwrap();
+    let continued = |prompt: &[u32], n: usize| {
+        let options = GenerateOptions::new().with_max_tokens(n);
+        let reply = model.generate(&Prompt::Tokens(prompt.to_vec()), &options);
+        let tokens: Vec<_> = reply.unwrap().map(Result::unwrap).collect();
+        let text: String = tokens.iter().map(|t| t.text.as_str()).collect();
+        let ids: Vec<u32> = tokens.iter().map(|t| t.id).collect();
+        (ids, text)
+    };
+    let (free, _) = continued(&prompt, 40);
+    for budget in [5, 12] {
+        assert!(free.len() > budget, "the model ends by itself: {free:?}");
+        let (thought, thinking) = continued(&prompt, budget);
+        // The end of thinking is put behind it, and the model goes on from there.
+        let ending = tokens.encode("</think>\n\n", false).unwrap();
+        let so_far = [prompt.as_slice(), &thought, &ending].concat();
+        let (_, answer) = continued(&so_far, 40 - budget - ending.len());
+        let body = json!({"max_tokens": 40, "temperature": 0,
+            "thinking": {"type": "enabled", "budget_tokens": budget},
+            "messages": [{"role": "user", "content": "hello"}]});
+        let reply = server.json("/v1/messages", &body);
+        let blocks = reply["content"].as_array().unwrap();
+        assert_eq!(
+            blocks[0]["thinking"].as_str().unwrap().trim(),
+            thinking.trim()
+        );
+        assert_eq!(blocks[1]["text"].as_str().unwrap().trim(), answer.trim());
     }
 }
 

@@ -7,7 +7,8 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use http_body_util::BodyExt;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::prepare;
@@ -24,6 +25,16 @@ const SMALL: usize = 64 << 10;
 /// The JSON body of a request, and the place that the request has. The place holds the memory of
 /// the values.
 pub(crate) struct Work<T>(pub(crate) T, pub(crate) Places);
+
+/// The JSON body of a request that may ask for nothing: it only loads or unloads a model. Then it
+/// is small and has no place, so that a full queue does not refuse it.
+pub(crate) struct Maybe<T> {
+    pub(crate) request: T,
+    /// The place of one that asks for something.
+    pub(crate) places: Option<Places>,
+    /// The memory of the values of one that does not.
+    pub(crate) _held: Option<OwnedSemaphorePermit>,
+}
 
 /// The JSON body of a request that needs no place. It is small.
 pub(crate) struct Json<T>(pub(crate) T);
@@ -43,21 +54,29 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Work<T> {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
         let (body, held) = read_in_time(app, request, app.limits.body_bytes).await?;
-        let places = prepare::reserve(app, 1)?;
-        let app = app.clone();
-        let is_small = body.len() <= SMALL;
-        // It goes on when the client leaves, and so does what it holds.
-        let read = move || {
-            let (value, held) = values(&app, &body, held)?;
-            Ok(Work(value, places.holding(held)))
-        };
-        if is_small {
-            return read();
+        work(app, body, held).await
+    }
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Maybe<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let (body, held) = read_in_time(app, request, app.limits.body_bytes).await?;
+        if body.len() <= SMALL && measured(&body, &app.limits).is_ok() && asks_nothing(&body) {
+            prepare::goes_on(app)?;
+            let (request, held) = values(app, &body, held)?;
+            return Ok(Maybe {
+                request,
+                places: None,
+                _held: held,
+            });
         }
-        let done = tokio::task::spawn_blocking(read).await;
-        done.unwrap_or_else(|e| {
-            tracing::error!("reading a body failed: {e}");
-            Err(ApiError::internal())
+        let Work(request, places) = work(app, body, held).await?;
+        Ok(Maybe {
+            request,
+            places: Some(places),
+            _held: None,
         })
     }
 }
@@ -69,6 +88,75 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
         let most = app.limits.body_bytes.min(SMALL);
         let (body, held) = read_in_time(app, request, most).await?;
         values(app, &body, held).map(|(value, _)| Json(value))
+    }
+}
+
+/// The values of a body, once its request has a place.
+async fn work<T: DeserializeOwned + Send + 'static>(
+    app: &App,
+    body: Vec<u8>,
+    held: Option<OwnedSemaphorePermit>,
+) -> Result<Work<T>, ApiError> {
+    let places = prepare::reserve(app, 1)?;
+    let app = app.clone();
+    let is_small = body.len() <= SMALL;
+    // It goes on when the client leaves, and so does what it holds.
+    let read = move || {
+        let (value, held) = values(&app, &body, held)?;
+        Ok(Work(value, places.holding(held)))
+    };
+    if is_small {
+        return read();
+    }
+    let done = tokio::task::spawn_blocking(read).await;
+    done.unwrap_or_else(|e| {
+        tracing::error!("reading a body failed: {e}");
+        Err(ApiError::internal())
+    })
+}
+
+/// Whether a body of Ollama's has neither prompt nor messages. Nothing is made of its values.
+fn asks_nothing(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Asked {
+        #[serde(default)]
+        prompt: Nothing,
+        #[serde(default)]
+        messages: Nothing,
+    }
+    let asked = serde_json::from_slice::<Asked>(body);
+    asked.is_ok_and(|asked| asked.prompt.0 && asked.messages.0)
+}
+
+/// Whether a text or list is empty.
+struct Nothing(bool);
+
+impl Default for Nothing {
+    fn default() -> Self {
+        Self(true)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nothing {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Look;
+        impl<'de> Visitor<'de> for Look {
+            type Value = Nothing;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a text or a list")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Nothing, E> {
+                Ok(Nothing(text.is_empty()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Nothing, A::Error> {
+                let mut empty = true;
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    empty = false;
+                }
+                Ok(Nothing(empty))
+            }
+        }
+        from.deserialize_any(Look)
     }
 }
 
@@ -187,6 +275,30 @@ mod tests {
     struct Outer {
         #[allow(dead_code)]
         a: Inner,
+    }
+
+    #[test]
+    fn requests_for_nothing_are_told_without_their_values() {
+        for nothing in [
+            "{}",
+            r#"{"model": "m", "keep_alive": 0}"#,
+            r#"{"prompt": "", "messages": [], "options": {"seed": [1, {}]}}"#,
+        ] {
+            assert!(asks_nothing(nothing.as_bytes()), "{nothing}");
+        }
+        for asks in [
+            r#"{"prompt": "x"}"#,
+            r#"{"messages": [{}]}"#,
+            r#"{"prompt": "", "messages": [null]}"#,
+            r#"{"prompt": null}"#,
+            r#"{"messages": {}}"#,
+            // Fields that come twice, and what is no JSON.
+            r#"{"prompt": "", "prompt": "x"}"#,
+            "{",
+            "",
+        ] {
+            assert!(!asks_nothing(asks.as_bytes()), "{asks}");
+        }
     }
 
     #[test]

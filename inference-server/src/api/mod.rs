@@ -16,7 +16,7 @@ use inference::SamplingOptions;
 
 use crate::error::ApiError;
 
-pub(crate) use body::{Json, Work, body_too_large};
+pub(crate) use body::{Json, Maybe, Work, body_too_large};
 pub(crate) use either::{OneOrMore, Prompts, TextOr};
 
 /// Refuses a list that is too long.

@@ -34,6 +34,19 @@ pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
     })
 }
 
+/// The place of a request, which may have none yet.
+pub(crate) fn place(app: &App, place: Option<Places>) -> Result<Places, ApiError> {
+    place.map_or_else(|| reserve(app, 1), Ok)
+}
+
+/// Refuses a request that needs no place once the server stops.
+pub(crate) fn goes_on(app: &App) -> Result<(), ApiError> {
+    match app.engine.is_draining() {
+        true => Err(ApiError::stopping()),
+        false => Ok(()),
+    }
+}
+
 /// Makes the places of a request `n`, of which it has fewer. A request for none has none.
 pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiError> {
     let more = n.saturating_sub(places.len());

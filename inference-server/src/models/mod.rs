@@ -1,9 +1,10 @@
-//! The models that are served, by name. `registry.rs` keeps loaded models, `source.rs` lists
-//! loadable ones.
+//! The models that are served, by name. `registry.rs` loads and unloads models, `table.rs` knows the
+//! loaded ones, `source.rs` lists loadable ones.
 
 mod keep_alive;
 mod registry;
 mod source;
+mod table;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

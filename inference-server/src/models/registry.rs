@@ -6,7 +6,6 @@
 //! loaded and unloaded one at a time. A model that must make room takes no new requests. So busy
 //! clients of one model do not keep out those of another.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use axum::http::StatusCode;
 use inference::{Error, ErrorKind, Result};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use super::table::{Table, bare};
 use super::{ModelEntry, ModelSource, ServedModel};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -22,45 +22,8 @@ use crate::error::ApiError;
 /// How long a model stays after its last request; `None` is forever.
 pub(crate) type KeepAlive = Option<Duration>;
 
-/// For which a model stays after it was loaded, though no request came to use it.
-const FIRST_USE: Duration = Duration::from_secs(10);
-
-/// A loaded model.
-struct Resident {
-    key: u64,
-    model: Arc<ServedModel>,
-    /// It stays as long as the server runs.
-    pinned: bool,
-    /// It must go, and takes no new requests.
-    retired: bool,
-    leases: usize,
-    keep: KeepAlive,
-    /// When its last request ended.
-    idle_since: Instant,
-    /// No sooner is it unloaded for being idle.
-    not_before: Instant,
-}
-
-impl Resident {
-    /// When it is unloaded if no request comes; `None` is never.
-    fn expires(&self) -> Option<Instant> {
-        let keep = self.keep.filter(|_| !self.pinned)?;
-        // Beyond what a clock can say is never.
-        let at = self.idle_since.checked_add(keep)?;
-        Some(at.max(self.not_before))
-    }
-}
-
 /// What a load came to.
-type Outcome = Option<std::result::Result<Lease, ApiError>>;
-
-#[derive(Default)]
-struct Table {
-    /// In the order in which they were loaded.
-    residents: Vec<Resident>,
-    loading: HashMap<String, watch::Receiver<Outcome>>,
-    keys: u64,
-}
+pub(super) type Outcome = Option<std::result::Result<Lease, ApiError>>;
 
 /// All models.
 pub(crate) struct Models {
@@ -86,12 +49,12 @@ pub(crate) struct Models {
 
 /// A model in use.
 #[derive(Clone)]
-pub(crate) struct Lease(Arc<Hold>);
+pub(crate) struct Lease(pub(super) Arc<Hold>);
 
-struct Hold {
-    models: Weak<Models>,
-    key: u64,
-    model: Arc<ServedModel>,
+pub(super) struct Hold {
+    pub(super) models: Weak<Models>,
+    pub(super) key: u64,
+    pub(super) model: Arc<ServedModel>,
 }
 
 impl Drop for Hold {
@@ -523,90 +486,4 @@ impl Models {
 enum Joined {
     Loaded(Lease),
     Loading(watch::Receiver<Outcome>),
-}
-
-/// A name without the tag that Ollama's clients add.
-fn bare(name: &str) -> Option<&str> {
-    name.strip_suffix(":latest")
-}
-
-impl Table {
-    fn add(&mut self, model: Arc<ServedModel>, pinned: bool, keep: KeepAlive) -> u64 {
-        self.keys += 1;
-        let now = Instant::now();
-        self.residents.push(Resident {
-            key: self.keys,
-            model,
-            pinned,
-            retired: false,
-            leases: 0,
-            keep,
-            idle_since: now,
-            not_before: now + FIRST_USE,
-        });
-        self.keys
-    }
-
-    /// A model that takes requests.
-    fn find(&mut self, name: &str) -> Option<&mut Resident> {
-        let of = |wanted: &str| {
-            let mut all = self.residents.iter();
-            all.position(|r| !r.retired && r.model.id == wanted)
-        };
-        let at = of(name).or_else(|| of(bare(name)?))?;
-        self.residents.get_mut(at)
-    }
-
-    fn lease(&mut self, name: &str, keep: KeepAlive, models: &Weak<Models>) -> Option<Lease> {
-        let resident = self.find(name)?;
-        resident.keep = keep;
-        let key = resident.key;
-        self.lease_of(key, models)
-    }
-
-    fn lease_of(&mut self, key: u64, models: &Weak<Models>) -> Option<Lease> {
-        let resident = self.residents.iter_mut().find(|r| r.key == key)?;
-        resident.leases += 1;
-        Some(Lease(Arc::new(Hold {
-            models: Weak::clone(models),
-            key,
-            model: Arc::clone(&resident.model),
-        })))
-    }
-
-    /// How many models are loaded that may be unloaded.
-    fn movable(&self) -> usize {
-        self.residents.iter().filter(|r| !r.pinned).count()
-    }
-
-    fn is_idle(&self, key: u64) -> bool {
-        let mut residents = self.residents.iter();
-        residents
-            .find(|r| r.key == key)
-            .is_none_or(|r| r.leases == 0)
-    }
-
-    /// Retires a model: an idle one that was used the longest ago, else the one that was.
-    fn retire(&mut self) -> Option<u64> {
-        let movable = self.residents.iter_mut().filter(|r| !r.pinned);
-        let resident = movable.min_by_key(|r| (r.leases > 0, r.idle_since))?;
-        resident.retired = true;
-        Some(resident.key)
-    }
-
-    /// A model whose time is over, and else when the next one's will be.
-    fn due(&self) -> (Option<u64>, Option<Instant>) {
-        let idle = self
-            .residents
-            .iter()
-            .filter(|r| r.leases == 0 && !r.retired);
-        let first = idle
-            .filter_map(|r| Some((r.expires()?, r.key)))
-            .min_by_key(|(at, _)| *at);
-        match first {
-            Some((at, key)) if at <= Instant::now() => (Some(key), None),
-            Some((at, _)) => (None, Some(at)),
-            None => (None, None),
-        }
-    }
 }

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use inference::{Grammar, StopCause, Token};
-use inference_text::reply::{Event, Format, ParserOptions, TokenReader, Tools};
+use inference_text::reply::{Event, Family, Format, ParserOptions, TokenReader, Tools};
 
-use super::{Delta, ReplyFormat, ReplyParser, ReplyRequest, forced};
+use super::{Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest, forced};
 
 /// How a model writes replies, as its chat template tells.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -67,6 +67,26 @@ impl ReplyFormat for DetectedFormat {
             broken: 0,
             one_call: request.one_call,
         })
+    }
+
+    fn reasoning_marks(&self, request: &ReplyRequest) -> Option<ReasoningMarks> {
+        if self.0.family == Family::Harmony {
+            let mut marks = ReasoningMarks::new("<|channel|>analysis<|message|>", "<|end|>");
+            marks.anywhere = true;
+            marks.last_ending =
+                String::from("<|end|><|start|>assistant<|channel|>final<|message|>");
+            // A call has a channel of its own, which the model chooses.
+            marks.ending = match request.tools.is_empty() {
+                true => marks.last_ending.clone(),
+                false => String::from("<|end|><|start|>assistant"),
+            };
+            return Some(marks);
+        }
+        let tags = self.0.reasoning?;
+        let mut marks = ReasoningMarks::new(tags.open, tags.close);
+        marks.anywhere = tags.anywhere;
+        marks.is_open = tags.is_open_at_end_of(&request.prompt_end);
+        Some(marks)
     }
 
     fn forced_call(&self, request: &ReplyRequest, named: Option<&str>) -> Result<Grammar, String> {

@@ -1,11 +1,14 @@
 //! From the tokens of a reply to its parts: text, reasoning, tool calls. Families of models write
 //! them in ways of their own. `detected` reads the ways that `inference-text` knows.
 
+mod budget;
 mod detected;
 mod forced;
 
 use inference::{Grammar, StopCause, Token, Tool};
 
+pub use budget::ReasoningMarks;
+pub(crate) use budget::bound;
 pub use detected::DetectedFormat;
 
 /// A piece of a reply.
@@ -77,6 +80,13 @@ pub trait ReplyFormat: Send + Sync {
 
     /// A parser of one reply.
     fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser>;
+
+    /// How reasoning is marked in the reply to a request, where it may be cut; `None` where it
+    /// cannot.
+    fn reasoning_marks(&self, request: &ReplyRequest) -> Option<ReasoningMarks> {
+        let _ = request;
+        None
+    }
 
     /// A grammar of replies that call the tool `named`, or any tool of the request if it is `None`.
     ///

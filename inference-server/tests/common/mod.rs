@@ -115,7 +115,7 @@ pub fn serve_script(
 
 /// Waits until it holds, or fails.
 #[track_caller]
-pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !holds() {
         assert!(Instant::now() < until, "not within 10 seconds: {what}");

@@ -19,8 +19,9 @@ use std::time::Duration;
 use inference::{
     BatchEvent, BatchResult, BatchSession, Capabilities, ChatEnd, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Grammar,
-    LogitsOutput, Message, ModelInfo, Pooling, Prepared, Prompt, RequestId, Result, StopCause,
-    TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+    LogitsOutput, LogitsProcessor, LogitsProcessorFactory, Message, ModelInfo, Pooling, Prepared,
+    Prompt, RequestId, Result, StopCause, TextModel, Token, TokenLogprobs, TokenModel, TokenStream,
+    TopLogprob,
 };
 
 const END: u32 = 256;
@@ -310,6 +311,8 @@ struct Row {
     text: String,
     script: VecDeque<u8>,
     said: Vec<u8>,
+    ids: Vec<u32>,
+    processors: Vec<Box<dyn LogitsProcessor>>,
     tokens: usize,
     prefill: usize,
     specials: &'static [&'static str],
@@ -368,6 +371,8 @@ impl BatchSession for Session {
         };
         let id = RequestId::new(self.next);
         self.next += 1;
+        let processors = options.constraints.logits_processors.iter();
+        let processors = processors.map(LogitsProcessorFactory::make);
         let row = Row {
             script: said.replace('⏎', "\n").into_bytes().into(),
             specials: self.specials,
@@ -380,6 +385,8 @@ impl BatchSession for Session {
             },
             text,
             said: Vec::new(),
+            ids: Vec::new(),
+            processors: processors.collect(),
             tokens: 0,
         };
         self.rows.insert(id, row);
@@ -443,6 +450,17 @@ impl Row {
         }
     }
 
+    /// The token that the logits processors make of the one that the script says.
+    fn processed(&mut self, wanted: u32) -> Result<u32> {
+        let mut logits = vec![-1.0; VOCABULARY + self.specials.len()];
+        logits[wanted as usize] = 1.0;
+        for processor in &mut self.processors {
+            processor.process(&self.prompt, &self.ids, &mut logits)?;
+        }
+        let greatest = (0..).zip(&logits).max_by(|a, b| a.1.total_cmp(b.1));
+        Ok(greatest.unwrap().0)
+    }
+
     fn step(&mut self, row: RequestId) -> Option<BatchEvent> {
         if let Err(error) = self.options.check_interrupt() {
             return Some(BatchEvent::Failed { row, error });
@@ -474,25 +492,32 @@ impl Row {
             .specials
             .iter()
             .position(|name| rest.starts_with(name.as_bytes()));
-        if let Some(i) = special {
-            let name = self.specials[i].as_bytes();
-            self.script.drain(..name.len());
+        let long = self.text.contains("!long");
+        let wanted = match (special, rest.first()) {
+            (Some(i), _) => END + 1 + i as u32,
+            (None, _) if long => u32::from(b'x'),
+            (None, Some(byte)) => u32::from(*byte),
+            (None, None) => END,
+        };
+        let id = match self.processed(wanted) {
+            Ok(id) => id,
+            Err(error) => return Some(BatchEvent::Failed { row, error }),
+        };
+        if id == END {
+            return Some(self.done(row, FinishReason::Stop, Some(StopCause::Eos(END))));
+        }
+        self.ids.push(id);
+        let name = id.checked_sub(END + 1).map(|i| self.specials[i as usize]);
+        if id == wanted && !long {
+            self.script.drain(..name.map_or(1, str::len));
+        }
+        if let Some(name) = name {
             self.tokens += 1;
-            let token = Token::new(END + 1 + i as u32, "").with_bytes(name);
+            let token = Token::new(id, "").with_bytes(name.as_bytes());
             let token = token.with_special(true);
             return Some(BatchEvent::Token { row, token });
         }
-        let byte = if self.text.contains("!long") {
-            b'x'
-        } else {
-            match self.script.pop_front() {
-                Some(byte) => byte,
-                None => {
-                    let cause = StopCause::Eos(END);
-                    return Some(self.done(row, FinishReason::Stop, Some(cause)));
-                }
-            }
-        };
+        let byte = u8::try_from(id).unwrap();
         self.said.push(byte);
         self.tokens += 1;
         let text = char::from(byte).to_string();

@@ -13,4 +13,6 @@ mod openai;
 mod other_apis;
 mod page;
 mod responses;
+mod strict;
+mod thinking;
 mod tools;

@@ -182,6 +182,17 @@ fn a_model_is_loaded_when_a_request_first_names_it() {
     );
     let show = json!({"model": "own/two"});
     server.client.post("/api/show", &show).expect(200);
+    // What a model that is not loaded is like is not known.
+    let props = server.client.get("/props").expect(200);
+    assert_eq!(
+        (&props["is_sleeping"], &props["model_alias"]),
+        (&json!(true), &json!("one"))
+    );
+    assert_eq!(props["default_generation_settings"]["n_ctx"], Value::Null);
+    assert_eq!(
+        server.client.get("/slots").expect(200)[0]["n_ctx"],
+        Value::Null
+    );
     assert!(server.shelf.loads().is_empty(), "looking loads nothing");
 
     let reply = server.says("own/two");
@@ -297,6 +308,42 @@ fn a_request_says_how_long_the_model_stays() {
     assert_eq!(unload.expect(200)["done_reason"], "unload");
     eventually("it is closed", || server.shelf.closed("one"));
     assert_eq!(server.shelf.loads(), ["one", "one"]);
+}
+
+#[test]
+fn a_full_queue_refuses_neither_loads_nor_unloads() {
+    let config = config().with_parallel(1).with_max_queue(0);
+    let server = serve(&config, Shelf::of(&["one", "two"]), Vec::new());
+    let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
+    let running = server.client.open_json("/v1/completions", &long);
+    eventually("it runs", || {
+        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+    });
+    let asks = json!({"model": "two", "prompt": "x",
+        "messages": [{"role": "user", "content": "x"}]});
+    for (path, nothing) in [
+        ("/api/generate", json!({"model": "two"})),
+        ("/api/generate", json!({"model": "two", "prompt": ""})),
+        ("/api/chat", json!({"model": "two", "messages": []})),
+        ("/api/chat", json!({"model": "two"})),
+    ] {
+        server.client.post(path, &asks).expect(429);
+        let load = server.client.post(path, &nothing).expect(200);
+        assert_eq!(load["done_reason"], "load", "{path}: {nothing}");
+        assert_eq!(server.loaded(), ["one", "two"]);
+        let mut unload = nothing.clone();
+        unload["keep_alive"] = 0.into();
+        let unload = server.client.post(path, &unload).expect(200);
+        assert_eq!(unload["done_reason"], "unload", "{path}: {nothing}");
+        eventually("it is closed", || server.shelf.closed("two"));
+        assert_eq!(server.loaded(), ["one"]);
+        // An error is told all the same.
+        let mut bad = nothing.clone();
+        bad["keep_alive"] = "soon".into();
+        server.client.post(path, &bad).expect(400);
+    }
+    drop(running);
+    eventually("it ends", || server.shelf.state("one").rows() == 0);
 }
 
 #[test]

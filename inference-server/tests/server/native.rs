@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use crate::common::{Running, Script, config, events, serve, serve_script};
+use crate::common::{Running, Script, config, events, eventually, serve, serve_script};
 use serde_json::{Value, json};
 
 #[test]
@@ -206,6 +206,9 @@ fn the_state_is_told() {
     assert_eq!(props["total_slots"], 4);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 1000);
     assert_eq!(props["model_alias"], "tiny");
+    // The model says no template, and is there.
+    assert_eq!(props["chat_template"], "");
+    assert_eq!(props["is_sleeping"], false);
     let busy = |slots: &Value| {
         let slots = slots.as_array().unwrap();
         assert_eq!(slots.len(), 4);
@@ -213,21 +216,132 @@ fn the_state_is_told() {
         slots.iter().filter(|s| s["is_processing"] == true).count()
     };
     assert_eq!(busy(&client.get("/slots").expect(200)), 0);
-    let long = json!({"prompt": "!long", "n_predict": -1});
-    let running: Vec<_> = (0..4)
-        .map(|_| client.open_json("/completion", &long))
-        .collect();
-    crate::common::eventually("all run", || server.state.rows() == 4);
+    let long = json!({"prompt": "!prefill", "n_predict": -1});
+    let mut running = Vec::new();
+    for n in 1..=4 {
+        running.push(client.open_json("/completion", &long));
+        eventually("one more runs", || server.state.rows() == n);
+        let slots = client.get("/slots").expect(200);
+        assert_eq!(busy(&slots), n);
+        // The first ones, by number.
+        for (id, slot) in slots.as_array().unwrap().iter().enumerate() {
+            assert_eq!(slot["id"], id);
+            assert_eq!(slot["is_processing"], id < n);
+        }
+    }
     assert_eq!(busy(&client.get("/slots").expect(200)), 4);
     client.get("/slots?fail_on_no_slot=1").expect(503);
     drop(running);
     server.idle();
     client.get("/slots?fail_on_no_slot=1").expect(200);
+    eventually("none", || busy(&client.get("/slots").json()) == 0);
     let rank = json!({"query": "x", "documents": ["a", "b"]});
     for path in ["/rerank", "/v1/rerank"] {
         let error = client.post(path, &rank).expect(501);
         assert_eq!(error["error"]["type"], "not_supported_error");
     }
+}
+
+#[test]
+fn the_state_is_that_of_this_server() {
+    let config = config().with_parallel(2).with_max_queue(3);
+    let server = serve_script(&config, Script::writing("{{ messages }}", &[]), |model| {
+        model.with_context(None)
+    });
+    let client = server.client();
+    let props = client.get("/props").expect(200);
+    assert_eq!(props["total_slots"], 2);
+    assert_eq!(props["chat_template"], "{{ messages }}");
+    // Without a bound of the server's, the model's own context.
+    assert_eq!(
+        props["default_generation_settings"]["n_ctx"],
+        client.get("/api/ps").json()["models"][0]["context_length"]
+    );
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 1_000_000);
+    let slots = client.get("/slots").expect(200);
+    assert_eq!(slots.as_array().unwrap().len(), 2);
+    assert!(
+        slots
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|s| s["n_ctx"] == 1_000_000)
+    );
+    // The defaults are those that a request without parameters is run with.
+    client
+        .post("/completion", &json!({"prompt": "say:x"}))
+        .expect(200);
+    let ran = server.state.last_options();
+    let params = &props["default_generation_settings"]["params"];
+    let number = |name: &str| params[name].as_f64().unwrap() as f32;
+    assert_eq!(number("temperature"), ran.sampling.temperature);
+    assert_eq!(params["top_k"], ran.sampling.top_k);
+    assert_eq!(number("top_p"), ran.sampling.top_p);
+    assert_eq!(number("min_p"), ran.sampling.min_p);
+    assert_eq!(number("repeat_penalty"), ran.penalties.repeat_penalty);
+    assert_eq!(params["repeat_last_n"], ran.penalties.repeat_window);
+    assert_eq!(params["seed"], -1);
+    assert_eq!(ran.sampling.seed, None);
+    // As many tokens as fit: the prompt has five.
+    assert_eq!(params["n_predict"], -1);
+    let mut most = client.post("/completion", &json!({"prompt": "say:x", "n_predict": -1}));
+    most.expect(200);
+    assert_eq!(server.state.last_options().max_tokens, ran.max_tokens);
+    most = client.post("/completion", &json!({"prompt": "say:x", "n_predict": 3}));
+    most.expect(200);
+    assert_eq!(server.state.last_options().max_tokens, 3);
+    assert_eq!(params.as_object().unwrap().len(), 8, "{params}");
+}
+
+/// Every route that generates: those that know the field, and those that do not.
+#[test]
+fn exclusion_of_top_choices_has_one_bound() {
+    let server = coder(MARKS);
+    let client = server.client();
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
+    for (path, mut body) in [
+        ("/completion", json!({"prompt": "x", "n_predict": 1})),
+        ("/completions", json!({"prompt": "x", "n_predict": 1})),
+        (
+            "/infill",
+            json!({"input_prefix": "x", "input_suffix": "y", "n_predict": 1}),
+        ),
+        ("/v1/completions", json!({"prompt": "x", "max_tokens": 1})),
+        ("/v1/chat/completions", chat.clone()),
+        (
+            "/v1/responses",
+            json!({"input": "x", "max_output_tokens": 20}),
+        ),
+        ("/v1/messages", chat.clone()),
+    ] {
+        let reads = !path.starts_with("/v1/");
+        body["xtc_probability"] = 0.5.into();
+        body["xtc_threshold"] = 0.5.into();
+        client.post(path, &body).expect(200);
+        let ran = server.state.last_options().sampling;
+        if reads {
+            assert_eq!((ran.xtc_probability, ran.xtc_threshold), (0.5, 0.5));
+        }
+        for bad in [0.500_1, 0.75, 1.0, -0.1] {
+            body["xtc_threshold"] = bad.into();
+            let reply = client.post(path, &body);
+            if reads {
+                let error = reply.expect(400);
+                assert_eq!(error["error"]["param"], "xtc_threshold", "{path}: {error}");
+                let message = error["error"]["message"].as_str().unwrap();
+                assert!(message.ends_with("between 0 and 0.5"), "{message}");
+            } else {
+                // A field that the API does not have changes nothing.
+                reply.expect(200);
+                let ran = server.state.last_options().sampling;
+                assert_eq!(ran.xtc_probability, 0.0, "{path}");
+            }
+        }
+    }
+    let mut body = json!({"messages": [{"role": "user", "content": "x"}], "stream": false});
+    body["options"] = json!({"xtc_threshold": 0.6});
+    let error = client.post("/api/chat", &body).expect(400);
+    assert!(error["error"].as_str().unwrap().contains("xtc_threshold"));
 }
 
 const MARKS: &[&str] = &[

@@ -11,7 +11,8 @@
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
 //! - [`config`]: the options of a run, from a YAML or TOML file;
 //! - `step.rs`: a step, from sequences to changed numbers, also as one graph (`step/compiled.rs`);
-//! - [`run`]: a whole run from its options to its files, with `plan.rs`, `begin.rs`, `state.rs` and [`train_log`];
+//! - [`run`]: a whole run from its options to its files, with `plan.rs`,
+//!   `begin.rs`, `run_dir.rs`, `state.rs` and [`train_log`];
 //! - `together.rs`: several processes that learn from parts of each batch;
 //! - [`report`]: the figures of a run in files that other programs read;
 //! - [`evaluate`]: how good a model is on data.
@@ -28,6 +29,7 @@ pub mod plan;
 mod plot;
 pub mod report;
 pub mod run;
+mod run_dir;
 pub mod schedule;
 mod state;
 mod step;

@@ -2,7 +2,9 @@
 //! data, its reports and its files, is the caller's.
 
 mod compiled;
+mod judge;
 mod packed;
+mod types;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,11 +12,9 @@ use std::sync::Arc;
 use inference::{Adapter as _, Error, ErrorKind, LoadOptions, LoraConfig, Result, TextModel};
 use mlx_rs_core::transforms::{Tree, value_and_grad_tree};
 use mlx_rs_core::{All, Array, eval};
-use serde::{Deserialize, Serialize};
 
-use super::Schedule;
-use super::loss::{cross_entropy_each, dpo};
-use super::optim::{Optimizer, OptimizerConfig, clip_by_global_norm};
+use super::loss::dpo;
+use super::optim::{Optimizer, clip_by_global_norm};
 use super::together::Together;
 use crate::adapter::{AdapterKind, LoraAdapter, Params};
 use crate::engine::Engine;
@@ -23,135 +23,11 @@ use crate::model::MlxModel;
 use crate::nn::adapter::{Dropout, Scope, within};
 pub use compiled::Compile;
 use compiled::Graphs;
+pub(super) use judge::{evaluate_on, evaluate_pairs_on};
 use packed::{Packed, PackedPairs, check};
-
-/// Tokens to learn from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sequence {
-    /// The tokens.
-    pub ids: Vec<u32>,
-    /// The first token that the model shall learn to say; those before are given. At least 1:
-    /// nothing stands before the first.
-    pub from: usize,
-}
-
-impl Sequence {
-    /// Tokens of which all but the first are learned.
-    #[must_use]
-    pub fn new(ids: Vec<u32>) -> Self {
-        Self { ids, from: 1 }
-    }
-
-    /// The same, with the first `n` as a prompt that is not learned.
-    #[must_use]
-    pub fn with_prompt(mut self, n: usize) -> Self {
-        self.from = n.max(1);
-        self
-    }
-
-    /// How many tokens are learned.
-    #[must_use]
-    pub fn learned(&self) -> usize {
-        self.ids.len().saturating_sub(self.from.max(1))
-    }
-}
-
-/// Two replies to one prompt, of which the first is better. Each begins with the prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Preference {
-    /// The better.
-    pub chosen: Sequence,
-    /// The worse.
-    pub rejected: Sequence,
-}
-
-/// How to train.
-#[derive(Debug, Clone)]
-pub struct Tuning {
-    /// What turns gradients into steps.
-    pub optimizer: OptimizerConfig,
-    /// Its learning rate.
-    pub schedule: Schedule,
-    /// Batches whose gradients are averaged before a step; at least 1.
-    pub accumulation: usize,
-    /// Gradients are scaled down to this norm, all of them together.
-    pub clip: Option<f32>,
-    /// Blocks are computed again in the backward pass: less memory, more time.
-    pub checkpoint: bool,
-    /// Whether a step is traced once for each form of its batch and replayed then.
-    pub compile: Compile,
-    /// What the adapter's start and dropout are drawn from.
-    pub seed: u64,
-}
-
-impl Default for Tuning {
-    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpoints, compiled
-    /// on a GPU.
-    fn default() -> Self {
-        Self {
-            optimizer: OptimizerConfig::adamw(),
-            schedule: Schedule::constant(1e-5),
-            accumulation: 1,
-            clip: None,
-            checkpoint: false,
-            compile: Compile::Auto,
-            seed: 0,
-        }
-    }
-}
-
-/// What a step did.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepReport {
-    /// Mean loss of the batch, before the step.
-    pub loss: f32,
-    /// Tokens that were learned from.
-    pub tokens: usize,
-    /// Norm of all gradients, where they are clipped and a step was made.
-    pub norm: Option<f32>,
-    /// The rate of the step.
-    pub rate: f32,
-    /// Whether parameters changed, rather than gradients being gathered for a later step.
-    pub updated: bool,
-    /// Of a batch of preferences.
-    pub preference: Option<PreferenceReport>,
-}
-
-/// How a model stands to a batch of preferences, before the step. A reward is `beta` times how much
-/// more likely the reply is than without the adapter, as a logarithm.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct PreferenceReport {
-    /// Mean reward of the better replies.
-    pub chosen: f32,
-    /// Mean reward of the worse.
-    pub rejected: f32,
-    /// Share of pairs whose better reply has the greater reward.
-    pub accuracy: f32,
-}
-
-/// How well a model tells better replies from worse.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct PreferenceEvaluation {
-    /// Sum of the losses of all pairs.
-    pub loss: f64,
-    /// How many they are.
-    pub pairs: usize,
-    /// Pairs whose better reply has the greater reward.
-    pub correct: usize,
-    /// Tokens of replies.
-    pub tokens: usize,
-}
-
-/// How wrong a model is on some sequences.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Evaluation {
-    /// Sum of the cross-entropy of all learned tokens, in nats.
-    pub loss: f64,
-    /// How many they are.
-    pub tokens: usize,
-    /// How many of them the model would have said.
-    pub correct: usize,
-}
+pub use types::{
+    Evaluation, Preference, PreferenceEvaluation, PreferenceReport, Sequence, StepReport, Tuning,
+};
 
 /// A model in training.
 pub struct Trainer {
@@ -601,39 +477,6 @@ fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
     ))
 }
 
-/// How well a model with its adapter tells better replies from worse, beside the model without it.
-pub(super) fn evaluate_pairs_on(
-    held: &Engine,
-    batch: &[Preference],
-    beta: f32,
-    smoothing: f32,
-) -> Result<PreferenceEvaluation> {
-    check_dpo(beta, smoothing)?;
-    let both = || batch.iter().flat_map(|p| [&p.chosen, &p.rejected]);
-    check(held, both())?;
-    let decoder = held.decoder()?;
-    let (loss, margins) = held
-        .scope(|| -> mlx_rs_core::Result<_> {
-            let packed = PackedPairs::new(batch)?;
-            let base = packed.without_adapters(decoder.as_ref())?;
-            let own = packed.logprobs(decoder.as_ref())?;
-            let loss = dpo((&own.0, &own.1), (&base.0, &base.1), beta, smoothing)?;
-            let margin = own
-                .0
-                .subtract(&own.1)?
-                .subtract(&base.0.subtract(&base.1)?)?;
-            eval([&loss, &margin])?;
-            Ok((loss.item::<f32>()?, margin.to_f32_vec()?))
-        })
-        .map_err(engine("evaluate"))?;
-    Ok(PreferenceEvaluation {
-        loss: f64::from(loss) * batch.len() as f64,
-        pairs: batch.len(),
-        correct: margins.iter().filter(|margin| **margin > 0.0).count(),
-        tokens: both().map(Sequence::learned).sum(),
-    })
-}
-
 /// Refuses a loss that nothing can be learned from.
 fn finite(loss: f32, step: u64) -> Result<()> {
     if loss.is_finite() {
@@ -662,26 +505,4 @@ fn averaged(
         None => Ok((grads, None)),
         Some(max) => clip_by_global_norm(&grads, max).map(|(grads, norm)| (grads, Some(norm))),
     }
-}
-
-/// How wrong a model is on sequences.
-pub(super) fn evaluate_on(held: &Engine, batch: &[Sequence]) -> Result<Evaluation> {
-    check(held, batch.iter())?;
-    let decoder = held.decoder()?;
-    held.scope(|| -> mlx_rs_core::Result<_> {
-        let packed = Packed::new(batch.iter())?;
-        let logits = packed.logits(decoder.as_ref())?;
-        let losses = cross_entropy_each(&logits, &packed.targets)?.multiply(&packed.mask)?;
-        let best = logits.argmax(-1, false)?;
-        let right = best.equal(&packed.targets.astype(best.dtype())?)?;
-        let right = right.astype(losses.dtype())?.multiply(&packed.mask)?;
-        let (losses, right) = (losses.sum(All, false)?, right.sum(All, false)?);
-        eval([&losses, &right])?;
-        Ok(Evaluation {
-            loss: f64::from(losses.item::<f32>()?),
-            tokens: batch.iter().map(Sequence::learned).sum(),
-            correct: right.item::<f32>()?.round() as usize,
-        })
-    })
-    .map_err(engine("evaluate"))
 }

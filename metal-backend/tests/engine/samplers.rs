@@ -8,7 +8,8 @@ use metal_backend::sample::{
     self, Context, Logprobs, Sampler, add_bias, count, count_penalty, min_p, repeat_penalty, shift,
     temperature, top_k, top_p, xtc,
 };
-use mlx_rs_core::{Array, Device, Dtype, Stream, cpu, zeros};
+use mlx_rs_core::cpu::{self, DrawParams, Pick, SampleParams};
+use mlx_rs_core::{Array, Device, Dtype, Stream, zeros};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -77,19 +78,48 @@ fn id_row(values: &[u32]) -> Array {
     Array::from_slice(values, &[1, values.len() as i32]).unwrap()
 }
 
+/// The tokens that the sampling kernel draws after top-p; all others are minus infinity.
+fn kernel_top_p(x: &Array, p: f32) -> mlx_rs_core::Result<Array> {
+    let n = x.dim(1)?;
+    // A scale of 0 gives all that stay the same probability: steps of a quarter of the least
+    // possible share reach each of them. Every other row has another `p`.
+    let draws = 4 * n;
+    let rows = (0..2 * draws).map(|i| {
+        let draw = DrawParams {
+            top_p: if i % 2 == 0 { p } else { 0.5 },
+            min_p: 0.0,
+            xtc: None,
+            top_k: 0,
+            scale: 0.0,
+            uniform: (f64::from(i / 2) + 0.5) / f64::from(draws),
+        };
+        SampleParams::new(Pick::Draw(draw)).into()
+    });
+    let tokens = cpu::sample(&x.broadcast_to(&[2 * draws, n])?, rows.collect())?;
+    let values = x.to_vec::<f32>()?;
+    let mut left = vec![f32::NEG_INFINITY; values.len()];
+    for token in tokens.to_vec::<u32>()?.into_iter().step_by(2) {
+        left[token as usize] = values[token as usize];
+    }
+    Ok(row(&left))
+}
+
 /// What a stage gives, as often as there are ways to compute it.
 fn outputs(case: &Value, x: &Array) -> Vec<mlx_rs_core::Result<Array>> {
     match case["stage"].as_str().unwrap() {
         "top_p" => {
             let p = f(case, "p");
-            // The kernel for CPUs takes part where there is one, and rows of a batch do as alone.
+            // Rows of a batch do as alone, and the kernel for CPUs as the graph.
             let twice = x.broadcast_to(&[2, x.dim(1).unwrap()]).unwrap();
-            vec![
+            let mut ways = vec![
                 top_p(x, &[p]),
-                cpu::top_p(x, &[p]),
                 top_p(&twice, &[p, 1.0]).and_then(|y| y.slice_axis(0, 0, 1)),
-                cpu::top_p(&twice, &[0.5, p]).and_then(|y| y.slice_axis(0, 1, 2)),
-            ]
+            ];
+            // At 1 the kernel does not filter.
+            if p < 1.0 {
+                ways.push(kernel_top_p(x, p));
+            }
+            ways
         }
         "min_p" => vec![min_p(x, &[f(case, "p")])],
         "top_k" => vec![top_k(x, case["k"].as_u64().unwrap() as usize)],

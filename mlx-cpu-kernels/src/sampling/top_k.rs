@@ -1,4 +1,4 @@
-//! The maximum elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
+//! The greatest elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
 //! and draws a random number for each element. Here one pass over a row finds the candidates.
 
 use std::cell::RefCell;
@@ -143,38 +143,6 @@ pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
     keep_top_k(&mut workspace.candidates, k);
 }
 
-/// The `k` greatest elements of rows, ascending: how far each lies below the maximum, their places,
-/// and `log(sum(exp(x - max)))`. Its input is float32 `[rows, n]`, its output `[rows, 2 k + 1]`.
-pub struct TopK {
-    /// Rows.
-    pub rows: usize,
-    /// Elements of a row.
-    pub n: usize,
-    /// How many of each row.
-    pub k: usize,
-}
-
-impl Work for TopK {
-    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `greatest` passes one array, of float32.
-        let logits: &[f32] = unsafe { inputs[0].as_slice() };
-        let width = 2 * self.k + 1;
-        let rows = logits.chunks_exact(self.n);
-        Workspace::with(|workspace| {
-            for (row, out) in rows.zip(output.chunks_exact_mut(width)) {
-                let (values, rest) = out.split_at_mut(self.k);
-                let (indices, total) = rest.split_at_mut(self.k);
-                let max = rank(Isa::detect(), row, workspace, values, indices);
-                total[0] = log_total(Isa::detect(), row, max, workspace);
-            }
-        });
-    }
-
-    fn outputs(&self) -> usize {
-        self.rows * (2 * self.k + 1)
-    }
-}
-
 /// The greatest elements of a row, as many as `values` has room for, ascending. Returns the
 /// maximum; the values are their distances below it, with their places.
 fn rank(
@@ -250,37 +218,6 @@ impl Work for LogProbs {
     }
 }
 
-/// An element drawn from each row. Its input is float32 `[rows, n]`, its output `[rows]`.
-pub struct Draw {
-    /// Elements of a row.
-    pub n: usize,
-    /// The factor on each row.
-    pub scale: Vec<f32>,
-    /// For each row the number in `[0, 1)` that the running sum of probabilities passes.
-    pub uniform: Vec<f64>,
-}
-
-impl Work for Draw {
-    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `draw` passes one array, of float32.
-        let logits: &[f32] = unsafe { inputs[0].as_slice() };
-        let isa = Isa::detect();
-        let parameters = self.scale.iter().zip(&self.uniform);
-        let rows = logits.chunks_exact(self.n).zip(output).zip(parameters);
-        Workspace::with(|workspace| {
-            for ((row, out), (&by, &uniform)) in rows {
-                workspace.find_block_maxima(isa, row);
-                let max = max_of(&workspace.block_maxima);
-                *out = draw_from(isa, row, Scale { max, by }, uniform, workspace) as f32;
-            }
-        });
-    }
-
-    fn outputs(&self) -> usize {
-        self.scale.len()
-    }
-}
-
 /// The place at which the running sum of the weights passes `uniform` of their total. The row's
 /// peaks are in `workspace`.
 pub(crate) fn draw_from(
@@ -325,3 +262,7 @@ pub(crate) fn pass(weights: impl Iterator<Item = f64>, mut sum: f64, target: f64
     }
     (place, before)
 }
+
+#[cfg(test)]
+#[path = "top_k_tests.rs"]
+mod tests;

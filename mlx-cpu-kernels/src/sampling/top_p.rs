@@ -2,51 +2,13 @@
 //! the bins locate the cut, and only the bin of the cut is sorted.
 
 use crate::isa::Isa;
-use crate::sampling::softmax_pass::{MIN_RELATIVE_LOGIT, Scale, max_of, relative_logit};
+use crate::sampling::softmax_pass::{MIN_RELATIVE_LOGIT, Scale, relative_logit};
 use crate::sampling::top_k::{Candidate, Workspace, ascending, candidates_above, softmax_weights};
-use crate::work::{Input, Work};
 
 /// How far below the maximum the nucleus is looked for, first near, where it mostly ends.
 const REACHES: [f32; 3] = [8.0, 16.0, MIN_RELATIVE_LOGIT];
 
 const BINS: usize = 1024;
-
-/// Rows of logits in which only the nucleus is left, and everything else is minus infinity. Its
-/// input is float32 `[rows, n]`.
-pub struct TopP {
-    /// Elements of a row.
-    pub n: usize,
-    /// The probability that the nucleus of each row reaches.
-    pub p: Vec<f32>,
-}
-
-impl Work for TopP {
-    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `top_p` passes one array, of float32.
-        let logits: &[f32] = unsafe { inputs[0].as_slice() };
-        let rows = logits.chunks_exact(self.n);
-        let isa = Isa::detect();
-        Workspace::with(|workspace| {
-            for ((row, out), &p) in rows.zip(output.chunks_exact_mut(self.n)).zip(&self.p) {
-                workspace.find_block_maxima(isa, row);
-                let max = max_of(&workspace.block_maxima);
-                if max == f32::NEG_INFINITY || p > 1.0 {
-                    out.copy_from_slice(row); // nothing is possible, or all of it stays
-                    continue;
-                }
-                keep_top_p(isa, row, (max, f32::NEG_INFINITY), p, workspace);
-                out.fill(f32::NEG_INFINITY);
-                for &(x, i) in &workspace.candidates {
-                    out[i as usize] = x;
-                }
-            }
-        });
-    }
-
-    fn outputs(&self) -> usize {
-        self.n * self.p.len()
-    }
-}
 
 /// Leaves the nucleus of a row in `workspace.candidates`, in order of place. The row's maximum is
 /// `max`, above minus infinity, and its peaks are in `workspace`. Below `least` nothing is wanted,
@@ -151,38 +113,5 @@ fn cut(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_wanted_changes_nothing_of_the_rest() {
-        let mut state = 3u32;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 24) as f32
-        };
-        // From a few probable tokens to nearly equal ones.
-        for parallel_parts in [40.0f32, 12.0, 6.0, 2.0, 0.5] {
-            let row: Vec<f32> = (0..5000).map(|_| next() * parallel_parts).collect();
-            for p in [0.0, 0.05, 0.5, 0.9, 0.99, 1.0] {
-                for min_p in [0.0f32, 1e-4, 0.02, 0.2, 0.5, 1.0] {
-                    Workspace::with(|workspace| {
-                        let isa = Isa::detect();
-                        workspace.find_block_maxima(isa, &row);
-                        let max = max_of(&workspace.block_maxima);
-                        let least = max + min_p.ln();
-                        let wanted = |workspace: &Workspace| {
-                            let all = workspace.candidates.iter().copied();
-                            all.filter(|f| f.0 >= least).collect::<Vec<_>>()
-                        };
-                        keep_top_p(isa, &row, (max, f32::NEG_INFINITY), p, workspace);
-                        let all = wanted(workspace);
-                        keep_top_p(isa, &row, (max, least), p, workspace);
-                        assert_eq!(wanted(workspace), all, "{parallel_parts} {p} {min_p}");
-                        assert!(!all.is_empty());
-                    });
-                }
-            }
-        }
-    }
-}
+#[path = "top_p_tests.rs"]
+mod tests;

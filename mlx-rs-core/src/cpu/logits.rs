@@ -1,8 +1,7 @@
-//! The maximum elements of long rows, log-probabilities and draws, as operations of MLX's graph.
-//! MLX sorts whole rows and draws a random number for each element; the kernels pass over a row
-//! once.
+//! Log-probabilities of elements of long rows, as an operation of MLX's graph. MLX sorts whole rows;
+//! the kernel passes over a row once.
 
-use mlx_cpu_kernels::{self as kernels, Draw, LogProbs, MAX_ROW_LEN};
+use mlx_cpu_kernels::{LogProbs, MAX_ROW_LEN};
 
 use super::host_op::{self, OpKind};
 use crate::array::Array;
@@ -26,60 +25,6 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
         format!("needs float32 [rows, n], not empty, n at most {MAX_ROW_LEN}"),
     )
     .with_inputs(&[logits]))
-}
-
-/// The maximum elements of each row of `[rows, n]`.
-#[derive(Debug, Clone)]
-pub struct TopK {
-    /// How far each lies below the maximum of its row, ascending: float32 `[rows, k]`.
-    pub values: Array,
-    /// Where each stands: uint32 `[rows, k]`.
-    pub indices: Array,
-    /// `log(sum(exp(x - max)))` of the whole row: float32 `[rows, 1]`. Taken off a value it gives
-    /// the logarithm of its probability.
-    pub log_total: Array,
-}
-
-/// The `k` greatest elements of each row of float32 `[rows, n]`; of equals those behind. On the
-/// CPU.
-///
-/// # Errors
-/// [`ErrorKind::Shape`] when `logits` is of another type or shape; [`ErrorKind::Index`] when `k` is
-/// 0 or more than `n`; MLX's message when the current stream is not on the CPU.
-/// ```
-/// use mlx_rs_core::{Array, Device, Stream, cpu};
-/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-///     let found = cpu::top_k(&Array::from_slice(&[3.0f32, 7.0, 5.0], &[1, 3])?, 2)?;
-///     assert_eq!(found.indices.to_vec::<u32>()?, [2, 1]);
-///     assert_eq!(found.values.to_vec::<f32>()?, [-2.0, 0.0]);
-///     Ok(())
-/// })?;
-/// # Ok::<(), mlx_rs_core::Error>(())
-/// ```
-pub fn top_k(logits: &Array, k: usize) -> Result<TopK> {
-    const OP: &str = "cpu::top_k";
-    let (rows, n) = size(OP, logits)?;
-    if k == 0 || k > n {
-        return Err(Error::new(
-            ErrorKind::Index,
-            OP,
-            format!("{k} elements of rows of {n}; it must be 1 to {n}"),
-        )
-        .with_inputs(&[logits]));
-    }
-    let (rows_i, k_i) = (rows as i32, k as i32); // both were dimensions, or are below one
-    let out = host_op::add(
-        OP,
-        OpKind::Opaque,
-        kernels::TopK { rows, n, k },
-        &[logits],
-        &[rows_i, 2 * k_i + 1],
-    )?;
-    Ok(TopK {
-        values: out.slice_axis(1, 0, k_i)?,
-        indices: out.slice_axis(1, k_i, 2 * k_i)?.astype(Dtype::Uint32)?,
-        log_total: out.slice_axis(1, 2 * k_i, 2 * k_i + 1)?,
-    })
 }
 
 /// Logarithms of probabilities under the softmax of rows `[rows, n]`.
@@ -144,47 +89,6 @@ pub fn log_probabilities(logits: &Array, chosen: &Array, k: usize) -> Result<Log
             .slice_axis(1, k_i + 1, 2 * k_i + 1)?
             .astype(Dtype::Uint32)?,
     })
-}
-
-/// One index (uint32 `[rows]`) of each row of float32 `[rows, n]`, drawn with probabilities
-/// `softmax(logits * scale)`. It is the one at which the running sum passes `uniform`, a number in
-/// `[0, 1)`. `scale` and `uniform` have one value a row. A row of nothing but minus infinity
-/// gives 0. On the CPU.
-///
-/// # Errors
-/// [`ErrorKind::Shape`] when `logits` is of another type or shape, or the parameters are not one a
-/// row; MLX's message when the current stream is not on the CPU.
-/// ```
-/// use mlx_rs_core::{Array, Device, Stream, cpu};
-/// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
-///     // Probabilities of a quarter and three: the running sum passes 0.5 at the second.
-///     let logits = Array::from_slice(&[0.25f32.ln(), 0.75f32.ln()], &[1, 2])?;
-///     assert_eq!(cpu::draw(&logits, &[1.0], &[0.5])?.to_vec::<u32>()?, [1]);
-///     Ok(())
-/// })?;
-/// # Ok::<(), mlx_rs_core::Error>(())
-/// ```
-pub fn draw(logits: &Array, scale: &[f32], uniform: &[f64]) -> Result<Array> {
-    const OP: &str = "cpu::draw";
-    let (rows, n) = size(OP, logits)?;
-    if scale.len() != rows || uniform.len() != rows {
-        return Err(Error::new(
-            ErrorKind::Shape,
-            OP,
-            format!(
-                "{} scales and {} uniform numbers for {rows} rows; each row needs its own",
-                scale.len(),
-                uniform.len()
-            ),
-        )
-        .with_inputs(&[logits]));
-    }
-    let work = Draw {
-        n,
-        scale: scale.to_vec(),
-        uniform: uniform.to_vec(),
-    };
-    host_op::add(OP, OpKind::Opaque, work, &[logits], &[rows as i32])?.astype(Dtype::Uint32)
 }
 
 #[cfg(test)]

@@ -27,7 +27,6 @@ mod recurrence;
 mod sample;
 #[cfg(test)]
 mod tests;
-mod top_p;
 mod vjp;
 
 pub use attention::{HeadNorm, Heads, KvView};
@@ -35,7 +34,7 @@ pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use feature_walk::{FeatureMatrix, FeatureWalk};
 pub use kv_buffer::KvBuffer;
-pub use logits::{LogProbabilities, TopK, draw, log_probabilities, top_k};
+pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
     CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
@@ -46,4 +45,3 @@ pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;
 pub use recurrence::{Memory, MemoryInputs};
 pub use sample::{SampleRow, sample};
-pub use top_p::top_p;

@@ -35,6 +35,26 @@ unary_ops! {
     copy = mlx_copy;
 }
 
+/// Whether two indices of a view may have the same place in memory. Axes with a stride of zero do not
+/// count. It may say so of a view without any, as its condition is the usual one: each stride must
+/// reach over all that the smaller ones do.
+fn overlaps(shape: &[i32], strides: &[i64]) -> bool {
+    let axes = shape.iter().zip(strides);
+    let mut axes: Vec<(u64, u64)> = axes
+        .filter(|&(&d, &stride)| d > 1 && stride != 0)
+        .map(|(&d, &stride)| (stride.unsigned_abs(), u64::from(d.unsigned_abs()) - 1))
+        .collect();
+    axes.sort_unstable();
+    let mut reach = 0u64;
+    for (stride, steps) in axes {
+        if stride <= reach {
+            return true;
+        }
+        reach = reach.saturating_add(stride.saturating_mul(steps));
+    }
+    false
+}
+
 impl Array {
     /// The same values in another shape of equal size; one dimension may be -1, to be inferred.
     ///
@@ -236,6 +256,7 @@ impl Array {
     }
 
     /// A view of the row-major elements with explicit `strides` and `offset`, counted in elements.
+    /// It is a copy when elements of different indices share a place, except by a stride of zero.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -291,7 +312,7 @@ impl Array {
         }
         // MLX fails when it comes to a vector with gaps.
         let this = self.contiguous()?;
-        call::array(op, |out, s| {
+        let view = call::array(op, |out, s| {
             // SAFETY: both slices have the same length; every element lies inside the array.
             unsafe {
                 mlx_sys::mlx_as_strided(
@@ -305,7 +326,13 @@ impl Array {
                     s,
                 )
             }
-        })
+        })?;
+        // MLX 0.30.6 sums such a view in blocks of the stride, which are wider than the result, and
+        // writes behind it.
+        if overlaps(shape, strides) {
+            return view.contiguous();
+        }
+        Ok(view)
     }
 
     /// Cut into `parts` of equal length along `axis`.
@@ -465,6 +492,32 @@ fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::cuts_axes;
+
+    #[test]
+    fn strides_that_share_places() {
+        use super::overlaps;
+        for (shape, strides) in [
+            (&[2, 3][..], &[2i64, 1][..]),
+            (&[2, 3], &[1, 1]),
+            (&[3, 2], &[1, 2]),
+            (&[2, 2, 2], &[1, 4, 1]),
+            (&[2, 3], &[-2, -1]),
+            (&[2, 3], &[i64::MAX, i64::MAX]),
+        ] {
+            assert!(overlaps(shape, strides), "{shape:?} {strides:?}");
+        }
+        for (shape, strides) in [
+            (&[2, 3][..], &[3i64, 1][..]),
+            (&[3, 2], &[1, 3]),
+            (&[2, 3], &[0, 1]),
+            (&[1, 3], &[1, 1]),
+            (&[2, 3], &[-9, 2]),
+            (&[0, 3], &[7, 2]),
+            (&[], &[]),
+        ] {
+            assert!(!overlaps(shape, strides), "{shape:?} {strides:?}");
+        }
+    }
 
     #[test]
     fn only_finer_shapes_cut_axes() {

@@ -34,6 +34,30 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
+    /// The values as 8-bit floats (E4M3) in `uint8`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, array};
+    /// let x = array!([1.0, 300.0])?.to_fp8()?;
+    /// assert_eq!(x.dtype(), Dtype::Uint8);
+    /// assert_eq!(x.from_fp8(Dtype::Float32)?.to_vec::<f32>()?, [1.0, 288.0]); // 3 bits of mantissa
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When MLX refuses the type.
+    pub fn to_fp8(&self) -> Result<Array> {
+        // MLX 0.30.6 reads doubles as if they were float32.
+        let narrow = (self.dtype() == Dtype::Float64).then(|| self.astype(Dtype::Float32));
+        let narrow = narrow.transpose()?;
+        let this = narrow.as_ref().unwrap_or(self);
+        call::array("to_fp8", |out, s| {
+            // SAFETY: all handles are live for the length of the call.
+            unsafe { mlx_sys::mlx_to_fp8(out, this.raw(), s) }
+        })
+        .map_err(|e| e.with_inputs(&[self]))
+    }
+
     /// 8-bit floats (E4M3) in `uint8` as `dtype`; the codes `0x7f` and `0xff` are no numbers.
     ///
     /// ```

@@ -215,16 +215,6 @@ unary_ops! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     at_least_3d = mlx_atleast_3d;
-    /// The values as 8-bit floats (E4M3) in `uint8`.
-    ///
-    /// ```
-    /// use mlx_rs_core::{Dtype, array};
-    /// let x = array!([1.0, 300.0])?.to_fp8()?;
-    /// assert_eq!(x.dtype(), Dtype::Uint8);
-    /// assert_eq!(x.from_fp8(Dtype::Float32)?.to_vec::<f32>()?, [1.0, 288.0]); // 3 bits of mantissa
-    /// # Ok::<(), mlx_rs_core::Error>(())
-    /// ```
-    to_fp8 = mlx_to_fp8;
     /// Absolute value.
     ///
     /// ```

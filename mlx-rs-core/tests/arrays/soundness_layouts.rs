@@ -291,6 +291,62 @@ fn windows_of_vectors_with_gaps() {
 
 /// MLX masks the one copy that broadcast batches share, and writes in front of that of reversed
 /// ones.
+/// MLX 0.30.6 adds up blocks of the stride, which are wider than the result: it wrote behind it.
+#[test]
+fn sums_of_overlapping_windows() {
+    let a = count(&[9]);
+    // Shape, strides, axis.
+    type Window<'a> = (&'a [i32], &'a [i64], i32);
+    let windows: [Window<'_>; 6] = [
+        (&[2, 3], &[2, 1], 0),
+        (&[4, 5], &[1, 1], 0),
+        (&[4, 5], &[1, 1], 1),
+        (&[2, 2, 3], &[1, 2, 1], 1),
+        (&[3, 2, 2], &[0, 2, 3], 1),
+        (&[2, 3], &[-2, 1], 0),
+    ];
+    for (shape, strides, axis) in windows {
+        let offset = if strides[0] < 0 { 2 } else { 0 };
+        for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Int8] {
+            let view = || a.astype(dtype).unwrap().as_strided(shape, strides, offset);
+            let values = view().unwrap().astype(Dtype::Float32).unwrap();
+            let fresh = copied(&values).astype(dtype).unwrap();
+            type Reduce = fn(&Array, i32) -> Result<Array>;
+            let all: [Reduce; 6] = [
+                |a, axis| a.sum(axis, true),
+                |a, axis| a.prod(axis, true),
+                |a, axis| a.max(axis, true),
+                |a, axis| a.std(axis, true, 0),
+                |a, axis| a.argmax(axis, true),
+                |a, axis| a.cumsum(axis, false, true),
+            ];
+            for reduce in all {
+                // Many times: what lay behind the result must not be the heap's own.
+                for _ in 0..20 {
+                    let got = reduce(&view().unwrap(), axis).unwrap();
+                    got.eval().unwrap();
+                    let expected = reduce(&fresh, axis).unwrap();
+                    assert!(
+                        got.array_equal(&expected).unwrap(),
+                        "{shape:?} {strides:?} {dtype}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// MLX 0.30.6 read them as if they were float32.
+#[test]
+fn doubles_as_eight_bit_floats() {
+    let a = count(&[33])
+        .subtract(&Array::scalar(9.0f32).unwrap())
+        .unwrap();
+    let expected = a.to_fp8().unwrap().to_vec::<u8>().unwrap();
+    let doubles = a.astype(Dtype::Float64).unwrap();
+    assert_eq!(doubles.to_fp8().unwrap().to_vec::<u8>().unwrap(), expected);
+}
+
 #[test]
 fn masked_products_of_batches() {
     let random = |shape: &[i32], seed| {

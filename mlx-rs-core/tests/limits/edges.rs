@@ -4,8 +4,8 @@
 
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{
-    Array, Device, Dtype, ErrorKind, QuantMode, Quantized, Result, ScatterMode, Stream, arange,
-    eval, fft, full, linalg, linspace, memory, zeros,
+    Array, Device, Dtype, ErrorKind, QuantMode, Quantized, Result, Stream, eval, linalg, linspace,
+    memory, zeros,
 };
 use proptest::prelude::*;
 
@@ -67,84 +67,6 @@ fn eight_bit_floats_are_numbers_or_not() {
                 *got == want || got.is_nan() && want.is_nan(),
                 "{got} for {code:#x}"
             );
-        }
-    }
-}
-
-#[test]
-fn functions_of_one_and_two_arrays() {
-    limited();
-    type Binary = fn(&Array, &Array) -> Result<Array>;
-    let all: [(&str, Binary); 9] = [
-        ("bitwise_or", Array::bitwise_or),
-        ("bitwise_xor", Array::bitwise_xor),
-        ("not_equal", Array::not_equal),
-        ("greater_equal", Array::greater_equal),
-        ("less_equal", Array::less_equal),
-        ("logical_or", Array::logical_or),
-        ("full_like", |a, b| a.full_like(b, a.dtype())),
-        ("from_fp8", |a, b| {
-            a.astype(Dtype::Uint8)?.from_fp8(b.dtype())
-        }),
-        ("depends", |a, b| {
-            Ok(mlx_rs_core::depends(&[a], &[b])?.remove(0))
-        }),
-    ];
-    for (name, f) in all {
-        for (i, a) in SHAPES.into_iter().enumerate() {
-            for (j, b) in SHAPES.into_iter().enumerate() {
-                let a = array(a, TYPES[(i + j) % TYPES.len()]);
-                settle(
-                    name,
-                    [f(&a, &array(b, a.dtype())), f(&a, &array(b, TYPES[j % 4]))],
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn functions_with_numbers() {
-    limited();
-    type Numbered = fn(&Array, i32, i32) -> Result<Array>;
-    let all: [(&str, Numbered); 17] = [
-        ("squeeze_axis", |a, n, _| a.squeeze_axis(n)),
-        ("repeat_flat", |a, n, _| a.repeat_flat(n)),
-        ("cummin", |a, n, _| a.cummin(n, true, false)),
-        ("argpartition_flat", |a, n, _| a.argpartition_flat(n)),
-        ("full", |a, n, m| full(&[n, m], a, Dtype::Float32)),
-        ("arange", |_, n, m| {
-            arange(0.0, f64::from(n), f64::from(m), Dtype::Int64)
-        }),
-        ("slice_update", |a, n, m| {
-            a.slice_update(a, &[n], &[m], &[1])
-        }),
-        ("gather_axis", |a, n, m| {
-            a.gather_axis(&Array::scalar(n)?, m, &[1])
-        }),
-        ("scatter_axis", |a, n, m| {
-            a.scatter_axis(
-                &Array::vector(&[n])?,
-                &a.expand_dims(0)?,
-                m,
-                ScatterMode::Max,
-            )
-        }),
-        ("ifft", |a, n, m| fft::ifft(a, Some(n), m)),
-        ("fft2", |a, n, m| fft::fft2(a, Some([n, 2]), [m, 0])),
-        ("ifft2", |a, n, m| fft::ifft2(a, Some([2, n]), [0, m])),
-        ("ifftn", |a, n, m| fft::ifftn(a, Some(&[n]), &[m])),
-        ("rfft2", |a, n, m| fft::rfft2(a, None, [n, m])),
-        ("rfftn", |a, n, m| fft::rfftn(a, Some(&[n]), &[m])),
-        ("irfft2", |a, n, m| fft::irfft2(a, Some([n, n]), [m, -1])),
-        ("ifftshift", |a, n, m| fft::ifftshift(a, &[n, m])),
-    ];
-    for (name, f) in all {
-        for (i, shape) in SHAPES.into_iter().enumerate() {
-            let a = array(shape, TYPES[i % TYPES.len()]);
-            for n in NUMBERS {
-                settle(name, NUMBERS.map(|m| f(&a, n, m)));
-            }
         }
     }
 }

@@ -4,5 +4,7 @@
 #[path = "../../../tests/common/alone.rs"]
 mod alone;
 mod edges;
+#[path = "../support/operations.rs"]
+mod operations;
 mod soundness_ops;
 mod soundness_products;

@@ -9,10 +9,12 @@ use mlx_rs_core::linalg::{self, Norm, Triangle};
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{
     All, Array, Conv, Device, Dtype, GridIndexing, Pad, QuantMode, Quantized, Result, ScatterMode,
-    Stream, broadcast_arrays, concatenate, concatenate_flat, einsum, eval, eye, fft, linspace,
-    memory, meshgrid, ones, stack, tri, where_, zeros,
+    Stream, arange, broadcast_arrays, concatenate, concatenate_flat, einsum, eval, eye, fft, full,
+    linspace, memory, meshgrid, ones, stack, tri, where_, zeros,
 };
 use proptest::prelude::*;
+
+use crate::operations::{Call, OPERATIONS, One, of_two};
 
 const SHAPES: [&[i32]; 9] = [
     &[],
@@ -77,89 +79,33 @@ fn two(pair: Result<(Array, Array)>) -> Result<Vec<Array>> {
     Ok(vec![a, b])
 }
 
-type Unary = (&'static str, fn(&Array) -> Result<Array>);
+type Unary = Box<dyn Fn(&Array) -> Result<Array>>;
+type Numbered = Box<dyn Fn(&Array, i32, i32) -> Result<Vec<Array>>>;
 
-macro_rules! list {
-    ($($f:ident),* $(,)?) => { [$((stringify!($f), Array::$f as fn(&Array) -> Result<Array>)),*] };
-}
-
-fn unary() -> Vec<Unary> {
-    let mut all = list![
-        abs,
-        arccos,
-        arccosh,
-        arcsin,
-        arcsinh,
-        arctan,
-        arctanh,
-        at_least_1d,
-        at_least_2d,
-        at_least_3d,
-        bitwise_invert,
-        ceil,
-        conjugate,
-        contiguous,
-        copy,
-        cos,
-        cosh,
-        degrees,
-        erf,
-        erfinv,
-        exp,
-        expm1,
-        floor,
-        gelu,
-        gelu_tanh,
-        imag,
-        is_finite,
-        is_inf,
-        is_nan,
-        is_neg_inf,
-        is_pos_inf,
-        log,
-        log10,
-        log1p,
-        log2,
-        logical_not,
-        negative,
-        radians,
-        real,
-        reciprocal,
-        rsqrt,
-        sigmoid,
-        sign,
-        silu,
-        sin,
-        sinh,
-        sqrt,
-        square,
-        squeeze,
-        stop_gradient,
-        tan,
-        tanh,
-        to_fp8,
-        transpose,
-        sort_flat,
-        argsort_flat,
-        zeros_like,
-        ones_like,
-    ]
-    .to_vec();
-    all.extend([
-        (
-            "all",
-            (|a| a.all(All, false)) as fn(&Array) -> Result<Array>,
-        ),
-        ("sum", |a| a.sum(All, true)),
-        ("prod", |a| a.prod(All, false)),
-        ("mean", |a| a.mean(All, false)),
-        ("max", |a| a.max(All, false)),
-        ("min", |a| a.min(All, true)),
-        ("median", |a| a.median(All, false)),
+/// The functions of one array: those of the table, and those with fixed further arguments.
+fn unary() -> Vec<(&'static str, Unary)> {
+    let mut all: Vec<(&str, Unary)> = Vec::new();
+    for operation in OPERATIONS {
+        all.extend(match operation.call {
+            Call::One(f) => Some((operation.name, Box::new(f) as Unary)),
+            Call::Reduce(f) => Some((
+                operation.name,
+                Box::new(move |a: &Array| f(a, All.into(), true)) as _,
+            )),
+            Call::FourierN(f) => Some((
+                operation.name,
+                Box::new(move |a: &Array| f(a, None, All.into())) as _,
+            )),
+            Call::Shift(f) => Some((
+                operation.name,
+                Box::new(move |a: &Array| f(a, All.into())) as _,
+            )),
+            _ => None,
+        });
+    }
+    let with_arguments: [(&str, One); 22] = [
         ("var", |a| a.var(All, false, 1)),
         ("std", |a| a.std(All, true, i32::MAX)),
-        ("logsumexp", |a| a.logsumexp(All, false)),
-        ("softmax", |a| a.softmax(All, true)),
         ("argmax", |a| a.argmax_flat(true)),
         ("argmin", |a| a.argmin_flat(false)),
         ("nan_to_num", |a| a.nan_to_num(0.0, None, Some(1.0))),
@@ -169,27 +115,17 @@ fn unary() -> Vec<Unary> {
         }),
         ("hadamard", |a| a.hadamard_transform(None)),
         ("einsum", |a| einsum("...i->...", &[a])),
-        ("inv", linalg::inv),
-        ("pinv", linalg::pinv),
         ("eigvals", linalg::eigvals),
         ("eigvalsh", |a| linalg::eigvalsh(a, Triangle::Upper)),
         ("cholesky", |a| linalg::cholesky(a, false)),
-        ("singular_values", linalg::singular_values),
         ("norm", |a| linalg::norm(a, Norm::L2, All, false)),
         ("nuclear", |a| linalg::norm(a, Norm::Nuclear, All, false)),
-        ("fftn", |a| fft::fftn(a, None, All)),
-        ("irfftn", |a| fft::irfftn(a, None, All)),
-        ("fftshift", |a| fft::fftshift(a, All)),
         ("rms_norm", |a| fast::rms_norm(a, None, 1e-5)),
         ("layer_norm", |a| fast::layer_norm(a, None, None, 1e-5)),
         ("attention", |a| {
             fast::scaled_dot_product_attention(a, a, a, 1.0, Mask::Causal)
         }),
         ("matmul", |a| a.matmul(&a.swap_axes(-1, -2)?)),
-        ("matmul with itself", |a| a.matmul(a)),
-        ("inner", |a| a.inner(a)),
-        ("outer", |a| a.outer(a)),
-        ("kron", |a| a.kron(a)),
         ("quantize", |a| {
             Ok(Quantized::quantize(a, 32, 4, QuantMode::Affine)?.weight)
         }),
@@ -203,116 +139,51 @@ fn unary() -> Vec<Unary> {
         ("bernoulli", |a| {
             random::bernoulli(a, a.shape(), &Key::new(1)?)
         }),
-    ]);
+    ];
+    all.extend(with_arguments.map(|(name, f)| (name, Box::new(f) as Unary)));
     all
 }
 
-#[test]
-fn functions_of_one_array() {
-    limited();
-    for (name, f) in unary() {
-        for shape in SHAPES {
-            for dtype in Dtype::ALL {
-                settle(name, one(f(&array(shape, dtype))));
-            }
-        }
+/// The functions of an array and numbers.
+fn numbered() -> Vec<(&'static str, Numbered)> {
+    let mut all: Vec<(&str, Numbered)> = Vec::new();
+    for operation in OPERATIONS {
+        let calls: Vec<Numbered> = match operation.call {
+            Call::One(_) | Call::Two(_) => Vec::new(),
+            Call::Reduce(f) => vec![
+                Box::new(move |a, n, _| one(f(a, n.into(), false))),
+                Box::new(move |a, n, m| one(f(a, (&[n, m]).into(), true))),
+            ],
+            Call::Scan(f) => vec![
+                Box::new(move |a, n, _| one(f(a, n, true, false))),
+                Box::new(move |a, n, _| one(f(a, n, false, true))),
+            ],
+            Call::Axis(f) => vec![Box::new(move |a, n, _| one(f(a, n)))],
+            Call::Numbers(f) => vec![Box::new(move |a, n, m| one(f(a, n, m)))],
+            Call::Fourier(f) => vec![Box::new(move |a, n, m| one(f(a, Some(n), m)))],
+            Call::Fourier2(f) => vec![Box::new(move |a, n, m| one(f(a, Some([n, 2]), [m, 0])))],
+            Call::FourierN(f) => vec![Box::new(move |a, n, m| {
+                one(f(a, Some(&[n]), (&[m]).into()))
+            })],
+            Call::Shift(f) => vec![Box::new(move |a, n, m| one(f(a, (&[n, m]).into())))],
+        };
+        all.extend(calls.into_iter().map(|call| (operation.name, call)));
     }
+    all.extend(with_numbers());
+    all
 }
 
-#[test]
-fn functions_of_two_arrays() {
-    limited();
-    type Binary = fn(&Array, &Array) -> Result<Array>;
-    let all: [(&str, Binary); 30] = [
-        ("add", Array::add),
-        ("subtract", Array::subtract),
-        ("multiply", Array::multiply),
-        ("divide", Array::divide),
-        ("floor_divide", Array::floor_divide),
-        ("remainder", Array::remainder),
-        ("power", Array::power),
-        ("maximum", Array::maximum),
-        ("minimum", Array::minimum),
-        ("arctan2", Array::arctan2),
-        ("logaddexp", Array::logaddexp),
-        ("equal", Array::equal),
-        ("less", Array::less),
-        ("logical_and", Array::logical_and),
-        ("bitwise_and", Array::bitwise_and),
-        ("left_shift", Array::left_shift),
-        ("right_shift", Array::right_shift),
-        ("matmul", Array::matmul),
-        ("inner", Array::inner),
-        ("outer", Array::outer),
-        ("kron", Array::kron),
-        ("is_close", |a, b| a.is_close(b, 1e-5, 1e-8, true)),
-        ("where", |a, b| where_(a, b, a)),
-        ("tensordot", |a, b| a.tensordot(b, 1)),
-        ("concatenate", |a, b| concatenate(&[a, b], 0)),
-        ("stack", |a, b| stack(&[a, b], -1)),
-        ("take_flat", |a, b| a.take_flat(b)),
-        ("solve", linalg::solve),
-        ("cross", |a, b| linalg::cross(a, b, -1)),
-        ("einsum", |a, b| einsum("...i,...i->...i", &[a, b])),
-    ];
-    // One type of each kind, and the widest of each.
-    let types = [
-        Dtype::Bool,
-        Dtype::Uint8,
-        Dtype::Int32,
-        Dtype::Int64,
-        Dtype::Uint64,
-        Dtype::Bfloat16,
-        Dtype::Float32,
-        Dtype::Complex64,
-    ];
-    for (name, f) in all {
-        for a in SHAPES {
-            // Half of the types for each shape; the others come with the next.
-            for (i, d) in types.iter().enumerate().skip(a.len() % 2).step_by(2) {
-                let mut results = Vec::new();
-                for b in SHAPES {
-                    let other = types[(i + a.len() + 3 * b.len()) % types.len()];
-                    let a = array(a, *d);
-                    results.extend(f(&a, &array(b, *d)));
-                    results.extend(f(&a, &array(b, other)));
-                }
-                settle_all(name, results);
-            }
-        }
-    }
-}
-
-#[test]
-fn functions_with_numbers() {
-    limited();
-    type Numbered = fn(&Array, i32, i32) -> Result<Vec<Array>>;
-    let all: [(&str, Numbered); 52] = [
-        ("sum", |a, n, _| one(a.sum(n, false))),
-        ("sum of axes", |a, n, m| one(a.sum(&[n, m], true))),
-        ("max", |a, n, _| one(a.max(n, true))),
-        ("all of axes", |a, n, m| one(a.all(&[n, m], false))),
+/// Functions with numbers whose further arguments differ.
+fn with_numbers() -> Vec<(&'static str, Numbered)> {
+    type Call = fn(&Array, i32, i32) -> Result<Vec<Array>>;
+    let all: [(&str, Call); 39] = [
         ("var", |a, n, m| one(a.var(n, false, m))),
-        ("median", |a, n, m| one(a.median(&[n, m], false))),
-        ("softmax", |a, n, m| one(a.softmax(&[n, m], false))),
         ("argmax", |a, n, _| one(a.argmax(n, true))),
         ("argmin", |a, n, _| one(a.argmin(n, false))),
-        ("cumsum", |a, n, _| one(a.cumsum(n, true, false))),
-        ("cumprod", |a, n, _| one(a.cumprod(n, false, true))),
-        ("cummax", |a, n, _| one(a.cummax(n, true, false))),
-        ("logcumsumexp", |a, n, _| {
-            one(a.logcumsumexp(n, false, false))
-        }),
-        ("sort", |a, n, _| one(a.sort(n))),
-        ("argsort", |a, n, _| one(a.argsort(n))),
-        ("partition", |a, n, m| one(a.partition(n, m))),
-        ("argpartition", |a, n, m| one(a.argpartition(n, m))),
         ("partition_flat", |a, n, _| one(a.partition_flat(n))),
-        ("topk", |a, n, m| one(a.topk(n, m))),
         ("topk_flat", |a, n, _| one(a.topk_flat(n))),
         ("roll", |a, n, m| one(a.roll(n, m))),
         ("roll_axes", |a, n, m| one(a.roll_axes(&[n, m], &[0, 1]))),
-        ("repeat", |a, n, m| one(a.repeat(n, m))),
         ("tile", |a, n, m| one(a.tile(&[n, m]))),
         ("pad", |a, n, m| one(a.pad(&[0], &[n], &[m], Pad::Edge))),
         ("pad axis", |a, n, m| {
@@ -322,9 +193,6 @@ fn functions_with_numbers() {
             "pad_symmetric",
             |a, n, _| one(a.pad_symmetric(n, Pad::Zero)),
         ),
-        ("swap_axes", |a, n, m| one(a.swap_axes(n, m))),
-        ("move_axis", |a, n, m| one(a.move_axis(n, m))),
-        ("flatten", |a, n, m| one(a.flatten(n, m))),
         ("unflatten", |a, n, m| one(a.unflatten(n, &[m, -1]))),
         ("reshape", |a, n, m| one(a.reshape(&[n, m]))),
         ("expand_dims", |a, n, m| one(a.expand_dims_axes(&[n, m]))),
@@ -348,14 +216,102 @@ fn functions_with_numbers() {
         ("broadcast_to", |a, n, m| one(a.broadcast_to(&[n, m, 1]))),
         ("round", |a, n, _| one(a.round(n))),
         ("tensordot", |a, n, m| one(a.tensordot_axes(a, &[n], &[m]))),
-        ("fft", |a, n, m| one(fft::fft(a, Some(n), m))),
         ("norm", |a, n, m| {
             one(linalg::norm(a, Norm::P(f64::from(n)), m, true))
         }),
         ("number_of_elements", |a, n, m| {
             one(a.number_of_elements(&[n, m], true, Dtype::Float32))
         }),
+        ("repeat_flat", |a, n, _| one(a.repeat_flat(n))),
+        ("argpartition_flat", |a, n, _| one(a.argpartition_flat(n))),
+        ("full", |a, n, m| one(full(&[n, m], a, Dtype::Float32))),
+        ("arange", |_, n, m| {
+            one(arange(0.0, f64::from(n), f64::from(m), Dtype::Int64))
+        }),
+        ("slice_update", |a, n, m| {
+            one(a.slice_update(a, &[n], &[m], &[1]))
+        }),
+        ("gather_axis", |a, n, m| {
+            one(a.gather_axis(&Array::scalar(n)?, m, &[1]))
+        }),
+        ("scatter_axis", |a, n, m| {
+            one(a.scatter_axis(
+                &Array::vector(&[n])?,
+                &a.expand_dims(0)?,
+                m,
+                ScatterMode::Max,
+            ))
+        }),
     ];
+    all.map(|(name, f)| (name, Box::new(f) as Numbered)).into()
+}
+
+#[test]
+fn functions_of_one_array() {
+    limited();
+    for (name, f) in unary() {
+        for shape in SHAPES {
+            for dtype in Dtype::ALL {
+                settle(name, one(f(&array(shape, dtype))));
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_of_two_arrays() {
+    limited();
+    type Binary = fn(&Array, &Array) -> Result<Array>;
+    let with_arguments: [(&str, Binary); 11] = [
+        ("is_close", |a, b| a.is_close(b, 1e-5, 1e-8, true)),
+        ("where", |a, b| where_(a, b, a)),
+        ("tensordot", |a, b| a.tensordot(b, 1)),
+        ("concatenate", |a, b| concatenate(&[a, b], 0)),
+        ("stack", |a, b| stack(&[a, b], -1)),
+        ("take_flat", |a, b| a.take_flat(b)),
+        ("cross", |a, b| linalg::cross(a, b, -1)),
+        ("einsum", |a, b| einsum("...i,...i->...i", &[a, b])),
+        ("full_like", |a, b| a.full_like(b, a.dtype())),
+        ("from_fp8", |a, b| {
+            a.astype(Dtype::Uint8)?.from_fp8(b.dtype())
+        }),
+        ("depends", |a, b| {
+            Ok(mlx_rs_core::depends(&[a], &[b])?.remove(0))
+        }),
+    ];
+    // One type of each kind, and the widest of each.
+    let types = [
+        Dtype::Bool,
+        Dtype::Uint8,
+        Dtype::Int32,
+        Dtype::Int64,
+        Dtype::Uint64,
+        Dtype::Bfloat16,
+        Dtype::Float32,
+        Dtype::Complex64,
+    ];
+    let all = of_two().map(|(o, f)| (o.name, f));
+    for (name, f) in all.chain(with_arguments) {
+        for a in SHAPES {
+            // Half of the types for each shape; the others come with the next.
+            for (i, d) in types.iter().enumerate().skip(a.len() % 2).step_by(2) {
+                let mut results = Vec::new();
+                for b in SHAPES {
+                    let other = types[(i + a.len() + 3 * b.len()) % types.len()];
+                    let a = array(a, *d);
+                    results.extend(f(&a, &array(b, *d)));
+                    results.extend(f(&a, &array(b, other)));
+                }
+                settle_all(name, results);
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_with_numbers() {
+    limited();
+    let all = numbered();
     // Every operation meets every shape, every type and every pair of numbers, but not all at once.
     // That would take many minutes on a small machine.
     let types = [Dtype::Float32, Dtype::Int8, Dtype::Complex64];

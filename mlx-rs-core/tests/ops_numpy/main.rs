@@ -4,6 +4,8 @@
 
 mod aliases;
 mod calls;
+#[path = "../support/operations.rs"]
+mod operations;
 
 use std::collections::BTreeMap;
 

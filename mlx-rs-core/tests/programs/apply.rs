@@ -4,9 +4,11 @@ use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::linalg::Triangle;
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{
-    All, Array, Conv, Dtype, Error, ErrorKind, Pad, QuantMode, Quantized, Result, ScatterMode,
-    concatenate, einsum, fft, linalg, stack, where_,
+    All, Array, Axes, Conv, Dtype, Error, ErrorKind, Pad, QuantMode, Quantized, Result,
+    ScatterMode, concatenate, einsum, linalg, stack, where_,
 };
+
+use crate::table::{self, Call};
 
 /// One operation: its name, the values it takes, and its numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,42 +48,17 @@ fn definite(a: &Array) -> Result<Array> {
     product.add(&unit.multiply(&many)?)
 }
 
+/// Whether a step makes a definite matrix of its first argument, which the operation needs.
+fn definite_first(name: &str) -> bool {
+    ["inv", "solve"].contains(&name)
+}
+
 /// Runs a step on its arguments.
 #[allow(clippy::too_many_lines)] // one line or two for each operation
 pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
     let (p, x) = (&step.p, &args[0]);
     let axis = || p[0][0];
     let y = || &args[1];
-    macro_rules! unary {
-        ($($name:ident)*) => {
-            match step.name { $(stringify!($name) => return one(x.$name()),)* _ => {} }
-        };
-    }
-    macro_rules! binary {
-        ($($name:ident)*) => {
-            match step.name { $(stringify!($name) => return one(x.$name(&args[1])),)* _ => {} }
-        };
-    }
-    macro_rules! scan {
-        ($($name:ident)*) => {
-            match step.name {
-                $(stringify!($name) => return one(x.$name(axis(), p[0][1] != 0, p[0][2] != 0)),)*
-                _ => {}
-            }
-        };
-    }
-    // All axes for an empty list.
-    macro_rules! reduce {
-        ($($name:ident)*) => {
-            match step.name {
-                $(stringify!($name) => return one(match &p[0][..] {
-                    [] => x.$name(All, p[1][0] != 0),
-                    axes => x.$name(axes, p[1][0] != 0),
-                }),)*
-                _ => {}
-            }
-        };
-    }
     // Complex numbers that are not numbers have no order.
     let ordered = [
         "sort",
@@ -105,24 +82,37 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         let why = "complex numbers in order";
         return Err(Error::new(ErrorKind::Unsupported, "programs", why));
     }
-    if args.len() > 1 {
-        binary!(add subtract multiply divide maximum minimum logaddexp equal not_equal greater
-            greater_equal less less_equal logical_and logical_or floor_divide remainder power
-            arctan2 bitwise_and bitwise_or bitwise_xor kron matmul inner outer);
+    match table::named(step.name).map(|o| o.call) {
+        Some(Call::One(f)) if !definite_first(step.name) => return one(f(x)),
+        // Beyond the width nothing is told.
+        Some(Call::Two(f)) if step.name.ends_with("_shift") => {
+            let seven = Array::scalar(7i32)?.astype(y().dtype())?;
+            return one(f(x, &y().bitwise_and(&seven)?));
+        }
+        Some(Call::Two(f)) if !definite_first(step.name) => return one(f(x, y())),
+        Some(Call::Scan(f)) => return one(f(x, axis(), p[0][1] != 0, p[0][2] != 0)),
+        Some(Call::Axis(f)) => return one(f(x, axis())),
+        // All axes for an empty list.
+        Some(Call::Reduce(f)) => {
+            let axes = if p[0].is_empty() {
+                Axes::All
+            } else {
+                Axes::Many(&p[0])
+            };
+            return one(f(x, axes, p[1][0] != 0));
+        }
+        Some(Call::Fourier(f)) => return one(f(x, None, axis())),
+        Some(Call::FourierN(f)) => return one(f(x, None, Axes::Many(&p[0]))),
+        Some(Call::Shift(f)) => return one(f(x, Axes::Many(&p[0]))),
+        // The numbers of each have another order.
+        _ => {}
     }
-    unary!(abs negative square sqrt exp log sin cos tanh sigmoid floor ceil sign erf reciprocal
-        rsqrt log1p expm1 arctan logical_not is_nan is_finite real imag conjugate bitwise_invert
-        silu arcsinh cosh sinh tan log2 log10 degrees radians erfinv is_inf contiguous copy arccos
-        arcsin arctanh squeeze sort_flat argsort_flat);
-    scan!(cumsum cumprod cummax cummin logcumsumexp);
-    reduce!(sum prod mean max min all any logsumexp median);
     match step.name {
         "transpose_axes" => one(x.transpose_axes(&p[0])),
         "slice" => one(x.slice(&p[0], &p[1], &p[2])),
         "slice_axis" => one(x.slice_axis(axis(), p[0][1], p[0][2])),
         "broadcast_to" => one(x.broadcast_to(&p[0])),
         "expand_dims" => one(x.expand_dims(axis())),
-        "squeeze_axis" => one(x.squeeze_axis(axis())),
         "reshape" => one(x.reshape(&p[0])),
         "flatten" => one(x.flatten(p[0][0], p[0][1])),
         "split" => x.split(p[0][1], axis()),
@@ -138,15 +128,6 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         "view" => one(x.view(step.dtype)),
         "round" => one(x.round(1)),
         "nan_to_num" => one(x.nan_to_num(1.0, Some(2.0), None)),
-        // Beyond the width nothing is told.
-        "left_shift" | "right_shift" => {
-            let count = y().bitwise_and(&Array::scalar(7i32)?.astype(y().dtype())?)?;
-            one(if step.name == "left_shift" {
-                x.left_shift(&count)
-            } else {
-                x.right_shift(&count)
-            })
-        }
         "is_close" => one(x.is_close(y(), 1e-3, 1e-3, true)),
         "divmod" => x.divmod(y()).map(|(q, r)| vec![q, r]),
         "var" | "std" => {
@@ -162,18 +143,12 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
                 x.std(&axes[..], keep, 0)
             })
         }
-        "softmax" => one(match &p[0][..] {
-            [] => x.softmax(All, true),
-            axes => x.softmax(axes, true),
-        }),
         "norm" => one(match &p[0][..] {
             [] => x.square()?.sum(All, p[1][0] != 0)?.sqrt(),
             axes => x.square()?.sum(axes, p[1][0] != 0)?.sqrt(),
         }),
         "argmax" => one(x.argmax(axis(), p[0][1] != 0)),
         "argmin" => one(x.argmin(axis(), p[0][1] != 0)),
-        "sort" => one(x.sort(axis())),
-        "argsort" => one(x.argsort(axis())),
         // The order beside the rank is not told.
         "partition" => one(x.partition(p[0][1], axis())?.sort(axis())),
         "argpartition" => {
@@ -231,19 +206,11 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
         "triu" => one(x.triu(axis())),
         "conv" => one(x.conv(y(), &conv_of(p))),
         "conv_transpose" => one(x.conv_transpose(y(), &conv_of(p))),
-        "fft" => one(fft::fft(x, None, axis())),
-        "rfft" => one(fft::rfft(x, None, axis())),
-        "irfft" => one(fft::irfft(x, None, axis())),
-        "fftn" => one(fft::fftn(x, None, &p[0][..])),
-        "rfftn" => one(fft::rfftn(x, None, &p[0][..])),
-        "irfftn" => one(fft::irfftn(x, None, &p[0][..])),
-        "fftshift" => one(fft::fftshift(x, &p[0][..])),
         // Signs are not told; their product is.
         "qr" => linalg::qr(x).and_then(|(q, r)| one(q.matmul(&r))),
         "inv" => one(linalg::inv(&definite(x)?)),
         "solve" => one(linalg::solve(&definite(x)?, y())),
         "cholesky" => one(linalg::cholesky(&definite(x)?, p[0][0] != 0)),
-        "singular_values" => one(linalg::singular_values(x)),
         "eigvalsh" => one(linalg::eigvalsh(&definite(x)?, Triangle::Lower)),
         "cross" => one(linalg::cross(x, y(), axis())),
         "lu_factor" => linalg::lu_factor(&definite(x)?).map(|(f, pivots)| vec![f, pivots]),

@@ -10,6 +10,8 @@ mod apply;
 mod judge;
 mod make;
 mod operations;
+#[path = "../support/operations.rs"]
+mod table;
 mod value;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,17 +1,9 @@
 //! The operations of random programs by name and kind.
 
-/// How results of the same operation on the same values in another layout may differ.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Kind {
-    /// Not at all.
-    Exact,
-    /// By the rounding of each element.
-    Element,
-    /// By the order of sums over elements.
-    Sum,
-    /// By the rounding of an algorithm.
-    Long,
-}
+use std::sync::LazyLock;
+
+pub use crate::table::Rounding as Kind;
+use crate::table::{self, Call, Slope, of_one, of_two};
 
 pub const VIEWS: [&str; 20] = [
     "transpose_axes",
@@ -35,115 +27,55 @@ pub const VIEWS: [&str; 20] = [
     "squeeze_axis",
     "slice_axis",
 ];
-pub const UNARY: [&str; 44] = [
-    "abs",
-    "negative",
-    "square",
-    "sqrt",
-    "exp",
-    "log",
-    "sin",
-    "cos",
-    "tanh",
-    "sigmoid",
-    "floor",
-    "ceil",
-    "sign",
-    "erf",
-    "reciprocal",
-    "rsqrt",
-    "log1p",
-    "expm1",
-    "arctan",
-    "logical_not",
-    "is_nan",
-    "is_finite",
-    "real",
-    "imag",
-    "conjugate",
-    "bitwise_invert",
-    "round",
-    "nan_to_num",
-    "silu",
-    "arcsinh",
-    "cosh",
-    "sinh",
-    "tan",
-    "log2",
-    "log10",
-    "degrees",
-    "radians",
-    "erfinv",
-    "is_inf",
-    "contiguous",
-    "copy",
-    "arccos",
-    "arcsin",
-    "arctanh",
-];
-pub const BINARY: [&str; 27] = [
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "maximum",
-    "minimum",
-    "logaddexp",
-    "equal",
-    "not_equal",
-    "greater",
-    "greater_equal",
-    "less",
-    "less_equal",
-    "logical_and",
-    "logical_or",
-    "floor_divide",
-    "remainder",
-    "power",
-    "arctan2",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "left_shift",
-    "right_shift",
-    "is_close",
-    "divmod",
-    "kron",
-];
-pub const REDUCE: [&str; 14] = [
-    "sum",
-    "prod",
-    "mean",
-    "max",
-    "min",
-    "all",
-    "any",
-    "logsumexp",
-    "var",
-    "std",
-    "median",
-    "softmax",
-    "norm",
-    "argmax",
-];
-pub const AXIS: [&str; 16] = [
-    "cumsum",
-    "cumprod",
-    "cummax",
-    "cummin",
-    "logcumsumexp",
-    "sort",
-    "argsort",
-    "partition",
-    "argpartition",
-    "topk",
-    "argmin",
-    "argmax",
-    "roll",
-    "repeat",
-    "sort_flat",
-    "argsort_flat",
-];
+/// Operations of one array that programs do not make: they ask for a square matrix, of which
+/// [`OTHER`] makes a definite one first.
+const NOT_ALONE: [&str; 2] = ["inv", "pinv"];
+
+/// The functions of one array.
+pub static UNARY: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let further = ["round", "nan_to_num"];
+    let all = of_one().map(|(o, _)| o.name);
+    all.chain(further)
+        .filter(|n| !NOT_ALONE.contains(n))
+        .collect()
+});
+
+/// The functions of two arrays with shapes that broadcast.
+pub static BINARY: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    // Their shapes do not broadcast; `OTHER` has them.
+    let products = ["inner", "matmul", "outer", "solve"];
+    let further = ["is_close", "divmod"];
+    let all = of_two().map(|(o, _)| o.name);
+    all.chain(further)
+        .filter(|n| !products.contains(n))
+        .collect()
+});
+
+/// The functions of axes.
+pub static REDUCE: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let further = ["var", "std", "norm", "argmax"];
+    let all = table::OPERATIONS.iter();
+    let all = all.filter(|o| matches!(o.call, Call::Reduce(_)));
+    all.map(|o| o.name).chain(further).collect()
+});
+
+/// The functions of one axis.
+pub static AXIS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let further = [
+        "partition",
+        "argpartition",
+        "topk",
+        "argmin",
+        "argmax",
+        "roll",
+        "repeat",
+    ];
+    let all = table::OPERATIONS.iter();
+    let all = all.filter(|o| matches!(o.call, Call::Scan(_) | Call::Axis(_)));
+    let all = all.map(|o| o.name).filter(|n| !VIEWS.contains(n));
+    all.chain(further).collect()
+});
+
 pub const OTHER: [&str; 54] = [
     "where",
     "clip",
@@ -203,77 +135,41 @@ pub const OTHER: [&str; 54] = [
 pub const RANDOM: [&str; 4] = ["bernoulli", "categorical", "uniform", "permutation"];
 
 pub fn kind(name: &str) -> Kind {
+    if let Some(operation) = table::named(name) {
+        return operation.rounding;
+    }
     match name {
-        "sum" | "mean" | "prod" | "var" | "std" | "norm" | "logsumexp" | "softmax" | "cumsum"
-        | "cumprod" | "logcumsumexp" | "matmul" | "addmm" | "inner" | "tensordot" | "einsum"
-        | "conv" | "conv_transpose" | "rms_norm" | "layer_norm" | "attention" | "hadamard"
-        | "quantized_matmul" | "gather_mm" | "block_masked_mm" | "segmented_mm" | "scatter"
-        | "scatter_add_axis" | "outer" | "kron" | "median" => Kind::Sum,
-        "fft" | "rfft" | "irfft" | "fftn" | "rfftn" | "irfftn" | "qr" | "inv" | "solve"
-        | "cholesky" | "singular_values" | "lu_factor" => Kind::Long,
-        "exp" | "log" | "sin" | "cos" | "tanh" | "sigmoid" | "erf" | "reciprocal" | "rsqrt"
-        | "log1p" | "expm1" | "arctan" | "silu" | "arcsinh" | "cosh" | "sinh" | "tan" | "log2"
-        | "log10" | "erfinv" | "logaddexp" | "divide" | "power" | "arctan2" | "sqrt" | "cross"
-        | "rope" | "arccos" | "arcsin" | "arctanh" | "square" | "multiply" | "abs"
-        | "remainder" | "floor_divide" | "divmod" => Kind::Element,
+        "var" | "std" | "norm" | "addmm" | "tensordot" | "einsum" | "conv" | "conv_transpose"
+        | "rms_norm" | "layer_norm" | "attention" | "hadamard" | "quantized_matmul"
+        | "gather_mm" | "block_masked_mm" | "segmented_mm" | "scatter" | "scatter_add_axis" => {
+            Kind::Sum
+        }
+        "qr" | "cholesky" | "lu_factor" => Kind::Long,
+        "cross" | "rope" | "divmod" => Kind::Element,
         _ => Kind::Exact,
     }
 }
 
 /// Operations that are smooth wherever they are defined.
 pub fn is_smooth(name: &str) -> bool {
+    if let Some(operation) = table::named(name) {
+        return operation.slope == Slope::Everywhere;
+    }
     matches!(
         name,
         "transpose_axes"
             | "slice"
             | "broadcast_to"
             | "expand_dims"
-            | "squeeze"
             | "reshape"
-            | "flatten"
             | "split"
             | "split_at"
             | "as_strided"
-            | "swap_axes"
-            | "move_axis"
             | "diagonal"
             | "unflatten"
-            | "squeeze_axis"
             | "slice_axis"
-            | "negative"
-            | "square"
-            | "exp"
-            | "sin"
-            | "cos"
-            | "tanh"
-            | "sigmoid"
-            | "arctan"
-            | "silu"
-            | "arcsinh"
-            | "cosh"
-            | "sinh"
-            | "degrees"
-            | "radians"
-            | "contiguous"
-            | "copy"
-            | "add"
-            | "subtract"
-            | "multiply"
-            | "logaddexp"
-            | "sum"
-            | "prod"
-            | "mean"
-            | "logsumexp"
             | "var"
-            | "softmax"
-            | "max"
-            | "min"
-            | "cumsum"
-            | "cumprod"
-            | "logcumsumexp"
-            | "sort"
             | "roll"
-            | "repeat"
             | "where"
             | "take"
             | "take_clamped"
@@ -290,34 +186,20 @@ pub fn is_smooth(name: &str) -> bool {
             | "stack"
             | "pad"
             | "tile"
-            | "matmul"
             | "addmm"
-            | "inner"
-            | "outer"
             | "tensordot"
             | "einsum"
             | "tril"
             | "triu"
             | "cross"
-            | "kron"
             | "rms_norm"
             | "layer_norm"
             | "rope"
             | "attention"
             | "block_masked_mm"
-            | "maximum"
-            | "minimum"
-            | "abs"
-            | "divide"
-            | "topk"
-            | "sort_flat"
-            | "cummax"
-            | "cummin"
-            | "median"
             | "std"
             | "norm"
             | "segmented_mm"
-            | "expm1"
             | "clip"
             | "hadamard"
     )

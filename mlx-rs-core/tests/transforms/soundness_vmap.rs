@@ -396,6 +396,9 @@ fn empty_batches_have_empty_results() -> Result<()> {
 
 /// Results that MLX's rules got right by luck, in memory that was there by luck, end the process
 /// here: the heap is checked, and freed memory has other contents.
+///
+/// valgrind sees more. With `RUST_MIN_STACK=300000000` these tests take it a minute, since no
+/// transform then needs a stack of its own, whose 256 MiB it would mark each time.
 #[test]
 fn a_checked_heap_stays_whole() {
     if std::env::var_os("SOUNDNESS_VMAP_CHILD").is_some() {

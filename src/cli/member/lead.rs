@@ -237,7 +237,9 @@ impl BatchSession for LedSession {
             return Err(alone("replies to prompts that are no tokens"));
         };
         if !options.constraints.logits_processors.is_empty() {
-            return Err(alone("replies with logits processors"));
+            return Err(alone(
+                "replies with logits processors, such as a budget of thinking",
+            ));
         }
         options.check_interrupt()?;
         let shared = options.clone().with_interrupt(Interrupt::new());

@@ -16,7 +16,7 @@ use crate::api::{Work, prepare, randomness};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
-use types::{CountRequest, MessagesRequest};
+use types::{CountRequest, MessagesRequest, Thinking};
 
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/messages", request_body = MessagesRequest, responses(
@@ -32,12 +32,21 @@ pub(crate) async fn create(
     let options = options(&app, model, &request)?;
     let mut options = prepare::finish_options(&app, options, arrived)?;
     let asked = request.max_tokens;
+    let budget = request.thinking.as_ref().and_then(Thinking::budget);
     let streamed = request.stream.unwrap_or(false);
     let (prompt, choice) = conversation(model, request.into())?;
     choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
     let (place, mut prepared) = prepare::chat(&app, model, places, prompt).await?;
     choice.apply(&app, model, &mut prepared, &mut options)?;
+    // A reply that must match a grammar has no reasoning.
+    if let Some(budget) = budget.filter(|_| options.constraints.grammar.is_none())
+        && let Some(marks) = model.format().reasoning_marks(&prepared.request)
+    {
+        let bound = crate::reply::bound(model.model(), marks, budget);
+        let bound = bound.map_err(|e| ApiError::of_engine(&e))?;
+        options.constraints.logits_processors.extend(bound);
+    }
     let tokens = prepared.ids.len();
     let most = prepare::reply_tokens(&app, model, tokens, Some(asked));
     let options = options.with_max_tokens(most);

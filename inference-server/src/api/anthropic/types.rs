@@ -103,8 +103,15 @@ impl From<MessagesRequest> for CountRequest {
 pub(crate) struct Thinking {
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// Below `max_tokens`. Thinking is not cut at it.
+    /// The most tokens of thinking, below `max_tokens`.
     pub(crate) budget_tokens: Option<usize>,
+}
+
+impl Thinking {
+    /// The most tokens of thinking, where it is on.
+    pub(crate) fn budget(&self) -> Option<usize> {
+        self.budget_tokens.filter(|_| self.kind == "enabled")
+    }
 }
 
 /// Which tools may or must be called.

@@ -15,7 +15,7 @@ use super::time;
 use super::types::{self, ChatRequest, GenerateRequest, Rest};
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Call, Calls, End, Item, Reply};
-use crate::api::{Work, prepare};
+use crate::api::{Maybe, prepare};
 use crate::app::App;
 use crate::engine::Places;
 use crate::error::{ApiError, Family};
@@ -42,13 +42,15 @@ enum Ask {
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn chat(
     State(app): State<App>,
-    Work(request, places): Work<ChatRequest>,
+    asked: Maybe<ChatRequest>,
 ) -> Result<Response, ApiError> {
+    let request = asked.request;
     let keep = request.rest.check()?;
     let name = request.model.as_deref();
     if request.messages.is_empty() {
         return load(&app, name, keep, Shape::Chat).await;
     }
+    let places = prepare::place(&app, asked.places)?;
     let model = &app.models.get(name, keep).await?;
     let mut prompt = ChatPrompt::new(types::messages(request.messages)?);
     prompt.tools = request.tools.unwrap_or_default();
@@ -64,8 +66,9 @@ pub(crate) async fn chat(
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn generate(
     State(app): State<App>,
-    Work(request, places): Work<GenerateRequest>,
+    asked: Maybe<GenerateRequest>,
 ) -> Result<Response, ApiError> {
+    let request = asked.request;
     let keep = request.rest.check()?;
     let text = |text: &Option<String>| text.as_ref().is_some_and(|t| !t.is_empty());
     let some = |value: &Option<Value>| match value {
@@ -88,6 +91,7 @@ pub(crate) async fn generate(
     if request.prompt.is_empty() {
         return load(&app, name, keep, Shape::Generate).await;
     }
+    let places = prepare::place(&app, asked.places)?;
     let model = &app.models.get(name, keep).await?;
     let ask = if request.raw == Some(true) || !model.info().has_chat_template {
         Ask::Raw(request.prompt)

@@ -1,0 +1,139 @@
+//! The table of loaded models: which requests hold one, and when it goes. `registry.rs` loads and
+//! unloads them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::ServedModel;
+use super::registry::{Hold, KeepAlive, Lease, Models, Outcome};
+
+/// For which a model stays after it was loaded, though no request came to use it.
+const FIRST_USE: Duration = Duration::from_secs(10);
+
+/// A loaded model.
+pub(super) struct Resident {
+    pub(super) key: u64,
+    pub(super) model: Arc<ServedModel>,
+    /// It stays as long as the server runs.
+    pub(super) pinned: bool,
+    /// It must go, and takes no new requests.
+    retired: bool,
+    pub(super) leases: usize,
+    pub(super) keep: KeepAlive,
+    /// When its last request ended.
+    pub(super) idle_since: Instant,
+    /// No sooner is it unloaded for being idle.
+    pub(super) not_before: Instant,
+}
+
+impl Resident {
+    /// When it is unloaded if no request comes; `None` is never.
+    pub(super) fn expires(&self) -> Option<Instant> {
+        let keep = self.keep.filter(|_| !self.pinned)?;
+        // Beyond what a clock can say is never.
+        let at = self.idle_since.checked_add(keep)?;
+        Some(at.max(self.not_before))
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Table {
+    /// In the order in which they were loaded.
+    pub(super) residents: Vec<Resident>,
+    pub(super) loading: HashMap<String, watch::Receiver<Outcome>>,
+    keys: u64,
+}
+
+/// A name without the tag that Ollama's clients add.
+pub(super) fn bare(name: &str) -> Option<&str> {
+    name.strip_suffix(":latest")
+}
+
+impl Table {
+    pub(super) fn add(&mut self, model: Arc<ServedModel>, pinned: bool, keep: KeepAlive) -> u64 {
+        self.keys += 1;
+        let now = Instant::now();
+        self.residents.push(Resident {
+            key: self.keys,
+            model,
+            pinned,
+            retired: false,
+            leases: 0,
+            keep,
+            idle_since: now,
+            not_before: now + FIRST_USE,
+        });
+        self.keys
+    }
+
+    /// A model that takes requests.
+    pub(super) fn find(&mut self, name: &str) -> Option<&mut Resident> {
+        let of = |wanted: &str| {
+            let mut all = self.residents.iter();
+            all.position(|r| !r.retired && r.model.id == wanted)
+        };
+        let at = of(name).or_else(|| of(bare(name)?))?;
+        self.residents.get_mut(at)
+    }
+
+    pub(super) fn lease(
+        &mut self,
+        name: &str,
+        keep: KeepAlive,
+        models: &Weak<Models>,
+    ) -> Option<Lease> {
+        let resident = self.find(name)?;
+        resident.keep = keep;
+        let key = resident.key;
+        self.lease_of(key, models)
+    }
+
+    pub(super) fn lease_of(&mut self, key: u64, models: &Weak<Models>) -> Option<Lease> {
+        let resident = self.residents.iter_mut().find(|r| r.key == key)?;
+        resident.leases += 1;
+        Some(Lease(Arc::new(Hold {
+            models: Weak::clone(models),
+            key,
+            model: Arc::clone(&resident.model),
+        })))
+    }
+
+    /// How many models are loaded that may be unloaded.
+    pub(super) fn movable(&self) -> usize {
+        self.residents.iter().filter(|r| !r.pinned).count()
+    }
+
+    pub(super) fn is_idle(&self, key: u64) -> bool {
+        let mut residents = self.residents.iter();
+        residents
+            .find(|r| r.key == key)
+            .is_none_or(|r| r.leases == 0)
+    }
+
+    /// Retires a model: an idle one that was used the longest ago, else the one that was.
+    pub(super) fn retire(&mut self) -> Option<u64> {
+        let movable = self.residents.iter_mut().filter(|r| !r.pinned);
+        let resident = movable.min_by_key(|r| (r.leases > 0, r.idle_since))?;
+        resident.retired = true;
+        Some(resident.key)
+    }
+
+    /// A model whose time is over, and else when the next one's will be.
+    pub(super) fn due(&self) -> (Option<u64>, Option<Instant>) {
+        let idle = self
+            .residents
+            .iter()
+            .filter(|r| r.leases == 0 && !r.retired);
+        let first = idle
+            .filter_map(|r| Some((r.expires()?, r.key)))
+            .min_by_key(|(at, _)| *at);
+        match first {
+            Some((at, key)) if at <= Instant::now() => (Some(key), None),
+            Some((at, _)) => (None, Some(at)),
+            None => (None, None),
+        }
+    }
+}

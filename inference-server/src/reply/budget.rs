@@ -1,0 +1,206 @@
+//! A bound on the tokens of reasoning. At the bound a reply is made to end its reasoning, in the
+//! model's own format, and goes on with its answer.
+
+use std::sync::Arc;
+
+use inference::{LogitsProcessor, LogitsProcessorFactory, Result, TextModel};
+
+/// How a format marks reasoning.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningMarks {
+    /// Begins reasoning.
+    pub open: String,
+    /// Ends it.
+    pub close: String,
+    /// What a reply is made to say where its reasoning is cut. It begins with what ends reasoning.
+    pub ending: String,
+    /// The same for one that reasons again after it was cut.
+    pub last_ending: String,
+    /// Reasoning may begin after content, too.
+    pub anywhere: bool,
+    /// The prompt begins reasoning.
+    pub is_open: bool,
+}
+
+impl ReasoningMarks {
+    /// Marks of reasoning that comes before all content, and that the reply begins.
+    pub fn new(open: impl Into<String>, close: impl Into<String>) -> Self {
+        let close = close.into();
+        let ending = format!("{close}\n\n");
+        Self {
+            open: open.into(),
+            close,
+            last_ending: ending.clone(),
+            ending,
+            anywhere: false,
+            is_open: false,
+        }
+    }
+}
+
+/// Tokens at the end of a reply that are searched for a mark.
+const TAIL: usize = 32;
+
+/// Bounds the reasoning of replies of `model` to `most` tokens, marks not counted.
+///
+/// # Errors
+/// When the model's tokenizer does not encode the marks.
+pub(crate) fn bound(
+    model: &Arc<dyn TextModel>,
+    marks: ReasoningMarks,
+    most: usize,
+) -> Result<Option<LogitsProcessorFactory>> {
+    let Some(tokens) = model.as_token_model() else {
+        return Ok(None);
+    };
+    let open = tokens.encode(&marks.open, false)?;
+    let close = tokens.encode(&marks.close, false)?;
+    let ending = tokens.encode(&marks.ending, false)?;
+    let last_ending = tokens.encode(&marks.last_ending, false)?;
+    let (model, marks) = (Arc::clone(model), Arc::new(marks));
+    let make = move || Budget {
+        model: Arc::clone(&model),
+        marks: Arc::clone(&marks),
+        open: open.clone(),
+        close: close.clone(),
+        ending: ending.clone(),
+        last_ending: last_ending.clone(),
+        most,
+        spent: 0,
+        seen: 0,
+        state: match marks.is_open {
+            true => State::Open { from: 0 },
+            false => State::Waiting { from: 0 },
+        },
+    };
+    Ok(Some(LogitsProcessorFactory::new(make)))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// No reasoning since this token of the reply.
+    Waiting { from: usize },
+    /// Reasoning since this token.
+    Open { from: usize },
+    /// As many tokens of the ending are said.
+    Ending { said: usize },
+    /// None can come any more.
+    Over,
+}
+
+struct Budget {
+    model: Arc<dyn TextModel>,
+    marks: Arc<ReasoningMarks>,
+    open: Vec<u32>,
+    close: Vec<u32>,
+    /// What is said next where reasoning is cut.
+    ending: Vec<u32>,
+    last_ending: Vec<u32>,
+    /// Tokens that reasoning may have, and has.
+    most: usize,
+    spent: usize,
+    /// Tokens of the reply that were read.
+    seen: usize,
+    state: State,
+}
+
+impl Budget {
+    /// Whether a mark ends these tokens: as its own tokens, or in their text, since a tokenizer may
+    /// join a part of a mark with what stands beside it.
+    fn ends_with(&self, tokens: &[u32], ids: &[u32], mark: &str) -> Result<bool> {
+        if !ids.is_empty() && tokens.ends_with(ids) {
+            return Ok(true);
+        }
+        Ok(self.text(tokens)?.contains(mark))
+    }
+
+    /// The text of the last tokens, without special ones.
+    fn text(&self, tokens: &[u32]) -> Result<String> {
+        match self.model.as_token_model() {
+            Some(model) => model.decode(&tokens[tokens.len().saturating_sub(TAIL)..]),
+            None => Ok(String::new()),
+        }
+    }
+
+    /// Reads the token before `end`.
+    fn read(&mut self, reply: &[u32], end: usize) -> Result<()> {
+        self.state = match self.state {
+            State::Waiting { from } => {
+                let tokens = &reply[from..end];
+                if self.ends_with(tokens, &self.open, &self.marks.open)? {
+                    State::Open { from: end }
+                } else if self.marks.anywhere {
+                    self.state
+                } else {
+                    // Content ends the time in which reasoning can begin.
+                    let text = self.text(tokens)?;
+                    match self.marks.open.starts_with(text.trim()) {
+                        true => self.state,
+                        false => State::Over,
+                    }
+                }
+            }
+            State::Open { from } => {
+                if self.ends_with(&reply[from..end], &self.close, &self.marks.close)? {
+                    // Its other tokens counted when they came.
+                    self.spent = self
+                        .spent
+                        .saturating_sub(self.close.len().saturating_sub(1));
+                    self.closed(end)
+                } else {
+                    self.spent += 1;
+                    self.state
+                }
+            }
+            State::Ending { said } if said + 1 < self.ending.len() => {
+                State::Ending { said: said + 1 }
+            }
+            State::Ending { .. } => {
+                self.ending.clone_from(&self.last_ending);
+                self.closed(end)
+            }
+            State::Over => State::Over,
+        };
+        Ok(())
+    }
+
+    /// Whether the closing mark is half written.
+    fn is_closing(&self, tokens: &[u32]) -> Result<bool> {
+        let text = self.text(tokens)?;
+        let mark = &self.marks.close;
+        let mut parts = mark.char_indices().skip(1).map(|(at, _)| &mark[..at]);
+        Ok(self.close.len() > 1 && parts.any(|part| text.ends_with(part)))
+    }
+
+    fn closed(&self, end: usize) -> State {
+        match self.marks.anywhere {
+            true => State::Waiting { from: end },
+            false => State::Over,
+        }
+    }
+}
+
+impl LogitsProcessor for Budget {
+    fn process(&mut self, _: &[u32], reply: &[u32], logits: &mut [f32]) -> Result<()> {
+        while self.seen < reply.len() {
+            self.seen += 1;
+            self.read(reply, self.seen)?;
+        }
+        if let State::Open { from } = self.state
+            && self.spent >= self.most
+            && !self.is_closing(&reply[from..])?
+        {
+            self.state = State::Ending { said: 0 };
+        }
+        if let State::Ending { said } = self.state
+            && let Some(&id) = self.ending.get(said)
+            && let Some(logit) = logits.get(id as usize).copied()
+        {
+            logits.fill(f32::NEG_INFINITY);
+            // Any finite number is certain now.
+            logits[id as usize] = if logit.is_finite() { logit } else { 0.0 };
+        }
+        Ok(())
+    }
+}

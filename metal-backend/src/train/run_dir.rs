@@ -1,0 +1,97 @@
+//! The directory of a run: what may lie there at its start, and how saves replace the files of
+//! earlier ones.
+
+use std::path::Path;
+
+use inference::{Error, ErrorKind, Result};
+
+use super::report::{EVENTS_PREFIX, METRICS_FILE};
+use super::run::Start;
+use super::state;
+use super::train_log::PLOT_FILE;
+use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
+
+/// Refuses a directory in which a run of this kind cannot start. It needs no model, so a program
+/// can ask before it fetches one.
+///
+/// # Errors
+/// [`ErrorKind::Io`] for [`Start::Fresh`] where an adapter lies, [`ErrorKind::InvalidOption`] for
+/// [`Start::Resume`] where no run was saved.
+pub fn check_start(dir: &Path, start: Start) -> Result<()> {
+    match start {
+        Start::Resume if !dir.join(state::STATE_FILE).is_file() => {
+            let message = format!(
+                "there is no {} here to resume from; begin without resume",
+                state::STATE_FILE
+            );
+            Err(Error::new(ErrorKind::InvalidOption, message).with_path(dir))
+        }
+        Start::Fresh => match [state::STATE_FILE, WEIGHTS_FILE, CONFIG_FILE]
+            .into_iter()
+            .find(|name| dir.join(name).exists())
+        {
+            Some(name) => Err(Error::new(
+                ErrorKind::Io,
+                format!(
+                    "the directory holds {name} of an earlier run; --resume goes on with that run, --overwrite \
+                     replaces it"
+                ),
+            )
+            .with_path(dir)),
+            None => Ok(()),
+        },
+        Start::Resume | Start::Overwrite => Ok(()),
+    }
+}
+
+/// Removes what only the earlier run can go on from, so that nothing mixes both runs. The adapter
+/// itself stays until the first save replaces it.
+pub(super) fn remove_earlier(dir: &Path) -> Result<()> {
+    let failed = |path: &Path, e: std::io::Error| {
+        Error::new(ErrorKind::Io, "cannot remove the file")
+            .with_path(path)
+            .with_source(e)
+    };
+    let entries = std::fs::read_dir(dir).map_err(|e| failed(dir, e))?;
+    for entry in entries {
+        let entry = entry.map_err(|e| failed(dir, e))?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let numbered = name
+            .strip_suffix(WEIGHTS_FILE)
+            .and_then(|front| front.strip_suffix('_'))
+            .is_some_and(|n| n.len() == 7 && n.bytes().all(|b| b.is_ascii_digit()));
+        let told = name == METRICS_FILE || name.starts_with(EVENTS_PREFIX);
+        if numbered || told || name == state::STATE_FILE || name == PLOT_FILE {
+            std::fs::remove_file(entry.path()).map_err(|e| failed(&entry.path(), e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts a file that is whole in its place.
+pub(super) fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
+    let to = dir.join(name);
+    std::fs::rename(work.join(name), &to).map_err(|e| {
+        Error::new(ErrorKind::Io, "cannot put the file in its place")
+            .with_path(&to)
+            .with_source(e)
+    })
+}
+
+/// Adds the adapter that was just saved under the number of its step. The adapter's file is
+/// replaced and never changed, so that another name for it is as good as a copy.
+pub(super) fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
+    let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
+    let failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Io, "cannot keep the adapter of this step")
+            .with_path(&path)
+            .with_source(e)
+    };
+    let fresh = work.join("numbered");
+    let from = dir.join(WEIGHTS_FILE);
+    std::fs::hard_link(&from, &fresh)
+        .or_else(|_| std::fs::copy(&from, &fresh).map(drop))
+        .and_then(|()| std::fs::rename(&fresh, &path))
+        .map_err(failed)
+}

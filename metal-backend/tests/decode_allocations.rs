@@ -1,0 +1,117 @@
+//! Heap allocations that Rust makes for one token of a reply, counted over all threads: of one
+//! request, and of a batch. They are bounded, and do not grow with the position. What MLX allocates
+//! in C++ (nodes of graphs, arrays) is not counted: it does not go through Rust's allocator.
+//!
+//! A binary of its own with one test, since the count is of the whole process.
+
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+
+use inference::{BatchEvent, GenerateOptions, LoadOptions, Prompt, TextModel};
+use metal_backend as _;
+use mlx_cpu_kernels::testing::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const PROMPT: u32 = 12;
+/// Tokens of a reply; with the prompt they fill most of the fixtures' context of 256.
+const TOKENS: usize = 224;
+fn open(name: &str) -> Box<dyn TextModel> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny");
+    let load = LoadOptions::new().with_backend("cpu");
+    inference::load_model(path.join(name), &load).unwrap()
+}
+
+fn prompt(row: u32) -> Prompt {
+    Prompt::Tokens((0..PROMPT).map(|i| 5 + (i * 7 + row) % 90).collect())
+}
+
+fn greedy() -> GenerateOptions {
+    GenerateOptions::new()
+        .with_max_tokens(TOKENS)
+        .with_ignore_eos(true)
+}
+
+fn sampled() -> GenerateOptions {
+    greedy()
+        .with_temperature(0.8)
+        .with_top_k(40)
+        .with_top_p(0.9)
+        .with_repeat_penalty(1.1)
+        .with_seed(1)
+}
+
+/// Allocations until each token of a reply.
+fn of_stream(model: &dyn TextModel, options: &GenerateOptions) -> Vec<usize> {
+    let mut at = Vec::with_capacity(TOKENS);
+    for token in model.generate(&prompt(0), options).unwrap() {
+        drop(token.unwrap());
+        at.push(CountingAllocator::of_process());
+    }
+    assert_eq!(at.len(), TOKENS);
+    at
+}
+
+/// Allocations until the end of each step of a batch with as many rows.
+fn of_batch(model: &dyn TextModel, rows: u32) -> Vec<usize> {
+    let mut session = model.batch_session().unwrap();
+    for row in 0..rows {
+        session.add(&prompt(row), &greedy()).unwrap();
+    }
+    let mut at = Vec::with_capacity(2 * TOKENS);
+    while !session.is_empty() {
+        for event in session.step().unwrap() {
+            if let BatchEvent::Failed { error, .. } = event {
+                panic!("{error}");
+            }
+        }
+        at.push(CountingAllocator::of_process());
+    }
+    assert!(at.len() >= TOKENS);
+    at
+}
+
+/// Allocations of a step on average, of the steps in a third of the reply.
+fn mean(at: &[usize], third: usize) -> f64 {
+    let (first, last) = (third * TOKENS / 3, (third + 1) * TOKENS / 3 - 2);
+    (at[last] - at[first]) as f64 / (last - first) as f64
+}
+
+/// Bounds are a few percent above what was counted with 1, 2 and 8 threads, and with every
+/// instruction set: 142, 151 and 336 for the first model.
+#[test]
+fn a_token_takes_few_allocations_at_every_position() {
+    for (name, one, batch_of_one, batch_of_four) in [
+        ("llama-q4", 150.0, 160.0, 355.0),
+        ("qwen3", 162.0, 171.0, 365.0),
+        ("xlstm-q4", 373.0, 382.0, 715.0),
+    ] {
+        let model = open(name);
+        let model = model.as_ref();
+        // The first reply fills what threads keep.
+        of_stream(model, &greedy());
+        for (what, at, most) in [
+            ("one reply", of_stream(model, &greedy()), one),
+            ("a sampled reply", of_stream(model, &sampled()), one),
+            ("a batch of 1", of_batch(model, 1), batch_of_one),
+            ("a batch of 4", of_batch(model, 4), batch_of_four),
+        ] {
+            // Attention over few keys does not divide them, which is less.
+            let [_, middle, late] = [0, 1, 2].map(|third| mean(&at, third));
+            println!("{name}, {what}: {middle:.1}, later {late:.1}");
+            assert!(
+                late <= 1.01 * middle + 3.0,
+                "{name}, {what}: a step allocates {middle:.1} times, and later {late:.1} times"
+            );
+            // Without the kernels MLX's operations are called one by one.
+            if mlx_rs_core::cpu::enabled() {
+                assert!(
+                    middle <= most,
+                    "{name}, {what}: a step allocates {middle:.1} times, more than {most}"
+                );
+            }
+        }
+    }
+}
