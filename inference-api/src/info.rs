@@ -37,6 +37,9 @@ pub struct ModelInfo {
     pub device: String,
     /// The type it computes in.
     pub compute_type: Option<ComputeType>,
+    /// What inputs of quantized matrices become in prompts, such as `float32` or `int8`; `None` where
+    /// the backend does not say.
+    pub prompts: Option<String>,
     /// Whether it knows how to format a conversation.
     pub has_chat_template: bool,
 }

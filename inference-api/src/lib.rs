@@ -101,8 +101,8 @@ pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCal
 pub use metrics::GenerateMetrics;
 pub use options::{
     ComputeType, ConstraintOptions, FeedForwardPlan, FeedForwardStrategy, GenerateOptions,
-    LoadOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplingOptions,
-    SpeculativeOptions, Split, StopOptions,
+    LoadOptions, OutputOptions, PenaltyOptions, Precision, PrefillOptions, Progress,
+    SamplingOptions, SpeculativeOptions, Split, StopOptions,
 };
 pub use prompt_cache::PromptCacheModel;
 pub use registry::{

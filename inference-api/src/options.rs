@@ -34,7 +34,7 @@ pub use groups::{
     ConstraintOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplingOptions,
     SpeculativeOptions, StopOptions,
 };
-pub use load::{ComputeType, LoadOptions, Split};
+pub use load::{ComputeType, LoadOptions, Precision, Split};
 
 fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))

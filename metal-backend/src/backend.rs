@@ -4,7 +4,7 @@ use std::path::Path;
 
 use inference::{
     Backend, Capabilities, ComputeType, Error, ErrorKind, FeedForwardPlan, LoadOptions, ModelInfo,
-    Result, Split, TextModel,
+    Precision, Result, Split, TextModel,
 };
 use inference_formats::footprint::{Footprint, WeightStorage};
 use mlx_rs_core::distributed::Group;
@@ -21,7 +21,7 @@ use crate::checkpoint::{
 use crate::divided::{self, OwnPart, loaded_bytes};
 use crate::engine::{Engine, Parts};
 use crate::error::engine;
-use crate::exec;
+use crate::exec::{self, Prompts};
 use crate::generate::check_rewinds;
 use crate::loader::{Features, Weights};
 use crate::model::MlxModel;
@@ -91,6 +91,11 @@ impl Place {
             (None, FileDtype::BF16) => ComputeType::BFloat16,
             (None, _) => ComputeType::Float32,
         };
+        // The kernels sum in float32. MLX's own operations take minutes for a reply in half types.
+        let chosen = match self.kept_half(asked) {
+            Some(_) => ComputeType::Float32,
+            None => chosen,
+        };
         match chosen {
             ComputeType::Float32 => Ok((Dtype::Float32, chosen)),
             ComputeType::Float16 => Ok((Dtype::Float16, chosen)),
@@ -106,6 +111,41 @@ impl Place {
     /// MLX's own operations.
     pub(crate) fn uses_kernels(self, dtype: Dtype) -> bool {
         self == Place::Cpu && dtype == Dtype::Float32
+    }
+
+    /// The half type that dense matrices are kept in, where our kernels compute with them in float32
+    /// although a half type is asked for.
+    pub(crate) fn kept_half(self, asked: Option<ComputeType>) -> Option<Dtype> {
+        let half = match asked {
+            Some(ComputeType::Float16) => Dtype::Float16,
+            Some(ComputeType::BFloat16) => Dtype::Bfloat16,
+            _ => return None,
+        };
+        (self == Place::Cpu && exec::enabled()).then_some(half)
+    }
+
+    /// What inputs of quantized matrices become in prompts, where our kernels compute in this type;
+    /// `None` where MLX does.
+    ///
+    /// # Errors
+    /// `Unsupported` when prompts shall be fast, which only the kernels have.
+    pub(crate) fn prompts(
+        self,
+        dtype: Dtype,
+        precision: Option<Precision>,
+    ) -> Result<Option<Prompts>> {
+        let kernels = self.uses_kernels(dtype) && exec::enabled();
+        match precision {
+            Some(Precision::Fast) if !kernels => Err(Error::new(
+                ErrorKind::Unsupported,
+                "precision fast needs the CPU kernels: the backend cpu, the type float32, and \
+                 MLX_CPU_KERNELS not off",
+            )),
+            _ if !kernels => Ok(self.uses_kernels(dtype).then_some(Prompts::Float32)),
+            Some(Precision::Fast) => Ok(Some(Prompts::Int8)),
+            Some(_) => Ok(Some(Prompts::Float32)),
+            None => Ok(Some(Prompts::from_environment())),
+        }
     }
 
     /// How [`Weights`] holds the tensors of a model that computes in `dtype`.
@@ -352,8 +392,22 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             (config, weights, text, (compute, features), Vec::new())
         }
     };
-    if place.uses_kernels(weights.dtype()) {
-        weights.use_cpu();
+    let prompts = place.prompts(weights.dtype(), options.precision)?;
+    if let Some(prompts) = prompts {
+        weights.use_cpu(prompts);
+    }
+    if let Some(half) = place.kept_half(options.dtype) {
+        weights.keep_half(half);
+    }
+    if place == Place::Cpu && options.kv_bits.is_some() {
+        tracing::warn!(
+            "kv_bits: attention over a packed cache runs outside the CPU kernels, on one core"
+        );
+    }
+    if place == Place::Cpu && weights.dtype() != Dtype::Float32 {
+        tracing::warn!(
+            "{compute} runs outside the CPU kernels, hundreds of times slower than float32"
+        );
     }
     if let Some(features) = &features {
         features.leave_out(&mut weights);
@@ -397,6 +451,9 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
     }
     .to_owned();
     info.compute_type = Some(compute);
+    info.prompts = prompts
+        .filter(|_| weights.quantization().is_some())
+        .map(|prompts| prompts.available().name().to_owned());
     info.has_chat_template = text.template().is_some();
 
     let stream = Stream::default_of(place.device()).map_err(engine("device"))?;

@@ -107,7 +107,7 @@ pub fn tensors_of_gguf() -> Error {
 /// [`ErrorKind::InvalidOption`] naming the ranks that differ from the first.
 pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Result<()> {
     let text = format!(
-        "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {:?}",
+        "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {:?} {:?}",
         options.split,
         options.context_len,
         options.kv_bits,
@@ -121,6 +121,7 @@ pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Res
         info.num_heads,
         info.num_kv_heads,
         info.compute_type,
+        info.prompts,
     );
     let own = words(&text);
     let all = Array::vector(&own)

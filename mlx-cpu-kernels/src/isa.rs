@@ -130,15 +130,6 @@ impl Isa {
     }
 }
 
-/// Whether prompts may be computed in 16-bit integers: `MLX_CPU_PROMPTS` is `int16`.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn integer_prompts() -> bool {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| {
-        std::env::var("MLX_CPU_PROMPTS").is_ok_and(|v| v.eq_ignore_ascii_case("int16"))
-    })
-}
-
 /// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without
 /// better ones that the processor has. For tests and comparisons.
 fn wanted(name: &str) -> bool {

@@ -7,13 +7,13 @@
 //! | `gemm`, `attention`, `recurrence`, `sampling` | the operations, each a [`Work`] |
 //! | `simd` | kernels by instruction set, and the functions that choose among them |
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
-//! | `pool`, `partition`, `isa`, `work` | threads, parallel loops, instruction sets, inputs |
+//! | `pool`, `partition`, `isa`, `prompts`, `work` | threads, parallel loops, instruction sets, inputs |
 //!
 //! A room uses only those below it; `tests/layering.rs` checks that.
 //!
 //! The instruction set is chosen at run time: portable, AVX2, AVX-512, AMX, NEON. The environment
 //! variable `MLX_CPU_KERNELS` asks for a lesser one, `MLX_NUM_THREADS` for fewer threads.
-//! `MLX_CPU_PROMPTS=int16` computes prompts faster and less precisely, with AVX-512.
+//! `MLX_CPU_PROMPTS` says how precise the inputs of prompts are: `float32`, `int16`, `int8`.
 //!
 //! A type that implements [`Work`] documents its inputs. To run it with others is undefined
 //! behavior, so [`Work::run`] is `unsafe`.
@@ -28,6 +28,7 @@ mod partition;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
+mod prompts;
 mod recurrence;
 mod sampling;
 mod simd;
@@ -54,6 +55,7 @@ pub use layout::table::Table;
 pub use layout::tile::LANES;
 pub use once::Once;
 pub use pool::{drop_payload, with_barrier_hook};
+pub use prompts::Prompts;
 pub use recurrence::matrix_memory::{MatrixMemory, MemoryRule};
 pub use sampling::sample::{
     CountPenalties, DrawParams, Pick, RepetitionPenalty, Sample, SampleParams,

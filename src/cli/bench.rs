@@ -58,6 +58,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "model": loaded.path.to_string_lossy(),
         "backend": loaded.backend.name(),
         "device": model.info().device,
+        "prompts": model.info().prompts,
         "prompt_tokens": args.prompt_tokens,
         "generated_tokens": args.generate_tokens,
         "load_seconds": loaded.load_seconds,
@@ -144,6 +145,9 @@ fn measure(
     console: &mut Console<'_>,
 ) -> Result<Measured, Failure> {
     let info = model.info();
+    if let Some(prompts) = &info.prompts {
+        console.note(&format!("prompts: inputs as {prompts}"));
+    }
     let needed = args.prompt_tokens.saturating_add(args.generate_tokens);
     if let Some(room) = info.context_length.filter(|&room| room < needed) {
         return Err(Failure::failed(format!(

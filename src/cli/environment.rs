@@ -1,6 +1,8 @@
 //! Variables that the engine reads silently. A value without a meaning is reported here, where a
 //! person can still change it.
 
+use rust_mlx::mlx::cpu::Prompts;
+
 use super::failure::Failure;
 
 /// What `MLX_CPU_KERNELS` may be: off by any of its names, on, or the name of an instruction set.
@@ -53,13 +55,12 @@ fn threads(value: &str) -> Result<(), Failure> {
 }
 
 fn prompts(value: &str) -> Result<(), Failure> {
-    let known = ["float32", "int16"];
-    if known.iter().any(|name| name.eq_ignore_ascii_case(value)) {
+    if Prompts::named(value).is_some() {
         return Ok(());
     }
     Err(Failure::usage(format!(
         "MLX_CPU_PROMPTS is {value:?}; it may be {}",
-        known.join(" or ")
+        Prompts::ALL.map(Prompts::name).join(", ")
     )))
 }
 

@@ -401,6 +401,9 @@ fn print(
         if let Some(compute) = info.compute_type {
             rows.push(("computes in", compute.to_string()));
         }
+        if let Some(prompts) = &info.prompts {
+            rows.push(("prompts", format!("inputs as {prompts}")));
+        }
         #[cfg(feature = "mlx-backend")]
         let origin = report.and_then(|report| report.template.clone());
         #[cfg(not(feature = "mlx-backend"))]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use inference::{Backend, ComputeType, FeedForwardPlan, LoadOptions, TextModel};
+use inference::{Backend, ComputeType, FeedForwardPlan, LoadOptions, Precision, TextModel};
 
 use super::console::Console;
 use super::failure::Failure;
@@ -48,6 +48,10 @@ pub struct LoadArgs {
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     pub dtype: Option<ComputeType>,
+    /// Compute prompts exactly, or fast with inputs rounded to 8 bits; without it, MLX_CPU_PROMPTS
+    /// or the backend decides
+    #[arg(long, value_name = "PRECISION", value_parser = precision)]
+    pub precision: Option<Precision>,
     #[command(flatten)]
     pub feed_forward: FeedForwardArgs,
 }
@@ -168,6 +172,11 @@ pub fn compute_type(text: &str) -> Result<ComputeType, String> {
         .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
 }
 
+/// Parses how precisely prompts are computed.
+pub fn precision(text: &str) -> Result<Precision, String> {
+    text.parse().map_err(|_| "must be exact or fast".to_owned())
+}
+
 impl LoadArgs {
     /// As if no flag was given.
     #[cfg(test)]
@@ -181,6 +190,7 @@ impl LoadArgs {
             quantized_kv_start: defaults.quantized_kv_start,
             adapter_path: None,
             dtype: None,
+            precision: None,
             feed_forward: FeedForwardArgs::default(),
         }
     }
@@ -190,6 +200,7 @@ impl LoadArgs {
         options.backend = Some(backend.to_owned());
         options.context_len = self.ctx_size;
         options.dtype = self.dtype;
+        options.precision = self.precision;
         options.kv_bits = self.kv_bits;
         options.kv_group_size = self.kv_group_size;
         options.quantized_kv_start = self.quantized_kv_start;
@@ -420,5 +431,7 @@ mod tests {
     fn types_are_named_in_the_error() {
         assert_eq!(compute_type("bfloat16"), Ok(ComputeType::BFloat16));
         assert!(compute_type("int8").unwrap_err().contains("float16"));
+        assert_eq!(precision("fast"), Ok(Precision::Fast));
+        assert!(precision("int8").unwrap_err().contains("exact"));
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use inference::{CancelToken, ComputeType, LoadOptions};
+use inference::{CancelToken, ComputeType, LoadOptions, Precision};
 use inference_server::{Config, ModelSource, ServedModel, Server, parse_keep_alive};
 
 use super::console::Console;
@@ -13,7 +13,7 @@ use super::failure::Failure;
 use super::interrupt::cancel_on_signals;
 use super::load::{
     FeedForwardArgs, Loaded, at_least_one, choose_backend, compute_type, count, find_model,
-    load_with_options, size,
+    load_with_options, precision, size,
 };
 use super::serve_models::{Adapter, Source};
 
@@ -94,6 +94,10 @@ pub struct Args {
     /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
     #[arg(long, value_name = "TYPE", value_parser = compute_type)]
     dtype: Option<ComputeType>,
+    /// Compute prompts exactly, or fast with inputs rounded to 8 bits; without it, MLX_CPU_PROMPTS
+    /// or the backend decides
+    #[arg(long, value_name = "PRECISION", value_parser = precision)]
+    precision: Option<Precision>,
     #[command(flatten)]
     feed_forward: FeedForwardArgs,
 }
@@ -225,7 +229,8 @@ impl Args {
         let mut options = LoadOptions::new()
             .with_backend(backend)
             .with_parallel_slots(self.parallel)
-            .with_dtype(self.dtype);
+            .with_dtype(self.dtype)
+            .with_precision(self.precision);
         options.adapter_path.clone_from(&self.adapter_path);
         self.feed_forward.set(&mut options);
         options

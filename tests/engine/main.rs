@@ -15,6 +15,7 @@ mod kernels;
 mod longrope;
 mod many;
 mod not_numbers;
+mod precision;
 #[path = "../common/program.rs"]
 mod program;
 mod prompt_cache;

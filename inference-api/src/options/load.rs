@@ -53,6 +53,45 @@ impl FromStr for ComputeType {
     }
 }
 
+/// How precisely prompts are computed, where a backend has a choice.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// In the type the model computes in.
+    Exact,
+    /// As fast as the backend can: inputs of quantized matrices are rounded to 8-bit integers.
+    Fast,
+}
+
+impl Precision {
+    /// `exact` or `fast`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Precision::Exact => "exact",
+            Precision::Fast => "fast",
+        }
+    }
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Precision {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "exact" => Ok(Precision::Exact),
+            "fast" => Ok(Precision::Fast),
+            _ => invalid(format!("precision `{s}` is not one of exact, fast")),
+        }
+    }
+}
+
 /// How the processes of a group compute one model together.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,6 +138,8 @@ pub struct LoadOptions {
     pub draft_model: Option<PathBuf>,
     /// The type to compute in; `None` lets the backend choose for its device.
     pub dtype: Option<ComputeType>,
+    /// How precisely prompts are computed; `None` lets the backend choose.
+    pub precision: Option<Precision>,
     /// How the model is divided among the processes of the group that this one was started in.
     pub split: Split,
     /// How each layer's feed-forward part is computed.
@@ -126,6 +167,7 @@ impl Default for LoadOptions {
             quantized_kv_start: 0,
             draft_model: None,
             dtype: None,
+            precision: None,
             split: Split::None,
             feed_forward: FeedForwardPlan::dense(),
             vindex: None,
@@ -150,6 +192,8 @@ impl LoadOptions {
         with_parallel_slots(parallel_slots: impl Into<Option<usize>>);
         /// Sets the type to compute in.
         with_dtype(dtype: impl Into<Option<ComputeType>>);
+        /// Sets how precisely prompts are computed.
+        with_precision(precision: impl Into<Option<Precision>>);
         /// Sets the bits of each number in the cache.
         with_kv_bits(kv_bits: impl Into<Option<u32>>);
         /// Sets how many numbers of the cache share a scale.

@@ -91,6 +91,14 @@ fn compute_types_have_names() {
         assert_eq!(t.as_str().parse::<ComputeType>().unwrap(), t);
         assert_eq!(serde_json::to_value(t).unwrap(), t.as_str());
     }
+    for p in [Precision::Exact, Precision::Fast] {
+        assert_eq!(p.as_str().parse::<Precision>().unwrap(), p);
+        let json = serde_json::to_string(&LoadOptions::new().with_precision(p)).unwrap();
+        let read: LoadOptions = serde_json::from_str(&json).unwrap();
+        assert_eq!(read.precision, Some(p), "{json}");
+    }
+    let e = "int8".parse::<Precision>().unwrap_err();
+    assert!(e.to_string().contains("exact, fast"), "{e}");
     let e = "int8".parse::<ComputeType>().unwrap_err();
     assert!(
         e.message().contains("int8") && e.message().contains("bfloat16"),

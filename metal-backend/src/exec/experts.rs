@@ -1,6 +1,7 @@
 //! Products with stacks of matrices by index, and the block of a mixture of experts around them.
 
-use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result, cpu};
+use mlx_rs_core::cpu::{self, Prompts};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
 
 use super::activation::Activation;
 use super::weight::Weight;
@@ -68,6 +69,15 @@ impl ExpertMatrix {
             Kind::Quantized(q) => q.gather_matmul(x, None, ids, true, sorted),
             Kind::Kernel(stack) => by_kernel(stack, x, ids, differentiated),
         }
+    }
+
+    /// The same stack, which prompts meet as `prompts` says where the kernels compute it.
+    #[must_use]
+    pub fn with_prompts(self, prompts: Prompts) -> Self {
+        Self(match self.0 {
+            Kind::Kernel(stack) => Kind::Kernel(stack.with_prompts(prompts)),
+            other => other,
+        })
     }
 
     /// Whether our kernels compute its products.

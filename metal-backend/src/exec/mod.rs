@@ -44,4 +44,4 @@ pub use weight::{
     storage,
 };
 
-pub use mlx_rs_core::cpu::{OPTIMIZED, status, threads};
+pub use mlx_rs_core::cpu::{OPTIMIZED, Prompts, enabled, status, threads};

@@ -3,7 +3,8 @@
 
 use inference_formats::footprint::WeightStorage;
 use inference_formats::gguf_quant::NibbleCodes;
-use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result, cpu};
+use mlx_rs_core::cpu::{self, Prompts};
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result};
 
 /// A weight matrix `[out, in]` as it is stored in memory.
 #[derive(Debug, Clone)]
@@ -51,6 +52,19 @@ impl Weight {
             }
             other => other,
         })
+    }
+
+    /// The same, which prompts meet as `prompts` says if it is in the layout of the kernels.
+    #[must_use]
+    pub fn with_prompts(self, prompts: Prompts) -> Self {
+        match self {
+            Weight::Interleaved(m) => Weight::Interleaved(m.with_prompts(prompts)),
+            Weight::Experts { rows, experts } => Weight::Experts {
+                rows: rows.with_prompts(prompts),
+                experts,
+            },
+            other => other,
+        }
     }
 
     /// The integers, scales and biases as MLX's own operations read them. `None` for plain numbers,

@@ -356,7 +356,7 @@ mod tests {
                     let mut all = Weights::from_gguf(file(), &config, Dtype::Float32);
                     all.chunk_bytes = chunk;
                     if kernels {
-                        all.use_cpu();
+                        all.use_cpu(exec::Prompts::Float32);
                     }
                     let weight = all.matrix(PREFIX, ROWS as i32, COLS as i32).unwrap();
                     let loaded = weight.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
@@ -409,7 +409,7 @@ mod tests {
                 let gguf = Gguf::open(&path).unwrap();
                 let mut all = Weights::from_gguf(gguf, &config, Dtype::Float32);
                 if kernels {
-                    all.use_cpu();
+                    all.use_cpu(exec::Prompts::Float32);
                 }
                 let e = all.matrix(PREFIX, ROWS as i32, COLS as i32).unwrap_err();
                 assert!(e.message().contains("exponent 255"), "{e}");
@@ -449,7 +449,7 @@ mod tests {
                     for chunk in [1, 1 << 20] {
                         let mut all = Weights::from_gguf(file(), &config, Dtype::Float32);
                         all.chunk_bytes = chunk;
-                        all.use_cpu();
+                        all.use_cpu(exec::Prompts::Float32);
                         let shape = [experts, rows, COLS].map(|n| n as i32);
                         let weight = all.stack(prefix, &shape).unwrap();
                         assert_eq!(weight.shape(), shape);

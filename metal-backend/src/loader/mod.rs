@@ -23,7 +23,7 @@ use crate::checkpoint::gguf_config::GgufNames;
 use crate::checkpoint::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 use crate::checkpoint::{Gguf, ModelConfig};
 use crate::error::engine;
-use crate::exec;
+use crate::exec::{self, Prompts};
 use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
@@ -46,6 +46,11 @@ pub struct Weights {
     path: PathBuf,
     dtype: Dtype,
     on_cpu: bool,
+    /// What inputs of quantized matrices become in prompts.
+    prompts: Prompts,
+    /// The type that dense matrices are rounded to and kept in for the kernels, whatever type they
+    /// are stored in.
+    half: Option<Dtype>,
     /// About how many stored bytes of a tensor are read at a time.
     chunk_bytes: usize,
     config: ModelConfig,
@@ -103,6 +108,8 @@ impl Weights {
             path: path.to_owned(),
             dtype,
             on_cpu: false,
+            prompts: Prompts::Float32,
+            half: None,
             chunk_bytes: streaming::CHUNK_BYTES,
             config: config.clone(),
             unused,
@@ -122,9 +129,17 @@ impl Weights {
         exec::storage(on_cpu, dtype)
     }
 
-    /// Holds matrices in the layout of the CPU kernels, where the kernels have their format.
-    pub fn use_cpu(&mut self) {
+    /// Holds matrices in the layout of the CPU kernels, where the kernels have their format. Prompts
+    /// meet them as `prompts` says.
+    pub fn use_cpu(&mut self, prompts: Prompts) {
         self.on_cpu = true;
+        self.prompts = prompts;
+    }
+
+    /// Rounds dense matrices to a half type and keeps them in it, where the CPU kernels multiply with
+    /// it.
+    pub fn keep_half(&mut self, half: Dtype) {
+        self.half = Some(half);
     }
 
     /// An embedding table below a name.
@@ -133,6 +148,8 @@ impl Weights {
     /// `InvalidModel` when a part is missing or of another shape or kind.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
+        let table = table.in_layout(self.on_cpu).map_err(engine("weights"))?;
+        let table = table.with_prompts(self.prompts);
         let slot = self.slot(prefix, SlotKind::Table, &table);
         let embedding =
             Embedding::new(table, self.dtype, self.on_cpu).map_err(engine("weights"))?;
@@ -318,7 +335,8 @@ impl Weights {
     pub fn expert_layer(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
         // The kernels compute in float32.
         let on_cpu = self.on_cpu && self.dtype == Dtype::Float32;
-        ExpertLinear::new(weight, bias, on_cpu).map_err(engine("weights"))
+        let layer = ExpertLinear::new(weight, bias, on_cpu).map_err(engine("weights"))?;
+        Ok(layer.with_prompts(self.prompts))
     }
 
     fn dense_tensor(&mut self, name: &str, shape: &[i32], for_kernels: bool) -> Result<Array> {
@@ -405,6 +423,8 @@ impl Weights {
     /// # Errors
     /// When the weight is not a matrix.
     pub fn layer(&self, weight: Weight, bias: Option<Array>) -> Result<Linear> {
+        let weight = weight.in_layout(self.on_cpu).map_err(engine("weights"))?;
+        let weight = weight.with_prompts(self.prompts);
         Linear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
     }
 
@@ -435,21 +455,22 @@ impl Weights {
     /// format.
     fn fetch(&self, prefix: &str, shape: &[usize], for_kernels: bool) -> Result<Weight> {
         let name = format!("{prefix}.weight");
-        match &self.source {
+        let weight = match &self.source {
             Source::Safetensors(c, names) => {
                 let part = self.part(&name, shape)?;
                 let (stored, info) = self.stored_tensor(c, names, &name, shape)?;
-                Ok(if names.stored(&format!("{prefix}.scales")).is_some() {
+                if names.stored(&format!("{prefix}.scales")).is_some() {
                     self.quantized(c, names, prefix, info, &part, for_kernels)?
                 } else {
                     Weight::Dense(self.dense_matrix(c, stored, info, &part, for_kernels)?)
-                })
+                }
             }
             Source::Gguf(g, names) => {
                 let (stored, tensor) = self.gguf_tensor(g, names, &name, shape)?;
-                self.gguf_matrix(g, &stored, tensor, shape, for_kernels)
+                self.gguf_matrix(g, &stored, tensor, shape, for_kernels)?
             }
-        }
+        };
+        Ok(weight.with_prompts(self.prompts))
     }
 
     /// A tensor of bytes.

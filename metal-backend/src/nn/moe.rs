@@ -7,7 +7,7 @@ use mlx_rs_core::{Array, Dtype, Result};
 use super::adapter::{self, SlotView};
 use super::linear::Linear;
 use super::mlp::{GatedMlp, Mlp};
-use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Weight, expert_block};
+use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Prompts, Weight, expert_block};
 
 /// From so many rows on, rows are sorted by expert, so that each matrix is read once.
 const WORTH_SORTING: usize = 64;
@@ -37,6 +37,13 @@ impl ExpertLinear {
             slot: None,
             summed_over: None,
         })
+    }
+
+    /// The same layer, which prompts meet as `prompts` says where the kernels compute it.
+    #[must_use]
+    pub fn with_prompts(mut self, prompts: Prompts) -> Self {
+        self.matrix = self.matrix.with_prompts(prompts);
+        self
     }
 
     /// The same layer where it has a part of the inputs, and these processes the others. Whoever

@@ -8,6 +8,7 @@ use crate::gemm::product::{Product, Size};
 use crate::gemm::routes::Routing;
 use crate::isa::Isa;
 use crate::partition::{SharedOutput, parallel_ranges};
+use crate::prompts::Prompts;
 use crate::simd::portable::vmath::{self, Gate};
 use crate::simd::vmath::gate_mul;
 use crate::work::{Input, Work};
@@ -51,6 +52,8 @@ pub struct ExpertBlock {
     pub routing: Routing,
     /// The instruction set.
     pub isa: Isa,
+    /// What many rows of an expert become where they meet quantized matrices.
+    pub prompts: Prompts,
 }
 
 /// What a batch of experts needs, in the order of the experts.
@@ -94,6 +97,7 @@ impl ExpertBlock {
             gate: None,
             residual: false,
             float_inputs: false,
+            prompts: self.prompts,
             isa: self.isa,
         }
     }

@@ -14,6 +14,7 @@ use crate::gemm::vjp::{ProductVjp, Stored};
 use crate::isa::Isa;
 use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::partition::{SharedOutput, parallel_ranges};
+use crate::prompts::Prompts;
 use crate::work::{Input, Work};
 
 /// Pairs of rows and experts whose inputs and outputs are in memory at a time, unless one expert
@@ -51,6 +52,8 @@ pub struct ExpertProduct {
     pub routing: Routing,
     /// Whether few rows are multiplied like many.
     pub float_inputs: bool,
+    /// What many rows of an expert become where they meet quantized matrices.
+    pub prompts: Prompts,
     /// The instruction set.
     pub isa: Isa,
 }
@@ -288,6 +291,7 @@ impl Work for ExpertProduct {
                 gate: None,
                 residual: false,
                 float_inputs: self.float_inputs,
+                prompts: self.prompts,
                 isa: self.isa,
             },
             stacks: vec![stack],

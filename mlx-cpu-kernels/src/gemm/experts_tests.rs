@@ -186,6 +186,11 @@ impl Stack {
         }
     }
 
+    /// A row of the first expert's matrix.
+    pub(crate) fn row(&self, i: usize) -> &[f32] {
+        &self.numbers[i * self.size.k..][..self.size.k]
+    }
+
     /// An expert's product with a row, in double precision.
     pub(crate) fn exact(&self, expert: usize, x: &[f64], bias: bool) -> Vec<f64> {
         let Size { n, k } = self.size;
@@ -298,6 +303,7 @@ fn products_by_index_equal_the_definition() {
                             stack: made.stack(bias),
                             routing,
                             float_inputs,
+                            prompts: Prompts::Float32,
                             isa,
                         };
                         let first = [Input::from_slice(&x), ids_input(&ids)];
@@ -393,6 +399,7 @@ fn blocks_equal_the_definition() {
                         per_row,
                         signed: false,
                     },
+                    prompts: Prompts::Float32,
                     isa,
                 };
                 let first = [

@@ -6,6 +6,7 @@ use crate::gemm::experts::tests::{Stack, double, near};
 use crate::gemm::product::{MatrixFormat, MatrixPart, Product, Size};
 use crate::layout::packed::ScaleFormat;
 use crate::layout::table::Table;
+use crate::prompts::Prompts;
 use crate::testing::{noise, with_each};
 use crate::work::{Input, Work};
 
@@ -37,7 +38,7 @@ fn sizes(scales: ScaleFormat) -> Vec<(u32, usize)> {
 }
 
 /// All formats of matrices.
-fn formats() -> Vec<MatrixFormat> {
+pub(crate) fn formats() -> Vec<MatrixFormat> {
     let dense = [DenseType::F32, DenseType::F16, DenseType::Bf16].map(MatrixFormat::Dense);
     let plain = [
         ScaleFormat::F32,
@@ -90,6 +91,7 @@ fn products_with_every_format_equal_the_definition() {
                         gate: None,
                         residual: false,
                         float_inputs,
+                        prompts: Prompts::Float32,
                         isa,
                     };
                     let mut out = vec![f32::NAN; work.outputs()];

@@ -3,7 +3,7 @@
 //! are. Eight columns of inputs share a scale in each row. With 32, logits of the first model
 //! differ from the reference by up to 3e-3; with 8 by 1.1e-3, in floats by 0.9e-3.
 //!
-//! Only where `MLX_CPU_PROMPTS` asks for it.
+//! Only where [`crate::Prompts::Int16`] is asked for.
 
 use std::cell::RefCell;
 
@@ -228,6 +228,7 @@ mod tests {
     use super::*;
     use crate::gemm::product::{MatrixFormat, MatrixPart, Size};
     use crate::layout::packed::{PackedMatrix, ScaleFormat};
+    use crate::prompts::Prompts;
     use crate::simd::portable::vmath::Gate;
     use crate::testing::{noise, with_each};
     use crate::work::Input;
@@ -313,6 +314,7 @@ mod tests {
             gate: Some(Gate::Relu),
             residual: false,
             float_inputs: false,
+            prompts: Prompts::Float32,
             isa,
         };
         let (mut first, mut second) = (Vec::new(), Vec::new());
@@ -396,6 +398,7 @@ mod tests {
                     gate: None,
                     residual: false,
                     float_inputs: false,
+                    prompts: Prompts::Float32,
                     isa,
                 };
                 let data = [(MatrixData::Quantized { matrix, form: 0 }, None)];

@@ -5,6 +5,10 @@ pub(crate) mod activations;
 pub(crate) mod amx_gemm_bf16;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx_qgemm;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod byte_gemm;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod byte_gemm_tests;
 pub(crate) mod dense;
 pub(crate) mod expert_block;
 pub(crate) mod experts;

@@ -100,6 +100,7 @@ mod tests {
     use crate::isa::Isa;
     use crate::layout::packed::INTERLEAVED_ROWS;
     use crate::layout::packed::ScaleFormat;
+    use crate::prompts::Prompts;
     use crate::simd::portable::vmath::Gate;
     use crate::work::Input;
 
@@ -140,6 +141,7 @@ mod tests {
             gate,
             residual: false,
             float_inputs: false,
+            prompts: Prompts::Float32,
             isa: Isa::detect(),
         }
     }

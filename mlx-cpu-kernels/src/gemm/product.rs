@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::gemm::dense::{DenseType, DenseView};
 use crate::isa::Isa;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
+use crate::prompts::Prompts;
 use crate::simd::portable::vmath::Gate;
 use crate::work::Input;
 
@@ -159,6 +160,8 @@ pub struct Product {
     pub residual: bool,
     /// Whether few rows are multiplied like many.
     pub float_inputs: bool,
+    /// What many rows become where they meet quantized matrices.
+    pub prompts: Prompts,
     /// The instruction set.
     pub isa: Isa,
 }

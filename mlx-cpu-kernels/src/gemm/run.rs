@@ -7,6 +7,8 @@ use crate::gemm::activations::Scratch;
 use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
 use crate::gemm::product::{MAX_PARTS, MatrixData, Product};
 use crate::partition::SharedOutput;
+#[cfg(target_arch = "x86_64")]
+use crate::prompts::Prompts;
 use crate::work::{Input, Work};
 
 thread_local! {
@@ -64,8 +66,10 @@ impl GemmTask<'_> {
             if self.fits_amx_bf16() {
                 return self.run_amx_bf16(out);
             }
-            if crate::isa::integer_prompts() && self.fits_integers() {
-                return self.run_integers(out);
+            match (product.prompts, self.byte_dot()) {
+                (Prompts::Int8, Some(dot)) => return self.run_bytes(dot, out),
+                (Prompts::Int16, _) if self.fits_integers() => return self.run_integers(out),
+                _ => {}
             }
         }
         if product.rows >= MIN_GEMM_ROWS || product.float_inputs {

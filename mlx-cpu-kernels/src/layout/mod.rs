@@ -1,6 +1,8 @@
 //! Layouts of matrices and inputs in memory. No arithmetic on them.
 
 pub(crate) mod aligned;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod byte_panel;
 pub(crate) mod dense;
 pub(crate) mod float_codes;
 pub(crate) mod input_panel;

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
+use crate::layout::byte_panel::{BytePanelMut, CodeBytes};
+#[cfg(target_arch = "x86_64")]
 use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow};
 #[cfg(target_arch = "x86_64")]
@@ -76,6 +78,15 @@ impl PackedMatrix<'_> {
         assert!(isa.has_avx2());
         // SAFETY: `detect` makes these only where the processor has avx2, fma and f16c.
         unsafe { avx2::dequantize::integer_pairs(self, to) }
+    }
+
+    /// All rows as bytes, four columns after four columns, and their scales and biases, group
+    /// after group. Of codes that stand for integers.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn byte_quads(self, bytes: CodeBytes, to: BytePanelMut<'_>) {
+        // SAFETY: `Dot::of`, which chooses the bytes, has seen avx2; a processor with avx2 and fma
+        // that `detect` takes has f16c.
+        unsafe { avx2::byte_quads::byte_quads(self, bytes, to) }
     }
 
     /// All rows as floats, column after column: `[columns, rows]`, without a step across lanes.

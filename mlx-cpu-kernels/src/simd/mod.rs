@@ -6,6 +6,8 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod byte_tile;
 pub(crate) mod dense_rows;
 pub(crate) mod dequantize;
 pub(crate) mod microkernel;

@@ -3,7 +3,7 @@
 
 use mlx_cpu_kernels::{
     ExpertBlock as BlockWork, ExpertGate, ExpertProduct, ExpertStack, ExpertVjp, INTERLEAVED_ROWS,
-    Isa, LANES, Routing, Size,
+    Isa, LANES, Prompts, Routing, Size,
 };
 
 use super::host_op::{self, OpKind};
@@ -62,6 +62,22 @@ impl ExpertMatrix {
         })
     }
 
+    /// The same stack, which inputs of 16 or more rows of an expert meet as `prompts` says; see
+    /// [`super::QuantizedMatrix::with_prompts`]. A dense stack stays as it is.
+    ///
+    /// ```
+    /// use mlx_rs_core::cpu::{ExpertMatrix, Prompts};
+    /// let fast = |stack: ExpertMatrix| stack.with_prompts(Prompts::Int8);
+    /// ```
+    #[must_use]
+    pub fn with_prompts(self, prompts: Prompts) -> Self {
+        let matrix = match self.matrix {
+            Matrix::Quantized(m) => Matrix::Quantized(m.with_prompts(prompts)),
+            dense => dense,
+        };
+        Self { matrix, ..self }
+    }
+
     /// Whether experts of so many rows can be quantized: a multiple of 8.
     /// ```
     /// use mlx_rs_core::cpu::ExpertMatrix;
@@ -116,6 +132,7 @@ impl ExpertMatrix {
             stack: self.stack(op, None, !float_inputs, &mut inputs)?,
             routing,
             float_inputs,
+            prompts: self.matrix.prompts(),
             isa: Isa::detect(),
         };
         let mut shape = ids.shape().to_vec();
@@ -332,6 +349,9 @@ impl ExpertBlock<'_> {
             down: down.stack(op, self.down.1, true, &mut inputs)?,
             activation: self.activation,
             routing,
+            prompts: (gate.matrix.prompts())
+                .max(up.matrix.prompts())
+                .max(down.matrix.prompts()),
             isa: Isa::detect(),
         };
         host_op::add(op, OpKind::Opaque, work, &inputs, x.shape())

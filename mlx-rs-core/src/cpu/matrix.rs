@@ -1,6 +1,6 @@
 //! Matrices that the kernels multiply with, checked once. The products are in `projection.rs`.
 
-use mlx_cpu_kernels::{DenseType, MatrixFormat, Size, dim};
+use mlx_cpu_kernels::{DenseType, MatrixFormat, Prompts, Size, dim};
 
 use super::enabled;
 use super::projection::{Epilogue, Projection};
@@ -131,6 +131,14 @@ impl Matrix {
             then: Epilogue::None,
         }
         .with(x, float_inputs)
+    }
+
+    /// What inputs of many rows become where they meet it; see [`QuantizedMatrix::with_prompts`].
+    pub(super) fn prompts(&self) -> Prompts {
+        match self {
+            Self::Quantized(m) => m.prompts(),
+            Self::Dense(_) => Prompts::Float32,
+        }
     }
 
     /// Rows of the matrix: outputs.

@@ -38,8 +38,8 @@ pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{
     CountPenalties, DrawParams, ExpertGate, Gate, MAX_ROW_LEN, MemoryRule, OPTIMIZED, Pick,
-    RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled, instruction_set, status,
-    threads,
+    Prompts, RepetitionPenalty, Rotation, SampleParams, Table, TokenRange, enabled,
+    instruction_set, status, threads,
 };
 pub use projection::{Epilogue, Projection};
 pub use quantized::QuantizedMatrix;

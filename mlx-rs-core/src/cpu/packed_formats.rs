@@ -2,7 +2,7 @@
 //! GGUF that MLX lacks.
 
 use mlx_cpu_kernels::{
-    GROUPS_PER_SUPER, INTERLEAVED_ROWS, ScaleFormat, Size, TABLE_SUPER_WEIGHTS, Table,
+    GROUPS_PER_SUPER, INTERLEAVED_ROWS, Prompts, ScaleFormat, Size, TABLE_SUPER_WEIGHTS, Table,
 };
 
 use super::QuantizedMatrix;
@@ -77,6 +77,7 @@ impl QuantizedMatrix {
             group: GROUP.unsigned_abs() as usize,
             scales: ScaleFormat::Super,
             traced: closure::inside(),
+            prompts: Prompts::from_environment(),
         }))
     }
 
@@ -134,6 +135,7 @@ impl QuantizedMatrix {
                 _ => ScaleFormat::E8m0,
             },
             traced: closure::inside(),
+            prompts: Prompts::from_environment(),
         }))
     }
 
@@ -209,6 +211,7 @@ impl QuantizedMatrix {
             group: group.unsigned_abs() as usize,
             scales,
             traced: closure::inside(),
+            prompts: Prompts::from_environment(),
         }))
     }
 }

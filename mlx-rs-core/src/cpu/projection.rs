@@ -189,6 +189,7 @@ impl<'a> Projection<'a> {
             },
             residual: adds,
             float_inputs: false,
+            prompts: (self.parts.iter().map(|(m, _)| m.prompts()).max()).unwrap_or_default(),
             isa: Isa::detect(),
         })
     }

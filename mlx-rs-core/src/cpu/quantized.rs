@@ -7,7 +7,9 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use mlx_cpu_kernels::{GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, ScaleFormat, Size, dim};
+use mlx_cpu_kernels::{
+    GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, Prompts, ScaleFormat, Size, dim,
+};
 
 use super::enabled;
 use super::host_op::{self, OpKind, input_of};
@@ -47,9 +49,38 @@ pub struct QuantizedMatrix {
     pub(super) scales: ScaleFormat,
     /// Whether it was made where an array may be one that is differentiated.
     pub(super) traced: bool,
+    /// What inputs of many rows become where they meet it.
+    pub(super) prompts: Prompts,
 }
 
 impl QuantizedMatrix {
+    /// The same matrix, which inputs of 16 or more rows meet as `prompts` says. Without this call
+    /// the environment decides; see [`Prompts::from_environment`].
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::{Prompts, QuantizedMatrix}, ones};
+    /// let weight = ones(&[8, 64], Dtype::Float32)?;
+    /// let packed = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
+    /// if let Some(matrix) = QuantizedMatrix::new(&packed)? {
+    ///     assert_eq!(matrix.with_prompts(Prompts::Int8).prompts(), Prompts::Int8);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_prompts(self, prompts: Prompts) -> Self {
+        Self { prompts, ..self }
+    }
+
+    /// What inputs of many rows become; see [`Self::with_prompts`].
+    ///
+    /// ```
+    /// use mlx_rs_core::cpu::{Prompts, QuantizedMatrix};
+    /// let exact = |m: &QuantizedMatrix| m.prompts() == Prompts::Float32;
+    /// ```
+    pub fn prompts(&self) -> Prompts {
+        self.prompts
+    }
+
     /// Rows that stand side by side.
     pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
@@ -207,6 +238,7 @@ impl QuantizedMatrix {
                 ScaleFormat::F32
             },
             traced: closure::inside(),
+            prompts: Prompts::from_environment(),
         })
     }
 
@@ -358,6 +390,7 @@ impl QuantizedMatrix {
             group: self.group,
             scales: self.scales,
             traced: self.traced,
+            prompts: self.prompts,
         }))
     }
 
@@ -420,6 +453,7 @@ impl QuantizedMatrix {
             group: first.group,
             scales,
             traced: first.traced,
+            prompts: parts.iter().map(|m| m.prompts).max().unwrap_or_default(),
         }))
     }
 

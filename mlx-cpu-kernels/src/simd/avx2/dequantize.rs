@@ -111,7 +111,7 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
 }
 
 /// Codes of this width after which one begins a word again.
-const fn codes_of_whole_words(bits: u32) -> usize {
+pub(super) const fn codes_of_whole_words(bits: u32) -> usize {
     if 32 % bits == 0 {
         32 / bits as usize
     } else {
@@ -229,7 +229,7 @@ unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
 /// Code `j` of a chunk in the lowest bits of each lane, with other bits above it.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
+pub(super) fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
     let (word, bit) = code_position(j, BITS);
     let low = _mm256_srl_epi32(q[word], _mm_cvtsi32_si128(bit.cast_signed()));
     if bit + BITS > 32 {
@@ -247,7 +247,7 @@ fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
 /// The processor must have avx2 and f16c; there must be as many groups.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
+pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
     // SAFETY: the caller's promises.
     unsafe {
         match factors {

@@ -1,5 +1,7 @@
 //! Kernels for x86-64 with AVX2, FMA and F16C.
 
+pub(crate) mod byte_quads;
+pub(crate) mod byte_tile;
 pub(crate) mod decode_attention;
 pub(crate) mod dense_rows;
 pub(crate) mod dequantize;

@@ -1,5 +1,6 @@
 //! Kernels for x86-64 with AVX-512 F, BW and VNNI.
 
+pub(crate) mod byte_tile;
 pub(crate) mod dense_rows;
 pub(crate) mod integer_tile;
 pub(crate) mod microkernel;

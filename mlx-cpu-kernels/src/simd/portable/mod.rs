@@ -3,5 +3,7 @@
 pub(crate) mod dequantize;
 pub(crate) mod microkernel;
 pub(crate) mod qgemv;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod quantize_bytes;
 pub(crate) mod softmax;
 pub(crate) mod vmath;

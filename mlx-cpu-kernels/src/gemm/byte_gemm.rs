@@ -1,0 +1,215 @@
+//! Products of many rows of inputs with quantized matrices in 8-bit integers, for AVX2 and
+//! AVX-512. Blocks and outputs are those of `packed_gemm.rs`. 32 columns of inputs share a scale in
+//! each row, and sums of their products are exact until they meet the scales.
+//!
+//! The order of the float sums is that of the columns. So a result does not depend on the number of
+//! threads or of other rows.
+
+use std::cell::RefCell;
+
+use crate::gemm::packed_gemm::{BLOCK_M, ColumnBlock, GemmTask, MIN_GEMM_ROWS};
+use crate::gemm::product::{MatrixData, Product};
+use crate::layout::aligned::AlignedVec;
+use crate::layout::byte_panel::{ByteColumns, ByteColumnsMut, BytePanel, BytePanelMut, HALF, UNIT};
+use crate::layout::float_codes::Codes;
+use crate::layout::packed::INTERLEAVED_ROWS;
+use crate::layout::tile::LANES;
+use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
+use crate::pool;
+use crate::simd::byte_tile::{self, Dot, PANELS};
+
+/// Units of columns that are multiplied before the next row: those of two panels fit the L1 cache.
+const BLOCK_UNITS: usize = 24;
+
+/// Rows of inputs, panel after panel; see [`ByteColumns`].
+#[derive(Default)]
+struct Inputs {
+    quads: AlignedVec,
+    scales: AlignedVec,
+    sums: AlignedVec,
+}
+
+/// What a thread needs for a block.
+#[derive(Default)]
+struct Scratch {
+    quads: AlignedVec,
+    scales: AlignedVec,
+    biases: AlignedVec,
+    sums: AlignedVec,
+}
+
+thread_local! {
+    static INPUTS: RefCell<Inputs> = RefCell::default();
+    static PANEL: RefCell<AlignedVec> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Numbers of a panel of `k` columns: quads, scales and sums.
+const fn sizes(k: usize) -> [usize; 3] {
+    [k / 4 * LANES, k / UNIT * LANES, k / HALF * LANES]
+}
+
+impl Inputs {
+    fn panel(&self, i: usize, k: usize) -> ByteColumns<'_> {
+        let [quads, scales, sums] = sizes(k);
+        ByteColumns {
+            quads: bytemuck::cast_slice(&self.quads[i * quads..(i + 1) * quads]),
+            scales: &self.scales[i * scales..(i + 1) * scales],
+            sums: &self.sums[i * sums..(i + 1) * sums],
+        }
+    }
+}
+
+impl GemmTask<'_> {
+    /// The instruction of this product if it runs here: with many rows, whole units of columns, and
+    /// matrices whose codes stand for integers.
+    pub(crate) fn byte_dot(&self) -> Option<Dot> {
+        let fits = self.product.rows >= MIN_GEMM_ROWS
+            && self.product.k.is_multiple_of(UNIT)
+            && self.data.iter().all(|(data, _)| match data {
+                MatrixData::Quantized { matrix, .. } => matrix.codes() != Codes::E4m3,
+                MatrixData::Dense(_) => false,
+            });
+        Dot::of(self.product.isa).filter(|_| fits)
+    }
+
+    /// The product in integers of 8 bits.
+    pub(crate) fn run_bytes(&self, dot: Dot, out: &SharedOutput) {
+        let blocks = self.blocks();
+        INPUTS.with_borrow_mut(|inputs| {
+            for first in (0..self.product.rows).step_by(BLOCK_M) {
+                let rows = (first, (first + BLOCK_M).min(self.product.rows));
+                self.quantize_bytes(dot, rows, inputs);
+                self.multiply_bytes(dot, rows, inputs, &blocks, out);
+            }
+        });
+    }
+
+    /// Puts rows of the input into panels of integers, through the norm.
+    fn quantize_bytes(&self, dot: Dot, (first, last): (usize, usize), inputs: &mut Inputs) {
+        let k = self.product.k;
+        let count = (last - first).div_ceil(LANES);
+        let sizes = sizes(k);
+        let buffers = [&mut inputs.quads, &mut inputs.scales, &mut inputs.sums];
+        for (buffer, size) in buffers.into_iter().zip(sizes) {
+            buffer.resize(count * size);
+        }
+        let (quads, scales, sums) = (
+            SharedOutput::new(&mut inputs.quads),
+            SharedOutput::new(&mut inputs.scales),
+            SharedOutput::new(&mut inputs.sums),
+        );
+        parallel_ranges(count, (last - first) * k * 4, &|from, to| {
+            PANEL.with_borrow_mut(|panel| {
+                panel.resize(LANES * k);
+                for i in from..to {
+                    self.fill_panel((first + i * LANES, last), panel);
+                    // SAFETY: each panel is written by one part alone.
+                    let columns = unsafe {
+                        let quads = quads.slice_mut(i * sizes[0], sizes[0]);
+                        ByteColumnsMut {
+                            quads: bytemuck::cast_slice_mut(quads),
+                            scales: scales.slice_mut(i * sizes[1], sizes[1]),
+                            sums: sums.slice_mut(i * sizes[2], sizes[2]),
+                        }
+                    };
+                    byte_tile::quantize(dot, panel, columns);
+                }
+            });
+        });
+    }
+
+    fn multiply_bytes(
+        &self,
+        dot: Dot,
+        rows: (usize, usize),
+        inputs: &Inputs,
+        blocks: &[ColumnBlock],
+        out: &SharedOutput,
+    ) {
+        let Product { k, n, .. } = *self.product;
+        let run = |i: usize| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.byte_block(dot, rows, inputs, blocks[i], scratch, out);
+            });
+        };
+        if (rows.1 - rows.0) * n * k < MIN_PARALLEL_WORK {
+            (0..blocks.len()).for_each(run);
+        } else {
+            pool::pool().run(blocks.len(), &run);
+        }
+    }
+
+    /// Rows of one matrix, or of the two of a gate, with all panels.
+    fn byte_block(
+        &self,
+        dot: Dot,
+        (first, last): (usize, usize),
+        inputs: &Inputs,
+        block: ColumnBlock,
+        scratch: &mut Scratch,
+        out: &SharedOutput,
+    ) {
+        let Product { k, gate, .. } = *self.product;
+        let columns = block.to - block.from;
+        // The last row block may be wider than the matrix.
+        let wide = columns.next_multiple_of(INTERLEAVED_ROWS);
+        let row_blocks = block.from / INTERLEAVED_ROWS..block.to.div_ceil(INTERLEAVED_ROWS);
+        let parts = &self.data[block.part..block.part + 1 + usize::from(gate.is_some())];
+        let (quads, factors) = (k / 4 * wide, k / HALF * wide);
+        let Scratch {
+            quads: all_quads,
+            scales,
+            biases,
+            sums,
+        } = scratch;
+        all_quads.resize(parts.len() * quads);
+        scales.resize(parts.len() * factors);
+        biases.resize(parts.len() * factors);
+        let mut matrices = Vec::with_capacity(parts.len());
+        let places = all_quads
+            .chunks_exact_mut(quads)
+            .zip(scales.chunks_exact_mut(factors))
+            .zip(biases.chunks_exact_mut(factors));
+        for ((data, _), ((quads, scales), biases)) in parts.iter().zip(places) {
+            let MatrixData::Quantized { matrix, .. } = data else {
+                unreachable!("`byte_dot` has seen the matrices");
+            };
+            let matrix = matrix.block_range(row_blocks.clone());
+            let size = matrix.groups * wide;
+            let to = BytePanelMut {
+                quads: bytemuck::cast_slice_mut(quads),
+                scales: &mut scales[..size],
+                biases: &mut biases[..size],
+            };
+            let bytes = dot.bytes(matrix.bits, matrix.codes());
+            matrix.byte_quads(bytes, to);
+            matrices.push(BytePanel {
+                quads: bytemuck::cast_slice(quads),
+                scales: &scales[..size],
+                biases: &biases[..size],
+                rows: wide,
+                group: matrix.group_size(),
+                bytes,
+            });
+        }
+        let size = columns * LANES;
+        let each = parts.len() * size;
+        sums.resize(PANELS * each);
+        let panels = (last - first).div_ceil(LANES);
+        for panel in (0..panels).step_by(PANELS) {
+            let count = PANELS.min(panels - panel);
+            let x: [_; PANELS] = std::array::from_fn(|p| inputs.panel(panel + p.min(count - 1), k));
+            for (i, matrix) in matrices.iter().enumerate() {
+                for from in (0..k / UNIT).step_by(BLOCK_UNITS) {
+                    let units = from..(k / UNIT).min(from + BLOCK_UNITS);
+                    let sums = (&mut sums[i * size..], each);
+                    byte_tile::multiply(dot, columns, units, *matrix, &x[..count], sums, from > 0);
+                }
+            }
+            for (i, sums) in sums.chunks_exact_mut(each).take(count).enumerate() {
+                self.finish_tile(sums, (first + (panel + i) * LANES, last), block, out);
+            }
+        }
+    }
+}

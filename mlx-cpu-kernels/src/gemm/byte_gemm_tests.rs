@@ -1,0 +1,274 @@
+//! Products in 8-bit integers: exact sums of integers, every format against its definition in
+//! double precision, and bits that depend on nothing but a row.
+
+use crate::gemm::experts::tests::Stack;
+use crate::gemm::format_tests::formats;
+use crate::gemm::packed_gemm::GemmTask;
+use crate::gemm::product::{MatrixData, MatrixFormat, MatrixPart, Product, Size};
+use crate::isa::Isa;
+use crate::layout::byte_panel::UNIT;
+use crate::layout::float_codes::Codes;
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
+use crate::partition::SharedOutput;
+use crate::prompts::Prompts;
+use crate::simd::byte_tile::Dot;
+use crate::simd::portable::vmath::Gate;
+use crate::testing::{noise, with_each};
+use crate::work::{Input, Work};
+
+/// Every instruction of this processor, also those that it has better ones for.
+fn dots() -> Vec<Dot> {
+    let mut all: Vec<_> = Isa::all().into_iter().filter_map(Dot::of).collect();
+    if Isa::all().contains(&Isa::Avx2) {
+        all.push(Dot::Maddubs);
+    }
+    all.dedup();
+    all
+}
+
+fn product(kind: MatrixFormat, size: Size, rows: usize, isa: Isa) -> Product {
+    Product {
+        parts: vec![MatrixPart {
+            kind,
+            size,
+            bias: false,
+            held: None,
+        }],
+        rows,
+        k: size.k,
+        n: size.n,
+        eps: None,
+        gate: None,
+        residual: false,
+        float_inputs: false,
+        prompts: Prompts::Int8,
+        isa,
+    }
+}
+
+/// Runs a product with one instruction.
+fn run(dot: Dot, product: &Product, x: &[f32], matrix: PackedMatrix<'_>) -> Vec<f32> {
+    let data = [(MatrixData::Quantized { matrix, form: 0 }, None)];
+    let task = GemmTask {
+        product,
+        x,
+        norm: None,
+        data: &data,
+        residual: None,
+    };
+    assert!(task.byte_dot().is_some());
+    let mut out = vec![f32::NAN; product.outputs()];
+    task.run_bytes(dot, &SharedOutput::new(&mut out));
+    out
+}
+
+/// Integers whose scale is 1: one of each unit is 127 or -127.
+fn integers(rows: usize, k: usize, seed: u32) -> Vec<f32> {
+    let mut x: Vec<f32> = noise(rows * k, seed)
+        .iter()
+        .map(|v| (v * 254.0).round())
+        .collect();
+    for (i, unit) in x.chunks_mut(UNIT).enumerate() {
+        unit[i % UNIT] = [127.0, -127.0][i % 2];
+    }
+    x
+}
+
+#[test]
+fn integer_products_equal_exact_sums() {
+    for (bits, group) in [2, 3, 4, 5, 6, 8]
+        .into_iter()
+        .flat_map(|bits| [16, 32, 64, 128].map(|group| (bits, group)))
+        // Groups are whole words.
+        .filter(|(bits, group)| *group > 16 || bits % 2 == 0)
+    {
+        // All codes are the largest ones, or any.
+        for full in [true, false] {
+            let (rows, n, k) = (35, 29usize, 256);
+            let wide = n.next_multiple_of(INTERLEAVED_ROWS);
+            let mut words: Vec<u32> = noise(wide * k / 32 * bits as usize, bits)
+                .iter()
+                .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+                .collect();
+            if full {
+                words.fill(u32::MAX);
+            }
+            let (ones, zeros) = (vec![1.0f32; wide * k / group], vec![0.0; wide * k / group]);
+            // SAFETY: the words are there as long as the inputs.
+            let first = unsafe { Input::from_raw(words.as_ptr().cast(), words.len()) };
+            let inputs = [first, Input::from_slice(&ones), Input::from_slice(&zeros)];
+            let format = (bits, k / group, ScaleFormat::F32);
+            // SAFETY: words, and float32 scales and biases.
+            let matrix = unsafe { PackedMatrix::from_inputs(&inputs, format) };
+            let mut x = integers(rows, k, 3);
+            if full {
+                x.fill(127.0);
+                x[..k].fill(-127.0);
+            }
+            let kind = MatrixFormat::Quantized {
+                bits,
+                group,
+                scales: ScaleFormat::F32,
+            };
+            let mut w = vec![0.0; k];
+            for dot in dots() {
+                let product = product(kind, Size { n, k }, rows, Isa::detect());
+                let found = run(dot, &product, &x, matrix);
+                for i in 0..n {
+                    matrix.dequantize_row(i, &mut w);
+                    for (row, x) in x.chunks_exact(k).enumerate() {
+                        let wanted: i64 = w.iter().zip(x).map(|(w, x)| *w as i64 * *x as i64).sum();
+                        let found = found[row * n + i];
+                        assert_eq!(
+                            found, wanted as f32,
+                            "{dot:?} {bits} {group} {row} {i}: sums of integers are exact"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Within seven standard deviations of what roundings to integers may add.
+#[test]
+fn every_format_and_number_of_rows_is_near_the_definition() {
+    const SIZE: Size = Size { n: 20, k: 256 };
+    for kind in formats() {
+        let made = Stack::new(kind, SIZE, 3);
+        let mut all = noise(70 * SIZE.k, 5);
+        // A channel that is larger than the others.
+        all.iter_mut()
+            .skip(5)
+            .step_by(SIZE.k)
+            .for_each(|v| *v *= 50.0);
+        let mut wanted = Vec::new();
+        for x in all.chunks_exact(SIZE.k) {
+            for i in 0..SIZE.n {
+                let (mut sum, mut variance, mut size) = (0.0f64, 0.0f64, 0.0f64);
+                for (w, x) in made.row(i).chunks(UNIT).zip(x.chunks(UNIT)) {
+                    let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    for (w, x) in w.iter().zip(x) {
+                        let (w, x) = (f64::from(*w), f64::from(*x));
+                        sum += w * x;
+                        size += (w * x).abs();
+                        variance += (w * f64::from(most) / 127.0).powi(2) / 12.0;
+                    }
+                }
+                wanted.push((sum, 7.0 * variance.sqrt() + 2e-5 * size));
+            }
+        }
+        for rows in 1..=70 {
+            let x = &all[..rows * SIZE.k];
+            let mut inputs = vec![Input::from_slice(x)];
+            inputs.extend(made.arrays(1));
+            with_each(|isa| {
+                // The others compute in floats, which `format_tests.rs` checks.
+                if !isa.has_avx2() {
+                    return;
+                }
+                let work = product(kind, SIZE, rows, isa);
+                let mut out = vec![f32::NAN; work.outputs()];
+                // SAFETY: these are the inputs that the work documents.
+                unsafe { work.run(&inputs, &mut out) };
+                for (i, (found, (wanted, allowed))) in out.iter().zip(&wanted).enumerate() {
+                    let off = (f64::from(*found) - wanted).abs();
+                    assert!(
+                        off <= *allowed,
+                        "{kind:?} {rows} {isa:?} {i}: {found} {wanted} {allowed}"
+                    );
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_among_any_others() {
+    const SIZE: Size = Size { n: 53, k: 1024 };
+    for kind in formats() {
+        let MatrixFormat::Quantized {
+            bits,
+            group,
+            scales,
+        } = kind
+        else {
+            continue;
+        };
+        let made = Stack::new(kind, SIZE, 9);
+        let inputs = made.arrays(1);
+        // SAFETY: the arrays of this format.
+        let matrix = unsafe { PackedMatrix::from_inputs(&inputs, (bits, SIZE.k / group, scales)) };
+        if matrix.codes() == Codes::E4m3 {
+            continue;
+        }
+        let x = noise(600 * SIZE.k, 7);
+        for dot in dots() {
+            let of = |rows: usize, skip: usize| {
+                let product = product(kind, SIZE, rows, Isa::detect());
+                run(dot, &product, &x[skip * SIZE.k..][..rows * SIZE.k], matrix)
+            };
+            // Of more rows than a block; threads take columns of it, each alone.
+            let all = of(600, 0);
+            for (rows, skip) in [(16, 0), (17, 500), (39, 561), (70, 1)] {
+                let found = of(rows, skip);
+                let same = found
+                    .iter()
+                    .zip(&all[skip * SIZE.n..])
+                    .all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{kind:?} {dot:?} {rows} {skip}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gate_meets_both_matrices_and_bad_rows_stay_bad() {
+    const SIZE: Size = Size { n: 24, k: 256 };
+    let kind = MatrixFormat::Quantized {
+        bits: 4,
+        group: 32,
+        scales: ScaleFormat::F32,
+    };
+    let made = Stack::new(kind, SIZE, 3);
+    let inputs = made.arrays(1);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = noise(17 * SIZE.k, 3);
+        x[2 * SIZE.k + 7] = bad;
+        with_each(|isa| {
+            let mut work = product(kind, SIZE, 17, isa);
+            let part = || MatrixPart {
+                kind,
+                size: SIZE,
+                bias: false,
+                held: None,
+            };
+            work.parts = vec![part(), part()];
+            work.gate = Some(Gate::Silu);
+            work.prompts = Prompts::Int8;
+            let all: Vec<Input> = [Input::from_slice(&x)]
+                .into_iter()
+                .chain(inputs.iter().copied())
+                .chain(inputs.iter().copied())
+                .collect();
+            let mut out = vec![0.0; work.outputs()];
+            // SAFETY: these are the inputs that the work documents.
+            unsafe { work.run(&all, &mut out) };
+            for (row, out) in out.chunks_exact(SIZE.n).enumerate() {
+                assert_eq!(row != 2, out.iter().all(|v| v.is_finite()), "{bad} {isa:?}");
+                let x = &x[row * SIZE.k..][..SIZE.k];
+                for (i, out) in out.iter().enumerate().filter(|_| row != 2) {
+                    let y: f64 = (made.row(i).iter().zip(x))
+                        .map(|(w, x)| f64::from(*w) * f64::from(*x))
+                        .sum();
+                    let wanted = y / (1.0 + (-y).exp()) * y;
+                    let off = (f64::from(*out) - wanted).abs();
+                    assert!(
+                        off < 0.02 * (1.0 + y * y),
+                        "{isa:?} {row} {i}: {out} {wanted}"
+                    );
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,128 @@
+//! Rows of a quantized matrix as bytes, four columns in a lane, with AVX2.
+
+use std::arch::x86_64::{
+    __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_fmadd_ps,
+    _mm256_loadu_si256, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_xor_si256,
+};
+
+use crate::layout::byte_panel::{BytePanelMut, CodeBytes};
+use crate::layout::float_codes::{Codes, FP4_CODES};
+use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
+use crate::layout::table::Table;
+use crate::simd::avx2::dequantize::{code_at, codes_of_whole_words, group_params};
+
+/// What is added to the integers of a table for unsigned bytes: with 64, all stay below 128.
+fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
+    match (codes, bytes) {
+        (Codes::Table(Table::Iq4), CodeBytes::Unsigned) => -128,
+        (Codes::Table(_), CodeBytes::Unsigned) => 64,
+        (Codes::Integers, CodeBytes::Signed) if bits == 8 => -128,
+        _ => 0,
+    }
+}
+
+/// See [`PackedMatrix::byte_quads`].
+///
+/// # Safety
+/// The processor must have avx2, fma and f16c.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn byte_quads(matrix: PackedMatrix<'_>, bytes: CodeBytes, to: BytePanelMut<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (matrix.bits, matrix.codes()) {
+            (2, _) => byte_quads_bits::<2, false>(matrix, bytes, to),
+            (3, _) => byte_quads_bits::<3, false>(matrix, bytes, to),
+            (4, Codes::Integers) => byte_quads_bits::<4, false>(matrix, bytes, to),
+            (4, _) => byte_quads_bits::<4, true>(matrix, bytes, to),
+            (5, _) => byte_quads_bits::<5, false>(matrix, bytes, to),
+            (6, _) => byte_quads_bits::<6, false>(matrix, bytes, to),
+            _ => byte_quads_bits::<8, false>(matrix, bytes, to),
+        }
+    }
+}
+
+/// [`byte_quads`] of codes of this bit width, which are looked up where `LOOKUP`.
+///
+/// # Safety
+/// As [`byte_quads`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn byte_quads_bits<const BITS: u32, const LOOKUP: bool>(
+    matrix: PackedMatrix<'_>,
+    bytes: CodeBytes,
+    to: BytePanelMut<'_>,
+) {
+    let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
+    let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
+    let chunk = codes_of_whole_words(BITS);
+    let words = chunk * BITS as usize / 32;
+    let codes = matrix.codes();
+    // The reads and writes below stay within these.
+    assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
+    assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
+    assert!(size * BITS as usize == 32 * per && size.is_multiple_of(chunk));
+    assert!(chunk.is_multiple_of(4) && to.quads.len() == groups * size / 4 * width);
+    assert!(to.scales.len() == groups * width && to.biases.len() == groups * width);
+    assert!(codes != Codes::E4m3);
+    let offset = offset(codes, BITS, bytes);
+    let table: [i8; 16] = match codes {
+        Codes::Table(table) => table.integers().map(|n| n.wrapping_add(offset)),
+        _ => FP4_CODES.map(u8::cast_signed),
+    };
+    // SAFETY: sixteen bytes.
+    let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+    // An offset of -128 adds 128 to what unsigned bytes stand for, and takes it from signed ones.
+    let back = match bytes {
+        CodeBytes::Unsigned => -f32::from(offset.cast_unsigned()),
+        CodeBytes::Signed => -f32::from(offset),
+    };
+    let flip = _mm256_set1_epi8(if LOOKUP { 0 } else { offset });
+    let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
+    for i in 0..count {
+        for g in 0..groups {
+            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, and
+            // their columns: all asserted.
+            unsafe {
+                let at = i * groups + g;
+                let place = g * width + i * INTERLEAVED_ROWS;
+                let scale = group_params(matrix.scales, at);
+                _mm256_storeu_ps(to.scales.as_mut_ptr().add(place), scale);
+                let bias = group_params(matrix.biases, at);
+                let bias = _mm256_fmadd_ps(scale, _mm256_set1_ps(back), bias);
+                _mm256_storeu_ps(to.biases.as_mut_ptr().add(place), bias);
+                for c in 0..size / chunk {
+                    let from = (i * groups * per + g * per + c * words) * INTERLEAVED_ROWS;
+                    let from = matrix.words.as_ptr().add(from);
+                    let mut q = [mask; 5];
+                    for (i, q) in q.iter_mut().enumerate().take(words) {
+                        *q = _mm256_loadu_si256(from.add(i * INTERLEAVED_ROWS).cast());
+                    }
+                    let first = (g * size + c * chunk) / 4;
+                    for j in 0..chunk / 4 {
+                        let mut four = quad::<BITS>(&q, 4 * j, mask);
+                        if LOOKUP {
+                            four = _mm256_shuffle_epi8(table, four);
+                        }
+                        let four = _mm256_xor_si256(four, flip);
+                        let place = (first + j) * width + i * INTERLEAVED_ROWS;
+                        _mm256_storeu_si256(to.quads.as_mut_ptr().add(place).cast(), four);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Codes `j` to `j + 3` of a chunk in the bytes of each lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quad<const BITS: u32>(q: &[__m256i; 5], j: usize, mask: __m256i) -> __m256i {
+    if BITS == 8 {
+        return q[j / 4];
+    }
+    let one = |j| _mm256_and_si256(code_at::<BITS>(q, j), mask);
+    let low = _mm256_or_si256(one(j), _mm256_slli_epi32::<8>(one(j + 1)));
+    let high = _mm256_or_si256(one(j + 2), _mm256_slli_epi32::<8>(one(j + 3)));
+    _mm256_or_si256(low, _mm256_slli_epi32::<16>(high))
+}

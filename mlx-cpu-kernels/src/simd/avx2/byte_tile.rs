@@ -1,0 +1,183 @@
+//! Tiles of products in 8-bit integers with AVX2: `vpmaddubsw`, or `vpdpbusd` of AVX-VNNI.
+
+use std::arch::x86_64::{
+    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi32, _mm256_add_ps, _mm256_cvtepi32_ps,
+    _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_storeu_ps,
+};
+
+use crate::layout::byte_panel::{
+    ByteColumns, ByteColumnsMut, BytePanel, CodeBytes, HALF, TileTask, UNIT,
+};
+use crate::layout::tile::LANES;
+use crate::simd::portable::quantize_bytes::quantize_lanes;
+
+/// Rows of the matrix in a tile: with the two vectors of a panel, integers and totals fill the
+/// registers.
+const TILE_ROWS: usize = 3;
+
+/// Vectors of a panel.
+const VECTORS: usize = LANES / 8;
+
+/// See [`crate::simd::byte_tile::quantize`].
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn quantize(columns: &[f32], to: ByteColumnsMut<'_>) {
+    quantize_lanes(columns, to);
+}
+
+/// See [`crate::simd::byte_tile::multiply`]; the sums are added to.
+///
+/// # Safety
+/// The processor must have avx2 and fma. The matrix, the panels and the sums must have the rows
+/// and units of the task.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn multiply(
+    rows: usize,
+    task: &TileTask,
+    matrix: BytePanel<'_>,
+    x: &[ByteColumns<'_>],
+    (sums, apart): (&mut [f32], usize),
+) {
+    // A closure inherits the instructions of its function.
+    let unsigned = |total, codes, x| {
+        let two = _mm256_maddubs_epi16(codes, x);
+        _mm256_add_epi32(total, _mm256_madd_epi16(two, _mm256_set1_epi16(1)))
+    };
+    let signed = |total, codes, x| {
+        // At most twice 128 * 127 in 16 bits.
+        let two = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+        _mm256_add_epi32(total, _mm256_madd_epi16(two, _mm256_set1_epi16(1)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        match matrix.bytes {
+            CodeBytes::Unsigned => tiles(rows, task, matrix, x, (sums, apart), unsigned),
+            CodeBytes::Signed => tiles(rows, task, matrix, x, (sums, apart), signed),
+        }
+    }
+}
+
+/// [`multiply`] with AVX-VNNI, of unsigned bytes.
+///
+/// # Safety
+/// As of [`multiply`], and the processor must have avxvnni.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+pub(crate) unsafe fn multiply_vnni(
+    rows: usize,
+    task: &TileTask,
+    matrix: BytePanel<'_>,
+    x: &[ByteColumns<'_>],
+    sums: (&mut [f32], usize),
+) {
+    assert!(matrix.bytes == CodeBytes::Unsigned);
+    // SAFETY: the caller's promise.
+    unsafe {
+        tiles(rows, task, matrix, x, sums, |total, codes, x| {
+            _mm256_dpbusd_avx_epi32(total, codes, x)
+        });
+    }
+}
+
+/// All tiles; `dot` adds the products of four bytes to each lane.
+///
+/// # Safety
+/// As of [`multiply`].
+#[inline(always)]
+unsafe fn tiles(
+    rows: usize,
+    task: &TileTask,
+    matrix: BytePanel<'_>,
+    x: &[ByteColumns<'_>],
+    (sums, apart): (&mut [f32], usize),
+    dot: impl Fn(__m256i, __m256i, __m256i) -> __m256i + Copy,
+) {
+    for (p, x) in x.iter().enumerate() {
+        for row in (0..rows).step_by(TILE_ROWS) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = sums.as_mut_ptr().add(p * apart + row * LANES);
+                match (rows - row, task.group == HALF) {
+                    (1, false) => tile::<1, UNIT>(task, (matrix, row), *x, to, dot),
+                    (2, false) => tile::<2, UNIT>(task, (matrix, row), *x, to, dot),
+                    (_, false) => tile::<TILE_ROWS, UNIT>(task, (matrix, row), *x, to, dot),
+                    (1, true) => tile::<1, HALF>(task, (matrix, row), *x, to, dot),
+                    (2, true) => tile::<2, HALF>(task, (matrix, row), *x, to, dot),
+                    (_, true) => tile::<TILE_ROWS, HALF>(task, (matrix, row), *x, to, dot),
+                }
+            }
+        }
+    }
+}
+
+/// `M` rows of the matrix, from a row of it on, with a panel, added to the sums. Sums of `SPAN`
+/// columns are exact.
+///
+/// # Safety
+/// As of [`multiply`].
+#[inline(always)]
+unsafe fn tile<const M: usize, const SPAN: usize>(
+    task: &TileTask,
+    (matrix, row): (BytePanel<'_>, usize),
+    x: ByteColumns<'_>,
+    to: *mut f32,
+    dot: impl Fn(__m256i, __m256i, __m256i) -> __m256i,
+) {
+    let stride = task.stride;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = matrix.quads.as_ptr().add(row);
+        let (scales, biases) = (
+            matrix.scales.as_ptr().add(row),
+            matrix.biases.as_ptr().add(row),
+        );
+        let mut totals: [[__m256; VECTORS]; M] = [[_mm256_set1_ps(0.0); VECTORS]; M];
+        for (m, totals) in totals.iter_mut().enumerate() {
+            for (v, total) in totals.iter_mut().enumerate() {
+                *total = _mm256_loadu_ps(to.add(m * LANES + 8 * v));
+            }
+        }
+        for span in task.units.start * (UNIT / SPAN)..task.units.end * (UNIT / SPAN) {
+            let mut exact = [[_mm256_setzero_si256(); VECTORS]; M];
+            for quad in span * (SPAN / 4)..(span + 1) * (SPAN / 4) {
+                let lanes = x.quads.as_ptr().add(quad * LANES);
+                let lanes = [
+                    _mm256_loadu_si256(lanes.cast()),
+                    _mm256_loadu_si256(lanes.add(8).cast()),
+                ];
+                let own = codes.add(quad * stride);
+                for (m, exact) in exact.iter_mut().enumerate() {
+                    let four = _mm256_set1_epi32(*own.add(m));
+                    for (exact, lanes) in exact.iter_mut().zip(lanes) {
+                        *exact = dot(*exact, four, lanes);
+                    }
+                }
+            }
+            let group = span * SPAN / task.group * stride;
+            for v in 0..VECTORS {
+                let scales_x = x.scales.as_ptr().add(span * SPAN / UNIT * LANES + 8 * v);
+                let scale = _mm256_loadu_ps(scales_x);
+                let sums = x.sums.as_ptr().add(span * (SPAN / HALF) * LANES + 8 * v);
+                let mut sum = _mm256_loadu_ps(sums);
+                if SPAN == UNIT {
+                    sum = _mm256_add_ps(sum, _mm256_loadu_ps(sums.add(LANES)));
+                }
+                for m in 0..M {
+                    let own = _mm256_set1_ps(*scales.add(group + m));
+                    let bias = _mm256_set1_ps(*biases.add(group + m));
+                    let product = _mm256_mul_ps(_mm256_cvtepi32_ps(exact[m][v]), scale);
+                    let total = _mm256_fmadd_ps(product, own, totals[m][v]);
+                    totals[m][v] = _mm256_fmadd_ps(bias, sum, total);
+                }
+            }
+        }
+        for (m, totals) in totals.into_iter().enumerate() {
+            for (v, total) in totals.into_iter().enumerate() {
+                _mm256_storeu_ps(to.add(m * LANES + 8 * v), total);
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Products of many rows in 8-bit integers, and which instructions multiply them. The tiles are in `avx2` and `avx512`.
+
+use crate::isa::Isa;
+use crate::layout::byte_panel::{
+    ByteColumns, ByteColumnsMut, BytePanel, CodeBytes, HALF, TileTask, UNIT,
+};
+use crate::layout::float_codes::Codes;
+use crate::layout::table::Table;
+use crate::layout::tile::LANES;
+use crate::simd::{avx2, avx512};
+use std::ops::Range;
+
+/// Panels of inputs that one pass over a matrix meets.
+pub(crate) const PANELS: usize = 2;
+
+/// The instruction that multiplies bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dot {
+    /// `vpmaddubsw` of AVX2: two products in 16 bits.
+    Maddubs,
+    /// `vpdpbusd` of AVX-VNNI, with 256 bits.
+    Vnni256,
+    /// `vpdpbusd` of AVX-512 VNNI.
+    Vnni512,
+}
+
+impl Dot {
+    /// The best one of an instruction set on this processor.
+    pub(crate) fn of(isa: Isa) -> Option<Self> {
+        match isa {
+            Isa::Avx512 | Isa::Amx => Some(Self::Vnni512),
+            Isa::Avx2 if is_x86_feature_detected!("avxvnni") => Some(Self::Vnni256),
+            Isa::Avx2 => Some(Self::Maddubs),
+            _ => None,
+        }
+    }
+
+    /// The bytes that it takes. `vpmaddubsw` saturates where two products of 255 and 127 meet, so
+    /// codes beyond 127 are signed there.
+    pub(crate) fn bytes(self, bits: u32, codes: Codes) -> CodeBytes {
+        let wide = match codes {
+            Codes::Table(table) => table == Table::Iq4,
+            _ => bits == 8,
+        };
+        match self {
+            Self::Maddubs if wide => CodeBytes::Signed,
+            _ => CodeBytes::Unsigned,
+        }
+    }
+}
+
+/// Columns `[columns, LANES]` as integers with a scale for each [`UNIT`] of them.
+pub(crate) fn quantize(dot: Dot, columns: &[f32], to: ByteColumnsMut<'_>) {
+    match dot {
+        // SAFETY: `Dot::of` makes these only where the processor has avx2 and fma.
+        Dot::Maddubs | Dot::Vnni256 => unsafe { avx2::byte_tile::quantize(columns, to) },
+        // SAFETY: `Dot::of` makes it only where the processor has these parts of AVX-512.
+        Dot::Vnni512 => unsafe { avx512::byte_tile::quantize(columns, to) },
+    }
+}
+
+/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some units of columns. The rows
+/// are the first `rows` of the matrix; there are one or two panels, whose sums are `apart` numbers
+/// apart. Without `accumulate`, the sums before count as zeros.
+pub(crate) fn multiply(
+    dot: Dot,
+    rows: usize,
+    units: Range<usize>,
+    matrix: BytePanel<'_>,
+    x: &[ByteColumns<'_>],
+    (sums, apart): (&mut [f32], usize),
+    accumulate: bool,
+) {
+    // The reads and writes of the tiles stay within these.
+    let (columns, stride) = (units.end * UNIT, matrix.rows);
+    let groups = columns.div_ceil(matrix.group);
+    assert!(matrix.group == HALF || matrix.group.is_multiple_of(UNIT));
+    assert!(rows <= stride && columns / 4 * stride <= matrix.quads.len());
+    assert!(groups * stride <= matrix.scales.len().min(matrix.biases.len()));
+    assert!((1..=PANELS).contains(&x.len()) && apart >= rows * LANES);
+    assert!(sums.len() >= (x.len() - 1) * apart + rows * LANES);
+    for x in x {
+        assert!(columns / 4 * LANES <= x.quads.len() && columns / UNIT * LANES <= x.scales.len());
+        assert!(columns / HALF * LANES <= x.sums.len());
+    }
+    if !accumulate {
+        for sums in sums.chunks_mut(apart).take(x.len()) {
+            sums[..rows * LANES].fill(0.0);
+        }
+    }
+    let task = TileTask {
+        units,
+        group: matrix.group,
+        stride,
+    };
+    // SAFETY: all addresses are asserted; `Dot::of` has seen the instruction set.
+    unsafe {
+        match dot {
+            Dot::Vnni512 => avx512::byte_tile::multiply(rows, &task, matrix, x, (sums, apart)),
+            Dot::Vnni256 => avx2::byte_tile::multiply_vnni(rows, &task, matrix, x, (sums, apart)),
+            Dot::Maddubs => avx2::byte_tile::multiply(rows, &task, matrix, x, (sums, apart)),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! How precisely prompts are computed: the option reaches the kernels, and says so.
+
+use crate::common::{fixture, max_difference};
+use inference::{ComputeType, LoadOptions, Precision, Prompt, TextModel};
+
+/// Positions of the prompt, enough for products of many rows.
+const PROMPT: u32 = 37;
+
+/// Quantized models: 4 and 8 bits, a mixture, and formats of their own.
+const QUANTIZED: [&str; 5] = [
+    "llama-q4",
+    "qwen3-q8",
+    "mixtral-q4",
+    "llama-modes",
+    "gpt-oss-mxfp4",
+];
+
+fn load(name: &str, precision: Precision) -> Box<dyn TextModel> {
+    let options = LoadOptions::new()
+        .with_backend("cpu")
+        .with_precision(precision);
+    inference::load_model(fixture("tiny").join(name), &options).unwrap()
+}
+
+fn logits(model: &dyn TextModel, count: u32) -> Vec<f32> {
+    let vocab = u32::try_from(model.info().vocab_size).unwrap();
+    let ids = (0..count).map(|i| (i * i * 7 + i * 13 + 5) % vocab);
+    let model = model.as_token_model().unwrap();
+    (model.logits(&Prompt::Tokens(ids.collect()), true).unwrap()).logits
+}
+
+#[test]
+fn fast_prompts_are_near_exact_ones_and_named() {
+    for name in QUANTIZED {
+        let [exact, fast] = [Precision::Exact, Precision::Fast].map(|p| load(name, p));
+        assert_eq!(exact.info().prompts.as_deref(), Some("float32"), "{name}");
+        let (exact_logits, fast_logits) = (
+            logits(exact.as_ref(), PROMPT),
+            logits(fast.as_ref(), PROMPT),
+        );
+        let largest = exact_logits.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let difference = max_difference(&exact_logits, &fast_logits);
+        assert!(
+            difference < 0.05 * largest,
+            "{name}: {difference} {largest}"
+        );
+        match fast.info().prompts.as_deref() {
+            // The option reached the kernels: another rounding.
+            Some("int8") => assert!(difference > 0.0, "{name}"),
+            Some("float32") => assert!(difference == 0.0, "{name}"),
+            other => panic!("{name}: {other:?}"),
+        }
+        // Few rows do not depend on it.
+        let few = [&exact, &fast].map(|model| logits(model.as_ref(), 9));
+        assert!(max_difference(&few[0], &few[1]) == 0.0, "{name}");
+    }
+}
+
+/// The kernels compute in float32. Dense weights are in the half type, so what they round by is all
+/// that differs.
+#[test]
+fn half_types_keep_weights_and_compute_by_the_kernels() {
+    let load = |name: &str, dtype| {
+        let options = LoadOptions::new().with_backend("cpu").with_dtype(dtype);
+        inference::load_model(fixture("tiny").join(name), &options).unwrap()
+    };
+    // Stored as float32, as bfloat16 and in 4 bits.
+    for name in ["llama", "llama-bf16", "llama-q4"] {
+        let plain = load(name, ComputeType::Float32);
+        let wanted = logits(plain.as_ref(), PROMPT);
+        let largest = wanted.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        // A few roundings to 11 and to 8 bits.
+        for (dtype, allowed) in [(ComputeType::Float16, 4e-3), (ComputeType::BFloat16, 3e-2)] {
+            let half = load(name, dtype);
+            assert_eq!(half.info().compute_type, Some(ComputeType::Float32));
+            assert!(half.info().weight_bytes <= plain.info().weight_bytes);
+            let found = logits(half.as_ref(), PROMPT);
+            let difference = max_difference(&found, &wanted);
+            assert!(
+                difference <= allowed * largest,
+                "{name} {dtype}: {difference} {largest}"
+            );
+        }
+    }
+}
