@@ -67,8 +67,9 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[must_use]
-    pub fn with_prompts(self, prompts: Prompts) -> Self {
-        Self { prompts, ..self }
+    pub fn with_prompts(mut self, prompts: Prompts) -> Self {
+        self.prompts = prompts;
+        self
     }
 
     /// What inputs of many rows become; see [`Self::with_prompts`].
