@@ -23,7 +23,7 @@ use crate::error::engine as engine_error;
 use crate::generate::{Batch, Generation, salt};
 use crate::nn::attention::Positions;
 use crate::nn::feed_forward::as_trained;
-use crate::steer::RequestEdits;
+use crate::steer::{Edits, RequestEdits, hook};
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -385,7 +385,7 @@ impl MlxModel {
                 )?),
                 None => None,
             };
-            let edits = edits.as_ref();
+            let mut edits = Edits::of(vec![edits]);
             let caches = decoder.new_caches(engine.cache_options());
             let mut caches = caches.for_sequence(ids.len());
             let mut parts = Vec::new();
@@ -398,7 +398,7 @@ impl MlxModel {
                     let part = forward(
                         decoder.as_ref(),
                         tokens,
-                        (&mut caches, edits),
+                        (&mut caches, hook(&mut edits)),
                         Positions::All,
                     )
                     .and_then(|part| eval([&part]).map(|()| part))
@@ -409,7 +409,7 @@ impl MlxModel {
                 parts.push(forward_prompt(
                     decoder.as_ref(),
                     &ids,
-                    (&mut caches, edits),
+                    (&mut caches, hook(&mut edits)),
                     step,
                     &mut |_| check(),
                 )?);

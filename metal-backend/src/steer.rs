@@ -263,10 +263,18 @@ impl Edits {
     }
 }
 
+/// These edits as the hook of a pass, where there are any.
+pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
+    match edits {
+        Some(edits) => Some(edits),
+        None => None,
+    }
+}
+
 /// A watch of a pass with these edits.
 pub fn watch(edits: &mut Option<Edits>) -> Watch<'_> {
-    match edits {
-        Some(edits) => Watch::hooked(edits),
+    match hook(edits) {
+        Some(hook) => Watch::hooked(hook),
         None => Watch::nothing(),
     }
 }

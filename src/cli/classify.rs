@@ -4,7 +4,7 @@ use inference::{GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
 use super::console::Console;
-use super::failure::Failure;
+use super::failure::{Failure, of_options};
 use super::load::{LoadArgs, ModelArgs, load};
 use super::records::InputArgs;
 use super::steer::SteerArgs;
@@ -45,7 +45,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             .map(|record| record.ask.prompt(model))
             .collect::<inference::Result<Vec<Prompt>>>()?;
         let wants_logits = !labels.is_empty() || args.top > 0;
-        let results = model.classify(&prompts, &options, wants_logits)?;
+        let results = model
+            .classify(&prompts, &options, wants_logits)
+            .map_err(of_options)?;
         for (record, result) in part.iter().zip(results) {
             let mut value = json!({"index": record.index});
             if let Some(id) = &record.id {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use inference::{Interrupt, LogitsOutput, Prompt, SteerableModel, Steering, TextModel};
 
-use super::failure::Failure;
+use super::failure::{Failure, of_options};
 
 /// Edits inside the model.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -19,7 +19,7 @@ impl SteerArgs {
     /// The edits of the file, where one is given.
     pub fn read(&self) -> Result<Option<Steering>, Failure> {
         match &self.steer {
-            Some(path) => Ok(Some(Steering::read(path)?)),
+            Some(path) => Steering::read(path).map(Some).map_err(of_options),
             None => Ok(None),
         }
     }
@@ -42,7 +42,8 @@ pub fn logits(
 ) -> Result<LogitsOutput, Failure> {
     if let Some(steering) = steering {
         let model = steerable(model)?;
-        return Ok(model.steered_logits_until(prompt, all, steering, interrupt)?);
+        let logits = model.steered_logits_until(prompt, all, steering, interrupt);
+        return logits.map_err(of_options);
     }
     let tokens = model.as_token_model().ok_or_else(|| {
         inference::Error::new(
@@ -60,5 +61,6 @@ pub fn logprobs(
     steering: &Steering,
     interrupt: &Interrupt,
 ) -> Result<Vec<f32>, Failure> {
-    Ok(steerable(model)?.steered_logprobs_until(prompt, steering, interrupt)?)
+    let logprobs = steerable(model)?.steered_logprobs_until(prompt, steering, interrupt);
+    logprobs.map_err(of_options)
 }

@@ -185,8 +185,8 @@ impl Steering {
     /// Compares the edits with a model.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) naming the edit, the layer, the
-    /// field and what is allowed.
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) naming the edit, the layer,
+    /// the field and what is allowed.
     pub fn check(&self, shape: &SteeringShape) -> Result<()> {
         let count = shape.layers.len();
         for (at, edit) in self.edits().iter().enumerate() {

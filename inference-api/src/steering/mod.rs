@@ -167,7 +167,7 @@ pub struct Edit {
     pub hook: Hook,
     /// At which positions.
     pub positions: EditPositions,
-    /// Which heads of [`Hook::Heads`] or neurons of [`Hook::Neurons`]; `None` for all that is there.
+    /// Which heads of [`Hook::Heads`] or neurons of [`Hook::Neurons`]; `None` for all there are.
     /// A vector has the numbers of these alone, in this order.
     pub units: Option<Vec<usize>>,
     /// What becomes of it.

@@ -61,7 +61,8 @@ pub trait SteerableModel: TextModel {
         interrupt: &Interrupt,
     ) -> Result<LogitsOutput>;
 
-    /// As [`TokenModel::token_logprobs_until`](crate::TokenModel::token_logprobs_until), with edits.
+    /// As [`TokenModel::token_logprobs_until`](crate::TokenModel::token_logprobs_until), with
+    /// edits.
     ///
     /// # Errors
     /// As that, and what [`Steering::check`] says.

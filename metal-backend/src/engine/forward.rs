@@ -8,9 +8,9 @@ use crate::arch::Decoder;
 use crate::cache::{self, Caches, Row};
 use crate::error::engine;
 use crate::nn::attention::Positions;
-use crate::steer::{Edits, RequestEdits, watch};
+use crate::nn::hooks::{StateHook, Watch};
 
-/// Runs `prompt`, with the edits there are, through the model in steps of at most `step` tokens. Returns the logits of its
+/// Runs `prompt`, watched by the hook there is, through the model in steps of at most `step` tokens. Returns the logits of its
 /// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step
 /// with the number of positions done.
 ///
@@ -19,7 +19,7 @@ use crate::steer::{Edits, RequestEdits, watch};
 pub fn forward_prompt(
     decoder: &dyn Decoder,
     prompt: &[u32],
-    (caches, edits): (&mut Caches, Option<&RequestEdits>),
+    (caches, mut hook): (&mut Caches, Option<&mut dyn StateHook>),
     step: usize,
     between: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<Array> {
@@ -28,7 +28,11 @@ pub fn forward_prompt(
     while rest.len() > step.max(1) {
         let (now, later) = rest.split_at(step.max(1));
         // The logits stay uncomputed: only keys and values are asked for.
-        forward(decoder, now, (&mut *caches, edits), Positions::Last)
+        let again: Option<&mut dyn StateHook> = match &mut hook {
+            Some(hook) => Some(&mut **hook),
+            None => None,
+        };
+        forward(decoder, now, (&mut *caches, again), Positions::Last)
             .and_then(|_| cache::eval_caches(caches))
             .and_then(|()| memory::clear_cache())
             .map_err(engine("prefill"))?;
@@ -36,7 +40,7 @@ pub fn forward_prompt(
         between(done)?;
         rest = later;
     }
-    forward(decoder, rest, (caches, edits), Positions::Last).map_err(engine("prefill"))
+    forward(decoder, rest, (caches, hook), Positions::Last).map_err(engine("prefill"))
 }
 
 /// One forward pass of one row, not yet computed.
@@ -46,7 +50,7 @@ pub fn forward_prompt(
 pub fn forward(
     decoder: &dyn Decoder,
     tokens: &[u32],
-    (caches, edits): (&mut Caches, Option<&RequestEdits>),
+    (caches, hook): (&mut Caches, Option<&mut dyn StateHook>),
     positions: Positions,
 ) -> mlx_rs_core::Result<Array> {
     let ids = ids(tokens)?;
@@ -54,8 +58,11 @@ pub fn forward(
         length: ids.dim(1)?,
         caches,
     }];
-    let mut edits = Edits::of(vec![edits.cloned()]);
-    decoder.forward(&ids, &mut rows, positions, &mut watch(&mut edits))
+    let mut watch = match hook {
+        Some(hook) => Watch::hooked(hook),
+        None => Watch::nothing(),
+    };
+    decoder.forward(&ids, &mut rows, positions, &mut watch)
 }
 
 /// Ids as `[1, n]`.

@@ -6,6 +6,7 @@ use inference::Result;
 use super::request::Request;
 use super::sequence::{Pending, SequenceState};
 use crate::engine::forward::forward_prompt;
+use crate::steer::{Edits, hook};
 
 impl SequenceState {
     /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the
@@ -20,10 +21,11 @@ impl SequenceState {
         let total = tokens.len();
         let from = self.prefilled.min(total.saturating_sub(1));
         request.report(from);
+        let mut edits = Edits::of(vec![self.edits.clone()]);
         let logits = forward_prompt(
             self.decoder.as_ref(),
             &tokens[from..],
-            (&mut self.caches, self.edits.as_ref()),
+            (&mut self.caches, hook(&mut edits)),
             request.options().prefill.prefill_step_size,
             &mut |done| {
                 request.report(from + done);

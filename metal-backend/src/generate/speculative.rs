@@ -17,6 +17,7 @@ use crate::engine::forward::{forward, forward_prompt};
 use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::sample::Sampler;
+use crate::steer::{Edits, hook};
 
 /// What proposes tokens.
 pub enum Drafter {
@@ -170,10 +171,11 @@ impl SpeculativeDecoder {
         let fault = engine("decode");
         let inputs = [&[last], guesses.as_slice()].concat();
         let sequence = &mut self.sequence;
+        let mut edits = Edits::of(vec![sequence.edits.clone()]);
         let logits = forward(
             sequence.decoder.as_ref(),
             &inputs,
-            (&mut sequence.caches, sequence.edits.as_ref()),
+            (&mut sequence.caches, hook(&mut edits)),
             Positions::All,
         )
         .map_err(&fault)?;

@@ -75,12 +75,14 @@ const ORDER: &[&str] = &[
     "engine::forward",
     "engine",
     "engine::adapters",
+    "steer",
     "generate::*",
     "inspect::*",
     // What answers the contract, and what loads it.
     "model",
     "model::adapters",
     "model::inspect",
+    "model::steerable",
     "divided",
     "backend",
     // Tasks that load a model themselves.
