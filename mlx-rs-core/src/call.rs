@@ -74,6 +74,11 @@ pub(crate) fn lock() -> Guard {
     guard
 }
 
+/// Takes the lock if nobody else holds it, to free something.
+pub(crate) fn try_lock() -> Option<Guard> {
+    MLX.try_lock()
+}
+
 /// Takes the lock.
 ///
 /// # Errors

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mlx_sys as sys;
 
 use crate::array::Array;
-use crate::call;
 use crate::error::{Error, ErrorKind, Result};
+use crate::{call, closure};
 
 /// Zero until first asked; then bytes.
 static BUDGET: AtomicU64 = AtomicU64::new(0);
@@ -146,10 +146,12 @@ pub fn physical_memory() -> Option<u64> {
 /// ```
 #[must_use]
 pub fn live_arrays() -> i64 {
+    closure::drop_discarded();
     call::live()
 }
 
 fn get(op: &'static str, f: impl FnOnce(*mut usize) -> i32) -> Result<usize> {
+    closure::drop_discarded();
     let mut out = 0usize;
     call::status(op, || f(&raw mut out))?;
     Ok(out)
@@ -276,6 +278,7 @@ pub fn cache() -> Result<usize> {
 /// # Errors
 /// When MLX cannot.
 pub fn clear_cache() -> Result<()> {
+    closure::drop_discarded();
     // SAFETY: takes nothing.
     call::status("clear_cache", || unsafe { sys::mlx_clear_cache() })
 }

@@ -200,7 +200,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "rust-mlx-inference-server",
         &["rust-mlx-inference-api", "rust-mlx-inference-text"],
     ),
-    ("rust-mlx-inference-probe", &[]),
+    ("rust-mlx-inference-probe", &["rust-mlx-inference-formats"]),
     ("rust-mlx-mlxlm-backend", &["rust-mlx-inference-api"]),
     ("rust-mlx-cpu-kernels", &[]),
     ("rust-mlx-sys", &[]),

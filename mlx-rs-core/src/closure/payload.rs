@@ -156,9 +156,13 @@ pub(crate) fn free<T>(payload: T) {
     FREEING.set(before);
 }
 
-/// Drops something with arrays, later where this thread must not.
+/// Drops arrays and nothing of a caller's. A thread of MLX's does it at once where it need not wait
+/// for the lock; otherwise the next evaluation or question about memory does it.
 pub(crate) fn part_with<T: Send + 'static>(arrays: T) {
     if FREEING.get() {
-        discard(arrays);
+        match call::try_lock() {
+            Some(_guard) => drop_quietly(arrays),
+            None => discard(arrays),
+        }
     }
 }
