@@ -1,11 +1,11 @@
 //! JSON as Python writes it: its module `json` also writes `Infinity`, `-Infinity` and `NaN`, which
 //! JSON does not have. Published configurations hold them, such as `time_step_limit: [0.0,
-//! Infinity]` of Mamba-2.
+//! Infinity]` of Mamba-2. Hugging Face transformers 5 writes `{"__float__": "Infinity"}` instead.
 
 use serde_json::Value;
 
-/// The value that a text of JSON or of Python's dialect describes. An infinite number becomes the
-/// largest finite number of its sign; NaN becomes null.
+/// The value that a text of JSON or of Python's dialect describes. An infinite number, also one as
+/// transformers 5 tags it, becomes the largest finite number of its sign; NaN becomes null.
 ///
 /// # Errors
 /// Those of JSON, when the text is neither.
@@ -18,8 +18,29 @@ use serde_json::Value;
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Value> {
-    serde_json::from_slice(bytes)
-        .or_else(|fault| serde_json::from_slice(&as_json(bytes)).map_err(|_| fault))
+    let mut value = serde_json::from_slice(bytes)
+        .or_else(|fault| serde_json::from_slice(&as_json(bytes)).map_err(|_| fault))?;
+    untag(&mut value);
+    Ok(value)
+}
+
+/// Replaces the objects of one field `__float__` that transformers 5 writes for numbers that JSON
+/// does not have.
+fn untag(value: &mut Value) {
+    match value {
+        Value::Array(all) => all.iter_mut().for_each(untag),
+        Value::Object(fields) => {
+            let tag = fields.get("__float__").and_then(Value::as_str);
+            let number = match tag.filter(|_| fields.len() == 1) {
+                Some("Infinity") => f64::MAX.into(),
+                Some("-Infinity") => f64::MIN.into(),
+                Some("NaN") => Value::Null,
+                _ => return fields.values_mut().for_each(untag),
+            };
+            *value = number;
+        }
+        _ => {}
+    }
 }
 
 /// The same text with numbers of JSON outside of strings.
@@ -65,6 +86,12 @@ mod tests {
             "note": "Infinity \" NaN", "Infinity": 1});
         assert_eq!(from_slice(text).unwrap(), expected);
         assert_eq!(from_slice(b"[1, null]").unwrap(), json!([1, null]));
+        let tagged = br#"{"limit": [0.0, {"__float__": "Infinity"}], "a": {"__float__": "NaN"},
+            "b": {"c": {"__float__": "-Infinity"}}, "d": {"__float__": "1"},
+            "e": {"__float__": "NaN", "more": 1}}"#;
+        let expected = json!({"limit": [0.0, f64::MAX], "a": null, "b": {"c": f64::MIN},
+            "d": {"__float__": "1"}, "e": {"__float__": "NaN", "more": 1}});
+        assert_eq!(from_slice(tagged).unwrap(), expected);
         for broken in [
             "{\"a\": Infinit}",
             "{\"a\": Infinity",

@@ -25,5 +25,6 @@ mod requests;
 mod sampling;
 mod steering;
 mod trace;
+mod transformers5;
 mod vindex_walk;
 mod walk_only;

@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models import falcon_h1, lfm2_moe
+from mlx_lm.models import falcon_h1, granitemoehybrid, lfm2_moe, mamba2
 
 import tiny_tokenizer
 from tiny_models import DEFAULT_OUT, numbers, text_goldens, write_json
@@ -85,6 +85,26 @@ def with_falcon_factors(model: nn.Module) -> None:
         for layer in model.layers:
             layer.self_attn.k_proj.weight *= args.key_multiplier
             layer.self_attn.v_proj.weight *= args.attention_in_multiplier
+
+
+class GroupedNorm(nn.Module):
+    """The gated norm of Mamba-2 as mamba_ssm and transformers compute it: each group of channels has its own mean square.
+    mlx-lm 0.30.7 takes that of all groups together."""
+
+    def __init__(self, norm: nn.Module, groups: int):
+        super().__init__()
+        self.weight, self.eps, self.groups = norm.weight, norm.eps, groups
+
+    def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
+        grouped = mx.unflatten(nn.silu(gate) * x, -1, (self.groups, -1))
+        return self.weight * mx.fast.rms_norm(grouped, None, self.eps).flatten(-2)
+
+
+def with_grouped_norms(model: nn.Module) -> None:
+    """Replaces the gated norms that mlx-lm 0.30.7 computes otherwise."""
+    for block in model.modules():
+        if isinstance(block, (mamba2.Mamba2Block, granitemoehybrid.GraniteMoeHybridMamba2Mixer)):
+            block.norm = GroupedNorm(block.norm, block.n_groups)
 
 
 def every_layer(forward: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -274,6 +294,8 @@ FALCON = BASE | {
     "mlp_multipliers": [0.9, 0.7],
 }
 
+GROUPED_NORM = ["gated norm: of each group, as in transformers"]
+
 FALCON_REPLACED = ["key_multiplier on keys and attention_in_multiplier on values", "all layers without caches"]
 
 NEMOTRON = BASE | {
@@ -380,6 +402,7 @@ SPECS = [
         },
         "Mamba2ForCausalLM",
         turned,
+        replaced=GROUPED_NORM,
     ),
     Spec(
         "granitemoehybrid",
@@ -395,6 +418,7 @@ SPECS = [
         },
         "GraniteMoeHybridForCausalLM",
         granite,
+        replaced=GROUPED_NORM,
     ),
     Spec(
         "granitemoehybrid-dense",
@@ -409,6 +433,7 @@ SPECS = [
         },
         "GraniteMoeHybridForCausalLM",
         granite,
+        replaced=GROUPED_NORM,
     ),
     Spec(
         "falcon-h1",
@@ -498,6 +523,7 @@ def build(spec: Spec, seed: int) -> tuple[nn.Module, dict[str, np.ndarray]]:
     model.load_weights(list(model.sanitize(stored).items()), strict=True)
     with_own_routers(model)
     with_falcon_factors(model)
+    with_grouped_norms(model)
     model.eval()
     mx.eval(model.parameters())
     return model, published

@@ -6,7 +6,7 @@ use inference::Result;
 
 use super::Decoder;
 use super::build::{AttentionParts, Builder, int, invalid};
-use super::mamba2::{Fields, mixer, shape};
+use super::mamba2::{Fields, grouped_norm, mixer, shape};
 use super::moe::{ExpertsAt, counts, experts, fused_experts};
 use super::stack::{Block, Stack};
 use super::wiring::BlockInfo;
@@ -14,7 +14,6 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
-use crate::nn::mamba2::GatedNorm;
 use crate::nn::moe::{SharedExpert, Weighing};
 use crate::nn::{Activation, FeedForward, GatedMlp, Linear, Mixer, Mixture, Router};
 
@@ -38,7 +37,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let blocks = b.blocks(|b, i, prefix| {
         let mixer: Box<dyn Mixer> = if b.config.is_recurrent(i) {
             let at = format!("{prefix}.mamba");
-            let norm = GatedNorm::Whole(b.norm(&format!("{at}.norm"), sizes.inner())?);
+            let norm = grouped_norm(b, &at, sizes)?;
             Box::new(mixer(b, &at, sizes, ([projected; 2], norm))?)
         } else {
             let parts = AttentionParts {

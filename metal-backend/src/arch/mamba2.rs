@@ -50,7 +50,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 mixer_in: Some(b.hidden_norm(&format!("{prefix}.norm"))?),
                 mixer: {
                     let at = format!("{prefix}.mixer");
-                    let norm = GatedNorm::Whole(b.norm(&format!("{at}.norm"), shape.inner())?);
+                    let norm = grouped_norm(&mut b, &at, shape)?;
                     mixer(&mut b, &at, shape, ([bias; 2], norm))?
                 },
                 mixer_out: None,
@@ -116,6 +116,18 @@ fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
         return Err(fault());
     }
     Ok((limit.0 as f32, limit.1 as f32))
+}
+
+/// The norm after the gate: each group of heads has a mean square of its own, as in mamba_ssm.
+///
+/// # Errors
+/// When the tensor is missing or of another shape.
+pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) -> Result<GatedNorm> {
+    Ok(GatedNorm::Grouped {
+        norm: b.group_norm(&format!("{at}.norm"), shape.inner())?,
+        groups: shape.groups,
+        before_gate: false,
+    })
 }
 
 /// The layer below a name, with biases on the projections in and out, and a norm.

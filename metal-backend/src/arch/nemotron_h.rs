@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Decoder;
 use super::build::{AttentionParts, Builder, int, invalid};
-use super::mamba2::{Fields, mixer, shape};
+use super::mamba2::{Fields, grouped_norm, mixer, shape};
 use super::moe::counts;
 use super::stack::{Block, Stack};
 use super::wiring::BlockInfo;
@@ -19,7 +19,7 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::mamba2::{GatedNorm, Mamba2Shape};
+use crate::nn::mamba2::Mamba2Shape;
 use crate::nn::moe::{SharedExpert, Weighing};
 use crate::nn::{Activation, Experts, FeedForward, Mixer, Mixture, Mlp, NoMixer, Router};
 
@@ -96,11 +96,7 @@ fn part(
     match kind {
         _ if config.is_recurrent(i) => {
             let bias = config.flag("mamba_proj_bias")?.unwrap_or(false);
-            let norm = GatedNorm::Grouped {
-                norm: b.group_norm(&format!("{at}.norm"), sizes.inner())?,
-                groups: sizes.groups,
-                before_gate: false,
-            };
+            let norm = grouped_norm(b, at, sizes)?;
             mixed(Box::new(mixer(b, at, sizes, ([bias; 2], norm))?))
         }
         _ if config.has_keys(i) => {

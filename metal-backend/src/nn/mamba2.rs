@@ -54,8 +54,6 @@ pub struct Mamba2 {
 pub enum GatedNorm {
     /// The gate only.
     Gate,
-    /// The gate, then a norm over all heads.
-    Whole(Norm),
     /// The gate, and a norm of each of some groups of heads.
     Grouped {
         /// Of a group.
@@ -73,7 +71,6 @@ impl GatedNorm {
         let gate = gate.silu()?;
         match self {
             Self::Gate => x.multiply(&gate),
-            Self::Whole(norm) => norm.forward(&x.multiply(&gate)?),
             Self::Grouped {
                 norm,
                 groups,
