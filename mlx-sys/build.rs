@@ -41,7 +41,7 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let env = env::Env::read();
-    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5, mlx_loaded)");
+    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5, mlx_c_0_7, mlx_loaded)");
     for path in [
         "build.rs",
         "build",

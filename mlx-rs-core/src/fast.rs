@@ -5,9 +5,9 @@ use std::ffi::CStr;
 use mlx_sys as sys;
 
 use crate::array::Array;
-use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::quirks::Facts;
+use crate::{call, compat};
 
 /// Root-mean-square normalization over the last axis, times `weight` (Zhang and Sennrich 2019):
 /// `x / sqrt(mean(x^2) + eps) * weight`.
@@ -353,7 +353,7 @@ pub fn scaled_dot_product_attention_with_sinks(
     call::array("scaled_dot_product_attention", |out, s| {
         // SAFETY: all handles are live; the mode is a static string; null stands for no array.
         unsafe {
-            sys::mlx_fast_scaled_dot_product_attention(
+            compat::mlx_fast_scaled_dot_product_attention(
                 out,
                 queries.raw(),
                 keys.raw(),

@@ -15,10 +15,10 @@
 use mlx_sys as sys;
 
 use crate::array::Array;
-use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 use crate::ops::Axes;
+use crate::{call, compat};
 
 /// Which half of a transform is real.
 #[derive(Clone, Copy, PartialEq)]
@@ -125,7 +125,7 @@ macro_rules! transforms {
                 let (n, axes) = plan(op, x, n.as_ref().map(|n| &n[..]), &[axis], Kind::$kind)?;
                 call::array(op, |out, s| {
                     // SAFETY: all handles are live; the axis exists and the length is positive.
-                    unsafe { sys::$c1(out, x.raw(), n[0], axes[0], s) }
+                    unsafe { compat::$c1(out, x.raw(), n[0], axes[0], s) }
                 })
                 .map_err(|e| e.with_inputs(&[x]))
             }
@@ -147,7 +147,7 @@ macro_rules! transforms {
                     // SAFETY: pointers and lengths describe the slices; the axes exist and the
                     // lengths are positive.
                     unsafe {
-                        sys::$c2(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
+                        compat::$c2(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
                     }
                 })
                 .map_err(|e| e.with_inputs(&[x]))
@@ -179,7 +179,7 @@ macro_rules! transforms {
                     // SAFETY: pointers and lengths describe the slices; the axes exist and the
                     // lengths are positive.
                     unsafe {
-                        sys::$cn(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
+                        compat::$cn(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
                     }
                 })
                 .map_err(|e| e.with_inputs(&[x]))

@@ -45,6 +45,7 @@ mod activation;
 mod array;
 mod call;
 mod closure;
+mod compat;
 mod deadlock;
 mod device;
 mod dtype;

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::cache::{Cache, sha256_tree};
 use crate::cmake;
 use crate::env::Env;
-use crate::pins::{Pins, Version, parse_version, supported};
+use crate::pins::{Pins, SUPPORTED, Version, parse_version, supported};
 use crate::pip::run;
 use crate::tools::Tools;
 
@@ -41,7 +41,7 @@ impl Source {
         if !supported(version) {
             let (a, b, c) = version;
             return Err(format!(
-                "{} is mlx-c {a}.{b}.{c}; this binding is for 0.4.1 to 0.5.x",
+                "{} is mlx-c {a}.{b}.{c}; this binding is for {SUPPORTED}",
                 dir.display()
             ));
         }
@@ -79,7 +79,7 @@ impl Source {
         let text = run(&mut command).map_err(|e| {
             format!(
                 "cannot fetch the Cargo package that carries mlx-c:\n{e}\n\
-                 Check the network, or set MLX_C_SOURCE_DIR to a checkout of mlx-c 0.4.1 to 0.5.x."
+                 Check the network, or set MLX_C_SOURCE_DIR to a checkout of mlx-c {SUPPORTED}."
             )
         })?;
         let metadata: serde_json::Value =

@@ -26,15 +26,21 @@ pub fn parse_version(text: &str) -> Option<Version> {
     parts.next().is_none().then_some(version)
 }
 
-/// Whether this binding speaks the API of that mlx-c: 0.4.1 up to the end of 0.5.
+/// The versions of mlx-c that this binding speaks, for messages.
+pub const SUPPORTED: &str = "0.4.1 to 0.5.x and 0.7.x";
+
+/// Whether this binding speaks the API of that mlx-c.
 pub fn supported(version: Version) -> bool {
-    ((0, 4, 1)..(0, 6, 0)).contains(&version)
+    ((0, 4, 1)..(0, 6, 0)).contains(&version) || ((0, 7, 0)..(0, 8, 0)).contains(&version)
 }
 
-/// Whether that mlx-c has the additions of 0.5: the cfg `mlx_c_0_5`, in `mlx-sys` and in
-/// dependents.
-pub fn is_0_5((major, minor, _): Version) -> bool {
-    (major, minor) >= (0, 5)
+/// The API levels beside 0.4.1 that a version of mlx-c has, each a cfg such as `mlx_c_0_5` in
+/// `mlx-sys` and in dependents.
+pub fn levels((major, minor, _): Version) -> impl Iterator<Item = &'static str> {
+    let all = [((0, 5), "0_5"), ((0, 7), "0_7")];
+    all.into_iter()
+        .filter(move |(first, _)| (major, minor) >= *first)
+        .map(|(_, name)| name)
 }
 
 impl Pins {
