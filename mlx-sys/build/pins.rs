@@ -62,9 +62,23 @@ impl Pins {
             .ok_or_else(|| format!("pins.json lacks `{key}`"))
     }
 
-    /// A field of the pinned mlx-c package.
-    pub fn mlx_c(&self, key: &str) -> Result<String, String> {
-        Self::text(&self.0["mlx_c"], key)
+    /// The minor version of mlx-c that is built unless another is asked for.
+    pub fn default_mlx_c(&self) -> Result<String, String> {
+        Self::text(&self.0, "mlx_c_default")
+    }
+
+    /// The minor versions of mlx-c that have a pinned package.
+    pub fn all_mlx_c(&self) -> Vec<&str> {
+        let all = self.0["mlx_c"].as_object();
+        all.into_iter()
+            .flatten()
+            .map(|(name, _)| name.as_str())
+            .collect()
+    }
+
+    /// A field of the pinned package of a minor version of mlx-c.
+    pub fn mlx_c(&self, minor: &str, key: &str) -> Result<String, String> {
+        Self::text(&self.0["mlx_c"][minor], key)
     }
 
     /// The MLX version that a version of mlx-c belongs to.
@@ -72,11 +86,14 @@ impl Pins {
         Self::text(&self.0["mlx_for_mlx_c"], &format!("{major}.{minor}"))
     }
 
-    /// NVIDIA's packages for a version of CUDA, each with the directory below `nvidia` where MLX looks
-    /// for it.
-    pub fn cuda_libraries(&self, cuda: &str) -> Result<Vec<(String, String)>, String> {
-        let all = self.0["cuda_libraries"][cuda].as_object();
-        let all = all.ok_or_else(|| format!("pins.json has no NVIDIA packages for CUDA {cuda}"))?;
+    /// NVIDIA's packages for a version of MLX and of CUDA, each with the directory below `nvidia`
+    /// where MLX looks for it.
+    pub fn cuda_libraries(&self, mlx: &str, cuda: &str) -> Result<Vec<(String, String)>, String> {
+        let minor = mlx.rsplit_once('.').map_or(mlx, |(minor, _)| minor);
+        let all = self.0["cuda_libraries"][minor][cuda].as_object();
+        let all = all.ok_or_else(|| {
+            format!("pins.json has no NVIDIA packages for MLX {minor} and CUDA {cuda}")
+        })?;
         all.iter()
             .map(|(directory, package)| {
                 let package = package

@@ -21,7 +21,12 @@ extern "C" int rust_mlx_make_statics(void (*handler)(void)) {
     std::atexit(handler);
     mx::scheduler::scheduler();
     std::atexit(handler);
+#if MLX_VERSION_NUMERIC >= 32000
+    // Default streams belong to a thread there. The first stream is what functions from files run on.
+    auto stream = mx::new_thread_unsafe_stream(mx::Device(mx::Device::cpu));
+#else
     auto stream = mx::default_stream(mx::Device(mx::Device::cpu));
+#endif
 #ifdef RUST_MLX_HAS_ENCODER
     mx::cpu::get_command_encoder(stream);
     std::atexit(handler);
