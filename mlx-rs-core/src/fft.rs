@@ -17,7 +17,7 @@ use mlx_sys as sys;
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
-use crate::ops::Axes;
+use crate::ops::{self, Axes};
 use crate::{call, compat};
 
 /// Which half of a transform is real.
@@ -186,6 +186,36 @@ macro_rules! transforms {
             }
         )*
     };
+}
+
+/// The frequencies of the results of [`fft`] of `n` points that are `d` apart, `float32` `[n]`: from
+/// zero up, then the negative ones.
+///
+/// ```
+/// use mlx_rs_core::fft;
+/// assert_eq!(fft::fftfreq(4, 0.5)?.to_vec::<f32>()?, [0.0, 0.5, -1.0, -0.5]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Value`] without points.
+pub fn fftfreq(n: i32, d: f64) -> Result<Array> {
+    ops::frequencies(n, d, false)
+}
+
+/// The frequencies of the results of [`rfft`] of `n` points that are `d` apart, `float32`
+/// `[n / 2 + 1]`.
+///
+/// ```
+/// use mlx_rs_core::fft;
+/// assert_eq!(fft::rfftfreq(4, 0.5)?.to_vec::<f32>()?, [0.0, 0.5, 1.0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Value`] without points.
+pub fn rfftfreq(n: i32, d: f64) -> Result<Array> {
+    ops::frequencies(n, d, true)
 }
 
 transforms! {
