@@ -1,5 +1,6 @@
 //! Operations that MLX has since 0.32, composed of older ones, so that every version has them.
 
+use super::create::check_shape;
 use super::{Axes, arange, concatenate, full, where_, zeros};
 use crate::array::Array;
 use crate::dtype::Dtype;
@@ -338,6 +339,7 @@ fn cosines(points: i32, [a, b, c]: [f64; 3]) -> Result<Array> {
         1 => return full(&[1], &Array::scalar(1.0f32)?, Dtype::Float32),
         _ => {}
     }
+    check_shape("window", &[points], Dtype::Float32)?;
     let turn = std::f64::consts::TAU / f64::from(points - 1);
     let at = |i: i32| {
         let angle = turn * f64::from(i);
@@ -404,6 +406,7 @@ pub fn bartlett(points: i32) -> Result<Array> {
     if points <= 1 {
         return cosines(points, [1.0, 0.0, 0.0]);
     }
+    check_shape("window", &[points], Dtype::Float32)?;
     let middle = f64::from(points - 1) / 2.0;
     let at = |i: i32| (1.0 - (f64::from(i) - middle).abs() / middle) as f32;
     let values: Vec<f32> = (0..points).map(at).collect();

@@ -4,8 +4,9 @@ use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::linalg::{self, Norm, Triangle};
 use mlx_rs_core::{
     All, Array, Axes, Conv, Dtype, Error, ErrorKind, GridIndexing, Pad, QuantMode, Quantized,
-    Result, ScatterMode, Side, arange, bartlett, blackman, fft, hamming, hanning, broadcast_arrays, concatenate, concatenate_flat, einsum, eye,
-    full, identity, linspace, meshgrid, ones, stack, tri, where_, zeros,
+    Result, ScatterMode, Side, arange, bartlett, blackman, broadcast_arrays, concatenate,
+    concatenate_flat, einsum, eye, fft, full, hamming, hanning, identity, linspace, meshgrid, ones,
+    stack, tri, where_, zeros,
 };
 
 use super::operations::{self, Call};
