@@ -211,11 +211,10 @@ fn functions_of_other_forms_compute_the_same() {
 #[test]
 fn indices_have_no_slope() {
     // The indices depend on what is differentiated.
-    let sum = |x: &[Array]| -> Result<Array, Error> {
-        let order = x[0].argsort(0)?;
-        x[0].take_along_axis(&order, 0)?
-            .multiply(&Array::vector(&[1.0f32, 10.0, 100.0])?)?
-            .sum(All, false)
+    let sum = |x: &[Array]| -> Result<Vec<Array>, Error> {
+        let sorted = x[0].take_along_axis(&x[0].argsort(0)?, 0)?;
+        let scaled = sorted.multiply(&Array::vector(&[1.0f32, 10.0, 100.0])?)?;
+        Ok(vec![scaled.sum(All, false)?])
     };
     let x = Array::vector(&[3.0f32, 1.0, 2.0]).unwrap();
     let slope = grad(sum, &[0])(&[x]).unwrap();
