@@ -3,13 +3,15 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5)");
+    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5, mlx_c_0_7)");
     for key in ["VERSION", "MLX_VERSION", "LIB", "ROOT"] {
         if let Ok(value) = std::env::var(format!("DEP_MLXC_{key}")) {
             println!("cargo:{}={value}", key.to_lowercase());
         }
     }
-    if std::env::var_os("DEP_MLXC_C_0_5").is_some() {
-        println!("cargo:rustc-cfg=mlx_c_0_5");
+    for level in ["0_5", "0_7"] {
+        if std::env::var_os(format!("DEP_MLXC_C_{level}")).is_some() {
+            println!("cargo:rustc-cfg=mlx_c_{level}");
+        }
     }
 }

@@ -41,23 +41,22 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let env = env::Env::read();
-    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5, mlx_loaded)");
+    println!("cargo:rustc-check-cfg=cfg(mlx_c_0_5, mlx_c_0_7, mlx_loaded)");
     for path in [
         "build.rs",
         "build",
         "shim",
-        "src/bindings.rs",
+        "src/bindings",
         "vendor/pins.json",
-        "vendor/mlx-c/manifest.toml",
-        "vendor/mlx-c/lock.toml",
+        "vendor/mlx-c",
     ] {
         println!("cargo:rerun-if-changed={path}");
     }
+    let pins = pins::Pins::read(&env.manifest_dir.join("vendor/pins.json"))?;
     if env.pregenerated {
-        return bindings::use_committed(&env);
+        return bindings::use_committed(&env, &pins);
     }
     let cache = cache::Cache::open(&env)?;
-    let pins = pins::Pins::read(&env.manifest_dir.join("vendor/pins.json"))?;
     let pip = pip::Pip {
         env: &env,
         cache: &cache,

@@ -62,14 +62,14 @@ def own_python():
     os.execv(python, [str(python), str(Path(__file__).resolve()), *sys.argv[1:]])
 
 
-def mlx_c():
-    """The directory of the pinned mlx-c, which Cargo fetches and verifies as for a build."""
-    pins = json.loads((ROOT / "vendor/pins.json").read_text())["mlx_c"]
-    project = WORK / "mlx-c-source"
+def mlx_c(minor):
+    """The directory of a pinned mlx-c, which Cargo fetches and verifies as for a build."""
+    pins = json.loads((ROOT / "vendor/pins.json").read_text())["mlx_c"][minor]
+    project = WORK / f"mlx-c-source-{minor}"
     project.mkdir(parents=True, exist_ok=True)
     (project / "lib.rs").write_text("")
     for pinned, name in [("manifest.toml", "Cargo.toml"), ("lock.toml", "Cargo.lock")]:
-        shutil.copyfile(ROOT / "vendor/mlx-c" / pinned, project / name)
+        shutil.copyfile(ROOT / "vendor/mlx-c" / minor / pinned, project / name)
     text = output(
         "cargo", "metadata", "--locked", "--format-version", "1",
         "--manifest-path", project / "Cargo.toml",
@@ -127,7 +127,7 @@ def compile_and_link(name, source, mlx, out):
     _, _, triple, _ = TARGETS[name]
     zig = [sys.executable, "-m", "ziglang"]
     compiler = [*zig, "c++", "-target", triple]
-    flags = ["-std=c++17", "-O0", "-g0", "-w", "-fPIC"]
+    flags = ["-std=c++20", "-O0", "-g0", "-w", "-fPIC"]
     include = [f"-I{source}", f"-I{SHIM}", f"-I{mlx / 'include'}"]
     link = ["-Wl,-rpath,@loader_path/lib"]
     if name == "linux":
@@ -155,8 +155,9 @@ def compile_and_link(name, source, mlx, out):
 
 def declared(source):
     """The functions of C that the bindings call, as far as this mlx-c declares them, and how many
-    it does not: the committed bindings are those of the newest mlx-c."""
-    bindings = (ROOT / "mlx-sys/src/bindings.rs").read_text()
+    it does not: a checkout may be of another patch version than the committed bindings."""
+    minor = ".".join(version_of(source).split(".")[:2])
+    bindings = (ROOT / f"mlx-sys/src/bindings/{minor}.rs").read_text()
     shim = (ROOT / "mlx-sys/src/shim.rs").read_text()
     names = set(re.findall(r"pub fn (mlx_\w+)", bindings))
     headers = "".join(p.read_text() for p in sorted((source / "mlx/c").rglob("*.h")))
@@ -227,14 +228,16 @@ def check(name, source):
 def main():
     parser = argparse.ArgumentParser(description="Link for macOS and Linux on arm64.")
     parser.add_argument("--target", choices=sorted(TARGETS), help="one of them")
-    parser.add_argument("--mlx-c", type=Path, metavar="DIR", help="a checkout of mlx-c")
+    parser.add_argument("--mlx-c", type=Path, metavar="DIR", help="a checkout of mlx-c instead of the pinned ones")
     args = parser.parse_args()
     if Path(sys.prefix) != WORK / "venv":
         own_python()
-    source = (args.mlx_c or mlx_c()).resolve()
+    pinned = json.loads((ROOT / "vendor/pins.json").read_text())["mlx_c"]
+    sources = [args.mlx_c] if args.mlx_c else [mlx_c(minor) for minor in pinned]
     problems = []
-    for name in [args.target] if args.target else TARGETS:
-        problems += check(name, source)
+    for source in sources:
+        for name in [args.target] if args.target else TARGETS:
+            problems += check(name, source.resolve())
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)

@@ -29,10 +29,10 @@ NEEDED = {
     "rust-mlx-sys": [
         "build/env.rs",
         "shim/error_format.h",
-        "src/bindings.rs",
+        "src/bindings/0.7.rs",
         "vendor/pins.json",
-        "vendor/mlx-c/lock.toml",
-        "vendor/mlx-c/manifest.toml",
+        "vendor/mlx-c/0.7/lock.toml",
+        "vendor/mlx-c/0.7/manifest.toml",
         "vendor/superbuild/CMakeLists.txt",
     ],
     "rust-mlx-mlxlm-backend": ["src/bridge.py"],

@@ -26,10 +26,10 @@ use std::sync::OnceLock;
 use mlx_sys as sys;
 
 use crate::array::Array;
-use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
+use crate::{call, compat};
 
 /// Processes that work together. mlx-c cannot free a group, so the few that a program makes live as
 /// long as it does.
@@ -58,7 +58,7 @@ pub fn is_available() -> bool {
         return false;
     };
     // SAFETY: takes nothing; it only looks.
-    unsafe { sys::mlx_distributed_is_available() }
+    unsafe { compat::mlx_distributed_is_available() }
 }
 
 /// The group of all processes that were started together. Without others it is a group of this one
@@ -81,7 +81,7 @@ pub fn init(strict: bool) -> Result<Group> {
     }
     let group = Group::made("distributed_init", || {
         // SAFETY: takes plain values; a null context is the failure value and is checked.
-        unsafe { sys::mlx_distributed_init(strict) }.ctx
+        unsafe { compat::mlx_distributed_init(strict) }.ctx
     })?;
     Ok(*WORLD.get_or_init(|| group))
 }
@@ -167,7 +167,7 @@ impl Group {
         }
         Self::made(op, || {
             // SAFETY: the handle is live; a null context is the failure value and is checked.
-            unsafe { sys::mlx_distributed_group_split(self.raw, color, key) }.ctx
+            unsafe { compat::mlx_distributed_group_split(self.raw, color, key) }.ctx
         })
     }
 

@@ -5,9 +5,9 @@ use std::ffi::CStr;
 use mlx_sys as sys;
 
 use crate::array::Array;
-use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::quirks::Facts;
+use crate::{call, compat};
 
 /// Root-mean-square normalization over the last axis, times `weight` (Zhang and Sennrich 2019):
 /// `x / sqrt(mean(x^2) + eps) * weight`.
@@ -353,7 +353,7 @@ pub fn scaled_dot_product_attention_with_sinks(
     call::array("scaled_dot_product_attention", |out, s| {
         // SAFETY: all handles are live; the mode is a static string; null stands for no array.
         unsafe {
-            sys::mlx_fast_scaled_dot_product_attention(
+            compat::mlx_fast_scaled_dot_product_attention(
                 out,
                 queries.raw(),
                 keys.raw(),
@@ -368,6 +368,34 @@ pub fn scaled_dot_product_attention_with_sinks(
     })
     .and_then(|attended| attended.unless_of_nothing(&[queries, keys, values]))
     .map_err(|e| e.with_inputs(&[queries, keys, values]))
+}
+
+/// The loss of each row of logits `[.., classes]` for its target, a number of a class, `[..]`:
+/// `log(sum(exp(logits))) - logits[target]`. Targets out of range are clamped.
+///
+/// ```
+/// use mlx_rs_core::{array, fast};
+/// let loss = fast::cross_entropy(&array!([[0.0, 0.0]])?, &array!([1])?)?;
+/// assert!((loss.at::<f32>(&[0])? - 2.0f32.ln()).abs() < 1e-6);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Shape`] when there is not one target for each row, or there are no classes.
+pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
+    let rows = logits.shape().split_last().map(|(_, rows)| rows);
+    if rows != Some(targets.shape()) {
+        return Err(Error::new(
+            ErrorKind::Shape,
+            "cross_entropy",
+            "give one target for each row of logits",
+        )
+        .with_inputs(&[logits, targets]));
+    }
+    let chosen = logits.take_along_axis(&targets.expand_dims(-1)?, -1)?;
+    logits
+        .logsumexp(-1, false)?
+        .subtract(&chosen.squeeze_axis(-1)?)
 }
 
 /// `[queries, keys]`: true for the keys that are not after a query, where the last of both are

@@ -15,10 +15,10 @@
 use mlx_sys as sys;
 
 use crate::array::Array;
-use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
-use crate::ops::Axes;
+use crate::ops::{self, Axes};
+use crate::{call, compat};
 
 /// Which half of a transform is real.
 #[derive(Clone, Copy, PartialEq)]
@@ -125,7 +125,7 @@ macro_rules! transforms {
                 let (n, axes) = plan(op, x, n.as_ref().map(|n| &n[..]), &[axis], Kind::$kind)?;
                 call::array(op, |out, s| {
                     // SAFETY: all handles are live; the axis exists and the length is positive.
-                    unsafe { sys::$c1(out, x.raw(), n[0], axes[0], s) }
+                    unsafe { compat::$c1(out, x.raw(), n[0], axes[0], s) }
                 })
                 .map_err(|e| e.with_inputs(&[x]))
             }
@@ -147,7 +147,7 @@ macro_rules! transforms {
                     // SAFETY: pointers and lengths describe the slices; the axes exist and the
                     // lengths are positive.
                     unsafe {
-                        sys::$c2(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
+                        compat::$c2(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
                     }
                 })
                 .map_err(|e| e.with_inputs(&[x]))
@@ -179,13 +179,43 @@ macro_rules! transforms {
                     // SAFETY: pointers and lengths describe the slices; the axes exist and the
                     // lengths are positive.
                     unsafe {
-                        sys::$cn(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
+                        compat::$cn(out, x.raw(), n.as_ptr(), n.len(), axes.as_ptr(), axes.len(), s)
                     }
                 })
                 .map_err(|e| e.with_inputs(&[x]))
             }
         )*
     };
+}
+
+/// The frequencies of the results of [`fft`] of `n` points that are `d` apart, `float32` `[n]`: from
+/// zero up, then the negative ones.
+///
+/// ```
+/// use mlx_rs_core::fft;
+/// assert_eq!(fft::fftfreq(4, 0.5)?.to_vec::<f32>()?, [0.0, 0.5, -1.0, -0.5]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Value`] without points.
+pub fn fftfreq(n: i32, d: f64) -> Result<Array> {
+    ops::frequencies(n, d, false)
+}
+
+/// The frequencies of the results of [`rfft`] of `n` points that are `d` apart, `float32`
+/// `[n / 2 + 1]`.
+///
+/// ```
+/// use mlx_rs_core::fft;
+/// assert_eq!(fft::rfftfreq(4, 0.5)?.to_vec::<f32>()?, [0.0, 0.5, 1.0]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Value`] without points.
+pub fn rfftfreq(n: i32, d: f64) -> Result<Array> {
+    ops::frequencies(n, d, true)
 }
 
 transforms! {

@@ -45,6 +45,7 @@ mod activation;
 mod array;
 mod call;
 mod closure;
+mod compat;
 mod deadlock;
 mod device;
 mod dtype;
@@ -82,8 +83,9 @@ pub use num_complex::Complex32;
 pub use operators::Operand;
 pub use ops::{
     All, Axes, Conv, GridIndexing, IndexArg, MatrixIndices, Pad, QuantMode, Quantized, ScatterMode,
-    arange, broadcast_arrays, concatenate, concatenate_flat, depends, einsum, eye, full, identity,
-    linspace, meshgrid, ones, stack, tri, where_, zeros,
+    Side, arange, bartlett, blackman, broadcast_arrays, concatenate, concatenate_flat, depends,
+    einsum, eye, full, hamming, hanning, identity, linspace, meshgrid, ones, stack, tri, where_,
+    zeros,
 };
 pub use stream::Stream;
 pub use transforms::{async_eval, eval, synchronize};

@@ -25,7 +25,9 @@ mod solve;
 
 pub use eigen::{eig, eigh, eigvals, eigvalsh, pinv, singular_values, svd};
 pub use norm::{Norm, cross, norm};
-pub use solve::{cholesky, cholesky_inv, inv, lu, lu_factor, qr, solve, solve_triangular, tri_inv};
+pub use solve::{
+    cholesky, cholesky_inv, det, inv, lu, lu_factor, qr, slogdet, solve, solve_triangular, tri_inv,
+};
 
 use crate::array::Array;
 use crate::device::{Device, DeviceKind};

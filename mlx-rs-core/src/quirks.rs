@@ -20,7 +20,10 @@ pub(crate) struct Facts {
 }
 
 /// The last version of MLX that was read.
-const READ: [u32; 3] = [0, 30, 6];
+const READ: [u32; 3] = [0, 32, 2];
+
+/// The first version that was read in which Metal scales nvfp4 by groups of 16.
+const SCALES_NVFP4: [u32; 3] = [0, 32, 0];
 
 /// Queries up to which Metal has a kernel of its own.
 const FEW_QUERIES: i32 = 8;
@@ -57,7 +60,7 @@ impl Facts {
 
     /// Whether quantizing as nvfp4 takes one scale for 32 values, where there is one for 16.
     pub(crate) fn scales_nvfp4_wrongly(self) -> bool {
-        self.metal && self.version <= READ
+        self.metal && self.version < SCALES_NVFP4
     }
 
     /// Whether MLX may use the memory of a vector. On macOS it keeps such memory in its residency
@@ -118,14 +121,15 @@ mod tests {
 
     #[test]
     fn decisions_follow_device_system_and_version() {
-        let (read, later) = ([0, 30, 6], [0, 31, 0]);
+        let (read, later) = ([0, 32, 2], [0, 33, 0]);
         for (given, scales, takes, copies) in [
-            (facts(true, "macos", read), true, false, true),
+            (facts(true, "macos", [0, 30, 6]), true, false, true),
+            (facts(true, "macos", read), false, false, true),
             (facts(true, "macos", [0, 30, 1]), true, false, true),
             (facts(true, "macos", later), false, true, false),
             (facts(false, "macos", read), false, false, false),
             (facts(false, "macos", later), false, true, false),
-            (facts(true, "ios", read), true, true, true),
+            (facts(true, "ios", [0, 30, 6]), true, true, true),
             (facts(false, "linux", read), false, true, false),
         ] {
             assert_eq!(given.scales_nvfp4_wrongly(), scales, "{given:?}");

@@ -77,10 +77,7 @@ impl Stream {
             return Ok(stream);
         }
         refuse_more(made.len())?;
-        let mut stream = Self::make(device, |dev| {
-            // SAFETY: `dev` is a live device handle.
-            unsafe { sys::mlx_stream_new_device(dev) }
-        })?;
+        let mut stream = Self::fresh(device)?;
         let handle = stream.copy()?;
         let index = handle.index();
         made.push(Made {
@@ -91,6 +88,21 @@ impl Stream {
         let place = made.len() - 1;
         stream.lease = Some(made[place].rent());
         Ok(stream)
+    }
+
+    /// One more of MLX's streams. All threads may use it: the lock keeps them apart.
+    fn fresh(device: Device) -> Result<Self> {
+        Self::make(device, |dev| {
+            #[cfg(not(mlx_c_0_7))]
+            // SAFETY: `dev` is a live device handle.
+            return unsafe { sys::mlx_stream_new_device(dev) };
+            // Others of 0.7 belong to the thread that makes them, and end with it.
+            // SAFETY: `dev` is a live device handle.
+            #[cfg(mlx_c_0_7)]
+            unsafe {
+                sys::mlx_stream_new_thread_unsafe(dev)
+            }
+        })
     }
 
     /// Another handle to the same stream.
@@ -110,7 +122,7 @@ impl Stream {
         })
     }
 
-    /// MLX's default stream of `device`.
+    /// The default stream of `device`, the same in all threads.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -122,6 +134,15 @@ impl Stream {
     /// # Errors
     /// When this build of MLX cannot use the device.
     pub fn default_of(device: Device) -> Result<Self> {
+        default_for(device)?.copy()
+    }
+
+    /// What [`default_for`] keeps.
+    fn make_default(device: Device) -> Result<Self> {
+        // Each thread has default streams of its own there.
+        if cfg!(mlx_c_0_7) {
+            return Self::fresh(device);
+        }
         Self::make(device, |dev| {
             // SAFETY: creates an empty handle, filled by the next call.
             let mut out = unsafe { sys::mlx_stream_new() };
@@ -345,8 +366,11 @@ pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
     if let Some(stream) = slot.get() {
         return Ok(stream);
     }
-    // Two threads may both make a handle; one is kept, and either names the same stream.
-    let stream = Stream::default_of(device)?;
+    let _guard = call::enter("stream")?;
+    if let Some(stream) = slot.get() {
+        return Ok(stream);
+    }
+    let stream = Stream::make_default(device)?;
     Ok(slot.get_or_init(|| stream))
 }
 

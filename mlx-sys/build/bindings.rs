@@ -6,7 +6,8 @@ use std::path::Path;
 
 use crate::env::Env;
 use crate::link::emit_api;
-use crate::mlxc::Source;
+use crate::mlxc::{Source, minor_version};
+use crate::pins::{Pins, parse_version};
 use crate::shared;
 use crate::tools::Tools;
 
@@ -55,12 +56,15 @@ fn declare(env: &Env, bindings: &Path) -> Result<(), String> {
 }
 
 /// Copies the committed bindings; nothing is built or linked.
-pub fn use_committed(env: &Env) -> Result<(), String> {
-    let from = env.manifest_dir.join("src/bindings.rs");
+pub fn use_committed(env: &Env, pins: &Pins) -> Result<(), String> {
+    let minor = minor_version(env, pins)?;
+    let version = parse_version(&pins.mlx_c(&minor, "version")?)
+        .ok_or_else(|| format!("pins.json: the version of mlx-c {minor} is none"))?;
+    let from = env.manifest_dir.join(format!("src/bindings/{minor}.rs"));
     let to = env.out_dir.join("bindings.rs");
     fs::copy(&from, &to).map_err(|e| format!("cannot copy {}: {e}", from.display()))?;
     declare(env, &to)?;
-    emit_api((0, 5, 0));
+    emit_api(version);
     if env.linux() {
         shared::none(env)?;
     }

@@ -2,7 +2,8 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `MLX_C_SOURCE_DIR` | a checkout of mlx-c 0.4.1 to 0.5.x to build | none |
+//! | `MLX_C_SOURCE_DIR` | a checkout of mlx-c 0.4.1 to 0.5.x or 0.7.x to build | none |
+//! | `MLX_C_VERSION` | `0.5` or `0.7`: which pinned mlx-c, with the MLX that belongs to it | the default of `pins.json` |
 //! | `MLX_C_FETCH` | `upstream`: fetch mlx-c v0.4.1 from its own repository | the pinned Cargo package |
 //! | `MLX_ROOT` | an installed MLX with `include`, `lib` and `share/cmake/MLX` | the pinned Python package |
 //! | `MLX_CUDA_VERSION` | `12` or `13`: which CUDA build, with feature `cuda` | `13` |
@@ -23,8 +24,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Variables whose change makes the build run again.
-const WATCHED: [&str; 14] = [
+const WATCHED: [&str; 15] = [
     "MLX_C_SOURCE_DIR",
+    "MLX_C_VERSION",
     "MLX_C_FETCH",
     "MLX_ROOT",
     "MLX_CUDA_VERSION",
@@ -46,6 +48,7 @@ pub const OLDEST_MACOS: &str = "14.0";
 /// The settings of one build.
 pub struct Env {
     pub mlx_c_source_dir: Option<PathBuf>,
+    pub mlx_c_version: Option<String>,
     pub mlx_c_fetch: Option<String>,
     pub mlx_root: Option<PathBuf>,
     pub cuda_version: Option<String>,
@@ -94,6 +97,7 @@ impl Env {
         );
         Self {
             mlx_c_source_dir: path("MLX_C_SOURCE_DIR"),
+            mlx_c_version: text("MLX_C_VERSION"),
             mlx_c_fetch: text("MLX_C_FETCH"),
             mlx_root: path("MLX_ROOT"),
             cuda_version: text("MLX_CUDA_VERSION"),

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::env::Env;
 use crate::mlx::Mlx;
 use crate::mlxc::Source;
-use crate::pins::{Version, is_0_5};
+use crate::pins::{Version, levels};
 use crate::shared;
 
 /// Prints the link lines and the metadata (`DEP_MLXC_*` in dependents).
@@ -44,14 +44,14 @@ fn link_statically(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The version of mlx-c, as `DEP_MLXC_VERSION`, and whether it is 0.5: a cfg here, and for
-/// dependents `DEP_MLXC_C_0_5`.
+/// The version of mlx-c, as `DEP_MLXC_VERSION`, and its API levels: a cfg `mlx_c_*` here for each,
+/// and for dependents `DEP_MLXC_C_*`.
 pub fn emit_api(version: Version) {
     let (major, minor, patch) = version;
     println!("cargo:version={major}.{minor}.{patch}");
-    if is_0_5(version) {
-        println!("cargo:rustc-cfg=mlx_c_0_5");
-        println!("cargo:c_0_5=1");
+    for level in levels(version) {
+        println!("cargo:rustc-cfg=mlx_c_{level}");
+        println!("cargo:c_{level}=1");
     }
 }
 

@@ -39,7 +39,7 @@ impl Mlx {
         let package = format!("mlx-cuda-{cuda}");
         let mut mlx = Self::package(env, pip, pins, &package, version.clone())?;
         let root = mlx.root.parent().unwrap_or(&mlx.root);
-        mlx.libraries = nvidia::provision(env, pip, pins, cuda, root)?;
+        mlx.libraries = nvidia::provision(env, pip, pins, (&version, cuda), root)?;
         let spare = Self::package(env, pip, pins, host_package(env)?, version)?;
         mlx.spare = Some(Box::new(spare));
         Ok(mlx)

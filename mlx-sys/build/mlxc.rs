@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::cache::{Cache, sha256_tree};
 use crate::cmake;
 use crate::env::Env;
-use crate::pins::{Pins, Version, parse_version, supported};
+use crate::pins::{Pins, SUPPORTED, Version, parse_version, supported};
 use crate::pip::run;
 use crate::tools::Tools;
 
@@ -27,7 +27,7 @@ impl Source {
             return Self::at(dir.clone());
         }
         match env.mlx_c_fetch.as_deref() {
-            None | Some("") => Self::from_cargo(env, pins),
+            None | Some("") => Self::from_cargo(env, pins, &minor_version(env, pins)?),
             Some("upstream") => Self::from_upstream(env, cache, tools),
             Some(other) => Err(format!(
                 "MLX_C_FETCH is `{other}`; it can be `upstream`, or unset for the pinned Cargo package"
@@ -41,7 +41,7 @@ impl Source {
         if !supported(version) {
             let (a, b, c) = version;
             return Err(format!(
-                "{} is mlx-c {a}.{b}.{c}; this binding is for 0.4.1 to 0.5.x",
+                "{} is mlx-c {a}.{b}.{c}; this binding is for {SUPPORTED}",
                 dir.display()
             ));
         }
@@ -50,8 +50,8 @@ impl Source {
     }
 
     /// Asks Cargo to fetch and verify the package; its build script never runs.
-    fn from_cargo(env: &Env, pins: &Pins) -> Result<Self, String> {
-        let manifest = write_manifest(env)?;
+    fn from_cargo(env: &Env, pins: &Pins, minor: &str) -> Result<Self, String> {
+        let manifest = write_manifest(env, minor)?;
         let mut command = Command::new(&env.cargo);
         command.args([
             "metadata",
@@ -79,12 +79,12 @@ impl Source {
         let text = run(&mut command).map_err(|e| {
             format!(
                 "cannot fetch the Cargo package that carries mlx-c:\n{e}\n\
-                 Check the network, or set MLX_C_SOURCE_DIR to a checkout of mlx-c 0.4.1 to 0.5.x."
+                 Check the network, or set MLX_C_SOURCE_DIR to a checkout of mlx-c {SUPPORTED}."
             )
         })?;
         let metadata: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
-        let name = pins.mlx_c("crate")?;
+        let name = pins.mlx_c(minor, "crate")?;
         let package = metadata["packages"]
             .as_array()
             .and_then(|all| all.iter().find(|p| p["name"] == *name))
@@ -93,8 +93,8 @@ impl Source {
         let root = Path::new(package)
             .parent()
             .ok_or("a manifest has no directory")?;
-        let source = Self::at(root.join(pins.mlx_c("directory")?))?;
-        let expected = pins.mlx_c("tree_sha256")?;
+        let source = Self::at(root.join(pins.mlx_c(minor, "directory")?))?;
+        let expected = pins.mlx_c(minor, "tree_sha256")?;
         if source.hash != expected {
             return Err(format!(
                 "the sources in {} have SHA-256 {}, not the pinned {expected}",
@@ -125,11 +125,33 @@ impl Source {
     }
 }
 
+/// The minor version whose package is built: that of `MLX_C_VERSION`, else the default.
+pub fn minor_version(env: &Env, pins: &Pins) -> Result<String, String> {
+    let Some(wanted) = &env.mlx_c_version else {
+        return pins.default_mlx_c();
+    };
+    let all = pins.all_mlx_c();
+    let pinned = |minor: &&str| {
+        *minor == wanted
+            || pins
+                .mlx_c(minor, "version")
+                .is_ok_and(|version| version == *wanted)
+    };
+    let found = all.iter().copied().find(pinned);
+    found.map(str::to_owned).ok_or_else(|| {
+        format!(
+            "MLX_C_VERSION is `{wanted}`; it can be {}, or unset for the default. For 0.4.1 set \
+             MLX_C_FETCH=upstream, for a checkout MLX_C_SOURCE_DIR.",
+            all.join(" or ")
+        )
+    })
+}
+
 /// Makes a package in OUT_DIR from the pinned manifest and lock file, and returns its manifest.
 /// They have other names in `vendor/`: Cargo leaves directories with a `Cargo.toml` out of what it
 /// publishes.
-fn write_manifest(env: &Env) -> Result<PathBuf, String> {
-    let from = env.manifest_dir.join("vendor/mlx-c");
+fn write_manifest(env: &Env, minor: &str) -> Result<PathBuf, String> {
+    let from = env.manifest_dir.join("vendor/mlx-c").join(minor);
     let to = env.out_dir.join("mlx-c-source");
     let fail = |e: std::io::Error| format!("cannot write {}: {e}", to.display());
     fs::create_dir_all(&to).map_err(fail)?;

@@ -16,13 +16,13 @@ pub struct Library {
     pub pin: [String; 3],
 }
 
-/// Provisions the packages for a version of CUDA, and links them into `mlx`, the directory of MLX's
+/// Provisions the packages for a version of MLX and of CUDA, and links them into `mlx`, the directory of MLX's
 /// package. With `MLX_CUDA_LIBRARIES=system` there are none.
 pub fn provision(
     env: &Env,
     pip: &Pip<'_>,
     pins: &Pins,
-    cuda: &str,
+    (version, cuda): (&str, &str),
     mlx: &Path,
 ) -> Result<Vec<Library>, String> {
     match env.cuda_libraries.as_deref() {
@@ -35,7 +35,7 @@ pub fn provision(
         }
     }
     let mut libraries = Vec::new();
-    for (directory, package) in pins.cuda_libraries(cuda)? {
+    for (directory, package) in pins.cuda_libraries(version, cuda)? {
         let wheel = pins.wheel(&package, None, &env.target)?;
         let root = pip.wheel(&package, None)?;
         link(&own_directory(&root)?, &mlx.join("nvidia").join(&directory))?;

@@ -26,15 +26,21 @@ pub fn parse_version(text: &str) -> Option<Version> {
     parts.next().is_none().then_some(version)
 }
 
-/// Whether this binding speaks the API of that mlx-c: 0.4.1 up to the end of 0.5.
+/// The versions of mlx-c that this binding speaks, for messages.
+pub const SUPPORTED: &str = "0.4.1 to 0.5.x and 0.7.x";
+
+/// Whether this binding speaks the API of that mlx-c.
 pub fn supported(version: Version) -> bool {
-    ((0, 4, 1)..(0, 6, 0)).contains(&version)
+    ((0, 4, 1)..(0, 6, 0)).contains(&version) || ((0, 7, 0)..(0, 8, 0)).contains(&version)
 }
 
-/// Whether that mlx-c has the additions of 0.5: the cfg `mlx_c_0_5`, in `mlx-sys` and in
-/// dependents.
-pub fn is_0_5((major, minor, _): Version) -> bool {
-    (major, minor) >= (0, 5)
+/// The API levels beside 0.4.1 that a version of mlx-c has, each a cfg such as `mlx_c_0_5` in
+/// `mlx-sys` and in dependents.
+pub fn levels((major, minor, _): Version) -> impl Iterator<Item = &'static str> {
+    let all = [((0, 5), "0_5"), ((0, 7), "0_7")];
+    all.into_iter()
+        .filter(move |(first, _)| (major, minor) >= *first)
+        .map(|(_, name)| name)
 }
 
 impl Pins {
@@ -56,9 +62,23 @@ impl Pins {
             .ok_or_else(|| format!("pins.json lacks `{key}`"))
     }
 
-    /// A field of the pinned mlx-c package.
-    pub fn mlx_c(&self, key: &str) -> Result<String, String> {
-        Self::text(&self.0["mlx_c"], key)
+    /// The minor version of mlx-c that is built unless another is asked for.
+    pub fn default_mlx_c(&self) -> Result<String, String> {
+        Self::text(&self.0, "mlx_c_default")
+    }
+
+    /// The minor versions of mlx-c that have a pinned package.
+    pub fn all_mlx_c(&self) -> Vec<&str> {
+        let all = self.0["mlx_c"].as_object();
+        all.into_iter()
+            .flatten()
+            .map(|(name, _)| name.as_str())
+            .collect()
+    }
+
+    /// A field of the pinned package of a minor version of mlx-c.
+    pub fn mlx_c(&self, minor: &str, key: &str) -> Result<String, String> {
+        Self::text(&self.0["mlx_c"][minor], key)
     }
 
     /// The MLX version that a version of mlx-c belongs to.
@@ -66,11 +86,14 @@ impl Pins {
         Self::text(&self.0["mlx_for_mlx_c"], &format!("{major}.{minor}"))
     }
 
-    /// NVIDIA's packages for a version of CUDA, each with the directory below `nvidia` where MLX looks
-    /// for it.
-    pub fn cuda_libraries(&self, cuda: &str) -> Result<Vec<(String, String)>, String> {
-        let all = self.0["cuda_libraries"][cuda].as_object();
-        let all = all.ok_or_else(|| format!("pins.json has no NVIDIA packages for CUDA {cuda}"))?;
+    /// NVIDIA's packages for a version of MLX and of CUDA, each with the directory below `nvidia`
+    /// where MLX looks for it.
+    pub fn cuda_libraries(&self, mlx: &str, cuda: &str) -> Result<Vec<(String, String)>, String> {
+        let minor = mlx.rsplit_once('.').map_or(mlx, |(minor, _)| minor);
+        let all = self.0["cuda_libraries"][minor][cuda].as_object();
+        let all = all.ok_or_else(|| {
+            format!("pins.json has no NVIDIA packages for MLX {minor} and CUDA {cuda}")
+        })?;
         all.iter()
             .map(|(directory, package)| {
                 let package = package

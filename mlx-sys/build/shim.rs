@@ -10,7 +10,7 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
     let mut build = cc::Build::new();
     build
         .cpp(true)
-        .std("c++17")
+        .std("c++20")
         .compiler(&env.cxx)
         .warnings(false)
         .include(env.manifest_dir.join("shim"))

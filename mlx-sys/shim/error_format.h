@@ -1,8 +1,11 @@
 /* Included before every source file of mlx-c (compiler option -include).
  *
- * mlx-c hands the text of an exception to a printf-like function as the FORMAT. A file name or a
+ * 1. mlx-c hands the text of an exception to a printf-like function as the FORMAT. A file name or a
  * tensor name with a percent sign in it then reads, or writes, foreign memory. mlx-c's own header
  * is included first so that its guard keeps it from defining the macro again.
+ *
+ * 2. mlx-c 0.7 composes messages with std::format, which the standard library of GCC 12 lacks.
+ * There this file gives it one that knows the placeholder {} alone.
  */
 #ifndef RUST_MLX_ERROR_FORMAT_H
 #define RUST_MLX_ERROR_FORMAT_H
@@ -11,5 +14,29 @@
 
 #undef mlx_error
 #define mlx_error(text) _mlx_error(__FILE__, __LINE__, "%s", text)
+
+#ifdef __cplusplus
+#include <version>
+#ifndef __cpp_lib_format
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace std {
+template <typename... Values>
+string format(string_view text, const Values&... values) {
+  ostringstream out;
+  auto next = [&](const auto& value) {
+    auto at = text.find("{}");
+    out << text.substr(0, at) << value;
+    text = at == string_view::npos ? string_view() : text.substr(at + 2);
+  };
+  (next(values), ...);
+  out << text;
+  return out.str();
+}
+} // namespace std
+#endif
+#endif
 
 #endif

@@ -13,13 +13,18 @@ namespace {
 
 namespace mx = mlx::core;
 
+// `detach_event` needs a symbol that MLX 0.32 does not export.
+void take_event(const mx::array& a) {
+  a.event() = mx::Event{};
+}
+
 void release(const mx::array& a) {
   if (!a.event().valid()) {
     return;
   }
   if (a.status() == mx::array::Status::unscheduled) {
     // The next evaluation must not take the event of the one that failed for its own.
-    a.detach_event();
+    take_event(a);
     return;
   }
   if (a.is_available()) {
@@ -27,7 +32,7 @@ void release(const mx::array& a) {
   }
   mx::synchronize(a.event().stream());
   if (!a.is_available()) {
-    a.detach_event();
+    take_event(a);
     a.set_status(mx::array::Status::available);
   }
 }

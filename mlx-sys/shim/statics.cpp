@@ -8,6 +8,7 @@
 #include "mlx/compile_impl.h"
 #include "mlx/mlx.h"
 #include "mlx/scheduler.h"
+#include "mlx/version.h"
 #if __has_include("mlx/backend/cpu/encoder.h")
 #include "mlx/backend/cpu/encoder.h"
 #define RUST_MLX_HAS_ENCODER 1
@@ -20,12 +21,22 @@ extern "C" int rust_mlx_make_statics(void (*handler)(void)) {
     std::atexit(handler);
     mx::scheduler::scheduler();
     std::atexit(handler);
+#if MLX_VERSION_NUMERIC >= 32000
+    // Default streams belong to a thread there. The first stream is what functions from files run on.
+    auto stream = mx::new_thread_unsafe_stream(mx::Device(mx::Device::cpu));
+#else
     auto stream = mx::default_stream(mx::Device(mx::Device::cpu));
+#endif
 #ifdef RUST_MLX_HAS_ENCODER
     mx::cpu::get_command_encoder(stream);
     std::atexit(handler);
 #endif
+#if MLX_VERSION_NUMERIC >= 32000
+    // The cache belongs to a thread.
+    mx::detail::compile_clear_cache(mx::detail::compile_cache());
+#else
     mx::detail::compile_clear_cache();
+#endif
     std::atexit(handler);
     // The stack of transforms, which has no name outside of MLX.
     auto one = mx::array(1.0f);

@@ -65,6 +65,11 @@ bool is_scatter(const mx::Primitive& primitive) {
   });
 }
 
+bool is_slice_update(const mx::Primitive& primitive) {
+  return std::strcmp(primitive.name(), "SliceUpdate") == 0 ||
+      std::strcmp(primitive.name(), "DynamicSliceUpdate") == 0;
+}
+
 // MLX's rule places the batch of the updates wrongly when it is not the first axis of array and updates.
 mx::array scatter(mx::Scatter& primitive, const std::vector<Mapped>& inputs, int batch) {
   auto s = primitive.stream();
@@ -187,6 +192,14 @@ std::vector<Mapped> map_node(const mx::array& node, const std::vector<Mapped>& i
     if (std::strcmp(primitive.name(), "Gather") == 0) {
       // The kernel takes blocks of a column-major array in the order of its memory.
       values[0] = mx::contiguous(values[0], /* allow_col_major = */ false, primitive.stream());
+    }
+    if (is_slice_update(primitive) && axes[0] >= 0 && axes[1] < 0) {
+      // MLX 0.32 gives the update a batch of one, and reads beyond it.
+      axes[1] = axes[0];
+      values[1] = mx::broadcast_to(
+          mx::expand_dims(values[1], axes[1], primitive.stream()),
+          with_batch(values[1].shape(), axes[1], batch),
+          primitive.stream());
     }
     auto [outputs, out_axes] = primitive.vmap(values, axes);
     for (size_t i = 0; i < outputs.size() && i < out_axes.size(); i++) {

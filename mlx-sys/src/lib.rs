@@ -4,8 +4,8 @@
 //! script provisions MLX and mlx-c, builds the C API with CMake and generates these declarations
 //! with bindgen. `build/env.rs` and the project's `docs/building.md` list its settings.
 //!
-//! The API level is mlx-c 0.4.1; with 0.5 (the default) the cfg `mlx_c_0_5` is set here and
-//! `DEP_MLXC_C_0_5` tells dependents. Other metadata for build scripts of dependents:
+//! mlx-c 0.4.1, 0.5 and 0.7 (the default) are bound. With 0.5 or newer the cfg `mlx_c_0_5` is set
+//! here and `DEP_MLXC_C_0_5` tells dependents; with 0.7 so are `mlx_c_0_7` and `DEP_MLXC_C_0_7`. Other metadata for build scripts of dependents:
 //! `DEP_MLXC_VERSION` (of mlx-c), `DEP_MLXC_LIB` (the directory of libmlx) and `DEP_MLXC_INCLUDE`
 //! (mlx-c's headers). `DEP_MLXC_MLX_VERSION` and `DEP_MLXC_ROOT` describe the installed MLX.
 

@@ -1,33 +1,43 @@
 //! The committed declarations, which docs builds use, are those that bindgen generates.
 
-/// A function that mlx-c has since 0.5.
-const NEW_FUNCTION: &str = "fn mlx_device_info_get(";
+/// A function that mlx-c has since 0.5, and one that it has since 0.7.
+const NEW_FUNCTIONS: [(&str, bool); 2] = [
+    ("fn mlx_device_info_get(", cfg!(mlx_c_0_5)),
+    ("fn mlx_stream_new_thread_unsafe(", cfg!(mlx_c_0_7)),
+];
+
+/// The minor version of the mlx-c that was bound.
+const MINOR: &str = if cfg!(mlx_c_0_7) {
+    "0.7"
+} else if cfg!(mlx_c_0_5) {
+    "0.5"
+} else {
+    "0.4"
+};
 
 #[test]
 fn the_cfg_says_what_was_bound() {
     let generated = std::fs::read_to_string(mlx_sys::BINDINGS_FILE).unwrap();
-    assert_eq!(generated.contains(NEW_FUNCTION), cfg!(mlx_c_0_5));
+    for (function, expected) in NEW_FUNCTIONS {
+        assert_eq!(generated.contains(function), expected, "{function}");
+    }
 }
 
 #[test]
-#[cfg_attr(
-    not(mlx_c_0_5),
-    ignore = "the committed declarations are those of mlx-c 0.5"
-)]
 fn the_committed_bindings_are_what_bindgen_generates() {
-    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bindings.rs");
+    let committed = format!("{}/src/bindings/{MINOR}.rs", env!("CARGO_MANIFEST_DIR"));
     let generated = std::fs::read_to_string(mlx_sys::BINDINGS_FILE).unwrap();
     if std::env::var_os("MLX_SYS_UPDATE_BINDINGS").is_some() {
-        std::fs::write(committed, &generated).unwrap();
+        std::fs::write(&committed, &generated).unwrap();
     }
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         // C's integer and float types differ in name between platforms; one is the reference.
         return;
     }
-    let old = std::fs::read_to_string(committed).unwrap();
+    let old = std::fs::read_to_string(&committed).unwrap();
     assert!(
         old == generated,
-        "src/bindings.rs is stale; refresh it with \
+        "{committed} is stale; refresh it with \
          MLX_SYS_UPDATE_BINDINGS=1 cargo test -p rust-mlx-sys --test bindings"
     );
     assert!(

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 fn settings(cache: &Path) -> env::Env {
     env::Env {
         mlx_c_source_dir: None,
+        mlx_c_version: None,
         mlx_c_fetch: None,
         mlx_root: None,
         cuda_version: None,
@@ -56,7 +57,7 @@ fn scratch(name: &str) -> PathBuf {
 fn versions_in_range_are_accepted_and_others_not() {
     let ok = |v: &str| pins::supported(pins::parse_version(v).unwrap());
     assert!(ok("0.4.1") && ok("0.4.9") && ok("0.5.0") && ok("0.5.7"));
-    assert!(!ok("0.4.0") && !ok("0.6.0") && !ok("1.0.0"));
+    assert!(ok("0.7.0") && !ok("0.4.0") && !ok("0.6.0") && !ok("1.0.0"));
     for bad in ["", "1", "1.2", "a.b.c", "1.2.3.4", "1.2.-3"] {
         assert_eq!(pins::parse_version(bad), None, "{bad:?}");
     }
@@ -65,15 +66,40 @@ fn versions_in_range_are_accepted_and_others_not() {
 #[test]
 fn the_cfg_follows_the_version_and_each_version_its_mlx() {
     let pins = real_pins();
-    for (text, new, mlx) in [
-        ("0.4.1", false, "0.30.1"),
-        ("0.4.9", false, "0.30.1"),
-        ("0.5.0", true, "0.30.6"),
-        ("0.5.7", true, "0.30.6"),
+    for (text, levels, mlx) in [
+        ("0.4.1", &[][..], "0.30.1"),
+        ("0.4.9", &[], "0.30.1"),
+        ("0.5.0", &["0_5"], "0.30.6"),
+        ("0.5.7", &["0_5"], "0.30.6"),
+        ("0.7.0", &["0_5", "0_7"], "0.32.2"),
     ] {
         let version = pins::parse_version(text).unwrap();
-        assert_eq!(pins::is_0_5(version), new, "{text}");
+        assert!(pins::supported(version), "{text}");
+        assert_eq!(pins::levels(version).collect::<Vec<_>>(), levels, "{text}");
         assert_eq!(pins.mlx_for(version).unwrap(), mlx, "{text}");
+    }
+    for text in ["0.4.0", "0.6.0", "0.8.0"] {
+        let version = pins::parse_version(text).unwrap();
+        assert!(!pins::supported(version), "{text}");
+    }
+}
+
+#[test]
+fn every_pinned_mlx_c_is_whole() {
+    let pins = real_pins();
+    let all = pins.all_mlx_c();
+    assert!(all.contains(&&*pins.default_mlx_c().unwrap()));
+    for minor in all {
+        let version = pins.mlx_c(minor, "version").unwrap();
+        assert!(version.starts_with(&format!("{minor}.")), "{minor}");
+        assert!(pins::supported(pins::parse_version(&version).unwrap()));
+        let vendor = Path::new(env!("CARGO_MANIFEST_DIR")).join("vendor/mlx-c");
+        let manifest = std::fs::read_to_string(vendor.join(minor).join("manifest.toml")).unwrap();
+        let package = pins.mlx_c(minor, "crate").unwrap();
+        let number = pins.mlx_c(minor, "crate_version").unwrap();
+        let line = format!("{package} = {{ version = \"={number}\"");
+        assert!(manifest.contains(&line), "{minor}: {manifest}");
+        assert!(vendor.join(minor).join("lock.toml").is_file(), "{minor}");
     }
 }
 
@@ -85,7 +111,7 @@ fn every_target_has_its_pins() {
         ("aarch64-linux", "mlx-cpu"),
         ("aarch64-macos", "mlx-metal"),
     ] {
-        for version in [(0, 4, 1), (0, 5, 0)] {
+        for version in [(0, 4, 1), (0, 5, 0), (0, 7, 0)] {
             let mlx = pins.mlx_for(version).unwrap();
             let wheel = pins.wheel(package, Some(&mlx), target).unwrap();
             assert_eq!(wheel.sha256.len(), 64);
@@ -209,8 +235,9 @@ fn a_tree_hash_sees_names_and_contents() {
 }
 
 /// A cache in which the packages of NVIDIA's libraries are, as pip unpacks them.
-fn cache_with_nvidia(root: &Path, pins: &pins::Pins, cuda: &str) {
-    for (directory, package) in pins.cuda_libraries(cuda).unwrap() {
+fn cache_with_nvidia(root: &Path, pins: &pins::Pins, of: (&str, &str)) {
+    let cuda = of.1;
+    for (directory, package) in pins.cuda_libraries(of.0, cuda).unwrap() {
         let wheel = pins.wheel(&package, None, "x86_64-linux").unwrap();
         let name = format!("{package}-{}-{}", wheel.version, &wheel.sha256[..12]);
         // Those of CUDA 13 share a name; cuDNN and NCCL keep their own.
@@ -225,9 +252,10 @@ fn cache_with_nvidia(root: &Path, pins: &pins::Pins, cuda: &str) {
 #[test]
 fn nvidias_libraries_are_where_mlx_looks_for_them() {
     let pins = real_pins();
-    for cuda in ["12", "13"] {
-        let root = scratch(&format!("nvidia-{cuda}"));
-        cache_with_nvidia(&root, &pins, cuda);
+    let versions = ["0.30.6", "0.32.2"];
+    for of in versions.iter().flat_map(|mlx| [(*mlx, "12"), (*mlx, "13")]) {
+        let root = scratch(&format!("nvidia-{}-{}", of.0, of.1));
+        cache_with_nvidia(&root, &pins, of);
         let mut env = settings(&root);
         let cache = cache::Cache::open(&env).unwrap();
         let pip = pip::Pip {
@@ -238,12 +266,13 @@ fn nvidias_libraries_are_where_mlx_looks_for_them() {
         let mlx = root.join("mlx-cuda");
         // A second build finds the links of the first.
         for _ in 0..2 {
-            let libraries = nvidia::provision(&env, &pip, &pins, cuda, &mlx).unwrap();
+            let libraries = nvidia::provision(&env, &pip, &pins, of, &mlx).unwrap();
             let names: Vec<_> = libraries.iter().map(|l| l.directory.as_str()).collect();
             // What libmlx's own search path names, and the headers that it gives to NVRTC.
             for name in ["cublas", "cuda_nvrtc", "cudnn", "nccl", "cuda_runtime"] {
                 assert!(names.contains(&name), "{name} is not among {names:?}");
             }
+            assert_eq!(names.contains(&"cufft"), of.0 == "0.32.2");
             for library in &libraries {
                 let file = mlx
                     .join("nvidia")
@@ -262,7 +291,7 @@ fn nvidias_libraries_are_where_mlx_looks_for_them() {
             cache: &cache,
             pins: &pins,
         };
-        let none = nvidia::provision(&env, &pip, &pins, cuda, &mlx).unwrap();
+        let none = nvidia::provision(&env, &pip, &pins, of, &mlx).unwrap();
         assert!(none.is_empty());
         env.cuda_libraries = Some(String::from("mine"));
         let pip = pip::Pip {
@@ -270,7 +299,7 @@ fn nvidias_libraries_are_where_mlx_looks_for_them() {
             cache: &cache,
             pins: &pins,
         };
-        let refused = nvidia::provision(&env, &pip, &pins, cuda, &mlx)
+        let refused = nvidia::provision(&env, &pip, &pins, of, &mlx)
             .err()
             .unwrap();
         assert!(

@@ -15,6 +15,7 @@ import numpy as np
 from ml_dtypes import float8_e4m3fn as TYPES_FP8
 from scipy import special
 
+import ops_composed
 import ops_products
 import ops_shapes
 from ops_cases import ALL, CASES, FLOATS, INTEGERS, REAL, SIGNED, TYPES, UNSIGNED, case, each, floating, sample, to, wide
@@ -240,6 +241,7 @@ def main() -> None:
     reductions()
     ops_shapes.make()
     ops_products.make()
+    ops_composed.make()
     made_by = {p: version(p) for p in ("numpy", "scipy", "ml_dtypes")}
     lines = ",\n".join(json.dumps(c, separators=(",", ":")) for c in CASES)
     OUT.write_text(f'{{"made_by":{json.dumps(made_by)},"cases":[\n{lines}\n]}}\n')

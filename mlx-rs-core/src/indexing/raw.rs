@@ -90,7 +90,9 @@ pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     for &axis in &axes {
         sizes[axis as usize] = 1;
     }
-    let indices = ArrayVec::new("gather", gathered.iter().map(|g| &g.1))?;
+    let indices = gathered.iter().map(|g| g.1.without_slope());
+    let indices = indices.collect::<Result<Vec<_>>>()?;
+    let indices = ArrayVec::new("gather", indices.iter().map(|i| &**i))?;
     let a = a.for_blocks(|axis| sizes[axis])?;
     call::array("gather", |out, s| {
         // SAFETY: one axis per index array, all different, and sizes inside the array. Every index

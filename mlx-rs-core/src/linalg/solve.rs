@@ -334,6 +334,85 @@ pub fn lu_factor(a: &Array) -> Result<(Array, Array)> {
     Ok((packed, pivots))
 }
 
+/// The determinants of `[.., n, n]`, as `[..]`. **Evaluates the matrices**, and has no gradient.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let det = linalg::det(&array!([[1.0, 2.0], [3.0, 4.0]])?)?;
+/// assert!((det.item::<f32>()? + 2.0).abs() < 1e-6);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn det(a: &Array) -> Result<Array> {
+    let factors = determinants("det", a, 1.0, |product, factor| product * factor)?;
+    let values: Vec<f64> = factors
+        .into_iter()
+        .map(|(sign, size)| sign * size)
+        .collect();
+    of_matrices(a, &values)
+}
+
+/// The signs of the determinants of `[.., n, n]`, and the logarithms of their absolute values, both
+/// `[..]`: zero and minus infinity for a singular matrix. **Evaluates the matrices**, and has no
+/// gradient.
+///
+/// ```
+/// use mlx_rs_core::{array, linalg};
+/// let (sign, log) = linalg::slogdet(&array!([[0.0, 2.0], [3.0, 0.0]])?)?;
+/// assert_eq!(sign.item::<f32>()?, -1.0);
+/// assert!((log.item::<f32>()? - 6.0f32.ln()).abs() < 1e-6);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+pub fn slogdet(a: &Array) -> Result<(Array, Array)> {
+    let factors = determinants("slogdet", a, 0.0, |sum, factor| sum + factor.ln())?;
+    let (signs, logs): (Vec<f64>, Vec<f64>) = factors.into_iter().unzip();
+    Ok((of_matrices(a, &signs)?, of_matrices(a, &logs)?))
+}
+
+/// One value for each matrix of `a`, in its type.
+fn of_matrices(a: &Array, values: &[f64]) -> Result<Array> {
+    let lead = &a.shape()[..a.ndim() - 2];
+    on_cpu(|| Array::from_slice(values, lead)?.astype(a.dtype()))
+}
+
+/// Of each matrix the sign of its determinant, and what `fold` makes of the absolute values of the
+/// factors of the determinant.
+fn determinants(
+    op: &'static str,
+    a: &Array,
+    start: f64,
+    fold: impl Fn(f64, f64) -> f64,
+) -> Result<Vec<(f64, f64)>> {
+    let (n, _) = matrices(op, a, true)?;
+    let n = n as usize;
+    let (packed, pivots) = factor(op, a)?;
+    let packed = on_cpu(|| packed.astype(Dtype::Float64)?.to_vec::<f64>())?;
+    let all = packed.chunks_exact(n * n).zip(pivots.chunks_exact(n));
+    let of = |(matrix, pivots): (&[f64], &[u32])| {
+        let exchanges = (pivots.iter().enumerate()).filter(|&(at, &pivot)| at != pivot as usize);
+        let start = (
+            if exchanges.count() % 2 == 0 {
+                1.0
+            } else {
+                -1.0
+            },
+            start,
+        );
+        (0..n)
+            .map(|i| matrix[i * n + i])
+            .fold(start, |(sign, size), factor| {
+                let of_factor = if factor == 0.0 { 0.0 } else { factor.signum() };
+                (sign * of_factor, fold(size, factor.abs()))
+            })
+    };
+    Ok(all.map(of).collect())
+}
+
 /// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1). MLX's own ends the
 /// process for a singular matrix. In double precision throughout.
 fn factor(op: &'static str, a: &Array) -> Result<(Array, Vec<u32>)> {

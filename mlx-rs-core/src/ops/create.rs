@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
 /// Refuses shapes with negative or uncountable dimensions, and those over the budget.
-fn check_shape(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<()> {
+pub(super) fn check_shape(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<()> {
     match memory::checked_bytes(shape, dtype.size()) {
         Some(bytes) if bytes <= memory::budget() => Ok(()),
         Some(bytes) => Err(Error::new(

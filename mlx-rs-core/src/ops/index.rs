@@ -4,10 +4,10 @@
 use std::borrow::Cow;
 
 use crate::array::Array;
-use crate::call;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
+use crate::{call, closure};
 
 /// Start and stop of one axis as MLX expects them, from Python-like bounds that may be negative or
 /// beyond the end.
@@ -369,10 +369,20 @@ impl Array {
         whole && (0..long).any(|axis| size(axis) > 1)
     }
 
+    /// This array as indices. Where MLX may take derivatives, they do not depend on anything: MLX
+    /// 0.32 refuses the derivative by an index, which is zero.
+    pub(crate) fn without_slope(&self) -> Result<Cow<'_, Array>> {
+        if cfg!(mlx_c_0_7) && closure::inside() {
+            return self.stop_gradient().map(Cow::Owned);
+        }
+        Ok(Cow::Borrowed(self))
+    }
+
     /// [`Array::take`] of indices that are known to lie inside the axis.
     pub(crate) fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
         let at = self.axis(op, axis)?;
         let this = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
+        let indices = &*indices.without_slope()?;
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axis exists and every index lies inside it, which
             // the callers check or enforce.
@@ -415,6 +425,7 @@ impl Array {
     pub fn take_flat(&self, indices: &Array) -> Result<Array> {
         let length = self.count("take")?;
         Self::check_indices("take", indices, length)?;
+        let indices = &*indices.without_slope()?;
         call::array("take", |out, s| {
             // SAFETY: all handles are live; every index lies inside the flattened array.
             unsafe { mlx_sys::mlx_take(out, self.raw(), indices.raw(), s) }
@@ -484,6 +495,7 @@ impl Array {
 
     /// [`Array::take_along_axis`] of indices that are known to lie inside the axis.
     pub(crate) fn take_along_raw(&self, indices: &Array, axis: i32) -> Result<Array> {
+        let indices = &*indices.without_slope()?;
         call::array("take_along_axis", |out, s| {
             // SAFETY: all handles are live; the axis exists and every index lies inside it, which
             // the callers enforce.

@@ -11,9 +11,9 @@
 //! ```
 
 use crate::array::Array;
-use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
+use crate::{call, compat};
 
 impl Array {
     /// Matrix product over the last two axes, broadcast over the others:
@@ -244,7 +244,7 @@ impl Array {
         }
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axes exist and the offset lies within them.
-            unsafe { mlx_sys::mlx_trace(out, self.raw(), offset, axes[0], axes[1], dtype.raw(), s) }
+            unsafe { compat::mlx_trace(out, self.raw(), offset, axes[0], axes[1], dtype.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self]))?
         // MLX sums small integers in 32 bits and leaves them there.

@@ -3,6 +3,7 @@
 
 mod arrange;
 mod binary;
+mod composed;
 mod conv;
 mod create;
 mod dequantized;
@@ -22,6 +23,8 @@ mod unary;
 
 pub use arrange::{GridIndexing, broadcast_arrays, concatenate_flat, depends, meshgrid};
 pub use binary::where_;
+pub(crate) use composed::frequencies;
+pub use composed::{Side, bartlett, blackman, hamming, hanning};
 pub use conv::Conv;
 pub use create::{arange, eye, full, identity, linspace, ones, tri, zeros};
 pub use pad::Pad;

@@ -17,12 +17,12 @@ use mlx_sys as sys;
 
 use super::IndexArg;
 use crate::array::Array;
-use crate::call;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::quirks::Facts;
 use crate::stream::Stream;
+use crate::{call, compat};
 
 /// How numbers are quantized.
 #[non_exhaustive]
@@ -126,7 +126,7 @@ impl Quantized {
         let parts = call::arrays("quantize", |out, s| {
             // SAFETY: all handles are live; the mode is a static NUL-terminated string.
             unsafe {
-                sys::mlx_quantize(
+                compat::mlx_quantize(
                     out,
                     weight.raw(),
                     some_int(group_size),
@@ -255,7 +255,7 @@ impl Quantized {
         call::array("dequantize", |out, s| {
             // SAFETY: all handles are live and checked to fit; the mode is a static string.
             unsafe {
-                sys::mlx_dequantize(
+                compat::mlx_dequantize(
                     out,
                     self.weight.raw(),
                     self.scales.raw(),
@@ -459,7 +459,7 @@ impl Quantized {
         call::array(op, |out, s| {
             // SAFETY: all handles are live and checked to fit; the mode is a static string.
             unsafe {
-                sys::mlx_qqmm(
+                compat::mlx_qqmm(
                     out,
                     x.raw(),
                     self.weight.raw(),

@@ -10,9 +10,9 @@
 
 use super::full;
 use crate::array::Array;
-use crate::call;
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::{call, compat};
 
 /// What a running reduction has before its first value.
 #[derive(Clone, Copy)]
@@ -73,7 +73,7 @@ macro_rules! scans {
                     call::array(stringify!($name), |out, s| {
                         // SAFETY: all handles are live. The axis exists, and its result is not
                         // computed when the axis has one element.
-                        unsafe { mlx_sys::$c(out, self.raw(), axis, reverse, inclusive, s) }
+                        unsafe { compat::$c(out, self.raw(), axis, reverse, inclusive, s) }
                     })
                     .and_then(|scan| self.unless_single(scan, at, inclusive, Start::$start))
                     .map_err(|e| e.with_inputs(&[self]))
@@ -142,7 +142,7 @@ impl Array {
         call::array("logcumsumexp", |out, s| {
             // SAFETY: all handles are live. The axis exists, and its result is not computed when
             // the axis has one element.
-            unsafe { mlx_sys::mlx_logcumsumexp(out, this.raw(), axis, reverse, inclusive, s) }
+            unsafe { compat::mlx_logcumsumexp(out, this.raw(), axis, reverse, inclusive, s) }
         })
         .and_then(|scan| this.unless_single(scan, at, inclusive, Start::Least))
         .map_err(|e| e.with_inputs(&[self]))

@@ -183,7 +183,8 @@ impl Array {
             let elements = self.gather(&indices, &axes, &each.sizes)?;
             return each.to_blocks(&elements, slice_sizes);
         }
-        let vec = ArrayVec::new(op, &safe)?;
+        let safe = (safe.iter().map(Array::without_slope)).collect::<Result<Vec<_>>>()?;
+        let vec = ArrayVec::new(op, safe.iter().map(|i| &**i))?;
         let this = self.for_blocks(|axis| slice_sizes[axis])?;
         call::array(op, |out, s| {
             // SAFETY: pointers and lengths describe live slices of one entry per index or axis. The

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use mlx_sys as sys;
 use parking_lot::Mutex;
 
+use super::compile_caches;
 use crate::array::Array;
 use crate::call;
 use crate::closure::{self, Closure, ClosureError, Function, Payload};
@@ -134,8 +135,8 @@ pub fn compile_clear_cache() -> Result<()> {
                 "a function is being traced; clear the cache outside of compiled functions",
             ));
         }
-        // SAFETY: takes nothing; no trace that holds on to an entry is in progress.
-        call::status(OP, || unsafe { sys::mlx_detail_compile_clear_cache() })
+        // No trace that holds on to an entry is in progress.
+        compile_caches::clear()
     })
 }
 
@@ -310,10 +311,15 @@ impl Trace {
         std::ptr::from_ref(self).addr()
     }
 
+    fn call(&self, args: &[Array]) -> Result<Vec<Array>> {
+        compile_caches::prepare()?;
+        self.closure.apply(OP, args)
+    }
+
     /// Replays, on the present stack, or traces, with the stack that a trace needs.
     fn apply(&self, args: &[Array]) -> Result<Vec<Array>> {
         let before = NEEDS_STACK.replace(Some(false));
-        let mut result = self.closure.apply(OP, args);
+        let mut result = self.call(args);
         if NEEDS_STACK.replace(before) == Some(true) {
             closure::forget_failure();
             // MLX keeps a half-made entry without arguments, which only such a call would find.
@@ -322,7 +328,7 @@ impl Trace {
             }
             result = stack::grown(|| {
                 let before = NEEDS_STACK.replace(None);
-                let result = self.closure.apply(OP, args);
+                let result = self.call(args);
                 NEEDS_STACK.set(before);
                 result
             });
@@ -339,9 +345,9 @@ impl Trace {
         let Some(_guard) = call::lock_to_free() else {
             return;
         };
-        // A failure leaves an entry that is never used. SAFETY: takes a number; a trace in progress
-        // borrows this, and does not erase itself.
-        let _ = call::status(OP, || unsafe { sys::mlx_detail_compile_erase(self.id()) });
+        // A failure leaves an entry that is never used. A trace in progress borrows this, and does
+        // not erase itself.
+        let _ = compile_caches::erase(self.id());
     }
 }
 

@@ -47,6 +47,7 @@
 mod autodiff;
 mod checkpoint;
 mod compile;
+mod compile_caches;
 mod custom;
 mod eval;
 mod export;

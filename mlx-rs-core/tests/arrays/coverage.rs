@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Functions of mlx-c 0.4.1 that the committed bindings, of 0.5.0, do not have.
+/// Functions of mlx-c 0.4.1 that later versions do not have.
 const ONLY_0_4: [&str; 1] = ["mlx_metal_device_info"];
 
 fn root() -> PathBuf {
@@ -14,7 +14,7 @@ fn root() -> PathBuf {
 
 /// The functions that the bindings declare.
 fn declared() -> BTreeSet<String> {
-    let text = fs::read_to_string(root().join("mlx-sys/src/bindings.rs")).unwrap();
+    let text = fs::read_to_string(root().join("mlx-sys/src/bindings/0.7.rs")).unwrap();
     text.lines()
         .filter_map(|l| l.trim_start().strip_prefix("pub fn "))
         .filter_map(|l| l.split('(').next())

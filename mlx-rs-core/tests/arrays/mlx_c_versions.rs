@@ -1,20 +1,21 @@
-//! What differs between mlx-c 0.4 and 0.5 inside this crate (the cfg `mlx_c_0_5`) does not differ
-//! outside: the same assertions hold for both. docs/building.md says how to run them with 0.4.1.
+//! What differs between mlx-c 0.4, 0.5 and 0.7 inside this crate (a cfg `mlx_c_*`) does not differ
+//! outside: the same assertions hold for all. `tools/mlx_versions.sh` runs them with each.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use mlx_rs_core::fast::{Mask, scaled_dot_product_attention};
-use mlx_rs_core::transforms::compile;
+use mlx_rs_core::transforms::{compile, grad};
 use mlx_rs_core::{
-    Array, Device, DeviceInfo, Dtype, Error, QuantMode, Quantized, cuda_is_available, linspace,
-    metal_is_available, random,
+    All, Array, Device, DeviceInfo, Dtype, Error, QuantMode, Quantized, Stream, cuda_is_available,
+    distributed, fft, linspace, metal_is_available, random,
 };
 
 /// The files that have the cfg, how often, and the test here that goes through them.
-const PATHS: [(&str, usize, &str); 6] = [
+const PATHS: [(&str, usize, &str); 10] = [
     ("array/managed.rs", 3, "vectors_become_arrays"),
+    ("compat.rs", 4, "functions_of_other_forms_compute_the_same"),
     ("device.rs", 7, "devices_are_counted_and_described"),
     ("fast.rs", 3, "the_last_query_meets_the_last_key"),
     ("ops/create.rs", 2, "linspace_is_in_double_precision"),
@@ -23,7 +24,14 @@ const PATHS: [(&str, usize, &str); 6] = [
         1,
         "packed_floats_multiply_as_they_are_dequantized",
     ),
+    ("ops/index.rs", 1, "indices_have_no_slope"),
     ("random/discrete.rs", 2, "bits_of_one_key_keep_their_widths"),
+    ("stream.rs", 3, "a_stream_serves_all_threads"),
+    (
+        "transforms/compile_caches.rs",
+        6,
+        "what_was_compiled_leaves_every_thread",
+    ),
 ];
 
 fn count(dir: &Path, below: &Path, found: &mut BTreeMap<String, usize>) {
@@ -34,7 +42,7 @@ fn count(dir: &Path, below: &Path, found: &mut BTreeMap<String, usize>) {
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
-        let n = text.matches("(mlx_c_0_5)").count();
+        let n = text.matches("(mlx_c_0_").count();
         if n > 0 {
             let name = path.strip_prefix(below).unwrap();
             found.insert(name.to_string_lossy().replace('\\', "/"), n);
@@ -174,4 +182,91 @@ fn bits_of_one_key_keep_their_widths() {
             compiled.to_vec::<u32>().unwrap()
         );
     }
+}
+
+#[test]
+fn functions_of_other_forms_compute_the_same() {
+    let a = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+    let numbers = |a: Result<Array, Error>| a.unwrap().to_vec::<f32>().unwrap();
+    assert_eq!(numbers(a.cumsum(1, false, true)), [1.0, 3.0, 3.0, 7.0]);
+    assert_eq!(numbers(a.cumprod(0, false, true)), [1.0, 2.0, 3.0, 8.0]);
+    assert_eq!(numbers(a.cummax(1, true, true)), [2.0, 2.0, 4.0, 4.0]);
+    assert_eq!(numbers(a.cummin(1, true, true)), [1.0, 2.0, 3.0, 4.0]);
+    let log = numbers(a.logcumsumexp(1, false, false));
+    assert_eq!(log, [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY, 3.0]);
+    assert_eq!(numbers(a.trace(0, 0, 1, Dtype::Float32)), [5.0]);
+    // The inverse divides, the transform itself does not.
+    let ones = Array::vector(&[1.0f32; 4]).unwrap();
+    let forth = fft::fft(&ones, None, -1).unwrap();
+    assert_eq!(numbers(forth.abs()), [4.0, 0.0, 0.0, 0.0]);
+    assert_eq!(
+        numbers(fft::ifft(&forth, None, -1).unwrap().real()),
+        [1.0; 4]
+    );
+    let group = distributed::init(false).unwrap();
+    assert!(group.rank() < group.size());
+    assert_eq!(group.split(0, 0).is_err(), group.size() == 1);
+}
+
+#[test]
+fn indices_have_no_slope() {
+    // The indices depend on what is differentiated.
+    let sum = |x: &[Array]| -> Result<Vec<Array>, Error> {
+        let sorted = x[0].take_along_axis(&x[0].argsort(0)?, 0)?;
+        let scaled = sorted.multiply(&Array::vector(&[1.0f32, 10.0, 100.0])?)?;
+        Ok(vec![scaled.sum(All, false)?])
+    };
+    let x = Array::vector(&[3.0f32, 1.0, 2.0]).unwrap();
+    let slope = grad(sum, &[0])(&[x]).unwrap();
+    assert_eq!(slope[0].to_vec::<f32>().unwrap(), [100.0, 1.0, 10.0]);
+}
+
+#[test]
+fn a_stream_serves_all_threads() {
+    let stream = Stream::new(Device::cpu()).unwrap();
+    let default = Stream::default_of(Device::cpu()).unwrap();
+    let made = stream.scope(|| Array::vector(&[1.0f32, 2.0]).unwrap().exp().unwrap());
+    let here = [
+        made.clone(),
+        Array::vector(&[3.0f32]).unwrap().exp().unwrap(),
+    ];
+    // Neither the stream nor what was recorded for it belongs to the thread that made it.
+    let there = std::thread::spawn(move || {
+        assert_eq!(Stream::default_of(Device::cpu()).unwrap(), default);
+        let more = stream.scope(|| made.add(&made)).unwrap();
+        more.to_vec::<f32>().unwrap()
+    });
+    let there = there.join().unwrap();
+    for (double, one) in there.iter().zip(here[0].to_vec::<f32>().unwrap()) {
+        assert_eq!(*double, 2.0 * one);
+    }
+    assert!((here[1].item::<f32>().unwrap() - 3.0f32.exp()).abs() < 1e-5);
+}
+
+#[test]
+fn what_was_compiled_leaves_every_thread() {
+    let function = |factor: f32| {
+        compile(move |x: &[Array]| -> Result<Vec<Array>, Error> {
+            Ok(vec![x[0].multiply(&Array::scalar(factor)?)?])
+        })
+    };
+    let x = Array::vector(&[1.0f32, 2.0]).unwrap();
+    let (to, calls) = std::sync::mpsc::channel::<Box<dyn FnOnce() + Send>>();
+    let thread = std::thread::spawn(move || calls.into_iter().for_each(|call| call()));
+    // New functions take the places of those that are gone, in both threads.
+    for factor in [2.0f32, 3.0, 5.0, 7.0] {
+        let compiled = std::sync::Arc::new(function(factor));
+        let (other, y, (done, wait)) = (compiled.clone(), x.clone(), std::sync::mpsc::channel());
+        to.send(Box::new(move || {
+            let out = other.call(&[y]).unwrap()[0].to_vec::<f32>().unwrap();
+            drop(other);
+            done.send(out).unwrap();
+        }))
+        .unwrap();
+        assert_eq!(wait.recv().unwrap(), [factor, 2.0 * factor]);
+        let out = compiled.call(std::slice::from_ref(&x)).unwrap();
+        assert_eq!(out[0].to_vec::<f32>().unwrap(), [factor, 2.0 * factor]);
+    }
+    drop(to);
+    thread.join().unwrap();
 }

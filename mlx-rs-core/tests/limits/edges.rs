@@ -4,8 +4,8 @@
 
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{
-    Array, Device, Dtype, ErrorKind, QuantMode, Quantized, Result, Stream, eval, linalg, linspace,
-    memory, zeros,
+    Array, Device, Dtype, ErrorKind, QuantMode, Quantized, Result, Side, Stream, bartlett,
+    blackman, eval, fast, fft, hamming, hanning, linalg, linspace, memory, zeros,
 };
 use proptest::prelude::*;
 
@@ -100,6 +100,60 @@ fn factors_and_random_numbers() {
             assert_eq!(key.split_into(n).is_ok(), n >= 0, "{n}");
         }
     }
+}
+
+#[test]
+fn composed_operations() {
+    limited();
+    for shape in SHAPES {
+        for dtype in TYPES {
+            let a = array(shape, dtype);
+            for (name, other) in [("same", a.clone()), ("vector", array(&[3], dtype))] {
+                let ones = vec![1; a.ndim()];
+                settle(
+                    name,
+                    [
+                        fast::cross_entropy(&other, &a),
+                        fast::cross_entropy(&a, &other),
+                    ],
+                );
+                settle(name, [a.searchsorted(&other, Side::Left)]);
+                settle(name, [a.searchsorted(&other, Side::Right)]);
+                for n in NUMBERS {
+                    settle("vecdot", [a.vecdot(&other, n)]);
+                    let bounds = [vec![n; a.ndim()], vec![n.wrapping_add(2); a.ndim()]];
+                    for f in [
+                        Array::slice_add,
+                        Array::slice_multiply,
+                        Array::slice_maximum,
+                        Array::slice_minimum,
+                    ] {
+                        settle(name, [f(&a, &other, &bounds[0], &bounds[1], &ones)]);
+                        settle(name, [f(&a, &other, &bounds[0], &bounds[1], &bounds[0])]);
+                    }
+                }
+            }
+            for n in NUMBERS {
+                settle("unstack", a.unstack(n).into_iter().flatten().map(Ok));
+                for times in [0, 1, 7, u32::MAX] {
+                    settle("diff", [a.diff(times, n)]);
+                }
+            }
+            if let Ok((sign, log)) = linalg::slogdet(&a) {
+                settle("slogdet", [Ok(sign), Ok(log)]);
+            }
+        }
+    }
+    for n in NUMBERS {
+        settle("window", [bartlett(n), blackman(n), hamming(n), hanning(n)]);
+        for d in [0.0, -1.0, f64::NAN, f64::MIN_POSITIVE] {
+            settle("frequencies", [fft::fftfreq(n, d), fft::rfftfreq(n, d)]);
+        }
+    }
+    assert_eq!(
+        hanning(i32::MAX).unwrap_err().kind(),
+        ErrorKind::OutOfMemory
+    );
 }
 
 #[test]

@@ -4,8 +4,9 @@ use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::linalg::{self, Norm, Triangle};
 use mlx_rs_core::{
     All, Array, Axes, Conv, Dtype, Error, ErrorKind, GridIndexing, Pad, QuantMode, Quantized,
-    Result, ScatterMode, arange, broadcast_arrays, concatenate, concatenate_flat, einsum, eye,
-    full, identity, linspace, meshgrid, ones, stack, tri, where_, zeros,
+    Result, ScatterMode, Side, arange, bartlett, blackman, broadcast_arrays, concatenate,
+    concatenate_flat, einsum, eye, fft, full, hamming, hanning, identity, linspace, meshgrid, ones,
+    stack, tri, where_, zeros,
 };
 
 use super::operations::{self, Call};
@@ -14,7 +15,7 @@ use super::{Case, one};
 /// Makes the call of a case.
 pub(crate) fn make(c: &Case<'_>) -> Result<Vec<Array>> {
     for group in [
-        of_table, elements, reductions, shapes, choices, made, products, algebra, fused,
+        of_table, composed, elements, reductions, shapes, choices, made, products, algebra, fused,
     ] {
         if let Some(result) = group(c) {
             return result;
@@ -54,6 +55,46 @@ fn of_table(c: &Case<'_>) -> Made {
         Call::Numbers(_) => return None,
     }))
 }
+
+fn composed(c: &Case<'_>) -> Made {
+    let bounds = || [c.ints("start"), c.ints("stop"), c.ints("strides")];
+    let combined = |f: Combine| {
+        let [start, stop, strides] = bounds();
+        f(c.a(), c.b(), &start, &stop, &strides)
+    };
+    Some(one(match c.op {
+        "unstack" => return Some(c.a().unstack(c.int("axis"))),
+        "slogdet" => return Some(linalg::slogdet(c.a()).map(|(sign, log)| vec![sign, log])),
+        "flip" if c.is_null("axes") => c.a().flip(All),
+        "flip" => c.a().flip(c.ints("axes")[0]),
+        "diff" => c.a().diff(c.int("times") as u32, c.int("axis")),
+        "vecdot" => c.a().vecdot(c.b(), c.int("axis")),
+        "slice_add" => combined(Array::slice_add),
+        "slice_multiply" => combined(Array::slice_multiply),
+        "slice_maximum" => combined(Array::slice_maximum),
+        "slice_minimum" => combined(Array::slice_minimum),
+        "searchsorted" => {
+            let side = if c.text("side") == "left" {
+                Side::Left
+            } else {
+                Side::Right
+            };
+            c.a().searchsorted(c.b(), side)
+        }
+        "bartlett" => bartlett(c.int("n")),
+        "blackman" => blackman(c.int("n")),
+        "hamming" => hamming(c.int("n")),
+        "hanning" => hanning(c.int("n")),
+        "fftfreq" => fft::fftfreq(c.int("n"), c.number("d")),
+        "rfftfreq" => fft::rfftfreq(c.int("n"), c.number("d")),
+        "det" => linalg::det(c.a()),
+        "cross_entropy" => fast::cross_entropy(c.a(), c.b()),
+        _ => return None,
+    }))
+}
+
+/// An update of a part: start, stop and strides.
+type Combine = fn(&Array, &Array, &[i32], &[i32], &[i32]) -> Result<Array>;
 
 fn elements(c: &Case<'_>) -> Made {
     let nan = |c: &Case<'_>| c.a().nan_to_num(c.number("n") as f32, None, None);

@@ -125,6 +125,7 @@ table! {
     One floor = Array::floor, Exact None;
     One gelu = Array::gelu, Element Everywhere;
     One gelu_tanh = Array::gelu_tanh, Element Everywhere;
+    One det = linalg::det, Long None;
     One imag = Array::imag, Exact None;
     One inv = linalg::inv, Long None;
     One is_finite = Array::is_finite, Exact None;
@@ -157,6 +158,7 @@ table! {
     One stop_gradient = Array::stop_gradient, Exact None;
     One tan = Array::tan, Element None;
     One tanh = Array::tanh, Element Everywhere;
+    One trunc = Array::trunc, Exact None;
     One to_fp8 = Array::to_fp8, Exact None;
     One transpose = Array::transpose, Exact Everywhere;
     One zeros_like = Array::zeros_like, Exact None;
@@ -179,6 +181,7 @@ table! {
     Two logaddexp = Array::logaddexp, Element Everywhere;
     Two logical_and = Array::logical_and, Exact None;
     Two logical_or = Array::logical_or, Exact None;
+    Two logical_xor = Array::logical_xor, Exact None;
     Two matmul = Array::matmul, Sum Everywhere;
     Two maximum = Array::maximum, Exact Everywhere;
     Two minimum = Array::minimum, Exact Everywhere;
@@ -197,6 +200,7 @@ table! {
     Reduce max = |a, axes, keep| a.max(axes, keep), Exact Everywhere;
     Reduce mean = |a, axes, keep| a.mean(axes, keep), Sum Everywhere;
     Reduce median = |a, axes, keep| a.median(axes, keep), Sum Everywhere;
+    Reduce count_nonzero = |a, axes, keep| a.count_nonzero(axes, keep), Exact None;
     Reduce min = |a, axes, keep| a.min(axes, keep), Exact Everywhere;
     Reduce prod = |a, axes, keep| a.prod(axes, keep), Sum Everywhere;
     Reduce softmax = |a, axes, _| a.softmax(axes, true), Sum Everywhere;

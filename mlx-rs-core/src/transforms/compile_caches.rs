@@ -1,0 +1,114 @@
+//! Where MLX keeps what it compiled: one cache for the process, or, from mlx-c 0.7 on, one for each
+//! thread. What leaves a cache must leave all of them.
+
+use mlx_sys as sys;
+
+use crate::call;
+use crate::error::Result;
+
+const OP: &str = "compile";
+
+/// Removes what was compiled under a number. Call with the lock held.
+pub(super) fn erase(id: usize) -> Result<()> {
+    #[cfg(not(mlx_c_0_7))]
+    // SAFETY: takes a number; one that is not known is nothing to erase.
+    return call::status(OP, || unsafe { sys::mlx_detail_compile_erase(id) });
+    #[cfg(mlx_c_0_7)]
+    threads::each(|cache| {
+        // SAFETY: the handle is live; a number that is not known is nothing to erase.
+        call::status(OP, || unsafe { sys::mlx_detail_compile_erase(cache, id) })
+    })
+}
+
+/// Removes everything. Call with the lock held.
+pub(super) fn clear() -> Result<()> {
+    #[cfg(not(mlx_c_0_7))]
+    // SAFETY: takes nothing; the caller holds the lock.
+    return call::status(OP, || unsafe { sys::mlx_detail_compile_clear_cache() });
+    #[cfg(mlx_c_0_7)]
+    threads::each(|cache| {
+        // SAFETY: the handle is live.
+        call::status(OP, || unsafe { sys::mlx_detail_compile_clear_cache(cache) })
+    })
+}
+
+/// Must come before a compiled function is called in this thread. Call with the lock held.
+pub(super) fn prepare() -> Result<()> {
+    #[cfg(mlx_c_0_7)]
+    threads::register()?;
+    Ok(())
+}
+
+#[cfg(mlx_c_0_7)]
+mod threads {
+    use std::cell::OnceCell;
+    use std::thread::ThreadId;
+
+    use mlx_sys as sys;
+    use parking_lot::Mutex;
+
+    use super::OP;
+    use crate::call;
+    use crate::error::Result;
+
+    /// A weak reference to the cache of a thread.
+    struct Cache(sys::mlx_compile_cache);
+
+    // SAFETY: the handle is a heap copy of a weak pointer that counts atomically; only the holder of
+    // the process-wide lock uses it.
+    unsafe impl Send for Cache {}
+
+    impl Drop for Cache {
+        fn drop(&mut self) {
+            if let Some(_guard) = call::lock_to_free() {
+                // SAFETY: the handle is owned here.
+                unsafe { sys::mlx_compile_cache_free(self.0) };
+            }
+        }
+    }
+
+    /// The caches of the threads that called compiled functions and have not ended.
+    static ALL: Mutex<Vec<(ThreadId, Cache)>> = Mutex::new(Vec::new());
+
+    /// Takes a thread's cache off the list when the thread ends.
+    struct Registered(ThreadId);
+
+    impl Drop for Registered {
+        fn drop(&mut self) {
+            let mut all = ALL.lock();
+            let place = all.iter().position(|(thread, _)| *thread == self.0);
+            let gone = place.map(|place| all.swap_remove(place));
+            // It takes another lock.
+            drop(all);
+            drop(gone);
+        }
+    }
+
+    thread_local! {
+        static HERE: OnceCell<Registered> = const { OnceCell::new() };
+    }
+
+    pub(super) fn register() -> Result<()> {
+        if !matches!(HERE.try_with(|here| here.get().is_some()), Ok(false)) {
+            return Ok(());
+        }
+        // SAFETY: makes an empty handle.
+        let mut cache = Cache(unsafe { sys::mlx_compile_cache_new() });
+        call::status(OP, || {
+            // SAFETY: the result is writable.
+            unsafe { sys::mlx_detail_compile_cache(&raw mut cache.0) }
+        })?;
+        let thread = std::thread::current().id();
+        ALL.lock().push((thread, cache));
+        // Not in a thread that is ending, whose cache MLX is about to drop.
+        let _ = HERE.try_with(|here| here.set(Registered(thread)));
+        Ok(())
+    }
+
+    /// Calls `f` for every cache; the first failure is the result.
+    pub(super) fn each(f: impl Fn(sys::mlx_compile_cache) -> Result<()>) -> Result<()> {
+        // What is erased may own functions whose drop erases more.
+        let handles: Vec<_> = ALL.lock().iter().map(|(_, cache)| cache.0).collect();
+        handles.into_iter().map(f).fold(Ok(()), Result::and)
+    }
+}
