@@ -559,11 +559,13 @@ def changes(mx, prompt, request, eos, vocab):
     presence, frequency = request["presence_penalty"], request["frequency_penalty"]
     if presence or frequency:
 
+        said = reply()
+
         def discourage(tokens, logits):
-            # `tokens` starts with the prompt's last one; the reply follows.
-            if tokens.size < 2:
+            tokens = said(tokens)
+            if tokens.size == 0:
                 return logits
-            counts = mx.zeros(logits.shape[-1]).at[tokens[1:]].add(1.0)
+            counts = mx.zeros(logits.shape[-1]).at[tokens].add(1.0)
             off = presence * (counts > 0) + frequency * counts
             return logits - off.astype(logits.dtype)
 
@@ -574,10 +576,10 @@ def changes(mx, prompt, request, eos, vocab):
         made.append(lambda _, logits: logits.at[..., places].add(amounts.astype(logits.dtype)))
 
     def forbid(ids, until=None):
-        places = mx.array(sorted(ids))
+        places, said = mx.array(sorted(ids)), reply()
 
         def apply(tokens, logits):
-            if until is not None and tokens.size - 1 >= until:
+            if until is not None and said(tokens).size >= until:
                 return logits
             return mx.put_along_axis(logits, places[None], mx.array(-mx.inf, logits.dtype), axis=-1)
 
@@ -593,15 +595,31 @@ def changes(mx, prompt, request, eos, vocab):
     return made
 
 
+def reply():
+    """Of the tokens that mlx-lm gives to a processor, those of the reply.
+
+    Before them stands the prompt's last token or, since mlx-lm 0.32, the whole prompt: what there is at the first call.
+    """
+    before = []
+
+    def said(tokens):
+        if not before:
+            before.append(tokens.size)
+        return tokens[before[0] :]
+
+    return said
+
+
 def penalty(mx, prompt, factor, window):
     """The repetition penalty of CTRL (Keskar et al. 2019) over prompt and reply; a token counts once.
 
-    mlx-lm's own sees of the prompt only its last token.
+    mlx-lm's own sees of the prompt what it gives to processors, which differs between its versions.
     """
+    said = reply()
 
     def apply(tokens, logits):
-        # `tokens` starts with the prompt's last one.
-        seen = mx.concatenate([mx.array(prompt[:-1], dtype=tokens.dtype), tokens]) if len(prompt) > 1 else tokens
+        tokens = said(tokens)
+        seen = mx.concatenate([mx.array(prompt, dtype=tokens.dtype), tokens])
         if window:
             seen = seen[-window:]
         seen = seen[None]

@@ -44,8 +44,13 @@ fn tokens(model: &dyn TextModel, file: &Path, more: &[u32], n: usize) -> (Vec<u3
 
 #[test]
 fn files_of_mlx_lm_are_gone_on_from() {
-    for case in cases() {
-        let file = fixture("prompt-cache").join(case["file"].as_str().unwrap());
+    // Of mlx-lm 0.32, and of 0.30.
+    let dirs = ["prompt-cache", "prompt-cache/0.30"].map(fixture);
+    for (dir, case) in dirs
+        .iter()
+        .flat_map(|dir| cases().into_iter().map(move |c| (dir, c)))
+    {
+        let file = dir.join(case["file"].as_str().unwrap());
         let model = model(&case);
         let (prompt, expected) = (ids(&case["prompt"]), ids(&case["greedy"]));
         let kept = model.as_prompt_cache().unwrap();
@@ -65,11 +70,27 @@ fn files_of_mlx_lm_are_gone_on_from() {
     }
 }
 
-/// The texts that mlx-lm reads: classes and settings of layers.
+/// The texts that mlx-lm reads: classes of layers, and which tensors are numbers.
 fn texts(path: &Path) -> BTreeMap<String, String> {
     let mut texts = SafetensorsCheckpoint::metadata(path).unwrap();
-    texts.retain(|key, _| key.starts_with("0.") || key.starts_with("2."));
+    texts.retain(|key, _| key.starts_with("1.") || key.starts_with("2."));
     texts
+}
+
+/// The number in a tensor of one.
+fn number(file: &SafetensorsCheckpoint, tensor: &str) -> Option<i32> {
+    let values = file.read::<i32>(file.info(tensor)?).unwrap();
+    assert_eq!(values.len(), 1, "{tensor}");
+    Some(values[0])
+}
+
+/// Keys or values `[1, H, n, ..]` up to a number of positions.
+fn begun(values: &[f32], shape: &[usize], positions: usize) -> Vec<f32> {
+    let width = values.len() / (shape[1] * shape[2]);
+    let heads = values.chunks(shape[2] * width);
+    heads
+        .flat_map(|head| head[..positions * width].to_vec())
+        .collect()
 }
 
 #[test]
@@ -83,27 +104,39 @@ fn files_of_ours_have_the_form_of_theirs() {
         let kept = writer.as_prompt_cache().unwrap();
         let n = kept.save_prompt_cache(&Prompt::Tokens(prompt.clone()), &ours);
         assert_eq!(n.unwrap(), prompt.len());
-        let [mut a, mut b] = [&ours, &theirs].map(|path| texts(path));
+        let [a, b] = [&ours, &theirs].map(|path| texts(path));
+        assert_eq!(a, b, "{name}");
         let [ours_read, theirs_read] =
             [&ours, &theirs].map(|path| SafetensorsCheckpoint::open_file(path).unwrap());
         assert!(ours_read.names().eq(theirs_read.names()), "{name}");
         // Where a ring begins is free; ours begins with its oldest position.
         let rings: Vec<Option<usize>> = (0..8)
-            .map(|i| b.remove(&format!("0.{i}.3"))?.parse().ok())
+            .map(|i| number(&theirs_read, &format!("{i}.5")).map(|next| next as usize))
             .collect();
-        a.retain(|key, _| !(key.starts_with("0.") && key.ends_with(".3") && key.len() > 3));
-        assert_eq!(a, b, "{name}");
         for tensor in ours_read.names() {
             let (ours_info, theirs_info) = (
                 ours_read.info(tensor).unwrap(),
                 theirs_read.info(tensor).unwrap(),
             );
             assert_eq!(ours_info.dtype, theirs_info.dtype, "{name}: {tensor}");
-            assert_eq!(ours_info.shape, theirs_info.shape, "{name}: {tensor}");
+            if ours_info.shape.is_empty() {
+                assert!(theirs_info.shape.is_empty(), "{name}: {tensor}");
+                if !tensor.ends_with(".5") {
+                    let [a, b] = [&ours_read, &theirs_read].map(|file| number(file, tensor));
+                    assert_eq!(a, b, "{name}: {tensor}");
+                }
+                continue;
+            }
+            // Theirs have room for more positions.
+            let mut shape = theirs_info.shape.clone();
+            assert!(shape[2] >= ours_info.shape[2], "{name}: {tensor}");
+            shape[2] = ours_info.shape[2];
+            assert_eq!(ours_info.shape, shape, "{name}: {tensor}");
             if ours_info.dtype == safetensors::Dtype::F32 {
                 let layer: usize = tensor.split('.').next().unwrap().parse().unwrap();
                 let theirs = theirs_read.read::<f32>(theirs_info).unwrap();
-                let theirs = in_order(&theirs, &theirs_info.shape, rings[layer]);
+                let theirs = begun(&theirs, &theirs_info.shape, shape[2]);
+                let theirs = in_order(&theirs, &shape, rings[layer]);
                 let ours = ours_read.read::<f32>(ours_info).unwrap();
                 let difference = max_difference(&ours, &theirs);
                 // mlx-lm packs behind the prompt, whose later layers saw exact keys there.
@@ -120,8 +153,8 @@ fn files_of_ours_have_the_form_of_theirs() {
         }
         // Without our texts it is like one of mlx-lm, and says the same.
         let metadata = SafetensorsCheckpoint::metadata(&ours).unwrap();
-        assert_eq!(metadata["1.tokenizer_config"], "{}");
-        assert!(Path::new(&metadata["1.model"]).is_dir(), "{metadata:?}");
+        assert_eq!(metadata["0.tokenizer_config"], "{}");
+        assert!(Path::new(&metadata["0.model"]).is_dir(), "{metadata:?}");
         let expected = ids(&case["greedy"]);
         let (got, cached) = tokens(writer.as_ref(), &ours, &ids(&case["more"]), expected.len());
         assert_eq!((got, cached), (expected.clone(), prompt.len()), "{name}");
@@ -153,7 +186,7 @@ fn strip(path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut metadata = SafetensorsCheckpoint::metadata(path).unwrap();
-    assert!(metadata.remove("1.rust_mlx").is_some());
+    assert!(metadata.remove("0.rust_mlx").is_some());
     let metadata = Some(metadata.into_iter().collect());
     let out = safetensors::serialize(read.tensors(), metadata).unwrap();
     std::fs::write(path, out).unwrap();
@@ -213,15 +246,26 @@ fn damaged_files_and_those_of_others_are_refused() {
         refused(llama.as_ref(), &path);
     }
     for (key, value, text) in [
-        ("2.1", "ArraysCache", "ArraysCache"),
-        ("2.1", "QuantizedKVCache", "0.1.0"),
-        ("2.0", "RotatingKVCache", "how long"),
-        ("1.rust_mlx", "{", "damaged"),
+        ("1.1", "ArraysCache", "ArraysCache"),
+        ("1.1", "QuantizedKVCache", "1.3"),
+        ("1.0", "RotatingKVCache", "0.3"),
+        ("0.rust_mlx", "{", "damaged"),
         (
-            "1.rust_mlx",
+            "0.rust_mlx",
             r#"{"identity": "x", "tokens": [1], "stretch": 0}"#,
             "another model",
         ),
+    ] {
+        changed(&file("growing"), &path, key, value);
+        says(&refused(llama.as_ref(), &path), text);
+    }
+    // The form before 0.32 has numbers as texts.
+    let file = |name: &str| fixture("prompt-cache/0.30").join(format!("{name}.safetensors"));
+    for (key, value, text) in [
+        ("2.1", "ArraysCache", "ArraysCache"),
+        ("2.1", "QuantizedKVCache", "0.1.0"),
+        ("2.0", "RotatingKVCache", "0.0.2"),
+        ("1.rust_mlx", "{", "damaged"),
     ] {
         changed(&file("growing"), &path, key, value);
         says(&refused(llama.as_ref(), &path), text);
@@ -254,6 +298,43 @@ fn damaged_files_and_those_of_others_are_refused() {
     ] {
         changed(&file("packed"), &path, key, value);
         refused(packed.as_ref(), &path);
+    }
+}
+
+/// A file with the number in one tensor changed.
+fn renumbered(from: &Path, to: &Path, tensor: &str, value: i32) {
+    let bytes = std::fs::read(from).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let metadata = SafetensorsCheckpoint::metadata(from).unwrap();
+    let new = value.to_le_bytes();
+    let tensors = read.tensors().into_iter().map(|(name, view)| {
+        let view = match name == tensor {
+            true => safetensors::tensor::TensorView::new(view.dtype(), Vec::new(), &new).unwrap(),
+            false => view,
+        };
+        (name, view)
+    });
+    let out = safetensors::serialize(tensors, Some(metadata.into_iter().collect())).unwrap();
+    std::fs::write(to, out).unwrap();
+}
+
+#[test]
+fn numbers_of_a_file_that_do_not_fit_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.safetensors");
+    for case in cases() {
+        let file = fixture("prompt-cache").join(case["file"].as_str().unwrap());
+        let model = model(&case);
+        let own: &[(&str, i32)] = match case["file"].as_str().unwrap() {
+            "growing.safetensors" => &[("1.2", 0), ("1.2", 21), ("1.2", -1), ("1.2", 257)],
+            "packed.safetensors" => &[("1.2", 21), ("1.3", 0), ("1.4", 0), ("1.4", 3)],
+            "bounded.safetensors" => &[("1.2", 21), ("1.3", 24), ("1.4", 0), ("1.4", -5)],
+            _ => &[("0.2", 0), ("0.2", i32::MAX), ("0.4", i32::MIN)],
+        };
+        for (tensor, value) in own {
+            renumbered(&file, &path, tensor, *value);
+            refused(model.as_ref(), &path);
+        }
     }
 }
 

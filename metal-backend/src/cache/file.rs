@@ -253,6 +253,7 @@ fn bytes(array: &Array) -> Result<(FileDtype, Vec<u8>)> {
         Dtype::Float16 => Ok((FileDtype::F16, raw::<f16>(array)?)),
         Dtype::Bfloat16 => Ok((FileDtype::BF16, raw::<bf16>(array)?)),
         Dtype::Uint32 => Ok((FileDtype::U32, raw::<u32>(array)?)),
+        Dtype::Int32 => Ok((FileDtype::I32, raw::<i32>(array)?)),
         other => Err(Error::new(
             ErrorKind::Engine,
             format!("a cache holds {other}, which prompt caches do not store"),
@@ -277,6 +278,7 @@ pub(super) fn array(
         FileDtype::F16 => Array::from_slice(&file.read::<f16>(info)?, &shape),
         FileDtype::BF16 => Array::from_slice(&file.read::<bf16>(info)?, &shape),
         FileDtype::U32 => Array::from_slice(&file.read::<u32>(info)?, &shape),
+        FileDtype::I32 => Array::from_slice(&file.read::<i32>(info)?, &shape),
         other => {
             return Err(invalid(
                 path,

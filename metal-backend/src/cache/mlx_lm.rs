@@ -1,7 +1,8 @@
 //! Computed prompts in the format of Python's mlx-lm (`save_prompt_cache` of its
 //! `models/cache.py`): safetensors whose names are paths into lists. `0.1` are the values of the
 //! first layer, `0.1.2` the biases of its packed values. The file's metadata say which class each
-//! layer has (`2.N`), its settings (`0.N`) and the model (`1.model`).
+//! layer has and which model. There are two [forms](Form); both are read, and that of mlx-lm 0.32 is
+//! written.
 //!
 //! mlx-lm does not keep the prompt's tokens. Files of ours have them and the model's identity under
 //! [`OURS`], which mlx-lm reads past.
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
-use mlx_rs_core::{Array, QuantMode, Quantized};
+use mlx_rs_core::{Array, Dtype, QuantMode, Quantized};
 use safetensors::tensor::Dtype as FileDtype;
 use serde::{Deserialize, Serialize};
 
@@ -20,14 +21,48 @@ use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 
-/// The class of the first layer, which every file has.
-const FIRST_CLASS: &str = "2.0";
 /// What mlx-lm loads where no `--model` is given.
-const MODEL: &str = "1.model";
+const MODEL: &str = "0.model";
 /// Settings of the tokenizer as JSON, which mlx-lm's `generate` asks for.
-const TOKENIZER: &str = "1.tokenizer_config";
-/// What only our files have, as JSON.
-const OURS: &str = "1.rust_mlx";
+const TOKENIZER: &str = "0.tokenizer_config";
+
+/// Where a file says what its layers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// mlx-lm before 0.32: classes are `2.N`, the settings of a layer the texts `0.N.K`.
+    Texts,
+    /// mlx-lm since 0.32: classes are `1.N`. The settings of a layer are tensors of one number
+    /// behind its keys and values, which the texts `2.K` list.
+    Tensors,
+}
+
+impl Form {
+    fn of(metadata: &BTreeMap<String, String>) -> Option<Self> {
+        // The list of tensors begins with an empty text.
+        let is_class = |class: &String| !class.is_empty();
+        if metadata.contains_key("1.0") {
+            Some(Self::Tensors)
+        } else {
+            (metadata.get("2.0").is_some_and(is_class)).then_some(Self::Texts)
+        }
+    }
+
+    /// The text with the class of layer `i`.
+    fn class(self, i: usize) -> String {
+        match self {
+            Self::Texts => format!("2.{i}"),
+            Self::Tensors => format!("1.{i}"),
+        }
+    }
+
+    /// The text with what only our files have, as JSON.
+    fn ours(self) -> &'static str {
+        match self {
+            Self::Texts => "1.rust_mlx",
+            Self::Tensors => "0.rust_mlx",
+        }
+    }
+}
 
 // Classes of mlx-lm.
 const GROWING: &str = "KVCache";
@@ -48,12 +83,13 @@ struct Ours {
 /// A layer as mlx-lm describes it.
 struct Layer {
     class: &'static str,
+    /// In the order of [`Form::Tensors`].
     settings: Vec<i32>,
 }
 
 /// Whether the texts of a file are those of mlx-lm.
 pub fn is_mlx_lm(metadata: &BTreeMap<String, String>) -> bool {
-    metadata.contains_key(FIRST_CLASS)
+    Form::of(metadata).is_some()
 }
 
 /// Writes `caches` where mlx-lm has a class for each layer. Otherwise writes nothing and returns
@@ -67,8 +103,10 @@ pub fn save(
     tokens: &[u32],
     caches: &Caches,
 ) -> Result<bool> {
+    let form = Form::Tensors;
     let mut tensors: Vec<Tensor> = Vec::new();
-    let mut metadata = BTreeMap::new();
+    let mut metadata = BTreeMap::from([("2.0".to_owned(), String::new())]);
+    let mut numbers = 0;
     for (i, cache) in caches.iter().enumerate() {
         let held = match cache.as_kv() {
             Some(_) if cache.as_recurrent().is_some() => None,
@@ -82,12 +120,14 @@ pub fn save(
         for (name, held) in arrays {
             tensors.push(tensor(format!("{i}.{name}"), held)?);
         }
-        metadata.insert(format!("2.{i}"), layer.class.to_owned());
-        if layer.settings.is_empty() {
-            metadata.insert(format!("0.{i}"), String::new());
-        }
+        metadata.insert(form.class(i), layer.class.to_owned());
         for (k, setting) in layer.settings.iter().enumerate() {
-            metadata.insert(format!("0.{i}.{k}"), setting.to_string());
+            let name = format!("{i}.{}", k + 2);
+            let number = Array::scalar(*setting).map_err(engine("prompt cache"))?;
+            tensors.push(tensor(name.clone(), &number)?);
+            numbers += 1;
+            metadata.insert(format!("2.{numbers}.0"), name);
+            metadata.insert(format!("2.{numbers}.1"), "scalar".to_owned());
         }
     }
     if tensors.is_empty() {
@@ -103,7 +143,7 @@ pub fn save(
     })?;
     metadata.insert(MODEL.to_owned(), model.to_owned());
     metadata.insert(TOKENIZER.to_owned(), "{}".to_owned());
-    metadata.insert(OURS.to_owned(), ours);
+    metadata.insert(form.ours().to_owned(), ours);
     write(path, &tensors, Some(metadata.into_iter().collect()))?;
     Ok(true)
 }
@@ -114,7 +154,7 @@ fn describe(held: &Portable) -> (Layer, Vec<(String, &Array)>) {
         Portable::All { keys, values } => (
             Layer {
                 class: GROWING,
-                settings: Vec::new(),
+                settings: vec![keys.shape().get(2).copied().unwrap_or_default()],
             },
             vec![("0".to_owned(), keys), ("1".to_owned(), values)],
         ),
@@ -128,7 +168,7 @@ fn describe(held: &Portable) -> (Layer, Vec<(String, &Array)>) {
             Layer {
                 class: ROTATING,
                 // The last is where the next position goes: behind all, which are in their order.
-                settings: vec![*kept, *size, *offset, (*offset).min(*size)],
+                settings: vec![*offset, *kept, *size, (*offset).min(*size)],
             },
             vec![("0".to_owned(), keys), ("1".to_owned(), values)],
         ),
@@ -160,16 +200,76 @@ fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
 /// As [`load`].
 pub fn positions(path: &Path, metadata: &BTreeMap<String, String>) -> Result<usize> {
     let fault = || invalid(path, "not a prompt cache: it does not say how long it is");
-    let number = |key: &str| metadata.get(key)?.parse::<usize>().ok();
-    let found = match metadata.get(FIRST_CLASS).map(String::as_str) {
-        Some(ROTATING) => number("0.0.2"),
-        Some(QUANTIZED) => number("0.0.0"),
-        _ => {
-            let file = SafetensorsCheckpoint::open_file(path)?;
-            file.info("0.0").and_then(|info| info.shape.get(2).copied())
+    let form = Form::of(metadata).ok_or_else(fault)?;
+    let file = SafetensorsCheckpoint::open_file(path)?;
+    let first = Described {
+        file: &file,
+        path,
+        metadata,
+        form,
+        i: 0,
+    };
+    let found = match (first.class(), form) {
+        (ROTATING | QUANTIZED, _) | (GROWING, Form::Tensors) => {
+            usize::try_from(first.setting(0)?).ok()
         }
+        _ => file.info("0.0").and_then(|info| info.shape.get(2).copied()),
     };
     found.filter(|n| *n > 0).ok_or_else(fault)
+}
+
+/// What a file says of a layer.
+struct Described<'a> {
+    file: &'a SafetensorsCheckpoint,
+    path: &'a Path,
+    metadata: &'a BTreeMap<String, String>,
+    form: Form,
+    i: usize,
+}
+
+impl Described<'_> {
+    fn fault(&self, message: String) -> Error {
+        invalid(self.path, format!("layer {}: {message}", self.i))
+    }
+
+    fn class(&self) -> &str {
+        let class = self.metadata.get(&self.form.class(self.i));
+        class.map(String::as_str).unwrap_or_default()
+    }
+
+    fn tensor(&self, name: String) -> Result<Array> {
+        let info = self.file.info(&name);
+        let info = info.ok_or_else(|| self.fault(format!("it has no tensor `{name}`")))?;
+        array(self.file, info)
+    }
+
+    /// Setting `k` in the order of [`Form::Tensors`]: the number of positions first.
+    fn setting(&self, k: usize) -> Result<i32> {
+        let (name, number) = match self.form {
+            Form::Texts => {
+                let k = match self.class() {
+                    ROTATING => [2, 0, 1, 3].get(k).copied().unwrap_or(k),
+                    _ => k,
+                };
+                let key = format!("0.{}.{k}", self.i);
+                let number = self.metadata.get(&key).and_then(|text| text.parse().ok());
+                (key, number)
+            }
+            Form::Tensors => {
+                let name = format!("{}.{}", self.i, k + 2);
+                let number = self.tensor(name.clone())?;
+                let number = match number.size() {
+                    1 => (number.astype(Dtype::Int32))
+                        .and_then(|n| n.reshape(&[])?.item::<i32>())
+                        .ok(),
+                    _ => None,
+                };
+                (name, number)
+            }
+        };
+        let number = number.filter(|n: &i32| *n >= 0);
+        number.ok_or_else(|| self.fault(format!("its setting `{name}` is missing or no number")))
+    }
 }
 
 /// Reads a file for the model `identity` into `empty` caches. `one` computes caches of one token,
@@ -185,9 +285,12 @@ pub fn load(
     one: &mut dyn FnMut() -> Result<Caches>,
 ) -> Result<Kept> {
     let fault = |message: String| invalid(path, message);
-    let ours = metadata.get(OURS).map(|text| {
+    let form = Form::of(metadata)
+        .ok_or_else(|| fault("not a prompt cache: it names no classes".to_owned()))?;
+    let own = form.ours();
+    let ours = metadata.get(own).map(|text| {
         serde_json::from_str::<Ours>(text)
-            .map_err(|e| fault(format!("its text `{OURS}` is damaged")).with_source(e))
+            .map_err(|e| fault(format!("its text `{own}` is damaged")).with_source(e))
     });
     let ours = ours.transpose()?;
     if ours.as_ref().is_some_and(|ours| ours.identity != identity) {
@@ -199,7 +302,7 @@ pub fn load(
     // mlx-lm keeps the texts of a file that it goes on from, whose tokens are more then.
     let ours = ours.filter(|ours| ours.tokens.len() == positions);
     let file = SafetensorsCheckpoint::open_file(path)?;
-    let layers = (0..).take_while(|i| metadata.contains_key(&format!("2.{i}")));
+    let layers = (0..).take_while(|i| metadata.contains_key(&form.class(*i)));
     let layers = layers.count();
     if layers != empty.len() {
         return Err(fault(format!(
@@ -233,7 +336,13 @@ pub fn load(
                     .to_owned(),
             ));
         };
-        let held = layer(&file, path, metadata, i)?;
+        let held = layer(&Described {
+            file: &file,
+            path,
+            metadata,
+            form,
+            i,
+        })?;
         let words = |e: mlx_rs_core::Error| of_layer(e.to_string());
         let (layout, offset) = (held.layout().map_err(words)?, held.offset().map_err(words)?);
         let known = known.portable().map_err(engine("prompt cache"))?;
@@ -259,34 +368,33 @@ pub fn load(
     })
 }
 
-/// What layer `i` of a file holds.
-fn layer(
-    file: &SafetensorsCheckpoint,
-    path: &Path,
-    metadata: &BTreeMap<String, String>,
-    i: usize,
-) -> Result<Portable> {
-    let fault = |message: String| invalid(path, format!("layer {i}: {message}"));
-    let get = |name: String| -> Result<Array> {
-        let info = (file.info(&name)).ok_or_else(|| fault(format!("it has no tensor `{name}`")))?;
-        array(file, info)
-    };
-    let setting = |k: usize| -> Result<i32> {
-        let key = format!("0.{i}.{k}");
-        let number = metadata.get(&key).and_then(|text| text.parse().ok());
-        let number = number.filter(|n: &i32| *n >= 0);
-        number.ok_or_else(|| fault(format!("its setting `{key}` is missing or no number")))
-    };
-    let class = metadata.get(&format!("2.{i}"));
-    let class = class.map(String::as_str).unwrap_or_default();
+/// What a layer of a file holds.
+fn layer(of: &Described<'_>) -> Result<Portable> {
+    let i = of.i;
+    let fault = |message: String| of.fault(message);
+    let get = |name: String| of.tensor(name);
+    let setting = |k: usize| of.setting(k);
     let words = |e: mlx_rs_core::Error| fault(e.to_string());
-    match class {
+    let begun = |whole: Array, offset: i32| match whole.dim(2) {
+        Ok(n) if n == offset => Ok(whole),
+        Ok(n) if n > offset => whole.slice_axis(2, 0, offset).map_err(words),
+        _ => Err(fault(format!("it has fewer than {offset} positions"))),
+    };
+    match of.class() {
+        // The buffers may have room for more.
+        GROWING if of.form == Form::Tensors => {
+            let offset = setting(0)?;
+            Ok(Portable::All {
+                keys: begun(get(format!("{i}.0"))?, offset)?,
+                values: begun(get(format!("{i}.1"))?, offset)?,
+            })
+        }
         GROWING | CONCATENATED => Ok(Portable::All {
             keys: get(format!("{i}.0"))?,
             values: get(format!("{i}.1"))?,
         }),
         ROTATING => {
-            let [kept, size, offset, next] = [setting(0)?, setting(1)?, setting(2)?, setting(3)?];
+            let [offset, kept, size, next] = [setting(0)?, setting(1)?, setting(2)?, setting(3)?];
             if size < 1 || kept >= size {
                 return Err(fault(format!("it has a ring of {size} with {kept} kept")));
             }
@@ -306,19 +414,15 @@ fn layer(
         }
         QUANTIZED => {
             let [offset, group_size, bits] = [setting(0)?, setting(1)?, setting(2)?];
-            let packed = |of: usize| -> Result<Quantized> {
+            let packed = |which: usize| -> Result<Quantized> {
                 let part = |k: usize| -> Result<Array> {
-                    let name = format!("{i}.{of}.{k}");
-                    let info = file.info(&name);
+                    let name = format!("{i}.{which}.{k}");
+                    let info = of.file.info(&name);
                     let kind = info.map(|info| info.dtype);
                     if k == 0 && kind.is_some_and(|kind| kind != FileDtype::U32) {
                         return Err(fault(format!("`{name}` is not of uint32")));
                     }
-                    let whole = get(name)?;
-                    match whole.dim(2) {
-                        Ok(n) if n >= offset => whole.slice_axis(2, 0, offset).map_err(words),
-                        _ => Err(fault(format!("it has fewer than {offset} positions"))),
-                    }
+                    begun(get(name)?, offset)
                 };
                 let q = Quantized {
                     weight: part(0)?,
