@@ -136,6 +136,22 @@ pub struct FeedForwardInputs {
     pub layers: Vec<Vec<f32>>,
 }
 
+/// What the features of each layer's feed-forward part are worth at some positions of a prompt: what
+/// the down matrix reads, `act(gate(x)) * up(x)`, or without a gate `act(up(x))`. Of a layer that
+/// computes some features only, the others are 0.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FeedForwardActivations {
+    /// The prompt's ids.
+    pub tokens: Vec<u32>,
+    /// The positions, as asked for.
+    pub positions: Vec<usize>,
+    /// `[layer]`, each `positions * features` row-major; empty for a layer whose features are not
+    /// one list (experts), and for one without a feed-forward part.
+    pub layers: Vec<Vec<f32>>,
+}
+
 /// The feed-forward part of a layer, feature by feature. Matrices are `[features, hidden_size]`,
 /// row-major, in the numbers that the backend computes with.
 #[non_exhaustive]
@@ -159,8 +175,11 @@ pub struct FeedForwardWeights {
     pub gate_bias: Option<Vec<f32>>,
     /// Of the up matrix, `[features]`.
     pub up_bias: Option<Vec<f32>>,
-    /// Of the output, `[hidden_size]`.
+    /// Of the output, `[hidden_size]`; of experts, `[experts, hidden_size]`.
     pub down_bias: Option<Vec<f32>>,
+    /// How many experts the features are of, one expert's after another's, where the layer has
+    /// experts. A router chooses some for each token; an expert for all tokens is not among them.
+    pub experts: Option<usize>,
 }
 
 /// A model that shows its attention.
@@ -292,12 +311,31 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
+    /// What the features of each layer's feed-forward part are worth at `positions` of a prompt.
+    /// `interrupt` ends it.
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::hidden_states_until`]. [`crate::ErrorKind::Unsupported`] also for a
+    /// layer that is computed by something that shows none.
+    fn feed_forward_activations(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<FeedForwardActivations> {
+        let _ = (prompt, positions, interrupt);
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show the activations of feed-forward parts",
+        ))
+    }
+
     /// The feed-forward part of a layer, feature by feature.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidOption`] for a layer that is not there, and
-    /// [`crate::ErrorKind::Unsupported`] for one without features of its own, such as one with
-    /// experts, and where the backend does not have it.
+    /// [`crate::ErrorKind::Unsupported`] for one without features of its own, and where the backend
+    /// does not have it.
     fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {
         let _ = layer;
         Err(crate::error::Error::new(

@@ -80,7 +80,13 @@ impl Part {
     }
 
     /// The part of a tensor, by its name in transformers.
-    fn of(name: &str) -> Self {
+    ///
+    /// ```
+    /// use inference_formats::footprint::Part;
+    /// assert_eq!(Part::of("model.layers.0.self_attn.q_proj.weight"), Part::Attention);
+    /// ```
+    #[must_use]
+    pub fn of(name: &str) -> Self {
         let has = |part: &str| name.contains(part);
         let tower = ["vision", "visual", "audio", "multi_modal", "projector"];
         if tower.iter().any(|t| has(t)) {

@@ -75,6 +75,12 @@ impl PipelineSplit {
         first(rank)..first(rank.saturating_add(1))
     }
 
+    /// Whether a tensor of this name in transformers belongs to a layer.
+    #[must_use]
+    pub fn is_of_layer(name: &str) -> bool {
+        name.starts_with(LAYERS)
+    }
+
     /// Whether a process reads the tensor of this name in transformers.
     #[must_use]
     pub fn reads(&self, rank: usize, name: &str) -> bool {

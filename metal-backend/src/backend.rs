@@ -1,5 +1,6 @@
 //! The door: registration under three names, and loading a model.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 
 use inference::{
@@ -12,6 +13,7 @@ use mlx_rs_core::{Device, Dtype, Stream, cuda_is_available, memory, metal_is_ava
 use safetensors::Dtype as FileDtype;
 
 use crate::arch;
+use crate::arch::routes::Routes;
 use crate::cache::{CacheOptions, Packing};
 use crate::checkpoint::files::{MAX_TEXT_FILE, invalid, read_text};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
@@ -25,6 +27,7 @@ use crate::exec::{self, Prompts};
 use crate::generate::check_rewinds;
 use crate::loader::{Features, Weights};
 use crate::model::MlxModel;
+use crate::nn::router::FfnRouter;
 use crate::sample;
 use crate::text::TextPipeline;
 
@@ -60,7 +63,7 @@ pub(crate) enum Place {
 struct MlxBackend(Place);
 
 impl Place {
-    fn device(self) -> Device {
+    pub(crate) fn device(self) -> Device {
         match self {
             Place::Metal | Place::Cuda => Device::gpu(),
             Place::Cpu => Device::cpu(),
@@ -222,13 +225,20 @@ impl Backend for MlxBackend {
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Ok(Box::new(self.open(path, options)?))
+        Ok(Box::new(self.open(path, options, &FfnRouter::new())?))
     }
 }
 
 impl MlxBackend {
-    fn open(&self, path: &Path, options: &LoadOptions) -> Result<MlxModel> {
+    fn open(&self, path: &Path, options: &LoadOptions, router: &FfnRouter) -> Result<MlxModel> {
         options.validate()?;
+        if options.split != Split::None && !router.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                "split and feed-forward backends do not go together: each process has a part of \
+                 the features",
+            ));
+        }
         if !self.available() {
             let reason = self.unavailable_reason().unwrap_or_default();
             return Err(Error::new(ErrorKind::UnavailableBackend, reason));
@@ -247,7 +257,7 @@ impl MlxBackend {
         }
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
         let group = divided::group(options)?;
-        let mut model = stream.scope(|| load(path, options, self.0, group))?;
+        let mut model = stream.scope(|| load(path, (options, router), self.0, group))?;
         if let Some(group) = group {
             stream.scope(|| {
                 divided::check_alike(group, options, &model.info)?;
@@ -263,7 +273,7 @@ impl MlxBackend {
                 .with_walk_only(false);
             let draft = stream
                 // Small, and so whole in each process.
-                .scope(|| load(draft, &own, self.0, None))
+                .scope(|| load(draft, (&own, &FfnRouter::new()), self.0, None))
                 .map_err(|e| e.context("draft_model"))?;
             if !alike(&draft.text, &model.text)? {
                 return Err(Error::new(
@@ -285,6 +295,15 @@ impl MlxBackend {
 
 /// Loads a model as what it is, by the backend that the options name or the first there is.
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
+    open_routed(path, options, &FfnRouter::new())
+}
+
+/// The same, with feed-forward backends of the program.
+pub(crate) fn open_routed(
+    path: &Path,
+    options: &LoadOptions,
+    router: &FfnRouter,
+) -> Result<MlxModel> {
     let all = [Place::Metal, Place::Cuda, Place::Cpu].map(MlxBackend);
     let chosen = match options.backend.as_deref() {
         Some(name) => all.into_iter().find(|b| b.name() == name),
@@ -293,10 +312,10 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
     let Some(backend) = chosen else {
         return Err(Error::new(
             ErrorKind::UnknownBackend,
-            "this backend cannot train; metal, cuda and cpu can",
+            "this is about the backends metal, cuda and cpu, and the options name another",
         ));
     };
-    backend.open(path, options)
+    backend.open(path, options, router)
 }
 
 /// Whether two models cut text into the same tokens.
@@ -315,8 +334,8 @@ pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Foot
 }
 
 /// Bytes of features that are copied.
-pub(crate) fn copied(features: Option<&Features>) -> u64 {
-    features.map_or(0, Features::copied_bytes)
+pub(crate) fn copied(features: Option<&Features>, on_cpu: bool, dtype: Dtype) -> u64 {
+    features.map_or(0, |features| features.copied_bytes(on_cpu, dtype))
 }
 
 /// Refuses a model that cannot fit before anything of it is read.
@@ -332,7 +351,52 @@ fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     .with_path(path))
 }
 
-fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) -> Result<Parts> {
+/// The configuration and the weights of the model at `path`, of which nothing is read yet, as the
+/// options have them at a place.
+pub(crate) fn open_weights(
+    path: &Path,
+    options: &LoadOptions,
+    place: Place,
+) -> Result<(ModelConfig, Weights)> {
+    let (config, mut weights) = match locate(path)? {
+        ModelFiles::Directory(dir) => {
+            let config = ModelConfig::from_file(&dir.join("config.json"))?;
+            let checkpoint = SafetensorsCheckpoint::open(&dir)?;
+            let stored = arch::stored_type(&config, checkpoint.float_type());
+            let (dtype, _) = place.compute_type(options.dtype, stored)?;
+            let weights = Weights::from_safetensors(checkpoint, &dir, &config, dtype);
+            (config, weights)
+        }
+        ModelFiles::Gguf(file) => {
+            let gguf = Gguf::open(&file)?;
+            let config = gguf_config::config(&gguf)?;
+            let (dtype, _) = place.compute_type(options.dtype, FileDtype::F16)?;
+            let weights = Weights::from_gguf(gguf, &config, dtype);
+            (config, weights)
+        }
+    };
+    hold(&mut weights, options, place)?;
+    Ok((config, weights))
+}
+
+/// Holds weights as the options have them at a place. What prompts become where our kernels compute.
+fn hold(weights: &mut Weights, options: &LoadOptions, place: Place) -> Result<Option<Prompts>> {
+    let prompts = place.prompts(weights.dtype(), options.precision)?;
+    if let Some(prompts) = prompts {
+        weights.use_cpu(prompts);
+    }
+    if let Some(half) = place.kept_half(options.dtype) {
+        weights.keep_half(half);
+    }
+    Ok(prompts)
+}
+
+fn load(
+    path: &Path,
+    (options, router): (&LoadOptions, &FfnRouter),
+    place: Place,
+    group: Option<Group>,
+) -> Result<Parts> {
     let (config, mut weights, text, (compute, features), generation_eos) = match locate(path)? {
         ModelFiles::Directory(dir) => {
             let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
@@ -342,14 +406,15 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
             let on_cpu = place.uses_kernels(dtype);
-            let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+            let features = Features::open(options, path, &config)?;
             let footprint = reduced(footprint, features.as_ref());
             let part = (group.map(|group| OwnPart::new(group, options.split, &config)))
                 .transpose()
                 .map_err(|e| e.with_path(&dir))?;
             let bytes =
                 loaded_bytes(part.as_ref(), &config, &footprint).map_err(|e| e.with_path(&dir))?;
-            check_memory(&dir, bytes.saturating_add(copied(features.as_ref())))?;
+            let copied = copied(features.as_ref(), on_cpu, dtype);
+            check_memory(&dir, bytes.saturating_add(copied))?;
             let text =
                 TextPipeline::from_dir(&dir, config.model_type.as_deref().unwrap_or_default())?;
             let extra = generation_eos(&dir)?;
@@ -371,14 +436,15 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             let storage = place.weight_storage(dtype);
             let footprint = Footprint::of_gguf(&gguf, &config, &storage);
             let on_cpu = place.uses_kernels(dtype);
-            let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+            let features = Features::open(options, path, &config)?;
             let footprint = reduced(footprint, features.as_ref());
             let part = (group.map(|group| OwnPart::new(group, options.split, &config)))
                 .transpose()
                 .map_err(|e| e.with_path(&file))?;
             let bytes =
                 loaded_bytes(part.as_ref(), &config, &footprint).map_err(|e| e.with_path(&file))?;
-            check_memory(&file, bytes.saturating_add(copied(features.as_ref())))?;
+            let copied = copied(features.as_ref(), on_cpu, dtype);
+            check_memory(&file, bytes.saturating_add(copied))?;
             for expansion in footprint.expansions() {
                 tracing::warn!("expanded to plain numbers, which costs speed: {expansion}");
             }
@@ -392,13 +458,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             (config, weights, text, (compute, features), Vec::new())
         }
     };
-    let prompts = place.prompts(weights.dtype(), options.precision)?;
-    if let Some(prompts) = prompts {
-        weights.use_cpu(prompts);
-    }
-    if let Some(half) = place.kept_half(options.dtype) {
-        weights.keep_half(half);
-    }
+    let prompts = hold(&mut weights, options, place)?;
     if place == Place::Cpu && options.kv_bits.is_some() {
         tracing::warn!(
             "kv_bits: attention over a packed cache runs outside the CPU kernels, on one core"
@@ -415,8 +475,15 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
     let (architecture, mut decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
     let layers = config.num_hidden_layers;
-    let plan = &options.feed_forward;
-    arch::routes::apply(decoder.as_mut(), plan, layers, features.as_ref())?;
+    let on_cpu = place.uses_kernels(weights.dtype());
+    let routes = Routes {
+        plan: &options.feed_forward,
+        router,
+        features: features.as_ref(),
+        on_cpu,
+        dtype: weights.dtype(),
+    };
+    arch::routes::apply(decoder.as_mut(), &routes, layers)?;
 
     let states = decoder.new_caches(&CacheOptions::default());
     let has_keys = states.iter().any(|state| state.as_kv().is_some());
@@ -443,7 +510,8 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
     info.quantization_bits = weights.quantization().map(|q| q.0);
     info.quantization_group = weights.quantization().map(|q| q.1);
     info.parameters = weights.parameters();
-    info.weight_bytes = (weights.bytes()).saturating_add(copied(features.as_ref()));
+    let copied = copied(features.as_ref(), on_cpu, weights.dtype());
+    info.weight_bytes = (weights.bytes()).saturating_add(copied);
     info.device = match place {
         Place::Metal => "metal",
         Place::Cuda => "cuda",
@@ -463,6 +531,10 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
         // Caches of one plan are not those of another.
         identity = format!("{identity}+{}", options.feed_forward);
     }
+    if !router.is_empty() {
+        // What the program's backends compute has no name: files of this engine are for it alone.
+        identity = format!("{identity}+{:016x}", RandomState::new().hash_one(()));
+    }
     Ok(Parts {
         decoder,
         text,
@@ -481,6 +553,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
         is_part: group.is_some(),
         shares_prefixes: weights.stage().is_none(),
         feed_forward: options.feed_forward.clone(),
+        is_routed: !options.feed_forward.is_dense() || !router.is_empty(),
         has_dense: !options.walk_only,
     })
 }

@@ -12,7 +12,7 @@ use mlx_rs_core::distributed::{self, Group};
 
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
-use crate::loader::{Member, OwnStage, Weights};
+use crate::loader::{Member, OwnStage, StageReads, Weights};
 
 /// The processes that the model is divided among, where there are others.
 pub fn group(options: &LoadOptions) -> Result<Option<Group>> {
@@ -46,6 +46,7 @@ impl OwnPart {
                 split: Arc::new(PipelineSplit::new(config, size)?),
                 rank,
                 group,
+                reads: StageReads::All,
             }),
             _ => Self::Tensors(Member {
                 split: Arc::new(TensorSplit::new(config, size)?),

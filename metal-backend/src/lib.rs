@@ -40,6 +40,8 @@ mod divided;
 mod engine;
 mod error;
 pub mod exec;
+pub mod extract;
+pub mod ffn;
 mod generate;
 mod inspect;
 pub mod loader;

@@ -182,7 +182,7 @@ impl TextModel for MlxModel {
     }
 
     fn as_routed(&self) -> Option<&dyn RoutedModel> {
-        (!self.engine.feed_forward().is_dense()).then_some(self)
+        self.engine.is_routed().then_some(self)
     }
 
     fn as_steerable(&self) -> Option<&dyn SteerableModel> {

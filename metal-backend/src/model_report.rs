@@ -112,10 +112,10 @@ impl ModelReport {
                 let storage = place.weight_storage(dtype);
                 let footprint = Footprint::of_safetensors(&checkpoint, &config, &storage);
                 let on_cpu = place.uses_kernels(dtype);
-                let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+                let features = Features::open(options, path, &config)?;
                 let footprint = (
                     reduced(footprint, features.as_ref()),
-                    copied(features.as_ref()).saturating_add(adapter),
+                    copied(features.as_ref(), on_cpu, dtype).saturating_add(adapter),
                 );
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 let blocks = arch::blocks(&config, checkpoint.names())?;
@@ -132,10 +132,10 @@ impl ModelReport {
                 let storage = place.weight_storage(dtype);
                 let footprint = Footprint::of_gguf(&gguf, &config, &storage);
                 let on_cpu = place.uses_kernels(dtype);
-                let features = Features::open(options, path, &config, (on_cpu, dtype))?;
+                let features = Features::open(options, path, &config)?;
                 let footprint = (
                     reduced(footprint, features.as_ref()),
-                    copied(features.as_ref()).saturating_add(adapter),
+                    copied(features.as_ref(), on_cpu, dtype).saturating_add(adapter),
                 );
                 config.eos_token_ids.extend(text.tokenizer().eos_ids());
                 let compute = (compute, dtype.size());

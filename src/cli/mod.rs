@@ -98,6 +98,8 @@ mod version;
 #[cfg(feature = "probe")]
 mod vindex;
 #[cfg(feature = "probe")]
+mod vindex_build;
+#[cfg(feature = "probe")]
 mod vindex_sweep;
 
 use std::io::{IsTerminal, Write};

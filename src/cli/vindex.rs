@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use inference::{
-    AttentionInspector, CancelToken, FeedForwardWeights, Interrupt, Prompt, TextModel, TokenModel,
-};
-use inference_probe::vindex::{About, Activation, Biases, Layer, Tokens, Vindex, Writer};
+use inference::{AttentionInspector, CancelToken, Interrupt, Prompt, TextModel, TokenModel};
+use inference_probe::vindex::{About, Experts, Layer, Level, Numbers, Vindex};
 use serde::Serialize;
 
 use super::console::Console;
@@ -14,8 +12,8 @@ use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, Loaded, ModelArgs, at_least_one, load};
 use super::probe::{failed, identity};
 use super::prompt::RawPromptArgs;
-use super::trace::{Layers, greatest};
-use super::vindex_sweep;
+use super::trace::Layers;
+use super::{vindex_build, vindex_sweep};
 
 /// Write the features of a model's feed-forward parts to files, and find those that answer
 #[derive(Debug, Clone, clap::Args)]
@@ -26,25 +24,10 @@ pub struct Args {
 
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Command {
-    Build(Box<BuildArgs>),
+    Build(Box<vindex_build::Args>),
     Info(InfoArgs),
     Walk(Box<WalkArgs>),
     Sweep(Box<vindex_sweep::Args>),
-}
-
-/// Write a model's features to a directory
-#[derive(Debug, Clone, clap::Args)]
-struct BuildArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// The directory, which must not be there
-    #[arg(long, short, value_name = "DIR")]
-    output: PathBuf,
-    /// Of each feature keep this many tokens that it makes more likely; 0 saves most of the time
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u8))]
-    down_top_k: u8,
-    #[command(flatten)]
-    load: LoadArgs,
 }
 
 /// Show what a directory of features holds, and whether it is whole
@@ -85,7 +68,7 @@ struct WalkArgs {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     match &args.command {
-        Command::Build(args) => build(args, console),
+        Command::Build(args) => vindex_build::run(args, console),
         Command::Info(args) => info(args, console),
         Command::Walk(args) => walk(args, console),
         Command::Sweep(args) => vindex_sweep::run(args, console),
@@ -112,7 +95,7 @@ fn about(loaded: &Loaded) -> Result<About, Failure> {
 }
 
 /// Features are those of the model's own files, and what they answer to is the dense pass.
-fn refuse_changes(load: &LoadArgs) -> Result<(), Failure> {
+pub(super) fn refuse_changes(load: &LoadArgs) -> Result<(), Failure> {
     if load.adapter_path.is_some() {
         return Err(Failure::usage(
             "features are of a model without an adapter; put it into the model with `mlx fuse`, \
@@ -128,82 +111,19 @@ fn refuse_changes(load: &LoadArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn build(args: &BuildArgs, console: &mut Console<'_>) -> Result<(), Failure> {
-    refuse_changes(&args.load)?;
-    let loaded = load(&args.model, &args.load, console)?;
-    let inspector = inspector(loaded.model.as_ref())?;
-    let cancel = CancelToken::new();
-    let _caught = cancel_on_interrupt(&cancel);
-    let interrupt = Interrupt::new().with_cancel(cancel);
-    let kept = usize::from(args.down_top_k);
-    let mut writer = Writer::create(&args.output, about(&loaded)?, kept).map_err(failed)?;
-    let layers = loaded.model.info().num_layers;
-    for layer in 0..layers {
-        interrupt.check()?;
-        let weights = inspector.feed_forward_weights(layer)?;
-        let tokens = said(inspector, &weights, kept, &interrupt)?;
-        let part = part_of(weights).ok_or_else(|| {
-            Failure::failed(format!("layer {layer} has an activation that is not known"))
-        })?;
-        writer.push(&part, &tokens).map_err(failed)?;
-        console.note(&format!("layer {} of {layers}", layer + 1));
-    }
-    writer.finish().map_err(failed)?;
-    console.line(&args.output.display().to_string())
-}
-
-/// What each feature would say: the greatest logits that the model's norm and head give its column.
-fn said(
-    inspector: &dyn AttentionInspector,
-    weights: &FeedForwardWeights,
-    kept: usize,
-    interrupt: &Interrupt,
-) -> Result<Vec<Tokens>, Failure> {
-    /// Features at a time: logits are many bytes.
-    const TOGETHER: usize = 64;
-    if kept == 0 {
-        return Ok(vec![Tokens::new(); weights.features]);
-    }
-    let mut all = Vec::with_capacity(weights.features);
-    for columns in weights.down.chunks(TOGETHER * weights.hidden_size) {
-        interrupt.check()?;
-        for logits in inspector.unembed(columns)? {
-            let ids = greatest(&logits, kept).into_iter();
-            all.push(ids.map(|id| (id, logits[id as usize])).collect());
-        }
-    }
-    Ok(all)
-}
-
-/// The layer as a file has it. `None` for an activation that files do not name.
-fn part_of(weights: FeedForwardWeights) -> Option<Layer> {
-    let activation = Activation::from_name(&weights.activation)?;
-    let zeros = vec![0.0; weights.features];
-    let biased = [&weights.gate_bias, &weights.up_bias, &weights.down_bias]
-        .iter()
-        .any(|bias| bias.is_some());
-    let up = weights.up.is_some();
-    let biases = biased.then(|| Biases {
-        gate: weights.gate_bias.unwrap_or_else(|| zeros.clone()),
-        up: up.then(|| weights.up_bias.unwrap_or(zeros)),
-        down: (weights.down_bias).unwrap_or_else(|| vec![0.0; weights.hidden_size]),
-    });
-    Some(Layer {
-        activation,
-        gate: weights.gate,
-        up: weights.up,
-        down: weights.down,
-        biases,
-    })
-}
-
 #[derive(Debug, Serialize)]
 struct Summary<'a> {
     #[serde(flatten)]
     about: &'a About,
     layers: usize,
     features: usize,
+    /// Layers whose features are those of experts.
+    layers_with_experts: usize,
+    level: Level,
+    dtype: Numbers,
     down_top_k: usize,
+    /// Tensors that are no features.
+    tensors: usize,
     bytes: u64,
     verified: bool,
 }
@@ -213,11 +133,16 @@ fn info(args: &InfoArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     if args.verify {
         vindex.verify().map_err(failed)?;
     }
+    let experts = vindex.layers().iter().filter(|l| l.experts.is_some());
     let summary = Summary {
         about: vindex.about(),
         layers: vindex.layers().len(),
         features: vindex.layers().iter().map(|l| l.num_features).sum(),
+        layers_with_experts: experts.count(),
+        level: vindex.level(),
+        dtype: vindex.numbers(),
         down_top_k: vindex.down_top_k(),
+        tensors: vindex.tensors().len(),
         bytes: vindex.nbytes(),
         verified: args.verify,
     };
@@ -233,6 +158,12 @@ fn info(args: &InfoArgs, console: &mut Console<'_>) -> Result<(), Failure> {
         "features  {} of {} elements",
         summary.features, summary.about.hidden_size
     ))?;
+    let dtype = match summary.dtype {
+        Numbers::Float32 => "float32",
+        Numbers::Float16 => "float16",
+    };
+    let level = summary.level.name();
+    console.line(&format!("level     {level}, in {dtype}"))?;
     console.line(&format!("bytes     {}", summary.bytes))?;
     console.line(match args.verify {
         true => "every byte is as it was written",
@@ -243,10 +174,13 @@ fn info(args: &InfoArgs, console: &mut Console<'_>) -> Result<(), Failure> {
 #[derive(Debug, Serialize)]
 struct Answer {
     feature: usize,
+    /// The expert that it is of, in a layer with experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert: Option<usize>,
     /// Before the activation.
     gate: f32,
-    /// What the feature's column is multiplied with.
-    activation: f32,
+    /// What the feature's column is multiplied with; `None` where the files have gates alone.
+    activation: Option<f32>,
     /// Tokens that the column makes more likely where the activation is positive, and less likely
     /// where it is negative.
     tokens: Vec<String>,
@@ -256,7 +190,9 @@ struct Answer {
 struct Answers {
     layer: usize,
     /// How far the sum of the shown features is from that of all, as a part of the latter's length.
-    error: f64,
+    /// `None` where the files have gates alone, and in a layer with experts, of which a router
+    /// chooses some.
+    error: Option<f64>,
     features: Vec<Answer>,
 }
 
@@ -312,18 +248,24 @@ fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
         return console.json(&walked);
     }
     for layer in &walked.layers {
-        console.line(&format!(
-            "layer {:>3}  {:.1} % of the whole is missing",
-            layer.layer,
-            100.0 * layer.error
-        ))?;
+        console.line(&match layer.error {
+            Some(error) => format!(
+                "layer {:>3}  {:.1} % of the whole is missing",
+                layer.layer,
+                100.0 * error
+            ),
+            None => format!("layer {:>3}", layer.layer),
+        })?;
         for answer in &layer.features {
             let shown: Vec<String> = answer.tokens.iter().map(|t| format!("{t:?}")).collect();
+            let of = |expert| format!("expert {expert:>3}  ");
+            let activation = |a| format!("activation {a:>+9.3}  ");
             console.line(&format!(
-                "  feature {:>6}  gate {:>+9.3}  activation {:>+9.3}  {}",
+                "  {}feature {:>6}  gate {:>+9.3}  {}{}",
+                answer.expert.map(of).unwrap_or_default(),
                 answer.feature,
                 answer.gate,
-                answer.activation,
+                answer.activation.map(activation).unwrap_or_default(),
                 shown.join(" ")
             ))?;
         }
@@ -339,10 +281,40 @@ fn answers(
     top: usize,
     tokens: &dyn TokenModel,
 ) -> Result<Answers, Failure> {
-    let part = vindex.layer(layer).map_err(failed)?;
     let said = vindex.tokens(layer).map_err(failed)?;
-    let nearest = part.nearest(input, top).map_err(failed)?;
-    let (few, taken) = part.walk(input, top).map_err(failed)?;
+    let nearest = vindex.nearest(layer, input, top).map_err(failed)?;
+    let nearest = nearest.into_iter().next().unwrap_or_default();
+    let experts = vindex.layers().get(layer).and_then(|l| l.experts);
+    let (error, taken) = match vindex.level() {
+        Level::Browse => (None, Vec::new()),
+        _ => {
+            let part = vindex.layer(layer).map_err(failed)?;
+            let taken = part.activations(input, &nearest).map_err(failed)?;
+            match experts {
+                Some(_) => (None, taken),
+                None => (Some(missing(&part, input, top)?), taken),
+            }
+        }
+    };
+    let features = nearest.iter().enumerate().map(|(i, hit)| Answer {
+        feature: experts.map_or(hit.feature, |e: Experts| hit.feature % e.features.max(1)),
+        expert: experts.map(|e| hit.feature / e.features.max(1)),
+        gate: hit.gate,
+        activation: taken.get(i).map(|(_, activation)| *activation),
+        tokens: (said.get(hit.feature).into_iter().flatten())
+            .map(|(id, _)| tokens.decode(&[*id]).unwrap_or_default())
+            .collect(),
+    });
+    Ok(Answers {
+        layer,
+        error,
+        features: features.collect(),
+    })
+}
+
+/// How far the sum of the nearest features is from that of all.
+fn missing(part: &Layer, input: &[f32], top: usize) -> Result<f64, Failure> {
+    let (few, _) = part.walk(input, top).map_err(failed)?;
     let (all, _) = part.walk(input, usize::MAX).map_err(failed)?;
     let length = |values: &mut dyn Iterator<Item = f32>| {
         let squares = values.map(|v| f64::from(v) * f64::from(v));
@@ -350,20 +322,5 @@ fn answers(
     };
     let missing = length(&mut few.iter().zip(&all).map(|(a, b)| a - b));
     let whole = length(&mut all.iter().copied());
-    let features = nearest
-        .iter()
-        .zip(taken)
-        .map(|(hit, (feature, activation))| Answer {
-            feature,
-            gate: hit.gate,
-            activation,
-            tokens: (said.get(feature).into_iter().flatten())
-                .map(|(id, _)| tokens.decode(&[*id]).unwrap_or_default())
-                .collect(),
-        });
-    Ok(Answers {
-        layer,
-        error: if whole > 0.0 { missing / whole } else { 0.0 },
-        features: features.collect(),
-    })
+    Ok(if whole > 0.0 { missing / whole } else { 0.0 })
 }

@@ -167,6 +167,7 @@ fn all_features_give_what_the_engine_gives() {
                 gate: weights.gate,
                 up: weights.up,
                 down: weights.down,
+                experts: None,
             };
             let (y, _) = layer.walk(input, usize::MAX).unwrap();
             let greatest = y.iter().fold(1.0f32, |m, x| m.max(x.abs()));
@@ -178,12 +179,12 @@ fn all_features_give_what_the_engine_gives() {
         }
     }
     assert!(layers >= 16, "{layers}");
-    let experts = tiny("mixtral");
-    let experts = experts.as_attention_inspector().unwrap();
-    let error = experts.feed_forward_weights(0).unwrap_err();
+    let clamped = tiny("gpt-oss");
+    let clamped = clamped.as_attention_inspector().unwrap();
+    let error = clamped.feed_forward_weights(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("experts"), "{error}");
-    let error = experts.feed_forward_weights(99).unwrap_err();
+    assert!(error.to_string().contains("clamped"), "{error}");
+    let error = clamped.feed_forward_weights(99).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
 }
 
@@ -224,19 +225,19 @@ fn directories_are_whole_or_refused() {
         "{wrong}"
     );
     Vindex::open(Path::new(&path)).unwrap().layer(0).unwrap();
-    // A model with experts has no features to write, and leaves nothing behind.
+    // A model whose experts have another gate is not written, and leaves nothing behind.
     let empty = tempfile::tempdir().unwrap();
     let out = empty.path().join("v").display().to_string();
-    let mixtral = [
+    let clamped = [
         "vindex",
         "build",
         "--model",
-        &model("mixtral"),
+        &model("gpt-oss"),
         "--backend",
         "cpu",
         "-o",
         &out,
     ];
-    assert!(refused(&output(&mixtral), 1).contains("experts"));
+    assert!(refused(&output(&clamped), 1).contains("clamped"));
     assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
 }

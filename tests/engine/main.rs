@@ -6,6 +6,7 @@ mod alone;
 mod common;
 mod exit;
 mod feed_forward;
+mod ffn_backends;
 mod first_model;
 mod generation;
 mod gguf_families;

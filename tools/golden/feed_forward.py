@@ -70,8 +70,13 @@ def gelu_new(x: np.ndarray) -> np.ndarray:
 
 
 def gpt2(
-    config: dict[str, Any], w: dict[str, np.ndarray], ids: list[int], plan: dict[int, tuple[str, float]]
+    config: dict[str, Any],
+    w: dict[str, np.ndarray],
+    ids: list[int],
+    plan: dict[int, tuple[str, float]],
+    seen: list[np.ndarray] | None = None,
 ) -> np.ndarray:
+    """Logits. `seen` gets what each layer's activation function reads."""
     n, heads, width, eps = len(ids), config["n_head"], config["n_embd"], config["layer_norm_epsilon"]
     mask = np.triu(np.full((n, n), -np.inf), 1)
     x = w["transformer.wte.weight"][ids] + w["transformer.wpe.weight"][:n]
@@ -94,6 +99,8 @@ def gpt2(
         if strategy == "attention-only":
             continue
         inputs = linear(layer_norm(x, w, f"{at}.ln_2", eps), f"{at}.mlp.c_fc")
+        if seen is not None:
+            seen.append(inputs)
         activations = gelu_new(inputs)
         if strategy == "sparse":
             activations = keep_greatest(inputs, activations, int(number))

@@ -1,15 +1,19 @@
 //! Reading a vindex: nothing is believed that a hash does not say.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{
-    About, BIASES, Biases, DOWN, FILES, GATE, INDEX, Index, IndexFile, Layer, LayerIndex,
-    MAX_INDEX, MAX_LAYERS, MAX_TOKENS, MAX_WIDTH, META, META_HEADER, Tokens, UP, VERSION, hash_of,
-    header, sha256,
+use super::index::{
+    About, BIASES, DOWN, FILES, FileIndex, GATE, INDEX, Index, IndexFile, LayerIndex, Level,
+    MANIFEST, MAX_INDEX, META, META_HEADER, Manifest, Numbers, TensorIndex, TensorKind, Tokens, UP,
+    VERSIONS, sha256,
 };
+use super::layer::{Biases, Hit, Layer, gates, hits};
+use super::numbers::floats;
 use crate::error::{Error, Result};
 
 /// A file that has a matrix `[features, hidden]` of each layer.
@@ -40,6 +44,7 @@ pub struct MatrixPart {
     path: PathBuf,
     range: Range<u64>,
     layer: usize,
+    numbers: Numbers,
     sha256: String,
 }
 
@@ -50,10 +55,22 @@ impl MatrixPart {
         &self.path
     }
 
-    /// Its bytes there: float32, little-endian, row-major.
+    /// Its bytes there: little-endian, row-major.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
+    }
+
+    /// How its numbers are stored.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        self.numbers
+    }
+
+    /// The numbers in its bytes.
+    #[must_use]
+    pub fn floats(&self, bytes: &[u8]) -> Vec<f32> {
+        floats(bytes, self.numbers)
     }
 
     /// Whether `bytes`, those of the range, are as they were written.
@@ -72,111 +89,142 @@ fn damaged(path: &Path, layer: usize) -> Error {
     Error::file(path, format!("is damaged: layer {layer} has another hash"))
 }
 
-/// A vindex on disk.
+/// A vindex on disk. A clone is another handle: what one has compared with its hash, the others
+/// read without. The files must not change meanwhile.
 #[derive(Debug, Clone)]
 pub struct Vindex {
     dir: PathBuf,
     index: Index,
+    tensors: Vec<TensorIndex>,
+    /// Layers and files whose bytes were compared with their hashes.
+    compared: Arc<Mutex<BTreeSet<(usize, &'static str)>>>,
+}
+
+/// The index in a directory, and a fault of it.
+pub(super) fn read_index(path: &Path) -> Result<Index> {
+    let mut text = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_INDEX + 1).read_to_end(&mut text))
+        .map_err(|e| Error::io(path, e))?;
+    if text.len() as u64 > MAX_INDEX {
+        return Err(Error::file(path, "is too large for an index"));
+    }
+    let file: IndexFile = serde_json::from_slice(&text)
+        .map_err(|e| Error::file(path, format!("is no index of a vindex: {e}")))?;
+    let IndexFile { index, sha256 } = file;
+    if index.hash()? != sha256 {
+        return Err(Error::file(path, "was changed: its hash is another"));
+    }
+    if !VERSIONS.contains(&index.version) {
+        let message = format!(
+            "version {} is not known, only {} to {}",
+            index.version,
+            VERSIONS.start(),
+            VERSIONS.end()
+        );
+        return Err(Error::file(path, message));
+    }
+    index
+        .check()
+        .map_err(|message| Error::file(path, message))?;
+    Ok(index)
+}
+
+/// A whole file after its hash was compared.
+fn whole(dir: &Path, name: &str, about: &FileIndex) -> Result<Vec<u8>> {
+    let path = dir.join(name);
+    let mut bytes = Vec::new();
+    File::open(&path)
+        .and_then(|file| {
+            file.take(about.bytes.saturating_add(1))
+                .read_to_end(&mut bytes)
+        })
+        .map_err(|e| Error::io(&path, e))?;
+    if bytes.len() as u64 != about.bytes || sha256(&bytes) != about.sha256 {
+        return Err(Error::file(&path, "is damaged: it has another hash"));
+    }
+    Ok(bytes)
+}
+
+/// The tensors that a manifest names, in whole files without gaps.
+fn tensors_of(path: &Path, bytes: &[u8]) -> Result<Vec<TensorIndex>> {
+    let fault = |message: String| Error::file(path, message);
+    let manifest: Manifest = serde_json::from_slice(bytes)
+        .map_err(|e| fault(format!("is no manifest of a vindex: {e}")))?;
+    let mut names = BTreeSet::new();
+    for kind in TensorKind::ALL {
+        let mut at = 0u64;
+        for tensor in manifest.tensors.iter().filter(|t| t.kind == kind) {
+            let bytes = tensor
+                .elements()
+                .and_then(|n| n.checked_mul(tensor.dtype.size()));
+            let fits = tensor.file == kind.file()
+                && tensor.offset == at
+                && bytes == Some(tensor.bytes)
+                && names.insert(tensor.name.as_str());
+            let end = at.checked_add(tensor.bytes).filter(|_| fits);
+            at =
+                end.ok_or_else(|| fault(format!("has an impossible place for {}", tensor.name)))?;
+        }
+    }
+    Ok(manifest.tensors)
 }
 
 impl Vindex {
-    /// Opens a vindex and checks its index and the sizes of its files. Their content is checked
-    /// when it is read.
+    /// Opens a vindex and checks its index, its small files and the sizes of the others. Their
+    /// content is checked when it is read.
     ///
     /// # Errors
     /// [`Error::Io`] for files that cannot be read; [`Error::File`] for those that are damaged, of
     /// another version, or do not fit each other.
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(INDEX);
-        let mut text = Vec::new();
-        File::open(&path)
-            .and_then(|file| file.take(MAX_INDEX + 1).read_to_end(&mut text))
-            .map_err(|e| Error::io(&path, e))?;
-        if text.len() as u64 > MAX_INDEX {
-            return Err(Error::file(&path, "is too large for an index"));
+        let index = read_index(&path)?;
+        if index.layers.is_empty() {
+            return Err(Error::file(&path, "has impossible sizes"));
         }
-        let file: IndexFile = serde_json::from_slice(&text)
-            .map_err(|e| Error::file(&path, format!("is no index of a vindex: {e}")))?;
-        let IndexFile { index, sha256 } = file;
-        if hash_of(&index)? != sha256 {
-            return Err(Error::file(&path, "was changed: its hash is another"));
-        }
-        if index.version != VERSION {
-            let message = format!("version {} is not known, only {VERSION}", index.version);
-            return Err(Error::file(&path, message));
+        let mut tensors = Vec::new();
+        for (name, about) in &index.files {
+            let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
+            if !plain {
+                return Err(Error::file(&path, "names a file outside of the directory"));
+            }
+            if name == MANIFEST {
+                tensors = tensors_of(&dir.join(name), &whole(dir, name, about)?)?;
+            }
         }
         let vindex = Self {
             dir: dir.to_owned(),
             index,
+            tensors,
+            compared: Arc::default(),
         };
-        vindex
-            .check()
-            .map_err(|message| Error::file(&path, message))?;
-        for name in FILES {
-            let path = dir.join(name);
+        for (name, wanted) in vindex.sizes() {
+            let path = dir.join(&name);
             let own = std::fs::metadata(&path).map_err(|e| Error::io(&path, e))?;
-            let wanted = vindex.size_of(name);
             if own.len() != wanted {
                 let message = format!("has {} bytes; the index says {wanted}", own.len());
                 return Err(Error::file(&path, message));
             }
         }
         let found = vindex.bytes(META, 0, META_HEADER)?;
-        if found != header(&vindex.index) {
+        if found != vindex.index.header() {
             let message = "does not begin as the index says";
             return Err(Error::file(&dir.join(META), message));
         }
         Ok(vindex)
     }
 
-    fn check(&self) -> std::result::Result<(), String> {
-        let index = &self.index;
-        let sizes = (1..=MAX_WIDTH).contains(&index.about.hidden_size)
-            && (1..=MAX_LAYERS).contains(&index.layers.len())
-            && index.down_top_k <= MAX_TOKENS;
-        if !sizes {
-            return Err(String::from("has impossible sizes"));
-        }
-        let mut at = META_HEADER;
-        for (i, layer) in index.layers.iter().enumerate() {
-            let most = (layer.num_features as u64).saturating_mul(9 + 8 * MAX_TOKENS as u64);
-            let wanted = FILES.iter().filter(|name| self.part(name, layer) > 0);
-            let hashed = layer.sha256.keys().map(String::as_str);
-            if !(1..=MAX_WIDTH).contains(&layer.num_features)
-                || layer.meta.0 != at
-                || layer.meta.1 > most
-                || {
-                    let mut wanted: Vec<&str> = wanted.copied().collect();
-                    wanted.sort_unstable();
-                    !hashed.eq(wanted)
-                }
-            {
-                return Err(format!("layer {i} has impossible sizes, or no hashes"));
-            }
-            at += layer.meta.1;
-        }
-        Ok(())
-    }
-
-    /// Bytes that a layer has in a file.
-    fn part(&self, name: &str, layer: &LayerIndex) -> u64 {
-        let (features, hidden) = (layer.num_features, self.index.about.hidden_size);
-        let matrix = 4 * features as u64 * hidden as u64;
-        match name {
-            GATE | DOWN => matrix,
-            UP if layer.gated => matrix,
-            BIASES if layer.biased => {
-                let up = if layer.gated { features } else { 0 };
-                4 * (features + up + hidden) as u64
-            }
-            META => layer.meta.1,
-            _ => 0,
-        }
-    }
-
-    fn size_of(&self, name: &str) -> u64 {
-        let layers: u64 = self.index.layers.iter().map(|l| self.part(name, l)).sum();
-        layers + if name == META { META_HEADER } else { 0 }
+    /// The files besides the index, with their sizes.
+    fn sizes(&self) -> Vec<(String, u64)> {
+        let layers = FILES.map(|name| (name.to_owned(), self.index.size_of(name)));
+        let files = (self.index.files.iter()).map(|(name, about)| (name.clone(), about.bytes));
+        let tensors = TensorKind::ALL.into_iter().filter_map(|kind| {
+            let own = self.tensors.iter().filter(|t| t.kind == kind);
+            let bytes: u64 = own.map(|t| t.bytes).sum();
+            (bytes > 0).then(|| (kind.file().to_owned(), bytes))
+        });
+        layers.into_iter().chain(files).chain(tensors).collect()
     }
 
     fn bytes(&self, name: &str, from: u64, count: u64) -> Result<Vec<u8>> {
@@ -193,26 +241,23 @@ impl Vindex {
         Ok(bytes)
     }
 
-    /// A layer's part of a file, after its hash was compared. `None` where it has none.
-    fn read(&self, name: &str, number: usize) -> Result<Option<Vec<u8>>> {
+    /// A layer's part of a file, after its hash was compared once. `None` where it has none.
+    fn read(&self, name: &'static str, number: usize) -> Result<Option<Vec<u8>>> {
         let layer = self.layer_index(number)?;
-        let count = self.part(name, layer);
+        let count = self.index.part(name, layer);
         if count == 0 {
             return Ok(None);
         }
-        let bytes = self.bytes(name, self.begins(name, number), count)?;
-        if layer.sha256.get(name) != Some(&sha256(&bytes)) {
-            return Err(damaged(&self.dir.join(name), number));
+        let bytes = self.bytes(name, self.index.begins(name, number), count)?;
+        let place = (number, name);
+        let compared = || self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        if !compared().contains(&place) {
+            if layer.sha256.get(name) != Some(&sha256(&bytes)) {
+                return Err(damaged(&self.dir.join(name), number));
+            }
+            compared().insert(place);
         }
         Ok(Some(bytes))
-    }
-
-    /// Where a layer's part of a file begins.
-    fn begins(&self, name: &str, number: usize) -> u64 {
-        let before: u64 = (self.index.layers[..number].iter())
-            .map(|l| self.part(name, l))
-            .sum();
-        before + if name == META { META_HEADER } else { 0 }
     }
 
     /// The path of a file of matrices.
@@ -221,7 +266,7 @@ impl Vindex {
         self.dir.join(file.name())
     }
 
-    /// Where a matrix of a layer is. `None` where the layer has none.
+    /// Where a matrix of a layer is. `None` where the layer, or a vindex of this level, has none.
     ///
     /// # Errors
     /// [`Error::Data`] for a layer that is not there.
@@ -230,11 +275,12 @@ impl Vindex {
         let Some(sha256) = index.sha256.get(name).cloned() else {
             return Ok(None);
         };
-        let from = self.begins(name, layer);
+        let from = self.index.begins(name, layer);
         Ok(Some(MatrixPart {
             path: self.dir.join(name),
-            range: from..from + self.part(name, index),
+            range: from..from + self.index.part(name, index),
             layer,
+            numbers: self.index.dtype,
             sha256,
         }))
     }
@@ -246,7 +292,8 @@ impl Vindex {
     pub fn biases(&self, layer: usize) -> Result<Option<Biases>> {
         let index = self.layer_index(layer)?;
         let bytes = self.read(BIASES, layer)?;
-        Ok(bytes.map(|bytes| floats(&bytes)).map(|all: Vec<f32>| {
+        let all = bytes.map(|bytes| floats(&bytes, Numbers::Float32));
+        Ok(all.map(|all| {
             let (gate, rest) = all.split_at(index.num_features);
             let (up, down) = rest.split_at(if index.gated { index.num_features } else { 0 });
             Biases {
@@ -269,6 +316,18 @@ impl Vindex {
         &self.index.about
     }
 
+    /// How much of the model it has.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.index.level
+    }
+
+    /// How its numbers are stored, but for biases and logits, which are float32.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        self.index.dtype
+    }
+
     /// The layers, first to last.
     #[must_use]
     pub fn layers(&self) -> &[LayerIndex] {
@@ -281,29 +340,95 @@ impl Vindex {
         self.index.down_top_k
     }
 
+    /// The tensors that are no features, as the manifest lists them.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorIndex] {
+        &self.tensors
+    }
+
+    /// The numbers of a tensor, row-major. `None` for a name that the manifest does not have.
+    ///
+    /// # Errors
+    /// As [`Vindex::layer`].
+    pub fn tensor(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let Some(tensor) = self.tensors.iter().find(|t| t.name == name) else {
+            return Ok(None);
+        };
+        let bytes = self.bytes(&tensor.file, tensor.offset, tensor.bytes)?;
+        if sha256(&bytes) != tensor.sha256 {
+            let message = format!("is damaged: {name} has another hash");
+            return Err(Error::file(&self.dir.join(&tensor.file), message));
+        }
+        Ok(Some(floats(&bytes, tensor.dtype)))
+    }
+
+    /// A whole file, such as `tokenizer.json`. `None` for one that it does not have.
+    ///
+    /// # Errors
+    /// As [`Vindex::layer`].
+    pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let about = self.index.files.get(name);
+        about.map(|about| whole(&self.dir, name, about)).transpose()
+    }
+
     /// Bytes of all files but the index.
     #[must_use]
     pub fn nbytes(&self) -> u64 {
-        FILES.iter().map(|name| self.size_of(name)).sum()
+        self.sizes().iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// The matrices of a layer.
     ///
     /// # Errors
-    /// [`Error::Data`] for a layer that is not there; [`Error::Io`] and [`Error::File`] for files
-    /// that cannot be read or are damaged.
+    /// [`Error::Data`] for a layer that is not there, and at level `browse`, which has gates alone;
+    /// [`Error::Io`] and [`Error::File`] for files that cannot be read or are damaged.
     pub fn layer(&self, layer: usize) -> Result<Layer> {
         let index = self.layer_index(layer)?;
-        let part = |name| Ok(self.read(name, layer)?.map(|bytes| floats(&bytes)));
+        if self.index.level < Level::Inference {
+            return Err(Error::data(format!(
+                "{} has the level browse, with gates alone; build it with the level inference",
+                self.dir.display()
+            )));
+        }
+        let part = |name| {
+            let bytes = self.read(name, layer)?;
+            Ok(bytes.map(|bytes| floats(&bytes, self.index.dtype)))
+        };
         let layer = Layer {
             activation: index.activation,
             gate: part(GATE)?.unwrap_or_default(),
             up: part(UP)?,
             down: part(DOWN)?.unwrap_or_default(),
             biases: self.biases(layer)?,
+            experts: index.experts,
         };
         layer.check(self.index.about.hidden_size)?;
         Ok(layer)
+    }
+
+    /// The features of a layer with the greatest gate by magnitude, for each of some states
+    /// `[states, hidden]` as the layer's feed-forward part reads them. Only the gate is read, once
+    /// for all states.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for numbers that are no whole states, and a layer that is not there; else as
+    /// [`Vindex::layer`].
+    pub fn nearest(&self, layer: usize, states: &[f32], top_k: usize) -> Result<Vec<Vec<Hit>>> {
+        let hidden = self.index.about.hidden_size;
+        self.layer_index(layer)?;
+        if !states.len().is_multiple_of(hidden) {
+            let message = format!(
+                "{} numbers are no states of {hidden} elements",
+                states.len()
+            );
+            return Err(Error::data(message));
+        }
+        let rows = self.read(GATE, layer)?.unwrap_or_default();
+        let rows = floats(&rows, self.index.dtype);
+        let biases = self.biases(layer)?;
+        let bias = biases.as_ref().map(|b| b.gate.as_slice());
+        let of = |x: &[f32]| hits(&gates(&rows, bias, x), top_k);
+        Ok(states.chunks_exact(hidden).map(of).collect())
     }
 
     /// What each feature of a layer would say.
@@ -315,7 +440,7 @@ impl Vindex {
         let bytes = self.read(META, layer)?.unwrap_or_default();
         let damaged = || Error::file(&self.dir.join(META), "has a feature that ends too early");
         let mut rest = bytes.as_slice();
-        let mut all = Vec::with_capacity(features);
+        let mut all = Vec::new();
         for _ in 0..features {
             let (head, tail) = rest.split_at_checked(9).ok_or_else(damaged)?;
             let count = usize::from(head[8]);
@@ -348,11 +473,12 @@ impl Vindex {
             }
             self.tokens(layer)?;
         }
+        for name in self.index.files.keys() {
+            self.file(name)?;
+        }
+        for tensor in &self.tensors {
+            self.tensor(&tensor.name)?;
+        }
         Ok(())
     }
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    let (values, _) = bytes.as_chunks::<4>();
-    values.iter().map(|v| f32::from_le_bytes(*v)).collect()
 }

@@ -1,87 +1,369 @@
-//! Writing a vindex: whole or not at all.
+//! Writing a vindex: whole or not at all. What is written stands in a directory beside its place
+//! until it is whole, with a journal of what is done.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, Seek as _, SeekFrom, Write as _};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::{
-    About, BIASES, DOWN, FILES, GATE, INDEX, Index, IndexFile, Layer, LayerIndex, MAX_LAYERS,
-    MAX_TOKENS, MAX_WIDTH, META, META_HEADER, Tokens, UP, VERSION, hash_of, header, sha256,
+use super::build::Build;
+use super::index::{
+    About, BIASES, DOWN, FILES, FileIndex, GATE, INDEX, Index, IndexFile, LayerIndex, Level,
+    MANIFEST, MAX_INDEX, MAX_LAYERS, MAX_TOKENS, MAX_WIDTH, META, META_HEADER, Manifest, Numbers,
+    TensorIndex, TensorKind, Tokens, UP, sha256,
 };
+use super::layer::Layer;
+use super::numbers::{bytes_of, too_great};
+use super::reader::read_index;
 use crate::error::{Error, Result};
+
+/// Names in the directory of a build that is not whole.
+const JOURNAL: &str = "partial.json";
+const JOURNAL_TENSORS: &str = "partial_tensors.json";
+const LOCK: &str = "partial.lock";
 
 /// Writes a vindex layer by layer, so that no more than one is in memory.
 #[derive(Debug)]
 pub struct Writer {
     target: PathBuf,
-    dir: tempfile::TempDir,
-    files: [BufWriter<File>; 5],
-    at_meta: u64,
+    dir: PathBuf,
+    build: Build,
+    files: BTreeMap<&'static str, BufWriter<File>>,
     index: Index,
+    tensors: Vec<TensorIndex>,
+    /// Held while this process builds here.
+    lock: Option<File>,
+    done: bool,
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.files.clear();
+        if !self.done && !self.build.resume {
+            // It is only an attempt: what is left is replaced by the next build.
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+        self.lock = None;
+    }
+}
+
+/// The directory beside `path` in which it is built.
+fn beside(path: &Path) -> Result<PathBuf> {
+    let name = (path.file_name()).ok_or_else(|| Error::file(path, "is no name of a directory"))?;
+    let mut name = name.to_owned();
+    name.push(".partial");
+    Ok(path.with_file_name(name))
 }
 
 impl Writer {
     /// Begins a vindex that will be at `path`, with at most `down_top_k` tokens of each feature.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for sizes that a vindex does not have, and when there is
-    /// something at `path`.
+    /// As [`Writer::begin`].
     pub fn create(path: &Path, about: About, down_top_k: usize) -> Result<Self> {
+        let build = Build {
+            down_top_k,
+            ..Build::default()
+        };
+        Self::begin(path, about, build)
+    }
+
+    /// Begins a vindex that will be at `path`, or goes on with one that was interrupted. Until it is
+    /// whole it stands at `path` with `.partial` behind it.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for sizes that a vindex does not have; [`Error::File`] when
+    /// there is something at `path`, another process builds there, or what is there to go on with
+    /// is damaged or of another model or kind.
+    pub fn begin(path: &Path, about: About, build: Build) -> Result<Self> {
         if path.exists() {
             return Err(Error::file(path, "there is something already"));
         }
-        if !(1..=MAX_WIDTH).contains(&about.hidden_size) || down_top_k > MAX_TOKENS {
+        if !(1..=MAX_WIDTH).contains(&about.hidden_size) || build.down_top_k > MAX_TOKENS {
             return Err(Error::data(format!(
-                "hidden states of {} elements, or {down_top_k} tokens of a feature, are not \
-                 supported",
-                about.hidden_size
+                "hidden states of {} elements, or {} tokens of a feature, are not supported",
+                about.hidden_size, build.down_top_k
             )));
         }
-        let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-        let parent = parent.unwrap_or(Path::new("."));
-        let dir = tempfile::Builder::new()
-            .prefix(".vindex-")
-            .tempdir_in(parent)
-            .map_err(|e| Error::io(path, e))?;
-        let open = |name: &str| {
-            let at = dir.path().join(name);
-            let file = File::create_new(&at).map_err(|e| Error::io(&at, e))?;
-            Ok(BufWriter::new(file))
+        let dir = beside(path)?;
+        let io = |e| Error::io(&dir, e);
+        let there = match std::fs::symlink_metadata(&dir) {
+            Ok(found) if found.is_dir() && dir.join(LOCK).is_file() => true,
+            Ok(_) => {
+                let message = "is no build that was interrupted; a build would need this name";
+                return Err(Error::file(&dir, message));
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+            Err(e) => return Err(io(e)),
         };
-        let [gate, up, down, biases, meta] = FILES;
-        let files = [
-            open(gate)?,
-            open(up)?,
-            open(down)?,
-            open(biases)?,
-            open(meta)?,
-        ];
-        let index = Index {
-            version: VERSION,
-            about,
-            down_top_k,
-            layers: Vec::new(),
-        };
+        if !there {
+            std::fs::create_dir(&dir).map_err(io)?;
+        }
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(dir.join(LOCK))
+            .map_err(io)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                return Err(Error::file(&dir, "another process is building it"));
+            }
+            Err(std::fs::TryLockError::Error(e)) => return Err(io(e)),
+        }
         let mut writer = Self {
             target: path.to_owned(),
             dir,
-            files,
-            at_meta: META_HEADER,
-            index,
+            build,
+            files: BTreeMap::new(),
+            index: Index {
+                version: 1,
+                about,
+                down_top_k: build.down_top_k,
+                layers: Vec::new(),
+                level: build.level,
+                dtype: build.numbers,
+                files: BTreeMap::new(),
+            },
+            tensors: Vec::new(),
+            lock: Some(lock),
+            done: false,
         };
-        // The number of layers is written at the end.
-        writer.put(META, &[0; META_HEADER as usize])?;
+        let found = writer.dir.join(JOURNAL).is_file();
+        if there && build.resume && found {
+            if let Err(e) = writer.take_up() {
+                // What another build left is not this one's to remove.
+                writer.done = true;
+                return Err(e);
+            }
+        } else if there {
+            writer.clear()?;
+        }
+        writer.open_files()?;
         Ok(writer)
     }
 
-    fn put(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        let at = FILES.iter().position(|file| *file == name);
-        let Some(file) = at.and_then(|at| self.files.get_mut(at)) else {
-            return Err(Error::data(format!("a vindex has no file {name}")));
+    /// Removes what an earlier build left.
+    fn clear(&self) -> Result<()> {
+        let io = |e| Error::io(&self.dir, e);
+        for entry in std::fs::read_dir(&self.dir).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            if entry.file_name() != LOCK {
+                std::fs::remove_file(entry.path()).map_err(io)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the journal of an earlier build, and compares what that wrote with it.
+    fn take_up(&mut self) -> Result<()> {
+        let path = self.dir.join(JOURNAL);
+        let index = read_index(&path)?;
+        let same = index.about.is_same_model(&self.index.about)
+            && (index.level, index.dtype, index.down_top_k)
+                == (self.index.level, self.index.dtype, self.index.down_top_k);
+        if !same {
+            let message = "is a build of another model or kind; remove it, or build without resume";
+            return Err(Error::file(&self.dir, message));
+        }
+        let tensors = self.dir.join(JOURNAL_TENSORS);
+        let mut text = Vec::new();
+        File::open(&tensors)
+            .and_then(|file| file.take(MAX_INDEX).read_to_end(&mut text))
+            .map_err(|e| Error::io(&tensors, e))?;
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .map_err(|e| Error::file(&tensors, format!("is damaged: {e}")))?;
+        self.index = index;
+        self.tensors = manifest.tensors;
+        for (number, layer) in self.index.layers.iter().enumerate() {
+            for (name, hash) in &layer.sha256 {
+                let place = (
+                    self.index.begins(name, number),
+                    self.index.part(name, layer),
+                );
+                self.compare(name, place, hash)?;
+            }
+        }
+        for tensor in &self.tensors {
+            let place = (tensor.offset, tensor.bytes);
+            self.compare(tensor.kind.file(), place, &tensor.sha256)?;
+        }
+        for (name, about) in &self.index.files {
+            self.compare(name, (0, about.bytes), &about.sha256)?;
+        }
+        Ok(())
+    }
+
+    fn compare(&self, name: &str, (from, count): (u64, u64), hash: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        let mut bytes = Vec::new();
+        File::open(&path)
+            .and_then(|mut file| {
+                file.seek(SeekFrom::Start(from))?;
+                file.take(count).read_to_end(&mut bytes)
+            })
+            .map_err(|e| Error::io(&path, e))?;
+        match sha256(&bytes) == hash {
+            true => Ok(()),
+            false => Err(Error::file(
+                &path,
+                "is damaged; remove the directory and build it again",
+            )),
+        }
+    }
+
+    /// Opens the files, cut to what the journal says.
+    fn open_files(&mut self) -> Result<()> {
+        let tensors = TensorKind::ALL.map(TensorKind::file);
+        for name in FILES.into_iter().chain(tensors) {
+            let own = self.length(name);
+            // Files of tensors appear with their first one.
+            if own == 0 && !FILES.contains(&name) {
+                let _ = std::fs::remove_file(self.dir.join(name));
+                continue;
+            }
+            self.open(name, own)?;
+        }
+        if self.index.layers.is_empty() {
+            // The number of layers is written at the end.
+            self.open(META, 0)?;
+            self.put(META, &[0; META_HEADER as usize])?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, name: &'static str, length: u64) -> Result<()> {
+        let path = self.dir.join(name);
+        let open = || {
+            let mut file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)?;
+            file.set_len(length)?;
+            file.seek(SeekFrom::End(0))?;
+            Ok(BufWriter::new(file))
         };
-        let path = self.dir.path().join(name);
-        file.write_all(bytes).map_err(|e| Error::io(&path, e))
+        let file = open().map_err(|e| Error::io(&path, e))?;
+        self.files.insert(name, file);
+        Ok(())
+    }
+
+    /// Bytes that a file has by the index.
+    fn length(&self, name: &str) -> u64 {
+        match FILES.contains(&name) {
+            true => self.index.size_of(name),
+            false => {
+                let own = self.tensors.iter().filter(|t| t.kind.file() == name);
+                own.map(|t| t.bytes).sum()
+            }
+        }
+    }
+
+    fn put(&mut self, name: &'static str, bytes: &[u8]) -> Result<()> {
+        if !self.files.contains_key(name) {
+            self.open(name, 0)?;
+        }
+        let path = self.dir.join(name);
+        match self.files.get_mut(name) {
+            Some(file) => file.write_all(bytes).map_err(|e| Error::io(&path, e)),
+            None => Err(Error::file(&path, "is not open")),
+        }
+    }
+
+    /// How many layers are there: those of an earlier build, and those that were pushed.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.index.layers.len()
+    }
+
+    /// Whether a tensor of this name is there.
+    #[must_use]
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.tensors.iter().any(|t| t.name == name)
+    }
+
+    /// Whether a whole file of this name is there.
+    #[must_use]
+    pub fn has_file(&self, name: &str) -> bool {
+        self.index.files.contains_key(name)
+    }
+
+    /// Refuses numbers that float16 does not have.
+    fn check_range(&self, what: &str, values: &[&[f32]]) -> Result<()> {
+        let beyond = self.index.dtype == Numbers::Float16 && values.iter().any(|v| too_great(v));
+        match beyond {
+            true => Err(Error::data(format!(
+                "{what} has numbers beyond the greatest float16; build it with float32"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds a tensor that is no feature. [`Writer::save`], or the next layer, makes it last.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for another number of values than the shape has, and a name
+    /// that is there already.
+    pub fn push_tensor(
+        &mut self,
+        name: &str,
+        kind: TensorKind,
+        shape: &[usize],
+        values: &[f32],
+    ) -> Result<()> {
+        let dtype = self.index.dtype;
+        let file = kind.file();
+        let offset = self.length(file);
+        let mut tensor = TensorIndex {
+            name: name.to_owned(),
+            kind,
+            file: file.to_owned(),
+            offset,
+            bytes: 0,
+            shape: shape.to_vec(),
+            dtype,
+            sha256: String::new(),
+        };
+        if tensor.elements() != Some(values.len() as u64) || self.has_tensor(name) {
+            return Err(Error::data(format!(
+                "{name} of shape {shape:?} with {} values is not possible here",
+                values.len()
+            )));
+        }
+        self.check_range(name, &[values])?;
+        let bytes = bytes_of(&[values], dtype);
+        tensor.bytes = bytes.len() as u64;
+        tensor.sha256 = sha256(&bytes);
+        self.put(file, &bytes)?;
+        self.tensors.push(tensor);
+        Ok(())
+    }
+
+    /// Adds a whole file.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for a name that a vindex uses itself.
+    pub fn push_file(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let tensors = TensorKind::ALL.map(TensorKind::file);
+        let own = FILES.contains(&name)
+            || tensors.contains(&name)
+            || name == INDEX
+            || name.starts_with("partial");
+        let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
+        if own || !plain {
+            return Err(Error::data(format!(
+                "a vindex has no room for a file {name:?}"
+            )));
+        }
+        crate::files::write_whole(&self.dir.join(name), bytes)?;
+        let about = FileIndex {
+            bytes: bytes.len() as u64,
+            sha256: sha256(bytes),
+        };
+        self.index.files.insert(name.to_owned(), about);
+        Ok(())
     }
 
     /// Adds the next layer, with what each of its features would say.
@@ -102,90 +384,134 @@ impl Writer {
         if self.index.layers.len() >= MAX_LAYERS {
             return Err(Error::data(format!("more than {MAX_LAYERS} layers")));
         }
-        let mut meta = Vec::new();
-        for tokens in tokens {
-            let (first, logit) = tokens.first().copied().unwrap_or((u32::MAX, 0.0));
-            meta.extend(first.to_le_bytes());
-            meta.extend(logit.to_le_bytes());
-            meta.push(u8::try_from(tokens.len()).unwrap_or(u8::MAX));
-            for (token, logit) in tokens {
-                meta.extend(token.to_le_bytes());
-                meta.extend(logit.to_le_bytes());
-            }
+        let whole = self.index.level >= Level::Inference;
+        let mut matrices = vec![(GATE, layer.gate.as_slice())];
+        if whole {
+            matrices.extend(layer.up.as_deref().map(|up| (UP, up)));
+            matrices.push((DOWN, layer.down.as_slice()));
         }
-        let biases = layer.biases.as_ref().map(|b| {
+        let all: Vec<&[f32]> = matrices.iter().map(|(_, values)| *values).collect();
+        self.check_range(&format!("layer {}", self.index.layers.len()), &all)?;
+        let mut parts: Vec<(&'static str, Vec<u8>)> = (matrices.into_iter())
+            .map(|(name, values)| (name, bytes_of(&[values], self.index.dtype)))
+            .collect();
+        parts.extend(layer.biases.as_ref().map(|b| {
             let up = b.up.as_deref().unwrap_or_default();
-            bytes_of([b.gate.as_slice(), up, b.down.as_slice()])
-        });
-        let parts = [
-            (GATE, Some(bytes_of([layer.gate.as_slice()]))),
-            (UP, layer.up.as_deref().map(|up| bytes_of([up]))),
-            (DOWN, Some(bytes_of([layer.down.as_slice()]))),
-            (BIASES, biases),
-            (META, Some(meta)),
-        ];
+            (BIASES, bytes_of(&[&b.gate, up, &b.down], Numbers::Float32))
+        }));
+        parts.push((META, meta_of(tokens)));
         let mut hashes = BTreeMap::new();
-        let mut meta = (self.at_meta, 0);
-        for (name, bytes) in parts {
-            let Some(bytes) = bytes else { continue };
-            hashes.insert(name.to_owned(), sha256(&bytes));
-            if name == META {
+        let mut meta = (self.index.size_of(META), 0);
+        for (name, bytes) in &parts {
+            hashes.insert((*name).to_owned(), sha256(bytes));
+            if *name == META {
                 meta.1 = bytes.len() as u64;
             }
-            self.put(name, &bytes)?;
+            self.put(name, bytes)?;
         }
-        self.at_meta += meta.1;
         self.index.layers.push(LayerIndex {
             num_features: features,
             activation: layer.activation,
             gated: layer.up.is_some(),
             biased: layer.biases.is_some(),
             meta,
+            experts: layer.experts,
             sha256: hashes,
         });
-        Ok(())
+        self.save()
+    }
+
+    /// Writes what is there, and the journal that says so.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save(&mut self) -> Result<()> {
+        if !self.build.resume {
+            return Ok(());
+        }
+        for (name, file) in &mut self.files {
+            let path = self.dir.join(name);
+            file.flush().map_err(|e| Error::io(&path, e))?;
+        }
+        self.write_json(JOURNAL_TENSORS, &self.manifest())?;
+        self.write_index(JOURNAL)
+    }
+
+    fn manifest(&self) -> Manifest {
+        Manifest {
+            tensors: self.tensors.clone(),
+        }
+    }
+
+    fn write_json(&self, name: &str, value: &impl serde::Serialize) -> Result<()> {
+        let path = self.dir.join(name);
+        let text =
+            serde_json::to_vec_pretty(value).map_err(|e| Error::file(&path, e.to_string()))?;
+        crate::files::write_whole(&path, &text)
+    }
+
+    fn write_index(&self, name: &str) -> Result<()> {
+        let mut index = self.index.clone();
+        let experts = index.layers.iter().any(|layer| layer.experts.is_some());
+        let plain = index.level == Level::default() && index.dtype == Numbers::default();
+        // What is as it was in version 1 is readable by its readers.
+        index.version = if plain && !experts && index.files.is_empty() {
+            1
+        } else {
+            2
+        };
+        let sha256 = index.hash()?;
+        self.write_json(name, &IndexFile { index, sha256 })
     }
 
     /// Writes the index, and gives the directory its name.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] for a vindex without layers.
-    pub fn finish(self) -> Result<()> {
-        let Self {
-            target,
-            dir,
-            files,
-            index,
-            ..
-        } = self;
-        if index.layers.is_empty() {
+    pub fn finish(mut self) -> Result<()> {
+        if self.index.layers.is_empty() {
             return Err(Error::data("a vindex needs at least one layer"));
         }
-        let at = |name: &str| dir.path().join(name);
-        let header = header(&index);
-        for (name, file) in FILES.iter().zip(files) {
-            let fault = |e| Error::io(&at(name), e);
+        let header = self.index.header();
+        for (name, file) in std::mem::take(&mut self.files) {
+            let path = self.dir.join(name);
+            let fault = |e| Error::io(&path, e);
             let mut file = file.into_inner().map_err(|e| fault(e.into_error()))?;
-            if *name == META {
+            if name == META {
                 file.seek(SeekFrom::Start(0)).map_err(fault)?;
                 file.write_all(&header).map_err(fault)?;
             }
             file.sync_all().map_err(fault)?;
         }
-        let path = at(INDEX);
-        let sha256 = hash_of(&index)?;
-        let text = serde_json::to_vec_pretty(&IndexFile { index, sha256 })
-            .map_err(|e| Error::file(&path, e.to_string()))?;
-        crate::files::write_whole(&path, &text)?;
+        if !self.tensors.is_empty() {
+            let manifest = serde_json::to_vec_pretty(&self.manifest())
+                .map_err(|e| Error::file(&self.dir.join(MANIFEST), e.to_string()))?;
+            self.push_file(MANIFEST, &manifest)?;
+        }
+        self.write_index(INDEX)?;
         // A directory that is not empty is not replaced.
-        std::fs::rename(dir.path(), &target).map_err(|e| Error::io(&target, e))?;
-        // It is no temporary one any more: nothing is left to remove.
-        let _ = dir.keep();
+        std::fs::rename(&self.dir, &self.target).map_err(|e| Error::io(&self.target, e))?;
+        self.done = true;
+        for name in [JOURNAL, JOURNAL_TENSORS, LOCK] {
+            // Readers do not look at them.
+            let _ = std::fs::remove_file(self.target.join(name));
+        }
         Ok(())
     }
 }
 
-fn bytes_of<'a>(parts: impl IntoIterator<Item = &'a [f32]>) -> Vec<u8> {
-    let values = parts.into_iter().flatten();
-    values.flat_map(|v| v.to_le_bytes()).collect()
+/// A layer's part of `down_meta.bin`.
+fn meta_of(tokens: &[Tokens]) -> Vec<u8> {
+    let mut meta = Vec::new();
+    for tokens in tokens {
+        let (first, logit) = tokens.first().copied().unwrap_or((u32::MAX, 0.0));
+        meta.extend(first.to_le_bytes());
+        meta.extend(logit.to_le_bytes());
+        meta.push(u8::try_from(tokens.len()).unwrap_or(u8::MAX));
+        for (token, logit) in tokens {
+            meta.extend(token.to_le_bytes());
+            meta.extend(logit.to_le_bytes());
+        }
+    }
+    meta
 }

@@ -2,7 +2,12 @@
 
 use std::path::Path;
 
-use inference_probe::vindex::{About, Activation, Biases, Layer, Tokens, Vindex, Writer};
+use inference_probe::vindex::{
+    About, Activation, Biases, Build, Experts, Layer, Level, MatrixFile, Numbers, TensorKind,
+    Tokens, Vindex, Writer,
+};
+
+use sha2::{Digest as _, Sha256};
 
 const HIDDEN: usize = 5;
 
@@ -35,6 +40,7 @@ fn layers() -> Vec<(Layer, Vec<Tokens>)> {
         up: Some(noise(7 * HIDDEN, 2)),
         down: noise(7 * HIDDEN, 3),
         biases: None,
+        experts: None,
     };
     let plain = Layer {
         activation: Activation::GeluTanh,
@@ -46,6 +52,7 @@ fn layers() -> Vec<(Layer, Vec<Tokens>)> {
             up: None,
             down: noise(HIDDEN, 7),
         }),
+        experts: None,
     };
     let both = Layer {
         biases: Some(Biases {
@@ -99,6 +106,237 @@ fn what_is_written_is_read() {
         .map(|e| e.metadata().unwrap().len())
         .sum();
     assert_eq!(vindex.nbytes(), on_disk);
+}
+
+/// With all levels' files, and a layer with experts.
+fn write_some(path: &Path, build: Build, from: usize, to: usize) -> Writer {
+    let mut writer = Writer::begin(path, about(), build).unwrap();
+    assert_eq!(writer.layers(), from);
+    if !writer.has_tensor("embed") {
+        writer.push_file("tokenizer.json", b"{}").unwrap();
+        let table = noise(9 * HIDDEN, 30);
+        let kind = TensorKind::Embedding;
+        writer
+            .push_tensor("embed", kind, &[9, HIDDEN], &table)
+            .unwrap();
+    }
+    for (i, (mut layer, tokens)) in layers().into_iter().enumerate().take(to).skip(from) {
+        for (kind, n) in [(TensorKind::Norm, 1), (TensorKind::Attention, HIDDEN)] {
+            let name = format!("{kind:?}.{i}");
+            let values = noise(n * HIDDEN, 40);
+            writer
+                .push_tensor(&name, kind, &[n, HIDDEN], &values)
+                .unwrap();
+        }
+        if i == 1 {
+            layer.experts = Some(Experts {
+                count: 2,
+                features: 2,
+            });
+            layer.biases.as_mut().unwrap().down = noise(2 * HIDDEN, 7);
+        }
+        writer.push(&layer, &tokens).unwrap();
+    }
+    writer
+}
+
+fn write_all(path: &Path, build: Build, from: usize) -> Writer {
+    write_some(path, build, from, usize::MAX)
+}
+
+fn all() -> Build {
+    Build {
+        down_top_k: 2,
+        level: Level::All,
+        ..Build::default()
+    }
+}
+
+#[test]
+fn levels_have_what_they_say() {
+    let dir = tempfile::tempdir().unwrap();
+    for level in [Level::Browse, Level::Inference, Level::All] {
+        let path = dir.path().join(level.name());
+        let build = Build { level, ..all() };
+        write_all(&path, build, 0).finish().unwrap();
+        let vindex = Vindex::open(&path).unwrap();
+        vindex.verify().unwrap();
+        assert_eq!(vindex.level(), level);
+        let up = vindex.matrix(0, MatrixFile::Up).unwrap();
+        assert_eq!(up.is_some(), level != Level::Browse);
+        match level {
+            Level::Browse => {
+                let error = vindex.layer(0).unwrap_err().to_string();
+                assert!(error.contains("level browse"), "{error}");
+            }
+            _ => assert_eq!(vindex.layer(0).unwrap(), layers()[0].0),
+        }
+        // Gates alone are enough to search, for many states at once.
+        let states = noise(3 * HIDDEN, 50);
+        let found = vindex.nearest(2, &states, 4).unwrap();
+        for (hits, x) in found.iter().zip(states.chunks(HIDDEN)) {
+            assert_eq!(hits, &layers()[2].0.nearest(x, 4).unwrap());
+        }
+        assert!(vindex.nearest(2, &states[1..], 4).is_err());
+        let table = vindex.tensor("embed").unwrap().unwrap();
+        assert_eq!(table, noise(9 * HIDDEN, 30));
+        assert_eq!(vindex.tensor("Attention.2").unwrap().unwrap().len(), 25);
+        assert!(vindex.tensor("nothing").unwrap().is_none());
+        assert_eq!(vindex.file("tokenizer.json").unwrap().unwrap(), b"{}");
+        assert!(vindex.file("nothing").unwrap().is_none());
+        let experts = vindex.layers()[1].experts.unwrap();
+        assert_eq!((experts.count, experts.features), (2, 2));
+        if level != Level::Browse {
+            let layer = vindex.layer(1).unwrap();
+            assert_eq!(layer.biases.as_ref().unwrap().down.len(), 2 * HIDDEN);
+            let error = layer.walk(&noise(HIDDEN, 1), 3).unwrap_err().to_string();
+            assert!(error.contains("router"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn half_precision_is_the_nearest() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("half");
+    let build = Build {
+        numbers: Numbers::Float16,
+        ..all()
+    };
+    write_all(&path, build, 0).finish().unwrap();
+    let vindex = Vindex::open(&path).unwrap();
+    let (ours, own) = (vindex.layer(0).unwrap(), layers().remove(0).0);
+    let mut changed = 0;
+    for (a, b) in ours.gate.iter().zip(&own.gate) {
+        assert!((a - b).abs() <= b.abs() / 2048.0 + 1e-7, "{a} {b}");
+        changed += usize::from(a != b);
+    }
+    assert!(changed > 10, "they are not rounded");
+    // Biases stay as they are.
+    let biases = vindex.biases(2).unwrap().unwrap();
+    assert_eq!(biases.gate, layers()[2].0.biases.as_ref().unwrap().gate);
+    let bytes = std::fs::metadata(path.join("gate_vectors.bin"))
+        .unwrap()
+        .len();
+    assert_eq!(bytes, 2 * (7 + 4 + 7) * HIDDEN as u64);
+    let mut writer = Writer::begin(&dir.path().join("b"), about(), build).unwrap();
+    let great = [1.0, 1e6];
+    let error = writer
+        .push_tensor("x", TensorKind::Norm, &[2], &great)
+        .unwrap_err();
+    assert!(error.to_string().contains("float32"), "{error}");
+}
+
+/// A build that stops at any layer goes on to the same bytes, and a build that does not resume
+/// leaves nothing of it.
+#[test]
+fn an_interrupted_build_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = dir.path().join("whole");
+    write_all(&whole, all(), 0).finish().unwrap();
+    let read = |dir: &Path| {
+        let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+        let mut all: Vec<_> = entries
+            .map(|p| {
+                (
+                    p.file_name().unwrap().to_owned(),
+                    std::fs::read(&p).unwrap(),
+                )
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let resume = Build {
+        resume: true,
+        ..all()
+    };
+    for stop in 0..=3 {
+        let path = dir.path().join(format!("stopped-{stop}"));
+        let partial = dir.path().join(format!("stopped-{stop}.partial"));
+        let mut writer = write_some(&path, resume, 0, stop);
+        // What comes after the last whole layer is written again.
+        let kind = TensorKind::Attention;
+        writer.push_tensor("torn", kind, &[1], &[1.0]).unwrap();
+        drop(writer);
+        assert!(partial.is_dir() && !path.exists());
+        // Bytes that the journal does not know are of an interrupted write.
+        let mut torn = std::fs::read(partial.join("gate_vectors.bin")).unwrap();
+        torn.extend([1, 2, 3]);
+        std::fs::write(partial.join("gate_vectors.bin"), torn).unwrap();
+        // Another kind of build does not go on here, and leaves it.
+        let other = Build {
+            level: Level::Browse,
+            ..resume
+        };
+        if stop > 0 {
+            let error = Writer::begin(&path, about(), other).map(drop).unwrap_err();
+            assert!(
+                error.to_string().contains("another model or kind"),
+                "{error}"
+            );
+        }
+        let writer = write_all(&path, resume, stop);
+        // And no two at once.
+        let error = Writer::begin(&path, about(), resume).map(drop).unwrap_err();
+        assert!(error.to_string().contains("another process"), "{error}");
+        writer.finish().unwrap();
+        assert!(!partial.exists());
+        assert_eq!(read(&path), read(&whole), "{stop}");
+    }
+    // Without resume what is left of another is replaced, and nothing stays.
+    let path = dir.path().join("c");
+    drop(write_all(&path, resume, 0));
+    drop(write_all(&path, all(), 0));
+    assert!(!path.exists() && !dir.path().join("c.partial").exists());
+    // What is damaged is not gone on with.
+    drop(write_all(&path, resume, 0));
+    let file = dir.path().join("c.partial/embeddings.bin");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[5] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let error = Writer::begin(&path, about(), resume).map(drop).unwrap_err();
+    assert!(error.to_string().contains("damaged"), "{error}");
+    assert!(file.exists());
+    // A directory of somebody else is not touched.
+    let mine = dir.path().join("d.partial");
+    std::fs::create_dir(&mine).unwrap();
+    std::fs::write(mine.join("text"), "mine").unwrap();
+    let error = Writer::begin(&dir.path().join("d"), about(), all());
+    assert!(error.is_err() && mine.join("text").exists());
+}
+
+/// What has nothing new is as earlier versions wrote and read it.
+#[test]
+fn the_first_version_is_read_and_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.vindex");
+    write(&path);
+    let text = std::fs::read_to_string(path.join("index.json")).unwrap();
+    let index: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let keys: Vec<&str> = (index["index"].as_object().unwrap().keys())
+        .map(String::as_str)
+        .collect();
+    assert_eq!(keys, ["version", "about", "down_top_k", "layers"]);
+    assert_eq!(index["index"]["version"], 1);
+    // The hash as version 1 had it: of these fields in this order.
+    let of = |i: usize| {
+        let l = &index["index"]["layers"][i];
+        format!(
+            r#"{{"num_features":{},"activation":{},"gated":{},"biased":{},"meta":{},"sha256":{}}}"#,
+            l["num_features"], l["activation"], l["gated"], l["biased"], l["meta"], l["sha256"]
+        )
+    };
+    let json = format!(
+        r#"{{"version":1,"about":{{"model":"tiny","identity":"0123","family":"llama","hidden_size":5,"vocab_size":9}},"down_top_k":2,"layers":[{},{},{}]}}"#,
+        of(0),
+        of(1),
+        of(2)
+    );
+    let digest = Sha256::digest(json.as_bytes());
+    let digest: String = digest.iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(index["sha256"], digest.as_str());
+    assert_eq!(Vindex::open(&path).unwrap().level(), Level::Inference);
 }
 
 #[test]
@@ -158,7 +396,7 @@ fn parts_that_do_not_fit_are_refused() {
 fn no_damaged_byte_goes_unseen() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.vindex");
-    write(&path);
+    write_all(&path, all(), 0).finish().unwrap();
     let mut bytes_seen = 0;
     for entry in std::fs::read_dir(&path).unwrap() {
         let file = entry.unwrap().path();
@@ -254,6 +492,7 @@ fn the_exact_gelu() {
         up: None,
         down: vec![1.0],
         biases: None,
+        experts: None,
     };
     for (x, expected) in [
         (-3.0f32, -0.004_049_694),

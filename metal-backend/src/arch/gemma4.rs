@@ -143,7 +143,14 @@ impl Block {
             if watch.wants_inputs() {
                 watch.saw_input(layer, &self.mlp_in.forward(&x)?)?;
             }
-            let mut y = self.mlp.forward_from(Some(&self.mlp_in), &x, None)?;
+            let norm = Some(&self.mlp_in);
+            let mut y = if watch.wants_activations() && self.mlp.has_activations() {
+                let (y, activations) = self.mlp.forward_with_activation(norm, &x)?;
+                watch.saw_activations(layer, &activations)?;
+                y
+            } else {
+                self.mlp.forward_from(norm, &x, None)?
+            };
             if let Some(mixture) = &self.mixture {
                 y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
             }

@@ -1,62 +1,105 @@
-//! Gives blocks the strategies that the loading options ask for. What strategies compute is in
-//! `nn/feed_forward.rs`.
+//! Gives blocks the feed-forward backends that the loading options and the program ask for. What they
+//! compute is in `nn/`.
 
 use std::sync::Arc;
 
 use inference::{Error, ErrorKind, FeedForwardPlan, FeedForwardStrategy, Result};
+use mlx_rs_core::Dtype;
 
 use super::Decoder;
+use crate::error::engine;
 use crate::loader::Features;
-use crate::nn::feed_forward::{FeedForward, LayerMode, Routed, SparseFfn};
-use crate::nn::walk::WalkFfn;
+use crate::nn::feed_forward::{FeedForward, FfnBackend, FfnPart, FfnPlace, LayerMode, Routed};
+use crate::nn::router::FfnRouter;
+use crate::nn::sparse::SparseFfn;
+use crate::nn::walk::{WalkRows, has_gate};
 
-/// Sets the strategies of `plan` in the blocks of a decoder with `layers` layers. Those that walk
-/// read `features`.
+/// What is asked for.
+pub struct Routes<'a> {
+    /// By the loading options.
+    pub plan: &'a FeedForwardPlan,
+    /// By the program.
+    pub router: &'a FfnRouter,
+    /// What layers that walk read.
+    pub features: Option<&'a Features>,
+    /// Whether our kernels compute.
+    pub on_cpu: bool,
+    /// The type that the model computes in.
+    pub dtype: Dtype,
+}
+
+/// Sets the backends of a decoder with `layers` layers.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for a layer that is not there; [`ErrorKind::Unsupported`] for one
-/// whose feed-forward part cannot be computed so; those of [`Features::layer`].
-pub fn apply(
-    decoder: &mut dyn Decoder,
-    plan: &FeedForwardPlan,
-    layers: usize,
-    features: Option<&Features>,
-) -> Result<()> {
-    for (layer, strategy) in plan.for_layers(layers)?.into_iter().enumerate() {
-        let mode = match strategy {
-            FeedForwardStrategy::Dense => continue,
-            FeedForwardStrategy::Sparse { top_k } => {
-                LayerMode::Compute(Arc::new(SparseFfn { top_k }))
+/// [`ErrorKind::InvalidOption`] for a layer that is not there, or that both ask for;
+/// [`ErrorKind::Unsupported`] for one whose feed-forward part cannot be computed so; those of
+/// [`Features::layer`].
+pub fn apply(decoder: &mut dyn Decoder, routes: &Routes<'_>, layers: usize) -> Result<()> {
+    routes.router.check(layers)?;
+    for (layer, strategy) in routes.plan.for_layers(layers)?.into_iter().enumerate() {
+        let own = routes.router.backend(layer);
+        let name = match (own, strategy) {
+            (None, FeedForwardStrategy::Dense) => continue,
+            (None, strategy) => strategy.to_string(),
+            (Some(backend), FeedForwardStrategy::Dense) => backend.name().to_owned(),
+            (Some(backend), strategy) => {
+                let message = format!(
+                    "feed_forward: layer {layer} is {strategy}, and has the backend {} of the \
+                     program; leave one of them out",
+                    backend.name()
+                );
+                return Err(Error::new(ErrorKind::InvalidOption, message));
             }
-            FeedForwardStrategy::Walk { top_k } => {
-                let Some(features) = features else {
-                    return Err(refused(layer, strategy, "there is no vindex"));
-                };
-                let rows = features.layer(layer)?;
-                LayerMode::Compute(Arc::new(WalkFfn { rows, top_k }))
-            }
-            FeedForwardStrategy::AttentionOnly => LayerMode::AttentionOnly,
-            FeedForwardStrategy::Gain(gain) => LayerMode::Gain(gain),
-            other => return Err(refused(layer, other, "this backend does not have it")),
+        };
+        let refused = |why: &str| {
+            let message = format!("feed_forward: layer {layer} cannot be {name}: {why}");
+            Error::new(ErrorKind::Unsupported, message)
         };
         let Some(part) = decoder.feed_forward_mut(layer) else {
             let why = "the architecture computes its feed-forward part together with others";
-            return Err(refused(layer, strategy, why));
+            return Err(refused(why));
         };
-        if let LayerMode::Compute(strategy_of) = &mode
-            && let Some(why) = strategy_of.obstacle(part)
-        {
-            return Err(refused(layer, strategy, why));
-        }
+        let place = FfnPlace {
+            layer,
+            on_cpu: routes.on_cpu,
+            dtype: routes.dtype,
+        };
+        let seen = FfnPart::new(part, place);
+        let fault = |e: mlx_rs_core::Error| match e.kind() {
+            mlx_rs_core::ErrorKind::Unsupported => refused(e.message()),
+            _ => engine("feed_forward")(e),
+        };
+        let bound = |backend: &Arc<dyn FfnBackend>| -> Result<LayerMode> {
+            let bound = backend.bind(&seen).map_err(fault)?;
+            let backend = bound.unwrap_or_else(|| Arc::clone(backend));
+            Ok(match backend.adds_nothing() {
+                true => LayerMode::AttentionOnly,
+                false => LayerMode::Compute(backend),
+            })
+        };
+        let mode = match (own, strategy) {
+            (Some(backend), _) => bound(backend)?,
+            (None, FeedForwardStrategy::Sparse { top_k }) => {
+                let sparse: Arc<dyn FfnBackend> = Arc::new(SparseFfn { top_k });
+                bound(&sparse)?
+            }
+            (None, FeedForwardStrategy::Walk { top_k }) => {
+                let Some(features) = routes.features else {
+                    return Err(refused("there is no vindex"));
+                };
+                if let Some(why) = seen.without_features() {
+                    return Err(refused(why));
+                }
+                let rows = features.layer(place, !has_gate(&seen))?;
+                let walk = WalkRows::new(rows, top_k, &seen).map_err(fault)?;
+                LayerMode::Compute(Arc::new(walk))
+            }
+            (None, FeedForwardStrategy::AttentionOnly) => LayerMode::AttentionOnly,
+            (None, FeedForwardStrategy::Gain(gain)) => LayerMode::Gain(gain),
+            _ => return Err(refused("this backend does not have it")),
+        };
         let own = std::mem::replace(part, FeedForward::Nothing);
-        *part = FeedForward::Routed(Box::new(Routed { own, mode }));
+        *part = FeedForward::Routed(Box::new(Routed { own, mode, place }));
     }
     Ok(())
-}
-
-fn refused(layer: usize, strategy: FeedForwardStrategy, why: &str) -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        format!("feed_forward: layer {layer} cannot be {strategy}: {why}"),
-    )
 }

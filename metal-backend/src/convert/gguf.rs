@@ -222,7 +222,7 @@ pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
 }
 
 /// The tokenizer's files, by name.
-pub(super) fn tokenizer_files(
+pub(crate) fn tokenizer_files(
     file: &Gguf,
     config: &Map<String, Value>,
 ) -> Result<Vec<(&'static str, Value)>> {

@@ -33,6 +33,7 @@ use crate::workdir::WorkDir;
 use plan::Plan;
 use source::Source;
 
+pub(crate) use gguf::tokenizer_files;
 pub use rules::Recipe;
 
 /// The default size of a shard, in bytes: 5 GiB, as `mlx-lm` has it.

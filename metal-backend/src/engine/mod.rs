@@ -55,6 +55,7 @@ pub struct Engine {
     is_part: bool,
     shares_prefixes: bool,
     feed_forward: FeedForwardPlan,
+    is_routed: bool,
     has_dense: bool,
 }
 
@@ -89,6 +90,8 @@ pub struct Parts {
     pub shares_prefixes: bool,
     /// How feed-forward parts are computed.
     pub feed_forward: FeedForwardPlan,
+    /// Whether any of them is computed another way than it was trained.
+    pub is_routed: bool,
     /// Whether all of them as they were trained are in memory.
     pub has_dense: bool,
 }
@@ -130,6 +133,7 @@ impl Engine {
             is_part: parts.is_part,
             shares_prefixes: parts.shares_prefixes,
             feed_forward: parts.feed_forward,
+            is_routed: parts.is_routed,
             has_dense: parts.has_dense,
         }
     }
@@ -158,6 +162,11 @@ impl Engine {
     /// How feed-forward parts are computed.
     pub fn feed_forward(&self) -> &FeedForwardPlan {
         &self.feed_forward
+    }
+
+    /// Whether any feed-forward part is computed another way than it was trained.
+    pub fn is_routed(&self) -> bool {
+        self.is_routed
     }
 
     /// Whether all feed-forward parts as they were trained are in memory.

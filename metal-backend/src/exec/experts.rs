@@ -4,6 +4,7 @@ use mlx_rs_core::cpu::{self, Prompts};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
 
 use super::activation::Activation;
+use super::matrix::kernel_numbers;
 use super::weight::Weight;
 
 /// Inputs that the backward pass of the kernels takes: a multiple of so many.
@@ -50,6 +51,21 @@ impl ExpertMatrix {
                 None => dense(packed.dense(Dtype::Float32)?)?,
             },
         }))
+    }
+
+    /// The numbers `[experts, out, in]` that it is multiplied with, in float32.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn dense(&self) -> Result<Array> {
+        match &self.0 {
+            Kind::Dense { transposed } => transposed.swap_axes(-1, -2)?.astype(Dtype::Float32),
+            Kind::Quantized(q) => q.dequantize(Dtype::Float32),
+            Kind::Kernel(stack) => {
+                let rows = kernel_numbers(stack.rows())?; // [experts * out, in]
+                rows.reshape(&[stack.experts(), -1, rows.dim(-1)?])
+            }
+        }
     }
 
     /// `x` `[.., 1, in]` by the experts `ids` `[..]`, after broadcasting: `[.., 1, out]`. `sorted`

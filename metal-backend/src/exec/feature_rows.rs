@@ -161,6 +161,28 @@ impl FeatureRows {
         })
     }
 
+    /// What the down rows are multiplied with, `[.., features]`: 0 for features that are not among
+    /// the `top_k` of their position. All features are computed.
+    ///
+    /// # Errors
+    /// As [`Self::walk`].
+    pub fn activations(&self, x: &Array, gates: &Array, top_k: usize) -> Result<Array> {
+        let mut all = self.activation.apply(gates)?;
+        let products = match &self.kind {
+            Kind::Kernel(held) => (held.up.as_ref())
+                .map(|up| up.product(x, held.up_bias.as_ref()))
+                .transpose()?,
+            Kind::Arrays(arrays) => arrays.products(x)?,
+        };
+        if let Some(products) = products {
+            all = all.multiply(&products)?;
+        }
+        match greatest_features(gates, top_k)? {
+            Some(best) => only_features(&all, &best),
+            None => Ok(all),
+        }
+    }
+
     /// The output with the `top_k` features of each position whose gate is greatest by magnitude:
     /// `x [.., hidden]` and gates before the activation `[.., features]` to `[.., hidden]`.
     ///
@@ -199,7 +221,42 @@ impl FeatureRows {
     }
 }
 
+/// The features of each position with the `top_k` greatest gates by magnitude, `[.., features] ->
+/// [.., k]`; `None` for all.
+///
+/// # Errors
+/// When memory runs out.
+pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
+    let features = gates.dim(-1)?;
+    match i32::try_from(top_k) {
+        Ok(k) if k < features => {
+            let order = gates.abs()?.argpartition(features - k, -1)?;
+            order.slice_axis(-1, features - k, features).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// `values` at these features, else 0: `[.., features]`.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn only_features(values: &Array, best: &Array) -> Result<Array> {
+    let kept = values.take_along_axis(best, -1)?;
+    values.zeros_like()?.put_along_axis(best, &kept, -1)
+}
+
 impl Copied {
+    /// The products with all up rows, where there are any: `[.., hidden] -> [.., features]`.
+    fn products(&self, x: &Array) -> Result<Option<Array>> {
+        let Some(up) = &self.up else { return Ok(None) };
+        let products = x.matmul(&up.swap_axes(0, 1)?)?;
+        match &self.up_bias {
+            Some(bias) => products.add(bias).map(Some),
+            None => Ok(Some(products)),
+        }
+    }
+
     fn walk(
         &self,
         activation: Activation,
@@ -207,14 +264,8 @@ impl Copied {
         gates: &Array,
         top_k: usize,
     ) -> Result<Array> {
-        let (features, hidden) = (gates.dim(-1)?, x.dim(-1)?);
-        let best = match i32::try_from(top_k) {
-            Ok(k) if k < features => {
-                let order = gates.abs()?.argpartition(features - k, -1)?;
-                Some(order.slice_axis(-1, features - k, features)?) // [.., features] -> [.., k]
-            }
-            _ => None,
-        };
+        let hidden = x.dim(-1)?;
+        let best = greatest_features(gates, top_k)?;
         let activated = activation.apply(gates)?;
         let y = match best {
             // Of one position the rows of others are not read.
@@ -234,16 +285,11 @@ impl Copied {
             }
             best => {
                 let mut weights = activated;
-                if let Some(up) = &self.up {
-                    let mut products = x.matmul(&up.swap_axes(0, 1)?)?;
-                    if let Some(bias) = &self.up_bias {
-                        products = products.add(bias)?;
-                    }
+                if let Some(products) = self.products(x)? {
                     weights = weights.multiply(&products)?;
                 }
                 if let Some(best) = best {
-                    let kept = weights.take_along_axis(&best, -1)?;
-                    weights = weights.zeros_like()?.put_along_axis(&best, &kept, -1)?;
+                    weights = only_features(&weights, &best)?;
                 }
                 weights.matmul(&self.down)?
             }

@@ -1,6 +1,6 @@
 //! Products with matrices, and what surrounds them: a norm before, biases, and an epilogue.
 
-use mlx_rs_core::{Array, Error, ErrorKind, Result, cpu};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
 
 use super::activation::Activation;
 use super::parallel::ParallelMatrix;
@@ -110,10 +110,7 @@ impl Matrix {
             Kind::Kernel(w) if differentiated => w.product_for_gradients(x),
             Kind::Kernel(w) => w.product(x),
             Kind::Quantized(q) => q.product(x),
-            Kind::Absent => {
-                let message = "the matrix was not loaded, as its layer walks (walk_only)";
-                Err(Error::new(ErrorKind::Unsupported, "linear", message))
-            }
+            Kind::Absent => Err(not_loaded()),
         }
     }
 
@@ -128,12 +125,41 @@ impl Matrix {
         }
     }
 
+    /// The numbers `[out, in]` that it is multiplied with, in float32.
+    ///
+    /// # Errors
+    /// When it is not loaded, or memory runs out.
+    pub fn dense(&self) -> Result<Array> {
+        match &self.0 {
+            Kind::Dense { transposed } => transposed.swap_axes(0, 1)?.astype(Dtype::Float32),
+            Kind::Kernel(m) => kernel_numbers(m),
+            Kind::Quantized(q) => q.dense(),
+            Kind::Absent => Err(not_loaded()),
+        }
+    }
+
     fn kernel(&self) -> Option<&cpu::Matrix> {
         match &self.0 {
             Kind::Kernel(matrix) => Some(matrix),
             _ => None,
         }
     }
+}
+
+/// The numbers of a matrix of the kernels, `[out, in]` in float32.
+pub(super) fn kernel_numbers(matrix: &cpu::Matrix) -> Result<Array> {
+    match matrix {
+        cpu::Matrix::Dense(m) => m.weight().astype(Dtype::Float32),
+        cpu::Matrix::Quantized(m) => {
+            let ids: Vec<i32> = (0..m.shape()[0]).collect();
+            m.take_rows(&Array::vector(&ids)?)
+        }
+    }
+}
+
+fn not_loaded() -> Error {
+    let message = "the matrix was not loaded, as its layer walks (walk_only)";
+    Error::new(ErrorKind::Unsupported, "linear", message)
 }
 
 /// A part as the kernels take it; `None` where they do not have it, or without a part.

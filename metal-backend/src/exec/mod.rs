@@ -36,7 +36,9 @@ pub use activation::Activation;
 pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, Rotation, TokenRange};
 pub use block::{Block, BlockSpec, KvSlot};
 pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
-pub use feature_rows::{FeatureParts, FeatureRows, copies_features};
+pub use feature_rows::{
+    FeatureParts, FeatureRows, copies_features, greatest_features, only_features,
+};
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, project};
 pub use parallel::ParallelMatrix;
 pub use weight::{

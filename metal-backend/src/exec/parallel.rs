@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use mlx_rs_core::{Array, Device, Quantized, Result, Stream, concatenate, eval};
+use mlx_rs_core::{Array, Device, Dtype, Quantized, Result, Stream, concatenate, eval};
 
 /// Below this many weights the hand-over between streams costs more than it saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
@@ -71,6 +71,23 @@ impl ParallelMatrix {
             Ok(part)
         };
         Ok(Self(How::Halves(part(0, rows / 2)?, part(rows / 2, rows)?)))
+    }
+
+    /// The numbers `[n, k]` in float32.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn dense(&self) -> Result<Array> {
+        match &self.0 {
+            How::Whole(matrix) => matrix.dequantize(Dtype::Float32),
+            How::Halves(first, second) => concatenate(
+                &[
+                    &first.dequantize(Dtype::Float32)?,
+                    &second.dequantize(Dtype::Float32)?,
+                ],
+                0,
+            ),
+        }
     }
 
     /// `x` times the transposed matrix: `[.., k] -> [.., n]`.

@@ -1,7 +1,7 @@
 //! Who draws tokens and finds log-probabilities. How MLX does is in `sample/chain.rs` and
 //! `sample/logprobs.rs`.
 
-use mlx_rs_core::{Array, Result, cpu};
+use mlx_rs_core::{Array, Dtype, Result, cpu, zeros};
 
 /// What a row wants of the kernel.
 pub use mlx_rs_core::cpu::{
@@ -23,6 +23,30 @@ pub fn by_kernel(on_cpu: bool, vocabulary: usize) -> bool {
 /// When there is not one row of logits for each of `rows`, or the current stream is not on the CPU.
 pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
     cpu::sample(logits, rows)
+}
+
+/// The `k` greatest of each row of float32 `[rows, n]`, the greatest first, and where they stand:
+/// float32 and uint32 `[rows, k]`. `on_cpu` as in [`by_kernel`].
+///
+/// # Errors
+/// When a row has fewer than `k`.
+pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array, Array)> {
+    let n = values.dim(-1)?;
+    let count = i32::try_from(k).unwrap_or(i32::MAX);
+    let width = usize::try_from(n).unwrap_or(0);
+    let ids = if by_kernel(on_cpu, width) && k <= MOST_ALTERNATIVES {
+        let none = zeros(&[values.dim(0)?], Dtype::Uint32)?;
+        cpu::log_probabilities(values, &none, k)?.indices
+    } else {
+        // What stands behind the rank is not less.
+        (values.argpartition(n - count, -1)?).slice_axis(-1, n - count, n)?
+    };
+    let found = values.take_along_axis(&ids, -1)?;
+    let order = found.negative()?.argsort(-1)?;
+    Ok((
+        found.take_along_axis(&order, -1)?,
+        ids.take_along_axis(&order, -1)?,
+    ))
 }
 
 /// Log-probabilities of `tokens` `[B]` under float32 logits `[B, V]`, and the `n` most probable

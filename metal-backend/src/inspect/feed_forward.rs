@@ -4,19 +4,17 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use inference::{
-    Error, ErrorKind, FeedForwardInputs, FeedForwardWeights, Interrupt, Prompt, Result,
+    Error, ErrorKind, FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, Interrupt,
+    Prompt, Result,
 };
-use mlx_rs_core::{Array, Dtype, eval, eye};
+use mlx_rs_core::{Array, Dtype, eval};
 
 use super::{Run, WHOLE, check_positions, run, wanted_in};
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
-use crate::exec::Matrix;
+use crate::exec::{Activation, ExpertGate};
 use crate::nn::hooks::Watch;
-use crate::nn::{FeedForward, Linear};
-
-/// Rows of a matrix that are read at once.
-const ROWS: i32 = 256;
+use crate::nn::{Experts, FeedForward, Linear};
 
 /// What the feed-forward part of each layer reads at `positions` of a prompt.
 ///
@@ -29,11 +27,52 @@ pub fn inputs(
     positions: &[usize],
     interrupt: &Interrupt,
 ) -> Result<FeedForwardInputs> {
+    let (tokens, layers) = seen(engine, prompt, positions, interrupt, Seen::Inputs)?;
+    let mut inputs = FeedForwardInputs::default();
+    inputs.tokens = tokens;
+    inputs.positions = positions.to_vec();
+    inputs.hidden_size = engine.info().hidden_size;
+    inputs.layers = layers;
+    Ok(inputs)
+}
+
+/// What the down matrix of each layer reads at `positions` of a prompt.
+///
+/// # Errors
+/// As [`inputs`].
+pub fn activations(
+    engine: &Engine,
+    prompt: &Prompt,
+    positions: &[usize],
+    interrupt: &Interrupt,
+) -> Result<FeedForwardActivations> {
+    let (tokens, layers) = seen(engine, prompt, positions, interrupt, Seen::Activations)?;
+    let mut found = FeedForwardActivations::default();
+    found.tokens = tokens;
+    found.positions = positions.to_vec();
+    found.layers = layers;
+    Ok(found)
+}
+
+/// What is looked at.
+#[derive(Clone, Copy)]
+enum Seen {
+    Inputs,
+    Activations,
+}
+
+/// The tokens of a prompt, and of each layer the vectors at `positions`, one after another.
+fn seen(
+    engine: &Engine,
+    prompt: &Prompt,
+    positions: &[usize],
+    interrupt: &Interrupt,
+    what: Seen,
+) -> Result<(Vec<u32>, Vec<Vec<f32>>)> {
     let tokens = engine.encode_prompt(prompt)?;
     engine.check_prompt(&tokens)?;
     check_positions(positions, tokens.len())?;
     let decoder = engine.decoder()?;
-    let hidden = engine.info().hidden_size;
     let of = Run {
         engine,
         decoder: decoder.as_ref(),
@@ -55,37 +94,37 @@ pub fn inputs(
                 }
                 Ok(())
             };
-            let watch = Watch::feed_forward_inputs(&mut saw).instead_of_logits();
-            let out = forward(watch).map_err(engine_error("inspect"))?;
+            let watch = match what {
+                Seen::Inputs => Watch::feed_forward_inputs(&mut saw),
+                Seen::Activations => Watch::activations(&mut saw),
+            };
+            let out = forward(watch.instead_of_logits()).map_err(engine_error("inspect"))?;
             let seen = seen.into_inner();
             eval(seen.iter().map(|(_, x)| x).chain([&out])).map_err(engine_error("inspect"))?;
             for (layer, vectors) in &seen {
                 let vectors = vectors.to_vec::<f32>().map_err(engine_error("inspect"))?;
-                for (p, vector) in here.iter().zip(vectors.chunks_exact(hidden)) {
+                let width = (vectors.len() / here.len().max(1)).max(1);
+                for (p, vector) in here.iter().zip(vectors.chunks_exact(width)) {
                     found.entry(*layer).or_default().insert(*p, vector.to_vec());
                 }
             }
             Ok(())
         })
     })?;
-    let mut inputs = FeedForwardInputs::default();
-    inputs.tokens = tokens;
-    inputs.positions = positions.to_vec();
-    inputs.hidden_size = hidden;
-    inputs.layers = (0..engine.info().num_layers)
+    let layers = (0..engine.info().num_layers)
         .map(|layer| {
             let own = found.get(&layer);
             let at = |p: &usize| own.and_then(|own| own.get(p));
             positions.iter().filter_map(at).flatten().copied().collect()
         })
         .collect();
-    Ok(inputs)
+    Ok((tokens, layers))
 }
 
 /// The feed-forward part of a layer, feature by feature.
 ///
 /// # Errors
-/// When it has no features of its own (experts) or an adapter, and for a layer that is not there.
+/// When it has no features of its own or an adapter, and for a layer that is not there.
 pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     let count = engine.info().num_layers;
     if layer >= count {
@@ -103,70 +142,93 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     }
     let decoder = engine.decoder()?;
     let part = decoder.feed_forward(layer).map(FeedForward::trained);
+    engine.scope(|| features_of(part, layer, engine.info().hidden_size))
+}
+
+/// The features of `part`, that of a layer of states of `hidden` elements.
+///
+/// # Errors
+/// As [`weights`].
+pub fn features_of(
+    part: Option<&FeedForward>,
+    layer: usize,
+    hidden: usize,
+) -> Result<FeedForwardWeights> {
+    let refused = |why: &str| {
+        let message = format!("the feed-forward part of layer {layer} cannot be shown: {why}");
+        Error::new(ErrorKind::Unsupported, message)
+    };
+    let fault = engine_error("weights");
     let (gate, up, down, activation) = match part {
         Some(FeedForward::Gated(mlp)) => (&mlp.gate, Some(&mlp.up), &mlp.down, mlp.activation),
         Some(FeedForward::Plain(mlp)) => (&mlp.up, None, &mlp.down, mlp.activation),
-        Some(FeedForward::Mixture(_)) => return Err(refused("it has experts")),
+        Some(FeedForward::Mixture(mixture)) => {
+            if mixture.is_adapted() {
+                return Err(refused(ADAPTED));
+            }
+            let ExpertGate::Plain(activation) = mixture.experts.activation else {
+                return Err(refused("the gate of its experts is clamped"));
+            };
+            return features_of_experts(&mixture.experts, activation, hidden).map_err(fault);
+        }
+        Some(FeedForward::Scaled(_)) => {
+            return Err(refused("its gate and its output have factors"));
+        }
         Some(_) => return Err(refused("the layer has none")),
         None => return Err(refused("the layer computes it together with other parts")),
     };
-    let hidden = engine.info().hidden_size;
-    engine.scope(|| {
-        let part_of = |linear: &Linear| -> Result<(Matrix, Option<Vec<f32>>)> {
-            let (matrix, bias) = linear.part().ok_or_else(|| match linear.is_loaded() {
-                true => refused("it has an adapter; take that off, or put it into the weights"),
-                false => refused("it is not loaded, as the layer walks (walk_only)"),
-            })?;
-            let bias = bias.map(Array::to_f32_vec).transpose();
-            Ok((matrix.clone(), bias.map_err(engine_error("weights"))?))
-        };
-        let mut weights = FeedForwardWeights::default();
-        weights.hidden_size = hidden;
-        weights.activation = activation.name().to_owned();
-        let (matrix, bias) = part_of(gate)?;
-        weights.gate = rows_of(&matrix, hidden)?;
-        weights.gate_bias = bias;
-        weights.features = weights.gate.len().checked_div(hidden).unwrap_or(0);
-        if let Some(up) = up {
-            let (matrix, bias) = part_of(up)?;
-            weights.up = Some(rows_of(&matrix, hidden)?);
-            weights.up_bias = bias;
-        }
-        let (matrix, bias) = part_of(down)?;
-        weights.down = columns_of(&matrix, weights.features)?;
-        weights.down_bias = bias;
-        Ok(weights)
-    })
+    let part_of = |linear: &Linear| -> Result<(Array, Option<Vec<f32>>)> {
+        let (matrix, bias) = linear.part().ok_or_else(|| match linear.is_loaded() {
+            true => refused(ADAPTED),
+            false => refused("it is not loaded, as the layer walks (walk_only)"),
+        })?;
+        let bias = bias.map(Array::to_f32_vec).transpose();
+        Ok((matrix.dense().map_err(&fault)?, bias.map_err(&fault)?))
+    };
+    let numbers = |array: Array| array.to_f32_vec().map_err(&fault);
+    let mut weights = FeedForwardWeights::default();
+    weights.hidden_size = hidden;
+    weights.activation = activation.name().to_owned();
+    let (matrix, bias) = part_of(gate)?;
+    weights.gate = numbers(matrix)?;
+    weights.gate_bias = bias;
+    weights.features = weights.gate.len().checked_div(hidden).unwrap_or(0);
+    if let Some(up) = up {
+        let (matrix, bias) = part_of(up)?;
+        weights.up = Some(numbers(matrix)?);
+        weights.up_bias = bias;
+    }
+    let (matrix, bias) = part_of(down)?;
+    weights.down = numbers(matrix.swap_axes(0, 1).map_err(&fault)?)?;
+    weights.down_bias = bias;
+    Ok(weights)
 }
 
-/// The columns of a matrix `[out, inputs]`, one after another. They are its products with the
-/// rows of the identity, so that any way of storing weights gives the numbers it computes with.
-fn columns_of(matrix: &Matrix, inputs: usize) -> Result<Vec<f32>> {
-    let fault = engine_error("weights");
-    let width = i32::try_from(inputs).unwrap_or(i32::MAX);
-    let mut all = Vec::new();
-    for from in (0..width).step_by(ROWS as usize) {
-        let count = ROWS.min(width - from);
-        // [count, inputs], ones at (i, from + i)
-        let product = eye(count, width, from, Dtype::Float32)
-            .and_then(|unit| matrix.product(&unit, false)?.to_f32_vec())
-            .map_err(&fault)?;
-        all.extend(product);
-    }
-    Ok(all)
-}
+const ADAPTED: &str = "it has an adapter; take that off, or put it into the weights";
 
-/// The rows of a matrix `[out, inputs]`, one after another.
-fn rows_of(matrix: &Matrix, inputs: usize) -> Result<Vec<f32>> {
-    let columns = columns_of(matrix, inputs)?;
-    let outputs = columns.len().checked_div(inputs).unwrap_or(0);
-    let mut rows = vec![0.0; columns.len()];
-    for (input, column) in columns.chunks_exact(outputs.max(1)).enumerate() {
-        for (output, value) in column.iter().enumerate() {
-            if let Some(place) = rows.get_mut(output * inputs + input) {
-                *place = *value;
-            }
-        }
+/// The features of experts, one expert's after another's.
+fn features_of_experts(
+    experts: &Experts,
+    activation: Activation,
+    hidden: usize,
+) -> mlx_rs_core::Result<FeedForwardWeights> {
+    let bias = |bias: Option<Array>| bias.as_ref().map(Array::to_f32_vec).transpose();
+    let first = experts.gate.as_ref().unwrap_or(&experts.up);
+    let mut weights = FeedForwardWeights::default();
+    weights.hidden_size = hidden;
+    weights.activation = activation.name().to_owned();
+    let (matrix, own) = first.dense()?;
+    weights.experts = usize::try_from(matrix.dim(0)?).ok();
+    weights.gate = matrix.to_f32_vec()?;
+    weights.gate_bias = bias(own)?;
+    weights.features = weights.gate.len().checked_div(hidden).unwrap_or(0);
+    if experts.gate.is_some() {
+        let (matrix, own) = experts.up.dense()?;
+        weights.up = Some(matrix.to_f32_vec()?);
+        weights.up_bias = bias(own)?;
     }
-    Ok(rows)
+    let (matrix, own) = experts.down.dense()?;
+    weights.down = matrix.swap_axes(-1, -2)?.to_f32_vec()?; // [experts, features, hidden]
+    weights.down_bias = bias(own)?;
+    Ok(weights)
 }

@@ -21,7 +21,10 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::steer::{Edits, RequestEdits, watch};
 
-pub use feed_forward::{inputs as feed_forward_inputs, weights as feed_forward_weights};
+pub use feed_forward::{
+    activations as feed_forward_activations, features_of, inputs as feed_forward_inputs,
+    weights as feed_forward_weights,
+};
 pub use trace::{attention_weights, residuals};
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.

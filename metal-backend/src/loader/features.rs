@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use inference::{Error, ErrorKind, FeedForwardStrategy, LoadOptions, Result};
 use inference_formats::footprint::Footprint;
 use inference_probe::files;
-use inference_probe::vindex::{MatrixFile, Vindex};
+use inference_probe::vindex::{Level, MatrixFile, Numbers, Vindex};
 use mlx_rs_core::Dtype;
 use mlx_rs_core::io::{Floats, MappedFile};
 
@@ -15,22 +15,22 @@ use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::exec::{FeatureParts, FeatureRows, copies_features};
 use crate::nn::Activation;
+use crate::nn::feed_forward::FfnPlace;
 
 /// In the order in which they are kept here.
 const FILES: [MatrixFile; 3] = [MatrixFile::Gate, MatrixFile::Up, MatrixFile::Down];
 
-/// The features of a model's layers, while the model is built.
+/// The features of a model's layers.
+#[derive(Debug)]
 pub struct Features {
     vindex: Vindex,
     dir: PathBuf,
     /// Those of [`FILES`].
     files: Vec<MappedFile>,
-    /// The layers that walk.
+    /// The layers that walk by the loading options.
     layers: BTreeSet<usize>,
     /// Whether these layers read nothing of their own: then the gate is one of the features, too.
     only: bool,
-    on_cpu: bool,
-    dtype: Dtype,
 }
 
 /// A fault of the files, or of reading them.
@@ -43,19 +43,12 @@ fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
 }
 
 impl Features {
-    /// Opens the vindex that the options name, and maps its files, for the model at `model`, used
-    /// as `dtype`, by our kernels when `on_cpu`. `None` where no layer walks.
+    /// Opens the vindex that the options name, and maps its files, for the model at `model`. `None`
+    /// where no layer walks.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for files that are missing or damaged;
-    /// [`ErrorKind::InvalidOption`] when they are of another model, and for layers that are not
-    /// there.
-    pub fn open(
-        options: &LoadOptions,
-        model: &Path,
-        config: &ModelConfig,
-        (on_cpu, dtype): (bool, Dtype),
-    ) -> Result<Option<Self>> {
+    /// As [`Self::at`]; [`ErrorKind::InvalidOption`] for layers that are not there.
+    pub fn open(options: &LoadOptions, model: &Path, config: &ModelConfig) -> Result<Option<Self>> {
         let Some(dir) = options.vindex.as_deref() else {
             return Ok(None);
         };
@@ -64,34 +57,53 @@ impl Features {
             FeedForwardStrategy::Walk { .. } => Some(layer),
             _ => None,
         };
-        let layers = plan.into_iter().enumerate().filter_map(walks).collect();
+        let mut features = Self::at(dir, model)?;
+        let (about, count) = (features.vindex.about(), features.vindex.layers().len());
+        if about.hidden_size != config.hidden_size || count != config.num_hidden_layers {
+            return Err(features.other_model());
+        }
+        features.layers = plan.into_iter().enumerate().filter_map(walks).collect();
+        features.only = options.walk_only;
+        Ok(Some(features))
+    }
+
+    /// Opens the vindex at `dir`, and maps its files, for the model at `model`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for files that are missing or damaged;
+    /// [`ErrorKind::InvalidOption`] when they are of another model.
+    pub fn at(dir: &Path, model: &Path) -> Result<Self> {
         let vindex = Vindex::open(dir).map_err(fault(dir))?;
-        let (about, count) = (vindex.about(), vindex.layers().len());
         let own = files::identity(model).map_err(fault(dir))?;
-        if own != about.identity
-            || about.hidden_size != config.hidden_size
-            || count != config.num_hidden_layers
-        {
-            let message = format!(
-                "vindex is of the model {}, or of another version of it; build it again with `mlx \
-                 vindex build`",
-                about.model
-            );
+        if vindex.level() < Level::Inference {
+            let message = "the vindex has the level browse, with gates alone; build one of the level \
+                           inference";
             return Err(Error::new(ErrorKind::InvalidOption, message).with_path(dir));
         }
         let map = |file: MatrixFile| {
             let path = vindex.path(file);
             MappedFile::open(&path).map_err(|e| engine("vindex")(e).with_path(&path))
         };
-        Ok(Some(Self {
+        let features = Self {
             files: FILES.into_iter().map(map).collect::<Result<_>>()?,
             dir: dir.to_owned(),
-            layers,
-            only: options.walk_only,
-            on_cpu,
-            dtype,
+            layers: BTreeSet::new(),
+            only: false,
             vindex,
-        }))
+        };
+        match own == features.vindex.about().identity {
+            true => Ok(features),
+            false => Err(features.other_model()),
+        }
+    }
+
+    fn other_model(&self) -> Error {
+        let message = format!(
+            "vindex is of the model {}, or of another version of it; build it again with `mlx \
+             vindex build`",
+            self.vindex.about().model
+        );
+        Error::new(ErrorKind::InvalidOption, message).with_path(&self.dir)
     }
 
     /// What is loaded of a model's own tensors.
@@ -110,13 +122,16 @@ impl Features {
         }
     }
 
-    /// Bytes of the features that are copied when they are loaded. Mapped ones are no memory of the
+    /// Bytes of the features that are copied when they are loaded: as `dtype` where MLX computes,
+    /// and float16 as the float32 of our kernels, when `on_cpu`. Mapped ones are no memory of the
     /// process: the system can take them back.
     #[must_use]
-    pub fn copied_bytes(&self) -> u64 {
-        if !copies_features(self.on_cpu) {
-            return 0;
-        }
+    pub fn copied_bytes(&self, on_cpu: bool, dtype: Dtype) -> u64 {
+        let size = match (copies_features(on_cpu), self.vindex.numbers()) {
+            (true, _) => dtype.size(),
+            (false, Numbers::Float16) => 4,
+            (false, Numbers::Float32) => return 0,
+        };
         let hidden = self.vindex.about().hidden_size as u64;
         let layers = self.vindex.layers().iter().enumerate();
         let own = layers.filter(|(layer, _)| self.layers.contains(layer));
@@ -130,15 +145,17 @@ impl Features {
             };
             (sides + 1) * features * hidden + biases
         });
-        elements.sum::<u64>() * self.dtype.size() as u64
+        elements.sum::<u64>() * size as u64
     }
 
-    /// The features of a layer, after every byte of them was compared with its hash.
+    /// The features of the layer at a place, after every byte of them was compared with its hash;
+    /// with the gate's rows when `gate`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for bytes that are damaged, and an activation that the engine
     /// does not have.
-    pub fn layer(&self, layer: usize) -> Result<FeatureRows> {
+    pub fn layer(&self, place: FfnPlace, gate: bool) -> Result<FeatureRows> {
+        let (layer, with_gate) = (place.layer, gate);
         let fault = fault(&self.dir);
         let invalid = |message: String| {
             Error::new(ErrorKind::InvalidModel, message)
@@ -153,7 +170,7 @@ impl Features {
             .ok_or_else(|| invalid(format!("the activation {name} is not known")))?;
         let [gate, up, down] = [0, 1, 2].map(|i| -> Result<Option<Floats>> {
             let part = self.vindex.matrix(layer, FILES[i]).map_err(&fault)?;
-            let wanted = FILES[i] != MatrixFile::Gate || self.only;
+            let wanted = FILES[i] != MatrixFile::Gate || with_gate;
             let Some(part) = part.filter(|_| wanted) else {
                 return Ok(None);
             };
@@ -163,7 +180,11 @@ impl Features {
             let range = at(range.start)..at(range.end);
             let bytes = file.bytes().get(range.clone()).unwrap_or_default();
             part.verify(bytes).map_err(&fault)?;
-            file.floats(range).map(Some).map_err(engine("vindex"))
+            match part.numbers() {
+                Numbers::Float32 => file.floats(range).map(Some).map_err(engine("vindex")),
+                // The kernels read float32.
+                Numbers::Float16 => Ok(Some(Floats::from(part.floats(bytes)))),
+            }
         });
         let biases = self.vindex.biases(layer).map_err(&fault)?;
         let (gate_bias, up_bias, down_bias) = match biases {
@@ -182,10 +203,10 @@ impl Features {
             gate: gate?,
             up: up?,
             down,
-            gate_bias: gate_bias.filter(|_| self.only).map(Floats::from),
+            gate_bias: gate_bias.filter(|_| with_gate).map(Floats::from),
             up_bias: up_bias.map(Floats::from),
             down_bias: down_bias.map(Floats::from),
         };
-        FeatureRows::new(parts, self.on_cpu, self.dtype).map_err(engine("vindex"))
+        FeatureRows::new(parts, place.on_cpu, place.dtype).map_err(engine("vindex"))
     }
 }

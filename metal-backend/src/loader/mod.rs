@@ -30,7 +30,7 @@ use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 pub use experts::ExpertNames;
 pub use features::Features;
 pub use part::Member;
-pub use stage::OwnStage;
+pub use stage::{OwnStage, StageReads};
 
 use part::Part;
 
@@ -67,6 +67,8 @@ pub struct Weights {
     stage: Option<OwnStage>,
     /// Layers whose feed-forward parts are not read.
     unread: BTreeSet<usize>,
+    /// What was fetched by its name, where it is kept.
+    fetched: Option<Vec<(String, Weight)>>,
 }
 
 impl Weights {
@@ -120,7 +122,19 @@ impl Weights {
             member: None,
             stage: None,
             unread: BTreeSet::new(),
+            fetched: None,
         }
+    }
+
+    /// Keeps what is fetched from now on, for [`Self::fetched`]. It shares the model's memory.
+    pub fn keep_fetched(&mut self) {
+        self.fetched = Some(Vec::new());
+    }
+
+    /// The tensors that were fetched, by their names in transformers, in the numbers that the model
+    /// computes with.
+    pub fn fetched(&mut self) -> Vec<(String, Weight)> {
+        self.fetched.take().unwrap_or_default()
     }
 
     /// How tensors are held in memory when the model computes in `dtype`, for estimates: what
@@ -246,8 +260,10 @@ impl Weights {
 
     /// Whether what is below this name is not read.
     pub fn leaves_out(&self, prefix: &str) -> bool {
-        let layer = feed_forward_layer(&format!("{prefix}.weight"));
+        let name = format!("{prefix}.weight");
+        let layer = feed_forward_layer(&name);
         layer.is_some_and(|layer| self.unread.contains(&layer))
+            || self.stage.as_ref().is_some_and(|own| !own.reads(&name))
     }
 
     /// Checks that every tensor was used.
@@ -354,6 +370,9 @@ impl Weights {
             }
         };
         self.account(name, &[&array], elements(&shape));
+        if let Some(fetched) = &mut self.fetched {
+            fetched.push((name.to_owned(), Weight::Dense(array.clone())));
+        }
         Ok(array)
     }
 
@@ -525,6 +544,9 @@ impl Weights {
             *self.quantization.entry(format).or_default() += parameters;
         }
         self.account(&format!("{prefix}.weight"), &weight.arrays(), parameters);
+        if let Some(fetched) = &mut self.fetched {
+            fetched.push((format!("{prefix}.weight"), weight.clone()));
+        }
     }
 
     fn account(&mut self, name: &str, arrays: &[&Array], parameters: u64) {

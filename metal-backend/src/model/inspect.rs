@@ -1,8 +1,9 @@
 //! Looking inside by the contract: `inspect/` computes it.
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, FeedForwardInputs,
-    FeedForwardWeights, HiddenStates, Interrupt, Pooling, Prompt, ResidualTrace, Result,
+    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel,
+    FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates, Interrupt,
+    Pooling, Prompt, ResidualTrace, Result,
 };
 
 use super::MlxModel;
@@ -70,6 +71,15 @@ impl AttentionInspector for MlxModel {
         interrupt: &Interrupt,
     ) -> Result<FeedForwardInputs> {
         inspect::feed_forward_inputs(&self.engine, prompt, positions, interrupt)
+    }
+
+    fn feed_forward_activations(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<FeedForwardActivations> {
+        inspect::feed_forward_activations(&self.engine, prompt, positions, interrupt)
     }
 
     fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {

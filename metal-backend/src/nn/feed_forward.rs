@@ -1,11 +1,11 @@
 //! The feed-forward part of a decoder block, of any kind; and other ways to compute it than with all
-//! of its features: strategies behind one trait. `arch/routes.rs` gives blocks theirs.
+//! of its features: backends behind one trait. `arch/routes.rs` gives blocks theirs.
 
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use mlx_rs_core::{Array, Error, ErrorKind, Result, where_};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, where_, zeros};
 
 use super::mlp::{GatedMlp, Mlp, ScaledMlp};
 use super::moe::Mixture;
@@ -118,6 +118,39 @@ impl FeedForward {
         usize::try_from(outputs).ok().filter(|&n| n > 0)
     }
 
+    /// `forward(norm(x))`, and what the down matrix read.
+    ///
+    /// # Errors
+    /// As [`Self::forward_from`], and for a part whose features are not one list (experts).
+    pub fn forward_with_activation(
+        &self,
+        norm: Option<&Norm>,
+        x: &Array,
+    ) -> Result<(Array, Array)> {
+        let x = through(norm, x)?;
+        match self.current() {
+            Self::Routed(routed) => routed.forward_with_activation(&x),
+            own => {
+                // Where it stands plays no role as long as it is computed as it was trained.
+                let place = FfnPlace {
+                    layer: 0,
+                    on_cpu: false,
+                    dtype: x.dtype(),
+                };
+                DenseFfn.forward_with_activation(&FfnPart::new(own, place), &x)
+            }
+        }
+    }
+
+    /// Whether [`Self::forward_with_activation`] has activations to show.
+    pub fn has_activations(&self) -> bool {
+        match self.current() {
+            Self::Gated(_) | Self::Scaled(_) | Self::Plain(_) => true,
+            Self::Mixture(_) | Self::Nothing => false,
+            Self::Routed(routed) => routed.own.trained().has_activations(),
+        }
+    }
+
     /// `forward(norm(x))`, with what `edit` makes of the activations in their place.
     ///
     /// # Errors
@@ -142,25 +175,230 @@ impl FeedForward {
     }
 }
 
-/// A way to compute a feed-forward part.
-pub trait FfnStrategy: Debug + Send + Sync {
-    /// Why it cannot take the place of `own`; `None` where it can.
-    fn obstacle(&self, own: &FeedForward) -> Option<&'static str>;
+/// The feed-forward part of one layer as it was loaded, for those that compute it another way.
+#[derive(Debug, Clone, Copy)]
+pub struct FfnPart<'a> {
+    own: &'a FeedForward,
+    place: FfnPlace,
+}
 
-    /// The output for `x`, `[.., hidden] -> [.., hidden]`. `x` went through the norm that stands
-    /// before `own`, whose weights the strategy may use. A position's output depends on that
-    /// position alone, so that it is the same in prefill, in decode and in a batch.
+/// Where a feed-forward part stands, and where it is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FfnPlace {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// Whether our kernels compute.
+    pub on_cpu: bool,
+    /// The type that the model computes in.
+    pub dtype: Dtype,
+}
+
+impl<'a> FfnPart<'a> {
+    /// The part `own` at a place.
+    pub fn new(own: &'a FeedForward, place: FfnPlace) -> Self {
+        Self { own, place }
+    }
+
+    /// The part itself.
+    pub(crate) fn own(&self) -> &'a FeedForward {
+        self.own
+    }
+
+    /// The layer, where it is computed, and in which type.
+    #[must_use]
+    pub fn place(&self) -> FfnPlace {
+        self.place
+    }
+
+    /// How many features it has. `None` for experts and for a layer without such a part, and 0
+    /// where it is not loaded.
+    #[must_use]
+    pub fn features(&self) -> Option<usize> {
+        let outputs = match self.own {
+            FeedForward::Gated(mlp) => mlp.gate.outputs(),
+            FeedForward::Scaled(scaled) => scaled.mlp.gate.outputs(),
+            FeedForward::Plain(mlp) => mlp.up.outputs(),
+            FeedForward::Mixture(_) | FeedForward::Nothing | FeedForward::Routed(_) => return None,
+        };
+        usize::try_from(outputs).ok()
+    }
+
+    /// The output as the model was trained, `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension, and for an `own` with an obstacle.
-    fn forward(&self, own: &FeedForward, x: &Array) -> Result<Array>;
+    /// When `x` does not end in the hidden dimension, and for a part that is not loaded.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        self.own.forward_from(None, x, None)
+    }
+
+    /// The gates of all features before the activation, `[.., hidden] -> [.., features]`. Without a
+    /// gate, as in GPT-2, it is the up matrix that goes through the activation.
+    ///
+    /// # Errors
+    /// As [`Self::forward`], and for a part without [`Self::features`].
+    pub fn gates(&self, x: &Array) -> Result<Array> {
+        match self.own {
+            FeedForward::Gated(mlp) => mlp.gate.forward(x),
+            FeedForward::Scaled(scaled) => scaled.mlp.gate.forward(x)?.multiply(&scaled.gate),
+            FeedForward::Plain(mlp) => mlp.up.forward(x),
+            _ => Err(self.featureless()),
+        }
+    }
+
+    /// What the down matrix reads, `[.., hidden] -> [.., features]`: `act(gate(x)) * up(x)`, or
+    /// without a gate `act(up(x))`.
+    ///
+    /// # Errors
+    /// As [`Self::gates`].
+    pub fn activations(&self, x: &Array) -> Result<Array> {
+        match self.own {
+            FeedForward::Gated(mlp) => mlp.activations(None, x),
+            FeedForward::Scaled(scaled) => scaled.activations(x),
+            FeedForward::Plain(mlp) => mlp.activation.apply(&mlp.up.forward(x)?),
+            _ => Err(self.featureless()),
+        }
+    }
+
+    /// The output for these activations, `[.., features] -> [.., hidden]`.
+    ///
+    /// # Errors
+    /// As [`Self::gates`].
+    pub fn down(&self, activations: &Array) -> Result<Array> {
+        match self.own {
+            FeedForward::Gated(mlp) => mlp.down.forward(activations),
+            FeedForward::Scaled(scaled) => {
+                (scaled.mlp.down.forward(activations)?).multiply(&scaled.down)
+            }
+            FeedForward::Plain(mlp) => mlp.down.forward(activations),
+            _ => Err(self.featureless()),
+        }
+    }
+
+    /// Whether an adapter changes the part, now.
+    #[must_use]
+    pub fn is_adapted(&self) -> bool {
+        match self.own {
+            FeedForward::Gated(mlp) => mlp.is_adapted(),
+            FeedForward::Scaled(scaled) => scaled.mlp.is_adapted(),
+            FeedForward::Plain(mlp) => mlp.is_adapted(),
+            FeedForward::Mixture(mixture) => mixture.is_adapted(),
+            FeedForward::Nothing | FeedForward::Routed(_) => false,
+        }
+    }
+
+    fn featureless(&self) -> Error {
+        let why = self.without_features().unwrap_or("it has no features");
+        Error::new(ErrorKind::Unsupported, "feed-forward", why)
+    }
+
+    /// Why it has no features that could be chosen one by one; `None` where it has.
+    pub(crate) fn without_features(&self) -> Option<&'static str> {
+        match self.own {
+            FeedForward::Gated(_) | FeedForward::Plain(_) => None,
+            FeedForward::Scaled(_) => Some("its gate and its output have factors"),
+            FeedForward::Mixture(_) => Some("its features are those of several experts"),
+            FeedForward::Nothing => Some("it has no feed-forward part"),
+            FeedForward::Routed(_) => Some("it has another strategy"),
+        }
+    }
+}
+
+/// A way to compute the feed-forward parts of layers.
+///
+/// A backend is given to layers by [`FfnRouter`](crate::ffn::FfnRouter) when a model is loaded, and
+/// is asked in every forward pass. Requests of several threads may ask at the same time.
+pub trait FfnBackend: Debug + Send + Sync {
+    /// Its name, for messages.
+    fn name(&self) -> &str;
+
+    /// The output for `x`, `[.., hidden] -> [.., hidden]`, of the type of `x`. `x` went through the
+    /// norm that stands before the part, whose weights the backend may use. A position's output
+    /// depends on that position alone: prompts are computed in steps, and requests together.
+    ///
+    /// # Errors
+    /// What the backend says; the request ends with it.
+    fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array>;
+
+    /// The same, and what each feature's column was multiplied with, `[.., features]`: 0 for those
+    /// that were left out.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`ErrorKind::Unsupported`] in a backend that has no features, as here.
+    fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
+        let _ = (part, x);
+        let message = format!("{} shows no activations", self.name());
+        Err(Error::new(ErrorKind::Unsupported, "feed-forward", message))
+    }
+
+    /// Called once for each of its layers when a model is loaded. What it returns computes the
+    /// layer; `None`, as here, is the backend itself. One that keeps numbers for each layer
+    /// returns what keeps them.
+    ///
+    /// # Errors
+    /// When it cannot compute the layer; the model is not loaded then.
+    fn bind(&self, part: &FfnPart<'_>) -> Result<Option<Arc<dyn FfnBackend>>> {
+        let _ = part;
+        Ok(None)
+    }
+
+    /// Whether nothing is added to the residual stream, whatever `x` is. The norm after the part is
+    /// left out, too, as that of zeros need not be zero.
+    fn adds_nothing(&self) -> bool {
+        false
+    }
+}
+
+/// All features, as the model was trained.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DenseFfn;
+
+impl FfnBackend for DenseFfn {
+    fn name(&self) -> &str {
+        "dense"
+    }
+
+    fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        part.forward(x)
+    }
+
+    fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
+        let activations = part.activations(x)?;
+        Ok((part.down(&activations)?, activations))
+    }
+}
+
+/// No features: the layer's attention, or its recurrent part, is all that it adds (highway).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HighwayFfn;
+
+impl FfnBackend for HighwayFfn {
+    fn name(&self) -> &str {
+        "highway"
+    }
+
+    fn forward(&self, _: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        x.zeros_like()
+    }
+
+    fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
+        let features = (part.features()).and_then(|n| i32::try_from(n).ok());
+        let mut shape = x.shape().to_vec();
+        if let (Some(last), Some(features)) = (shape.last_mut(), features) {
+            *last = features;
+        }
+        Ok((x.zeros_like()?, zeros(&shape, x.dtype())?))
+    }
+
+    fn adds_nothing(&self) -> bool {
+        true
+    }
 }
 
 /// What a block does instead of its feed-forward part, or of all.
 #[derive(Debug, Clone)]
 pub enum LayerMode {
-    /// The part's output comes from a strategy.
-    Compute(Arc<dyn FfnStrategy>),
+    /// The part's output comes from a backend.
+    Compute(Arc<dyn FfnBackend>),
     /// Nothing is added after the mixer.
     AttentionOnly,
     /// The residual stream times this factor is the block's output.
@@ -174,19 +412,60 @@ pub struct Routed {
     pub own: FeedForward,
     /// The way.
     pub mode: LayerMode,
+    /// Where the part stands.
+    pub place: FfnPlace,
 }
 
 impl Routed {
+    /// The part as a backend sees it.
+    pub fn part(&self) -> FfnPart<'_> {
+        FfnPart::new(&self.own, self.place)
+    }
+
     /// The part's output for a normed input.
     ///
     /// # Errors
-    /// As [`FfnStrategy::forward`].
+    /// As [`FfnBackend::forward`], and when that returns another shape.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match &self.mode {
-            LayerMode::Compute(strategy) => strategy.forward(&self.own, x),
+            LayerMode::Compute(backend) => {
+                let y = backend.forward(&self.part(), x)?;
+                self.checked(backend.as_ref(), x, y)
+            }
             // A block asks before it computes: norms of zeros need not be zero.
             LayerMode::AttentionOnly | LayerMode::Gain(_) => x.zeros_like(),
         }
+    }
+
+    /// The same with the activations of all features.
+    ///
+    /// # Errors
+    /// As [`FfnBackend::forward_with_activation`].
+    pub fn forward_with_activation(&self, x: &Array) -> Result<(Array, Array)> {
+        match &self.mode {
+            LayerMode::Compute(backend) => {
+                let (y, activations) = backend.forward_with_activation(&self.part(), x)?;
+                Ok((self.checked(backend.as_ref(), x, y)?, activations))
+            }
+            LayerMode::AttentionOnly | LayerMode::Gain(_) => {
+                HighwayFfn.forward_with_activation(&self.part(), x)
+            }
+        }
+    }
+
+    /// `y`, whose shape must be that of `x`: another one could be broadcast without a word.
+    fn checked(&self, backend: &dyn FfnBackend, x: &Array, y: Array) -> Result<Array> {
+        if y.shape() != x.shape() {
+            let message = format!(
+                "the backend {} gave {:?} for {:?} in layer {}",
+                backend.name(),
+                y.shape(),
+                x.shape(),
+                self.place.layer
+            );
+            return Err(Error::new(ErrorKind::Shape, "feed-forward", message));
+        }
+        y.astype(x.dtype())
     }
 }
 
@@ -200,85 +479,9 @@ pub fn scaled(x: &Array, gain: f32, mixed: &Array) -> Result<Array> {
     where_(&Array::scalar(false)?, mixed, &y)
 }
 
-/// Of each position the `top_k` features with the greatest gate, before the activation, by
-/// magnitude. Without a gate it is the input of the activation that counts. Of equals any may be
-/// taken.
-///
-/// All products are computed whole, as packed weights cannot be read by columns: the strategy says
-/// what the features carry, and saves no time.
-#[derive(Debug, Clone, Copy)]
-pub struct SparseFfn {
-    /// How many features.
-    pub top_k: usize,
-}
-
-impl SparseFfn {
-    /// `activations` where `gate` is among the greatest of its position, else 0; both
-    /// `[.., features]`.
-    fn chosen(self, gate: &Array, activations: &Array) -> Result<Array> {
-        let width = gate.dim(-1)?;
-        let count = match i32::try_from(self.top_k) {
-            Ok(k) if k < width => k,
-            _ => return Ok(activations.clone()),
-        };
-        let order = gate.abs()?.argpartition(width - count, -1)?;
-        let best = order.slice_axis(-1, width - count, width)?; // [.., features] -> [.., k]
-        let kept = activations.take_along_axis(&best, -1)?;
-        activations.zeros_like()?.put_along_axis(&best, &kept, -1)
-    }
-}
-
-impl FfnStrategy for SparseFfn {
-    fn obstacle(&self, own: &FeedForward) -> Option<&'static str> {
-        match own {
-            FeedForward::Gated(_) | FeedForward::Plain(_) => None,
-            FeedForward::Scaled(_) => Some("its gate and its output have factors"),
-            FeedForward::Mixture(_) => Some("its features are those of several experts"),
-            FeedForward::Nothing => Some("it has no feed-forward part"),
-            FeedForward::Routed(_) => Some("it has another strategy"),
-        }
-    }
-
-    fn forward(&self, own: &FeedForward, x: &Array) -> Result<Array> {
-        match own {
-            FeedForward::Gated(mlp) => {
-                let gate = mlp.gate.forward(x)?;
-                let activations = mlp.activation.apply(&gate)?.multiply(&mlp.up.forward(x)?)?;
-                mlp.down.forward(&self.chosen(&gate, &activations)?)
-            }
-            FeedForward::Plain(mlp) => {
-                let input = mlp.up.forward(x)?;
-                let activations = mlp.activation.apply(&input)?;
-                mlp.down.forward(&self.chosen(&input, &activations)?)
-            }
-            other => {
-                let why = self.obstacle(other).unwrap_or_default();
-                Err(Error::new(ErrorKind::Value, "sparse", why))
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_greatest_gates_of_each_position_stay() {
-        let gate = Array::from_slice(&[3.0f32, -5.0, 1.0, 0.5, -0.1, 0.2, -0.3, 0.0], &[1, 2, 4]);
-        let values = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], &[1, 2, 4]);
-        let (gate, values) = (gate.unwrap(), values.unwrap());
-        let kept = |top_k: usize| {
-            let kept = SparseFfn { top_k }.chosen(&gate, &values).unwrap();
-            assert_eq!(kept.shape(), [1, 2, 4]);
-            kept.to_vec::<f32>().unwrap()
-        };
-        assert_eq!(kept(1), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 7.0, 0.0]);
-        assert_eq!(kept(2), [1.0, 2.0, 0.0, 0.0, 0.0, 6.0, 7.0, 0.0]);
-        for all in [4, 5, usize::MAX] {
-            assert_eq!(kept(all), values.to_vec::<f32>().unwrap());
-        }
-    }
 
     #[test]
     fn a_gain_computes_what_it_drops_and_does_not_read_it() {

@@ -39,6 +39,7 @@ pub struct Watch<'a> {
     queries: Option<&'a mut Watcher<'a>>,
     weights: Option<&'a mut Watcher<'a>>,
     inputs: Option<&'a mut Watcher<'a>>,
+    activations: Option<&'a mut Watcher<'a>>,
     hook: Option<&'a mut dyn StateHook>,
     places: Vec<Place>,
     hidden: bool,
@@ -82,6 +83,14 @@ impl<'a> Watch<'a> {
     pub fn feed_forward_inputs(f: &'a mut Watcher<'a>) -> Self {
         Self {
             inputs: Some(f),
+            ..Self::default()
+        }
+    }
+
+    /// `f` sees what the down matrix of each feed-forward part reads, `[1, T or rows, features]`.
+    pub fn activations(f: &'a mut Watcher<'a>) -> Self {
+        Self {
+            activations: Some(f),
             ..Self::default()
         }
     }
@@ -171,6 +180,14 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// Called with what the down matrix of block `i` reads.
+    pub fn saw_activations(&mut self, i: usize, x: &Array) -> Result<()> {
+        match &mut self.activations {
+            Some(f) => f(i, x),
+            None => Ok(()),
+        }
+    }
+
     /// Called with the attention weights of layer `i`.
     pub fn saw_weights(&mut self, i: usize, weights: &Array) -> Result<()> {
         match &mut self.weights {
@@ -194,12 +211,17 @@ impl<'a> Watch<'a> {
 
     /// Whether somebody looks inside blocks.
     pub fn wants_mixed(&self) -> bool {
-        self.mixed.is_some() || self.wants_inputs()
+        self.mixed.is_some() || self.wants_inputs() || self.wants_activations()
     }
 
     /// Whether somebody looks at what feed-forward parts read.
     pub fn wants_inputs(&self) -> bool {
         self.inputs.is_some()
+    }
+
+    /// Whether somebody looks at what down matrices read.
+    pub fn wants_activations(&self) -> bool {
+        self.activations.is_some()
     }
 
     /// Whether somebody looks at queries or attention weights.

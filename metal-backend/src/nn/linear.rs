@@ -1,7 +1,7 @@
 //! One linear layer for dense and quantized weights: `y = x W^T + b`.
 
 use mlx_rs_core::distributed::Group;
-use mlx_rs_core::{Array, Result};
+use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
 use super::adapter::{self, SlotView};
 use super::norm::{Norm, spec, through};
@@ -85,6 +85,18 @@ impl Linear {
     pub fn is_adapted(&self) -> bool {
         let slots = [&self.slot, &self.bias_slot];
         slots.into_iter().flatten().any(SlotView::is_adapted)
+    }
+
+    /// Its own numbers `[out, in]` in float32, without an adapter.
+    ///
+    /// # Errors
+    /// When it is not loaded, this process has a part of it, or memory runs out.
+    pub fn dense(&self) -> Result<Array> {
+        if self.summed_over.is_some() {
+            let message = "this process has a part of the matrix only";
+            return Err(Error::new(ErrorKind::Unsupported, "linear", message));
+        }
+        self.matrix.dense()
     }
 
     /// Its matrix and bias; `None` where something is adapted, it has a part of the inputs, or it is

@@ -43,6 +43,13 @@ impl GatedMlp {
         self.down.forward_from(None, &y, add)
     }
 
+    /// Whether an adapter changes one of its matrices.
+    pub fn is_adapted(&self) -> bool {
+        [&self.gate, &self.up, &self.down]
+            .into_iter()
+            .any(Linear::is_adapted)
+    }
+
     /// What the down projection reads, `[.., intermediate]`.
     ///
     /// # Errors
@@ -75,15 +82,23 @@ impl ScaledMlp {
     /// # Errors
     /// When `x` does not end in the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        let y = self.activations(x)?;
+        self.mlp.down.forward(&y)?.multiply(&self.down)
+    }
+
+    /// What the down projection reads, `[.., intermediate]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn activations(&self, x: &Array) -> Result<Array> {
         let GatedMlp {
             gate,
             up,
-            down,
             activation,
+            ..
         } = &self.mlp;
         let gate = activation.apply(&gate.forward(x)?.multiply(&self.gate)?)?;
-        let y = gate.multiply(&up.forward(x)?)?;
-        down.forward(&y)?.multiply(&self.down)
+        gate.multiply(&up.forward(x)?)
     }
 }
 
@@ -99,6 +114,11 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    /// Whether an adapter changes one of its matrices.
+    pub fn is_adapted(&self) -> bool {
+        self.up.is_adapted() || self.down.is_adapted()
+    }
+
     /// `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors

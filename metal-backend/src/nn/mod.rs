@@ -26,8 +26,10 @@ pub mod norm;
 pub mod parallel_mixers;
 pub mod recurrence;
 pub mod rope;
+pub mod router;
 pub mod short_conv;
 pub mod slstm;
+pub mod sparse;
 pub mod ssd;
 pub mod walk;
 

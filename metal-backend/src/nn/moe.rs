@@ -61,10 +61,22 @@ impl ExpertLinear {
         self
     }
 
+    /// Its own numbers `[experts, out, in]` in float32, and biases `[experts, out]`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn dense(&self) -> Result<(Array, Option<Array>)> {
+        Ok((self.matrix.dense()?, self.bias.clone()))
+    }
+
+    /// Whether something else than its own numbers stands at its place.
+    fn is_adapted(&self) -> bool {
+        self.slot.as_ref().is_some_and(SlotView::is_adapted)
+    }
+
     /// Its stack and biases; `None` where something is adapted.
     fn part(&self) -> Option<ExpertPart<'_>> {
-        let adapted = self.slot.as_ref().is_some_and(SlotView::is_adapted);
-        (!adapted).then_some((&self.matrix, self.bias.as_ref()))
+        (!self.is_adapted()).then_some((&self.matrix, self.bias.as_ref()))
     }
 
     /// `x` `[.., 1, in]` by the experts `ids` `[..]` (after broadcasting): `[.., 1, out]`.
@@ -284,6 +296,24 @@ impl SharedExpert {
 }
 
 impl Mixture {
+    /// Whether something else than its own numbers stands at one of its places.
+    pub fn is_adapted(&self) -> bool {
+        let experts = [
+            self.experts.gate.as_ref(),
+            Some(&self.experts.up),
+            Some(&self.experts.down),
+        ];
+        let shared = (self.shared.as_ref()).is_some_and(|(mlp, gate)| {
+            let own = match mlp {
+                SharedExpert::Gated(mlp) => mlp.is_adapted(),
+                SharedExpert::Plain(mlp) => mlp.is_adapted(),
+            };
+            own || gate.as_ref().is_some_and(Linear::is_adapted)
+        });
+        let mut experts = experts.into_iter().flatten();
+        self.router.linear.is_adapted() || shared || experts.any(ExpertLinear::is_adapted)
+    }
+
     /// `[B, L, hidden] -> [B, L, hidden]`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
 use super::adapter;
-use super::feed_forward::{FeedForward, FfnStrategy};
+use super::feed_forward::{FeedForward, FfnBackend, FfnPart};
 use super::linear::Linear;
 use crate::exec::FeatureRows;
 
@@ -12,51 +12,75 @@ use crate::exec::FeatureRows;
 /// magnitude. The gate is the layer's own, which may be packed, where it is loaded. All else is the
 /// features'.
 #[derive(Debug)]
-pub struct WalkFfn {
-    /// The features.
-    pub rows: FeatureRows,
-    /// How many of them.
-    pub top_k: usize,
+pub struct WalkRows {
+    rows: FeatureRows,
+    top_k: usize,
 }
 
-impl WalkFfn {
-    fn walk(&self, x: &Array, gate: &Linear, replaced: &[&Linear]) -> Result<Array> {
+impl WalkRows {
+    /// From the features of the layer of `part`, of which `top_k` are taken.
+    ///
+    /// # Errors
+    /// When they are features of another kind than the layer's.
+    pub fn new(rows: FeatureRows, top_k: usize, part: &FfnPart<'_>) -> Result<Self> {
+        let (gated, activation) = match part.own() {
+            FeedForward::Gated(mlp) => (true, mlp.activation),
+            FeedForward::Plain(mlp) => (false, mlp.activation),
+            _ => return Err(refused(part)),
+        };
+        if rows.is_gated() != gated || rows.activation() != activation {
+            let message = "the vindex has features of another kind";
+            return Err(Error::new(ErrorKind::Unsupported, "walk", message));
+        }
+        Ok(Self { rows, top_k })
+    }
+
+    /// The gates of all features: `[.., hidden] -> [.., features]`.
+    fn gates(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        let (gate, replaced): (&Linear, &[&Linear]) = match part.own() {
+            FeedForward::Gated(mlp) => (&mlp.gate, &[&mlp.up, &mlp.down]),
+            FeedForward::Plain(mlp) => (&mlp.up, &[&mlp.down]),
+            _ => return Err(refused(part)),
+        };
         if replaced.iter().any(|linear| linear.is_adapted()) {
             let message = "an adapter changes the layer, and the features are without it";
             return Err(Error::new(ErrorKind::Value, "walk", message));
         }
-        // [.., hidden] -> [.., features]
-        let gates = match gate.is_loaded() {
-            true => gate.forward(x)?,
-            false => self.rows.gates(x)?,
-        };
-        let differentiated = adapter::differentiated();
-        (self.rows).walk(x, &gates, self.top_k, differentiated)
+        match gate.is_loaded() {
+            true => gate.forward(x),
+            false => self.rows.gates(x),
+        }
     }
 }
 
-impl FfnStrategy for WalkFfn {
-    fn obstacle(&self, own: &FeedForward) -> Option<&'static str> {
-        let (gated, activation) = match own {
-            FeedForward::Gated(mlp) => (true, mlp.activation),
-            FeedForward::Plain(mlp) => (false, mlp.activation),
-            FeedForward::Scaled(_) => return Some("its gate and its output have factors"),
-            FeedForward::Mixture(_) => return Some("its features are those of several experts"),
-            FeedForward::Nothing => return Some("it has no feed-forward part"),
-            FeedForward::Routed(_) => return Some("it has another strategy"),
-        };
-        let same = self.rows.is_gated() == gated && self.rows.activation() == activation;
-        (!same).then_some("the vindex has features of another kind")
+/// Whether the gate of a layer is loaded, so that the features need none.
+pub fn has_gate(part: &FfnPart<'_>) -> bool {
+    match part.own() {
+        FeedForward::Gated(mlp) => mlp.gate.is_loaded(),
+        FeedForward::Plain(mlp) => mlp.up.is_loaded(),
+        _ => false,
+    }
+}
+
+impl FfnBackend for WalkRows {
+    fn name(&self) -> &str {
+        "walk"
     }
 
-    fn forward(&self, own: &FeedForward, x: &Array) -> Result<Array> {
-        match own {
-            FeedForward::Gated(mlp) => self.walk(x, &mlp.gate, &[&mlp.up, &mlp.down]),
-            FeedForward::Plain(mlp) => self.walk(x, &mlp.up, &[&mlp.down]),
-            other => {
-                let why = self.obstacle(other).unwrap_or_default();
-                Err(Error::new(ErrorKind::Value, "walk", why))
-            }
-        }
+    fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        let gates = self.gates(part, x)?;
+        let differentiated = adapter::differentiated();
+        (self.rows).walk(x, &gates, self.top_k, differentiated)
     }
+
+    fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
+        let gates = self.gates(part, x)?;
+        let y = (self.rows).walk(x, &gates, self.top_k, adapter::differentiated())?;
+        Ok((y, self.rows.activations(x, &gates, self.top_k)?))
+    }
+}
+
+fn refused(part: &FfnPart<'_>) -> Error {
+    let why = part.without_features().unwrap_or_default();
+    Error::new(ErrorKind::Unsupported, "walk", why)
 }

@@ -41,6 +41,8 @@ const ORDER: &[&str] = &[
     "nn::mlp",
     "nn::moe",
     "nn::feed_forward",
+    "nn::router",
+    "nn::sparse",
     "nn::walk",
     "nn::attention_mask",
     "nn::attention",
@@ -85,6 +87,8 @@ const ORDER: &[&str] = &[
     "model::steerable",
     "divided",
     "backend",
+    "ffn::*",
+    "extract",
     // Tasks that load a model themselves.
     "model_report",
     "train::*",

@@ -62,6 +62,29 @@ impl ExpertMatrix {
         })
     }
 
+    /// The rows of all experts, one expert after another: `[experts * n, k]`.
+    ///
+    /// ```
+    /// use mlx_rs_core::cpu::ExpertMatrix;
+    /// let outputs = |stack: &ExpertMatrix| stack.rows().outputs() / stack.experts();
+    /// ```
+    #[must_use]
+    pub fn rows(&self) -> &Matrix {
+        &self.matrix
+    }
+
+    /// How many experts.
+    ///
+    /// ```
+    /// use mlx_rs_core::cpu::ExpertMatrix;
+    /// let one = |stack: &ExpertMatrix| stack.experts() == 1;
+    /// ```
+    #[must_use]
+    pub fn experts(&self) -> i32 {
+        // It was an i32 when the stack was made.
+        self.experts as i32
+    }
+
     /// The same stack, which inputs of 16 or more rows of an expert meet as `prompts` says; see
     /// [`super::QuantizedMatrix::with_prompts`]. A dense stack stays as it is.
     ///

@@ -82,6 +82,20 @@ impl DenseMatrix {
         }))
     }
 
+    /// The numbers, `[n, k]`.
+    /// ```
+    /// use mlx_rs_core::{Array, cpu::DenseMatrix};
+    /// let weight = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
+    /// if let Some(matrix) = DenseMatrix::new(&weight)? {
+    ///     assert_eq!(matrix.weight().shape(), [1, 2]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn weight(&self) -> &Array {
+        &self.weight
+    }
+
     /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
     ///
     /// # Errors

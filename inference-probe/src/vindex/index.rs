@@ -1,0 +1,351 @@
+//! What `index.json` and `weight_manifest.json` say, and the sizes that follow from it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::layer::Activation;
+use crate::error::{Error, Result};
+
+/// Versions of the index: the second has levels, tensors and other numbers.
+pub(super) const VERSIONS: std::ops::RangeInclusive<u32> = 1..=2;
+/// Of `down_meta.bin`.
+const META_VERSION: u32 = 1;
+pub(super) const INDEX: &str = "index.json";
+pub(super) const GATE: &str = "gate_vectors.bin";
+pub(super) const UP: &str = "up_features.bin";
+pub(super) const DOWN: &str = "down_features.bin";
+pub(super) const BIASES: &str = "biases.bin";
+pub(super) const META: &str = "down_meta.bin";
+pub(super) const MANIFEST: &str = "weight_manifest.json";
+const META_MAGIC: &[u8; 4] = b"DMET";
+pub(super) const META_HEADER: u64 = 16;
+/// Bytes of an index or a manifest: some hundred a layer.
+pub(super) const MAX_INDEX: u64 = 64 << 20;
+/// Sizes beyond which an index is not believed.
+pub(super) const MAX_LAYERS: usize = 4096;
+pub(super) const MAX_WIDTH: usize = 1 << 24;
+/// Tokens of one feature.
+pub(super) const MAX_TOKENS: usize = 255;
+
+/// The files with a part of each layer, in the writer's order.
+pub(super) const FILES: [&str; 5] = [GATE, UP, DOWN, BIASES, META];
+
+/// What a feature would say: tokens and their logits, the greatest first.
+pub type Tokens = Vec<(u32, f32)>;
+
+/// What a vindex is of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct About {
+    /// The model's name, for people: the same model may stand under another one.
+    pub model: String,
+    /// A hash that tells the model from others.
+    pub identity: String,
+    /// The architecture's name.
+    pub family: String,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+}
+
+impl About {
+    /// Whether both are of one model, whatever it is called.
+    pub fn is_same_model(&self, other: &Self) -> bool {
+        (&self.identity, &self.family) == (&other.identity, &other.family)
+            && (self.hidden_size, self.vocab_size) == (other.hidden_size, other.vocab_size)
+    }
+}
+
+/// How much of a model a vindex has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// What is searched and shown: gates, and what features say.
+    Browse,
+    /// And what layers that walk read: all of each feature.
+    #[default]
+    Inference,
+    /// And every other weight.
+    All,
+}
+
+impl Level {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Browse => "browse",
+            Self::Inference => "inference",
+            Self::All => "all",
+        }
+    }
+}
+
+impl std::str::FromStr for Level {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<Self, String> {
+        let all = [Self::Browse, Self::Inference, Self::All];
+        let found = all.into_iter().find(|level| level.name() == name);
+        found.ok_or_else(|| format!("`{name}` is not one of browse, inference, all"))
+    }
+}
+
+/// How numbers are stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Numbers {
+    /// Single precision.
+    #[default]
+    Float32,
+    /// Half precision, to the nearest.
+    Float16,
+}
+
+impl Numbers {
+    /// Bytes of one.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        match self {
+            Self::Float32 => 4,
+            Self::Float16 => 2,
+        }
+    }
+}
+
+/// The experts of a layer, whose features stand one expert after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experts {
+    /// How many.
+    pub count: usize,
+    /// Features of each.
+    pub features: usize,
+}
+
+/// One layer's place and hashes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerIndex {
+    /// How many features it has.
+    pub num_features: usize,
+    /// What they go through.
+    pub activation: Activation,
+    /// Whether up rows stand beside the gate's.
+    pub gated: bool,
+    /// Whether it has biases.
+    pub biased: bool,
+    /// Where its part of `down_meta.bin` begins, and its bytes.
+    pub meta: (u64, u64),
+    /// The experts that the features are divided among.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
+    /// SHA-256 of its parts, by file.
+    pub(super) sha256: BTreeMap<String, String>,
+}
+
+/// What a tensor that is no feature is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TensorKind {
+    /// Tokens, and learned positions, to vectors.
+    Embedding,
+    /// Attention and recurrent layers.
+    Attention,
+    /// Norms.
+    Norm,
+    /// Logits.
+    Head,
+    /// Which experts see a token, and experts that all tokens see.
+    Router,
+}
+
+impl TensorKind {
+    /// All of them.
+    pub(super) const ALL: [Self; 5] = [
+        Self::Embedding,
+        Self::Attention,
+        Self::Norm,
+        Self::Head,
+        Self::Router,
+    ];
+
+    /// The file that has these.
+    pub(super) fn file(self) -> &'static str {
+        match self {
+            Self::Embedding => "embeddings.bin",
+            Self::Attention => "attn_weights.bin",
+            Self::Norm => "norms.bin",
+            Self::Head => "lm_head.bin",
+            Self::Router => "router_weights.bin",
+        }
+    }
+}
+
+/// Where a tensor is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorIndex {
+    /// Its name in transformers.
+    pub name: String,
+    /// What it is for.
+    pub kind: TensorKind,
+    /// The file.
+    pub file: String,
+    /// Where it begins there.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Sizes of its axes.
+    pub shape: Vec<usize>,
+    /// How its numbers are stored.
+    pub dtype: Numbers,
+    pub(super) sha256: String,
+}
+
+impl TensorIndex {
+    /// Its elements; `None` for sizes that no tensor has.
+    pub(super) fn elements(&self) -> Option<u64> {
+        self.shape
+            .iter()
+            .try_fold(1u64, |n, &d| n.checked_mul(d as u64))
+    }
+}
+
+/// `weight_manifest.json`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Manifest {
+    pub tensors: Vec<TensorIndex>,
+}
+
+/// A whole file that is copied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileIndex {
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Index {
+    pub version: u32,
+    pub about: About,
+    /// Tokens of a feature in `down_meta.bin`, at most.
+    pub down_top_k: usize,
+    pub layers: Vec<LayerIndex>,
+    // Left out where they are what version 1 had, so that its hash stays what it was.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub level: Level,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub dtype: Numbers,
+    /// The manifest, the tokenizer and other whole files.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, FileIndex>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Index {
+    /// Bytes that a layer has in a file.
+    pub fn part(&self, name: &str, layer: &LayerIndex) -> u64 {
+        let (features, hidden) = (layer.num_features as u64, self.about.hidden_size as u64);
+        let matrix = self.dtype.size() * features * hidden;
+        let whole = self.level >= Level::Inference;
+        match name {
+            GATE => matrix,
+            DOWN if whole => matrix,
+            UP if layer.gated && whole => matrix,
+            BIASES if layer.biased => {
+                let up = if layer.gated { features } else { 0 };
+                // The down biases of experts are one vector each.
+                let outputs = layer.experts.map_or(1, |e| e.count as u64) * hidden;
+                4 * (features + up + outputs)
+            }
+            META => layer.meta.1,
+            _ => 0,
+        }
+    }
+
+    pub fn size_of(&self, name: &str) -> u64 {
+        let layers: u64 = self.layers.iter().map(|l| self.part(name, l)).sum();
+        layers + if name == META { META_HEADER } else { 0 }
+    }
+
+    /// Where a layer's part of a file begins.
+    pub fn begins(&self, name: &str, number: usize) -> u64 {
+        let before = self.layers.iter().take(number);
+        let before: u64 = before.map(|l| self.part(name, l)).sum();
+        before + if name == META { META_HEADER } else { 0 }
+    }
+
+    /// What `down_meta.bin` begins with.
+    pub fn header(&self) -> Vec<u8> {
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
+        let mut header = META_MAGIC.to_vec();
+        header.extend(META_VERSION.to_le_bytes());
+        header.extend(number(self.layers.len()));
+        header.extend(number(self.down_top_k));
+        header
+    }
+
+    pub fn hash(&self) -> Result<String> {
+        let json = serde_json::to_vec(self).map_err(|e| Error::data(e.to_string()))?;
+        Ok(sha256(&json))
+    }
+
+    /// Sizes that contradict each other, or that none has.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let sizes = (1..=MAX_WIDTH).contains(&self.about.hidden_size)
+            && self.layers.len() <= MAX_LAYERS
+            && self.down_top_k <= MAX_TOKENS;
+        if !sizes {
+            return Err(String::from("has impossible sizes"));
+        }
+        let mut at = META_HEADER;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let most = (layer.num_features as u64).saturating_mul(9 + 8 * MAX_TOKENS as u64);
+            let divided = layer.experts.is_none_or(|e| {
+                e.count > 0 && e.count.checked_mul(e.features) == Some(layer.num_features)
+            });
+            let mut wanted: Vec<&str> = FILES
+                .into_iter()
+                .filter(|name| self.part(name, layer) > 0)
+                .collect();
+            wanted.sort_unstable();
+            let hashed = layer.sha256.keys().map(String::as_str).eq(wanted);
+            if !(1..=MAX_WIDTH).contains(&layer.num_features)
+                || !divided
+                || layer.meta.0 != at
+                || layer.meta.1 > most
+                || !hashed
+            {
+                return Err(format!("layer {i} has impossible sizes, or no hashes"));
+            }
+            at += layer.meta.1;
+        }
+        Ok(())
+    }
+}
+
+/// The file: the index, and the hash of its JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct IndexFile {
+    pub index: Index,
+    pub sha256: String,
+}
+
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    digest.as_ref().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub(super) fn sha256(bytes: &[u8]) -> String {
+    hex(Sha256::digest(bytes))
+}

@@ -1,0 +1,335 @@
+//! A model's numbers, read from its files layer by layer: features of feed-forward parts, what they
+//! say, and the other tensors. Nothing generates here, and no more than one layer and the head are
+//! in memory, for families whose layers can be read one by one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, FeedForwardWeights, Interrupt, LoadOptions, Result};
+use inference_formats::footprint::Part;
+use inference_formats::pipeline::PipelineSplit;
+use mlx_rs_core::distributed::{self, Group};
+use mlx_rs_core::{Array, Dtype, Stream, eval, memory};
+use serde_json::{Map, Value};
+
+use crate::arch::{self, Decoder};
+use crate::backend::{Place, open_weights};
+use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
+use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, locate, python_json};
+use crate::convert::tokenizer_files;
+use crate::error::engine;
+use crate::exec::{self, Weight};
+use crate::inspect::features_of;
+use crate::loader::{OwnStage, StageReads};
+use crate::nn::FeedForward;
+use crate::text::TextPipeline;
+
+/// Bytes of logits that are computed at once: they stay in the processor's cache.
+const LOGIT_BYTES: usize = 24 << 20;
+
+/// A tensor of a model that is no feature of a feed-forward part.
+#[derive(Debug, Clone)]
+pub struct NamedTensor {
+    name: String,
+    weight: Weight,
+}
+
+impl NamedTensor {
+    /// Its name in transformers.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The part of the network that it belongs to.
+    #[must_use]
+    pub fn part(&self) -> Part {
+        Part::of(&self.name)
+    }
+
+    /// The sizes of its axes.
+    #[must_use]
+    pub fn shape(&self) -> Vec<usize> {
+        let sizes = self.weight.shape();
+        sizes.iter().map(|d| d.unsigned_abs() as usize).collect()
+    }
+
+    /// Its numbers, row-major, as the model computes with them.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        let dense = self.weight.dense(Dtype::Float32);
+        dense
+            .and_then(|dense| dense.to_f32_vec())
+            .map_err(engine("weights"))
+    }
+}
+
+/// One layer.
+#[derive(Debug)]
+pub struct ExtractedLayer {
+    /// Its feed-forward part.
+    pub features: FeedForwardWeights,
+    /// Its other tensors. Of a layer with experts they include the router and an expert that all
+    /// tokens see.
+    pub tensors: Vec<NamedTensor>,
+}
+
+/// A decoder, or a part of one.
+struct Opened {
+    decoder: Box<dyn Decoder>,
+    tensors: Vec<NamedTensor>,
+}
+
+/// A model's files, of which layers are read.
+pub struct Extractor {
+    path: PathBuf,
+    options: LoadOptions,
+    place: Place,
+    stream: Stream,
+    config: ModelConfig,
+    architecture: String,
+    /// How layers are read one by one, where the family allows it.
+    split: Option<(Arc<PipelineSplit>, Group)>,
+    /// The norm, the head and the table of tokens, or the whole model.
+    ends: Opened,
+}
+
+impl std::fmt::Debug for Extractor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Extractor({})", self.path.display())
+    }
+}
+
+impl Extractor {
+    /// Opens the model at `path` for the backend and the type that the options name; they name
+    /// nothing else.
+    ///
+    /// # Errors
+    /// As [`inference::load_model`].
+    pub fn open(path: &Path, options: &LoadOptions) -> Result<Self> {
+        options.validate()?;
+        options.refuse_all_but("extract", &["dtype", "precision"])?;
+        let place = Place::named_or_best(options.backend.as_deref());
+        let stream = Stream::default_of(place.device()).map_err(engine("device"))?;
+        let (config, split, (architecture, ends)) = stream.scope(|| {
+            let (config, _) = open_weights(path, options, place)?;
+            let split = match PipelineSplit::new(&config, config.num_hidden_layers) {
+                Ok(split) => {
+                    let group = distributed::init(false).map_err(engine("group"))?;
+                    Some((Arc::new(split), group))
+                }
+                Err(_) => None,
+            };
+            let ends = split.as_ref().map(|split| (split, 0, StageReads::Ends));
+            let ends = opened(path, options, place, ends)?;
+            Ok::<_, Error>((config, split, ends))
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            options: options.clone(),
+            place,
+            stream,
+            config,
+            architecture,
+            split,
+            ends,
+        })
+    }
+
+    /// The architecture's name.
+    #[must_use]
+    pub fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// How many layers it has.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.config.num_hidden_layers
+    }
+
+    /// Elements of a hidden state.
+    #[must_use]
+    pub fn hidden_size(&self) -> usize {
+        self.config.hidden_size
+    }
+
+    /// Tokens of the vocabulary.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    /// Whether layers are read one by one. Else the whole model is in memory.
+    #[must_use]
+    pub fn reads_layers(&self) -> bool {
+        self.split.is_some()
+    }
+
+    /// A layer's features and other tensors.
+    ///
+    /// # Errors
+    /// As [`inference::AttentionInspector::feed_forward_weights`].
+    pub fn layer(&self, layer: usize) -> Result<ExtractedLayer> {
+        if layer >= self.layers() {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!("there is no layer {layer}; the model has {}", self.layers()),
+            ));
+        }
+        let read = self.stream.scope(|| {
+            let Some(split) = &self.split else {
+                return self.extracted(&self.ends, layer, layer);
+            };
+            let part = Some((split, layer, StageReads::Layers));
+            let (_, opened) = opened(&self.path, &self.options, self.place, part)?;
+            self.extracted(&opened, 0, layer)
+        });
+        // The next layer's arrays have other sizes where formats differ.
+        memory::clear_cache().map_err(engine("weights"))?;
+        read
+    }
+
+    /// The layer that is the decoder's `at`th.
+    fn extracted(&self, from: &Opened, at: usize, layer: usize) -> Result<ExtractedLayer> {
+        let part = from.decoder.feed_forward(at).map(FeedForward::trained);
+        let mixes = matches!(part, Some(FeedForward::Mixture(_)));
+        let features = features_of(part, layer, self.hidden_size())?;
+        let own = format!(".{layer}.");
+        let mut tensors = from.tensors.clone();
+        tensors.retain(|tensor| {
+            let feature = match tensor.part() {
+                Part::FeedForward => !mixes,
+                Part::Experts => true,
+                _ => false,
+            };
+            !feature && of_layer(tensor) && tensor.name.contains(&own)
+        });
+        Ok(ExtractedLayer { features, tensors })
+    }
+
+    /// The tensors of no layer: the table of tokens, the last norm, and the head where it is
+    /// another matrix.
+    #[must_use]
+    pub fn ends(&self) -> Vec<NamedTensor> {
+        let all = self.ends.tensors.iter();
+        all.filter(|tensor| !of_layer(tensor)).cloned().collect()
+    }
+
+    /// Of each hidden state, `[states, hidden]` row-major, the `k` greatest logits that the model's
+    /// last norm and head give it, the greatest first, with their tokens.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`] when the numbers are no whole states; when memory runs out or
+    /// `interrupt` says so.
+    pub fn greatest_logits(
+        &self,
+        states: &[f32],
+        k: usize,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Vec<(u32, f32)>>> {
+        let (hidden, vocab) = (self.hidden_size(), self.vocab_size());
+        if hidden == 0 || !states.len().is_multiple_of(hidden) {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!(
+                    "{} numbers are no states of {hidden} elements",
+                    states.len()
+                ),
+            ));
+        }
+        let rows = (LOGIT_BYTES / (4 * vocab.max(1))).clamp(16, 512);
+        let k = k.min(vocab);
+        let mut all = Vec::with_capacity(states.len() / hidden);
+        if k == 0 {
+            all.resize(states.len() / hidden, Vec::new());
+            return Ok(all);
+        }
+        self.stream.scope(|| {
+            for part in states.chunks(rows * hidden) {
+                interrupt.check()?;
+                all.extend(self.greatest(part, k).map_err(engine("unembed"))?);
+            }
+            Ok(all)
+        })
+    }
+
+    fn greatest(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Vec<Vec<(u32, f32)>>> {
+        let size = |n: usize| i32::try_from(n).unwrap_or(-1);
+        let hidden = self.hidden_size();
+        let x = Array::from_slice(states, &[1, size(states.len() / hidden), size(hidden)])?;
+        let logits = self.ends.decoder.unembed(&x)?.astype(Dtype::Float32)?;
+        let logits = logits.reshape(&[-1, logits.dim(-1)?])?; // [states, vocab]
+        let (values, ids) = exec::sampling::greatest_of_rows(&logits, k, self.place == Place::Cpu)?;
+        eval([&values, &ids])?;
+        let (values, ids) = (values.to_vec::<f32>()?, ids.to_vec::<u32>()?);
+        let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
+        Ok(pairs.chunks_exact(k).map(<[_]>::to_vec).collect())
+    }
+
+    /// `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for one that cannot be read.
+    pub fn tokenizer(&self) -> Result<Value> {
+        match locate(&self.path)? {
+            ModelFiles::Gguf(file) => {
+                let files = tokenizer_files(&Gguf::open(&file)?, &Map::new())?;
+                let own = files
+                    .into_iter()
+                    .find(|(name, _)| *name == "tokenizer.json");
+                Ok(own.map(|(_, json)| json).unwrap_or_default())
+            }
+            ModelFiles::Directory(dir) => {
+                if let Some(path) = ModelDir::open(&dir)?.find("tokenizer.json")? {
+                    let bytes = read_capped(&path, MAX_TEXT_FILE)?;
+                    return python_json::from_slice(&bytes).map_err(|e| {
+                        Error::new(ErrorKind::InvalidModel, "not valid JSON")
+                            .with_path(path)
+                            .with_source(e)
+                    });
+                }
+                let model_type = self.config.model_type.as_deref().unwrap_or_default();
+                Ok(TextPipeline::from_dir(&dir, model_type)?
+                    .tokenizer()
+                    .to_json()?)
+            }
+        }
+    }
+}
+
+/// Whether a tensor belongs to a layer.
+fn of_layer(tensor: &NamedTensor) -> bool {
+    let mut parts = tensor.name.split('.');
+    parts.any(|part| part.parse::<usize>().is_ok())
+}
+
+/// Builds the decoder of a part of the model, or of the whole.
+fn opened(
+    path: &Path,
+    options: &LoadOptions,
+    place: Place,
+    part: Option<(&(Arc<PipelineSplit>, Group), usize, StageReads)>,
+) -> Result<(String, Opened)> {
+    let (config, mut weights) = open_weights(path, options, place)?;
+    weights.keep_fetched();
+    if let Some(((split, group), rank, reads)) = part {
+        weights.use_stage(OwnStage {
+            split: Arc::clone(split),
+            rank,
+            group: *group,
+            reads,
+        });
+    }
+    let loaded = arch::load(&config, &mut weights).map_err(|e| e.with_path(path));
+    let (architecture, decoder) = loaded?;
+    let tensors = weights.fetched().into_iter();
+    let tensors = tensors.map(|(name, weight)| NamedTensor { name, weight });
+    let opened = Opened {
+        decoder,
+        tensors: tensors.collect(),
+    };
+    Ok((architecture, opened))
+}

@@ -1,0 +1,206 @@
+//! Outputs that were recorded, for inputs that come again.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use inference::{Error, ErrorKind, Interrupt, Prompt, TextModel};
+use mlx_rs_core::{Array, Dtype, Result};
+
+use crate::nn::adapter;
+use crate::nn::feed_forward::{FfnBackend, FfnPart};
+
+thread_local! {
+    /// Whether layers that this thread computes are recorded.
+    static RECORDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Gives what was recorded of the dense part for an input of the same bits, and computes the others.
+///
+/// A pass over a prompt that was [calibrated](Self::calibrate) computes no feed-forward part, and
+/// its logits are those of the recorded pass bit for bit. Inputs come to the host in each layer to
+/// be compared, which a GPU waits for. Layers that an adapter changes are computed. One backend is
+/// for one model: another makes other outputs of the same inputs.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use inference::{LoadOptions, Prompt};
+/// use metal_backend::ffn::{self, CachedFfn, FfnRouter};
+///
+/// # fn main() -> inference::Result<()> {
+/// let cached = Arc::new(CachedFfn::new());
+/// let router = FfnRouter::uniform(cached.clone());
+/// let model = ffn::load_model("model.gguf", &LoadOptions::new(), &router)?;
+/// let prompt = Prompt::from("The capital of France is");
+/// cached.calibrate(model.as_ref(), &prompt)?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Default)]
+pub struct CachedFfn {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of a layer and the bits of an input, `[hidden]`, the output.
+    outputs: HashMap<(usize, Box<[u32]>), Box<[f32]>>,
+    hits: u64,
+    misses: u64,
+}
+
+impl CachedFfn {
+    /// With nothing recorded.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Runs a prompt through `model`, which was loaded with this backend, and records what its
+    /// layers compute. Returns how many rows (positions times layers) are kept now.
+    ///
+    /// The rows of a prompt take `8 * hidden` bytes a position and layer.
+    ///
+    /// # Errors
+    /// As [`inference::TokenModel::logits_until`]; [`ErrorKind::InvalidOption`] for a model of which
+    /// no layer has this backend.
+    pub fn calibrate(&self, model: &dyn TextModel, prompt: &Prompt) -> inference::Result<usize> {
+        let other = || {
+            let message = "no layer of this model has this CachedFfn as its backend";
+            Error::new(ErrorKind::InvalidOption, message)
+        };
+        let routed = model.as_routed().ok_or_else(other)?;
+        let asked = self.asked();
+        self.record(|| routed.routed_logits_until(prompt, false, &Interrupt::new()))?;
+        match self.asked() == asked {
+            true => Err(other()),
+            false => Ok(self.len()),
+        }
+    }
+
+    /// Runs `f`, and records what layers compute on this thread meanwhile.
+    pub fn record<R>(&self, f: impl FnOnce() -> R) -> R {
+        /// Also after a panic.
+        struct Before(bool);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                RECORDING.set(self.0);
+            }
+        }
+        let _before = Before(RECORDING.replace(true));
+        f()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many rows are kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.state().outputs.len()
+    }
+
+    /// Whether nothing is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Rows that were given from what was recorded.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.state().hits
+    }
+
+    /// Rows that were computed.
+    #[must_use]
+    pub fn misses(&self) -> u64 {
+        self.state().misses
+    }
+
+    fn asked(&self) -> u64 {
+        let state = self.state();
+        state.hits.saturating_add(state.misses)
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        *self.state() = State::default();
+    }
+
+    /// The output of each input `[hidden]` of a layer, where it was recorded.
+    fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
+        let mut state = self.state();
+        let of = |bits: &Box<[u32]>| state.outputs.get(&(layer, bits.clone())).cloned();
+        let found: Vec<_> = inputs.iter().map(of).collect();
+        let hits = found.iter().filter(|row| row.is_some()).count() as u64;
+        state.hits += hits;
+        state.misses += found.len() as u64 - hits;
+        found
+    }
+}
+
+impl FfnBackend for CachedFfn {
+    fn name(&self) -> &str {
+        "cached"
+    }
+
+    fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        let hidden = x.dim(-1)?;
+        let width = usize::try_from(hidden).unwrap_or(0);
+        // A pass that is differentiated has no numbers to compare, and an adapter may change.
+        if adapter::differentiated() || part.is_adapted() || x.size() == 0 || width == 0 {
+            return part.forward(x);
+        }
+        let layer = part.place().layer;
+        let numbers = x.to_f32_vec()?;
+        let bits = |row: &[f32]| row.iter().map(|v| v.to_bits()).collect::<Box<[u32]>>();
+        let inputs: Vec<Box<[u32]>> = numbers.chunks_exact(width).map(bits).collect();
+        if RECORDING.get() {
+            let y = part.forward(x)?;
+            let outputs = y.to_f32_vec()?;
+            let mut state = self.state();
+            state.misses += inputs.len() as u64;
+            for (input, output) in inputs.into_iter().zip(outputs.chunks_exact(width)) {
+                state.outputs.insert((layer, input), output.into());
+            }
+            return Ok(y);
+        }
+        let found = self.known(layer, &inputs);
+        let missing: Vec<u32> = (0u32..)
+            .zip(&found)
+            .filter(|(_, row)| row.is_none())
+            .map(|(i, _)| i)
+            .collect();
+        if missing.len() == found.len() {
+            return part.forward(x);
+        }
+        // Rows of one input are computed together: [.., hidden] -> [1, missing, hidden]
+        let computed = match missing.is_empty() {
+            true => Vec::new(),
+            false => {
+                let rows = x.reshape(&[1, -1, hidden])?.take_ids(&missing, 1)?;
+                part.forward(&rows)?.to_f32_vec()?
+            }
+        };
+        let mut computed = computed.chunks_exact(width);
+        let mut all = Vec::with_capacity(numbers.len());
+        for row in &found {
+            match row {
+                Some(row) => all.extend_from_slice(row),
+                None => all.extend_from_slice(computed.next().unwrap_or_default()),
+            }
+        }
+        // Every type that models compute in is exact in float32.
+        let y = Array::from_slice(&all, x.shape())?;
+        match x.dtype() {
+            Dtype::Float32 => Ok(y),
+            other => y.astype(other),
+        }
+    }
+
+    fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
+        // Only outputs are kept.
+        Ok((self.forward(part, x)?, part.activations(x)?))
+    }
+}

@@ -1,0 +1,208 @@
+//! A feed-forward part of which only the features with the greatest gates are computed.
+
+use std::sync::Arc;
+
+use mlx_rs_core::io::Floats;
+use mlx_rs_core::{Array, Error, ErrorKind, Result};
+
+use super::adapter;
+use super::feed_forward::{FeedForward, FfnBackend, FfnPart};
+use super::linear::Linear;
+use crate::exec::{Activation, FeatureParts, FeatureRows, greatest_features, only_features};
+
+/// Of each position the `top_k` features with the greatest gate, before the activation, by
+/// magnitude. Without a gate it is the input of the activation that counts. Of equals any may be
+/// taken.
+///
+/// A packed matrix cannot be read by columns. So the layer's up and down matrices become float32
+/// rows, one a feature, when the model is loaded; of these only the chosen ones are read. On a GPU
+/// that holds for one position at a time: of several it computes all features and drops the others.
+/// A layer with an adapter, and one that is trained, computes all features in every case.
+#[derive(Debug, Clone, Copy)]
+pub struct SparseFfn {
+    /// How many features.
+    pub top_k: usize,
+}
+
+/// The same, with the rows of one layer.
+#[derive(Debug)]
+struct SparseRows {
+    own: SparseFfn,
+    rows: FeatureRows,
+}
+
+impl SparseFfn {
+    /// `activations` where `gate` is among the greatest of its position, else 0; both
+    /// `[.., features]`.
+    fn chosen(self, gate: &Array, activations: &Array) -> Result<Array> {
+        match greatest_features(gate, self.top_k)? {
+            Some(best) => only_features(activations, &best),
+            None => Ok(activations.clone()),
+        }
+    }
+
+    /// The chosen activations of a layer, by its own products: `[.., hidden] -> [.., features]`.
+    fn activations(self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        let (gates, all) = match part.own() {
+            FeedForward::Gated(mlp) => {
+                let gates = mlp.gate.forward(x)?;
+                let all = mlp
+                    .activation
+                    .apply(&gates)?
+                    .multiply(&mlp.up.forward(x)?)?;
+                (gates, all)
+            }
+            FeedForward::Plain(mlp) => {
+                let input = mlp.up.forward(x)?;
+                let all = mlp.activation.apply(&input)?;
+                (input, all)
+            }
+            _ => return Err(refused(part)),
+        };
+        self.chosen(&gates, &all)
+    }
+}
+
+impl FfnBackend for SparseFfn {
+    fn name(&self) -> &str {
+        "sparse"
+    }
+
+    fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        part.down(&self.activations(part, x)?)
+    }
+
+    fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
+        let activations = self.activations(part, x)?;
+        Ok((part.down(&activations)?, activations))
+    }
+
+    fn bind(&self, part: &FfnPart<'_>) -> Result<Option<Arc<dyn FfnBackend>>> {
+        if part.without_features().is_some() {
+            return Err(refused(part));
+        }
+        if part.features().is_some_and(|all| self.top_k >= all) {
+            return Ok(None);
+        }
+        let rows = rows_of(part)?;
+        Ok(Some(Arc::new(SparseRows { own: *self, rows })))
+    }
+}
+
+impl FfnBackend for SparseRows {
+    fn name(&self) -> &str {
+        self.own.name()
+    }
+
+    fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
+        let adapted = match part.own() {
+            FeedForward::Gated(mlp) => mlp.up.is_adapted() || mlp.down.is_adapted(),
+            FeedForward::Plain(mlp) => mlp.down.is_adapted(),
+            _ => return Err(refused(part)),
+        };
+        if adapted || adapter::differentiated() {
+            return self.own.forward(part, x);
+        }
+        (self.rows).walk(x, &part.gates(x)?, self.own.top_k, false)
+    }
+
+    fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
+        self.own.forward_with_activation(part, x)
+    }
+}
+
+fn refused(part: &FfnPart<'_>) -> Error {
+    let why = part.without_features().unwrap_or_default();
+    Error::new(ErrorKind::Unsupported, "sparse", why)
+}
+
+/// The features of a layer without its gate, copied from its own matrices.
+fn rows_of(part: &FfnPart<'_>) -> Result<FeatureRows> {
+    let (up, down, activation): (Option<&Linear>, &Linear, Activation) = match part.own() {
+        FeedForward::Gated(mlp) => (Some(&mlp.up), &mlp.down, mlp.activation),
+        FeedForward::Plain(mlp) => (None, &mlp.down, mlp.activation),
+        _ => return Err(refused(part)),
+    };
+    let bias = |linear: &Linear| -> Result<Option<Floats>> {
+        let bias = linear.part().and_then(|(_, bias)| bias);
+        Ok(bias.map(Array::to_f32_vec).transpose()?.map(Floats::from))
+    };
+    let columns = down.dense()?.swap_axes(0, 1)?; // [hidden, features] -> [features, hidden]
+    let shape = [columns.dim(0)?, columns.dim(1)?];
+    let parts = FeatureParts {
+        shape,
+        activation,
+        gate: None,
+        up: (up.map(|up| up.dense()?.to_f32_vec()).transpose()?).map(Floats::from),
+        down: Floats::from(columns.to_f32_vec()?),
+        gate_bias: None,
+        up_bias: up.map(bias).transpose()?.flatten(),
+        down_bias: bias(down)?,
+    };
+    FeatureRows::new(parts, part.place().on_cpu, part.place().dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx_rs_core::{Device, Dtype, Stream};
+
+    use super::super::feed_forward::FfnPlace;
+    use super::super::mlp::GatedMlp;
+    use super::*;
+
+    fn linear(values: &[f32], shape: &[i32]) -> Linear {
+        let weight = Array::from_slice(values, shape).unwrap();
+        Linear::new(crate::exec::Weight::Dense(weight), None, true).unwrap()
+    }
+
+    /// Features that are not chosen are not read: their numbers are not numbers.
+    #[test]
+    fn other_features_are_not_read() {
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            // Three features on states of two elements; the gate of the second is the least.
+            let gate = linear(&[2.0, 0.0, 0.1, 0.0, -3.0, 0.0], &[3, 2]);
+            let nan = f32::NAN;
+            let own = FeedForward::Gated(GatedMlp {
+                gate,
+                up: linear(&[1.0, 1.0, nan, nan, 2.0, 1.0], &[3, 2]),
+                down: linear(&[1.0, nan, 10.0, 2.0, nan, 20.0], &[2, 3]),
+                activation: Activation::Relu2,
+            });
+            let place = FfnPlace {
+                layer: 0,
+                on_cpu: true,
+                dtype: Dtype::Float32,
+            };
+            let part = FfnPart::new(&own, place);
+            let bound = SparseFfn { top_k: 2 }.bind(&part).unwrap().unwrap();
+            for rows in [1, 3] {
+                let x = Array::from_slice(&[1.0f32, 4.0].repeat(rows), &[1, rows as i32, 2]);
+                let y = bound.forward(&part, &x.unwrap()).unwrap();
+                // 2^2 * 5 of the first; the third's gate is negative.
+                assert_eq!(y.to_vec::<f32>().unwrap(), [20.0f32, 40.0].repeat(rows));
+            }
+            let all = SparseFfn { top_k: 3 };
+            assert!(all.bind(&part).unwrap().is_none());
+            let one = Array::from_slice(&[1.0f32, 4.0], &[1, 1, 2]).unwrap();
+            let y = all.forward(&part, &one).unwrap().to_vec::<f32>().unwrap();
+            assert!(y.iter().all(|y| y.is_nan()), "all of them are read");
+        });
+    }
+
+    #[test]
+    fn the_greatest_gates_of_each_position_stay() {
+        let gate = Array::from_slice(&[3.0f32, -5.0, 1.0, 0.5, -0.1, 0.2, -0.3, 0.0], &[1, 2, 4]);
+        let values = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], &[1, 2, 4]);
+        let (gate, values) = (gate.unwrap(), values.unwrap());
+        let kept = |top_k: usize| {
+            let kept = SparseFfn { top_k }.chosen(&gate, &values).unwrap();
+            assert_eq!(kept.shape(), [1, 2, 4]);
+            kept.to_vec::<f32>().unwrap()
+        };
+        assert_eq!(kept(1), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 7.0, 0.0]);
+        assert_eq!(kept(2), [1.0, 2.0, 0.0, 0.0, 0.0, 6.0, 7.0, 0.0]);
+        for all in [4, 5, usize::MAX] {
+            assert_eq!(kept(all), values.to_vec::<f32>().unwrap());
+        }
+    }
+}
