@@ -52,6 +52,25 @@ fn open(width: f64, height: f64, title: &str) -> String {
 
 /// Curves over the layers, `0, 1, ...`; the axis of values holds all of them.
 pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
+    over(title, ("layer", None), axis, curves)
+}
+
+/// Curves over places with names, at equal distances.
+pub fn lines_at(
+    title: &str,
+    (places, names): (&str, &[String]),
+    axis: &str,
+    curves: &[Curve],
+) -> String {
+    over(title, (places, Some(names)), axis, curves)
+}
+
+fn over(
+    title: &str,
+    (places, names): (&str, Option<&[String]>),
+    axis: &str,
+    curves: &[Curve],
+) -> String {
     let values = || {
         curves
             .iter()
@@ -93,17 +112,22 @@ pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
     // Layers are whole numbers, and so are the steps of their axis.
     let every = step((count - 1) as f64, 10.0).max(1.0) as usize;
     for i in (0..count).step_by(every) {
+        let name = match names {
+            Some(names) => names.get(i).map(|name| escaped(name)).unwrap_or_default(),
+            None => i.to_string(),
+        };
         write(format!(
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{i}</text>\n",
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>\n",
             x(i),
             HEIGHT - BOTTOM + 18.0
         ));
     }
     write(format!(
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">layer</text>\n\
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n\
          <text x=\"14\" y=\"{:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {:.1})\">{}</text>\n",
         0.5 * (LEFT + right),
         HEIGHT - 8.0,
+        escaped(places),
         0.5 * (TOP + HEIGHT - BOTTOM),
         0.5 * (TOP + HEIGHT - BOTTOM),
         escaped(axis)
@@ -209,13 +233,17 @@ mod tests {
             name: String::from("a<b"),
             values: vec![0.0, f64::NAN, 1.0, 0.5],
         };
-        let svg = lines("t & u", "value", &[curve]);
+        let svg = lines("t & u", "value", std::slice::from_ref(&curve));
         assert!(svg.contains("a&lt;b") && svg.contains("t &amp; u"));
         // Where a value is missing, the line begins anew.
         let path = svg.split("d=\"").nth(1).unwrap().split('"').next().unwrap();
         assert_eq!(path.matches('M').count(), 2, "{path}");
         assert!(!svg.contains("NaN"));
         assert!(lines("empty", "value", &[]).contains("</svg>"));
+        let names = ["8", "16", "<all>", "4"].map(String::from);
+        let svg = lines_at("t", ("features", &names), "value", &[curve]);
+        assert!(svg.contains("&lt;all&gt;") && svg.contains(">features<"));
+        assert!(!svg.contains(">layer<"));
     }
 
     #[test]

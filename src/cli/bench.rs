@@ -9,48 +9,55 @@ use inference::{BatchEvent, GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
 use super::bench_many::{self, Size};
+use super::bench_plans;
 use super::console::{Console, bytes};
 use super::failure::Failure;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
 use super::progress::TokenBar;
 
 /// Measure loading, prefill and decode speed and memory; prints JSON
+///
+/// With several plans, such as `--ffn dense,walk:64,walk:256 --vindex DIR`, the model is loaded once
+/// for each, and runs take turns.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    pub model: ModelArgs,
     /// Length of the prompt in tokens
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
-    prompt_tokens: usize,
+    pub prompt_tokens: usize,
     /// Tokens to generate in each run
     #[arg(long, alias = "generation-tokens", value_name = "N", default_value = "128", value_parser = at_least_one)]
-    generate_tokens: usize,
+    pub generate_tokens: usize,
     /// Measured runs; the medians are reported
     #[arg(long, alias = "num-trials", value_name = "N", default_value = "3", value_parser = at_least_one)]
-    repeat: usize,
+    pub repeat: usize,
     /// Runs before them that are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
-    warmup: usize,
+    pub warmup: usize,
     /// Also decode N requests together, each with a prompt of 16 tokens; reports all their tokens
     /// per second
     #[arg(long, alias = "batch-size", value_name = "N", value_parser = at_least_one)]
-    batch: Option<usize>,
+    pub batch: Option<usize>,
     /// Also measure N requests together against one after another, the same for classification of
     /// twice as many prompts, and the cost of sampling
     #[arg(long, value_name = "N", value_parser = at_least_one)]
-    together: Option<usize>,
+    pub together: Option<usize>,
     #[command(flatten)]
     pub load: LoadArgs,
 }
 
 /// Tokens to generate in a warm-up run: enough to have run every kernel.
-const WARMUP_TOKENS: usize = 8;
+pub const WARMUP_TOKENS: usize = 8;
 
 /// Tokens of each prompt of a batch.
 const BATCH_PROMPT: usize = 16;
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    if let Some(plans) = args.load.feed_forward.several() {
+        return bench_plans::run(args, plans, console);
+    }
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded.model.as_ref();
     let measured = measure(args, model, console)?;
@@ -103,7 +110,7 @@ impl Args {
     }
 }
 
-fn eos_tokens(model: &dyn TextModel) -> Vec<u32> {
+pub fn eos_tokens(model: &dyn TextModel) -> Vec<u32> {
     model
         .as_token_model()
         .map(inference::TokenModel::eos_tokens)
@@ -249,7 +256,7 @@ fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Fail
 }
 
 /// One run of exactly `tokens` tokens.
-fn generate(
+pub fn generate(
     model: &dyn TextModel,
     prompt: &Prompt,
     tokens: usize,

@@ -61,8 +61,8 @@ pub struct LoadArgs {
 pub struct FeedForwardArgs {
     /// How to compute the feed-forward parts of layers, such as `0-11=dense,12-=sparse:512`; also
     /// `walk:K`, `attention-only` and `gain:G` (docs/feed-forward.md)
-    #[arg(long = "ffn", value_name = "PLAN", value_parser = plan)]
-    plan: Option<FeedForwardPlan>,
+    #[arg(long = "ffn", value_name = "PLAN", value_parser = plans)]
+    plan: Option<Plans>,
     /// The features of layers that walk: a directory that `mlx vindex build` has written
     #[arg(long, value_name = "DIR", requires = "plan")]
     vindex: Option<PathBuf>,
@@ -72,7 +72,33 @@ pub struct FeedForwardArgs {
     walk_only: bool,
 }
 
+/// One plan, or those that `mlx bench` compares.
+#[derive(Debug, Clone)]
+struct Plans(Vec<FeedForwardPlan>);
+
 impl FeedForwardArgs {
+    /// The plans to compare, where there are several.
+    pub fn several(&self) -> Option<&[FeedForwardPlan]> {
+        let plans = &self.plan.as_ref()?.0;
+        (plans.len() > 1).then_some(plans)
+    }
+
+    /// The same flags with one of these plans. Layers that do not walk need no vindex.
+    #[must_use]
+    pub fn only(&self, plan: &FeedForwardPlan) -> Self {
+        let walks = plan.walks();
+        Self {
+            plan: Some(Plans(vec![plan.clone()])),
+            vindex: self.vindex.clone().filter(|_| walks),
+            walk_only: self.walk_only && walks,
+        }
+    }
+
+    fn one(&self) -> FeedForwardPlan {
+        let first = self.plan.as_ref().and_then(|plans| plans.0.first());
+        first.cloned().unwrap_or_default()
+    }
+
     /// Whether one of them is given.
     pub fn is_given(&self) -> bool {
         self.plan.is_some() || self.vindex.is_some() || self.walk_only
@@ -80,7 +106,7 @@ impl FeedForwardArgs {
 
     /// The plan as text.
     pub fn shown(&self) -> String {
-        self.plan.clone().unwrap_or_default().to_string()
+        self.one().to_string()
     }
 
     /// Leaves the plan to the caller, who makes one for each measurement. Whether such plans load
@@ -97,7 +123,7 @@ impl FeedForwardArgs {
 
     /// Sets them in the options.
     pub fn set(&self, options: &mut LoadOptions) {
-        options.feed_forward = self.plan.clone().unwrap_or_default();
+        options.feed_forward = self.one();
         options.vindex.clone_from(&self.vindex);
         options.walk_only = self.walk_only;
     }
@@ -160,10 +186,27 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses strategies by layer.
-fn plan(text: &str) -> Result<FeedForwardPlan, String> {
-    text.parse()
-        .map_err(|e: inference::Error| e.message().to_owned())
+/// Parses strategies by layer: one plan, several with `;` between them, or several strategies for
+/// all layers, such as `dense,walk:64`.
+fn plans(text: &str) -> Result<Plans, String> {
+    let plan =
+        |text: &str| (text.trim().parse::<FeedForwardPlan>()).map_err(|e| e.message().to_owned());
+    if text.contains(';') {
+        return text
+            .split(';')
+            .map(plan)
+            .collect::<Result<_, _>>()
+            .map(Plans);
+    }
+    let own = plan(text).map(|plan| Plans(vec![plan]));
+    let for_all = |text: &str| !text.contains('=') && text.contains(',');
+    match own {
+        Err(why) if for_all(text) => {
+            let several = text.split(',').map(plan).collect::<Result<_, _>>();
+            several.map(Plans).map_err(|_| why)
+        }
+        own => own,
+    }
 }
 
 /// Parses a type to compute in.
@@ -233,6 +276,11 @@ impl LoadArgs {
 
     /// The options for a backend, checked.
     pub fn checked(&self, backend: &str) -> Result<LoadOptions, Failure> {
+        if self.feed_forward.several().is_some() {
+            return Err(Failure::usage(
+                "--ffn has several plans, which `mlx bench` compares; this command takes one",
+            ));
+        }
         let options = self.options(backend);
         options
             .validate()

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use inference::{AttentionInspector, CancelToken, Interrupt, Prompt, ResidualTrace, TokenModel};
 use inference_probe::divergence::softmax;
 use inference_probe::trace_store::TraceStore;
+use inference_probe::vindex::greatest_by_magnitude;
 use serde::Serialize;
 
 use super::console::Console;
@@ -34,6 +35,10 @@ pub struct Args {
     /// Also show the attention weights of the last token, head by head
     #[arg(long)]
     attention: bool,
+    /// Also show the features of each layer's feed-forward part that are worth most at the last
+    /// token, this many: `act(gate) * up`, by magnitude
+    #[arg(long, value_name = "K")]
+    activations: Option<usize>,
     /// Write the vectors of every position to a file (docs/probe.md has its format)
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -134,6 +139,21 @@ struct Attended {
 }
 
 #[derive(Debug, Serialize)]
+struct Activated {
+    layer: usize,
+    /// How many there are.
+    features: usize,
+    /// Those that are shown.
+    top: Vec<Feature>,
+}
+
+#[derive(Debug, Serialize)]
+struct Feature {
+    feature: usize,
+    activation: f32,
+}
+
+#[derive(Debug, Serialize)]
 struct Report {
     tokens: Vec<u32>,
     pieces: Vec<String>,
@@ -141,6 +161,8 @@ struct Report {
     steps: Vec<Step>,
     #[serde(skip_serializing_if = "Option::is_none")]
     attention: Option<Vec<Attended>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    activations: Option<Vec<Activated>>,
 }
 
 /// Runs the command.
@@ -193,6 +215,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         .attention
         .then(|| attention(args, inspector, &prompt, count, &interrupt))
         .transpose()?;
+    let last = length.saturating_sub(1);
+    let activations = (args.activations)
+        .map(|top| activations(args, inspector, (&prompt, last), top, &interrupt))
+        .transpose()?;
     let pieces = trace.tokens.iter().map(|id| piece(tokens, *id)).collect();
     let report = Report {
         tokens: trace.tokens,
@@ -200,6 +226,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         answer,
         steps,
         attention,
+        activations,
     };
     if args.json {
         return console.json(&report);
@@ -360,6 +387,37 @@ fn attention(
         .collect())
 }
 
+/// The features that are worth most at the last token, layer by layer.
+fn activations(
+    args: &Args,
+    inspector: &dyn AttentionInspector,
+    (prompt, last): (&Prompt, usize),
+    top: usize,
+    interrupt: &Interrupt,
+) -> Result<Vec<Activated>, Failure> {
+    let found = inspector.feed_forward_activations(prompt, &[last], interrupt)?;
+    let layers = found.layers.into_iter().enumerate();
+    let shown = layers.filter(|(layer, all)| {
+        !all.is_empty() && args.layers.as_ref().is_none_or(|l| l.has(*layer))
+    });
+    Ok(shown
+        .map(|(layer, all)| {
+            let sizes: Vec<f64> = all.iter().copied().map(f64::from).collect();
+            let best = greatest_by_magnitude(&sizes, top).into_iter();
+            Activated {
+                layer,
+                features: all.len(),
+                top: best
+                    .map(|feature| Feature {
+                        feature,
+                        activation: all[feature],
+                    })
+                    .collect(),
+            }
+        })
+        .collect())
+}
+
 /// The report as tables.
 fn print(report: &Report, console: &mut Console<'_>) -> Result<(), Failure> {
     let quoted = |text: &str| format!("{text:?}");
@@ -391,6 +449,17 @@ fn print(report: &Report, console: &mut Console<'_>) -> Result<(), Failure> {
             step.feed_forward_logit,
             step.residual_norm,
             top.join(", ")
+        ))?;
+    }
+    for layer in report.activations.iter().flatten() {
+        let shown = layer.top.iter();
+        let shown: Vec<String> = shown
+            .map(|f| format!("{} {:+.3}", f.feature, f.activation))
+            .collect();
+        console.line(&format!(
+            "layer {:>3} features  {}",
+            layer.layer,
+            shown.join(", ")
         ))?;
     }
     for attended in report.attention.iter().flatten() {

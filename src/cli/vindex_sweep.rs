@@ -9,6 +9,8 @@ use inference::{
     Backend, CancelToken, FeedForwardPlan, FeedForwardStrategy, GenerateOptions, Interrupt,
     LoadOptions, Prompt, TextModel, TokenModel,
 };
+use inference_probe::chart::{Curve, lines_at};
+use inference_probe::files::write_whole;
 use inference_probe::vindex::Vindex;
 use serde::Serialize;
 
@@ -65,6 +67,9 @@ pub struct Args {
     /// Tokens of the text, and of the reply whose speed is measured
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     tokens: usize,
+    /// Draw the first table as curves
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -386,6 +391,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         });
         console.note(&format!("boundary {boundary} of {layers}"));
     }
+    if let Some(path) = &args.plot {
+        write_whole(path, plot(&report).as_bytes()).map_err(failed)?;
+    }
     print(&report, args.json, console)?;
     let all = report.boundary_top_k == features;
     let other = (report.boundaries.iter()).find(|b| all && b.identical < b.prompts);
@@ -473,6 +481,23 @@ fn boundaries(given: &[String], layers: usize) -> Result<Vec<usize>, Failure> {
     all.sort_unstable();
     all.dedup();
     Ok(all)
+}
+
+/// Agreement and speed over the number of features.
+fn plot(report: &Report) -> String {
+    let names: Vec<String> = report.widths.iter().map(|w| w.top_k.to_string()).collect();
+    let curve = |name: &str, of: &dyn Fn(&Width) -> f64| Curve {
+        name: name.to_owned(),
+        values: report.widths.iter().map(of).collect(),
+    };
+    let curves = [
+        curve("agreement", &|w| w.agreement),
+        curve("reply speed", &|w| w.speed.reply / w.dense_speed.reply),
+        curve("prompt speed", &|w| w.speed.prompt / w.dense_speed.prompt),
+    ];
+    let places = ("features of each layer", names.as_slice());
+    let title = "Layers that walk beside the dense pass";
+    lines_at(title, places, "part of the dense pass", &curves)
 }
 
 fn print(report: &Report, json: bool, console: &mut Console<'_>) -> Result<(), Failure> {

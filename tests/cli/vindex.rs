@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::{fixture, floats, ids, max_difference, tiny};
 use crate::program::{output, refused, stdout};
 use inference::{ErrorKind, Interrupt, Prompt};
-use inference_probe::vindex::{Activation, Layer, Vindex};
+use inference_probe::vindex::{Activation, Build, Layer, Level, Vindex, Writer};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -186,6 +186,134 @@ fn all_features_give_what_the_engine_gives() {
     assert!(error.to_string().contains("clamped"), "{error}");
     let error = clamped.feed_forward_weights(99).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
+}
+
+/// Levels, float16, experts, and a build that goes on.
+#[test]
+fn a_build_has_what_it_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let run = |name: &str, to: &str, more: &[&str]| {
+        let model = model(name);
+        let base = [
+            "vindex",
+            "build",
+            "--backend",
+            "cpu",
+            "--model",
+            &model,
+            "-o",
+            to,
+        ];
+        output(&[&base[..], more].concat())
+    };
+    let info = |path: &str| -> Value {
+        let said = stdout(&output(&["vindex", "info", path, "--json", "--verify"]));
+        serde_json::from_str(&said).unwrap()
+    };
+    let walk = |path: &str, name: &str| {
+        let model = model(name);
+        let base = [
+            "vindex",
+            "walk",
+            path,
+            "--backend",
+            "cpu",
+            "--model",
+            &model,
+        ];
+        output(&[&base[..], &["--tokens", "5,6,7", "--json"]].concat())
+    };
+    let mut bytes = Vec::new();
+    for (level, tensors) in [("browse", 1), ("inference", 1), ("all", 21)] {
+        let path = at(level);
+        stdout(&run("llama", &path, &["--level", level]));
+        let about = info(&path);
+        assert_eq!(
+            (&about["level"], &about["tensors"]),
+            (&level.into(), &tensors.into())
+        );
+        bytes.push(about["bytes"].as_u64().unwrap());
+        let found: Value = serde_json::from_str(&stdout(&walk(&path, "llama"))).unwrap();
+        let first = &found["layers"][0];
+        assert_eq!(first["error"].is_null(), level == "browse");
+        assert_eq!(
+            first["features"][0]["activation"].is_null(),
+            level == "browse"
+        );
+        assert_eq!(first["features"][0]["tokens"].as_array().unwrap().len(), 10);
+    }
+    assert!(bytes[0] < bytes[1] && bytes[1] < bytes[2], "{bytes:?}");
+    // The model's own numbers, by name.
+    let all = Vindex::open(Path::new(&at("all"))).unwrap();
+    let table = all.tensor("model.embed_tokens.weight").unwrap().unwrap();
+    assert_eq!(table.len(), 300 * 32);
+    let half = at("half");
+    stdout(&run("llama", &half, &["--f16", "--level", "all"]));
+    let about = info(&half);
+    assert_eq!(about["dtype"], "float16");
+    assert!(about["bytes"].as_u64().unwrap() < bytes[2] * 7 / 10);
+    // Layers walk on rounded features; gates alone are not enough.
+    let logits = |vindex: &str| {
+        let model = model("llama");
+        let base = [
+            "logits",
+            "--model",
+            &model,
+            "--backend",
+            "cpu",
+            "--tokens",
+            "5,6,7",
+        ];
+        output(&[&base[..], &["--ffn", "walk", "--vindex", vindex]].concat())
+    };
+    let of = |vindex: &str| -> Vec<f32> {
+        let all: Value = serde_json::from_str(&stdout(&logits(vindex))).unwrap();
+        floats(&all["logits"])
+    };
+    let (rounded, exact) = (of(&half), of(&at("inference")));
+    let away = max_difference(&rounded, &exact);
+    assert!(away > 0.0 && away < 1e-2, "{away}");
+    let wrong = refused(&logits(&at("browse")), 1);
+    assert!(wrong.contains("level browse"), "{wrong}");
+
+    let experts = at("experts");
+    stdout(&run("mixtral", &experts, &["--level", "all"]));
+    let about = info(&experts);
+    assert_eq!(about["layers_with_experts"], about["layers"]);
+    assert_eq!(about["features"], 2 * 4 * 48);
+    let found: Value = serde_json::from_str(&stdout(&walk(&experts, "mixtral"))).unwrap();
+    for feature in found["layers"][1]["features"].as_array().unwrap() {
+        assert!(feature["expert"].as_u64().unwrap() < 4);
+        assert!(feature["feature"].as_u64().unwrap() < 48);
+    }
+    let wrong = run("llama", &at("x"), &["--level", "some"]);
+    assert!(refused(&wrong, 2).contains("browse, inference, all"));
+    // What an interrupted build with the flag has left is gone on with.
+    let kept = Vindex::open(Path::new(&at("all"))).unwrap();
+    let resumed = at("resumed");
+    let begun = Build {
+        level: Level::All,
+        resume: true,
+        ..Build::default()
+    };
+    let begun = Writer::begin(Path::new(&resumed), kept.about().clone(), begun);
+    let mut begun = begun.unwrap();
+    let (layer, said) = (kept.layer(0).unwrap(), kept.tokens(0).unwrap());
+    begun.push(&layer, &said).unwrap();
+    let flags = ["--level", "all", "--resume"];
+    let wrong = refused(&run("llama", &resumed, &flags), 1);
+    assert!(wrong.contains("another process"), "{wrong}");
+    drop(begun);
+    let done = run("llama", &resumed, &flags);
+    assert!(crate::program::text(&done.stderr).contains("1 layers are there already"));
+    stdout(&done);
+    info(&resumed);
+    let resumed = Vindex::open(Path::new(&resumed)).unwrap();
+    for i in 0..3 {
+        assert_eq!(resumed.layer(i).unwrap(), kept.layer(i).unwrap());
+        assert_eq!(resumed.tokens(i).unwrap(), kept.tokens(i).unwrap());
+    }
 }
 
 #[test]

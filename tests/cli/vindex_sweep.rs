@@ -103,6 +103,22 @@ fn boundaries_answer_as_the_dense_pass_or_fail() {
     assert_eq!(found[0]["walking"], 100.0);
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, format!("{TEXT}\n\nand the\n")).unwrap();
+    let plot = dir.path().join("sweep.svg");
+    let drawn = [
+        "--boundaries",
+        "none",
+        "--top-k",
+        "1,64",
+        "--tokens",
+        "4",
+        "--plot",
+    ];
+    let drawn = [&drawn[..], &[plot.to_str().unwrap()]].concat();
+    stdout(&sweep(dir.path(), &vindex, &drawn));
+    let drawn = std::fs::read_to_string(&plot).unwrap();
+    for text in ["agreement", "reply speed", ">64<", "</svg>"] {
+        assert!(drawn.contains(text), "{text}: {drawn}");
+    }
     let few = ["--boundaries", "2,0", "--boundary-top-k", "1", "--prompts"];
     let few = [&fast[..], &few, &[prompts.to_str().unwrap()]].concat();
     let few = stdout(&sweep(dir.path(), &vindex, &few));
@@ -152,4 +168,54 @@ fn what_cannot_be_swept_is_told() {
     }
     let said = refused(&sweep(dir.path(), dir.path(), &[]), 1);
     assert!(said.contains("index.json"), "{said}");
+}
+
+#[test]
+fn plans_are_measured_in_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let vindex = build(dir.path());
+    let bench = |plans: &str, more: &[&str]| {
+        let flags = [
+            "--prompt-tokens",
+            "8",
+            "--generate-tokens",
+            "4",
+            "--repeat",
+            "2",
+        ];
+        let mut command = mlx(dir.path(), &["bench", "--backend", "cpu", "--ffn", plans]);
+        command.args(flags).arg("--model").arg(llama());
+        command.arg("--vindex").arg(&vindex).args(more);
+        command.output().unwrap()
+    };
+    let report = json(&bench("dense,walk:3,walk", &[]));
+    let plans = report["plans"].as_array().unwrap();
+    let names: Vec<&str> = plans.iter().map(|p| p["ffn"].as_str().unwrap()).collect();
+    assert_eq!(names, ["dense", "walk:3", "walk"]);
+    for plan in plans {
+        assert_eq!(plan["decode_runs"].as_array().unwrap().len(), 2, "{plan}");
+        assert!(plan["decode_ratio"].as_f64().unwrap() > 0.0, "{plan}");
+    }
+    assert_eq!(plans[0]["prefill_ratio"], 1.0);
+    let report = json(&bench("dense;0=dense,1-=walk:3", &["--walk-only"]));
+    let own = report["plans"].as_array().unwrap();
+    assert_eq!(own[1]["ffn"], "0=dense,1-=walk:3");
+    let bytes = |plan: &Value| plan["weight_bytes"].as_u64().unwrap();
+    assert!(bytes(&own[1]) < bytes(&own[0]), "{report}");
+    let one = json(&bench("walk:3", &[]));
+    assert!(one["plans"].is_null() && one["runs"].is_array());
+    assert!(refused(&bench("dense,walk", &["--batch", "2"]), 2).contains("one plan"));
+    assert!(refused(&bench("dense,nothing", &[]), 2).contains("nothing"));
+    // Other commands take one.
+    let mut command = mlx(
+        dir.path(),
+        &["generate", "--ffn", "dense,walk:3", "--tokens", "5"],
+    );
+    command
+        .arg("--model")
+        .arg(llama())
+        .arg("--vindex")
+        .arg(&vindex);
+    let said = refused(&command.output().unwrap(), 2);
+    assert!(said.contains("mlx bench"), "{said}");
 }

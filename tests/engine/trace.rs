@@ -259,3 +259,89 @@ fn logits_as_numpy_reads_them() {
     let shape = format!("'shape': ({}, {})", expected.shape[0], expected.shape[1]);
     assert!(String::from_utf8_lossy(&bytes[..128]).contains(&shape));
 }
+
+/// What the down matrices read, beside numpy (`tools/golden/activations.py`).
+#[test]
+fn activations_are_those_of_numpy() {
+    let text = std::fs::read_to_string(fixture("activations.json")).unwrap();
+    let all: Value = serde_json::from_str(&text).unwrap();
+    let mut layers = 0;
+    for (name, golden) in all["models"].as_object().unwrap() {
+        let model = tiny(name);
+        let inspector = model.as_attention_inspector().unwrap();
+        let prompt = Prompt::Tokens(ids(&golden["tokens"]));
+        let positions: Vec<usize> = (ids(&golden["positions"]).iter())
+            .map(|p| *p as usize)
+            .collect();
+        let seen = |positions: &[usize]| {
+            inspector.feed_forward_activations(&prompt, positions, &Interrupt::new())
+        };
+        let ours = seen(&positions).unwrap();
+        let expected = golden["layers"].as_array().unwrap();
+        assert_eq!(ours.layers.len(), expected.len());
+        for (ours, expected) in ours.layers.iter().zip(expected) {
+            let difference = max_difference(ours, &floats(expected));
+            assert!(difference < 1e-5, "{name}: {difference}");
+            layers += 1;
+        }
+        let beyond = seen(&[999]).unwrap_err();
+        assert_eq!(beyond.kind(), ErrorKind::InvalidOption);
+    }
+    assert!(layers >= 5, "{layers}");
+    // Of a layer that computes few features, the others are 0; experts have no list.
+    let prompt = Prompt::Tokens((3..20).collect());
+    let seen = |model: &dyn inference::TextModel| {
+        let inspector = model.as_attention_inspector().unwrap();
+        let found = inspector.feed_forward_activations(&prompt, &[4, 16], &Interrupt::new());
+        found.unwrap().layers
+    };
+    let options = inference::LoadOptions::new().with_backend("cpu");
+    let options = options.with_feed_forward("1=sparse:5,2=attention-only".parse().unwrap());
+    let few = inference::load_model(fixture("tiny/llama"), &options).unwrap();
+    let (few, all) = (seen(few.as_ref()), seen(tiny("llama").as_ref()));
+    let worth = |layer: &[f32]| layer.iter().filter(|x| **x != 0.0).count();
+    assert_eq!(few.iter().map(Vec::len).collect::<Vec<_>>(), [128, 128, 0]);
+    assert!(relative(&few[0], &all[0]) < 1e-6);
+    assert_eq!((worth(&few[1]), worth(&all[1])), (10, 128));
+    assert!(seen(tiny("mixtral").as_ref()).iter().all(Vec::is_empty));
+}
+
+#[test]
+fn the_program_shows_activations() {
+    let dir = fixture("tiny/llama").display().to_string();
+    let run = |more: &[&str]| {
+        let args = [
+            "trace",
+            "--model",
+            &dir,
+            "--backend",
+            "cpu",
+            "--tokens",
+            "5,6,7",
+        ];
+        crate::program::stdout(&crate::program::output(&[&args[..], more].concat()))
+    };
+    let report = run(&["--activations", "3", "--layers", "1-2", "--json"]);
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let shown = report["activations"].as_array().unwrap();
+    assert_eq!(shown.len(), 2);
+    let model = tiny("llama");
+    let inspector = model.as_attention_inspector().unwrap();
+    let prompt = Prompt::Tokens(vec![5, 6, 7]);
+    let all = inspector.feed_forward_activations(&prompt, &[2], &Interrupt::new());
+    let all = all.unwrap().layers;
+    for layer in shown {
+        let own = &all[layer["layer"].as_u64().unwrap() as usize];
+        assert_eq!(layer["features"], own.len());
+        let top = layer["top"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        for feature in top {
+            let at = feature["feature"].as_u64().unwrap() as usize;
+            assert!((feature["activation"].as_f64().unwrap() as f32 - own[at]).abs() < 1e-6);
+            let greater = own.iter().filter(|x| x.abs() > own[at].abs()).count();
+            assert!(greater < 3, "{greater} are worth more");
+        }
+    }
+    assert!(!run(&[]).contains("features"));
+    assert!(run(&["--activations", "2"]).contains("layer   0 features"));
+}

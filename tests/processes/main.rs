@@ -13,3 +13,4 @@ mod python;
 #[path = "../common/served.rs"]
 mod served;
 mod standalone;
+mod vindex_numpy;
