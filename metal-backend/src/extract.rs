@@ -110,7 +110,12 @@ impl Extractor {
     /// As [`inference::load_model`].
     pub fn open(path: &Path, options: &LoadOptions) -> Result<Self> {
         options.validate()?;
-        options.refuse_all_but("extract", &["dtype", "precision"])?;
+        if let Some(name) = options.first_not_of(&["dtype", "precision"])? {
+            return Err(Error::new(
+                ErrorKind::InvalidOption,
+                format!("{name} plays no role where a model's numbers are read; leave it out"),
+            ));
+        }
         let place = Place::named_or_best(options.backend.as_deref());
         let stream = Stream::default_of(place.device()).map_err(engine("device"))?;
         let (config, split, (architecture, ends)) = stream.scope(|| {

@@ -81,7 +81,9 @@ mod engine {
 
     pub(super) fn build(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let backend = choose_backend(args.load.backend.as_deref())?;
+        // Files are read, and no cache is filled: the others are refused.
         let options = args.load.checked(backend.name())?;
+        let options = options.with_quantized_kv_start(0);
         let path = find_model(args.model.model.as_deref(), console)?;
         let cancel = CancelToken::new();
         let _caught = cancel_on_interrupt(&cancel);

@@ -106,7 +106,8 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
         let before = logits(model.as_ref(), &tokens);
         assert_eq!((cached.len(), cached.hits()), (0, 0), "{name}");
         let rows = cached.calibrate(model.as_ref(), &prompt).unwrap();
-        assert_eq!(rows, layers * tokens.len(), "{name}");
+        // The last block computes the last position alone.
+        assert_eq!(rows, (layers - 1) * tokens.len() + 1, "{name}");
         let misses = cached.misses();
         let replayed = logits(model.as_ref(), &tokens);
         assert_eq!(cached.misses(), misses, "{name}: a layer was computed");
