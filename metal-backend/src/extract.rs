@@ -311,12 +311,15 @@ fn of_layer(tensor: &NamedTensor) -> bool {
     parts.any(|part| part.parse::<usize>().is_ok())
 }
 
+/// How the model is cut, the process's place, and what it reads.
+type Stage<'a> = (&'a (Arc<PipelineSplit>, Group), usize, StageReads);
+
 /// Builds the decoder of a part of the model, or of the whole.
 fn opened(
     path: &Path,
     options: &LoadOptions,
     place: Place,
-    part: Option<(&(Arc<PipelineSplit>, Group), usize, StageReads)>,
+    part: Option<Stage<'_>>,
 ) -> Result<(String, Opened)> {
     let (config, mut weights) = open_weights(path, options, place)?;
     weights.keep_fetched();

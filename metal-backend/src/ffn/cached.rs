@@ -40,10 +40,13 @@ pub struct CachedFfn {
     state: Mutex<State>,
 }
 
+/// A layer and the bits of an input `[hidden]`.
+type Key = (usize, Box<[u32]>);
+
 #[derive(Debug, Default)]
 struct State {
-    /// Of a layer and the bits of an input, `[hidden]`, the output.
-    outputs: HashMap<(usize, Box<[u32]>), Box<[f32]>>,
+    /// The outputs of inputs.
+    outputs: HashMap<Key, Box<[f32]>>,
     hits: u64,
     misses: u64,
 }
@@ -131,8 +134,8 @@ impl CachedFfn {
     /// The output of each input `[hidden]` of a layer, where it was recorded.
     fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
         let mut state = self.state();
-        let of = |bits: &Box<[u32]>| state.outputs.get(&(layer, bits.clone())).cloned();
-        let found: Vec<_> = inputs.iter().map(of).collect();
+        let keys = inputs.iter().map(|bits| (layer, bits.clone()));
+        let found: Vec<_> = keys.map(|key| state.outputs.get(&key).cloned()).collect();
         let hits = found.iter().filter(|row| row.is_some()).count() as u64;
         state.hits += hits;
         state.misses += found.len() as u64 - hits;
