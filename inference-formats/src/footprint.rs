@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::config::{ModelConfig, QuantConfig};
 use crate::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::gguf_config::GgufNames;
-use crate::gguf_quant::{NibbleFormat, affine_bits, has_super_scales};
+use crate::gguf_quant::{NibbleFormat, affine_bits, has_super_scales, super_affine_bits};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
 /// How an engine holds weights in memory.
@@ -499,6 +499,13 @@ fn of_gguf(
         _ if stored.starts_with("rope_factors_") => 0,
         (None, _) if storage.keeps_gguf_bits && has_super_scales(tensor.kind) && is_matrix => {
             stored_bytes
+        }
+        // Codes, two bytes for each group, and two halves for each block.
+        (Some(bits), _)
+            if storage.keeps_gguf_bits && is_matrix && super_affine_bits(tensor.kind).is_some() =>
+        {
+            let blocks = parameters / 256;
+            blocks.saturating_mul(32 * u64::from(bits.unsigned_abs()) + 16 + 4)
         }
         // A vector becomes floats, whatever its blocks.
         (Some(bits), _) if tensor.shape.len() >= 2 => {

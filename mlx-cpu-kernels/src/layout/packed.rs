@@ -69,6 +69,11 @@ pub enum ScaleFormat {
     /// A signed byte for each group, times a float16 for each [`GROUPS_PER_SUPER`] groups. The bias
     /// is -32 scales. With 6 bits and groups of 16 these are the numbers of GGUF's Q6_K.
     Super,
+    /// Two bytes for each group, each times a float16 for each [`GROUPS_PER_AFFINE_SUPER`] groups:
+    /// the scale, and the bias without its sign, which is negative. Of a row block, the eight bytes
+    /// of a group's scales stand before those of its biases, and so do the float16. With 4 or 5
+    /// bits and groups of 32 these are the numbers of GGUF's Q4_K and Q5_K.
+    SuperAffine,
     /// A byte for each group, a power of two (E8M0). Codes are floats: of four bits (E2M1) in
     /// MXFP4, of eight bits (E4M3) in MXFP8. There are no biases.
     E8m0,
@@ -107,6 +112,7 @@ impl ScaleFormat {
     pub(crate) const E4M3_ID: u32 = 4;
     pub(crate) const TABLE_ID: u32 = 5;
     pub(crate) const TABLE_SUPER_ID: u32 = 6;
+    pub(crate) const SUPER_AFFINE_ID: u32 = 7;
 
     /// What codes of four bits stand for in a format.
     pub(crate) const fn nibbles(format: u32) -> u32 {
@@ -127,6 +133,9 @@ pub(crate) const FLOAT_INPUTS: u32 = 32;
 
 /// Groups that share a float16 of [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
+
+/// Groups that share the float16 of [`ScaleFormat::SuperAffine`].
+pub const GROUPS_PER_AFFINE_SUPER: usize = 8;
 
 /// Codes that share a float16 of [`ScaleFormat::TableSuper`].
 pub const TABLE_SUPER_WEIGHTS: usize = 256;
@@ -155,6 +164,17 @@ pub(crate) enum GroupParams<'a> {
         factor: f32,
         /// What codes stand for, unless for themselves.
         table: Option<Table>,
+    },
+    /// Bytes times the bits of float16, as in [`ScaleFormat::SuperAffine`].
+    SuperAffine {
+        /// Those of the scales and of the biases of each group.
+        codes: &'a [i8],
+        /// Of the whole matrix, in the same order.
+        supers: &'a [u16],
+        /// The group in the matrix to which the first codes belong.
+        first: usize,
+        /// Whether these are the biases.
+        is_bias: bool,
     },
     /// The bits of float16 times a factor; codes are looked up.
     Table {
@@ -199,6 +219,12 @@ impl<'a> GroupParams<'a> {
                     factor,
                     table: None,
                 }),
+                ScaleFormat::SuperAffine => [false, true].map(|is_bias| Self::SuperAffine {
+                    codes: one.as_slice(),
+                    supers: other.as_slice(),
+                    first: 0,
+                    is_bias,
+                }),
                 ScaleFormat::TableSuper(table) => {
                     let (codes, supers): (&[i8], &[u16]) = (one.as_slice(), other.as_slice());
                     [table.unit(), 0.0].map(|factor| Self::Super {
@@ -238,6 +264,7 @@ impl<'a> GroupParams<'a> {
             Self::F32(all) => all.len(),
             Self::F16(all) => all.len(),
             Self::Super { codes, .. } => codes.len(),
+            Self::SuperAffine { codes, .. } => codes.len() / 2,
             Self::Table { halves, .. } => halves.len(),
             Self::Bytes { codes, .. } => codes.len(),
         }
@@ -248,7 +275,9 @@ impl<'a> GroupParams<'a> {
         match self {
             Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
             Self::F16(all) => (all.as_ptr().cast(), size_of_val(all)),
-            Self::Super { codes, .. } => (codes.as_ptr().cast(), codes.len()),
+            Self::Super { codes, .. } | Self::SuperAffine { codes, .. } => {
+                (codes.as_ptr().cast(), codes.len())
+            }
             Self::Table { halves, .. } => (halves.as_ptr().cast(), size_of_val(halves)),
             Self::Bytes { codes, .. } => (codes.as_ptr(), codes.len()),
         }
@@ -272,6 +301,17 @@ impl<'a> GroupParams<'a> {
                 per,
                 factor,
                 table,
+            },
+            Self::SuperAffine {
+                codes,
+                supers,
+                first,
+                is_bias,
+            } => Self::SuperAffine {
+                first: first + range.start / INTERLEAVED_ROWS,
+                codes: &codes[2 * range.start..2 * range.end],
+                supers,
+                is_bias,
             },
             Self::Table {
                 halves,
@@ -321,6 +361,20 @@ impl<'a> GroupParams<'a> {
                 let supers = &supers[(first + group) / per * INTERLEAVED_ROWS..];
                 for ((to, code), half) in eight.iter_mut().zip(&codes[at]).zip(supers) {
                     *to = f32::from(*code) * f16::from_bits(*half).to_f32() * factor;
+                }
+            }
+            Self::SuperAffine {
+                codes,
+                supers,
+                first,
+                is_bias,
+            } => {
+                let pair = |number: usize| (2 * number + usize::from(is_bias)) * INTERLEAVED_ROWS;
+                let codes = &codes[pair(group)..];
+                let supers = &supers[pair((first + group) / GROUPS_PER_AFFINE_SUPER)..];
+                let sign = if is_bias { -1.0 } else { 1.0 };
+                for ((to, code), half) in eight.iter_mut().zip(codes).zip(supers) {
+                    *to = f32::from(*code) * f16::from_bits(*half).to_f32() * sign;
                 }
             }
             Self::Bytes {

@@ -136,6 +136,7 @@ fn group_params_by_row(
             deinterleave(isa, buffer, to);
         }
         all @ (GroupParams::Super { .. }
+        | GroupParams::SuperAffine { .. }
         | GroupParams::Table { .. }
         | GroupParams::Bytes { .. }) => {
             buffer.clear();

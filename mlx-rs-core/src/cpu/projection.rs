@@ -102,6 +102,7 @@ impl<'a> Projection<'a> {
                 MatrixFormat::Quantized {
                     scales:
                         ScaleFormat::Super
+                        | ScaleFormat::SuperAffine
                         | ScaleFormat::E8m0
                         | ScaleFormat::E4m3
                         | ScaleFormat::Table(_)

@@ -344,10 +344,14 @@ impl QuantizedMatrix {
         let [words, scales, biases] = self.arrays() else {
             return Err(lost());
         };
+        let [scales, biases] = match self.scales {
+            ScaleFormat::SuperAffine => Self::super_affine_factors(scales, biases)?,
+            _ => [scales.clone(), biases.clone()],
+        };
         Ok(Quantized {
             weight: rows(words)?,
-            scales: rows(scales)?.astype(Dtype::Float32)?,
-            biases: Some(rows(biases)?.astype(Dtype::Float32)?),
+            scales: rows(&scales)?.astype(Dtype::Float32)?,
+            biases: Some(rows(&biases)?.astype(Dtype::Float32)?),
             group_size: self.group_size(),
             bits: self.bits(),
             mode: QuantMode::Affine,

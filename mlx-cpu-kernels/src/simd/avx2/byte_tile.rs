@@ -1,10 +1,10 @@
 //! Tiles of products in 8-bit integers with AVX2: `vpmaddubsw`, or `vpdpbusd` of AVX-VNNI.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_cvtepi32_ps,
-    _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_storeu_ps,
+    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_storeu_ps,
 };
 
 use crate::layout::byte_panel::{
@@ -56,9 +56,7 @@ pub(crate) unsafe fn multiply(
         let two = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
         _mm256_add_epi16(sum, two)
     };
-    let wide = |total, sum| {
-        _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)))
-    };
+    let wide = |total, sum| _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
     // A lane gets two products of each quad. With these numbers of quads, no sum leaves 16 bits.
     let quads = i32::from(i16::MAX) / (2 * MAX_BYTE as i32 * i32::from(matrix.largest));
     // SAFETY: the caller's promise.

@@ -3,9 +3,11 @@
 use crate::layout::float_codes::Codes;
 use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{
-    GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position, codes_per_chunk,
+    GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position,
+    codes_per_chunk,
 };
 use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes, integers};
+use crate::simd::avx2::qgemv::super_affine;
 use crate::simd::portable;
 
 use std::arch::x86_64::{
@@ -255,6 +257,16 @@ pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m
             GroupParams::F16(all) => _mm256_cvtph_ps(_mm_loadu_si128(
                 all.as_ptr().add(group * INTERLEAVED_ROWS).cast(),
             )),
+            GroupParams::SuperAffine {
+                codes,
+                supers,
+                first,
+                is_bias,
+            } => {
+                let codes = codes.as_ptr().add(group * 2 * INTERLEAVED_ROWS);
+                let place = (first + group) / GROUPS_PER_AFFINE_SUPER * 2 * INTERLEAVED_ROWS;
+                super_affine(codes, supers[place..].as_ptr())[usize::from(is_bias)]
+            }
             GroupParams::Super { .. } | GroupParams::Table { .. } | GroupParams::Bytes { .. } => {
                 _mm256_loadu_ps(factors.group(group).as_ptr())
             }
