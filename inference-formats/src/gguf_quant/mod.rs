@@ -196,6 +196,11 @@ fn fill<'a, const BITS: usize>(
     })
 }
 
+/// Bits of a weight of a type without biases: a float16 scale for each group, whose zero is a code.
+pub fn symmetric_bits(kind: GgmlType) -> Option<i32> {
+    middle(kind).and_then(|_| affine_bits(kind))
+}
+
 /// Whether [`repack_super_scaled`] packs `kind`.
 pub(crate) fn has_super_scales(kind: GgmlType) -> bool {
     kind == GgmlType::Q6K

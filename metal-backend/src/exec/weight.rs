@@ -200,6 +200,16 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
+    /// From codes and float16 scales without biases (Q4_0, Q5_0, Q8_0) for so many rows, in the
+    /// order of the kernels; `None` where they do not have it.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other.
+    pub fn from_symmetric(parts: [Array; 2], rows: i32, bits: i32) -> Result<Option<Self>> {
+        let matrix = cpu::QuantizedMatrix::from_symmetric(parts, rows, bits)?;
+        Ok(matrix.map(Self::Interleaved))
+    }
+
     /// From codes of four bits, scales and, where those are bytes, scales of scales for so many
     /// rows, in the order of the kernels; `format` is what codes stand for, and the group size.
     /// `None` where the kernels do not have it.

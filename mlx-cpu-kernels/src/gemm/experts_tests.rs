@@ -103,7 +103,7 @@ impl Stack {
                         let byte = |v: &f32| (middle + 4.0 * 32.0 * v) as u8;
                         (words_of(&one.iter().map(byte).collect::<Vec<_>>()), vec![0])
                     }
-                    ScaleFormat::Table(_) => {
+                    ScaleFormat::Table(_) | ScaleFormat::Symmetric => {
                         let halves: Vec<_> = one.iter().map(|v| f16::from_f32(v / 64.0)).collect();
                         (words_of(&halves), vec![0])
                     }
@@ -144,7 +144,10 @@ impl Stack {
                     ScaleFormat::TableSuper(_) => {
                         made.lens[2] = rows * size.k / TABLE_SUPER_WEIGHTS;
                     }
-                    ScaleFormat::E8m0 | ScaleFormat::E4m3 | ScaleFormat::Table(_) => {
+                    ScaleFormat::E8m0
+                    | ScaleFormat::E4m3
+                    | ScaleFormat::Table(_)
+                    | ScaleFormat::Symmetric => {
                         made.lens[2] = 0;
                     }
                     _ => {}
@@ -238,6 +241,7 @@ fn formats() -> Vec<MatrixFormat> {
     }
     for (bits, group, scales) in [
         (6, 16, ScaleFormat::Super),
+        (8, 32, ScaleFormat::Symmetric),
         (4, 32, ScaleFormat::SuperAffine),
         (5, 32, ScaleFormat::SuperAffine),
         (4, 32, ScaleFormat::E8m0),

@@ -66,6 +66,9 @@ pub enum ScaleFormat {
     F32,
     /// A float16 scale and bias for each group.
     F16,
+    /// A float16 scale for each group. The bias is [`symmetric_bias`] scales: the numbers of GGUF's
+    /// Q4_0, Q5_0, Q8_0, TQ1_0 and TQ2_0.
+    Symmetric,
     /// A signed byte for each group, times a float16 for each [`GROUPS_PER_SUPER`] groups. The bias
     /// is -32 scales. With 6 bits and groups of 16 these are the numbers of GGUF's Q6_K.
     Super,
@@ -113,6 +116,7 @@ impl ScaleFormat {
     pub(crate) const TABLE_ID: u32 = 5;
     pub(crate) const TABLE_SUPER_ID: u32 = 6;
     pub(crate) const SUPER_AFFINE_ID: u32 = 7;
+    pub(crate) const SYMMETRIC_ID: u32 = 8;
 
     /// What codes of four bits stand for in a format.
     pub(crate) const fn nibbles(format: u32) -> u32 {
@@ -134,6 +138,20 @@ pub(crate) const FLOAT_INPUTS: u32 = 32;
 /// Groups that share a float16 of [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
 
+/// A bias of [`ScaleFormat::Symmetric`] over its scale: the code that stands for zero, negative.
+///
+/// ```
+/// assert_eq!(mlx_cpu_kernels::symmetric_bias(8), -128.0);
+/// assert_eq!(mlx_cpu_kernels::symmetric_bias(2), -1.0);
+/// ```
+pub const fn symmetric_bias(bits: u32) -> f32 {
+    match bits {
+        // Codes 0, 1 and 2.
+        2 => -1.0,
+        _ => -((1 << (bits - 1)) as f32),
+    }
+}
+
 /// Groups that share the float16 of [`ScaleFormat::SuperAffine`].
 pub const GROUPS_PER_AFFINE_SUPER: usize = 8;
 
@@ -150,6 +168,13 @@ pub(crate) enum GroupParams<'a> {
     F32(&'a [f32]),
     /// The bits of float16.
     F16(&'a [u16]),
+    /// The bits of float16 times a factor.
+    Symmetric {
+        /// One a group.
+        halves: &'a [u16],
+        /// 1 for scales, [`symmetric_bias`] for biases.
+        factor: f32,
+    },
     /// Bytes times the bits of float16 times a factor.
     Super {
         /// The code of each group.
@@ -211,6 +236,12 @@ impl<'a> GroupParams<'a> {
             match format {
                 ScaleFormat::F32 => [one, other].map(|input| Self::F32(input.as_slice())),
                 ScaleFormat::F16 => [one, other].map(|input| Self::F16(input.as_slice())),
+                ScaleFormat::Symmetric => {
+                    [1.0, symmetric_bias(bits)].map(|factor| Self::Symmetric {
+                        halves: one.as_slice(),
+                        factor,
+                    })
+                }
                 ScaleFormat::Super => [1.0, SUPER_BIAS].map(|factor| Self::Super {
                     codes: one.as_slice(),
                     supers: other.as_slice(),
@@ -265,7 +296,7 @@ impl<'a> GroupParams<'a> {
             Self::F16(all) => all.len(),
             Self::Super { codes, .. } => codes.len(),
             Self::SuperAffine { codes, .. } => codes.len() / 2,
-            Self::Table { halves, .. } => halves.len(),
+            Self::Table { halves, .. } | Self::Symmetric { halves, .. } => halves.len(),
             Self::Bytes { codes, .. } => codes.len(),
         }
     }
@@ -278,7 +309,9 @@ impl<'a> GroupParams<'a> {
             Self::Super { codes, .. } | Self::SuperAffine { codes, .. } => {
                 (codes.as_ptr().cast(), codes.len())
             }
-            Self::Table { halves, .. } => (halves.as_ptr().cast(), size_of_val(halves)),
+            Self::Table { halves, .. } | Self::Symmetric { halves, .. } => {
+                (halves.as_ptr().cast(), size_of_val(halves))
+            }
             Self::Bytes { codes, .. } => (codes.as_ptr(), codes.len()),
         }
     }
@@ -287,6 +320,10 @@ impl<'a> GroupParams<'a> {
         match self {
             Self::F32(all) => Self::F32(&all[range]),
             Self::F16(all) => Self::F16(&all[range]),
+            Self::Symmetric { halves, factor } => Self::Symmetric {
+                halves: &halves[range],
+                factor,
+            },
             Self::Super {
                 codes,
                 supers,
@@ -345,7 +382,7 @@ impl<'a> GroupParams<'a> {
                     *to = f16::from_bits(*from).to_f32();
                 }
             }
-            Self::Table { halves, factor, .. } => {
+            Self::Table { halves, factor, .. } | Self::Symmetric { halves, factor } => {
                 for (to, from) in eight.iter_mut().zip(&halves[at]) {
                     *to = f16::from_bits(*from).to_f32() * factor;
                 }

@@ -6,7 +6,7 @@ use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_CODES, FP4_SCA
 use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS};
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS,
-    ScaleFormat, TABLE_SUPER_WEIGHTS,
+    ScaleFormat, TABLE_SUPER_WEIGHTS, symmetric_bias,
 };
 use crate::layout::table::Table;
 use crate::simd::dequantize::DequantizeScratch;
@@ -130,6 +130,38 @@ fn rows_with_super_scales_equal_the_definition() {
             let (all, some) = (products(matrix), products(matrix.block_range(1..3)));
             assert_eq!(some[..16], all[8..24], "{isa:?}");
             assert_eq!(some[16..], all[32..], "{isa:?}");
+        }
+    }
+}
+
+/// A float16 scale for each 32 codes, and a code that stands for zero.
+#[test]
+fn symmetric_rows_equal_the_definition() {
+    const GROUP: usize = 32;
+    for (bits, zero) in [(2u32, 1.0), (4, 8.0), (5, 16.0), (8, 128.0)] {
+        assert_eq!(symmetric_bias(bits), -zero);
+        for groups in [1, 3, 18] {
+            let words: Vec<u32> = noise(ROWS * groups * bits as usize, bits)
+                .iter()
+                .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+                .collect();
+            let halves: Vec<u16> = noise(ROWS * groups, 3)
+                .iter()
+                .map(|v| half::f16::from_f32(v * 0.1).to_bits())
+                .collect();
+            let params = |factor| GroupParams::Symmetric {
+                halves: &halves,
+                factor,
+            };
+            let matrix = PackedMatrix {
+                words: &words,
+                scales: params(1.0),
+                biases: params(symmetric_bias(bits)),
+                groups,
+                bits,
+            };
+            let scale = |g: usize| half::f16::from_bits(halves[g]).to_f32();
+            check(matrix, GROUP, |g| (scale(g), -zero * scale(g)));
         }
     }
 }

@@ -169,6 +169,67 @@ impl QuantizedMatrix {
         Ok([part(0)?, part(1)?.negative()?])
     }
 
+    /// A matrix of `n` rows and of 2, 4, 5 or 8 `bits` in groups of 32 with a scale but no bias, in
+    /// the format and size of GGUF's Q4_0, Q5_0 and Q8_0 (and TQ2_0): `w = scale * (q - zero)`, where
+    /// the zero is 1, 8, 16 or 128. Both arrays are [interleaved](Self::interleaved): packed codes
+    /// `[n, k / 32 * bits]` as MLX packs them, and float16 `[n, k / 32]`. `None` where the kernels are
+    /// off.
+    ///
+    /// [`Self::to_quantized`] adds the biases. `vmap` over a product and second derivatives of it are
+    /// errors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they do not fit each other, or for other `bits`; when memory runs
+    /// out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
+    /// let part = |width, dtype| QuantizedMatrix::interleaved(&ones(&[9, width], dtype)?);
+    /// let parts = [part(16, Dtype::Uint32)?, part(2, Dtype::Float16)?];
+    /// if let Some(matrix) = QuantizedMatrix::from_symmetric(parts, 9, 8)? {
+    ///     assert_eq!(matrix.shape(), [9, 64]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn from_symmetric([words, scales]: [Array; 2], n: i32, bits: i32) -> Result<Option<Self>> {
+        const GROUP: i32 = 32;
+        let groups = scales.shape().get(1).copied().unwrap_or(0);
+        let k = groups.checked_mul(GROUP).unwrap_or(0);
+        let fits = |size: &Size| {
+            let (blocks, block) = (
+                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
+                INTERLEAVED_ROWS as i32,
+            );
+            let is = |a: &Array, dtype: Dtype, width: i32| {
+                a.dtype() == dtype && a.shape() == [blocks, width, block]
+            };
+            matches!(bits, 2 | 4 | 5 | 8)
+                && is(&words, Dtype::Uint32, groups.saturating_mul(bits))
+                && is(&scales, Dtype::Float16, groups)
+        };
+        let Some(size) = size_of(&[n, k]).filter(fits) else {
+            let message = format!(
+                "these are no parts of a matrix of {n} rows and {bits} bits without biases"
+            );
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&words, &scales]));
+        };
+        if !enabled() {
+            return Ok(None);
+        }
+        let arrays = vec![words.contiguous()?, scales.contiguous()?];
+        crate::eval(&arrays)?;
+        Ok(Some(Self {
+            stored: MatrixArrays::new(arrays)?,
+            size,
+            bits: bits.unsigned_abs(),
+            group: GROUP.unsigned_abs() as usize,
+            scales: ScaleFormat::Symmetric,
+            traced: closure::inside(),
+            prompts: Prompts::from_environment(),
+        }))
+    }
+
     /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and the bytes of scales as MLX packs
     /// them, both [interleaved](Self::interleaved). `None` where the kernels are off, and for
     /// affine mode.

@@ -103,6 +103,7 @@ impl<'a> Projection<'a> {
                     scales:
                         ScaleFormat::Super
                         | ScaleFormat::SuperAffine
+                        | ScaleFormat::Symmetric
                         | ScaleFormat::E8m0
                         | ScaleFormat::E4m3
                         | ScaleFormat::Table(_)

@@ -31,22 +31,27 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
             match (from.scales[i], from.biases[i]) {
                 (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
-                    let sixteen = |at: *const u16| {
-                        let low = _mm_loadu_si128(at.cast());
-                        let high = _mm_loadu_si128(at.add(second).cast());
-                        let low = _mm256_castsi128_si256(low);
-                        _mm512_cvtph_ps(_mm256_inserti128_si256::<1>(low, high))
-                    };
+                    let sixteen = |own: [_; 2]| own.map(|at| sixteen_halves(at, second));
                     convert::<BITS, _>(all, second, groups, to, sixteen);
                 }
                 (GroupParams::F32(scales), GroupParams::F32(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
-                    let sixteen = |at: *const f32| {
-                        let low = _mm512_castpd256_pd512(_mm256_loadu_pd(at.cast()));
-                        let high = _mm256_loadu_pd(at.add(second).cast());
-                        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high))
+                    let sixteen = |own: [*const f32; 2]| {
+                        own.map(|at| {
+                            let low = _mm512_castpd256_pd512(_mm256_loadu_pd(at.cast()));
+                            let high = _mm256_loadu_pd(at.add(second).cast());
+                            _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high))
+                        })
                     };
                     convert::<BITS, _>(all, second, groups, to, sixteen);
+                }
+                (GroupParams::Symmetric { halves, .. }, GroupParams::Symmetric { factor, .. }) => {
+                    let zero = _mm512_set1_ps(factor);
+                    let sixteen = |[at, _]: [*const u16; 2]| {
+                        let scales = sixteen_halves(at, second);
+                        [scales, _mm512_mul_ps(scales, zero)]
+                    };
+                    convert::<BITS, _>([halves.as_ptr(); 2], second, groups, to, sixteen);
                 }
                 (
                     GroupParams::SuperAffine {
@@ -66,6 +71,22 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
     }
 }
 
+/// Eight float16 of a row block and eight of another, `second` elements on.
+///
+/// # Safety
+/// The processor must have avx512f; both must be there.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+unsafe fn sixteen_halves(at: *const u16, second: usize) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let low = _mm_loadu_si128(at.cast());
+        let high = _mm_loadu_si128(at.add(second).cast());
+        let low = _mm256_castsi128_si256(low);
+        _mm512_cvtph_ps(_mm256_inserti128_si256::<1>(low, high))
+    }
+}
+
 /// The scales and biases of each group of two row blocks, which `sixteen` joins. The second row
 /// block is `second` elements after the first. Those that follow are fetched.
 ///
@@ -79,7 +100,7 @@ unsafe fn convert<const BITS: u32, T>(
     second: usize,
     groups: usize,
     to: *mut TileRow,
-    sixteen: impl Fn(*const T) -> __m512,
+    sixteen: impl Fn([*const T; 2]) -> [__m512; 2],
 ) {
     // Two tiles of two row blocks are ahead, as of words.
     let ahead = 4 * groups * INTERLEAVED_ROWS;
@@ -93,7 +114,7 @@ unsafe fn convert<const BITS: u32, T>(
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { store::<BITS>(own.map(&sixteen), to.add(4 * group)) };
+        unsafe { store::<BITS>(sixteen(own), to.add(4 * group)) };
     }
 }
 

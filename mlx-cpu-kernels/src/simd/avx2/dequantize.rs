@@ -13,8 +13,8 @@ use crate::simd::portable;
 use std::arch::x86_64::{
     __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32,
-    _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_epi8, _mm256_sll_epi32,
+    _mm256_slli_epi32, _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
 };
 
 /// See [`crate::simd::dequantize::dequantize_packed_row`].
@@ -257,6 +257,11 @@ pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m
             GroupParams::F16(all) => _mm256_cvtph_ps(_mm_loadu_si128(
                 all.as_ptr().add(group * INTERLEAVED_ROWS).cast(),
             )),
+            GroupParams::Symmetric { halves, factor } => {
+                let halves = halves.as_ptr().add(group * INTERLEAVED_ROWS);
+                let scales = _mm256_cvtph_ps(_mm_loadu_si128(halves.cast()));
+                _mm256_mul_ps(scales, _mm256_set1_ps(factor))
+            }
             GroupParams::SuperAffine {
                 codes,
                 supers,

@@ -17,7 +17,7 @@ use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::{InputPanel, inputs_per_sum};
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix,
-    SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk,
+    SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk, symmetric_bias,
 };
 use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
@@ -138,6 +138,10 @@ impl RowBlock {
                 let all = (codes.as_ptr().cast(), supers.as_ptr().cast());
                 (all.0, all.1, ScaleFormat::SuperAffine)
             }
+            (GroupParams::Symmetric { halves, .. }, GroupParams::Symmetric { .. }) => {
+                let scales = halves.as_ptr().cast();
+                (scales, scales, ScaleFormat::Symmetric)
+            }
             (GroupParams::Table { halves, table, .. }, GroupParams::Table { .. }) => {
                 let scales = halves.as_ptr().cast();
                 (scales, scales, ScaleFormat::Table(table))
@@ -177,7 +181,9 @@ impl RowBlock {
         let factors = i * self.groups * INTERLEAVED_ROWS;
         let (scales, biases) = match SCALES {
             ScaleFormat::F32_ID => (4 * factors, 4 * factors),
-            ScaleFormat::F16_ID | ScaleFormat::TABLE_ID => (2 * factors, 2 * factors),
+            ScaleFormat::F16_ID | ScaleFormat::TABLE_ID | ScaleFormat::SYMMETRIC_ID => {
+                (2 * factors, 2 * factors)
+            }
             ScaleFormat::E8M0_ID | ScaleFormat::E4M3_ID => (factors, factors),
             ScaleFormat::SUPER_AFFINE_ID => (2 * factors, 4 * factors / self.per_super),
             _ => (factors, 2 * factors / self.per_super),
@@ -232,6 +238,18 @@ macro_rules! qgemv_for_constants {
                     }
                     (4, ScaleFormat::TableSuper(_)) => {
                         rows::<4, { ScaleFormat::TABLE_SUPER_ID }>(first, count, x, out)
+                    }
+                    (2, ScaleFormat::Symmetric) => {
+                        rows::<2, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::Symmetric) => {
+                        rows::<4, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
+                    }
+                    (5, ScaleFormat::Symmetric) => {
+                        rows::<5, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
+                    }
+                    (8, ScaleFormat::Symmetric) => {
+                        rows::<8, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
                     }
                     (4, ScaleFormat::SuperAffine) => {
                         rows::<4, { ScaleFormat::SUPER_AFFINE_ID }>(first, count, x, out)
@@ -405,6 +423,13 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         _mm256_cvtph_ps(_mm_loadu_si128(block.scales.add(g * 16).cast())),
                         _mm256_cvtph_ps(_mm_loadu_si128(block.biases.add(g * 16).cast())),
                     )
+                }
+                ScaleFormat::SYMMETRIC_ID => {
+                    let ahead = PREFETCH_BYTES / 8;
+                    _mm_prefetch::<_MM_HINT_T0>(block.scales.wrapping_add(g * 16 + ahead).cast());
+                    let scale = _mm256_cvtph_ps(_mm_loadu_si128(block.scales.add(g * 16).cast()));
+                    let zero = _mm256_set1_ps(symmetric_bias(BITS));
+                    (scale, _mm256_mul_ps(scale, zero))
                 }
                 ScaleFormat::F32_ID => (
                     _mm256_loadu_ps(block.scales.add(g * 32).cast()),

@@ -17,6 +17,7 @@ use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::InputPanel;
 use crate::layout::packed::{
     INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk,
+    symmetric_bias,
 };
 use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
@@ -120,6 +121,10 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             } else if SCALES == ScaleFormat::SUPER_ID {
                 let scale = super_scales(two, g);
                 (scale, _mm512_mul_ps(scale, _mm512_set1_ps(SUPER_BIAS)))
+            } else if SCALES == ScaleFormat::SYMMETRIC_ID {
+                let scale = factors::<{ ScaleFormat::F16_ID }>(two.map(|block| block.scales), g);
+                let zero = _mm512_set1_ps(symmetric_bias(BITS));
+                (scale, _mm512_mul_ps(scale, zero))
             } else if SCALES == ScaleFormat::SUPER_AFFINE_ID {
                 super_affine_of(two, g)
             } else if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {

@@ -1,5 +1,5 @@
 //! Matrices with super-scales against their definition: of 6 bits (the numbers of GGUF's Q6_K), and
-//! of 4 and 5 bits with biases (Q4_K and Q5_K).
+//! of 4 and 5 bits with biases (Q4_K and Q5_K). Then those with scales and no biases (Q4_0, Q8_0).
 
 use super::*;
 use crate::error::ErrorKind;
@@ -118,11 +118,40 @@ fn affine(bits: usize) -> (QuantizedMatrix, Vec<f32>) {
     (matrix.expect("kernels are on"), elements.collect())
 }
 
+/// A matrix of [`N`] rows and [`K`] columns with scales alone, and its elements.
+fn symmetric(bits: usize) -> (QuantizedMatrix, Vec<f32>) {
+    let (rows, groups) = (N as i32, K / 32);
+    let words: Vec<u32> = noise(N * groups * bits, 1)
+        .into_iter()
+        .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+        .collect();
+    let halves: Vec<half::f16> = noise(N * groups, 2)
+        .iter()
+        .map(|v| half::f16::from_f32(v * 0.1))
+        .collect();
+    let zero = if bits == 2 { 1 } else { 1 << (bits - 1) };
+    let bit = |i: usize| words[i / 32] >> (i % 32) & 1;
+    let elements = (0..N * K).map(|i| {
+        let q: u32 = (0..bits).map(|b| bit(bits * i + b) << b).sum();
+        halves[i / 32].to_f32() * (q as f32 - zero as f32)
+    });
+    let elements = elements.collect();
+    let interleaved = |a: Array| QuantizedMatrix::interleaved(&a).unwrap();
+    let parts = [
+        interleaved(Array::from_slice(&words, &[rows, (groups * bits) as i32]).unwrap()),
+        interleaved(Array::from_slice(&halves, &[rows, groups as i32]).unwrap()),
+    ];
+    let matrix = QuantizedMatrix::from_symmetric(parts, rows, bits as i32).unwrap();
+    (matrix.expect("kernels are on"), elements)
+}
+
 #[test]
 fn products_and_rows_with_biases_equal_the_definition() {
     on_cpu(|| {
-        for bits in [4, 5] {
-            let (matrix, elements) = affine(bits);
+        let all = [4, 5].map(|bits| (bits, affine(bits)));
+        let symmetric = [2, 4, 5, 8].map(|bits| (bits, symmetric(bits)));
+        for (bits, (matrix, elements)) in all.into_iter().chain(symmetric) {
+            let elements = &elements;
             with_each(|isa| {
                 for rows in [1, 2, 7, 8, 15, 16, 40] {
                     let x = noise(rows * K, 5);
@@ -149,7 +178,7 @@ fn products_and_rows_with_biases_equal_the_definition() {
             assert!(matrix.has_mlx_form());
             let plain = matrix.to_quantized().unwrap();
             assert_eq!((plain.bits, plain.group_size), (bits as i32, 32));
-            assert_eq!(host(&plain.dequantize(Dtype::Float32).unwrap()), elements);
+            assert_eq!(&host(&plain.dequantize(Dtype::Float32).unwrap()), elements);
             // A part in the same memory.
             let part = matrix.rows(8, 21).unwrap().expect("whole row blocks");
             let x = array(&noise(K, 6), &[1, K as i32]);
@@ -184,6 +213,12 @@ fn parts_with_biases_that_do_not_fit_are_errors() {
         let mut parts = fine();
         parts[i] = wrong;
         let e = QuantizedMatrix::from_super_affine(parts, 9, 4).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Shape);
+    }
+    let halves = |width| [part(16, Dtype::Uint32), part(width, Dtype::Float16)];
+    assert!(QuantizedMatrix::from_symmetric(halves(2), 9, 8).is_ok());
+    for (width, n, bits) in [(3, 9, 8), (2, 17, 8), (2, 9, 4), (2, 9, 6)] {
+        let e = QuantizedMatrix::from_symmetric(halves(width), n, bits).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Shape);
     }
     for (n, bits) in [(17, 4), (9, 5), (9, 6)] {
