@@ -160,8 +160,8 @@ impl QuantizedMatrix {
         let (blocks, count) = (supers.dim(0)?, supers.dim(1)? / 2);
         let bytes = bytes.reshape(&[blocks, count, per, 2, rows])?;
         let supers = supers.reshape(&[blocks, count, 1, 2, rows])?;
-        let product = bytes.astype(Dtype::Float32)? * supers.astype(Dtype::Float32)?;
-        let product = product?;
+        let supers = supers.astype(Dtype::Float32)?;
+        let product = bytes.astype(Dtype::Float32)?.multiply(&supers)?;
         let part = |at: i32| {
             let own = product.slice_axis(3, at, at + 1)?;
             own.reshape(&[blocks, count * per, rows])

@@ -334,7 +334,7 @@ impl QuantizedMatrix {
         };
         if let ([words, scales], ScaleFormat::Symmetric) = (self.arrays(), self.scales) {
             let scales = rows(scales)?.astype(Dtype::Float32)?;
-            let zero = Array::from(symmetric_bias(self.bits));
+            let zero = Array::scalar(symmetric_bias(self.bits))?;
             return Ok(Quantized {
                 weight: rows(words)?,
                 biases: Some(scales.multiply(&zero)?),
