@@ -12,7 +12,7 @@ use crate::isa::Isa;
 pub enum Prompts {
     /// Integers of 8 bits, with a float32 scale for 32 neighbors: AVX2 and AVX-512.
     Int8,
-    /// Integers of 16 bits, with a float32 scale for 8 neighbors: AVX2 and AVX-512.
+    /// Integers of 16 bits, with a float32 scale for 8 neighbors: AVX-512.
     Int16,
     /// They stay float32.
     Float32,
@@ -48,7 +48,7 @@ impl Prompts {
     pub fn available(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         match (self, Isa::detect()) {
-            (_, Isa::Avx2 | Isa::Avx512 | Isa::Amx) => return self,
+            (Self::Int8, Isa::Avx2) | (_, Isa::Avx512 | Isa::Amx) => return self,
             _ => {}
         }
         Self::Float32

@@ -1,6 +1,6 @@
-//! Products of many rows of inputs with quantized matrices in 16-bit integers, for AVX2 and for
-//! AVX-512 with VNNI: about one and a half times as fast as `packed_gemm.rs`, whose blocks and
-//! outputs these are. Eight columns of inputs share a scale in each row. With 32, logits of the first model
+//! Products of many rows of inputs with quantized matrices in 16-bit integers, for AVX-512 with
+//! VNNI: about one and a half times as fast as `packed_gemm.rs`, whose blocks and outputs these
+//! are. Eight columns of inputs share a scale in each row. With 32, logits of the first model
 //! differ from the reference by up to 3e-3; with 8 by 1.1e-3, in floats by 0.9e-3.
 //!
 //! Only where [`crate::Prompts::Int16`] is asked for.
@@ -9,6 +9,7 @@ use std::cell::RefCell;
 
 use crate::gemm::packed_gemm::{BLOCK_M, ColumnBlock, GemmTask, MIN_GEMM_ROWS};
 use crate::gemm::product::{MatrixData, Product};
+use crate::isa::Isa;
 use crate::layout::aligned::AlignedVec;
 use crate::layout::float_codes::Codes;
 use crate::layout::integer_panel::{
@@ -18,7 +19,7 @@ use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::layout::tile::LANES;
 use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
-use crate::simd::integer_tile::{self, PANELS};
+use crate::simd::avx512::integer_tile::{self, PANELS};
 
 /// Columns that are multiplied before the next row: those of two panels fit the L1 cache.
 const BLOCK_K: usize = 512;
@@ -65,7 +66,7 @@ impl Inputs {
 impl GemmTask<'_> {
     /// Whether this product runs here: many rows, and matrices whose codes stand for integers.
     pub(crate) fn fits_integers(&self) -> bool {
-        self.product.isa.has_avx2()
+        matches!(self.product.isa, Isa::Avx512 | Isa::Amx)
             && self.product.rows >= MIN_GEMM_ROWS
             && self.data.iter().all(|(data, _)| match data {
                 MatrixData::Quantized { matrix, .. } => matrix.codes() != Codes::E4m3,
@@ -104,16 +105,17 @@ impl GemmTask<'_> {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
-                    // SAFETY: each panel is written by one part alone.
-                    let columns = unsafe {
+                    // SAFETY: each panel is written by one part alone. `fits_integers` has seen the
+                    // instruction set.
+                    unsafe {
                         let pairs = pairs.slice_mut(i * sizes[0], sizes[0]);
-                        InputColumnsMut {
+                        let columns = InputColumnsMut {
                             pairs: bytemuck::cast_slice_mut(pairs),
                             scales: scales.slice_mut(i * sizes[1], sizes[1]),
                             sums: sums.slice_mut(i * sizes[2], sizes[2]),
-                        }
-                    };
-                    integer_tile::quantize(self.product.isa, panel, columns);
+                        };
+                        integer_tile::quantize(panel, columns);
+                    }
                 }
             });
         });
@@ -201,8 +203,17 @@ impl GemmTask<'_> {
                 for from in (0..groups).step_by(at_once) {
                     let groups = from..groups.min(from + at_once);
                     let sums = (&mut sums[i * size..], each);
-                    let (rows, x) = ((columns, groups), &x[..count]);
-                    integer_tile::multiply(isa, rows, *matrix, x, sums, from > 0);
+                    // SAFETY: `fits_integers` has seen the instruction set.
+                    unsafe {
+                        integer_tile::multiply(
+                            columns,
+                            groups,
+                            *matrix,
+                            &x[..count],
+                            sums,
+                            from > 0,
+                        );
+                    }
                 }
             }
             for (i, sums) in sums.chunks_exact_mut(each).take(count).enumerate() {
@@ -216,7 +227,6 @@ impl GemmTask<'_> {
 mod tests {
     use super::*;
     use crate::gemm::product::{MatrixFormat, MatrixPart, Size};
-    use crate::isa::Isa;
     use crate::layout::packed::{PackedMatrix, ScaleFormat};
     use crate::prompts::Prompts;
     use crate::simd::portable::vmath::Gate;
@@ -257,7 +267,7 @@ mod tests {
     #[test]
     fn products_equal_those_in_float64() {
         with_each(|isa| {
-            if !isa.has_avx2() {
+            if !matches!(isa, Isa::Avx512 | Isa::Amx) {
                 return;
             }
             for (bits, group) in [
@@ -360,7 +370,7 @@ mod tests {
     #[test]
     fn inputs_that_are_no_numbers_stay_so() {
         with_each(|isa| {
-            if !isa.has_avx2() {
+            if !matches!(isa, Isa::Avx512 | Isa::Amx) {
                 return;
             }
             for bad in [f32::NAN, f32::INFINITY] {

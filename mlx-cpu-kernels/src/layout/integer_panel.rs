@@ -1,8 +1,6 @@
 //! Operands of products of many rows in 16-bit integers: rows of inputs and rows of a matrix, in
 //! the order in which the kernel reads them. Types and index functions only.
 
-use std::ops::Range;
-
 /// Columns of inputs that share a scale in each row: a large input leaves others precise.
 pub(crate) const STEP: usize = 8;
 
@@ -47,14 +45,4 @@ pub(crate) struct CodePanelMut<'a> {
     pub pairs: &'a mut [i32],
     pub scales: &'a mut [f32],
     pub biases: &'a mut [f32],
-}
-
-/// What all tiles of a product have in common.
-pub(crate) struct IntegerTask {
-    /// Groups of columns.
-    pub groups: Range<usize>,
-    /// Columns of a group.
-    pub columns: usize,
-    /// Rows of the matrix's panel.
-    pub stride: usize,
 }

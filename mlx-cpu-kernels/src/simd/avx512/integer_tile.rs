@@ -9,29 +9,34 @@ use std::arch::x86_64::{
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_storeu_ps,
     _mm512_storeu_si512,
 };
+use std::ops::Range;
 
 use crate::layout::input_panel::MAX_QUANT;
-use crate::layout::integer_panel::{
-    CodePanel, InputColumns, InputColumnsMut, IntegerTask, STEP, SUM,
-};
+use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP, SUM};
 use crate::layout::tile::LANES;
 
-/// Rows of the matrix in a tile: with a vector of each panel, sums of integers and sums of a
+/// Panels of inputs that one pass over a matrix meets.
+pub(crate) const PANELS: usize = 2;
+
+/// Rows of the matrix in a tile: with [`PANELS`] vectors for each, sums of integers and sums of a
 /// group fill the registers.
 const TILE_ROWS: usize = 6;
 
-/// See [`crate::simd::integer_tile::quantize`].
+/// Columns `[columns, LANES]` as integers with a scale for each [`STEP`] of them.
 ///
 /// # Safety
-/// The processor must have avx512f. The columns, pairs, scales and sums must fit each other.
+/// The processor must have avx512f.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
     let sums = columns.len() / (SUM * LANES);
+    // The reads and writes below stay within these.
+    assert!(columns.len() == sums * SUM * LANES && to.pairs.len() == columns.len() / 2);
+    assert!(to.scales.len() == columns.len() / STEP && to.sums.len() == sums * LANES);
     let zero = _mm512_setzero_ps();
     for s in 0..sums {
         let mut total = zero;
         for step in s * (SUM / STEP)..(s + 1) * (SUM / STEP) {
-            // SAFETY: columns, pairs and the scale of step `step`, which the caller promises.
+            // SAFETY: columns, pairs and the scale of step `step`, which are asserted.
             unsafe {
                 let own = columns.as_ptr().add(step * STEP * LANES);
                 let x: [__m512; STEP] =
@@ -59,27 +64,48 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
                 total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, total);
             }
         }
-        // SAFETY: sum `s` of `sums`: the caller's promise.
+        // SAFETY: sum `s` of `sums`, which are asserted.
         unsafe { _mm512_storeu_ps(to.sums.as_mut_ptr().add(s * LANES), total) };
     }
 }
 
-/// See [`crate::simd::integer_tile::multiply`]; the sums are added to.
+/// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups. The rows are the
+/// first `rows` of the matrix; there are one or two panels, whose sums are so far apart as the
+/// number beside them says. Without `accumulate`, the sums before count as zeros.
 ///
 /// # Safety
-/// The processor must have avx512f, avx512bw and avx512vnni. The matrix, the panels and the sums
-/// must have the rows and groups of the task.
+/// The processor must have avx512f, avx512bw and avx512vnni.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(crate) unsafe fn multiply(
     rows: usize,
-    task: &IntegerTask,
+    groups: Range<usize>,
     matrix: CodePanel<'_>,
     x: &[InputColumns<'_>],
     (sums, apart): (&mut [f32], usize),
+    accumulate: bool,
 ) {
+    // The reads and writes below stay within these.
+    let (columns, stride) = (groups.end * matrix.group, matrix.rows);
+    assert!(matrix.group.is_multiple_of(SUM));
+    assert!(rows <= stride && columns / 2 * stride <= matrix.pairs.len());
+    assert!(groups.end * stride <= matrix.scales.len().min(matrix.biases.len()));
+    assert!(apart >= rows * LANES && sums.len() >= (x.len() - 1) * apart + rows * LANES);
+    for x in x {
+        assert!(columns / 2 * LANES <= x.pairs.len() && columns / STEP * LANES <= x.scales.len());
+        assert!(columns / SUM * LANES <= x.sums.len());
+    }
+    if !accumulate {
+        for sums in sums.chunks_mut(apart).take(x.len()) {
+            sums[..rows * LANES].fill(0.0);
+        }
+    }
+    let task = Task {
+        groups,
+        columns: matrix.group,
+        stride,
+    };
     for row in (0..rows).step_by(TILE_ROWS) {
-        // SAFETY: rows below `rows` of the matrix and of the sums, and groups of both: the caller's
-        // promise.
+        // SAFETY: rows below `rows` of the matrix and of the sums, and groups of both: asserted.
         unsafe {
             let factors = [matrix.scales, matrix.biases].map(|all| all.as_ptr().add(row));
             let matrix = (matrix.pairs.as_ptr().add(row), factors);
@@ -87,16 +113,25 @@ pub(crate) unsafe fn multiply(
             match *x {
                 [one] => {
                     let x = [PanelPtrs::of(one)];
-                    tile_of(rows - row, task, matrix, x, [to]);
+                    tile_of(rows - row, &task, matrix, x, [to]);
                 }
                 [one, other] => {
                     let x = [PanelPtrs::of(one), PanelPtrs::of(other)];
-                    tile_of(rows - row, task, matrix, x, [to, to.add(apart)]);
+                    tile_of(rows - row, &task, matrix, x, [to, to.add(apart)]);
                 }
                 _ => unreachable!("one or two panels"),
             }
         }
     }
+}
+
+/// What all tiles of a product have in common.
+struct Task {
+    groups: Range<usize>,
+    /// Of a group.
+    columns: usize,
+    /// Rows of the matrix's panel.
+    stride: usize,
 }
 
 /// Pairs, and scales and biases, from a row of a [`CodePanel`] on.
@@ -127,7 +162,7 @@ impl PanelPtrs {
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile_of<const P: usize>(
     rows: usize,
-    task: &IntegerTask,
+    task: &Task,
     matrix: CodePtrs,
     x: [PanelPtrs; P],
     sums: [*mut f32; P],
@@ -154,12 +189,12 @@ unsafe fn tile_of<const P: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile<const M: usize, const P: usize>(
-    task: &IntegerTask,
+    task: &Task,
     (pairs, [scales, biases]): CodePtrs,
     x: [PanelPtrs; P],
     sums: [*mut f32; P],
 ) {
-    let IntegerTask {
+    let Task {
         columns, stride, ..
     } = *task;
     // SAFETY: the caller's promise.
