@@ -67,16 +67,16 @@ BARS = {
     (LLAMA, "decode"): (1.5, None),
 }
 BATCH_OVER_DECODE = 4.0
-# The bars of --shape: the same for every shape and format.
+# The bars of --shape: the same for every shape and format, but for the prefill.
 SHAPE_BARS = {
-    (LLAMA, "prefill"): (1.5, None),
-    (LLAMA, "decode"): (1.0, None),
-    (LLAMA, "batch"): (2.0, None),
-    (LLAMA, "load"): (None, 1.0),
+    (LLAMA, "decode"): (1.05, None),
+    (LLAMA, "batch"): (1.5, None),
+    (LLAMA, "load"): (None, 1.3),
     (LLAMA, "start"): (None, 1.0),
     (LLAMA, "peak_rss"): (None, 1.0),
 }
-AMX_PREFILL = (2.5, None)
+PREFILL_BARS = {"amx": 2.5, "avx512": 1.3, "avx2": 1.1}
+BANDWIDTH_BAR = 0.85
 
 
 def parse() -> argparse.Namespace:
@@ -99,6 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs before the measured one, on both sides")
     parser.add_argument("--shape", choices=random_gguf.SHAPES, action="append", default=[], help="random weights of this shape (repeatable)")
     parser.add_argument("--format", choices=random_gguf.FILE_TYPES, action="append", default=[], help="of --shape: the file's type (repeatable)")
+    parser.add_argument("--precision", choices=["exact", "fast"], help="of `mlx`'s prompts; default: its own")
     parser.add_argument("--backend", default="cpu", help="`mlx`'s backend; any but cpu gives mlx-lm MLX's default device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured (`-`: instead of the table)")
     args = parser.parse_args()
@@ -145,13 +146,34 @@ def environment(args: argparse.Namespace) -> Path:
     return python
 
 
+def processor() -> str:
+    """What /proc/cpuinfo says of this processor."""
+    info = Path("/proc/cpuinfo")
+    return info.read_text() if info.exists() else ""
+
+
+def instruction_set() -> str:
+    """The set that both sides use: the best of this processor, or a lesser one that MLX_CPU_KERNELS names."""
+    asked = os.environ.get("MLX_CPU_KERNELS", "")
+    if asked in PREFILL_BARS:
+        return asked
+    if " amx_tile" in processor():
+        return "amx"
+    return "avx512" if " avx512_vnni" in processor() else "avx2"
+
+
 def llama_flags() -> list[str]:
-    """What llama.cpp is compiled for: this processor, but without AMX where there is one. The pinned version's kernels for it ended
-    with an illegal instruction (in a virtual machine on Emerald Rapids), so what else it uses there is named."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists() or " amx_tile" not in cpuinfo.read_text():
+    """What llama.cpp is compiled for: this processor, but without AMX where there is one, and without AVX-512 where MLX_CPU_KERNELS is
+    avx2. The pinned version's kernels for AMX ended with an illegal instruction (in a virtual machine on Emerald Rapids), so what else
+    it uses there is named."""
+    less = instruction_set() == "avx2" and " avx512f" in processor()
+    if not less and " amx_tile" not in processor():
         return []
-    sets = ["SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX_VNNI", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"]
+    sets = ["SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"]
+    if " avx_vnni" in processor():
+        sets.append("AVX_VNNI")
+    if not less:
+        sets += ["AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"]
     return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in sets)]
 
 
@@ -159,7 +181,8 @@ def llama_environment(args: argparse.Namespace) -> Path:
     """The Python of an environment that has llama-cpp-python."""
     if args.llama_venv:
         return args.llama_venv.resolve() / "bin" / "python"
-    where = args.work / "venv-llama"
+    less = instruction_set() == "avx2" and " avx512f" in processor()
+    where = args.work / ("venv-llama-avx2" if less else "venv-llama")
     python, stamp = where / "bin" / "python", where / "pins.txt"
     flags = llama_flags()
     wanted = "\n".join([*LLAMA_PACKAGES, *flags, LLAMA_PINS.read_text()])
@@ -262,11 +285,13 @@ class Ours:
         self._args = args
         self._binary = str(args.binary)
         self._warmup = ["--warmup", str(args.warmup)]
-        self._common = ["--model", str(model), "--backend", args.backend, "--quiet"]
+        precision = ["--precision", args.precision] if args.precision else []
+        self._common = ["--model", str(model), "--backend", args.backend, "--quiet", *precision]
 
     def bench(self) -> dict[str, Any]:
         sizes = ["--prompt-tokens", str(self._args.prompt_tokens), "--generate-tokens", str(self._args.generate_tokens)]
-        return json.loads(output_of([self._binary, "bench", *self._common, *sizes, "--repeat", "1", *self._warmup]))
+        command = [self._binary, "bench", *self._common, *sizes, "--repeat", "1", *self._warmup, "--bandwidth"]
+        return json.loads(output_of(command))
 
     def batch(self) -> float:
         sizes = ["--prompt-tokens", "1", "--generate-tokens", str(self._args.generate_tokens), "--repeat", "1"]
@@ -323,6 +348,8 @@ def figures(args: argparse.Namespace, report: dict[str, Any], batch: float, star
         "load": report["load_seconds"],
         "start": start,
         "peak_rss": report["peak_rss_bytes"] or report["peak_memory_bytes"],
+        # Of `mlx` alone.
+        "share": report.get("decode_share_of_bandwidth", 0.0),
     }
 
 
@@ -416,9 +443,7 @@ def compare_shapes(args: argparse.Namespace) -> int:
     """`mlx` beside llama.cpp on random weights: a row for each file, ours / llama.cpp's, and the bars missed."""
     python = llama_environment(args)
     version = json.loads(output_of([str(python), str(LLAMA_SIDE), "version"]))
-    bars = dict(SHAPE_BARS)
-    if " amx_tile" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""):
-        bars[LLAMA, "prefill"] = AMX_PREFILL
+    bars = SHAPE_BARS | {(LLAMA, "prefill"): (PREFILL_BARS[instruction_set()], None)}
     rows, report = [], []
     for shape in args.shape:
         for kind in args.format:
@@ -439,12 +464,20 @@ def compare_shapes(args: argparse.Namespace) -> int:
                 cells.append(cell if good else f"**{cell}**")
                 if not good:
                     missed.append(f"{label.lower()} {own / theirs:.2f} (wanted {wanted(bars[LLAMA, key])})")
+            # A mixture reads some experts only, so its share says nothing.
+            if "experts" in random_gguf.SHAPES[shape]:
+                cells.append("")
+            else:
+                share = statistics.median(found["share"] for found in rounds["mlx"])
+                cells.append(f"{100 * share:.0f}" if share >= BANDWIDTH_BAR else f"**{100 * share:.0f}**")
+                if share < BANDWIDTH_BAR:
+                    missed.append(f"decode reads at {share:.2f} of the memory's rate (wanted ≥ {BANDWIDTH_BAR})")
             rows.append(f"| {shape} | {kind} | " + " | ".join(cells) + " |")
             report.append({"shape": shape, "format": kind, "rounds": rounds, "medians": medians, "missed": missed})
             note(rows[-1])
-    header = ["shape", "format", *(f"{label} ({unit})" for label, unit, _, _ in MEASURES.values())]
+    header = ["shape", "format", *(f"{label} ({unit})" for label, unit, _, _ in MEASURES.values()), "Decode, of the memory's rate (%)"]
     intro = (
-        f"`mlx` / llama.cpp, prompt {args.prompt_tokens}, generated {args.generate_tokens}, batch {args.batch}, medians of {args.rounds} "
+        f"`mlx` / llama.cpp, {instruction_set()}, prompts {args.precision or 'as by default'}, prompt {args.prompt_tokens}, generated {args.generate_tokens}, batch {args.batch}, medians of {args.rounds} "
         f"interleaved rounds; bold misses its bar. {cpu_name()}, {os.cpu_count()} cores. llama-cpp-python {version['version']}: {version['system']}"
     )
     lines = [intro, "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header), *rows]

@@ -12,7 +12,9 @@ use serde::Serialize;
 use crate::config::{ModelConfig, QuantConfig};
 use crate::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::gguf_config::GgufNames;
-use crate::gguf_quant::{NibbleFormat, affine_bits, has_super_scales};
+use crate::gguf_quant::{
+    NibbleFormat, affine_bits, has_super_scales, super_affine_bits, symmetric_bits,
+};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
 /// How an engine holds weights in memory.
@@ -505,6 +507,20 @@ fn of_gguf(
         _ if stored.starts_with("rope_factors_") => 0,
         (None, _) if storage.keeps_gguf_bits && has_super_scales(tensor.kind) && is_matrix => {
             stored_bytes
+        }
+        // Codes, two bytes for each group, and two halves for each block.
+        (Some(bits), _)
+            if storage.keeps_gguf_bits && is_matrix && super_affine_bits(tensor.kind).is_some() =>
+        {
+            let blocks = parameters / 256;
+            blocks.saturating_mul(32 * u64::from(bits.unsigned_abs()) + 16 + 4)
+        }
+        // Codes and a half for each group.
+        (Some(bits), _)
+            if storage.keeps_gguf_bits && is_matrix && symmetric_bits(tensor.kind).is_some() =>
+        {
+            let groups = parameters / u64::from(GGUF_GROUP.unsigned_abs());
+            groups.saturating_mul(4 * u64::from(bits.unsigned_abs()) + 2)
         }
         // A vector becomes floats, whatever its blocks.
         (Some(bits), _) if tensor.shape.len() >= 2 => {

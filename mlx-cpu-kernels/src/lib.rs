@@ -50,7 +50,10 @@ pub use gemm::product::{HeldMatrix, MAX_PARTS, MatrixFormat, MatrixPart, Product
 pub use gemm::routes::Routing;
 pub use gemm::vjp::ProductVjp;
 pub use isa::Isa;
-pub use layout::packed::{GROUPS_PER_SUPER, INTERLEAVED_ROWS, ScaleFormat, TABLE_SUPER_WEIGHTS};
+pub use layout::packed::{
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, ScaleFormat, TABLE_SUPER_WEIGHTS,
+    symmetric_bias,
+};
 pub use layout::table::Table;
 pub use layout::tile::LANES;
 pub use once::Once;

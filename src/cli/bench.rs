@@ -8,6 +8,7 @@ use std::time::Instant;
 use inference::{BatchEvent, GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
+use super::bandwidth::read_bandwidth;
 use super::bench_many::{self, Size};
 use super::bench_plans;
 use super::console::{Console, bytes};
@@ -43,6 +44,10 @@ pub struct Args {
     /// twice as many prompts, and the cost of sampling
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub together: Option<usize>,
+    /// Also measure how fast all cores together read memory, and which part of that rate decode
+    /// reads weights at (all of them once for each token)
+    #[arg(long)]
+    pub bandwidth: bool,
     #[command(flatten)]
     pub load: LoadArgs,
 }
@@ -69,6 +74,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         "prompt_tokens": args.prompt_tokens,
         "generated_tokens": args.generate_tokens,
         "load_seconds": loaded.load_seconds,
+        "weight_bytes": model.info().weight_bytes,
     });
     if let Some(requests) = args.together {
         object["together"] = args.many(model, requests, console)?;
@@ -83,6 +89,18 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             object.insert("batch_rows".into(), json!(rows));
             object.insert("batch_tokens_per_second".into(), json!(rate));
         }
+    }
+    // At the end, since it takes memory that is not the model's.
+    if args.bandwidth {
+        let bandwidth = read_bandwidth();
+        let read = model.info().weight_bytes as f64 * measured.decode_tokens_per_second();
+        console.note(&format!(
+            "memory: {:.1} GB/s; decode reads weights at {:.0} % of that",
+            bandwidth / 1e9,
+            100.0 * read / bandwidth
+        ));
+        object["read_bytes_per_second"] = json!(bandwidth);
+        object["decode_share_of_bandwidth"] = json!(read / bandwidth);
     }
     console.json(&object)
 }
@@ -134,12 +152,16 @@ struct Measured {
 }
 
 impl Measured {
+    fn decode_tokens_per_second(&self) -> f64 {
+        median(self.runs.iter().map(|run| run.decode_tokens_per_second))
+    }
+
     fn json(&self, start_to_first_token: f64) -> Value {
         json!({
             "start_to_first_token_seconds": start_to_first_token,
             "runs": self.runs,
             "prefill_tokens_per_second": median(self.runs.iter().map(|run| run.prefill_tokens_per_second)),
-            "decode_tokens_per_second": median(self.runs.iter().map(|run| run.decode_tokens_per_second)),
+            "decode_tokens_per_second": self.decode_tokens_per_second(),
             "peak_memory_bytes": self.peak_memory_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
         })
@@ -360,6 +382,7 @@ mod tests {
             warmup: 1,
             batch: None,
             together: None,
+            bandwidth: false,
             load: LoadArgs::none(),
         }
     }

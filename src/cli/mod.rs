@@ -7,6 +7,7 @@
 #[cfg(feature = "mlx-backend")]
 mod arch;
 mod backends;
+mod bandwidth;
 mod batch;
 mod bench;
 mod bench_many;

@@ -171,18 +171,24 @@ fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
 fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
     let d = half(part::<0, 2, 16>(start));
     let dmin = half(part::<2, 2, 16>(start));
+    for (g, (scale, min)) in k_scales(start).into_iter().enumerate() {
+        f(g, d * f32::from(scale), -(dmin * f32::from(min)));
+    }
+}
+
+/// The 6-bit scales and minima of the 8 groups of [`k_groups`].
+pub(super) fn k_scales(start: &[u8; 16]) -> [(u8, u8); 8] {
     let s = part::<4, 12, 16>(start);
-    for g in 0..8 {
-        let (scale, min) = if g < 4 {
+    std::array::from_fn(|g| {
+        if g < 4 {
             (s[g] & 63, s[g + 4] & 63)
         } else {
             (
                 s[g + 4] & 15 | s[g - 4] >> 6 << 4,
                 s[g + 4] >> 4 | s[g] >> 6 << 4,
             )
-        };
-        f(g, d * f32::from(scale), -(dmin * f32::from(min)));
-    }
+        }
+    })
 }
 
 /// Calls `f` with the index of each group (0..16) and its place. The place is the half of the block

@@ -196,6 +196,11 @@ fn fill<'a, const BITS: usize>(
     })
 }
 
+/// Bits of a weight of a type without biases: a float16 scale for each group, whose zero is a code.
+pub fn symmetric_bits(kind: GgmlType) -> Option<i32> {
+    middle(kind).and_then(|_| affine_bits(kind))
+}
+
 /// Whether [`repack_super_scaled`] packs `kind`.
 pub(crate) fn has_super_scales(kind: GgmlType) -> bool {
     kind == GgmlType::Q6K
@@ -250,6 +255,71 @@ pub fn repack_super_scaled_into(
         });
     }
     Some(())
+}
+
+/// Bits of a weight when [`repack_super_affine_into`] packs `kind`.
+pub fn super_affine_bits(kind: GgmlType) -> Option<i32> {
+    match kind {
+        GgmlType::Q4K => Some(4),
+        GgmlType::Q5K => Some(5),
+        _ => None,
+    }
+}
+
+/// Repacks `data`, whole blocks of `Q4_K` or `Q5_K`, without loss: codes as [`repack`] packs them,
+/// the scale and the minimum of each group of 32 as two neighbors of `bytes`, and the factors of
+/// each 256 weights as two neighbors of `supers`. So `w = d * scale * q - m * min`. `None` for other
+/// types and for slices of other lengths: for each block, 8 times as many words as bits, 16 bytes
+/// and 2 factors.
+pub fn repack_super_affine_into(
+    kind: GgmlType,
+    data: &[u8],
+    packed: &mut [u32],
+    bytes: &mut [i8],
+    supers: &mut [half::f16],
+) -> Option<()> {
+    let bits = super_affine_bits(kind)?.unsigned_abs() as usize;
+    let (weights, blocks) = count_blocks(kind, data)?;
+    let groups = blocks * (weights / GROUP);
+    if (packed.len(), bytes.len(), supers.len()) != (groups * bits, 2 * groups, 2 * blocks) {
+        return None;
+    }
+    let (size, starts) = (data.len() / blocks.max(1), bytes.as_chunks_mut::<16>().0);
+    let supers = supers.as_chunks_mut::<2>().0;
+    for ((block, bytes), supers) in data.chunks_exact(size.max(1)).zip(starts).zip(supers) {
+        let start = block.first_chunk::<16>()?;
+        *supers = [
+            blocks::half_of(blocks::part::<0, 2, 16>(start)),
+            blocks::half_of(blocks::part::<2, 2, 16>(start)),
+        ];
+        let pairs = bytes.as_chunks_mut::<2>().0;
+        for (pair, (scale, min)) in pairs.iter_mut().zip(blocks::k_scales(start)) {
+            // Six bits each.
+            *pair = [scale as i8, min as i8];
+        }
+    }
+    match bits {
+        4 => fill_codes::<4>(kind, data, packed, |q| {
+            quarters(q).map(|eight| pack_nibbles(&eight))
+        }),
+        _ => fill_codes::<5>(kind, data, packed, pack_five),
+    }
+}
+
+/// Writes the words of each group.
+#[inline(always)]
+fn fill_codes<const BITS: usize>(
+    kind: GgmlType,
+    data: &[u8],
+    packed: &mut [u32],
+    pack: impl Fn(&[u8; GROUP]) -> [u32; BITS],
+) -> Option<()> {
+    let mut words = packed.as_chunks_mut::<BITS>().0.iter_mut();
+    blocks::affine(kind, data, |q, _, _| {
+        if let Some(words) = words.next() {
+            *words = pack(q);
+        }
+    })
 }
 
 /// Groups in a block of `Q6_K`.

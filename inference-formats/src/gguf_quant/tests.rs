@@ -174,6 +174,37 @@ fn super_scales_pack_what_the_reference_decodes() {
     assert_eq!(packed, [GgmlType::Q6K]);
 }
 
+#[test]
+fn super_scales_and_minima_pack_what_the_reference_decodes() {
+    let mut kinds = Vec::new();
+    for (kind, data, expected) in golden() {
+        let Some(bits) = super_affine_bits(kind) else {
+            continue;
+        };
+        let (groups, bits) = (expected.len() / 32, bits as usize);
+        let mut words = vec![0u32; groups * bits];
+        let mut bytes = vec![0i8; 2 * groups];
+        let mut supers = vec![half::f16::ZERO; groups / 4];
+        let packed = repack_super_affine_into(kind, &data, &mut words, &mut bytes, &mut supers);
+        assert_eq!(packed, Some(()));
+        let bit = |i: usize| words[i / 32] >> (i % 32) & 1;
+        let weights = (0..expected.len()).map(|i| {
+            let q = (0..bits).fold(0, |q, b| q | bit(i * bits + b) << b);
+            let [scale, min] = [0, 1].map(|part| {
+                let byte = bytes[2 * (i / 32) + part];
+                supers[2 * (i / 256) + part].to_f32() * f32::from(byte)
+            });
+            scale * q as f32 - min
+        });
+        assert_eq!(weights.collect::<Vec<_>>(), expected, "{}", kind.name());
+        // Slices of other lengths.
+        let short = repack_super_affine_into(kind, &data, &mut words, &mut bytes, &mut supers[1..]);
+        assert_eq!(short, None);
+        kinds.push(kind);
+    }
+    assert_eq!(kinds, [GgmlType::Q4K, GgmlType::Q5K]);
+}
+
 /// The weights of codes that are looked up, by the definition of the packed form.
 fn unpack_nibbles(kind: GgmlType, p: &NibblePacked) -> Vec<f32> {
     let (integers, unit) = NibbleCodes::of(kind).unwrap().integers();

@@ -190,6 +190,26 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
+    /// From the codes, the scales and biases as bytes, and their factors of Q4_K or Q5_K for so many
+    /// rows, in the order of the kernels; `None` where they do not have it.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other.
+    pub fn from_super_affine(parts: [Array; 3], rows: i32, bits: i32) -> Result<Option<Self>> {
+        let matrix = cpu::QuantizedMatrix::from_super_affine(parts, rows, bits)?;
+        Ok(matrix.map(Self::Interleaved))
+    }
+
+    /// From codes and float16 scales without biases (Q4_0, Q5_0, Q8_0) for so many rows, in the
+    /// order of the kernels; `None` where they do not have it.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other.
+    pub fn from_symmetric(parts: [Array; 2], rows: i32, bits: i32) -> Result<Option<Self>> {
+        let matrix = cpu::QuantizedMatrix::from_symmetric(parts, rows, bits)?;
+        Ok(matrix.map(Self::Interleaved))
+    }
+
     /// From codes of four bits, scales and, where those are bytes, scales of scales for so many
     /// rows, in the order of the kernels; `format` is what codes stand for, and the group size.
     /// `None` where the kernels do not have it.

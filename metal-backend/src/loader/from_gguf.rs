@@ -197,6 +197,20 @@ impl Weights {
         {
             return Ok(packed_weight(matrix, shape));
         }
+        if for_kernels
+            && exec::keeps_gguf_bits(self.dtype)
+            && let Some((rows, cols)) = kernel_rows(shape)
+            && let Some(matrix) = self.gguf_super_affine(gguf, stored, tensor, [rows, cols])?
+        {
+            return Ok(packed_weight(matrix, shape));
+        }
+        if for_kernels
+            && exec::keeps_gguf_bits(self.dtype)
+            && let Some((rows, cols)) = kernel_rows(shape)
+            && let Some(matrix) = self.gguf_symmetric(gguf, stored, tensor, [rows, cols])?
+        {
+            return Ok(packed_weight(matrix, shape));
+        }
         if let Some(weight) = self.gguf_nibbles(gguf, stored, tensor, shape, for_kernels)? {
             return Ok(weight);
         }
@@ -320,11 +334,14 @@ mod tests {
     fn blocks_reach_the_kernels_as_they_are() {
         on_cpu(|| {
             // Type number, bytes and weights of a block, its float16 numbers; bits and group size
-            // in memory. Q5_0, Q5_1, Q5_K and Q6_K; those of two values more than one bit; and
+            // in memory. Q4_0, Q8_0, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K; those of two values more than one bit; and
             // those with tables: MXFP4, IQ4, IQ3, IQ2, IQ1 and Q3_K.
             for (kind, block, weights, halves, format) in [
-                (6, 22, 32, &[0][..], (5, 32)),
+                (2, 18, 32, &[0][..], (4, 32)),
+                (8, 34, 32, &[0], (8, 32)),
+                (6, 22, 32, &[0], (5, 32)),
                 (7, 24, 32, &[0, 2], (5, 32)),
+                (12, 144, 256, &[0, 2], (4, 32)),
                 (13, 176, 256, &[0, 2], (5, 32)),
                 (14, 210, 256, &[208], (6, 16)),
                 (34, 54, 256, &[52], (2, 32)),
@@ -371,16 +388,24 @@ mod tests {
                     let Weight::Interleaved(matrix) = &weight else {
                         assert!(!kernels || !cpu::enabled(), "{name} is not for the kernels");
                         // MLX has affine codes and MXFP4, but no other tables and no groups of 16.
-                        let in_mlx = matches!(kind, 6 | 7 | 13 | 34 | 35 | 39);
+                        let in_mlx = matches!(kind, 2 | 6 | 7 | 8 | 12 | 13 | 34 | 35 | 39);
                         assert_eq!(weight.format().is_some(), in_mlx, "{name}");
                         continue;
                     };
                     assert!(kernels);
                     assert_eq!((matrix.bits(), matrix.group_size()), format, "{name}");
-                    if kind == 14 {
-                        let bits = weight.nbytes() as f64 * 8.0 / (ROWS * COLS) as f64;
-                        assert!((6.5..6.7).contains(&bits), "{bits} bits a weight");
-                    }
+                    // The last eight rows are filled up.
+                    let bits = weight.nbytes() as f64 * 8.0 / (ROWS * COLS) as f64;
+                    let wide = match kind {
+                        2 => 4.5..4.6,
+                        6 => 5.5..5.65,
+                        8 => 8.5..8.75,
+                        12 => 4.6..4.75,
+                        13 => 5.6..5.75,
+                        14 => 6.5..6.7,
+                        _ => 0.0..10.0,
+                    };
+                    assert!(wide.contains(&bits), "{name}: {bits} bits a weight");
                     let ids = Array::from_slice(&[299i32, 0, 17], &[3]).unwrap();
                     let rows = matrix.take_rows(&ids).unwrap().to_f32_vec().unwrap();
                     for (row, id) in rows.chunks(COLS).zip([299, 0, 17]) {

@@ -5,12 +5,13 @@ use inference::Result;
 use mlx_rs_core::{Dtype, QuantMode, Quantized};
 
 use super::experts::{kernel_rows, packed_weight};
-use super::streaming::{PartLayout, all_of, cast_mut, no_parts, one};
-use super::{Weights, mlx_shape};
+use super::streaming::{PartLayout, all_of, cast_mut, no_parts, one, sized, store};
+use super::{Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{Gguf, GgufTensor};
 use crate::checkpoint::gguf_quant::{
-    NibbleCodes, NibbleFormat, NibbleScales, repack_nibbles, repack_super_scaled_into,
+    NibbleCodes, NibbleFormat, NibbleScales, repack_into, repack_nibbles, repack_super_affine_into,
+    repack_super_scaled_into, super_affine_bits, symmetric_bits,
 };
 use crate::error::engine;
 use crate::exec;
@@ -48,6 +49,77 @@ impl Weights {
         })?;
         let rows = mlx_shape(&[rows])[0];
         Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
+    }
+
+    /// A matrix `[rows, cols]` in Q4_K or Q5_K for the kernels, in nearly as many bits as the file
+    /// has: 6-bit scales and minima become bytes. `None` where they do not have the type.
+    pub(super) fn gguf_super_affine(
+        &self,
+        gguf: &Gguf,
+        stored: &str,
+        tensor: &GgufTensor,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Option<Weight>> {
+        let Some(bits) = super_affine_bits(tensor.kind) else {
+            return Ok(None);
+        };
+        let layout = |cols, dtype| PartLayout {
+            interleaved: true,
+            ..PartLayout::rows(cols, dtype)
+        };
+        let parts = [
+            layout(cols / 32 * dimension(bits), Dtype::Uint32),
+            layout(cols / 16, Dtype::Int8),
+            layout(cols / 128, Dtype::Float16),
+        ];
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |data, out, _| {
+            let [words, bytes, supers] = out else {
+                return Err(no_parts());
+            };
+            let (words, bytes, supers) = (cast_mut(words), cast_mut(bytes), cast_mut(supers));
+            repack_super_affine_into(tensor.kind, data, words, bytes, supers).ok_or_else(|| {
+                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+            })
+        })?;
+        let rows = mlx_shape(&[rows])[0];
+        Weight::from_super_affine(all_of(made)?, rows, bits).map_err(engine("weights"))
+    }
+
+    /// A matrix `[rows, cols]` without biases for the kernels, in as many bits as the file has: Q4_0,
+    /// Q5_0, Q8_0, and the ternary types in two bits. `None` where they do not have the type.
+    pub(super) fn gguf_symmetric(
+        &self,
+        gguf: &Gguf,
+        stored: &str,
+        tensor: &GgufTensor,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Option<Weight>> {
+        let Some(bits) = symmetric_bits(tensor.kind) else {
+            return Ok(None);
+        };
+        let layout = |cols, dtype| PartLayout {
+            interleaved: true,
+            ..PartLayout::rows(cols, dtype)
+        };
+        let parts = [
+            layout(cols / 32 * dimension(bits), Dtype::Uint32),
+            layout(cols / 32, Dtype::Float16),
+        ];
+        let made = self.gguf_chunks(gguf, stored, tensor, &parts, |data, out, values| {
+            let [words, scales] = out else {
+                return Err(no_parts());
+            };
+            let n = scales.len() / Dtype::Float16.size();
+            let (wide, biases) = sized(values, 2 * n).split_at_mut(n);
+            repack_into(tensor.kind, data, cast_mut(words), wide, biases).ok_or_else(|| {
+                wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
+            })?;
+            // They were float16.
+            store(wide, Dtype::Float16, scales);
+            Ok(())
+        })?;
+        let rows = mlx_shape(&[rows])[0];
+        Weight::from_symmetric(all_of(made)?, rows, bits).map_err(engine("weights"))
     }
 
     /// A matrix whose codes of four bits stand for integers of a table. Its parts are codes,

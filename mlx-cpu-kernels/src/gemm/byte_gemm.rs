@@ -183,6 +183,7 @@ impl GemmTask<'_> {
                 biases: &mut biases[..size],
             };
             let bytes = dot.bytes(matrix.bits, matrix.codes());
+            let largest = dot.largest(matrix.bits, matrix.codes());
             matrix.byte_quads(bytes, to);
             matrices.push(BytePanel {
                 quads: bytemuck::cast_slice(quads),
@@ -191,6 +192,7 @@ impl GemmTask<'_> {
                 rows: wide,
                 group: matrix.group_size(),
                 bytes,
+                largest,
             });
         }
         let size = columns * LANES;

@@ -7,7 +7,9 @@ use super::*;
 use crate::gemm::dense::DenseType;
 use crate::gemm::expert_block::{ExpertBlock, ExpertGate};
 use crate::layout::packed::PackedMatrix;
-use crate::layout::packed::{GROUPS_PER_SUPER, ScaleFormat, TABLE_SUPER_WEIGHTS};
+use crate::layout::packed::{
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, ScaleFormat, TABLE_SUPER_WEIGHTS,
+};
 use crate::layout::table::Table;
 use crate::simd::portable::vmath::Gate;
 use crate::testing::{noise, with_each};
@@ -101,7 +103,7 @@ impl Stack {
                         let byte = |v: &f32| (middle + 4.0 * 32.0 * v) as u8;
                         (words_of(&one.iter().map(byte).collect::<Vec<_>>()), vec![0])
                     }
-                    ScaleFormat::Table(_) => {
+                    ScaleFormat::Table(_) | ScaleFormat::Symmetric => {
                         let halves: Vec<_> = one.iter().map(|v| f16::from_f32(v / 64.0)).collect();
                         (words_of(&halves), vec![0])
                     }
@@ -111,6 +113,16 @@ impl Stack {
                             .iter()
                             .map(|v| f16::from_f32(v / 65536.0))
                             .collect();
+                        (words_of(&bytes), words_of(&supers))
+                    }
+                    ScaleFormat::SuperAffine => {
+                        // Two of each, from 0 to 63.
+                        let bytes = noise(2 * rows * groups, 21);
+                        let bytes: Vec<i8> =
+                            bytes.iter().map(|v| (v * 63.9 + 32.0) as i8).collect();
+                        let supers = noise(2 * rows * groups / GROUPS_PER_AFFINE_SUPER, 22);
+                        let supers: Vec<f16> =
+                            supers.iter().map(|v| f16::from_f32(v / 512.0)).collect();
                         (words_of(&bytes), words_of(&supers))
                     }
                     ScaleFormat::Super => {
@@ -125,10 +137,17 @@ impl Stack {
                 made.lens = [made.words.len(), rows * groups, rows * groups];
                 match scales {
                     ScaleFormat::Super => made.lens[2] /= GROUPS_PER_SUPER,
+                    ScaleFormat::SuperAffine => {
+                        made.lens[1] *= 2;
+                        made.lens[2] = made.lens[1] / GROUPS_PER_AFFINE_SUPER;
+                    }
                     ScaleFormat::TableSuper(_) => {
                         made.lens[2] = rows * size.k / TABLE_SUPER_WEIGHTS;
                     }
-                    ScaleFormat::E8m0 | ScaleFormat::E4m3 | ScaleFormat::Table(_) => {
+                    ScaleFormat::E8m0
+                    | ScaleFormat::E4m3
+                    | ScaleFormat::Table(_)
+                    | ScaleFormat::Symmetric => {
                         made.lens[2] = 0;
                     }
                     _ => {}
@@ -222,6 +241,9 @@ fn formats() -> Vec<MatrixFormat> {
     }
     for (bits, group, scales) in [
         (6, 16, ScaleFormat::Super),
+        (8, 32, ScaleFormat::Symmetric),
+        (4, 32, ScaleFormat::SuperAffine),
+        (5, 32, ScaleFormat::SuperAffine),
         (4, 32, ScaleFormat::E8m0),
         (4, 16, ScaleFormat::E4m3),
         (8, 32, ScaleFormat::E8m0),

@@ -27,7 +27,9 @@ fn sizes(scales: ScaleFormat) -> Vec<(u32, usize)> {
             .into_iter()
             .flat_map(|bits| [32, 64, 128].map(|group| (bits, group)))
             .collect(),
+        ScaleFormat::Symmetric => vec![(2, 32), (4, 32), (5, 32), (8, 32)],
         ScaleFormat::Super => vec![(6, 16)],
+        ScaleFormat::SuperAffine => vec![(4, 32), (5, 32)],
         ScaleFormat::E8m0 => vec![(4, 32), (8, 32)],
         ScaleFormat::E4m3 => vec![(4, 16)],
         ScaleFormat::Table(table) | ScaleFormat::TableSuper(table) => match table {
@@ -43,7 +45,9 @@ pub(crate) fn formats() -> Vec<MatrixFormat> {
     let plain = [
         ScaleFormat::F32,
         ScaleFormat::F16,
+        ScaleFormat::Symmetric,
         ScaleFormat::Super,
+        ScaleFormat::SuperAffine,
         ScaleFormat::E8m0,
         ScaleFormat::E4m3,
     ];

@@ -54,6 +54,8 @@ pub(crate) struct BytePanel<'a> {
     pub group: usize,
     /// What the bytes are.
     pub bytes: CodeBytes,
+    /// The largest magnitude of a byte.
+    pub largest: u8,
 }
 
 /// [`BytePanel`] while it is made.

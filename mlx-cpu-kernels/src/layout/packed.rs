@@ -66,9 +66,17 @@ pub enum ScaleFormat {
     F32,
     /// A float16 scale and bias for each group.
     F16,
+    /// A float16 scale for each group. The bias is [`symmetric_bias`] scales: the numbers of GGUF's
+    /// Q4_0, Q5_0, Q8_0, TQ1_0 and TQ2_0.
+    Symmetric,
     /// A signed byte for each group, times a float16 for each [`GROUPS_PER_SUPER`] groups. The bias
     /// is -32 scales. With 6 bits and groups of 16 these are the numbers of GGUF's Q6_K.
     Super,
+    /// Two bytes for each group, each times a float16 for each [`GROUPS_PER_AFFINE_SUPER`] groups:
+    /// the scale, and the bias without its sign, which is negative. Of a row block, the eight bytes
+    /// of a group's scales stand before those of its biases, and so do the float16. With 4 or 5
+    /// bits and groups of 32 these are the numbers of GGUF's Q4_K and Q5_K.
+    SuperAffine,
     /// A byte for each group, a power of two (E8M0). Codes are floats: of four bits (E2M1) in
     /// MXFP4, of eight bits (E4M3) in MXFP8. There are no biases.
     E8m0,
@@ -107,6 +115,8 @@ impl ScaleFormat {
     pub(crate) const E4M3_ID: u32 = 4;
     pub(crate) const TABLE_ID: u32 = 5;
     pub(crate) const TABLE_SUPER_ID: u32 = 6;
+    pub(crate) const SUPER_AFFINE_ID: u32 = 7;
+    pub(crate) const SYMMETRIC_ID: u32 = 8;
 
     /// What codes of four bits stand for in a format.
     pub(crate) const fn nibbles(format: u32) -> u32 {
@@ -128,6 +138,23 @@ pub(crate) const FLOAT_INPUTS: u32 = 32;
 /// Groups that share a float16 of [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
 
+/// A bias of [`ScaleFormat::Symmetric`] over its scale: the code that stands for zero, negative.
+///
+/// ```
+/// assert_eq!(mlx_cpu_kernels::symmetric_bias(8), -128.0);
+/// assert_eq!(mlx_cpu_kernels::symmetric_bias(2), -1.0);
+/// ```
+pub const fn symmetric_bias(bits: u32) -> f32 {
+    match bits {
+        // Codes 0, 1 and 2.
+        2 => -1.0,
+        _ => -((1 << (bits - 1)) as f32),
+    }
+}
+
+/// Groups that share the float16 of [`ScaleFormat::SuperAffine`].
+pub const GROUPS_PER_AFFINE_SUPER: usize = 8;
+
 /// Codes that share a float16 of [`ScaleFormat::TableSuper`].
 pub const TABLE_SUPER_WEIGHTS: usize = 256;
 
@@ -141,6 +168,13 @@ pub(crate) enum GroupParams<'a> {
     F32(&'a [f32]),
     /// The bits of float16.
     F16(&'a [u16]),
+    /// The bits of float16 times a factor.
+    Symmetric {
+        /// One a group.
+        halves: &'a [u16],
+        /// 1 for scales, [`symmetric_bias`] for biases.
+        factor: f32,
+    },
     /// Bytes times the bits of float16 times a factor.
     Super {
         /// The code of each group.
@@ -155,6 +189,17 @@ pub(crate) enum GroupParams<'a> {
         factor: f32,
         /// What codes stand for, unless for themselves.
         table: Option<Table>,
+    },
+    /// Bytes times the bits of float16, as in [`ScaleFormat::SuperAffine`].
+    SuperAffine {
+        /// Those of the scales and of the biases of each group.
+        codes: &'a [i8],
+        /// Of the whole matrix, in the same order.
+        supers: &'a [u16],
+        /// The group in the matrix to which the first codes belong.
+        first: usize,
+        /// Whether these are the biases.
+        is_bias: bool,
     },
     /// The bits of float16 times a factor; codes are looked up.
     Table {
@@ -191,6 +236,12 @@ impl<'a> GroupParams<'a> {
             match format {
                 ScaleFormat::F32 => [one, other].map(|input| Self::F32(input.as_slice())),
                 ScaleFormat::F16 => [one, other].map(|input| Self::F16(input.as_slice())),
+                ScaleFormat::Symmetric => {
+                    [1.0, symmetric_bias(bits)].map(|factor| Self::Symmetric {
+                        halves: one.as_slice(),
+                        factor,
+                    })
+                }
                 ScaleFormat::Super => [1.0, SUPER_BIAS].map(|factor| Self::Super {
                     codes: one.as_slice(),
                     supers: other.as_slice(),
@@ -198,6 +249,12 @@ impl<'a> GroupParams<'a> {
                     first: 0,
                     factor,
                     table: None,
+                }),
+                ScaleFormat::SuperAffine => [false, true].map(|is_bias| Self::SuperAffine {
+                    codes: one.as_slice(),
+                    supers: other.as_slice(),
+                    first: 0,
+                    is_bias,
                 }),
                 ScaleFormat::TableSuper(table) => {
                     let (codes, supers): (&[i8], &[u16]) = (one.as_slice(), other.as_slice());
@@ -238,7 +295,8 @@ impl<'a> GroupParams<'a> {
             Self::F32(all) => all.len(),
             Self::F16(all) => all.len(),
             Self::Super { codes, .. } => codes.len(),
-            Self::Table { halves, .. } => halves.len(),
+            Self::SuperAffine { codes, .. } => codes.len() / 2,
+            Self::Table { halves, .. } | Self::Symmetric { halves, .. } => halves.len(),
             Self::Bytes { codes, .. } => codes.len(),
         }
     }
@@ -248,8 +306,12 @@ impl<'a> GroupParams<'a> {
         match self {
             Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
             Self::F16(all) => (all.as_ptr().cast(), size_of_val(all)),
-            Self::Super { codes, .. } => (codes.as_ptr().cast(), codes.len()),
-            Self::Table { halves, .. } => (halves.as_ptr().cast(), size_of_val(halves)),
+            Self::Super { codes, .. } | Self::SuperAffine { codes, .. } => {
+                (codes.as_ptr().cast(), codes.len())
+            }
+            Self::Table { halves, .. } | Self::Symmetric { halves, .. } => {
+                (halves.as_ptr().cast(), size_of_val(halves))
+            }
             Self::Bytes { codes, .. } => (codes.as_ptr(), codes.len()),
         }
     }
@@ -258,6 +320,10 @@ impl<'a> GroupParams<'a> {
         match self {
             Self::F32(all) => Self::F32(&all[range]),
             Self::F16(all) => Self::F16(&all[range]),
+            Self::Symmetric { halves, factor } => Self::Symmetric {
+                halves: &halves[range],
+                factor,
+            },
             Self::Super {
                 codes,
                 supers,
@@ -272,6 +338,17 @@ impl<'a> GroupParams<'a> {
                 per,
                 factor,
                 table,
+            },
+            Self::SuperAffine {
+                codes,
+                supers,
+                first,
+                is_bias,
+            } => Self::SuperAffine {
+                first: first + range.start / INTERLEAVED_ROWS,
+                codes: &codes[2 * range.start..2 * range.end],
+                supers,
+                is_bias,
             },
             Self::Table {
                 halves,
@@ -305,7 +382,7 @@ impl<'a> GroupParams<'a> {
                     *to = f16::from_bits(*from).to_f32();
                 }
             }
-            Self::Table { halves, factor, .. } => {
+            Self::Table { halves, factor, .. } | Self::Symmetric { halves, factor } => {
                 for (to, from) in eight.iter_mut().zip(&halves[at]) {
                     *to = f16::from_bits(*from).to_f32() * factor;
                 }
@@ -321,6 +398,20 @@ impl<'a> GroupParams<'a> {
                 let supers = &supers[(first + group) / per * INTERLEAVED_ROWS..];
                 for ((to, code), half) in eight.iter_mut().zip(&codes[at]).zip(supers) {
                     *to = f32::from(*code) * f16::from_bits(*half).to_f32() * factor;
+                }
+            }
+            Self::SuperAffine {
+                codes,
+                supers,
+                first,
+                is_bias,
+            } => {
+                let pair = |number: usize| (2 * number + usize::from(is_bias)) * INTERLEAVED_ROWS;
+                let codes = &codes[pair(group)..];
+                let supers = &supers[pair((first + group) / GROUPS_PER_AFFINE_SUPER)..];
+                let sign = if is_bias { -1.0 } else { 1.0 };
+                for ((to, code), half) in eight.iter_mut().zip(codes).zip(supers) {
+                    *to = f32::from(*code) * f16::from_bits(*half).to_f32() * sign;
                 }
             }
             Self::Bytes {

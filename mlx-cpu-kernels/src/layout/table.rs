@@ -36,6 +36,16 @@ impl Table {
         }
     }
 
+    /// The power of two that makes all integers non-negative when it is added.
+    pub(crate) const fn offset(self) -> u8 {
+        match self {
+            Self::Iq4 => 128,
+            Self::Iq3Xxs | Self::Iq2 => 64,
+            Self::Iq3S | Self::Iq1 => 16,
+            Self::Q3k => 4,
+        }
+    }
+
     /// What every product of an integer and a scale is multiplied with; a power of two.
     pub(crate) const fn unit(self) -> f32 {
         match self {

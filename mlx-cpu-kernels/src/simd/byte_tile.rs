@@ -4,7 +4,7 @@ use crate::isa::Isa;
 use crate::layout::byte_panel::{
     ByteColumns, ByteColumnsMut, BytePanel, CodeBytes, HALF, TileTask, UNIT,
 };
-use crate::layout::float_codes::Codes;
+use crate::layout::float_codes::{Codes, FP4_CODES};
 use crate::layout::table::Table;
 use crate::layout::tile::LANES;
 use crate::simd::{avx2, avx512};
@@ -45,6 +45,21 @@ impl Dot {
         match self {
             Self::Maddubs if wide => CodeBytes::Signed,
             _ => CodeBytes::Unsigned,
+        }
+    }
+
+    /// The largest magnitude of these bytes.
+    pub(crate) fn largest(self, bits: u32, codes: Codes) -> u8 {
+        let signed = self.bytes(bits, codes) == CodeBytes::Signed;
+        match codes {
+            Codes::Integers if signed => 128,
+            Codes::Integers => u8::MAX >> (8 - bits),
+            Codes::Table(table) => {
+                let offset = if signed { 0 } else { i16::from(table.offset()) };
+                let bytes = table.integers().iter().map(|n| i16::from(*n) + offset);
+                bytes.map(|n| n.unsigned_abs()).max().unwrap_or(0) as u8
+            }
+            _ => FP4_CODES.into_iter().max().unwrap_or(u8::MAX),
         }
     }
 }

@@ -135,7 +135,9 @@ fn group_params_by_row(
             vmath::f16_to_f32(isa, all, buffer);
             deinterleave(isa, buffer, to);
         }
-        all @ (GroupParams::Super { .. }
+        all @ (GroupParams::Symmetric { .. }
+        | GroupParams::Super { .. }
+        | GroupParams::SuperAffine { .. }
         | GroupParams::Table { .. }
         | GroupParams::Bytes { .. }) => {
             buffer.clear();

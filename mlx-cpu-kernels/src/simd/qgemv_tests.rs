@@ -5,7 +5,8 @@ use super::*;
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_CODES, FP4_SCALE, e4m3};
 use crate::layout::input_panel::{MAX_QUANT, MAX_ROWS};
 use crate::layout::packed::{
-    GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS, ScaleFormat, TABLE_SUPER_WEIGHTS,
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, SUPER_BIAS,
+    ScaleFormat, TABLE_SUPER_WEIGHTS, symmetric_bias,
 };
 use crate::layout::table::Table;
 use crate::simd::dequantize::DequantizeScratch;
@@ -122,6 +123,96 @@ fn rows_with_super_scales_equal_the_definition() {
                 let rows = matrix.row_blocks() * INTERLEAVED_ROWS;
                 let mut out = vec![0.0; 2 * rows];
                 with_panel(isa, &x, k, (6, GROUP), |x| {
+                    qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, 2));
+                });
+                out
+            };
+            let (all, some) = (products(matrix), products(matrix.block_range(1..3)));
+            assert_eq!(some[..16], all[8..24], "{isa:?}");
+            assert_eq!(some[16..], all[32..], "{isa:?}");
+        }
+    }
+}
+
+/// A float16 scale for each 32 codes, and a code that stands for zero.
+#[test]
+fn symmetric_rows_equal_the_definition() {
+    const GROUP: usize = 32;
+    for (bits, zero) in [(2u32, 1.0), (4, 8.0), (5, 16.0), (8, 128.0)] {
+        assert_eq!(symmetric_bias(bits), -zero);
+        for groups in [1, 3, 18] {
+            let words: Vec<u32> = noise(ROWS * groups * bits as usize, bits)
+                .iter()
+                .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+                .collect();
+            let halves: Vec<u16> = noise(ROWS * groups, 3)
+                .iter()
+                .map(|v| half::f16::from_f32(v * 0.1).to_bits())
+                .collect();
+            let params = |factor| GroupParams::Symmetric {
+                halves: &halves,
+                factor,
+            };
+            let matrix = PackedMatrix {
+                words: &words,
+                scales: params(1.0),
+                biases: params(symmetric_bias(bits)),
+                groups,
+                bits,
+            };
+            let scale = |g: usize| half::f16::from_bits(halves[g]).to_f32();
+            check(matrix, GROUP, |g| (scale(g), -zero * scale(g)));
+        }
+    }
+}
+
+/// Four and five bits in groups of 32, whose scales and biases are bytes times a float16 each: the
+/// numbers of Q4_K and Q5_K.
+#[test]
+fn rows_with_super_scales_and_biases_equal_the_definition() {
+    const GROUP: usize = 32;
+    for (bits, groups) in [(4u32, 8), (4, 24), (5, 8), (5, 24)] {
+        let k = GROUP * groups;
+        let words: Vec<u32> = noise(ROWS * k * bits as usize / 32, 9)
+            .iter()
+            .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
+            .collect();
+        let codes: Vec<i8> = noise(2 * ROWS * groups, 3)
+            .iter()
+            .map(|v| (v * 63.9 + 32.0) as i8)
+            .collect();
+        let supers: Vec<u16> = noise(2 * ROWS * groups / GROUPS_PER_AFFINE_SUPER, 4)
+            .iter()
+            .map(|v| half::f16::from_f32(v * 0.02).to_bits())
+            .collect();
+        let params = |is_bias| GroupParams::SuperAffine {
+            codes: &codes,
+            supers: &supers,
+            first: 0,
+            is_bias,
+        };
+        let matrix = PackedMatrix {
+            words: &words,
+            scales: params(false),
+            biases: params(true),
+            groups,
+            bits,
+        };
+        // Of a group, eight bytes of scales stand before eight of biases.
+        let number = |g: usize, is_bias: usize| {
+            let (group, lane) = (g / INTERLEAVED_ROWS, g % INTERLEAVED_ROWS);
+            let at = |group: usize| (2 * group + is_bias) * INTERLEAVED_ROWS + lane;
+            let half = half::f16::from_bits(supers[at(group / GROUPS_PER_AFFINE_SUPER)]);
+            f32::from(codes[at(group)]) * half.to_f32()
+        };
+        check(matrix, GROUP, |g| (number(g, 0), -number(g, 1)));
+        // Row blocks in the middle have scales of their own.
+        let x = noise(2 * k, 5);
+        for isa in tested() {
+            let products = |matrix: PackedMatrix<'_>| {
+                let rows = matrix.row_blocks() * INTERLEAVED_ROWS;
+                let mut out = vec![0.0; 2 * rows];
+                with_panel(isa, &x, k, (bits, GROUP), |x| {
                     qgemv(isa, matrix, x, &mut OutputBlock::contiguous(&mut out, 2));
                 });
                 out

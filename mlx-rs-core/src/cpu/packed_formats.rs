@@ -2,7 +2,8 @@
 //! GGUF that MLX lacks.
 
 use mlx_cpu_kernels::{
-    GROUPS_PER_SUPER, INTERLEAVED_ROWS, Prompts, ScaleFormat, Size, TABLE_SUPER_WEIGHTS, Table,
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, Prompts, ScaleFormat, Size,
+    TABLE_SUPER_WEIGHTS, Table,
 };
 
 use super::QuantizedMatrix;
@@ -76,6 +77,154 @@ impl QuantizedMatrix {
             bits: BITS.unsigned_abs(),
             group: GROUP.unsigned_abs() as usize,
             scales: ScaleFormat::Super,
+            traced: closure::inside(),
+            prompts: Prompts::from_environment(),
+        }))
+    }
+
+    /// A matrix of `n` rows and of 4 or 5 `bits` in groups of 32, in GGUF's Q4_K or Q5_K format and
+    /// nearly their size: `w = d * scale * q - m * min`. All arrays are
+    /// [interleaved](Self::interleaved): packed codes `[n, k / 32 * bits]` as MLX packs them, bytes
+    /// (int8) `[n, k / 16]` with the scale and the minimum of each group, and float16 `[n, k / 128]`
+    /// with `d` and `m` of each 256 inputs. `None` where the kernels are off.
+    ///
+    /// [`Self::to_quantized`] multiplies the factors. `vmap` over a product and second derivatives
+    /// of it are errors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they do not fit each other, or for other `bits`; when memory runs
+    /// out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
+    /// let part = |width, dtype| QuantizedMatrix::interleaved(&ones(&[9, width], dtype)?);
+    /// let parts = [part(32, Dtype::Uint32)?, part(16, Dtype::Int8)?, part(2, Dtype::Float16)?];
+    /// if let Some(matrix) = QuantizedMatrix::from_super_affine(parts, 9, 4)? {
+    ///     assert_eq!(matrix.shape(), [9, 256]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn from_super_affine(
+        [words, bytes, supers]: [Array; 3],
+        n: i32,
+        bits: i32,
+    ) -> Result<Option<Self>> {
+        const GROUP: i32 = 32;
+        let per_super = GROUPS_PER_AFFINE_SUPER as i32; // a small constant
+        let groups = bytes.shape().get(1).copied().unwrap_or(0) / 2;
+        let k = groups.checked_mul(GROUP).unwrap_or(0);
+        let fits = |size: &Size| {
+            let (blocks, block) = (
+                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
+                INTERLEAVED_ROWS as i32,
+            );
+            let is = |a: &Array, dtype: Dtype, width: i32| {
+                a.dtype() == dtype && a.shape() == [blocks, width, block]
+            };
+            matches!(bits, 4 | 5)
+                && groups % per_super == 0
+                && is(&words, Dtype::Uint32, k / 32 * bits)
+                && is(&bytes, Dtype::Int8, 2 * groups)
+                && is(&supers, Dtype::Float16, 2 * groups / per_super)
+        };
+        let Some(size) = size_of(&[n, k]).filter(fits) else {
+            let message = format!(
+                "these are no parts of a matrix of {n} rows and {bits} bits with super-scales and biases"
+            );
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&words, &bytes, &supers]));
+        };
+        if !enabled() {
+            return Ok(None);
+        }
+        let arrays = vec![
+            words.contiguous()?,
+            bytes.contiguous()?,
+            supers.contiguous()?,
+        ];
+        crate::eval(&arrays)?;
+        Ok(Some(Self {
+            stored: MatrixArrays::new(arrays)?,
+            size,
+            bits: bits.unsigned_abs(),
+            group: GROUP.unsigned_abs() as usize,
+            scales: ScaleFormat::SuperAffine,
+            traced: closure::inside(),
+            prompts: Prompts::from_environment(),
+        }))
+    }
+
+    /// The scales and biases of [`Self::from_super_affine`]: float32 `[row blocks, groups, 8]` each.
+    pub(super) fn super_affine_factors(bytes: &Array, supers: &Array) -> Result<[Array; 2]> {
+        let (per, rows) = (GROUPS_PER_AFFINE_SUPER as i32, INTERLEAVED_ROWS as i32);
+        let (blocks, count) = (supers.dim(0)?, supers.dim(1)? / 2);
+        let bytes = bytes.reshape(&[blocks, count, per, 2, rows])?;
+        let supers = supers.reshape(&[blocks, count, 1, 2, rows])?;
+        let supers = supers.astype(Dtype::Float32)?;
+        let product = bytes.astype(Dtype::Float32)?.multiply(&supers)?;
+        let part = |at: i32| {
+            let own = product.slice_axis(3, at, at + 1)?;
+            own.reshape(&[blocks, count * per, rows])
+        };
+        Ok([part(0)?, part(1)?.negative()?])
+    }
+
+    /// A matrix of `n` rows and of 2, 4, 5 or 8 `bits` in groups of 32 with a scale but no bias, in
+    /// the format and size of GGUF's Q4_0, Q5_0 and Q8_0 (and TQ2_0): `w = scale * (q - zero)`, where
+    /// the zero is 1, 8, 16 or 128. Both arrays are [interleaved](Self::interleaved): packed codes
+    /// `[n, k / 32 * bits]` as MLX packs them, and float16 `[n, k / 32]`. `None` where the kernels are
+    /// off.
+    ///
+    /// [`Self::to_quantized`] adds the biases. `vmap` over a product and second derivatives of it are
+    /// errors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when they do not fit each other, or for other `bits`; when memory runs
+    /// out.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
+    /// let part = |width, dtype| QuantizedMatrix::interleaved(&ones(&[9, width], dtype)?);
+    /// let parts = [part(16, Dtype::Uint32)?, part(2, Dtype::Float16)?];
+    /// if let Some(matrix) = QuantizedMatrix::from_symmetric(parts, 9, 8)? {
+    ///     assert_eq!(matrix.shape(), [9, 64]);
+    /// }
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn from_symmetric([words, scales]: [Array; 2], n: i32, bits: i32) -> Result<Option<Self>> {
+        const GROUP: i32 = 32;
+        let groups = scales.shape().get(1).copied().unwrap_or(0);
+        let k = groups.checked_mul(GROUP).unwrap_or(0);
+        let fits = |size: &Size| {
+            let (blocks, block) = (
+                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
+                INTERLEAVED_ROWS as i32,
+            );
+            let is = |a: &Array, dtype: Dtype, width: i32| {
+                a.dtype() == dtype && a.shape() == [blocks, width, block]
+            };
+            matches!(bits, 2 | 4 | 5 | 8)
+                && is(&words, Dtype::Uint32, groups.saturating_mul(bits))
+                && is(&scales, Dtype::Float16, groups)
+        };
+        let Some(size) = size_of(&[n, k]).filter(fits) else {
+            let message = format!(
+                "these are no parts of a matrix of {n} rows and {bits} bits without biases"
+            );
+            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
+            return Err(error.with_inputs(&[&words, &scales]));
+        };
+        if !enabled() {
+            return Ok(None);
+        }
+        let arrays = vec![words.contiguous()?, scales.contiguous()?];
+        crate::eval(&arrays)?;
+        Ok(Some(Self {
+            stored: MatrixArrays::new(arrays)?,
+            size,
+            bits: bits.unsigned_abs(),
+            group: GROUP.unsigned_abs() as usize,
+            scales: ScaleFormat::Symmetric,
             traced: closure::inside(),
             prompts: Prompts::from_environment(),
         }))

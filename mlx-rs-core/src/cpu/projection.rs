@@ -102,6 +102,8 @@ impl<'a> Projection<'a> {
                 MatrixFormat::Quantized {
                     scales:
                         ScaleFormat::Super
+                        | ScaleFormat::SuperAffine
+                        | ScaleFormat::Symmetric
                         | ScaleFormat::E8m0
                         | ScaleFormat::E4m3
                         | ScaleFormat::Table(_)

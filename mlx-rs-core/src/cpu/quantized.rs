@@ -9,6 +9,7 @@ use half::slice::HalfFloatSliceExt;
 
 use mlx_cpu_kernels::{
     GatherRows, HeldMatrix, INTERLEAVED_ROWS, Input, Prompts, ScaleFormat, Size, dim,
+    symmetric_bias,
 };
 
 use super::enabled;
@@ -331,6 +332,18 @@ impl QuantizedMatrix {
                 .reshape(&[bands * band, width])?
                 .slice_axis(0, 0, self.outputs())
         };
+        if let ([words, scales], ScaleFormat::Symmetric) = (self.arrays(), self.scales) {
+            let scales = rows(scales)?.astype(Dtype::Float32)?;
+            let zero = Array::scalar(symmetric_bias(self.bits))?;
+            return Ok(Quantized {
+                weight: rows(words)?,
+                biases: Some(scales.multiply(&zero)?),
+                scales,
+                group_size: self.group_size(),
+                bits: self.bits(),
+                mode: QuantMode::Affine,
+            });
+        }
         if let ([words, bytes], mode) = (self.arrays(), self.mode()) {
             return Ok(Quantized {
                 weight: rows(words)?,
@@ -344,10 +357,14 @@ impl QuantizedMatrix {
         let [words, scales, biases] = self.arrays() else {
             return Err(lost());
         };
+        let [scales, biases] = match self.scales {
+            ScaleFormat::SuperAffine => Self::super_affine_factors(scales, biases)?,
+            _ => [scales.clone(), biases.clone()],
+        };
         Ok(Quantized {
             weight: rows(words)?,
-            scales: rows(scales)?.astype(Dtype::Float32)?,
-            biases: Some(rows(biases)?.astype(Dtype::Float32)?),
+            scales: rows(&scales)?.astype(Dtype::Float32)?,
+            biases: Some(rows(&biases)?.astype(Dtype::Float32)?),
             group_size: self.group_size(),
             bits: self.bits(),
             mode: QuantMode::Affine,

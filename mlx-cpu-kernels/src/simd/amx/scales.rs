@@ -1,7 +1,7 @@
 //! Scales and biases of a pair of output tiles, converted before its groups are multiplied.
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi128_si256,
+    __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castps_pd, _mm256_castsi128_si256,
     _mm256_inserti128_si256, _mm256_loadu_pd, _mm512_castpd_ps, _mm512_castpd256_pd512,
     _mm512_cvtph_ps, _mm512_fnmadd_ps, _mm512_insertf64x4, _mm512_mul_ps, _mm512_set1_ps,
     _mm512_storeu_ps,
@@ -9,7 +9,8 @@ use std::arch::x86_64::{
 
 use super::encoding::code_offset_and_scale;
 use super::tiles::{ROW_BYTES, TileRow, TileSources};
-use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS};
+use crate::layout::packed::{GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS};
+use crate::simd::avx2::qgemv::super_affine;
 
 /// The scales and biases of both tiles' outputs, a line each, group after group. Biases
 /// compensate the offset of the codes in tiles, scales their factor ([`code_offset_and_scale`]).
@@ -30,26 +31,59 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
             match (from.scales[i], from.biases[i]) {
                 (GroupParams::F16(scales), GroupParams::F16(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
-                    let sixteen = |at: *const u16| {
-                        let low = _mm_loadu_si128(at.cast());
-                        let high = _mm_loadu_si128(at.add(second).cast());
-                        let low = _mm256_castsi128_si256(low);
-                        _mm512_cvtph_ps(_mm256_inserti128_si256::<1>(low, high))
-                    };
+                    let sixteen = |own: [_; 2]| own.map(|at| sixteen_halves(at, second));
                     convert::<BITS, _>(all, second, groups, to, sixteen);
                 }
                 (GroupParams::F32(scales), GroupParams::F32(biases)) => {
                     let all = [scales.as_ptr(), biases.as_ptr()];
-                    let sixteen = |at: *const f32| {
-                        let low = _mm512_castpd256_pd512(_mm256_loadu_pd(at.cast()));
-                        let high = _mm256_loadu_pd(at.add(second).cast());
-                        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high))
+                    let sixteen = |own: [*const f32; 2]| {
+                        own.map(|at| {
+                            let low = _mm512_castpd256_pd512(_mm256_loadu_pd(at.cast()));
+                            let high = _mm256_loadu_pd(at.add(second).cast());
+                            _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high))
+                        })
                     };
                     convert::<BITS, _>(all, second, groups, to, sixteen);
+                }
+                (GroupParams::Symmetric { halves, .. }, GroupParams::Symmetric { factor, .. }) => {
+                    let zero = _mm512_set1_ps(factor);
+                    let sixteen = |[at, _]: [*const u16; 2]| {
+                        let scales = sixteen_halves(at, second);
+                        [scales, _mm512_mul_ps(scales, zero)]
+                    };
+                    convert::<BITS, _>([halves.as_ptr(); 2], second, groups, to, sixteen);
+                }
+                (
+                    GroupParams::SuperAffine {
+                        codes,
+                        supers,
+                        first,
+                        ..
+                    },
+                    GroupParams::SuperAffine { .. },
+                ) => {
+                    let supers = &supers[first / GROUPS_PER_AFFINE_SUPER * 2 * INTERLEAVED_ROWS..];
+                    convert_super_affine::<BITS>(codes, supers, second, groups, to);
                 }
                 _ => unreachable!("widths of AMX have scales and biases of one type"),
             }
         }
+    }
+}
+
+/// Eight float16 of a row block and eight of another, `second` elements on.
+///
+/// # Safety
+/// The processor must have avx512f; both must be there.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+unsafe fn sixteen_halves(at: *const u16, second: usize) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let low = _mm_loadu_si128(at.cast());
+        let high = _mm_loadu_si128(at.add(second).cast());
+        let low = _mm256_castsi128_si256(low);
+        _mm512_cvtph_ps(_mm256_inserti128_si256::<1>(low, high))
     }
 }
 
@@ -66,10 +100,8 @@ unsafe fn convert<const BITS: u32, T>(
     second: usize,
     groups: usize,
     to: *mut TileRow,
-    sixteen: impl Fn(*const T) -> __m512,
+    sixteen: impl Fn([*const T; 2]) -> [__m512; 2],
 ) {
-    let (more, measure) = code_offset_and_scale(BITS);
-    let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
     // Two tiles of two row blocks are ahead, as of words.
     let ahead = 4 * groups * INTERLEAVED_ROWS;
     for group in 0..groups {
@@ -81,14 +113,68 @@ unsafe fn convert<const BITS: u32, T>(
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(second).cast());
             }
         }
-        let [scales, biases] = own.map(&sixteen);
-        let scales = _mm512_mul_ps(scales, measure);
-        let biases = _mm512_fnmadd_ps(more, scales, biases);
         // SAFETY: the caller's promise.
+        unsafe { store::<BITS>(sixteen(own), to.add(4 * group)) };
+    }
+}
+
+/// [`convert`] of [`crate::layout::packed::ScaleFormat::SuperAffine`]. The second row block is
+/// `second` scales after the first.
+///
+/// # Safety
+/// The processor must have avx512f. Both row blocks must have as many groups, and `to` lines for
+/// them.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+unsafe fn convert_super_affine<const BITS: u32>(
+    codes: &[i8],
+    supers: &[u16],
+    second: usize,
+    groups: usize,
+    to: *mut TileRow,
+) {
+    const PAIR: usize = 2 * INTERLEAVED_ROWS;
+    let (per, ahead) = (GROUPS_PER_AFFINE_SUPER, 4 * groups * PAIR);
+    assert!(second == 0 || second == groups * INTERLEAVED_ROWS);
+    let blocks = second / (groups * INTERLEAVED_ROWS).max(1) + 1;
+    assert!(groups.is_multiple_of(per) && codes.len() >= blocks * groups * PAIR);
+    assert!(supers.len() >= blocks * groups / per * PAIR);
+    for group in 0..groups {
+        // SAFETY: sixteen bytes of each group of each row block, and sixteen float16 of each
+        // super-group: asserted. Prefetched addresses need not be valid.
         unsafe {
-            let to = to.add(4 * group);
-            _mm512_storeu_ps(to.cast(), scales);
-            _mm512_storeu_ps(to.add(2).cast(), biases);
+            let own = codes.as_ptr().add(group * PAIR);
+            if group % (ROW_BYTES / PAIR) == 0 {
+                _mm_prefetch::<_MM_HINT_T0>(own.wrapping_add(ahead));
+                _mm_prefetch::<_MM_HINT_T0>(own.wrapping_add(ahead + 2 * second));
+            }
+            let halves = supers.as_ptr().add(group / per * PAIR);
+            let low = super_affine(own, halves);
+            let high = super_affine(own.add(2 * second), halves.add(2 * second / per));
+            let both = [0, 1].map(|i| {
+                let low = _mm512_castpd256_pd512(_mm256_castps_pd(low[i]));
+                let high = _mm256_castps_pd(high[i]);
+                _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, high))
+            });
+            store::<BITS>(both, to.add(4 * group));
         }
+    }
+}
+
+/// Writes the scales and biases of a group, to which those of the codes in tiles are added.
+///
+/// # Safety
+/// The processor must have avx512f. Three lines from `to` on must be there.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
+#[inline]
+unsafe fn store<const BITS: u32>([scales, biases]: [__m512; 2], to: *mut TileRow) {
+    let (more, measure) = code_offset_and_scale(BITS);
+    let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
+    let scales = _mm512_mul_ps(scales, measure);
+    let biases = _mm512_fnmadd_ps(more, scales, biases);
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm512_storeu_ps(to.cast(), scales);
+        _mm512_storeu_ps(to.add(2).cast(), biases);
     }
 }

@@ -10,14 +10,12 @@ use std::arch::x86_64::{
 use crate::layout::byte_panel::{BytePanelMut, CodeBytes};
 use crate::layout::float_codes::{Codes, FP4_CODES};
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
-use crate::layout::table::Table;
 use crate::simd::avx2::dequantize::{code_at, codes_of_whole_words, group_params};
 
-/// What is added to the integers of a table for unsigned bytes: with 64, all stay below 128.
+/// What is added to the integers of a table for unsigned bytes, and to codes for signed ones.
 fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
     match (codes, bytes) {
-        (Codes::Table(Table::Iq4), CodeBytes::Unsigned) => -128,
-        (Codes::Table(_), CodeBytes::Unsigned) => 64,
+        (Codes::Table(table), CodeBytes::Unsigned) => table.offset().cast_signed(),
         (Codes::Integers, CodeBytes::Signed) if bits == 8 => -128,
         _ => 0,
     }

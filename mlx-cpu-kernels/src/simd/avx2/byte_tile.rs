@@ -1,14 +1,14 @@
 //! Tiles of products in 8-bit integers with AVX2: `vpmaddubsw`, or `vpdpbusd` of AVX-VNNI.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi32, _mm256_add_ps, _mm256_cvtepi32_ps,
-    _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_storeu_ps,
+    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_storeu_ps,
 };
 
 use crate::layout::byte_panel::{
-    ByteColumns, ByteColumnsMut, BytePanel, CodeBytes, HALF, TileTask, UNIT,
+    ByteColumns, ByteColumnsMut, BytePanel, CodeBytes, HALF, MAX_BYTE, TileTask, UNIT,
 };
 use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
@@ -19,6 +19,14 @@ const TILE_ROWS: usize = 3;
 
 /// Vectors of a panel.
 const VECTORS: usize = LANES / 8;
+
+/// Adds products of four bytes: sums, bytes of the matrix, bytes of the inputs.
+trait Add: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy {}
+impl<F: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy> Add for F {}
+
+/// Adds the sums of a lane, in 16 or 32 bits, to sums of 32 bits.
+trait Widen: Fn(__m256i, __m256i) -> __m256i + Copy {}
+impl<F: Fn(__m256i, __m256i) -> __m256i + Copy> Widen for F {}
 
 /// See [`crate::simd::byte_tile::quantize`].
 ///
@@ -40,23 +48,25 @@ pub(crate) unsafe fn multiply(
     task: &TileTask,
     matrix: BytePanel<'_>,
     x: &[ByteColumns<'_>],
-    (sums, apart): (&mut [f32], usize),
+    sums: (&mut [f32], usize),
 ) {
     // A closure inherits the instructions of its function.
-    let unsigned = |total, codes, x| {
-        let two = _mm256_maddubs_epi16(codes, x);
-        _mm256_add_epi32(total, _mm256_madd_epi16(two, _mm256_set1_epi16(1)))
-    };
-    let signed = |total, codes, x| {
-        // At most twice 128 * 127 in 16 bits.
+    let unsigned = |sum, codes, x| _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+    let signed = |sum, codes, x| {
         let two = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
-        _mm256_add_epi32(total, _mm256_madd_epi16(two, _mm256_set1_epi16(1)))
+        _mm256_add_epi16(sum, two)
     };
+    let wide = |total, sum| _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+    // A lane gets two products of each quad. With these numbers of quads, no sum leaves 16 bits.
+    let quads = i32::from(i16::MAX) / (2 * MAX_BYTE as i32 * i32::from(matrix.largest));
     // SAFETY: the caller's promise.
     unsafe {
-        match matrix.bytes {
-            CodeBytes::Unsigned => tiles(rows, task, matrix, x, (sums, apart), unsigned),
-            CodeBytes::Signed => tiles(rows, task, matrix, x, (sums, apart), signed),
+        match (matrix.bytes, quads) {
+            (CodeBytes::Signed, _) => tiles::<1>(rows, task, matrix, x, sums, (signed, wide)),
+            (_, 8..) => tiles::<8>(rows, task, matrix, x, sums, (unsigned, wide)),
+            (_, 4..) => tiles::<4>(rows, task, matrix, x, sums, (unsigned, wide)),
+            (_, 2..) => tiles::<2>(rows, task, matrix, x, sums, (unsigned, wide)),
+            _ => tiles::<1>(rows, task, matrix, x, sums, (unsigned, wide)),
         }
     }
 }
@@ -74,39 +84,39 @@ pub(crate) unsafe fn multiply_vnni(
     sums: (&mut [f32], usize),
 ) {
     assert!(matrix.bytes == CodeBytes::Unsigned);
+    let add = |sum, codes, x| _mm256_dpbusd_avx_epi32(sum, codes, x);
+    let wide = |total, sum| _mm256_add_epi32(total, sum);
     // SAFETY: the caller's promise.
-    unsafe {
-        tiles(rows, task, matrix, x, sums, |total, codes, x| {
-            _mm256_dpbusd_avx_epi32(total, codes, x)
-        });
-    }
+    unsafe { tiles::<8>(rows, task, matrix, x, sums, (add, wide)) };
 }
 
-/// All tiles; `dot` adds the products of four bytes to each lane.
+/// All tiles. `add` adds products of four bytes to the sums of a lane. After `QUADS` quads, or a
+/// span, `wide` adds these sums to the exact ones of 32 bits.
 ///
 /// # Safety
 /// As of [`multiply`].
 #[inline(always)]
-unsafe fn tiles(
+unsafe fn tiles<const QUADS: usize>(
     rows: usize,
     task: &TileTask,
     matrix: BytePanel<'_>,
     x: &[ByteColumns<'_>],
     (sums, apart): (&mut [f32], usize),
-    dot: impl Fn(__m256i, __m256i, __m256i) -> __m256i + Copy,
+    dot: (impl Add, impl Widen),
 ) {
     for (p, x) in x.iter().enumerate() {
         for row in (0..rows).step_by(TILE_ROWS) {
             // SAFETY: the caller's promise.
             unsafe {
                 let to = sums.as_mut_ptr().add(p * apart + row * LANES);
+                let of = (matrix, row);
                 match (rows - row, task.group == HALF) {
-                    (1, false) => tile::<1, UNIT>(task, (matrix, row), *x, to, dot),
-                    (2, false) => tile::<2, UNIT>(task, (matrix, row), *x, to, dot),
-                    (_, false) => tile::<TILE_ROWS, UNIT>(task, (matrix, row), *x, to, dot),
-                    (1, true) => tile::<1, HALF>(task, (matrix, row), *x, to, dot),
-                    (2, true) => tile::<2, HALF>(task, (matrix, row), *x, to, dot),
-                    (_, true) => tile::<TILE_ROWS, HALF>(task, (matrix, row), *x, to, dot),
+                    (1, false) => tile::<1, UNIT, QUADS>(task, of, *x, to, dot),
+                    (2, false) => tile::<2, UNIT, QUADS>(task, of, *x, to, dot),
+                    (_, false) => tile::<TILE_ROWS, UNIT, QUADS>(task, of, *x, to, dot),
+                    (1, true) => tile::<1, HALF, QUADS>(task, of, *x, to, dot),
+                    (2, true) => tile::<2, HALF, QUADS>(task, of, *x, to, dot),
+                    (_, true) => tile::<TILE_ROWS, HALF, QUADS>(task, of, *x, to, dot),
                 }
             }
         }
@@ -119,13 +129,14 @@ unsafe fn tiles(
 /// # Safety
 /// As of [`multiply`].
 #[inline(always)]
-unsafe fn tile<const M: usize, const SPAN: usize>(
+unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
     task: &TileTask,
     (matrix, row): (BytePanel<'_>, usize),
     x: ByteColumns<'_>,
     to: *mut f32,
-    dot: impl Fn(__m256i, __m256i, __m256i) -> __m256i,
+    (add, wide): (impl Add, impl Widen),
 ) {
+    let step = const { if QUADS > SPAN / 4 { SPAN / 4 } else { QUADS } };
     let stride = task.stride;
     // SAFETY: the caller's promise.
     unsafe {
@@ -142,17 +153,25 @@ unsafe fn tile<const M: usize, const SPAN: usize>(
         }
         for span in task.units.start * (UNIT / SPAN)..task.units.end * (UNIT / SPAN) {
             let mut exact = [[_mm256_setzero_si256(); VECTORS]; M];
-            for quad in span * (SPAN / 4)..(span + 1) * (SPAN / 4) {
-                let lanes = x.quads.as_ptr().add(quad * LANES);
-                let lanes = [
-                    _mm256_loadu_si256(lanes.cast()),
-                    _mm256_loadu_si256(lanes.add(8).cast()),
-                ];
-                let own = codes.add(quad * stride);
-                for (m, exact) in exact.iter_mut().enumerate() {
-                    let four = _mm256_set1_epi32(*own.add(m));
-                    for (exact, lanes) in exact.iter_mut().zip(lanes) {
-                        *exact = dot(*exact, four, lanes);
+            for first in (span * (SPAN / 4)..(span + 1) * (SPAN / 4)).step_by(step) {
+                let mut narrow = [[_mm256_setzero_si256(); VECTORS]; M];
+                for quad in first..first + step {
+                    let lanes = x.quads.as_ptr().add(quad * LANES);
+                    let lanes = [
+                        _mm256_loadu_si256(lanes.cast()),
+                        _mm256_loadu_si256(lanes.add(8).cast()),
+                    ];
+                    let own = codes.add(quad * stride);
+                    for (m, narrow) in narrow.iter_mut().enumerate() {
+                        let four = _mm256_set1_epi32(*own.add(m));
+                        for (sum, lanes) in narrow.iter_mut().zip(lanes) {
+                            *sum = add(*sum, four, lanes);
+                        }
+                    }
+                }
+                for (exact, narrow) in exact.iter_mut().zip(narrow) {
+                    for (exact, narrow) in exact.iter_mut().zip(narrow) {
+                        *exact = wide(*exact, narrow);
                     }
                 }
             }

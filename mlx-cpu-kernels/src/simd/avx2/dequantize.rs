@@ -3,16 +3,18 @@
 use crate::layout::float_codes::Codes;
 use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{
-    GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position, codes_per_chunk,
+    GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position,
+    codes_per_chunk,
 };
 use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes, integers};
+use crate::simd::avx2::qgemv::super_affine;
 use crate::simd::portable;
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_ps, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_set1_epi32, _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi32,
-    _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_epi8, _mm256_sll_epi32,
+    _mm256_slli_epi32, _mm256_srai_epi32, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
 };
 
 /// See [`crate::simd::dequantize::dequantize_packed_row`].
@@ -255,6 +257,21 @@ pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m
             GroupParams::F16(all) => _mm256_cvtph_ps(_mm_loadu_si128(
                 all.as_ptr().add(group * INTERLEAVED_ROWS).cast(),
             )),
+            GroupParams::Symmetric { halves, factor } => {
+                let halves = halves.as_ptr().add(group * INTERLEAVED_ROWS);
+                let scales = _mm256_cvtph_ps(_mm_loadu_si128(halves.cast()));
+                _mm256_mul_ps(scales, _mm256_set1_ps(factor))
+            }
+            GroupParams::SuperAffine {
+                codes,
+                supers,
+                first,
+                is_bias,
+            } => {
+                let codes = codes.as_ptr().add(group * 2 * INTERLEAVED_ROWS);
+                let place = (first + group) / GROUPS_PER_AFFINE_SUPER * 2 * INTERLEAVED_ROWS;
+                super_affine(codes, supers[place..].as_ptr())[usize::from(is_bias)]
+            }
             GroupParams::Super { .. } | GroupParams::Table { .. } | GroupParams::Bytes { .. } => {
                 _mm256_loadu_ps(factors.group(group).as_ptr())
             }

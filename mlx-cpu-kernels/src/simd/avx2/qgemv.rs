@@ -10,14 +10,14 @@ use std::arch::x86_64::{
     _mm256_madd_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
     _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
     _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srl_epi32,
-    _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_ps,
 };
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::{InputPanel, inputs_per_sum};
 use crate::layout::packed::{
-    GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat,
-    code_position, codes_per_chunk,
+    GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix,
+    SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk, symmetric_bias,
 };
 use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
@@ -122,6 +122,26 @@ impl RowBlock {
                 assert!(supers.len() * per >= codes.len());
                 (codes.as_ptr().cast(), supers.as_ptr().cast(), format)
             }
+            (
+                GroupParams::SuperAffine {
+                    codes,
+                    supers,
+                    first,
+                    ..
+                },
+                GroupParams::SuperAffine { .. },
+            ) => {
+                per_super = GROUPS_PER_AFFINE_SUPER;
+                assert!(groups.is_multiple_of(per_super) && first % groups == 0);
+                let supers = &supers[first / per_super * 2 * INTERLEAVED_ROWS..];
+                assert!(supers.len() * per_super >= codes.len());
+                let all = (codes.as_ptr().cast(), supers.as_ptr().cast());
+                (all.0, all.1, ScaleFormat::SuperAffine)
+            }
+            (GroupParams::Symmetric { halves, .. }, GroupParams::Symmetric { .. }) => {
+                let scales = halves.as_ptr().cast();
+                (scales, scales, ScaleFormat::Symmetric)
+            }
             (GroupParams::Table { halves, table, .. }, GroupParams::Table { .. }) => {
                 let scales = halves.as_ptr().cast();
                 (scales, scales, ScaleFormat::Table(table))
@@ -161,8 +181,11 @@ impl RowBlock {
         let factors = i * self.groups * INTERLEAVED_ROWS;
         let (scales, biases) = match SCALES {
             ScaleFormat::F32_ID => (4 * factors, 4 * factors),
-            ScaleFormat::F16_ID | ScaleFormat::TABLE_ID => (2 * factors, 2 * factors),
+            ScaleFormat::F16_ID | ScaleFormat::TABLE_ID | ScaleFormat::SYMMETRIC_ID => {
+                (2 * factors, 2 * factors)
+            }
             ScaleFormat::E8M0_ID | ScaleFormat::E4M3_ID => (factors, factors),
+            ScaleFormat::SUPER_AFFINE_ID => (2 * factors, 4 * factors / self.per_super),
             _ => (factors, 2 * factors / self.per_super),
         };
         // SAFETY: the caller's promise.
@@ -215,6 +238,24 @@ macro_rules! qgemv_for_constants {
                     }
                     (4, ScaleFormat::TableSuper(_)) => {
                         rows::<4, { ScaleFormat::TABLE_SUPER_ID }>(first, count, x, out)
+                    }
+                    (2, ScaleFormat::Symmetric) => {
+                        rows::<2, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::Symmetric) => {
+                        rows::<4, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
+                    }
+                    (5, ScaleFormat::Symmetric) => {
+                        rows::<5, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
+                    }
+                    (8, ScaleFormat::Symmetric) => {
+                        rows::<8, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
+                    }
+                    (4, ScaleFormat::SuperAffine) => {
+                        rows::<4, { ScaleFormat::SUPER_AFFINE_ID }>(first, count, x, out)
+                    }
+                    (5, ScaleFormat::SuperAffine) => {
+                        rows::<5, { ScaleFormat::SUPER_AFFINE_ID }>(first, count, x, out)
                     }
                     (8, ScaleFormat::F16) => {
                         rows::<8, { ScaleFormat::F16_ID }>(first, count, x, out)
@@ -383,6 +424,13 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         _mm256_cvtph_ps(_mm_loadu_si128(block.biases.add(g * 16).cast())),
                     )
                 }
+                ScaleFormat::SYMMETRIC_ID => {
+                    let ahead = PREFETCH_BYTES / 8;
+                    _mm_prefetch::<_MM_HINT_T0>(block.scales.wrapping_add(g * 16 + ahead).cast());
+                    let scale = _mm256_cvtph_ps(_mm_loadu_si128(block.scales.add(g * 16).cast()));
+                    let zero = _mm256_set1_ps(symmetric_bias(BITS));
+                    (scale, _mm256_mul_ps(scale, zero))
+                }
                 ScaleFormat::F32_ID => (
                     _mm256_loadu_ps(block.scales.add(g * 32).cast()),
                     _mm256_loadu_ps(block.biases.add(g * 32).cast()),
@@ -397,6 +445,17 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         _mm256_mul_ps(scale, _mm256_set1_ps(FP4_SCALE)),
                         _mm256_mul_ps(scale, _mm256_set1_ps(FP4_BIAS)),
                     )
+                }
+                ScaleFormat::SUPER_AFFINE_ID => {
+                    let codes = block.scales.add(g * 2 * INTERLEAVED_ROWS);
+                    if g % 4 == 0 {
+                        _mm_prefetch::<_MM_HINT_T0>(
+                            codes.cast::<i8>().wrapping_add(PREFETCH_BYTES / 8),
+                        );
+                    }
+                    let supers = block.biases.add(g / block.per_super * 4 * INTERLEAVED_ROWS);
+                    let [scale, bias] = super_affine(codes.cast(), supers.cast());
+                    (scale, bias)
                 }
                 ScaleFormat::TABLE_ID => {
                     let ahead = PREFETCH_BYTES / 8;
@@ -431,6 +490,24 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
         }
     }
     totals
+}
+
+/// The scales and biases of a group of [`ScaleFormat::SuperAffine`].
+///
+/// # Safety
+/// The processor must have avx2 and f16c. There must be sixteen bytes and sixteen float16.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn super_affine(codes: *const i8, supers: *const u16) -> [__m256; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [scales, biases] = [0, INTERLEAVED_ROWS].map(|at| {
+            let codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.add(at).cast()));
+            let supers = _mm256_cvtph_ps(_mm_loadu_si128(supers.add(at).cast()));
+            _mm256_mul_ps(_mm256_cvtepi32_ps(codes), supers)
+        });
+        [scales, _mm256_xor_ps(biases, _mm256_set1_ps(-0.0))]
+    }
 }
 
 /// Two inputs in each lane.

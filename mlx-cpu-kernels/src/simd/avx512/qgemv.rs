@@ -17,10 +17,13 @@ use crate::layout::float_codes::{Codes, FP4_BIAS, FP4_SCALE};
 use crate::layout::input_panel::InputPanel;
 use crate::layout::packed::{
     INTERLEAVED_ROWS, PackedMatrix, SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk,
+    symmetric_bias,
 };
 use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
-use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
+use crate::simd::avx2::qgemv::{
+    InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants, super_affine,
+};
 
 qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
 
@@ -118,6 +121,12 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
             } else if SCALES == ScaleFormat::SUPER_ID {
                 let scale = super_scales(two, g);
                 (scale, _mm512_mul_ps(scale, _mm512_set1_ps(SUPER_BIAS)))
+            } else if SCALES == ScaleFormat::SYMMETRIC_ID {
+                let scale = factors::<{ ScaleFormat::F16_ID }>(two.map(|block| block.scales), g);
+                let zero = _mm512_set1_ps(symmetric_bias(BITS));
+                (scale, _mm512_mul_ps(scale, zero))
+            } else if SCALES == ScaleFormat::SUPER_AFFINE_ID {
+                super_affine_of(two, g)
             } else if SCALES == ScaleFormat::E8M0_ID || SCALES == ScaleFormat::E4M3_ID {
                 let scale = float_scales::<SCALES>(two, g);
                 (
@@ -209,6 +218,32 @@ unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
         let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
         _mm512_mul_ps(codes, _mm512_cvtph_ps(both))
     }
+}
+
+/// The scales and biases of a group of two row blocks in [`ScaleFormat::SuperAffine`].
+///
+/// # Safety
+/// The processor must have avx2, f16c and avx512f; both must have that group.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f")]
+unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) {
+    // SAFETY: sixteen bytes of a group and sixteen float16 of its super-group, which the caller
+    // promises. Prefetched addresses need not be valid.
+    let [low, high] = two.map(|block| unsafe {
+        let codes = block.scales.add(group * 2 * INTERLEAVED_ROWS);
+        if group % 4 == 0 {
+            _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH_BYTES / 8).cast());
+        }
+        let supers = block
+            .biases
+            .add(group / block.per_super * 4 * INTERLEAVED_ROWS);
+        super_affine(codes.cast(), supers.cast())
+    });
+    let both = |low, high| {
+        let low = _mm512_castpd256_pd512(_mm256_castps_pd(low));
+        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)))
+    };
+    (both(low[0], high[0]), both(low[1], high[1]))
 }
 
 /// The scales of a group of two row blocks that are floats of eight bits.

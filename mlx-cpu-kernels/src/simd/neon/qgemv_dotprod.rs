@@ -37,13 +37,17 @@ struct InputPtrs {
     sums: *const f32,
 }
 
-/// A row block, as addresses: scales and biases are float16 or float32.
+/// A row block, as addresses. Scales and biases are float16 or float32, or those of `others`.
 #[derive(Clone, Copy)]
-struct RowBlock {
+struct RowBlock<'a> {
     words: *const u32,
     scales: *const u8,
     biases: *const u8,
     half: bool,
+    /// Scales and biases of the matrix in another format.
+    others: Option<[GroupParams<'a>; 2]>,
+    /// Groups before those of this row block.
+    before: usize,
     /// Groups of a row.
     groups: usize,
     /// How often [`INPUTS_PER_SCALE`] codes are in a group.
@@ -72,6 +76,7 @@ pub(crate) unsafe fn qgemv<const BITS: u32>(
     assert!(x.quants.len() == x.rows * k && out.dims() == (x.rows, count * INTERLEAVED_ROWS));
     assert!(x.scales.len() * INPUTS_PER_SCALE == x.rows * k);
     assert!(x.sums.len() == x.rows * groups);
+    let nothing: *const u8 = std::ptr::null();
     let (scales, biases, half) = match (matrix.scales, matrix.biases) {
         (GroupParams::F16(scales), GroupParams::F16(biases)) => {
             (scales.as_ptr().cast(), biases.as_ptr().cast(), true)
@@ -79,9 +84,11 @@ pub(crate) unsafe fn qgemv<const BITS: u32>(
         (GroupParams::F32(scales), GroupParams::F32(biases)) => {
             (scales.as_ptr().cast(), biases.as_ptr().cast(), false)
         }
-        _ => unreachable!("scales and biases are of one type"),
+        _ => (nothing, nothing, false),
     };
     let first = RowBlock {
+        others: scales.is_null().then_some([matrix.scales, matrix.biases]),
+        before: 0,
         words: matrix.words.as_ptr(),
         scales,
         biases,
@@ -100,7 +107,7 @@ pub(crate) unsafe fn qgemv<const BITS: u32>(
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn rows<const BITS: u32>(
-    first: RowBlock,
+    first: RowBlock<'_>,
     count: usize,
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
@@ -128,7 +135,7 @@ unsafe fn rows<const BITS: u32>(
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn row_blocks<const M: usize, const BITS: u32>(
-    first: RowBlock,
+    first: RowBlock<'_>,
     count: usize,
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
@@ -147,8 +154,9 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
         unsafe {
             let block = RowBlock {
                 words: first.words.add(i * words),
-                scales: first.scales.add(i * factors),
-                biases: first.biases.add(i * factors),
+                scales: first.scales.wrapping_add(i * factors),
+                biases: first.biases.wrapping_add(i * factors),
+                before: i * first.groups,
                 ..first
             };
             let found = tile::<M, BITS>(block, x);
@@ -173,7 +181,7 @@ const fn words_of<const BITS: u32>() -> usize {
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn tile<const M: usize, const BITS: u32>(
-    block: RowBlock,
+    block: RowBlock<'_>,
     x: InputPtrs,
 ) -> [[float32x4_t; 2]; M] {
     let zero = vdupq_n_f32(0.0);
@@ -194,10 +202,13 @@ unsafe fn tile<const M: usize, const BITS: u32>(
                     add(sum, numbers, x, n * M + 4 + m);
                 }
             }
-            let (scales, mut biases) = (
-                factors(block.scales, g, block.half),
-                factors(block.biases, g, block.half),
-            );
+            let [scales, mut biases] = match block.others {
+                Some(others) => others.map(|params| {
+                    let eight = params.group(block.before + g);
+                    [0, WIDTH].map(|at| vld1q_f32(eight[at..].as_ptr()))
+                }),
+                None => [block.scales, block.biases].map(|all| factors(all, g, block.half)),
+            };
             if BITS == 8 {
                 // The offset that made the codes signed.
                 biases[0] = vfmaq_n_f32(biases[0], scales[0], 128.0);

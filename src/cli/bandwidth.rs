@@ -1,0 +1,75 @@
+//! How fast all cores together read memory: the bound of decode, which reads every weight for each
+//! token. Not what a cache delivers, and not writing.
+
+use std::hint::black_box;
+use std::num::NonZero;
+use std::thread;
+use std::time::Instant;
+
+/// Bytes that each thread reads in a pass: more than its share of any cache of today.
+const BYTES: usize = 256 << 20;
+
+/// Passes; the fastest counts, since other programs only slow a pass down.
+const PASSES: usize = 5;
+
+/// Sums that a thread adds to at the same time, so that none waits for another.
+const LANES: usize = 32;
+
+/// Bytes a second that the threads of this process read together: each of them reads memory of its
+/// own from start to end, [`PASSES`] times. Takes a quarter of a GiB for each core.
+pub fn read_bandwidth() -> f64 {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    measure(threads, BYTES / size_of::<u64>())
+}
+
+/// [`read_bandwidth`] of some threads with `words` numbers of 64 bits each.
+fn measure(threads: usize, words: usize) -> f64 {
+    // Written by the thread that reads it, so that it lies near that thread's core.
+    let start = std::sync::Barrier::new(threads);
+    let passes = thread::scope(|scope| {
+        let readers: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    let memory: Vec<u64> = (0..words as u64).collect();
+                    [(); PASSES].map(|()| {
+                        start.wait();
+                        let began = Instant::now();
+                        black_box(sum(black_box(&memory)));
+                        began.elapsed().as_secs_f64()
+                    })
+                })
+            })
+            .collect();
+        let joined = readers.into_iter().map(|reader| reader.join());
+        joined.collect::<Result<Vec<_>, _>>()
+    });
+    let passes = passes.unwrap_or_default();
+    // A pass lasts as long as its slowest thread.
+    let seconds = (0..PASSES).map(|pass| passes.iter().map(|own| own[pass]).fold(0.0, f64::max));
+    let fastest = seconds.fold(f64::INFINITY, f64::min);
+    (threads * words * size_of::<u64>()) as f64 / fastest
+}
+
+/// The sum of all numbers, in a form that the compiler turns into vectors.
+fn sum(memory: &[u64]) -> u64 {
+    let mut sums = [0u64; LANES];
+    for block in memory.as_chunks::<LANES>().0 {
+        for (sum, value) in sums.iter_mut().zip(block) {
+            *sum = sum.wrapping_add(*value);
+        }
+    }
+    sums.into_iter().fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_read_and_the_rate_is_a_rate() {
+        let memory: Vec<u64> = (0..1024).collect();
+        assert_eq!(sum(&memory), 1024 * 1023 / 2);
+        let rate = measure(2, 1 << 16);
+        assert!(rate.is_finite() && rate > 0.0, "{rate}");
+    }
+}
