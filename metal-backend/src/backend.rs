@@ -24,8 +24,9 @@ use crate::error::engine;
 use crate::exec::{self, Prompts};
 use crate::generate::check_rewinds;
 use crate::loader::{Features, Weights};
-use crate::model::MlxModel;
+use crate::model::{EncoderModel, MlxModel};
 use crate::sample;
+use crate::sentence::Sentence;
 use crate::text::TextPipeline;
 
 inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));
@@ -219,15 +220,21 @@ impl Backend for MlxBackend {
             .with_tensor_parallel()
             .with_pipeline_parallel()
             .with_steering()
+            .with_reranking()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Ok(Box::new(self.open(path, options)?))
+        let engine = self.engine(path, options)?;
+        let is_encoder = engine.decoder()?.encoder().is_some();
+        Ok(match is_encoder {
+            true => Box::new(EncoderModel::new(engine)),
+            false => Box::new(MlxModel::new(engine)),
+        })
     }
 }
 
 impl MlxBackend {
-    fn open(&self, path: &Path, options: &LoadOptions) -> Result<MlxModel> {
+    fn engine(&self, path: &Path, options: &LoadOptions) -> Result<Engine> {
         options.validate()?;
         if !self.available() {
             let reason = self.unavailable_reason().unwrap_or_default();
@@ -279,7 +286,7 @@ impl MlxBackend {
         if let Some(adapter) = &options.adapter_path {
             engine.load_adapter(adapter)?;
         }
-        Ok(MlxModel::new(engine))
+        Ok(engine)
     }
 }
 
@@ -296,7 +303,18 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
             "this backend cannot train; metal, cuda and cpu can",
         ));
     };
-    backend.open(path, options)
+    let engine = backend.engine(path, options)?;
+    if engine.decoder()?.encoder().is_some() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} is an encoder, which cannot be trained here",
+                engine.info().architecture
+            ),
+        )
+        .with_path(path));
+    }
+    Ok(MlxModel::new(engine))
 }
 
 /// Whether two models cut text into the same tokens.
@@ -392,6 +410,10 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
             (config, weights, text, (compute, features), Vec::new())
         }
     };
+    let sentence_dir = match locate(path)? {
+        ModelFiles::Directory(dir) => Some(dir),
+        ModelFiles::Gguf(_) => None,
+    };
     let prompts = place.prompts(weights.dtype(), options.precision)?;
     if let Some(prompts) = prompts {
         weights.use_cpu(prompts);
@@ -412,8 +434,20 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
     if let Some(features) = &features {
         features.leave_out(&mut weights);
     }
+    let score = arch::score_layer(&config, &mut weights).map_err(|e| e.with_path(path))?;
     let (architecture, mut decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
+    let mut sentence = match &sentence_dir {
+        Some(dir) => {
+            let is_encoder = decoder.encoder().is_some();
+            Sentence::from_dir(dir, &config, &weights, is_encoder)?
+        }
+        None => Sentence::of_gguf(&config)?,
+    }
+    .with_score_layer(score);
+    if let Some(encoder) = decoder.encoder() {
+        sentence.bound(encoder.max_length());
+    }
     let layers = config.num_hidden_layers;
     let plan = &options.feed_forward;
     arch::routes::apply(decoder.as_mut(), plan, layers, features.as_ref())?;
@@ -482,6 +516,7 @@ fn load(path: &Path, options: &LoadOptions, place: Place, group: Option<Group>) 
         shares_prefixes: weights.stage().is_none(),
         feed_forward: options.feed_forward.clone(),
         has_dense: !options.walk_only,
+        sentence,
     })
 }
 

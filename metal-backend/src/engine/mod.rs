@@ -21,6 +21,7 @@ use crate::cache::{CacheOptions, Prefixes};
 use crate::error::engine as engine_error;
 use crate::nn::adapter::{ParamSlot, Passes};
 use crate::sample::{Compiler, Context, Sampler};
+use crate::sentence::Sentence;
 use crate::text::{Detokenizer, TextPipeline};
 
 /// The log-probability of what cannot be, as OpenAI has it: JSON has no infinity.
@@ -56,6 +57,7 @@ pub struct Engine {
     shares_prefixes: bool,
     feed_forward: FeedForwardPlan,
     has_dense: bool,
+    sentence: Sentence,
 }
 
 /// What [`Engine::new`] puts together.
@@ -91,6 +93,8 @@ pub struct Parts {
     pub feed_forward: FeedForwardPlan,
     /// Whether all of them as they were trained are in memory.
     pub has_dense: bool,
+    /// How vectors of texts are made.
+    pub sentence: Sentence,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -131,6 +135,7 @@ impl Engine {
             shares_prefixes: parts.shares_prefixes,
             feed_forward: parts.feed_forward,
             has_dense: parts.has_dense,
+            sentence: parts.sentence,
         }
     }
 
@@ -163,6 +168,11 @@ impl Engine {
     /// Whether all feed-forward parts as they were trained are in memory.
     pub fn has_dense(&self) -> bool {
         self.has_dense
+    }
+
+    /// How vectors of texts are made.
+    pub fn sentence(&self) -> &Sentence {
+        &self.sentence
     }
 
     /// An error once the model was closed.
