@@ -5,9 +5,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::{BatchSession, Prepared};
+use crate::embedding::{EmbeddingModel, RerankModel};
 use crate::error::Result;
 use crate::info::ModelInfo;
-use crate::inspect::{AttentionInspector, EmbeddingModel};
+use crate::inspect::AttentionInspector;
 use crate::message::{Message, Prompt};
 use crate::metrics::GenerateMetrics;
 use crate::options::{GenerateOptions, LoadOptions};
@@ -64,6 +65,8 @@ pub struct Capabilities {
     pub pipeline_parallel: bool,
     /// [`GenerateOptions::steering`] is honored.
     pub steering: bool,
+    /// Models that are made for it are [`RerankModel`]s.
+    pub reranking: bool,
 }
 
 macro_rules! capabilities {
@@ -111,6 +114,7 @@ capabilities! {
     with_tensor_parallel => tensor_parallel,
     with_pipeline_parallel => pipeline_parallel,
     with_steering => steering,
+    with_reranking => reranking,
 }
 
 impl Capabilities {
@@ -138,6 +142,7 @@ impl Capabilities {
             tensor_parallel: false,
             pipeline_parallel: false,
             steering: false,
+            reranking: false,
         }
     }
 }
@@ -267,6 +272,11 @@ pub trait TextModel: Send + Sync {
 
     /// The model as one that makes vectors of texts, where it is.
     fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
+        None
+    }
+
+    /// The model as one that scores documents, where it is made for it.
+    fn as_rerank_model(&self) -> Option<&dyn RerankModel> {
         None
     }
 

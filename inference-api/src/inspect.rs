@@ -1,4 +1,4 @@
-//! Looking inside a model: attention and hidden states; and using the hidden states: embeddings.
+//! Looking inside a model: attention and hidden states.
 
 use serde::{Deserialize, Serialize};
 
@@ -374,60 +374,4 @@ fn check_lists(prompts: &[Prompt], positions: &[Vec<usize>]) -> Result<()> {
             positions.len()
         ),
     ))
-}
-
-/// How the hidden states of a text become one vector.
-#[non_exhaustive]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pooling {
-    /// Their mean.
-    #[default]
-    Mean,
-    /// That of the last token.
-    Last,
-}
-
-impl std::str::FromStr for Pooling {
-    type Err = crate::error::Error;
-
-    fn from_str(s: &str) -> Result<Self> {
-        match s {
-            "mean" => Ok(Pooling::Mean),
-            "last" => Ok(Pooling::Last),
-            _ => Err(crate::error::Error::new(
-                crate::error::ErrorKind::InvalidOption,
-                format!("pooling `{s}` is not one of mean, last"),
-            )),
-        }
-    }
-}
-
-/// A model that makes vectors of texts.
-pub trait EmbeddingModel: TextModel {
-    /// One vector of `hidden_size` elements for each prompt, in their order: the last hidden states
-    /// (after the final norm), pooled, and scaled to length one when `normalize`.
-    ///
-    /// # Errors
-    /// As [`TextModel::generate`], for any of the prompts.
-    fn embed(&self, prompts: &[Prompt], pooling: Pooling, normalize: bool)
-    -> Result<Vec<Vec<f32>>>;
-
-    /// [`EmbeddingModel::embed`], unless `interrupt` ends it. Engines ask between the steps of a
-    /// prompt; this one, for those that do not, asks before and after.
-    ///
-    /// # Errors
-    /// As [`EmbeddingModel::embed`] and [`Interrupt::check`].
-    fn embed_until(
-        &self,
-        prompts: &[Prompt],
-        pooling: Pooling,
-        normalize: bool,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Vec<f32>>> {
-        interrupt.check()?;
-        let vectors = self.embed(prompts, pooling, normalize)?;
-        interrupt.check()?;
-        Ok(vectors)
-    }
 }

@@ -27,9 +27,9 @@
 //! - Asynchronous programs have the feature `async`: `AsyncTokens` is a `Stream` of tokens on any
 //!   executor.
 //! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and
-//!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`] and
-//!   [`TextModel::as_attention_inspector`];
-//!   [`Capabilities`] tell beforehand.
+//!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`],
+//!   [`TextModel::as_attention_inspector`], [`TextModel::as_embedding_model`] and
+//!   [`TextModel::as_rerank_model`]; [`Capabilities`] tell beforehand.
 //! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
 //!   work.
 //!
@@ -69,6 +69,7 @@ mod backend;
 mod batch;
 mod cancel;
 mod discover;
+mod embedding;
 mod error;
 mod grammar_limits;
 mod info;
@@ -91,12 +92,15 @@ pub use backend::{Backend, Capabilities, TextModel};
 pub use batch::{BatchEvent, BatchSession, Prepared, RequestId};
 pub use cancel::{CancelToken, Interrupt};
 pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discover};
+pub use embedding::{
+    EmbedOptions, EmbedPrompt, EmbeddingInfo, EmbeddingModel, Pooling, Ranking, RerankModel,
+    RerankOptions,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;
 pub use inspect::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel,
-    FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace,
-    Pooling, ResidualTrace,
+    AttentionInspector, AttentionSnapshot, AttentionWeights, FeedForwardActivations,
+    FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace, ResidualTrace,
 };
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;

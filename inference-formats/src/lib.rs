@@ -10,6 +10,7 @@
 //! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
 //! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
 //! | [`npy`] | arrays of numpy |
+//! | [`sentence`] | directories of sentence-transformers: modules after the network, prompts |
 //! | [`footprint`] | bytes in memory of each tensor, before any is read |
 //! | [`split`] | which part of each tensor a process has, where several compute one model |
 //! | [`pipeline`] | which layers a process has, where several compute one after another |
@@ -43,6 +44,7 @@ pub mod npy;
 pub mod pipeline;
 pub mod python_json;
 pub mod safetensors;
+pub mod sentence;
 pub mod split;
 
 pub use config::ModelConfig;

@@ -83,6 +83,33 @@ pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String>
     Ok((shape, values))
 }
 
+/// A file of float32 in C order, version 1. The shape's product is the number of values.
+///
+/// ```
+/// use inference_formats::npy;
+/// let file = npy::write(&[2, 1], &[0.5, -1.0]);
+/// assert_eq!(npy::parse(&file), Ok((vec![2, 1], vec![0.5, -1.0])));
+/// ```
+#[must_use]
+pub fn write(shape: &[usize], values: &[f32]) -> Vec<u8> {
+    let dims: String = shape.iter().map(|n| format!("{n},")).collect();
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({dims}), }}");
+    // The numbers begin at a multiple of 64 bytes, after a line break.
+    let before = MAGIC.len() + 4;
+    let padding = 63 - (before + header.len()) % 64;
+    let header = format!("{header}{}\n", " ".repeat(padding));
+    let mut file = MAGIC.to_vec();
+    file.extend([1, 0]);
+    file.extend(
+        u16::try_from(header.len())
+            .unwrap_or(u16::MAX)
+            .to_le_bytes(),
+    );
+    file.extend(header.bytes());
+    file.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+    file
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

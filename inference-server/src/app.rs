@@ -154,6 +154,8 @@ routes! {
     post "/embeddings" => native::text::embedding;
     post "/rerank" => native::rerank::rerank;
     post "/v1/rerank" => native::rerank::rerank;
+    post "/reranking" => native::rerank::rerank;
+    post "/v1/reranking" => native::rerank::rerank;
     get "/props" => native::state::props;
     get "/slots" => native::state::slots;
     get "/api/version" => ollama::models::version;

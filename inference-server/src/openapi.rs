@@ -98,9 +98,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// Of llama.cpp's server, mostly.
-    const SECOND_NAMES: [&str; 8] = [
+    const SECOND_NAMES: [&str; 10] = [
         "/v1/health",
         "/v1/rerank",
+        "/reranking",
+        "/v1/reranking",
         "/models",
         "/chat/completions",
         "/chat/completions/input_tokens",

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod bounded;
 mod chat_template;
 mod detokenizer;
 mod limits;
@@ -33,10 +34,12 @@ mod template_time;
 mod tokenizer;
 mod tokenizer_files;
 mod tokenizer_gguf;
+mod tokenizer_wordpiece;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use bounded::Encoded;
 pub use chat_template::{ChatOptions, ChatTemplate};
 pub use detokenizer::{Detokenizer, Released};
 pub use limits::TextLimits;

@@ -15,7 +15,17 @@ pub(crate) enum DecodeRule {
     Pieces(PieceRule),
     /// No decoder: tokens are words with one space between them.
     Words,
+    /// WordPiece: words, and pieces that go on with a word.
+    WordPiece {
+        /// What marks a piece that goes on.
+        prefix: String,
+        /// Whether there is no space before punctuation and English contractions.
+        cleanup: bool,
+    },
 }
+
+/// Before these there is no space, as the `tokenizers` crate cleans text up.
+const CLOSING: [&str; 9] = [".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"];
 
 /// The steps of a SentencePiece style decoder, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -69,6 +79,14 @@ impl DecodeRule {
             }
             return Err(unsupported("ByteLevel mixed with other steps"));
         }
+        if let [step] = steps.as_slice()
+            && kind(step) == "WordPiece"
+        {
+            return Ok(Self::WordPiece {
+                prefix: step["prefix"].as_str().unwrap_or("##").to_owned(),
+                cleanup: step["cleanup"].as_bool().unwrap_or(true),
+            });
+        }
         let mut rule = PieceRule::default();
         let mut fused = false;
         for step in steps {
@@ -119,6 +137,14 @@ impl DecodeRule {
             Self::Words if first => token.as_bytes().to_vec(),
             Self::Words => [b" ", token.as_bytes()].concat(),
             Self::Pieces(rule) => rule.bytes(token, first),
+            Self::WordPiece { prefix, cleanup } => match token.strip_prefix(prefix.as_str()) {
+                _ if first => token.as_bytes().to_vec(),
+                Some(rest) => rest.as_bytes().to_vec(),
+                None if *cleanup && CLOSING.iter().any(|c| token.starts_with(c)) => {
+                    token.as_bytes().to_vec()
+                }
+                None => [b" ", token.as_bytes()].concat(),
+            },
         }
     }
 
@@ -268,8 +294,8 @@ fn unsupported(what: &str) -> Error {
     Error::new(
         ErrorKind::Unsupported,
         format!(
-            "the tokenizer's decoder uses {what}; supported are ByteLevel, Metaspace, and a Sequence of \
-             Replace (plain strings), ByteFallback, Metaspace, Fuse and Strip (at the start)"
+            "the tokenizer's decoder uses {what}; supported are ByteLevel, WordPiece, Metaspace, and a \
+             Sequence of Replace (plain strings), ByteFallback, Metaspace, Fuse and Strip (at the start)"
         ),
     )
 }
@@ -321,7 +347,7 @@ mod tests {
             DecodeRule::from_json(&Value::Null).unwrap(),
             DecodeRule::Words
         );
-        let error = DecodeRule::from_json(&json!({"type": "WordPiece"})).unwrap_err();
+        let error = DecodeRule::from_json(&json!({"type": "CTC"})).unwrap_err();
         assert!(error.to_string().contains("WordPiece"), "{error}");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }

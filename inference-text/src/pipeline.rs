@@ -105,6 +105,28 @@ impl TextPipeline {
         self.tokenizer.encode(text, !has_bos)
     }
 
+    /// [`TextPipeline::encode_prompt`] with at most `most` tokens, as
+    /// [`Tokenizer::encode_bounded`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_bounded`].
+    pub fn encode_bounded(
+        &self,
+        text: &str,
+        most: Option<usize>,
+        truncate: bool,
+    ) -> Result<Vec<u32>> {
+        let encoded = self.tokenizer.encode_bounded(text, None, most, truncate)?;
+        let mut ids = encoded.ids;
+        // The caller wrote the token that begins a text.
+        if let (Some(bos), [first, second, ..]) = (self.tokenizer.bos_id(), ids.as_slice())
+            && (*first, *second) == (bos, bos)
+        {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+
     /// Encodes a conversation. With `add_generation_prompt` it ends where the answer of the model
     /// begins.
     ///

@@ -357,7 +357,20 @@ impl Tokenizer {
             .contains_key(&id)
     }
 
-    fn check_length(&self, text: &str) -> Result<()> {
+    /// The tokenizer of the `tokenizers` crate.
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The tokens before and after a text, where the post-processor does not add them.
+    pub(crate) fn own_affixes(&self) -> Option<(Vec<u32>, Vec<u32>)> {
+        let (begin, end) = self.facts.affixes?;
+        let bos = self.facts.bos.filter(|_| begin);
+        let eos = self.facts.eos.first().copied().filter(|_| end);
+        Some((bos.into_iter().collect(), eos.into_iter().collect()))
+    }
+
+    pub(crate) fn check_length(&self, text: &str) -> Result<()> {
         if text.len() > self.limits.text_bytes {
             return Err(Error::new(
                 ErrorKind::InvalidOption,

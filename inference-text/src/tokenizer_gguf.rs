@@ -1,6 +1,6 @@
 //! Tokenizers from GGUF metadata, where there is no `tokenizer.json`.
 //!
-//! There are two kinds: `gpt2` (byte-level BPE with a named pre-tokenizer) and `llama`
+//! There are three kinds: `bert` (WordPiece, in `tokenizer_wordpiece.rs`), `gpt2` (byte-level BPE with a named pre-tokenizer) and `llama`
 //! (SentencePiece BPE with scores). The splitting expressions are those in the families'
 //! `tokenizer.json` files.
 
@@ -70,11 +70,12 @@ impl Tokenizer {
         let piece = match parts.model.as_str() {
             Self::GGUF_BYTE_LEVEL => false,
             "llama" => true,
+            "bert" => return super::tokenizer_wordpiece::build(parts, limits),
             other => {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
                     format!(
-                        "tokenizer model {other:?} in tokenizer.ggml.model; supported are gpt2 and llama"
+                        "tokenizer model {other:?} in tokenizer.ggml.model; supported are gpt2, llama and bert"
                     ),
                 ));
             }

@@ -26,9 +26,10 @@ use crate::error::engine;
 use crate::exec::{self, Prompts};
 use crate::generate::check_rewinds;
 use crate::loader::{Features, Weights};
-use crate::model::MlxModel;
+use crate::model::{EncoderModel, MlxModel};
 use crate::nn::router::FfnRouter;
 use crate::sample;
+use crate::sentence::Sentence;
 use crate::text::TextPipeline;
 
 inference::register_backend!("metal", || Box::new(MlxBackend(Place::Metal)));
@@ -222,15 +223,21 @@ impl Backend for MlxBackend {
             .with_tensor_parallel()
             .with_pipeline_parallel()
             .with_steering()
+            .with_reranking()
     }
 
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Ok(Box::new(self.open(path, options, &FfnRouter::new())?))
+        let engine = self.engine(path, options, &FfnRouter::new())?;
+        let is_encoder = engine.decoder()?.encoder().is_some();
+        Ok(match is_encoder {
+            true => Box::new(EncoderModel::new(engine)),
+            false => Box::new(MlxModel::new(engine)),
+        })
     }
 }
 
 impl MlxBackend {
-    fn open(&self, path: &Path, options: &LoadOptions, router: &FfnRouter) -> Result<MlxModel> {
+    fn engine(&self, path: &Path, options: &LoadOptions, router: &FfnRouter) -> Result<Engine> {
         options.validate()?;
         if options.split != Split::None && !router.is_empty() {
             return Err(Error::new(
@@ -289,7 +296,7 @@ impl MlxBackend {
         if let Some(adapter) = &options.adapter_path {
             engine.load_adapter(adapter)?;
         }
-        Ok(MlxModel::new(engine))
+        Ok(engine)
     }
 }
 
@@ -315,7 +322,18 @@ pub(crate) fn open_routed(
             "this is about the backends metal, cuda and cpu, and the options name another",
         ));
     };
-    backend.open(path, options, router)
+    let engine = backend.engine(path, options, router)?;
+    if engine.decoder()?.encoder().is_some() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} is an encoder, which cannot be trained here",
+                engine.info().architecture
+            ),
+        )
+        .with_path(path));
+    }
+    Ok(MlxModel::new(engine))
 }
 
 /// Whether two models cut text into the same tokens.
@@ -458,6 +476,10 @@ fn load(
             (config, weights, text, (compute, features), Vec::new())
         }
     };
+    let sentence_dir = match locate(path)? {
+        ModelFiles::Directory(dir) => Some(dir),
+        ModelFiles::Gguf(_) => None,
+    };
     let prompts = hold(&mut weights, options, place)?;
     if place == Place::Cpu && options.kv_bits.is_some() {
         tracing::warn!(
@@ -472,8 +494,20 @@ fn load(
     if let Some(features) = &features {
         features.leave_out(&mut weights);
     }
+    let score = arch::score_layer(&config, &mut weights).map_err(|e| e.with_path(path))?;
     let (architecture, mut decoder) =
         arch::load(&config, &mut weights).map_err(|e| e.with_path(path))?;
+    let mut sentence = match &sentence_dir {
+        Some(dir) => {
+            let is_encoder = decoder.encoder().is_some();
+            Sentence::from_dir(dir, &config, &weights, is_encoder)?
+        }
+        None => Sentence::of_gguf(&config)?,
+    }
+    .with_score_layer(score);
+    if let Some(encoder) = decoder.encoder() {
+        sentence.bound(encoder.max_length());
+    }
     let layers = config.num_hidden_layers;
     let on_cpu = place.uses_kernels(weights.dtype());
     let routes = Routes {
@@ -555,6 +589,7 @@ fn load(
         feed_forward: options.feed_forward.clone(),
         is_routed: !options.feed_forward.is_dense() || !router.is_empty(),
         has_dense: !options.walk_only,
+        sentence,
     })
 }
 

@@ -1,6 +1,7 @@
 //! A loaded model as the contract sees it: what it answers with its engine.
 
 mod adapters;
+mod encoder;
 mod inspect;
 mod steerable;
 
@@ -11,12 +12,14 @@ use std::sync::Arc;
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, Interrupt,
-    LogitsOutput, Message, ModelInfo, Prepared, Prompt, PromptCacheModel, Result, RoutedModel,
-    SteerableModel, Steering, TextModel, Token, TokenModel, TokenStream, TrainableModel,
+    LogitsOutput, Message, ModelInfo, Prepared, Prompt, PromptCacheModel, RerankModel, Result,
+    RoutedModel, SteerableModel, Steering, TextModel, Token, TokenModel, TokenStream,
+    TrainableModel,
 };
 use mlx_rs_core::{concatenate, eval};
 
 use crate::cache;
+use crate::embed;
 use crate::engine::Engine;
 use crate::engine::forward::{forward, forward_prompt};
 use crate::error::engine as engine_error;
@@ -24,6 +27,8 @@ use crate::generate::{Batch, Generation, salt};
 use crate::nn::attention::Positions;
 use crate::nn::feed_forward::as_trained;
 use crate::steer::{Edits, RequestEdits, hook};
+
+pub use encoder::EncoderModel;
 
 /// Requests of one call that run at the same time.
 const TOGETHER: usize = 32;
@@ -191,6 +196,13 @@ impl TextModel for MlxModel {
 
     fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
         Some(self)
+    }
+
+    fn as_rerank_model(&self) -> Option<&dyn RerankModel> {
+        self.engine
+            .sentence()
+            .scorer()
+            .map(|_| self as &dyn RerankModel)
     }
 
     fn as_prompt_cache(&self) -> Option<&dyn PromptCacheModel> {
@@ -423,20 +435,25 @@ impl MlxModel {
     }
 }
 
+/// The text of ids, all of which must be in the vocabulary.
+fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
+    let tokenizer = engine.text().tokenizer();
+    if let Some(id) = ids.iter().find(|&&id| tokenizer.token_text(id).is_none()) {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("token {id} is not in the tokenizer's vocabulary"),
+        ));
+    }
+    tokenizer.decode(ids)
+}
+
 impl TokenModel for MlxModel {
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.engine.text().tokenizer().encode(text, add_special)
     }
 
     fn decode(&self, ids: &[u32]) -> Result<String> {
-        let tokenizer = self.engine.text().tokenizer();
-        if let Some(id) = ids.iter().find(|&&id| tokenizer.token_text(id).is_none()) {
-            return Err(Error::new(
-                ErrorKind::InvalidOption,
-                format!("token {id} is not in the tokenizer's vocabulary"),
-            ));
-        }
-        tokenizer.decode(ids)
+        decoded(&self.engine, ids)
     }
 
     fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {

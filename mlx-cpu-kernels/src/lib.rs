@@ -37,7 +37,7 @@ mod sync;
 pub mod testing;
 mod work;
 
-pub use attention::attend::{Attention, AttentionMask, Query};
+pub use attention::attend::{Around, Attention, AttentionMask, Query};
 pub use attention::kv_copy::KvPlane;
 pub use attention::kv_write::{KvWrite, NewKv, ProjectKeys, TokenPositions, TokenRange};
 pub use attention::rope::Rotation;
@@ -46,6 +46,7 @@ pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};
 pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct};
 pub use gemm::gather_rows::GatherRows;
+pub use gemm::layer_norm::LayerNorm;
 pub use gemm::product::{HeldMatrix, MAX_PARTS, MatrixFormat, MatrixPart, Product, Size};
 pub use gemm::routes::Routing;
 pub use gemm::vjp::ProductVjp;

@@ -7,6 +7,7 @@ use crate::isa::{FORCED, Isa};
 pub use crate::sampling::sample::{MOST_CANDIDATES, tail};
 pub use crate::sampling::softmax_pass::relative_logit;
 pub use crate::sampling::top_k::ascending;
+use crate::simd::portable::vmath::Gate;
 pub use allocations::CountingAllocator;
 
 /// The instruction sets that tests run with: those of this processor, and in tests of this crate
@@ -31,6 +32,24 @@ pub fn with_each(f: impl Fn(Isa)) {
         f(isa);
     }
     FORCED.set(None);
+}
+
+/// A gate by its definition.
+pub fn exact_gate(gate: Gate, x: f64) -> f64 {
+    match gate {
+        Gate::Silu => x / (1.0 + (-x).exp()),
+        Gate::Gelu => {
+            // Simpson's rule for the density from 0 to x.
+            let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+            let (n, step) = (2000, x / 2000.0);
+            let inner: f64 = (1..n)
+                .map(|i| f64::from(2 + 2 * (i % 2)) * density(f64::from(i) * step))
+                .sum();
+            x * (0.5 + step / 3.0 * (density(0.0) + inner + density(x)))
+        }
+        Gate::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh()),
+        Gate::Relu => x.max(0.0),
+    }
 }
 
 /// Numbers between -0.5 and 0.5.

@@ -101,6 +101,7 @@ const ORDER: &[&str] = &[
     "gemm::prefetch",
     "gemm::run",
     "gemm::gather_rows",
+    "gemm::layer_norm",
     "gemm::feature_walk",
     "gemm::vjp",
     "gemm::routes",

@@ -23,9 +23,9 @@ pub fn run(
     plans: &[FeedForwardPlan],
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
-    if args.batch.is_some() || args.together.is_some() {
+    if args.batch.is_some() || args.together.is_some() || args.bandwidth {
         return Err(Failure::usage(
-            "--batch and --together measure one plan; leave them out, or give one plan to --ffn",
+            "--batch, --together and --bandwidth measure one plan; leave them out, or give one plan to --ffn",
         ));
     }
     let backend = choose_backend(args.load.backend.as_deref())?;

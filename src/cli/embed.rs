@@ -1,37 +1,102 @@
 //! `mlx embed`: a vector for each of many texts.
 
-use inference::{CancelToken, Interrupt, Pooling, Prompt};
+use std::path::PathBuf;
+
+use inference::{CancelToken, EmbedOptions, EmbedPrompt, Interrupt, Pooling, Prompt};
+use inference_formats::npy;
 use serde_json::json;
 
 use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
-use super::load::{LoadArgs, ModelArgs, load};
-use super::records::InputArgs;
+use super::load::{LoadArgs, ModelArgs, at_least_one, load};
+use super::progress::CountBar;
+use super::records::{InputArgs, Record};
 
-/// Print a vector for each of many texts, from the model's last hidden states
+/// Print a vector for each of many texts, as an embedding model is trained to make them
+///
+/// A model without files of sentence-transformers gives the mean of its last hidden states, scaled
+/// to length one.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// How the states of a text become one: mean or last
-    #[arg(long, value_name = "HOW", default_value = "mean", value_parser = pooling)]
-    pooling: Pooling,
-    /// Leave the vectors' lengths as they are
-    #[arg(long)]
-    no_normalize: bool,
+    #[command(flatten)]
+    vectors: VectorArgs,
+    /// Write the vectors to this .npy file (numpy, float32, one row a text) instead of printing
+    /// JSON
+    #[arg(long, value_name = "FILE")]
+    npy: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
 }
 
-fn pooling(text: &str) -> Result<Pooling, String> {
-    text.parse().map_err(|_| "must be mean or last".to_owned())
+/// How vectors are made.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Vectors")]
+struct VectorArgs {
+    /// How the states of a text become one: mean, last, cls, max, mean_sqrt_length or
+    /// weighted_mean; without it, as the model is trained
+    #[arg(long, value_name = "HOW", value_parser = pooling)]
+    pooling: Option<Pooling>,
+    /// Leave the vectors' lengths as they are
+    #[arg(long)]
+    no_normalize: bool,
+    /// Scale vectors to length one, also where the model does not
+    #[arg(long, conflicts_with = "no_normalize")]
+    normalize: bool,
+    /// Only the first N elements, for models that are trained so (Matryoshka)
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    dimensions: Option<usize>,
+    /// The most tokens of a text, at most the model's own bound
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_length: Option<usize>,
+    /// Cut texts that are too long, instead of refusing them
+    #[arg(long)]
+    truncate: bool,
+    /// The model's prompt of this name in front of each text, such as query or document
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt", "no_prompt"])]
+    prompt_name: Option<String>,
+    /// This text in front of each text
+    #[arg(long, value_name = "TEXT", conflicts_with = "no_prompt")]
+    prompt: Option<String>,
+    /// Nothing in front, even where the model has a default prompt
+    #[arg(long)]
+    no_prompt: bool,
 }
 
-/// Texts in one call.
-const TOGETHER: usize = 64;
+fn pooling(text: &str) -> Result<Pooling, String> {
+    let names = Pooling::ALL.map(|(name, _)| name).join(", ");
+    text.parse().map_err(|_| format!("must be one of {names}"))
+}
+
+impl VectorArgs {
+    fn options(&self) -> EmbedOptions {
+        let normalize = match (self.normalize, self.no_normalize) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        };
+        let prompt = match (&self.prompt_name, &self.prompt, self.no_prompt) {
+            (Some(name), ..) => EmbedPrompt::Named(name.clone()),
+            (_, Some(text), _) => EmbedPrompt::Text(text.clone()),
+            (.., true) => EmbedPrompt::None,
+            _ => EmbedPrompt::Default,
+        };
+        EmbedOptions::new()
+            .with_pooling(self.pooling)
+            .with_normalize(normalize)
+            .with_dimensions(self.dimensions)
+            .with_max_length(self.max_length)
+            .with_truncate(self.truncate)
+            .with_prompt(prompt)
+    }
+}
+
+/// Texts in one call: those of a call are sorted by their lengths.
+const TOGETHER: usize = 256;
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -46,13 +111,18 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let _guard = console
         .catches_interrupts
         .then(|| cancel_on_interrupt(&cancel));
+    let options = args.vectors.options();
+    options.validate(&embedder.embedding_info())?;
+    let mut all: Vec<f32> = Vec::new();
+    // A bar between lines of a result would tear them.
+    let shown = args.npy.is_some() || !console.out_is_terminal;
+    let bar = shown.then(|| CountBar::start("texts", records.len() as u64, console));
     for part in records.chunks(TOGETHER) {
         let prompts = part
             .iter()
             .map(|record| record.ask.prompt(model))
             .collect::<inference::Result<Vec<Prompt>>>()?;
-        let vectors =
-            embedder.embed_until(&prompts, args.pooling, !args.no_normalize, &interrupt)?;
+        let vectors = embedder.embed(&prompts, &options, &interrupt)?;
         for (record, vector) in part.iter().zip(vectors) {
             if vector.iter().any(|v| !v.is_finite()) {
                 return Err(Failure::failed(format!(
@@ -60,13 +130,37 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
                     record.index
                 )));
             }
-            let mut value = json!({"index": record.index});
-            if let Some(id) = &record.id {
-                value["id"] = id.clone();
+            match args.npy {
+                Some(_) => all.extend(vector),
+                None => print(record, vector, console)?,
             }
-            value["embedding"] = vector.into();
-            console.json(&value)?;
+        }
+        if let Some(bar) = &bar {
+            bar.advance(part.len() as u64);
         }
     }
+    drop(bar);
+    if let Some(path) = &args.npy {
+        let width = options
+            .dimensions
+            .unwrap_or_else(|| embedder.embedding_info().dimensions);
+        let file = npy::write(&[records.len(), width], &all);
+        std::fs::write(path, file)
+            .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+        console.note(&format!(
+            "{} vectors of {width} elements are in {}",
+            records.len(),
+            path.display()
+        ));
+    }
     Ok(())
+}
+
+fn print(record: &Record, vector: Vec<f32>, console: &mut Console<'_>) -> Result<(), Failure> {
+    let mut value = json!({"index": record.index});
+    if let Some(id) = &record.id {
+        value["id"] = id.clone();
+    }
+    value["embedding"] = vector.into();
+    console.json(&value)
 }

@@ -86,10 +86,11 @@ fn known() -> Result<Vec<Row>, Failure> {
             refs: Vec::new(),
             model_type: None,
             quantization: None,
-            bytes: metadata
-                .as_ref()
-                .map_or(model.bytes, std::fs::Metadata::len),
-            files: 1,
+            bytes: match &metadata {
+                Some(metadata) if metadata.is_file() => metadata.len(),
+                _ => model.kept_bytes(),
+            },
+            files: model.files.len().max(1),
             complete: true,
             modified: metadata.and_then(|m| seconds(m.modified().ok()?)),
             path,

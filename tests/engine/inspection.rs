@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{fixture, floats, max_difference, tiny};
-use inference::{CancelToken, ErrorKind, Interrupt, LoadOptions, Pooling, Prompt};
+use inference::{
+    CancelToken, EmbedOptions, EmbeddingModel, ErrorKind, Interrupt, LoadOptions, Pooling, Prompt,
+    Result,
+};
 
 fn ids(n: u32) -> Prompt {
     Prompt::Tokens((0..n).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect())
@@ -212,6 +215,19 @@ fn the_last_hidden_states_become_the_logits() {
     }
 }
 
+/// Vectors with a pooling, of length one or not.
+fn embed(
+    embedder: &dyn EmbeddingModel,
+    prompts: &[Prompt],
+    pooling: Pooling,
+    normalize: bool,
+) -> Result<Vec<Vec<f32>>> {
+    let options = EmbedOptions::new()
+        .with_pooling(pooling)
+        .with_normalize(normalize);
+    embedder.embed(prompts, &options, &Interrupt::new())
+}
+
 #[test]
 fn embeddings_do_not_depend_on_who_else_is_there() {
     for name in ["qwen3", "gemma3"] {
@@ -219,31 +235,26 @@ fn embeddings_do_not_depend_on_who_else_is_there() {
         let embedder = model.as_embedding_model().unwrap();
         let prompts: Vec<Prompt> = [20, 3, 600, 1].map(ids).to_vec();
         for pooling in [Pooling::Mean, Pooling::Last] {
-            let all = embedder.embed(&prompts, pooling, true).unwrap();
+            let all = embed(embedder, &prompts, pooling, true).unwrap();
             for (prompt, vector) in prompts.iter().zip(&all) {
                 assert_eq!(vector.len(), model.info().hidden_size);
                 let length: f32 = vector.iter().map(|v| v * v).sum();
                 assert!((length - 1.0).abs() < 1e-4, "{length}");
-                let one = embedder
-                    .embed(std::slice::from_ref(prompt), pooling, true)
-                    .unwrap();
+                let one = embed(embedder, std::slice::from_ref(prompt), pooling, true).unwrap();
                 assert!(near(&one[0], vector, 1e-4), "{name}");
             }
-            let raw = embedder.embed(&prompts[..1], pooling, false).unwrap();
+            let raw = embed(embedder, &prompts[..1], pooling, false).unwrap();
             let length = raw[0].iter().map(|v| v * v).sum::<f32>().sqrt();
             let scaled: Vec<f32> = raw[0].iter().map(|v| v / length).collect();
             assert!(near(&scaled, &all[0], 1e-5));
         }
         let (mean, last) = (
-            embedder.embed(&prompts[3..], Pooling::Mean, false).unwrap(),
-            embedder.embed(&prompts[3..], Pooling::Last, false).unwrap(),
+            embed(embedder, &prompts[3..], Pooling::Mean, false).unwrap(),
+            embed(embedder, &prompts[3..], Pooling::Last, false).unwrap(),
         );
         assert_eq!(mean, last, "one token has one state");
-        assert!(
-            embedder
-                .embed(&[Prompt::Tokens(Vec::new())], Pooling::Mean, false)
-                .is_err()
-        );
+        let empty = [Prompt::Tokens(Vec::new())];
+        assert!(embed(embedder, &empty, Pooling::Mean, false).is_err());
     }
 }
 
@@ -320,7 +331,7 @@ fn embeddings_are_means_of_transformers_last_hidden_states() {
         let embedder = model.as_embedding_model().unwrap();
         let prompt = [Prompt::Tokens(crate::common::ids(&case["tokens"]))];
         for (pooling, key) in [(Pooling::Mean, "mean"), (Pooling::Last, "last")] {
-            let ours = embedder.embed(&prompt, pooling, false).unwrap();
+            let ours = embed(embedder, &prompt, pooling, false).unwrap();
             let difference = max_difference(&ours[0], &floats(&case[key]));
             assert!(difference < 2e-4, "{name}, {key}: {difference}");
         }
@@ -337,12 +348,8 @@ fn a_closed_model_shows_nothing() {
     closed(inspector.inspect_attention(&ids(3)).unwrap_err().kind());
     closed(inspector.hidden_states(&ids(3), &[0]).unwrap_err().kind());
     let embedder = model.as_embedding_model().unwrap();
-    closed(
-        embedder
-            .embed(&[ids(3)], Pooling::Mean, false)
-            .unwrap_err()
-            .kind(),
-    );
+    let refused = embed(embedder, &[ids(3)], Pooling::Mean, false);
+    closed(refused.unwrap_err().kind());
     closed(
         model
             .as_token_model()
@@ -382,11 +389,7 @@ fn calls_end_between_the_steps_of_a_prompt() {
         ),
         (
             "embed",
-            Box::new(|i| {
-                vectors
-                    .embed_until(prompts, Pooling::Mean, true, i)
-                    .map(drop)
-            }),
+            Box::new(|i| vectors.embed(prompts, &EmbedOptions::new(), i).map(drop)),
         ),
         (
             "attention",

@@ -4,7 +4,8 @@
 
 use crate::common::{fixture, golden, greedy, ids, max_difference, tiny};
 use inference::{
-    BatchEvent, GenerateOptions, LoadOptions, Pooling, Prompt, TextModel, TokenStream,
+    BatchEvent, EmbedOptions, GenerateOptions, Interrupt, LoadOptions, Prompt, TextModel,
+    TokenStream,
 };
 
 struct Case {
@@ -264,7 +265,11 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
         let vectors = model.as_embedding_model().unwrap();
         found.extend(
             vectors
-                .embed(std::slice::from_ref(&prompt), Pooling::Mean, false)
+                .embed(
+                    std::slice::from_ref(&prompt),
+                    &EmbedOptions::new().with_normalize(false),
+                    &Interrupt::new(),
+                )
                 .unwrap()
                 .concat(),
         );

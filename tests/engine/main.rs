@@ -4,6 +4,7 @@
 mod alone;
 #[path = "../common/mod.rs"]
 mod common;
+mod encoders;
 mod exit;
 mod feed_forward;
 mod ffn_backends;

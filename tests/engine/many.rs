@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{fixture, greedy, max_difference, tiny};
-use inference::{GenerateOptions, Pooling, Prompt};
+use inference::{EmbedOptions, GenerateOptions, Interrupt, Pooling, Prompt};
 use serde_json::{Value, json};
 
 /// Runs the program with `input` on its standard input.
@@ -298,7 +298,11 @@ fn embeddings_are_those_of_the_library() {
         ),
     ] {
         let all = printed(&with("embed", &name, flags), text);
-        let expected = embedder.embed(&prompts, pooling, normalize).unwrap();
+        let options = EmbedOptions::new()
+            .with_pooling(pooling)
+            .with_normalize(normalize);
+        let none = Interrupt::new();
+        let expected = embedder.embed(&prompts, &options, &none).unwrap();
         assert_eq!(all.len(), 2);
         for (got, expected) in all.iter().zip(&expected) {
             let difference = max_difference(&float_list(&got["embedding"]), expected);

@@ -11,7 +11,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{fixture, greedy, tiny};
-use inference::{ChatPrompt, GenerateOptions, LoadOptions, Message, Pooling, Prompt};
+use inference::{
+    ChatPrompt, EmbedOptions, GenerateOptions, Interrupt, LoadOptions, Message, Prompt,
+};
 use serde_json::{Value, json};
 use served::{Served, agent};
 
@@ -127,9 +129,8 @@ fn replies_are_those_of_the_engine() {
     assert!(expected.starts_with(said), "{said:?} in {expected:?}");
 
     let vectors = model.as_embedding_model().unwrap();
-    let expected = vectors
-        .embed(&[Prompt::from("hello")], Pooling::Mean, true)
-        .unwrap();
+    let (hello, none) = ([Prompt::from("hello")], Interrupt::new());
+    let expected = vectors.embed(&hello, &EmbedOptions::new(), &none).unwrap();
     let reply = server.json("/v1/embeddings", &json!({"input": "hello"}));
     for (i, value) in expected[0].iter().enumerate() {
         let got = reply["data"][0]["embedding"][i].as_f64().unwrap();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use inference::{
-    CancelToken, Error, ErrorKind, GenerateOptions, Interrupt, Pooling, TextModel, TokenStream,
+    CancelToken, EmbedOptions, Error, ErrorKind, GenerateOptions, Interrupt, TextModel, TokenStream,
 };
 
 use super::errors::interrupted;
@@ -133,7 +133,7 @@ const CALLS: [(&str, Call); 5] = [
     ("embed", |model, context, interrupt| {
         let vectors = model.as_embedding_model()?;
         let prompts = [context.prompt(), context.prompt()];
-        let answer = vectors.embed_until(&prompts, Pooling::Mean, true, interrupt);
+        let answer = vectors.embed(&prompts, &EmbedOptions::new(), interrupt);
         Some(answer.map(|_| ()))
     }),
     ("inspect_attention", |model, context, interrupt| {

@@ -1,6 +1,6 @@
 //! What the backend and the model say about themselves.
 
-use inference::{ErrorKind, Grammar, Interrupt, Message, Pooling, Prompt};
+use inference::{EmbedOptions, ErrorKind, Grammar, Interrupt, Message, Prompt};
 
 use crate::context::{Context, Verdict, ensure, fail};
 use crate::probe::{first_item, greedy, refused};
@@ -129,7 +129,13 @@ pub(crate) fn declared_traits(context: &Context) -> Verdict {
         }
     }
     if let (true, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {
-        match embedder.embed(std::slice::from_ref(&prompt), Pooling::Mean, true) {
+        let (info, none) = (embedder.embedding_info(), Interrupt::new());
+        ensure!(
+            info.dimensions > 0,
+            "embedding_info has vectors without elements"
+        );
+        let options = EmbedOptions::new().with_normalize(true);
+        match embedder.embed(std::slice::from_ref(&prompt), &options, &none) {
             Ok(vectors) => {
                 let square: f32 = vectors.iter().flatten().map(|v| v * v).sum();
                 ensure!(
@@ -137,9 +143,19 @@ pub(crate) fn declared_traits(context: &Context) -> Verdict {
                     "one prompt gave {} vectors, with the squared length {square}",
                     vectors.len()
                 );
+                ensure!(
+                    vectors[0].len() == info.dimensions,
+                    "a vector has {} elements, and embedding_info says {}",
+                    vectors[0].len(),
+                    info.dimensions
+                );
             }
             Err(e) => return fail(format!("embed, which is declared: {e}")),
         }
+        let wide = options.with_dimensions(info.dimensions + 1);
+        let kind = &[ErrorKind::InvalidOption];
+        let vectors = embedder.embed(&[prompt], &wide, &none);
+        refused("embed with more dimensions than there are", vectors, kind)?;
     }
     Ok(())
 }
@@ -179,7 +195,7 @@ pub(crate) fn undeclared(context: &Context) -> Verdict {
         refused("batch_session, which is not declared,", session, kind)?;
     }
     if let (false, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {
-        let vectors = embedder.embed(&prompts, Pooling::Mean, true);
+        let vectors = embedder.embed(&prompts, &EmbedOptions::new(), &Interrupt::new());
         refused("embed, which is not declared,", vectors, kind)?;
     }
     if let (false, Some(inspector)) = (declared.hidden_states, model.as_attention_inspector()) {

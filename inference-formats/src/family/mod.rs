@@ -8,6 +8,7 @@
 
 mod gguf;
 
+pub mod bert;
 pub mod cohere2;
 pub mod exaone4;
 pub mod falcon_h1;
@@ -26,7 +27,9 @@ pub mod llama;
 pub mod mamba2;
 pub mod mistral;
 pub mod mixtral;
+pub mod modernbert;
 pub mod nemotron_h;
+pub mod nomic_bert;
 pub mod olmo2;
 pub mod olmo3;
 pub mod phi3;
@@ -37,6 +40,7 @@ pub mod qwen3_5;
 pub mod qwen3_5_moe;
 pub mod qwen3_moe;
 pub mod qwen3_next;
+pub mod roberta;
 pub mod smollm3;
 pub mod starcoder2;
 pub mod xlstm;
@@ -49,7 +53,8 @@ pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 32] = [
+static FAMILIES: [&Family; 37] = [
+    &bert::FAMILY,
     &cohere2::FAMILY,
     &exaone4::FAMILY,
     &falcon_h1::FAMILY,
@@ -68,7 +73,9 @@ static FAMILIES: [&Family; 32] = [
     &mamba2::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
+    &modernbert::FAMILY,
     &nemotron_h::FAMILY,
+    &nomic_bert::FAMILY,
     &olmo2::FAMILY,
     &olmo3::FAMILY,
     &phi3::FAMILY,
@@ -79,8 +86,10 @@ static FAMILIES: [&Family; 32] = [
     &qwen3_5::FAMILY,
     &qwen3_moe::FAMILY,
     &qwen3_next::FAMILY,
+    &roberta::FAMILY,
     &smollm3::FAMILY,
     &starcoder2::FAMILY,
+    &roberta::XLM,
     &xlstm::FAMILY,
 ];
 
@@ -106,6 +115,8 @@ pub struct Family {
     pub multimodal: Option<&'static str>,
     /// The class in transformers.
     pub class: &'static str,
+    /// Whether it is an encoder: every position sees all others, and there is no next token.
+    pub encoder: bool,
     /// What a `config.json` leaves out.
     pub defaults: Defaults,
     /// Sets the remaining fields that a `config.json` leaves out, under their usual names.
@@ -232,6 +243,7 @@ impl Family {
             model_type,
             multimodal: None,
             class,
+            encoder: false,
             defaults,
             complete: |_| {},
             older_fields: &[],

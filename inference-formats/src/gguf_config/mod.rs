@@ -121,6 +121,7 @@ fn read(
         "tie_word_embeddings": !file.tensors().contains_key("output.weight"),
         "attention_bias": family.optional_biases && has_bias("attn_q"),
         "mlp_bias": family.optional_biases && has_bias("ffn_gate"),
+        "pooling_type": keys.uint("pooling_type", 0, 4)?,
     });
     let Value::Object(mut map) = fields else {
         return Ok(Map::new());

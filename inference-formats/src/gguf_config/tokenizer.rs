@@ -29,6 +29,10 @@ pub struct GgufTokenizerParts {
     pub unk_id: Option<u32>,
     /// The token that pads a batch.
     pub pad_id: Option<u32>,
+    /// The token before a text that an encoder reads.
+    pub cls_id: Option<u32>,
+    /// The token after each text that an encoder reads.
+    pub sep_id: Option<u32>,
     /// Further tokens that end a reply: the ends of turn and message.
     pub extra_eos_ids: Vec<u32>,
     /// Whether a text starts with `bos`.
@@ -90,6 +94,9 @@ pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
         eos_id: id("eos_token_id")?,
         unk_id: id("unknown_token_id")?,
         pad_id: id("padding_token_id")?,
+        cls_id: id("cls_token_id")?,
+        // The key is spelled so.
+        sep_id: id("seperator_token_id")?,
         extra_eos_ids,
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
@@ -126,6 +133,8 @@ impl GgufTokenizerParts {
             ("eos_token_id", self.eos_id),
             ("unknown_token_id", self.unk_id),
             ("padding_token_id", self.pad_id),
+            ("cls_token_id", self.cls_id),
+            ("seperator_token_id", self.sep_id),
         ];
         let named = named
             .into_iter()

@@ -33,8 +33,16 @@ impl TensorNames {
         let family = Family::of(model_type);
         let multimodal = family.is_some_and(|family| family.is_multimodal(model_type));
         let is_spare = |name: &str| family.is_some_and(|family| family.is_spare(name));
+        let stored: Vec<&str> = stored.collect();
+        // Checkpoints of a network without its head, as embedding models are saved.
+        let bare = stored.contains(&"embed_tokens.weight");
+        let usual = |name: &str| match bare {
+            true => format!("model.{name}"),
+            false => usual(name),
+        };
         Self(
             stored
+                .into_iter()
                 .filter(|name| !(is_spare(name) || multimodal && is_other_part(name)))
                 .map(|name| (usual(name), name.to_owned()))
                 .collect(),
@@ -53,6 +61,12 @@ impl TensorNames {
 }
 
 fn usual(name: &str) -> String {
+    // Old checkpoints of BERT have TensorFlow's names of a norm's parts.
+    for (old, new) in [(".LayerNorm.gamma", "weight"), (".LayerNorm.beta", "bias")] {
+        if let Some(stem) = name.strip_suffix(old) {
+            return format!("{stem}.LayerNorm.{new}");
+        }
+    }
     PREFIXES
         .iter()
         .find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
@@ -93,6 +107,24 @@ mod tests {
             ]
         );
         assert_eq!(names.stored("model.norm.weight"), Some(stored[0]));
+        // A network without its head.
+        let bare = ["embed_tokens.weight", "layers.0.mlp.up_proj.weight"];
+        let names = TensorNames::new(bare.into_iter(), "qwen3");
+        assert_eq!(names.stored("model.embed_tokens.weight"), Some(bare[0]));
+        assert_eq!(
+            names.stored("model.layers.0.mlp.up_proj.weight"),
+            Some(bare[1])
+        );
+        let old = [
+            "bert.embeddings.LayerNorm.gamma",
+            "bert.embeddings.LayerNorm.beta",
+        ];
+        let names = TensorNames::new(old.into_iter(), "bert");
+        assert_eq!(
+            names.stored("bert.embeddings.LayerNorm.weight"),
+            Some(old[0])
+        );
+        assert_eq!(names.stored("bert.embeddings.LayerNorm.bias"), Some(old[1]));
         // Only families that are multimodal have other parts.
         let names = TensorNames::new(stored.into_iter(), "llama");
         assert!(names.stored("vision_tower.x.weight").is_some());

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use inference::{
-    ChatPrompt, Edit, EditOperation, GenerateOptions, Grammar, Prompt, Steering, Tool,
+    ChatPrompt, Edit, EditOperation, EmbedOptions, GenerateOptions, Grammar, Prompt, Steering, Tool,
 };
 
 use crate::app::App;
@@ -165,6 +165,49 @@ pub(crate) async fn raw(
         Ok(all)
     })
     .await
+}
+
+/// The ids of texts that become vectors, which are the request's field `param`.
+pub(crate) async fn texts(
+    app: &App,
+    model: &Lease,
+    places: Places,
+    (param, texts): (&'static str, Vec<Prompt>),
+    options: EmbedOptions,
+) -> Result<(Places, Vec<Vec<u32>>), ApiError> {
+    let sizes = texts.iter().map(|text| match text {
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(ids) => ids.len(),
+        _ => 0,
+    });
+    check_bytes(app, sizes.sum())?;
+    let model = model.clone();
+    aside(places, move || {
+        let Some(embedder) = model.model().as_embedding_model() else {
+            return Err(no_embeddings(&model));
+        };
+        let failed = |e: inference::Error| ApiError::of_engine(&e).with_param(param);
+        let mut all = Vec::with_capacity(texts.len());
+        for text in texts {
+            if text == Prompt::Tokens(Vec::new()) || text == Prompt::Text(String::new()) {
+                let message = format!("{param} is empty; give it some text");
+                return Err(ApiError::field(param, message));
+            }
+            let ids = embedder.embedding_tokens(&text, &options).map_err(failed)?;
+            match model.context() {
+                Some(most) if ids.len() > most => return Err(ApiError::context(ids.len(), most)),
+                _ => all.push(ids),
+            }
+        }
+        Ok(all)
+    })
+    .await
+}
+
+/// What is said where a model has no vectors.
+pub(crate) fn no_embeddings(model: &ServedModel) -> ApiError {
+    let message = format!("the model {} makes no embeddings", model.id());
+    ApiError::unsupported("model", message)
 }
 
 /// Checks of a conversation that need no template.

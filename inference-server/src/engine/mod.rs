@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use inference::{
-    CancelToken, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Interrupt,
-    Pooling, Prepared, Result, StopCause, Token,
+    CancelToken, EmbedOptions, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions,
+    Interrupt, Prepared, Ranking, RerankOptions, Result, StopCause, Token,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -121,7 +121,17 @@ impl From<Job> for Ready {
 pub(crate) struct EmbedJob {
     pub(crate) model: Lease,
     pub(crate) prompts: Vec<Vec<u32>>,
-    pub(crate) pooling: Pooling,
+    pub(crate) options: EmbedOptions,
+    pub(crate) interrupt: Interrupt,
+    pub(crate) _place: Places,
+}
+
+/// A request for the scores of documents.
+pub(crate) struct RerankJob {
+    pub(crate) model: Lease,
+    pub(crate) query: String,
+    pub(crate) documents: Vec<String>,
+    pub(crate) options: RerankOptions,
     pub(crate) interrupt: Interrupt,
     pub(crate) _place: Places,
 }
@@ -139,6 +149,7 @@ pub(crate) struct LogitsJob {
 enum Command {
     Generate(Ready, mpsc::Sender<Event>),
     Embed(Box<EmbedJob>, oneshot::Sender<Result<Vec<Vec<f32>>>>),
+    Rerank(Box<RerankJob>, oneshot::Sender<Result<Ranking>>),
     Logits(Box<LogitsJob>, oneshot::Sender<Result<Vec<f32>>>),
     /// Forget a model that no request uses.
     Unload(u64, oneshot::Sender<()>),
@@ -306,6 +317,13 @@ impl Engine {
     pub(crate) fn embed(&self, job: EmbedJob) -> oneshot::Receiver<Result<Vec<Vec<f32>>>> {
         let (sender, receiver) = oneshot::channel();
         let _ = self.commands.send(Command::Embed(Box::new(job), sender));
+        receiver
+    }
+
+    /// Queues a request for scores, which ends when the receiver is dropped.
+    pub(crate) fn rerank(&self, job: RerankJob) -> oneshot::Receiver<Result<Ranking>> {
+        let (sender, receiver) = oneshot::channel();
+        let _ = self.commands.send(Command::Rerank(Box::new(job), sender));
         receiver
     }
 

@@ -12,13 +12,16 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
 use inference::{
-    BatchEvent, BatchSession, Error, ErrorKind, FinishReason, Prompt, RequestId, Result, TextModel,
+    BatchEvent, BatchSession, Error, ErrorKind, FinishReason, Prompt, Ranking, RequestId, Result,
+    TextModel,
 };
 use tokio::sync::{mpsc, oneshot};
 
 use crate::models::Lease;
 
-use super::{Command, EmbedJob, EngineOptions, Event, Job, LogitsJob, Places, Ready, Shared};
+use super::{
+    Command, EmbedJob, EngineOptions, Event, Job, LogitsJob, Places, Ready, RerankJob, Shared,
+};
 
 /// A model and its requests.
 struct Slot {
@@ -43,6 +46,19 @@ struct Embedding {
     out: oneshot::Sender<Result<Vec<Vec<f32>>>>,
 }
 
+/// A request for scores, and those that are done.
+struct Reranking {
+    job: RerankJob,
+    done: Ranking,
+    out: oneshot::Sender<Result<Ranking>>,
+}
+
+/// Tokens of texts that become vectors in one turn, unless one text has more.
+const TURN_TOKENS: usize = 1024;
+
+/// Documents that are scored in one turn.
+const TURN_DOCUMENTS: usize = 8;
+
 pub(super) struct Scheduler {
     /// By the keys of the models' leases.
     slots: BTreeMap<u64, Slot>,
@@ -52,6 +68,7 @@ pub(super) struct Scheduler {
     shared: Arc<Shared>,
     queue: VecDeque<(Ready, mpsc::Sender<Event>)>,
     embeddings: VecDeque<Embedding>,
+    rerankings: VecDeque<Reranking>,
     logits: VecDeque<(LogitsJob, oneshot::Sender<Result<Vec<f32>>>)>,
     stopped: bool,
 }
@@ -103,6 +120,7 @@ impl Scheduler {
             shared,
             queue: VecDeque::new(),
             embeddings: VecDeque::new(),
+            rerankings: VecDeque::new(),
             logits: VecDeque::new(),
             stopped: false,
         }
@@ -123,8 +141,8 @@ impl Scheduler {
         self.slots.values_mut().for_each(drop_session);
     }
 
-    /// One turn: new requests, then a step of each session, one text's vector, and the logits after
-    /// one prompt.
+    /// One turn: new requests, then a step of each session, a few vectors and scores, and the
+    /// logits after one prompt.
     fn pass(&mut self) {
         self.receive();
         if self.shared.cancel_all.load(Ordering::Acquire) {
@@ -137,6 +155,7 @@ impl Scheduler {
             self.step(key);
         }
         self.embed();
+        self.rerank();
         self.logits();
         self.gauge();
     }
@@ -147,9 +166,13 @@ impl Scheduler {
         metrics.running.set(count(self.running()));
         let kv_bytes = i64::try_from(self.kv_bytes()).unwrap_or(i64::MAX);
         metrics.kv_reserved.set(kv_bytes);
-        metrics.queued.set(count(
-            self.queue.len() + self.embeddings.len() + self.logits.len(),
-        ));
+        metrics.queued.set(count(self.waiting()));
+    }
+
+    /// Requests that wait for their turn.
+    fn waiting(&self) -> usize {
+        let vectors = self.embeddings.len() + self.rerankings.len();
+        self.queue.len() + vectors + self.logits.len()
     }
 
     fn running(&self) -> usize {
@@ -169,8 +192,7 @@ impl Scheduler {
     }
 
     fn is_idle(&self) -> bool {
-        let waiting = self.queue.len() + self.embeddings.len() + self.logits.len();
-        waiting + self.running() == 0
+        self.waiting() + self.running() == 0
     }
 
     fn receive(&mut self) {
@@ -199,6 +221,11 @@ impl Scheduler {
             Command::Embed(job, out) => self.embeddings.push_back(Embedding {
                 job: *job,
                 done: Vec::new(),
+                out,
+            }),
+            Command::Rerank(job, out) => self.rerankings.push_back(Reranking {
+                job: *job,
+                done: Ranking::default(),
                 out,
             }),
             Command::Logits(job, out) => self.logits.push_back((*job, out)),
@@ -233,6 +260,7 @@ impl Scheduler {
             }
         });
         self.embeddings.retain(|e| !e.out.is_closed());
+        self.rerankings.retain(|r| !r.out.is_closed());
         self.logits.retain(|(_, out)| !out.is_closed());
         for slot in self.slots.values_mut() {
             let gone: Vec<RequestId> = slot
@@ -390,6 +418,9 @@ impl Scheduler {
         for embedding in self.embeddings.drain(..) {
             let _ = embedding.out.send(Err(error.clone()));
         }
+        for reranking in self.rerankings.drain(..) {
+            let _ = reranking.out.send(Err(error.clone()));
+        }
         for (_, out) in self.logits.drain(..) {
             let _ = out.send(Err(error.clone()));
         }
@@ -419,35 +450,82 @@ impl Scheduler {
         let _ = out.send(logits.flatten());
     }
 
-    /// The vector of one text, so that replies go on between texts.
+    /// The vectors of a few texts, so that replies go on between texts.
     fn embed(&mut self) {
         let Some(mut embedding) = self.embeddings.pop_front() else {
             return;
         };
         let job = &embedding.job;
-        let Some(prompt) = job.prompts.get(embedding.done.len()) else {
+        let rest = job.prompts.get(embedding.done.len()..).unwrap_or_default();
+        if rest.is_empty() {
             let _ = embedding.out.send(Ok(embedding.done));
             return;
-        };
+        }
+        let mut tokens = 0;
+        let fitting = rest.iter().take_while(|prompt| {
+            tokens += prompt.len();
+            tokens <= TURN_TOKENS
+        });
+        let now = &rest[..fitting.count().max(1)];
+        let count = now.len();
         let vector = work(&self.shared, "an embedding", || {
             let model = job.model.model().as_embedding_model();
             let model = model.ok_or_else(|| {
                 Error::new(ErrorKind::Unsupported, "this model makes no embeddings")
             })?;
-            let prompts = [Prompt::Tokens(prompt.clone())];
-            model.embed_until(&prompts, job.pooling, true, &job.interrupt)
+            let prompts: Vec<Prompt> = now.iter().cloned().map(Prompt::Tokens).collect();
+            model.embed(&prompts, &job.options, &job.interrupt)
         });
         match vector.flatten() {
             Err(error) => {
                 let _ = embedding.out.send(Err(error));
             }
             Ok(vectors) => {
-                embedding.done.extend(vectors.into_iter().take(1));
+                embedding.done.extend(vectors.into_iter().take(count));
                 if embedding.done.len() == embedding.job.prompts.len() {
                     let _ = embedding.out.send(Ok(embedding.done));
                 } else {
                     // Others have their turn.
                     self.embeddings.push_back(embedding);
+                }
+            }
+        }
+    }
+}
+
+impl Scheduler {
+    /// The scores of a few documents.
+    fn rerank(&mut self) {
+        let Some(mut reranking) = self.rerankings.pop_front() else {
+            return;
+        };
+        let job = &reranking.job;
+        let done = reranking.done.scores.len();
+        let rest = job.documents.get(done..).unwrap_or_default();
+        let now = &rest[..rest.len().min(TURN_DOCUMENTS)];
+        let count = now.len();
+        let ranking = work(&self.shared, "a ranking", || {
+            let model = job.model.model().as_rerank_model();
+            let model = model.ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Unsupported,
+                    "this model does not score documents",
+                )
+            })?;
+            model.rerank(&job.query, now, &job.options, &job.interrupt)
+        });
+        match ranking.flatten() {
+            Err(error) => {
+                let _ = reranking.out.send(Err(error));
+            }
+            Ok(ranking) => {
+                reranking.done.tokens += ranking.tokens;
+                let scores = ranking.scores.into_iter().take(count);
+                reranking.done.scores.extend(scores);
+                if reranking.done.scores.len() == reranking.job.documents.len() || count == 0 {
+                    let _ = reranking.out.send(Ok(reranking.done));
+                } else {
+                    self.rerankings.push_back(reranking);
                 }
             }
         }

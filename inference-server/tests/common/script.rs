@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use inference::{
     BatchEvent, BatchResult, BatchSession, Capabilities, ChatEnd, ChatPrompt, ClassifyResult,
-    EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Grammar,
-    LogitsOutput, LogitsProcessor, LogitsProcessorFactory, Message, ModelInfo, Pooling, Prepared,
-    Prompt, RequestId, Result, StopCause, TextModel, Token, TokenLogprobs, TokenModel, TokenStream,
-    TopLogprob,
+    EmbedOptions, EmbeddingInfo, EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics,
+    GenerateOptions, Grammar, Interrupt, LogitsOutput, LogitsProcessor, LogitsProcessorFactory,
+    Message, ModelInfo, Prepared, Prompt, Ranking, RequestId, RerankModel, RerankOptions, Result,
+    StopCause, TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
 };
 
 const END: u32 = 256;
@@ -211,6 +211,10 @@ impl TextModel for Script {
     fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
         Some(self)
     }
+    fn as_rerank_model(&self) -> Option<&dyn RerankModel> {
+        // One of the two that tests serve.
+        self.template.is_none().then_some(self)
+    }
 }
 
 impl TokenModel for Script {
@@ -289,15 +293,60 @@ impl TokenModel for Script {
     }
 }
 
+/// A document's score is how many of its bytes the query has.
+impl RerankModel for Script {
+    fn rerank(
+        &self,
+        query: &str,
+        documents: &[String],
+        options: &RerankOptions,
+        _: &Interrupt,
+    ) -> Result<Ranking> {
+        if let Some(long) = documents.iter().find(|d| d.len() > 50 && !options.truncate) {
+            let message = format!("the text has {} tokens; at most 50 are read", long.len());
+            return Err(Error::new(ErrorKind::InvalidOption, message));
+        }
+        let score = |document: &String| {
+            let known = document.bytes().filter(|b| query.as_bytes().contains(b));
+            let score = known.count() as f32;
+            match options.raw_scores {
+                true => score,
+                false => score / (1.0 + score),
+            }
+        };
+        let tokens = documents.iter().map(|d| d.len() + query.len()).sum();
+        Ok(Ranking::new(documents.iter().map(score).collect(), tokens))
+    }
+}
+
 impl EmbeddingModel for Script {
-    fn embed(&self, prompts: &[Prompt], _: Pooling, _: bool) -> Result<Vec<Vec<f32>>> {
+    fn embedding_info(&self) -> EmbeddingInfo {
+        let mut info = EmbeddingInfo::default();
+        info.dimensions = 2;
+        info
+    }
+    fn embedding_tokens(&self, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>> {
+        options.validate(&self.embedding_info())?;
+        match prompt {
+            Prompt::Text(text) => self.encode(text, true),
+            Prompt::Tokens(ids) => Ok(ids.clone()),
+            _ => unsupported(),
+        }
+    }
+    fn embed(
+        &self,
+        prompts: &[Prompt],
+        options: &EmbedOptions,
+        _: &Interrupt,
+    ) -> Result<Vec<Vec<f32>>> {
+        let width = options.dimensions.unwrap_or(2);
         let of = |prompt: &Prompt| match prompt {
             Prompt::Tokens(ids) => {
                 assert!(
                     !ids.starts_with(b"!embedpanic".map(u32::from).as_slice()),
                     "asked to"
                 );
-                vec![0.6, ids.len() as f32]
+                vec![0.6, ids.len() as f32][..width].to_vec()
             }
             _ => Vec::new(),
         };

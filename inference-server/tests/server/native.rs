@@ -235,11 +235,71 @@ fn the_state_is_told() {
     server.idle();
     client.get("/slots?fail_on_no_slot=1").expect(200);
     eventually("none", || busy(&client.get("/slots").json()) == 0);
-    let rank = json!({"query": "x", "documents": ["a", "b"]});
-    for path in ["/rerank", "/v1/rerank"] {
-        let error = client.post(path, &rank).expect(501);
-        assert_eq!(error["error"]["type"], "not_supported_error");
+}
+
+#[test]
+fn documents_are_sorted_by_their_scores_in_each_form() {
+    let server = serve(&config());
+    let client = server.client();
+    let documents = json!(["xyz", {"text": "abb"}, "bzz", "ab"]);
+    let ask = json!({"query": "ab", "documents": documents, "top_n": 3, "return_documents": true});
+    for path in ["/rerank", "/v1/rerank", "/reranking", "/v1/reranking"] {
+        let reply = client.post(path, &ask).expect(200);
+        let results = reply["results"].as_array().unwrap();
+        let order: Vec<_> = results
+            .iter()
+            .map(|r| r["index"].as_u64().unwrap())
+            .collect();
+        assert_eq!(order, [1, 3, 2], "{path}: {reply}");
+        assert_eq!(results[0]["relevance_score"], 0.75);
+        assert_eq!(results[0]["document"]["text"], "abb");
+        assert_eq!(reply["usage"]["total_tokens"], 11 + 4 * 2);
+        assert_eq!(reply["model"], "tiny");
     }
+    // More than are scored in one turn.
+    let many: Vec<String> = (0..40).map(|i| "a".repeat(i % 7)).collect();
+    let reply = client.post("/rerank", &json!({"query": "a", "documents": many}));
+    let reply = reply.expect(200);
+    let scores: Vec<f64> = (reply["results"].as_array().unwrap().iter())
+        .map(|r| r["relevance_score"].as_f64().unwrap())
+        .collect();
+    assert!(scores.len() == 40 && scores.is_sorted_by(|a, b| a >= b));
+    let list =
+        json!({"query": "ab", "texts": ["q", "ab"], "raw_scores": true, "return_text": true});
+    assert_eq!(
+        client.post("/rerank", &list).expect(200),
+        json!([{"index": 1, "score": 2.0, "text": "ab"}, {"index": 0, "score": 0.0, "text": "q"}])
+    );
+    // A long document is cut, unless it shall not be.
+    let long = "a".repeat(60);
+    client
+        .post("/rerank", &json!({"query": "a", "documents": [long]}))
+        .expect(200);
+    for body in [
+        json!({"query": "a", "documents": [long], "truncate": false}),
+        json!({"query": "a", "texts": [long]}),
+        json!({"query": "a"}),
+        json!({"documents": ["a"]}),
+        json!({"query": "", "documents": ["a"]}),
+        json!({"query": "a", "documents": []}),
+        json!({"query": "a", "documents": [1]}),
+        json!({"query": "a", "documents": [{"title": "x"}]}),
+        json!({"query": "a", "documents": ["a"], "texts": ["a"]}),
+        json!({"query": "a", "documents": ["a"], "rank_fields": ["x"]}),
+        json!({"query": "a", "documents": ["a"], "max_tokens_per_doc": 4}),
+        json!({"query": "a", "documents": vec!["x"; 257]}),
+    ] {
+        client.post("/rerank", &body).expect(400);
+    }
+    let script = Script::writing("{{ messages }}", &[]);
+    let other = serve_script(&config(), script, |model| model);
+    let error = other.client().post("/rerank", &ask).expect(400);
+    assert!(
+        error["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("not made to score")
+    );
 }
 
 #[test]

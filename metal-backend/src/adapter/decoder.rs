@@ -6,6 +6,7 @@ use inference::LayerHooks;
 use mlx_rs_core::Array;
 
 use crate::arch::Decoder;
+use crate::arch::encoder::{Encoder, EncoderInput};
 use crate::cache::{CacheOptions, Caches, Row};
 use crate::nn::FeedForward;
 use crate::nn::adapter::Passes;
@@ -49,5 +50,39 @@ impl Decoder for Adapted {
 
     fn keys_of(&self, layer: usize) -> usize {
         self.decoder.keys_of(layer)
+    }
+
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        self.decoder.encoder().map(|_| self as &dyn Encoder)
+    }
+}
+
+impl Adapted {
+    /// The encoder that it stands on.
+    fn own(&self) -> mlx_rs_core::Result<&dyn Encoder> {
+        self.decoder.encoder().ok_or_else(|| {
+            let message = "the network is no encoder";
+            mlx_rs_core::Error::new(mlx_rs_core::ErrorKind::Unsupported, "encoder", message)
+        })
+    }
+}
+
+impl Encoder for Adapted {
+    fn encode(&self, input: &EncoderInput<'_>) -> mlx_rs_core::Result<Array> {
+        let encoder = self.own()?;
+        self.passes.pass(|| encoder.encode(input))
+    }
+
+    fn max_length(&self) -> Option<usize> {
+        self.decoder.encoder()?.max_length()
+    }
+
+    fn labels(&self) -> Option<usize> {
+        self.decoder.encoder()?.labels()
+    }
+
+    fn classify(&self, states: &Array, lengths: &[i32]) -> mlx_rs_core::Result<Array> {
+        let encoder = self.own()?;
+        self.passes.pass(|| encoder.classify(states, lengths))
     }
 }

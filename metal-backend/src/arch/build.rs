@@ -216,7 +216,12 @@ impl<'a> Builder<'a> {
                     weight: Some(weight),
                     eps,
                 },
-                NormKind::Layer { .. } => Norm::Layer { weight, bias, eps },
+                NormKind::Layer { .. } => Norm::Layer {
+                    weight,
+                    bias,
+                    eps,
+                    on_cpu: self.weights.is_on_cpu(),
+                },
             }),
             weight: slot,
             bias: bias_slot,

@@ -13,7 +13,7 @@ use crate::loader::Weights;
 use crate::nn::{Activation, FeedForward};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    load_with(config, weights, false)
+    Ok(Box::new(load_with(config, weights, false)?))
 }
 
 /// The decoder, with head norms or without.
@@ -21,7 +21,7 @@ pub(super) fn load_with(
     config: &ModelConfig,
     weights: &mut Weights,
     head_norms: bool,
-) -> Result<Box<dyn Decoder>> {
+) -> Result<Stack> {
     let mut b = Builder::new(config, weights)?.with_norms(NormKind::RmsPlusOne);
     let activation = b.activation(Activation::GeluTanh)?;
     let score_dim = config
@@ -61,14 +61,14 @@ pub(super) fn load_with(
     head.softcap = cap(config, "final_logit_softcapping")?
         .map(|c| b.scalar(c))
         .transpose()?;
-    Ok(Box::new(Stack {
+    Ok(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: Some(b.scalar(scale)?),
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,
         head,
-    }))
+    })
 }
 
 /// A cap that the file may give; zero is none.

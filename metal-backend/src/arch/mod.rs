@@ -2,8 +2,10 @@
 //! `nn/` has the layers that they share. `stack.rs` has the decoder that most of them are, and
 //! `build.rs` and `moe.rs` what loading needs.
 
+mod bert;
 mod build;
 mod cohere2;
+pub mod encoder;
 mod exaone4;
 mod falcon_h1;
 mod gemma;
@@ -22,8 +24,10 @@ mod llama;
 mod mamba2;
 mod mistral;
 mod mixtral;
+mod modernbert;
 mod moe;
 mod nemotron_h;
+mod nomic_bert;
 mod olmo2;
 mod olmo3;
 mod phi3;
@@ -51,12 +55,13 @@ use safetensors::Dtype as FileDtype;
 use crate::cache::{CacheOptions, Caches, Row, StateLayout};
 use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
-use crate::nn::FeedForward;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
+use crate::nn::{FeedForward, Linear};
+use encoder::Encoder;
 use wiring::{BlockInfo, Wiring};
 
-/// A decoder-only language model.
+/// A network: a decoder-only language model, or an encoder.
 pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1,
     /// rows, vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the
@@ -102,6 +107,11 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// This, where it is an encoder. Then it has no next token: [`Self::forward`] is an error.
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        None
+    }
+
     /// Which of the caches has the keys that `layer` looks at.
     fn keys_of(&self, layer: usize) -> usize {
         layer
@@ -112,7 +122,8 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 32] = [
+static LOADERS: [(&Family, Loader); 37] = [
+    (&family::bert::FAMILY, bert::load),
     (&family::cohere2::FAMILY, cohere2::load),
     (&family::exaone4::FAMILY, exaone4::load),
     (&family::falcon_h1::FAMILY, falcon_h1::load),
@@ -131,7 +142,9 @@ static LOADERS: [(&Family, Loader); 32] = [
     (&family::mamba2::FAMILY, mamba2::load),
     (&family::mistral::FAMILY, mistral::load),
     (&family::mixtral::FAMILY, mixtral::load),
+    (&family::modernbert::FAMILY, modernbert::load),
     (&family::nemotron_h::FAMILY, nemotron_h::load),
+    (&family::nomic_bert::FAMILY, nomic_bert::load),
     (&family::olmo2::FAMILY, olmo2::load),
     (&family::olmo3::FAMILY, olmo3::load),
     (&family::phi3::FAMILY, phi3::load),
@@ -142,8 +155,10 @@ static LOADERS: [(&Family, Loader); 32] = [
     (&family::qwen3_5::FAMILY, qwen3_5::load),
     (&family::qwen3_moe::FAMILY, qwen3_moe::load),
     (&family::qwen3_next::FAMILY, qwen3_next::load),
+    (&family::roberta::FAMILY, bert::load_roberta),
     (&family::smollm3::FAMILY, smollm3::load),
     (&family::starcoder2::FAMILY, starcoder2::load),
+    (&family::roberta::XLM, bert::load_roberta),
     (&family::xlstm::FAMILY, xlstm::load),
 ];
 
@@ -242,6 +257,34 @@ pub fn stored_type(config: &ModelConfig, stored: FileDtype) -> FileDtype {
         Some(family) if family.sums_in_float32 => FileDtype::F32,
         _ => stored,
     }
+}
+
+/// The layer that scores a text by its last hidden state, in a decoder's checkpoint that classifies
+/// texts with one label (`ForSequenceClassification` in transformers). `None` without one.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] when it is of the wrong shape; [`ErrorKind::Unsupported`] when it has
+/// several labels.
+pub fn score_layer(config: &ModelConfig, weights: &mut Weights) -> Result<Option<Linear>> {
+    let is_encoder = config.family().is_some_and(|family| family.encoder);
+    let Some(labels) = weights.rows("score").filter(|_| !is_encoder) else {
+        return Ok(None);
+    };
+    if labels != 1 {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the checkpoint classifies texts with {labels} labels; only one is supported"),
+        ));
+    }
+    let hidden = build::int("hidden_size", config.hidden_size)?;
+    let weight = weights.matrix("score", 1, hidden)?;
+    let bias = match weights.contains("score.bias") {
+        true => Some(weights.vector("score.bias", 1)?),
+        false => None,
+    };
+    // Its logits are not for words.
+    weights.ignore("lm_head");
+    weights.layer(weight, bias).map(Some)
 }
 
 /// Builds the decoder that `config.model_type` names. Without a name, the weights tell qwen3 (which

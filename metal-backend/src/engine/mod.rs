@@ -21,6 +21,7 @@ use crate::cache::{CacheOptions, Prefixes};
 use crate::error::engine as engine_error;
 use crate::nn::adapter::{ParamSlot, Passes};
 use crate::sample::{Compiler, Context, Sampler};
+use crate::sentence::Sentence;
 use crate::text::{Detokenizer, TextPipeline};
 
 /// The log-probability of what cannot be, as OpenAI has it: JSON has no infinity.
@@ -57,6 +58,7 @@ pub struct Engine {
     feed_forward: FeedForwardPlan,
     is_routed: bool,
     has_dense: bool,
+    sentence: Sentence,
 }
 
 /// What [`Engine::new`] puts together.
@@ -94,6 +96,8 @@ pub struct Parts {
     pub is_routed: bool,
     /// Whether all of them as they were trained are in memory.
     pub has_dense: bool,
+    /// How vectors of texts are made.
+    pub sentence: Sentence,
 }
 
 /// A mutex of plain data is usable even after a panic elsewhere.
@@ -135,6 +139,7 @@ impl Engine {
             feed_forward: parts.feed_forward,
             is_routed: parts.is_routed,
             has_dense: parts.has_dense,
+            sentence: parts.sentence,
         }
     }
 
@@ -172,6 +177,11 @@ impl Engine {
     /// Whether all feed-forward parts as they were trained are in memory.
     pub fn has_dense(&self) -> bool {
         self.has_dense
+    }
+
+    /// How vectors of texts are made.
+    pub fn sentence(&self) -> &Sentence {
+        &self.sentence
     }
 
     /// An error once the model was closed.

@@ -49,9 +49,10 @@ impl Activation {
     pub(super) fn kernel(self) -> Option<cpu::Gate> {
         match self {
             Self::Silu => Some(cpu::Gate::Silu),
+            Self::Gelu => Some(cpu::Gate::Gelu),
             Self::GeluTanh => Some(cpu::Gate::GeluTanh),
             Self::Relu => Some(cpu::Gate::Relu),
-            Self::Gelu | Self::Relu2 => None,
+            Self::Relu2 => None,
         }
     }
 

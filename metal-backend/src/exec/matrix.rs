@@ -56,6 +56,8 @@ pub enum Epilogue<'a> {
     Add(&'a Array),
     /// The first of two goes through an activation and is multiplied with the second.
     Gate(Activation),
+    /// The products of one matrix go through an activation.
+    Activate(Activation),
 }
 
 impl Matrix {
@@ -188,6 +190,7 @@ pub fn project<'a>(
         Epilogue::None => Some(cpu::Epilogue::None),
         Epilogue::Add(add) => Some(cpu::Epilogue::Add(add)),
         Epilogue::Gate(activation) => activation.kernel().map(cpu::Epilogue::Gate),
+        Epilogue::Activate(activation) => activation.kernel().map(cpu::Epilogue::Activate),
     };
     let (Some(then), Some(norm)) = (then, norm.kernel()) else {
         return Ok(None);

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `weight.rs` | the layout of a matrix in memory, and what the loader keeps packed |
 //! | `matrix.rs` | one product, and several with a norm before and an epilogue behind |
+//! | `norm.rs` | layer norms |
 //! | `activation.rs` | which activations are gates of the kernels |
 //! | `experts.rs` | products by index, and the block of a mixture |
 //! | `feature_rows.rs` | features of feed-forward parts by number, from mapped files |
@@ -27,6 +28,7 @@ mod block;
 mod experts;
 mod feature_rows;
 mod matrix;
+mod norm;
 mod parallel;
 pub mod recurrence;
 pub mod sampling;
@@ -40,6 +42,7 @@ pub use feature_rows::{
     FeatureParts, FeatureRows, copies_features, greatest_features, only_features,
 };
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, project};
+pub use norm::layer_norm;
 pub use parallel::ParallelMatrix;
 pub use weight::{
     INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_gguf_bits, keeps_half, keeps_packed,

@@ -1,4 +1,4 @@
-//! What looks inside a model: attention, hidden states, embeddings, and the probabilities of a
+//! What looks inside a model: attention, hidden states, pooled or not, and the probabilities of a
 //! text.
 
 mod feed_forward;
@@ -19,6 +19,7 @@ use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
+use crate::sentence::pooled;
 use crate::steer::{Edits, RequestEdits, watch};
 
 pub use feed_forward::{
@@ -410,43 +411,41 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     })
 }
 
-/// The vectors of prompts.
+/// The pooled hidden states of prompts, before anything else is made of them.
 ///
 /// # Errors
-/// When a prompt cannot be run, memory runs out, the model is closed, or `interrupt` says so.
-pub fn embed(
+/// When memory runs out, the model is closed, or `interrupt` says so.
+pub fn pooled_states(
     engine: &Engine,
-    prompts: &[Prompt],
+    prompts: &[Vec<u32>],
     pooling: Pooling,
-    normalize: bool,
     interrupt: &Interrupt,
 ) -> Result<Vec<Vec<f32>>> {
-    let mut encoded = Vec::with_capacity(prompts.len());
-    for (i, prompt) in prompts.iter().enumerate() {
-        let tokens = engine.encode_prompt(prompt)?;
-        engine
-            .check_prompt(&tokens)
-            .map_err(|e| e.context(format!("prompt {i}")))?;
-        encoded.push((i, tokens));
-    }
     let decoder = engine.decoder()?;
-    // Like lengths go together; the vectors are put back in their places.
-    encoded.sort_by_key(|(_, tokens)| tokens.len());
-    let mut vectors = vec![Vec::new(); prompts.len()];
+    let hidden = engine.info().hidden_size;
     let run = Run {
         engine,
         decoder: decoder.as_ref(),
         interrupt,
     };
+    // Like lengths go together; the vectors are put back in their places.
+    let mut order: Vec<usize> = (0..prompts.len()).collect();
+    order.sort_by_key(|i| prompts[*i].len());
+    let mut vectors = vec![Vec::new(); prompts.len()];
     engine.scope(|| {
-        let mut rest = encoded.as_slice();
+        let mut rest = order.as_slice();
         while !rest.is_empty() {
             run.check()?;
-            let n = fit_in_a_step(rest.iter().map(|(_, tokens)| tokens.len()));
+            let n = fit_in_a_step(rest.iter().map(|i| prompts[*i].len()));
             let (now, later) = rest.split_at(n);
-            let pooled = pooled(run, now, pooling, normalize)?;
-            for ((i, _), vector) in now.iter().zip(pooled) {
-                vectors[*i] = vector;
+            let tokens: Vec<&[u32]> = now.iter().map(|i| prompts[*i].as_slice()).collect();
+            let states = last_states(run, &tokens)?;
+            let mut from = 0;
+            for (i, tokens) in now.iter().zip(tokens) {
+                let to = from + tokens.len() * hidden;
+                let own = states.get(from..to).unwrap_or_default();
+                vectors[*i] = pooled(own, hidden, pooling);
+                from = to;
             }
             rest = later;
         }
@@ -454,18 +453,14 @@ pub fn embed(
     })
 }
 
-/// The vectors of a few prompts: several short ones in one pass, or a long one in steps.
-fn pooled(
-    of: Run<'_>,
-    prompts: &[(usize, Vec<u32>)],
-    pooling: Pooling,
-    normalize: bool,
-) -> Result<Vec<Vec<f32>>> {
+/// The last hidden states of a few prompts, one after another: several short ones in one pass, or a
+/// long one in steps.
+fn last_states(of: Run<'_>, prompts: &[&[u32]]) -> Result<Vec<f32>> {
     let Run {
         engine, decoder, ..
     } = of;
     let fault = engine_error("embed");
-    let states = if let [(_, tokens)] = prompts {
+    let states = if let [tokens] = prompts {
         let caches = decoder.new_caches(engine.cache_options());
         let mut caches = caches.for_sequence(tokens.len());
         let mut parts = Vec::new();
@@ -478,10 +473,7 @@ fn pooled(
         })?;
         concatenate(&parts.iter().collect::<Vec<_>>(), 1).map_err(&fault)?
     } else {
-        let all: Vec<u32> = prompts
-            .iter()
-            .flat_map(|(_, t)| t.iter().copied())
-            .collect();
+        let all = prompts.concat();
         let mut caches: Vec<Caches> = prompts
             .iter()
             .map(|_| decoder.new_caches(engine.cache_options()))
@@ -489,7 +481,7 @@ fn pooled(
         let mut rows: Vec<Row<'_>> = caches
             .iter_mut()
             .zip(prompts)
-            .map(|(caches, (_, tokens))| Row {
+            .map(|(caches, tokens)| Row {
                 length: i32::try_from(tokens.len()).unwrap_or(i32::MAX),
                 caches,
             })
@@ -499,34 +491,10 @@ fn pooled(
             .and_then(|ids| decoder.forward(&ids, &mut rows, Positions::All, &mut watch))
             .map_err(&fault)?
     };
-    let mut from = 0;
-    let mut vectors = Vec::with_capacity(prompts.len());
-    for (_, tokens) in prompts {
-        let to = from + i32::try_from(tokens.len()).unwrap_or(i32::MAX);
-        let vector = || -> mlx_rs_core::Result<Array> {
-            let own = match pooling {
-                Pooling::Last => states.slice_axis(1, to - 1, to)?,
-                _ => states.slice_axis(1, from, to)?,
-            };
-            // [1, L, hidden] -> [hidden]
-            let mean = own
-                .astype(Dtype::Float32)?
-                .mean(1, false)?
-                .squeeze_axis(0)?;
-            if !normalize {
-                return Ok(mean);
-            }
-            let length = mean.square()?.sum(0, true)?.sqrt()?;
-            mean.divide(&length.maximum(&Array::scalar(1e-12f32)?)?)
-        };
-        vectors.push(vector().map_err(&fault)?);
-        from = to;
-    }
-    eval(&vectors).map_err(&fault)?;
-    vectors
-        .iter()
-        .map(|v| v.to_vec::<f32>().map_err(&fault))
-        .collect()
+    states
+        .astype(Dtype::Float32)
+        .and_then(|states| states.to_vec::<f32>())
+        .map_err(&fault)
 }
 
 /// The log-probability of each token but the first.

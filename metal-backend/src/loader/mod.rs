@@ -98,6 +98,18 @@ impl Weights {
         Self::new(Source::Gguf(gguf, names), &path, config, dtype, unused)
     }
 
+    /// The weights of another directory, to be used like these.
+    pub fn beside(
+        &self,
+        checkpoint: SafetensorsCheckpoint,
+        path: &Path,
+        config: &ModelConfig,
+    ) -> Self {
+        let mut own = Self::from_safetensors(checkpoint, path, config, self.dtype);
+        (own.on_cpu, own.prompts, own.half) = (self.on_cpu, self.prompts, self.half);
+        own
+    }
+
     fn new(
         source: Source,
         path: &Path,
@@ -148,6 +160,11 @@ impl Weights {
     pub fn use_cpu(&mut self, prompts: Prompts) {
         self.on_cpu = true;
         self.prompts = prompts;
+    }
+
+    /// Whether the model computes on a processor.
+    pub fn is_on_cpu(&self) -> bool {
+        self.on_cpu
     }
 
     /// Rounds dense matrices to a half type and keeps them in it, where the CPU kernels multiply with

@@ -1,13 +1,13 @@
 //! Looking inside by the contract: `inspect/` computes it.
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel,
-    FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates, Interrupt,
-    Pooling, Prompt, ResidualTrace, Result,
+    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbedOptions, EmbeddingInfo,
+    EmbeddingModel, FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates,
+    Interrupt, Prompt, Ranking, RerankModel, RerankOptions, ResidualTrace, Result,
 };
 
 use super::MlxModel;
-use crate::inspect;
+use crate::{embed, inspect};
 
 impl AttentionInspector for MlxModel {
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
@@ -92,22 +92,32 @@ impl AttentionInspector for MlxModel {
 }
 
 impl EmbeddingModel for MlxModel {
+    fn embedding_info(&self) -> EmbeddingInfo {
+        self.engine.sentence().info().clone()
+    }
+
+    fn embedding_tokens(&self, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>> {
+        embed::tokens(&self.engine, prompt, options)
+    }
+
     fn embed(
         &self,
         prompts: &[Prompt],
-        pooling: Pooling,
-        normalize: bool,
-    ) -> Result<Vec<Vec<f32>>> {
-        self.embed_until(prompts, pooling, normalize, &Interrupt::new())
-    }
-
-    fn embed_until(
-        &self,
-        prompts: &[Prompt],
-        pooling: Pooling,
-        normalize: bool,
+        options: &EmbedOptions,
         interrupt: &Interrupt,
     ) -> Result<Vec<Vec<f32>>> {
-        inspect::embed(&self.engine, prompts, pooling, normalize, interrupt)
+        embed::embed(&self.engine, prompts, options, interrupt)
+    }
+}
+
+impl RerankModel for MlxModel {
+    fn rerank(
+        &self,
+        query: &str,
+        documents: &[String],
+        options: &RerankOptions,
+        interrupt: &Interrupt,
+    ) -> Result<Ranking> {
+        embed::rerank(&self.engine, (query, documents), options, interrupt)
     }
 }

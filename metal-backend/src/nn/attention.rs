@@ -402,7 +402,7 @@ impl Attention {
         }
     }
 
-    fn rotate(&self, x: &Array, offset: i32, total: i32) -> Result<Array> {
+    pub(super) fn rotate(&self, x: &Array, offset: i32, total: i32) -> Result<Array> {
         match &self.rope {
             Some(rope) => rope.forward(x, offset, total),
             None => Ok(x.clone()),
@@ -410,7 +410,7 @@ impl Attention {
     }
 
     /// Cuts a projection into heads: `[B, L, H*D] -> [B, H, L, D]`.
-    fn heads(&self, projected: &Array, n: i32, norm: Option<&Norm>) -> Result<Array> {
+    pub(super) fn heads(&self, projected: &Array, n: i32, norm: Option<&Norm>) -> Result<Array> {
         let (batch, length) = (projected.dim(0)?, projected.dim(1)?);
         let shape = [batch, length, n, self.head_dim];
         let heads = if self.norms.across_heads {

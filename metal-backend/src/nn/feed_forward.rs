@@ -95,7 +95,7 @@ impl FeedForward {
         let y = match self.current() {
             Self::Gated(mlp) => return mlp.forward_from(norm, x, add),
             Self::Scaled(mlp) => mlp.forward(&through(norm, x)?)?,
-            Self::Plain(mlp) => mlp.forward(&through(norm, x)?)?,
+            Self::Plain(mlp) => return mlp.forward_from(&through(norm, x)?, add),
             Self::Mixture(mixture) => mixture.forward(&through(norm, x)?)?,
             Self::Routed(routed) => routed.forward(&through(norm, x)?)?,
             Self::Nothing => return add.map_or_else(|| x.zeros_like(), |add| Ok(add.clone())),

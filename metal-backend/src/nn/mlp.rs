@@ -124,7 +124,19 @@ impl Mlp {
     /// # Errors
     /// When `x` does not end in the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        self.down
-            .forward(&self.activation.apply(&self.up.forward(x)?)?)
+        self.forward_from(x, None)
+    }
+
+    /// `forward(x) + add`, where there is something to add.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_from(&self, x: &Array, add: Option<&Array>) -> Result<Array> {
+        let activate = Epilogue::Activate(self.activation);
+        let y = match project(&[&self.up], None, activate, x)? {
+            Some(y) => y,
+            None => self.activation.apply(&self.up.forward(x)?)?,
+        };
+        self.down.forward_from(None, &y, add)
     }
 }

@@ -9,6 +9,7 @@ pub mod chunks;
 pub mod delta_rule;
 pub mod embedding;
 pub mod feed_forward;
+mod full_attention;
 pub mod fused;
 pub mod gated_attention;
 pub mod gated_delta;

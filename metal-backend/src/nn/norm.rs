@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mlx_rs_core::{Array, Result, fast};
 
-use super::adapter::ParamSlot;
-use crate::exec::NormSpec;
+use super::adapter::{self, ParamSlot};
+use crate::exec::{self, NormSpec};
 
 /// Normalization over the last axis.
 #[derive(Debug, Clone)]
@@ -25,6 +25,8 @@ pub enum Norm {
         bias: Option<Array>,
         /// Added under the root.
         eps: f32,
+        /// Whether it is for a processor.
+        on_cpu: bool,
     },
     /// One of the others, at places where its numbers can be trained.
     Placed {
@@ -57,8 +59,14 @@ impl Norm {
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match self {
             Norm::Rms { weight, eps } => fast::rms_norm(x, weight.as_ref(), *eps),
-            Norm::Layer { weight, bias, eps } => {
-                fast::layer_norm(x, Some(weight), bias.as_ref(), *eps)
+            Norm::Layer {
+                weight,
+                bias,
+                eps,
+                on_cpu,
+            } => {
+                let norm = (weight, bias.as_ref(), *eps);
+                exec::layer_norm(x, norm, *on_cpu, adapter::differentiated())
             }
             Norm::Placed { norm, weight, bias } => {
                 let vector = |slot: &Arc<ParamSlot>| slot.vector(x.dtype());
@@ -71,13 +79,13 @@ impl Norm {
                             weight,
                             bias: b,
                             eps,
+                            on_cpu,
                         },
-                    ) => fast::layer_norm(
-                        x,
-                        own.as_ref().or(Some(weight)),
-                        bias.as_ref().or(b.as_ref()),
-                        *eps,
-                    ),
+                    ) => {
+                        let (weight, bias) = (own.as_ref().unwrap_or(weight), bias.as_ref());
+                        let norm = (weight, bias.or(b.as_ref()), *eps);
+                        exec::layer_norm(x, norm, *on_cpu, adapter::differentiated())
+                    }
                     (_, plain) => plain.forward(x),
                 }
             }

@@ -30,11 +30,29 @@ pub struct AttentionMask {
     pub order: Option<(usize, i32)>,
     /// A query sees the kept keys and this number of others, the last ones.
     pub window: Option<i32>,
+    /// Without a causal mask, whatever else stands here.
+    pub around: Option<Around>,
+}
+
+/// Which keys a query sees on both sides: those of its own sequence in an array that packed
+/// sequences share.
+#[derive(Debug, Clone, Copy)]
+pub struct Around {
+    /// The key of the sequence's first position.
+    pub first: usize,
+    /// Only keys that are at most this many positions away.
+    pub reach: Option<i32>,
 }
 
 impl AttentionMask {
     /// The keys that a query attends to: the first ones up to a count, and a range.
     pub(crate) fn visible_keys(&self, position: i32) -> (usize, Range<usize>) {
+        if let Some(Around { first, reach }) = self.around {
+            let at = dim(position);
+            let begin = reach.map_or(0, |n| at.saturating_sub(dim(n))).min(self.len);
+            let end = reach.map_or(self.len, |n| at.saturating_add(dim(n) + 1).min(self.len));
+            return (0, first + begin..first + end);
+        }
         let Some((sink_tokens, start)) = self.order else {
             return (0, 0..self.len);
         };
@@ -52,7 +70,7 @@ impl AttentionMask {
 
 /// Attention of packed queries over caches. Its inputs are float32: packed rows `[rows, width]`,
 /// the weight of the norm of queries `[d]`, and the sinks `[heads]`. Keys and values
-/// `[1, Hkv, n, d]` of each sequence follow.
+/// `[1, Hkv, n, d]` of each sequence follow, or one pair that all of them share.
 pub struct Attention {
     /// Query heads.
     pub heads: usize,
@@ -180,6 +198,12 @@ impl AttentionTask<'_> {
             apply_rope(isa, rotation, self.rope_table(q), query);
         }
         query.iter_mut().for_each(|v| *v *= scale);
+    }
+
+    /// Keys and values of a sequence.
+    pub(crate) fn kv(&self, sequence: usize) -> [KvRows<'_>; 2] {
+        let first = if self.kv.len() == 2 { 0 } else { 2 * sequence };
+        [self.kv[first], self.kv[first + 1]]
     }
 
     /// The packed row of query `q`.

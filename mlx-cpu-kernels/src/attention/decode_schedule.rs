@@ -183,7 +183,7 @@ impl AttentionTask<'_> {
         let q = queries[0];
         let sequence = |q: usize| self.attend.queries[q].sequence;
         let first = |q: usize, group: usize| {
-            self.kv[2 * sequence(q)].ptr(group, self.attend.first_visible(q))
+            self.kv(sequence(q))[0].ptr(group, self.attend.first_visible(q))
         };
         let after = match queries.get(1) {
             _ if group + 1 < self.attend.heads / self.attend.queries_per_kv => first(q, group + 1),
@@ -195,8 +195,8 @@ impl AttentionTask<'_> {
             isa: self.attend.isa,
             d: self.attend.head_dim,
             softcap: self.attend.softcap,
-            keys: self.kv[2 * sequence(q)],
-            values: self.kv[2 * sequence(q) + 1],
+            keys: self.kv(sequence(q))[0],
+            values: self.kv(sequence(q))[1],
             group,
             runs: [0..sink_tokens, range],
             after,

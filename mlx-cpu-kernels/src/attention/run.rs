@@ -137,10 +137,11 @@ impl AttentionTask<'_> {
             .iter()
             .map(|q| plan.visible_keys(q.position))
             .collect();
+        let [keys, values] = self.kv(sequence);
         let flash_panel = FlashPanel {
             attend: self.attend,
-            keys: self.kv[2 * sequence],
-            values: self.kv[2 * sequence + 1],
+            keys,
+            values,
             group: h / self.attend.queries_per_kv,
             sink: self.sinks.map(|s| s[h]),
             visible_keys: &visible_keys,

@@ -39,6 +39,7 @@ fn product(kind: MatrixFormat, size: Size, rows: usize, isa: Isa) -> Product {
         n: size.n,
         eps: None,
         gate: None,
+        activation: None,
         residual: false,
         float_inputs: false,
         prompts: Prompts::Int8,

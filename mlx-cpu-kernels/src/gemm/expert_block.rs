@@ -95,6 +95,7 @@ impl ExpertBlock {
             n: stacks.iter().map(|stack| stack.size.n).sum(),
             eps: None,
             gate: None,
+            activation: None,
             residual: false,
             float_inputs: false,
             prompts: self.prompts,

@@ -289,6 +289,7 @@ impl Work for ExpertProduct {
                 n,
                 eps: None,
                 gate: None,
+                activation: None,
                 residual: false,
                 float_inputs: self.float_inputs,
                 prompts: self.prompts,

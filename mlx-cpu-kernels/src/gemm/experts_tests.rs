@@ -12,7 +12,7 @@ use crate::layout::packed::{
 };
 use crate::layout::table::Table;
 use crate::simd::portable::vmath::Gate;
-use crate::testing::{noise, with_each};
+use crate::testing::{exact_gate, noise, with_each};
 
 const EXPERTS: usize = 5;
 
@@ -354,11 +354,7 @@ fn products_by_index_equal_the_definition() {
 
 fn gate(activation: ExpertGate, g: f64, u: f64) -> f64 {
     match activation {
-        ExpertGate::Plain(Gate::Relu) => g.max(0.0) * u,
-        ExpertGate::Plain(Gate::Silu) => g / (1.0 + (-g).exp()) * u,
-        ExpertGate::Plain(Gate::GeluTanh) => {
-            0.5 * g * (1.0 + (0.797_884_560_8 * (g + 0.044_715 * g.powi(3))).tanh()) * u
-        }
+        ExpertGate::Plain(gate) => exact_gate(gate, g) * u,
         ExpertGate::Clamped { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let (g, u) = (g.min(limit), u.clamp(-limit, limit));

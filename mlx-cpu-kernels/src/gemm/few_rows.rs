@@ -8,7 +8,7 @@ use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::partition::{OutputBlock, SharedOutput, parallel_ranges};
 use crate::simd::portable::vmath::Gate;
 use crate::simd::qgemv;
-use crate::simd::vmath::gate_mul;
+use crate::simd::vmath::{gate_apply, gate_mul};
 
 /// Rows of a matrix that stay in the cache while all rows of inputs pass by.
 const BLOCK: usize = 32;
@@ -148,6 +148,11 @@ impl Product {
                     // SAFETY: these columns of these rows belong to this part alone.
                     let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
                     self.qgemv(*own, (at - start, next - start), rows, from, &mut to);
+                    if let Some(activation) = self.activation {
+                        for i in 0..n {
+                            gate_apply(self.isa, activation, to.row_mut(i));
+                        }
+                    }
                     if let Some(residual) = residual {
                         for i in 0..n {
                             let before = &residual[at_row(i)..];

@@ -93,6 +93,7 @@ fn products_with_every_format_equal_the_definition() {
                         n: SIZE.n,
                         eps: None,
                         gate: None,
+                        activation: None,
                         residual: false,
                         float_inputs,
                         prompts: Prompts::Float32,

@@ -19,6 +19,7 @@ mod format_tests;
 pub(crate) mod gather_rows;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod integer_gemm;
+pub(crate) mod layer_norm;
 pub(crate) mod packed_gemm;
 pub(crate) mod prefetch;
 pub(crate) mod product;

@@ -12,7 +12,7 @@ use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::layout::tile::{self, LANES, ScaledRow, TileA, TileB};
 use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
-use crate::simd::vmath::{self, gate_mul};
+use crate::simd::vmath::{self, gate_apply, gate_mul};
 use crate::simd::{microkernel, transpose};
 
 /// Rows of inputs from which this pays.
@@ -257,6 +257,9 @@ impl GemmTask<'_> {
         if let Some(gate) = gate {
             let (gates, ups) = sums.split_at_mut(size);
             gate_mul(isa, gate, gates, ups);
+        }
+        if let Some(activation) = self.product.activation {
+            gate_apply(isa, activation, &mut sums[..size]);
         }
         self.write(&sums[..size], (begin, LANES.min(last - begin)), block, out);
     }

@@ -139,6 +139,7 @@ mod tests {
             n,
             eps: None,
             gate,
+            activation: None,
             residual: false,
             float_inputs: false,
             prompts: Prompts::Float32,

@@ -156,6 +156,8 @@ pub struct Product {
     pub eps: Option<f32>,
     /// The first of two parts goes through it and is multiplied with the second.
     pub gate: Option<Gate>,
+    /// What the products of a single part go through. It excludes a gate and a residual.
+    pub activation: Option<Gate>,
     /// Whether a residual is added.
     pub residual: bool,
     /// Whether few rows are multiplied like many.

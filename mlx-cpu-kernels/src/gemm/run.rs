@@ -8,7 +8,11 @@ use crate::gemm::packed_gemm::{GemmTask, MIN_GEMM_ROWS};
 use crate::gemm::product::{MAX_PARTS, MatrixData, Product};
 use crate::partition::SharedOutput;
 #[cfg(target_arch = "x86_64")]
+use crate::partition::parallel_ranges;
+#[cfg(target_arch = "x86_64")]
 use crate::prompts::Prompts;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::vmath::gate_apply;
 use crate::work::{Input, Work};
 
 thread_local! {
@@ -54,6 +58,26 @@ impl Work for Product {
 }
 
 impl GemmTask<'_> {
+    /// Outputs through the activation, for kernels that do not compute it with the tile.
+    #[cfg(target_arch = "x86_64")]
+    fn activate(&self, out: &SharedOutput) {
+        let Product {
+            rows,
+            n,
+            isa,
+            activation: Some(activation),
+            ..
+        } = *self.product
+        else {
+            return;
+        };
+        parallel_ranges(rows, rows * n * 16, &|from, to| {
+            // SAFETY: these rows belong to this part alone.
+            let own = unsafe { out.slice_mut(from * n, (to - from) * n) };
+            gate_apply(isa, activation, own);
+        });
+    }
+
     /// The product, by the kernels that suit it. `packings` are those of its quantized matrices,
     /// each once.
     pub(crate) fn compute(&self, packings: &[(u32, usize)], out: &SharedOutput) {
@@ -61,10 +85,12 @@ impl GemmTask<'_> {
         #[cfg(target_arch = "x86_64")]
         if !product.float_inputs {
             if self.fits_amx_quantized() {
-                return self.run_amx_quantized(packings, out);
+                self.run_amx_quantized(packings, out);
+                return self.activate(out);
             }
             if self.fits_amx_bf16() {
-                return self.run_amx_bf16(out);
+                self.run_amx_bf16(out);
+                return self.activate(out);
             }
             match (product.prompts, self.byte_dot()) {
                 (Prompts::Int8, Some(dot)) => return self.run_bytes(dot, out),

@@ -83,10 +83,18 @@ pub(crate) fn gate_mul(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     }
 }
 
+/// `values = gate(values)`.
+pub(crate) fn gate_apply(isa: Isa, gate: Gate, values: &mut [f32]) {
+    const ONES: [f32; 64] = [1.0; 64];
+    for some in values.chunks_mut(ONES.len()) {
+        gate_mul(isa, gate, some, &ONES[..some.len()]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{noise, with_each};
+    use crate::testing::{exact_gate, noise, with_each};
 
     /// A row alone and among others, and cut anywhere, must come out the same.
     #[test]
@@ -94,11 +102,11 @@ mod tests {
         let (own, ups) = (noise(43, 1), noise(43, 2));
         let own: Vec<f32> = own.iter().map(|v| 9.0 * v).collect();
         with_each(|isa| {
-            for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
+            for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh, Gate::Relu] {
                 let mut all = own.clone();
                 gate_mul(isa, gate, &mut all, &ups);
                 for ((x, up), got) in own.iter().zip(&ups).zip(&all) {
-                    let wanted = exact(gate, f64::from(*x)) * f64::from(*up);
+                    let wanted = exact_gate(gate, f64::from(*x)) * f64::from(*up);
                     assert!((f64::from(*got) - wanted).abs() < 1e-5, "{gate:?} {x}");
                 }
                 for from in 0..own.len() {
@@ -117,15 +125,5 @@ mod tests {
                 assert!(ends[4].abs() < 1e-30, "{gate:?}");
             }
         });
-    }
-
-    fn exact(gate: Gate, x: f64) -> f64 {
-        match gate {
-            Gate::Silu => x / (1.0 + (-x).exp()),
-            Gate::GeluTanh => {
-                0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh())
-            }
-            Gate::Relu => x.max(0.0),
-        }
     }
 }

@@ -2,7 +2,7 @@
 //! It plans and checks them; the kernels compute them.
 
 use mlx_cpu_kernels::{
-    Attention, AttentionMask, Isa, KvWrite, ProjectKeys, Query, Rotation, TokenPositions,
+    Around, Attention, AttentionMask, Isa, KvWrite, ProjectKeys, Query, Rotation, TokenPositions,
     TokenRange, dim,
 };
 
@@ -381,9 +381,14 @@ impl Heads {
                 len: dim(filled),
                 order: sequence.order.map(|(kept, start)| (dim(kept), start)),
                 window: sequence.window,
+                around: None,
             });
         }
-        Ok(Attention {
+        Ok(self.attention(width, queries, plans))
+    }
+
+    fn attention(&self, width: usize, queries: Vec<Query>, plans: Vec<AttentionMask>) -> Attention {
+        Attention {
             heads: dim(self.n_heads),
             queries_per_kv: dim(self.n_heads / self.n_kv_heads),
             head_dim: dim(self.head_dim),
@@ -396,7 +401,89 @@ impl Heads {
             queries,
             plans,
             isa: Isa::detect(),
-        })
+        }
+    }
+
+    /// What the queries of a packed projection `[1, T, (H + 2 Hkv) * D]` find among the keys and
+    /// values of their own sequence: `[1, T, H * D]`. Sequences of these lengths stand one after
+    /// another, at positions from 0 on. There is no causal mask: a query attends to the positions
+    /// that are at most `reach` away on either side, or to all.
+    ///
+    /// # Errors
+    /// As [`Self::keys`].
+    /// ```
+    /// use mlx_rs_core::{Array, Device, Stream, cpu::Heads};
+    /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
+    ///     let heads = Heads {
+    ///         n_heads: 1,
+    ///         n_kv_heads: 1,
+    ///         head_dim: 1,
+    ///         scale: 1.0,
+    ///         softcap: None,
+    ///         q_norm: None,
+    ///         k_norm: None,
+    ///         rotation: None,
+    ///         sinks: None,
+    ///     };
+    ///     // Three tokens with equal keys: two of one sequence, and one of another.
+    ///     let packed = [0.0f32, 0.0, 2.0, 0.0, 0.0, 4.0, 0.0, 0.0, 9.0];
+    ///     let packed = Array::from_slice(&packed, &[1, 3, 3])?;
+    ///     let found = heads.attend_around(&packed, &[2, 1], None)?;
+    ///     assert_eq!(found.to_vec::<f32>()?, [3.0, 3.0, 9.0]);
+    ///     let own = heads.attend_around(&packed, &[2, 1], Some(0))?;
+    ///     assert_eq!(own.to_vec::<f32>()?, [2.0, 4.0, 9.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn attend_around(
+        &self,
+        packed: &Array,
+        lengths: &[i32],
+        reach: Option<i32>,
+    ) -> Result<Array> {
+        let rows = || lengths.iter().map(|&length| (length, 0));
+        let total = total(rows())?;
+        let width = self.check(packed, total)?;
+        if lengths.iter().any(|&n| n < 1) || reach.is_some_and(|n| n < 0) {
+            return Err(fault("a sequence without tokens, or a negative reach"));
+        }
+        let (n, d) = (self.n_kv_heads, self.head_dim);
+        let part = |from: i32| -> Result<Array> {
+            packed
+                .slice_axis(2, from * d, (from + n) * d)?
+                .reshape(&[1, total, n, d])?
+                .transpose_axes(&[0, 2, 1, 3]) // [1, T, Hkv, D] -> [1, Hkv, T, D]
+        };
+        let keys = match (&self.k_norm, &self.rotation) {
+            (None, None) => part(self.n_heads)?,
+            _ => self.keys(packed, &rows().collect::<Vec<_>>())?,
+        };
+        let values = part(self.n_heads + n)?;
+        let mut inputs = vec![packed];
+        inputs.extend(self.q_norm.iter().map(|norm| &norm.weight));
+        inputs.extend(&self.sinks);
+        let first = inputs.len();
+        inputs.extend([&keys, &values]);
+        let mut queries = Vec::with_capacity(dim(total));
+        let mut plans = Vec::with_capacity(lengths.len());
+        for (sequence, &length) in lengths.iter().enumerate() {
+            let first = queries.len();
+            queries.extend((0..length).map(|position| Query {
+                sequence,
+                row: first + dim(position),
+                position,
+            }));
+            plans.push(AttentionMask {
+                len: dim(length),
+                order: None,
+                window: None,
+                around: Some(Around { first, reach }),
+            });
+        }
+        let work = self.attention(width, queries, plans);
+        let shape = [1, total, self.n_heads * d];
+        host_op::add_strided("cpu::attention", work, &inputs, first, &shape)
     }
 }
 

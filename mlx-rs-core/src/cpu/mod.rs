@@ -18,6 +18,7 @@ mod feature_walk;
 mod host_op;
 mod kv_arena;
 mod kv_buffer;
+mod layer_norm;
 mod logits;
 mod matrix;
 mod packed_formats;
@@ -34,6 +35,7 @@ pub use decoder_block::{Biased, Block, KvSlot, RowNorm};
 pub use experts::{BiasedExperts, ExpertBlock, ExpertMatrix};
 pub use feature_walk::{FeatureMatrix, FeatureWalk};
 pub use kv_buffer::KvBuffer;
+pub use layer_norm::layer_norm;
 pub use logits::{LogProbabilities, log_probabilities};
 pub use matrix::{DenseMatrix, Matrix};
 pub use mlx_cpu_kernels::{

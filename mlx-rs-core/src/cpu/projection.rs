@@ -18,6 +18,8 @@ pub enum Epilogue<'a> {
     Add(&'a Array),
     /// The first of two goes through a gate and is multiplied with the second.
     Gate(Gate),
+    /// The products of one matrix go through an activation.
+    Activate(Gate),
 }
 
 /// A product of the rows of an input with the transposes of matrices.
@@ -179,6 +181,11 @@ impl<'a> Projection<'a> {
             }
             n /= 2;
         }
+        let activation = match self.then {
+            Epilogue::Activate(activation) if self.parts.len() == 1 => Some(activation),
+            Epilogue::Activate(_) => return Err(fault("an activation needs one matrix".into())),
+            _ => None,
+        };
         Ok(Product {
             parts,
             rows,
@@ -189,6 +196,7 @@ impl<'a> Projection<'a> {
                 Epilogue::Gate(gate) => Some(gate),
                 _ => None,
             },
+            activation,
             residual: adds,
             float_inputs: false,
             prompts: (self.parts.iter().map(|(m, _)| m.prompts()).max()).unwrap_or_default(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use inference::{BatchSession, Prompt, TextModel};
+use inference::{BatchSession, Interrupt, Prompt, TextModel};
 
 use super::order::{Order, Seen};
 use crate::cli::failure::Failure;
@@ -75,12 +75,11 @@ pub fn follow(
             Order::Embed {
                 model,
                 prompts,
-                pooling,
-                normalize,
+                options,
             } => {
                 let prompts: Vec<Prompt> = prompts.into_iter().map(Prompt::Tokens).collect();
                 if let Some(model) = model_of(rank, models, model)?.as_embedding_model()
-                    && let Err(e) = model.embed(&prompts, pooling, normalize)
+                    && let Err(e) = model.embed(&prompts, &options, &Interrupt::new())
                 {
                     tracing::warn!("a vector failed: {e}");
                 }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use inference::{
-    BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult, EmbeddingModel, Error,
-    ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message, ModelInfo,
-    Pooling, Prepared, Prompt, RequestId, Result, TextModel, TokenModel, TokenStream,
+    BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult, EmbedOptions, EmbeddingInfo,
+    EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
+    Message, ModelInfo, Prepared, Prompt, RequestId, Result, TextModel, TokenModel, TokenStream,
 };
 
 use super::order::{Order, Seen};
@@ -154,29 +154,40 @@ impl TextModel for LedModel {
 }
 
 impl EmbeddingModel for LedModel {
+    fn embedding_info(&self) -> EmbeddingInfo {
+        let model = self.model.as_embedding_model();
+        model
+            .map(EmbeddingModel::embedding_info)
+            .unwrap_or_default()
+    }
+
+    fn embedding_tokens(&self, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>> {
+        let model = self.model.as_embedding_model();
+        let model = model.ok_or_else(|| alone("embeddings"))?;
+        model.embedding_tokens(prompt, options)
+    }
+
+    /// An interrupt is looked at before only: the others would go on.
     fn embed(
         &self,
         prompts: &[Prompt],
-        pooling: Pooling,
-        normalize: bool,
+        options: &EmbedOptions,
+        interrupt: &Interrupt,
     ) -> Result<Vec<Vec<f32>>> {
+        interrupt.check()?;
         let model = self.model.as_embedding_model();
         let model = model.ok_or_else(|| alone("embeddings"))?;
-        let ids = prompts.iter().map(|prompt| match prompt {
-            Prompt::Tokens(ids) => Ok(ids.clone()),
-            Prompt::Text(text) => self.tokens()?.encode(text, true),
-            _ => Err(alone("vectors of such prompts")),
-        });
+        let ids = prompts.iter();
+        let ids = ids.map(|prompt| model.embedding_tokens(prompt, options));
         let ids = ids.collect::<Result<Vec<_>>>()?;
         let prompts: Vec<Prompt> = ids.iter().cloned().map(Prompt::Tokens).collect();
         let leader = locked(&self.leader);
         leader.order(&Order::Embed {
             model: self.number,
             prompts: ids,
-            pooling,
-            normalize,
+            options: options.clone(),
         })?;
-        model.embed(&prompts, pooling, normalize)
+        model.embed(&prompts, options, &Interrupt::new())
     }
 }
 

@@ -1,7 +1,7 @@
 //! What rank 0 of a served group tells the others to do, so that all make the same calls in the same
 //! order: `lead.rs` says it, `follow.rs` does it.
 
-use inference::{BatchEvent, GenerateOptions, Pooling, RequestId};
+use inference::{BatchEvent, EmbedOptions, GenerateOptions, RequestId};
 use serde::{Deserialize, Serialize};
 
 /// A call of all processes. Models have the numbers of their places on the command line; sessions
@@ -50,9 +50,7 @@ pub enum Order {
         /// The prompts.
         prompts: Vec<Vec<u32>>,
         /// How vectors are made.
-        pooling: Pooling,
-        /// Whether they get length one.
-        normalize: bool,
+        options: EmbedOptions,
     },
     /// The server has ended.
     Stop,

@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
-use inference::{ChatEnd, ChatPrompt, Message, Prompt, Tool};
+use inference::{ChatEnd, ChatPrompt, EmbedOptions, Message, Prompt, Tool};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -271,7 +271,7 @@ pub(crate) struct EmbeddingRequest {
     content: Prompts,
 }
 
-/// Vectors of length one, the mean over each text's tokens.
+/// Vectors of length one, pooled as the model is trained to.
 #[utoipa::path(post, path = "/embedding", request_body = EmbeddingRequest, responses(
     (status = 200, description = "a list with `index` and `embedding`", body = Vec<Object>),
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
@@ -281,7 +281,8 @@ pub(crate) async fn embedding(
 ) -> Result<axum::Json<Vec<Vectors>>, ApiError> {
     let model = &app.models.get(request.model.as_deref(), None).await?;
     let prompts: Vec<Prompt> = request.content.list();
-    let (vectors, _) = vectors(&app, model, places, prompts).await?;
+    let options = EmbedOptions::new();
+    let (vectors, _) = vectors(&app, model, places, prompts, options).await?;
     let item = |(index, vector): (usize, Vec<f32>)| Vectors {
         index,
         embedding: [vector],

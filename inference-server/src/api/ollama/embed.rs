@@ -3,18 +3,18 @@
 use std::time::Instant;
 
 use axum::extract::State;
-use inference::Prompt;
+use inference::{EmbedOptions, Prompt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::types;
-use crate::api::openai::embeddings::vectors;
+use crate::api::openai::embeddings::{dimensions, vectors};
 use crate::api::{OneOrMore, Work};
 use crate::app::App;
 use crate::error::ApiError;
 
-/// Texts to make vectors of. A text beyond the context is an error, whatever `truncate` says.
+/// Texts to make vectors of.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct EmbedRequest {
     /// The model's name.
@@ -22,8 +22,10 @@ pub(crate) struct EmbedRequest {
     /// A text, or several.
     #[schema(value_type = crate::api::described::OneOrMore)]
     input: OneOrMore,
-    /// Only the model's own number of elements.
+    /// Only the first elements of each vector, for models that are trained so.
     dimensions: Option<usize>,
+    /// Cut a text that is too long (the default), instead of refusing it.
+    truncate: Option<bool>,
     /// How long the model stays loaded after this.
     #[schema(value_type = Option<crate::api::described::NumberOrText>)]
     keep_alive: Option<Value>,
@@ -52,7 +54,8 @@ pub(crate) async fn create_old(
     let keep = types::keep_alive(request.keep_alive.as_ref())?;
     let model = &app.models.get(request.model.as_deref(), keep).await?;
     let text = Prompt::from(request.prompt);
-    let (vectors, _) = vectors(&app, model, places, vec![text]).await?;
+    let options = EmbedOptions::new().with_truncate(true);
+    let (vectors, _) = vectors(&app, model, places, vec![text], options).await?;
     Ok(axum::Json(json!({"embedding": vectors.first()})))
 }
 
@@ -67,15 +70,11 @@ pub(crate) async fn create(
     let started = Instant::now();
     let keep = types::keep_alive(request.keep_alive.as_ref())?;
     let model = &app.models.get(request.model.as_deref(), keep).await?;
-    let size = model.info().hidden_size;
-    if let Some(n) = request.dimensions.filter(|n| *n != size) {
-        return Err(ApiError::unsupported(
-            "dimensions",
-            format!("dimensions is {n}; vectors of this model have {size} elements"),
-        ));
-    }
+    let options = EmbedOptions::new()
+        .with_dimensions(dimensions(model, request.dimensions)?)
+        .with_truncate(request.truncate.unwrap_or(true));
     let texts = request.input.list().into_iter().map(Prompt::from).collect();
-    let (vectors, tokens) = vectors(&app, model, places, texts).await?;
+    let (vectors, tokens) = vectors(&app, model, places, texts, options).await?;
     let total = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(axum::Json(json!({
         "model": model.id(),

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use inference::{CancelToken, Interrupt, Pooling, Prompt};
+use inference::{CancelToken, EmbedOptions, Interrupt, Prompt};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -32,28 +32,29 @@ pub(crate) async fn vectors(
     model: &Lease,
     places: Places,
     prompts: Vec<Prompt>,
+    options: EmbedOptions,
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let arrived = Instant::now();
     if !model.capabilities().embeddings {
-        return Err(ApiError::unsupported(
-            "model",
-            format!("the model {} makes no embeddings", model.id()),
-        ));
+        return Err(prepare::no_embeddings(model));
     }
+    // As all servers of these APIs do.
+    let options = options.with_normalize(true);
     at_most("input", prompts.len(), app.limits.embedding_inputs)?;
     if prompts.is_empty() {
         return Err(ApiError::field("input", "there is no input"));
     }
-    let (place, prepared) = prepare::raw(app, model, places, "input", prompts).await?;
-    let tokens = prepared.iter().map(|p| p.ids.len()).sum();
+    let texts = ("input", prompts);
+    let (place, ids) = prepare::texts(app, model, places, texts, options.clone()).await?;
+    let tokens = ids.iter().map(Vec::len).sum();
     let cancel = Leaves(CancelToken::new());
     let interrupt = Interrupt::new()
         .with_cancel(cancel.0.clone())
         .with_deadline(arrived + app.limits.request_timeout);
     let job = EmbedJob {
         model: model.clone(),
-        prompts: prepared.into_iter().map(|p| p.ids).collect(),
-        pooling: Pooling::Mean,
+        prompts: ids,
+        options,
         interrupt,
         _place: place,
     };
@@ -66,6 +67,21 @@ pub(crate) async fn vectors(
         return Err(ApiError::internal());
     }
     Ok((vectors, tokens))
+}
+
+/// The number of elements that a request asks for, which the model must have.
+pub(crate) fn dimensions(model: &Lease, asked: Option<usize>) -> Result<Option<usize>, ApiError> {
+    let Some(embedder) = model.model().as_embedding_model() else {
+        return Ok(asked);
+    };
+    let size = embedder.embedding_info().dimensions;
+    match asked {
+        Some(n) if n == 0 || n > size => Err(ApiError::unsupported(
+            "dimensions",
+            format!("dimensions is {n}; vectors of this model have {size} elements"),
+        )),
+        _ => Ok(asked),
+    }
 }
 
 /// Makes vectors of texts.
@@ -89,14 +105,8 @@ pub(crate) async fn create(
             ));
         }
     };
-    let size = model.info().hidden_size;
-    if let Some(n) = request.dimensions.filter(|n| *n != size) {
-        return Err(ApiError::unsupported(
-            "dimensions",
-            format!("dimensions is {n}; vectors of this model have {size} elements"),
-        ));
-    }
-    let (vectors, tokens) = vectors(&app, model, places, request.input.list()).await?;
+    let options = EmbedOptions::new().with_dimensions(dimensions(model, request.dimensions)?);
+    let (vectors, tokens) = vectors(&app, model, places, request.input.list(), options).await?;
     let data = vectors
         .into_iter()
         .enumerate()

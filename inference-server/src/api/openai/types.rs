@@ -229,6 +229,6 @@ pub(crate) struct EmbeddingRequest {
     pub(crate) input: Prompts,
     /// `float` (the default) or `base64`, of little-endian float32.
     pub(crate) encoding_format: Option<String>,
-    /// Only the model's own number of elements.
+    /// Only the first elements of each vector, for models that are trained so.
     pub(crate) dimensions: Option<usize>,
 }

@@ -1,16 +1,17 @@
 //! Element-wise functions and inner products for AVX2: eight float32 at a time.
 
 use crate::simd::portable::vmath::{
-    self, EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, ROUND_BIAS, SQRT_2_OVER_PI,
+    self, EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, NORMAL_MAX, NORMAL_POLY, NORMAL_TAIL,
+    ROUND_BIAS, SQRT_2_OVER_PI,
 };
 
 use std::arch::x86_64::{
     __m256, _CMP_LT_OQ, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps,
-    _mm_shuffle_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_andnot_ps, _mm256_castps_si256,
-    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_div_ps,
-    _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
-    _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
-    _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_ps,
+    _mm_shuffle_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_andnot_ps, _mm256_blendv_ps,
+    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cvtph_ps, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps,
+    _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_ps,
 };
 
 /// Numbers of float16 as float32, as many as both have.
@@ -98,6 +99,21 @@ fn apply_gate(gate: Gate, x: __m256) -> __m256 {
     let negative = |x: __m256| _mm256_xor_ps(x, all(-0.0));
     match gate {
         Gate::Silu => _mm256_div_ps(x, _mm256_add_ps(all(1.0), exp(negative(x)))),
+        Gate::Gelu => {
+            let a = _mm256_andnot_ps(all(-0.0), x);
+            // The second operand is the result where one is NaN.
+            let a = _mm256_min_ps(all(NORMAL_MAX), a);
+            let t = _mm256_div_ps(all(1.0), _mm256_fmadd_ps(all(NORMAL_TAIL), a, all(1.0)));
+            let mut p = all(NORMAL_POLY[0]);
+            for factor in &NORMAL_POLY[1..] {
+                p = _mm256_fmadd_ps(p, t, all(*factor));
+            }
+            let power = exp(_mm256_mul_ps(_mm256_mul_ps(all(-0.5), a), a));
+            let tail = _mm256_mul_ps(_mm256_mul_ps(p, t), power);
+            let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, all(0.0));
+            let share = _mm256_blendv_ps(_mm256_sub_ps(all(1.0), tail), tail, below);
+            _mm256_mul_ps(x, share)
+        }
         Gate::GeluTanh => {
             let cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
             let inner = _mm256_fmadd_ps(all(GELU_CUBIC), cube, x);

@@ -2,15 +2,16 @@
 //! bits.
 
 use std::arch::x86_64::{
-    __m512, __mmask16, _CMP_LT_OQ, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_mask_mov_ps,
-    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
-    _mm512_rcp14_ps, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
-    _mm512_sub_ps, _mm512_xor_si512,
+    __m512, __mmask16, _CMP_LT_OQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps,
+    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps,
+    _mm512_fnmadd_ps, _mm512_mask_mov_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_rcp14_ps, _mm512_reduce_add_ps,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sub_ps, _mm512_xor_si512,
 };
 
 use crate::simd::portable::vmath::{
-    EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, ROUND_BIAS, SQRT_2_OVER_PI,
+    EXP_MAX, EXP_MIN, EXP_POLY, GELU_CUBIC, Gate, LN_2, NORMAL_MAX, NORMAL_POLY, NORMAL_TAIL,
+    ROUND_BIAS, SQRT_2_OVER_PI,
 };
 
 /// Sixteen times [`crate::simd::microkernel::exp`].
@@ -59,6 +60,20 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
     };
     let own = match gate {
         Gate::Silu => quotient(x, _mm512_add_ps(all(1.0), exp(negative(x)))),
+        Gate::Gelu => {
+            // The second operand is the result where one is NaN.
+            let a = _mm512_min_ps(all(NORMAL_MAX), _mm512_abs_ps(x));
+            let t = quotient(all(1.0), _mm512_fmadd_ps(all(NORMAL_TAIL), a, all(1.0)));
+            let mut p = all(NORMAL_POLY[0]);
+            for factor in &NORMAL_POLY[1..] {
+                p = _mm512_fmadd_ps(p, t, all(*factor));
+            }
+            let power = exp(_mm512_mul_ps(_mm512_mul_ps(all(-0.5), a), a));
+            let tail = _mm512_mul_ps(_mm512_mul_ps(p, t), power);
+            let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, all(0.0));
+            let share = _mm512_mask_mov_ps(_mm512_sub_ps(all(1.0), tail), below, tail);
+            _mm512_mul_ps(x, share)
+        }
         Gate::GeluTanh => {
             let cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
             let inner = _mm512_fmadd_ps(all(GELU_CUBIC), cube, x);

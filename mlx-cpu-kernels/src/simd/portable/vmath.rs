@@ -54,11 +54,28 @@ pub(crate) fn tanh(x: f32) -> f32 {
 pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
+/// The upper tail of the normal distribution is about `exp(-x^2 / 2)` times a polynomial of
+/// `1 / (1 + NORMAL_TAIL x)`, with an error of at most 7.5e-8 (Abramowitz and Stegun 1964, 26.2.17).
+/// The coefficients of its powers from the fifth to the first.
+pub(crate) const NORMAL_TAIL: f32 = 0.231_641_9;
+pub(crate) const NORMAL_POLY: [f32; 5] = [
+    0.530_702_7,
+    -0.726_576,
+    0.710_706_9,
+    -0.142_248_37,
+    0.127_414_8,
+];
+
+/// Beyond it the tail is zero in float32.
+pub(crate) const NORMAL_MAX: f32 = 40.0;
+
 /// An element-wise function on a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// `x * sigmoid(x)`.
     Silu,
+    /// `x * Phi(x)` with the normal distribution, to about 1e-7.
+    Gelu,
     /// `x * Phi(x)` by the tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
@@ -70,6 +87,18 @@ impl Gate {
     pub(crate) fn apply(self, x: f32) -> f32 {
         match self {
             Gate::Silu => x / (1.0 + exp(-x)),
+            Gate::Gelu => {
+                // Not `min`, which would lose NaN.
+                let a = x.abs();
+                let a = if a > NORMAL_MAX { NORMAL_MAX } else { a };
+                let t = 1.0 / (1.0 + NORMAL_TAIL * a);
+                let mut p = NORMAL_POLY[0];
+                for factor in &NORMAL_POLY[1..] {
+                    p = p * t + factor;
+                }
+                let tail = p * t * exp(-0.5 * a * a);
+                if x < 0.0 { x * tail } else { x * (1.0 - tail) }
+            }
             Gate::GeluTanh => {
                 let inner = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x);
                 0.5 * x * (1.0 + tanh(inner))
@@ -88,6 +117,7 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     let both = gates.iter_mut().zip(ups);
     match gate {
         Gate::Silu => both.for_each(|(g, u)| *g = Gate::Silu.apply(*g) * u),
+        Gate::Gelu => both.for_each(|(g, u)| *g = Gate::Gelu.apply(*g) * u),
         Gate::GeluTanh => both.for_each(|(g, u)| *g = Gate::GeluTanh.apply(*g) * u),
         Gate::Relu => both.for_each(|(g, u)| *g = Gate::Relu.apply(*g) * u),
     }

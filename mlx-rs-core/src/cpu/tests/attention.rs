@@ -320,3 +320,89 @@ fn heads_that_cannot_be_are_errors() {
         }
     });
 }
+
+/// Packed sequences without a causal mask find what the definition says of each alone.
+#[test]
+fn sequences_attend_to_what_is_around() {
+    let (h, kv) = (4usize, 2usize);
+    // Some for decode attention, some for panels, and more keys than a block.
+    let lengths = [1usize, 3, 20, 5, 210, 16];
+    let total: usize = lengths.iter().sum();
+    for (d, reach, softcap) in [
+        (32, None, None),
+        (16, Some(4), None),
+        (24, Some(0), None),
+        (48, Some(1000), Some(2.0)),
+    ] {
+        let width = (h + 2 * kv) * d;
+        let packed = noise(total * width, 1);
+        on_cpu(|| {
+            let heads = Heads {
+                scale: 0.7,
+                softcap,
+                ..plain_heads(h as i32, kv as i32, d as i32)
+            };
+            let all = array(&packed, &[1, total as i32, width as i32]);
+            let counts = lengths.map(|n| n as i32);
+            let mut wanted = Vec::new();
+            let mut rows = packed.chunks(width);
+            for n in lengths {
+                let own: Vec<&[f32]> = rows.by_ref().take(n).collect();
+                // `[T, kv, D]` to `[kv, T, D]`.
+                let part = |first: usize| -> Vec<f32> {
+                    let heads = (0..kv).flat_map(|g| own.iter().map(move |row| (g, row)));
+                    heads
+                        .flat_map(|(g, row)| row[(first + g) * d..][..d].to_vec())
+                        .collect()
+                };
+                let sees = |q: usize, key: usize| reach.is_none_or(|r| q.abs_diff(key) <= r);
+                let both = (&part(h)[..], &part(h + kv)[..]);
+                wanted.extend(attention(&heads, &own.concat(), both, (n, n), None, &sees));
+            }
+            with_each(|isa| {
+                let reach = reach.map(|r| r as i32);
+                let found = host(&heads.attend_around(&all, &counts, reach).unwrap());
+                close(&found, &wanted, 2e-5, &format!("{d} {reach:?} {isa:?}"));
+            });
+        });
+    }
+}
+
+/// Rotated keys and queries of each sequence begin at position 0.
+#[test]
+fn sequences_are_rotated_from_their_own_beginning() {
+    on_cpu(|| {
+        let heads = Heads {
+            rotation: Some(Rotation {
+                radians: [1.0f32, 0.3, 0.1, 0.01, 0.5, 0.2, 0.05, 0.7].into(),
+                traditional: false,
+                amplitude: 1.0,
+            }),
+            ..plain_heads(2, 2, 16)
+        };
+        let packed = noise(30 * 96, 5);
+        let all = array(&packed, &[1, 30, 96]);
+        let together = host(&heads.attend_around(&all, &[11, 19], None).unwrap());
+        let mut alone = Vec::new();
+        for (from, n) in [(0, 11), (11, 19)] {
+            let own = array(&packed[from * 96..(from + n) * 96], &[1, n as i32, 96]);
+            alone.extend(host(&heads.attend_around(&own, &[n as i32], None).unwrap()));
+        }
+        assert_eq!(together, alone);
+        let unturned = plain_heads(2, 2, 16);
+        let other = host(&unturned.attend_around(&all, &[11, 19], None).unwrap());
+        assert_ne!(together, other, "the rotation does something");
+        for (lengths, reach) in [
+            (&[11, 18][..], None),
+            (&[11, 20], None),
+            (&[30, 0], None),
+            (&[-1, 31], None),
+            (&[i32::MAX, i32::MAX], None),
+            (&[], None),
+            (&[11, 19], Some(-1)),
+        ] {
+            let found = heads.attend_around(&all, lengths, reach);
+            assert!(found.is_err(), "{lengths:?} {reach:?}");
+        }
+    });
+}

@@ -1,6 +1,7 @@
 //! Products with few and many rows, in all forms of matrices.
 
 use super::*;
+use mlx_cpu_kernels::testing::exact_gate;
 
 /// `x [rows, k]` times the transpose of `w [n, k]`.
 fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
@@ -31,6 +32,34 @@ fn storages(k: usize) -> Vec<Storage> {
     let dense = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].map(Storage::Dense);
     let quantized = fitting.map(|(bits, group)| Storage::Quantized(bits, group));
     dense.into_iter().chain(quantized).collect()
+}
+
+/// A matrix as it is stored, and the numbers that it then has.
+fn stored(w: &Array, storage: Storage) -> (Matrix, Vec<f32>) {
+    match storage {
+        Storage::Dense(dtype) => {
+            let w = w.astype(dtype).unwrap();
+            let dense = DenseMatrix::new(&w).unwrap().expect("kernels are on");
+            (
+                Matrix::Dense(dense),
+                host(&w.astype(Dtype::Float32).unwrap()),
+            )
+        }
+        Storage::Quantized(bits, group) => {
+            let q = Quantized::quantize(w, group, bits, QuantMode::Affine).unwrap();
+            // Some are kept as float16.
+            let q = if (bits == 4) == (group == 32) {
+                in_few_digits(q)
+            } else {
+                q
+            };
+            let kernel = QuantizedMatrix::new(&q).unwrap().expect("their format");
+            (
+                Matrix::Quantized(kernel),
+                host(&q.dequantize(Dtype::Float32).unwrap()),
+            )
+        }
+    }
 }
 
 /// Products of few and many rows, in every storage and with every kernel.
@@ -73,33 +102,8 @@ fn products_of_few_and_many_rows_equal_the_definition() {
             on_cpu(|| {
                 let plain =
                     [noise(n * k, 5), noise(n * k, 6)].map(|w| array(&w, &[n as i32, k as i32]));
-                let (matrices, values): (Vec<Matrix>, Vec<Vec<f32>>) = plain
-                    .iter()
-                    .map(|w| match storage {
-                        Storage::Dense(dtype) => {
-                            let w = w.astype(dtype).unwrap();
-                            let dense = DenseMatrix::new(&w).unwrap().expect("kernels are on");
-                            (
-                                Matrix::Dense(dense),
-                                host(&w.astype(Dtype::Float32).unwrap()),
-                            )
-                        }
-                        Storage::Quantized(bits, group) => {
-                            let q = Quantized::quantize(w, group, bits, QuantMode::Affine).unwrap();
-                            // Some are kept as float16.
-                            let q = if (bits == 4) == (group == 32) {
-                                in_few_digits(q)
-                            } else {
-                                q
-                            };
-                            let kernel = QuantizedMatrix::new(&q).unwrap().expect("their format");
-                            (
-                                Matrix::Quantized(kernel),
-                                host(&q.dequantize(Dtype::Float32).unwrap()),
-                            )
-                        }
-                    })
-                    .unzip();
+                let (matrices, values): (Vec<Matrix>, Vec<Vec<f32>>) =
+                    plain.iter().map(|w| stored(w, storage)).unzip();
                 let normed: Vec<f32> = x
                     .chunks(k)
                     .flat_map(|x| {
@@ -154,7 +158,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                         .flat_map(|(a, b)| a.iter().chain(b).copied())
                         .collect();
                     close(&host(&packed.of(&x).unwrap()), &wanted, tolerance, &what);
-                    for gate in [Gate::Silu, Gate::GeluTanh, Gate::Relu] {
+                    for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh, Gate::Relu] {
                         let gated = Projection {
                             parts: &both,
                             norm: Some((&norm, 1e-5)),
@@ -163,7 +167,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
                         let wanted: Vec<f64> = before
                             .iter()
                             .zip(&biased)
-                            .map(|(g, u)| u * exact(gate, *g))
+                            .map(|(g, u)| u * exact_gate(gate, *g))
                             .collect();
                         close(
                             &host(&gated.of(&x).unwrap()),
@@ -222,18 +226,10 @@ fn formats_go_together() {
                     then: Epilogue::Gate(Gate::Silu),
                 };
                 let both = gate.1.iter().zip(&up.1);
-                let wanted: Vec<f64> = both.map(|(g, u)| exact(Gate::Silu, *g) * u).collect();
+                let wanted: Vec<f64> = both.map(|(g, u)| exact_gate(Gate::Silu, *g) * u).collect();
                 close(&host(&gated.of(&x).unwrap()), &wanted, 2e-3, &what);
             });
         });
-    }
-}
-
-fn exact(gate: Gate, x: f64) -> f64 {
-    match gate {
-        Gate::Silu => x / (1.0 + (-x).exp()),
-        Gate::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh()),
-        Gate::Relu => x.max(0.0),
     }
 }
 
@@ -323,4 +319,51 @@ fn what_is_no_number_stays_in_its_row() {
             });
         });
     }
+}
+
+/// Products of one matrix through an activation, with few and many rows and in every storage.
+#[test]
+fn products_go_through_an_activation() {
+    for (rows, n, k) in [(1, 9, 64), (5, 40, 96), (33, 50, 128), (600, 24, 64)] {
+        let (x, bias) = (noise(rows * k, 1), noise(n, 4));
+        for storage in storages(k) {
+            on_cpu(|| {
+                let w = array(&noise(n * k, 5), &[n as i32, k as i32]);
+                let (matrix, _) = stored(&w, storage);
+                let bias = array(&bias, &[n as i32]);
+                let x = array(&x, &[1, rows as i32, k as i32]);
+                let parts = [(&matrix, Some(&bias))];
+                let with = |then| {
+                    let norm = None;
+                    let parts = &parts;
+                    host(&Projection { parts, norm, then }.of(&x).unwrap())
+                };
+                with_each(|isa| {
+                    let plain = with(Epilogue::None);
+                    let found = with(Epilogue::Activate(Gate::Gelu));
+                    let wanted: Vec<f64> = plain
+                        .iter()
+                        .map(|v| exact_gate(Gate::Gelu, f64::from(*v)))
+                        .collect();
+                    close(
+                        &found,
+                        &wanted,
+                        1e-5,
+                        &format!("{storage:?} {rows} {isa:?}"),
+                    );
+                });
+            });
+        }
+    }
+    on_cpu(|| {
+        let w = array(&noise(64, 5), &[2, 32]);
+        let (matrix, _) = stored(&w, Storage::Dense(Dtype::Float32));
+        let parts = [(&matrix, None), (&matrix, None)];
+        let two = Projection {
+            parts: &parts,
+            norm: None,
+            then: Epilogue::Activate(Gate::Relu),
+        };
+        assert!(two.of(&array(&noise(32, 1), &[1, 32])).is_err());
+    });
 }

@@ -1,0 +1,50 @@
+//! BERT, and what is built like it.
+
+use super::gguf::GgufFamily;
+use super::{Defaults, Family, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    encoder: true,
+    pipeline: false,
+    buffers: &[".position_ids"],
+    gguf: Some(GgufFamily {
+        activation: "gelu",
+        layer_norm: true,
+        block: BLOCK,
+        global: GLOBAL,
+        prefix: "encoder.layer.",
+        ..GgufFamily::new("bert")
+    }),
+    ..Family::new("bert", "BertModel", DEFAULTS)
+};
+
+/// What BERT's configurations leave out, and those of its successors.
+pub(super) const DEFAULTS: Defaults = Defaults {
+    norm_eps: 1e-12,
+    // Positions are learned, so no rotation reads this.
+    rope_theta: 10_000.0,
+    windows: Windows::Never,
+};
+
+/// Names in GGUF files and in transformers, of a block.
+pub(super) const BLOCK: super::Names = &[
+    ("attn_q", "attention.self.query"),
+    ("attn_k", "attention.self.key"),
+    ("attn_v", "attention.self.value"),
+    ("attn_output", "attention.output.dense"),
+    ("attn_output_norm", "attention.output.LayerNorm"),
+    ("ffn_up", "intermediate.dense"),
+    ("ffn_down", "output.dense"),
+    ("layer_output_norm", "output.LayerNorm"),
+];
+
+/// The same of what stands around the blocks.
+pub(super) const GLOBAL: super::Names = &[
+    ("token_embd", "embeddings.word_embeddings"),
+    ("position_embd", "embeddings.position_embeddings"),
+    ("token_types", "embeddings.token_type_embeddings"),
+    ("token_embd_norm", "embeddings.LayerNorm"),
+    ("cls", "classifier"),
+    ("cls.output", "classifier.out_proj"),
+];

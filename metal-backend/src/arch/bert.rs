@@ -1,0 +1,155 @@
+//! BERT (Devlin et al. 2018, arXiv:1810.04805; reference: `modeling_bert` of Hugging Face
+//! transformers) and RoBERTa (Liu et al. 2019, arXiv:1907.11692): post-norm blocks with biases and
+//! learned positions. RoBERTa's positions begin after that of padding.
+
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Result};
+
+use super::Decoder;
+use super::build::{Builder, NormKind, int, invalid};
+use super::encoder::{Classifier, EncoderBlock, EncoderStack, HeadActivation, Places};
+use crate::checkpoint::{ModelConfig, config};
+use crate::loader::Weights;
+use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Mlp};
+
+/// Loads BERT.
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    load_from(config, weights, 0)
+}
+
+/// Loads RoBERTa.
+pub(super) fn load_roberta(
+    config: &ModelConfig,
+    weights: &mut Weights,
+) -> Result<Box<dyn Decoder>> {
+    let padding = config.uint("pad_token_id", 0..=config::limits::VOCAB)?;
+    load_from(config, weights, padding.unwrap_or(1) + 1)
+}
+
+/// The same with positions from `first` on.
+fn load_from(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    first: usize,
+) -> Result<Box<dyn Decoder>> {
+    let kind = config.fields.get("position_embedding_type");
+    if let Some(kind) = kind.and_then(|kind| kind.as_str())
+        && kind != "absolute"
+    {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("position_embedding_type {kind:?} is not supported; only \"absolute\" is"),
+        ));
+    }
+    let prefix = prefix(weights, "embeddings.word_embeddings.weight");
+    let at = |name: &str| format!("{prefix}{name}");
+    let mut b = Builder::new(config, weights)?.with_norms(NormKind::Layer { bias: true });
+    let activation = b.activation(Activation::Gelu)?;
+    let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
+    let heads = b.dims.n_heads * b.dims.head_dim;
+    let blocks = (0..config.num_hidden_layers)
+        .map(|i| {
+            let at = |name: &str| at(&format!("encoder.layer.{i}.{name}"));
+            Ok(Arc::new(EncoderBlock {
+                attention_in: None,
+                attention: Attention {
+                    q_proj: b.linear(&at("attention.self.query"), hidden, heads, true)?,
+                    k_proj: Some(b.linear(&at("attention.self.key"), hidden, heads, true)?),
+                    v_proj: Some(b.linear(&at("attention.self.value"), hidden, heads, true)?),
+                    o_proj: b.linear(&at("attention.output.dense"), heads, hidden, true)?,
+                    norms: HeadNorms::default(),
+                    rope: None,
+                    n_heads: b.dims.n_heads,
+                    n_kv_heads: b.dims.n_heads,
+                    head_dim: b.dims.head_dim,
+                    scale: (b.dims.head_dim as f32).powf(-0.5),
+                    window: None,
+                    softcap: None,
+                    sinks: None,
+                },
+                reach: None,
+                attention_out: None,
+                after_attention: Some(b.hidden_norm(&at("attention.output.LayerNorm"))?),
+                mlp_in: None,
+                mlp: FeedForward::Plain(Mlp {
+                    up: b.linear(&at("intermediate.dense"), hidden, width, true)?,
+                    down: b.linear(&at("output.dense"), width, hidden, true)?,
+                    activation,
+                }),
+                mlp_out: None,
+                after_mlp: Some(b.hidden_norm(&at("output.LayerNorm"))?),
+            }))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let places = at("embeddings.position_embeddings");
+    let rows = config.max_position_embeddings.or(b.weights.rows(&places));
+    let rows = rows.ok_or_else(|| invalid("max_position_embeddings is missing"))?;
+    let Some(max_length) = rows.checked_sub(first).filter(|n| *n > 0) else {
+        return Err(invalid(format!(
+            "max_position_embeddings is {rows}, of which the first {first} are for padding"
+        )));
+    };
+    let places = Places {
+        table: b
+            .weights
+            .embedding(&places, int("max_position_embeddings", rows)?, hidden)?,
+        first: int("pad_token_id", first)?,
+    };
+    let types = at("embeddings.token_type_embeddings");
+    let types = match b.weights.rows(&types) {
+        Some(rows) => {
+            let rows = int("type_vocab_size", rows)?;
+            Some(b.weights.embedding(&types, rows, hidden)?)
+        }
+        None => None,
+    };
+    let embedding = b.embedding(&at("embeddings.word_embeddings"))?;
+    let embedding_norm = Some(b.hidden_norm(&at("embeddings.LayerNorm"))?);
+    let classifier = classifier(&mut b, &at("pooler.dense"))?;
+    // What other tasks need: the first token's vector for pairs, and the guess of masked words.
+    for name in ["pooler", "embeddings.position_ids"] {
+        b.weights.ignore(&at(name));
+    }
+    for name in ["cls", "lm_head"] {
+        b.weights.ignore(name);
+    }
+    Ok(Box::new(EncoderStack {
+        embedding,
+        embedding_scale: None,
+        places: Some(places),
+        types,
+        embedding_norm,
+        blocks,
+        norm: None,
+        max_length: Some(max_length),
+        classifier,
+    }))
+}
+
+/// What stands before the names of a network's tensors: nothing, or the name of the network in a
+/// checkpoint with a head. `known` is a name that it has.
+pub(super) fn prefix(weights: &Weights, known: &str) -> &'static str {
+    const PREFIXES: [&str; 4] = ["", "bert.", "roberta.", "model."];
+    let has = |prefix: &&&str| weights.contains(&format!("{prefix}{known}"));
+    PREFIXES.iter().find(has).copied().unwrap_or("")
+}
+
+/// The classifier where there is one: a hidden layer, which in BERT is its pooler, and scores.
+fn classifier(b: &mut Builder<'_>, pooler: &str) -> Result<Option<Classifier>> {
+    let hidden = b.dims.hidden;
+    let (dense, out) = if b.weights.contains("classifier.out_proj.weight") {
+        ("classifier.dense", "classifier.out_proj")
+    } else if b.weights.contains("classifier.weight") {
+        (pooler, "classifier")
+    } else {
+        return Ok(None);
+    };
+    let labels = int("num_labels", b.weights.rows(out).unwrap_or(1))?;
+    Ok(Some(Classifier {
+        mean: false,
+        dense: Some((b.linear(dense, hidden, hidden, true)?, HeadActivation::Tanh)),
+        norm: None,
+        out: b.linear(out, hidden, labels, true)?,
+    }))
+}

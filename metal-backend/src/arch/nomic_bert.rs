@@ -1,0 +1,117 @@
+//! Nomic BERT (Nussbaum et al. 2024, arXiv:2402.01613; reference: `modeling_hf_nomic_bert` beside
+//! the checkpoints): post-norm blocks with rotary positions, and a feed-forward part with a gate.
+
+use std::sync::Arc;
+
+use inference::{Error, ErrorKind, Result};
+
+use super::Decoder;
+use super::bert::prefix;
+use super::build::{Builder, NormKind, int};
+use super::encoder::{EncoderBlock, EncoderStack};
+use super::modernbert::three;
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+use crate::nn::{Activation, Attention, FeedForward, GatedMlp, HeadNorms};
+
+/// Loads Nomic BERT.
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let prefix = prefix(weights, "embeddings.word_embeddings.weight");
+    let at = |name: &str| format!("{prefix}{name}");
+    let flag = |name: &str| config.flag(name).map(|on| on.unwrap_or(false));
+    for name in [
+        "prenorm",
+        "parallel_block",
+        "use_rms_norm",
+        "rotary_emb_interleaved",
+        "causal",
+    ] {
+        if flag(name)? {
+            return Err(unsupported(format!("{name} true is not supported")));
+        }
+    }
+    if config.number("num_experts")?.is_some_and(|n| n > 0.0) {
+        return Err(unsupported(String::from(
+            "a mixture of experts is not supported",
+        )));
+    }
+    let activation = match config.activation.as_deref() {
+        None | Some("swiglu" | "silu") => Activation::Silu,
+        Some("geglu") => Activation::Gelu,
+        Some(other) => {
+            return Err(unsupported(format!(
+                "activation_function {other:?} is not supported; swiglu and geglu are"
+            )));
+        }
+    };
+    let qkv_bias = flag("qkv_proj_bias")?;
+    let (in_bias, out_bias) = (flag("mlp_fc1_bias")?, flag("mlp_fc2_bias")?);
+    let mut b = Builder::new(config, weights)?.with_norms(NormKind::Layer { bias: true });
+    let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
+    let heads = b.dims.n_heads * b.dims.head_dim;
+    let blocks = (0..config.num_hidden_layers)
+        .map(|i| {
+            let at = |name: &str| at(&format!("encoder.layers.{i}.{name}"));
+            let qkv = b.fused(&at("attn.Wqkv"), hidden, &[heads; 3], qkv_bias)?;
+            let [q_proj, k_proj, v_proj] = three(qkv)?;
+            Ok(Arc::new(EncoderBlock {
+                attention_in: None,
+                attention: Attention {
+                    q_proj,
+                    k_proj: Some(k_proj),
+                    v_proj: Some(v_proj),
+                    o_proj: b.linear(&at("attn.out_proj"), heads, hidden, qkv_bias)?,
+                    norms: HeadNorms::default(),
+                    rope: Some(b.rope(i, b.dims.head_dim, false)?),
+                    n_heads: b.dims.n_heads,
+                    n_kv_heads: b.dims.n_heads,
+                    head_dim: b.dims.head_dim,
+                    scale: (b.dims.head_dim as f32).powf(-0.5),
+                    window: None,
+                    softcap: None,
+                    sinks: None,
+                },
+                reach: None,
+                attention_out: None,
+                after_attention: Some(b.hidden_norm(&at("norm1"))?),
+                mlp_in: None,
+                mlp: FeedForward::Gated(GatedMlp {
+                    gate: b.linear(&at("mlp.fc12"), hidden, width, in_bias)?,
+                    up: b.linear(&at("mlp.fc11"), hidden, width, in_bias)?,
+                    down: b.linear(&at("mlp.fc2"), width, hidden, out_bias)?,
+                    activation,
+                }),
+                mlp_out: None,
+                after_mlp: Some(b.hidden_norm(&at("norm2"))?),
+            }))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let types = at("embeddings.token_type_embeddings");
+    let types = match b.weights.rows(&types) {
+        Some(rows) => {
+            let rows = int("type_vocab_size", rows)?;
+            Some(b.weights.embedding(&types, rows, hidden)?)
+        }
+        None => None,
+    };
+    let embedding = b.embedding(&at("embeddings.word_embeddings"))?;
+    let embedding_norm = Some(b.hidden_norm(&at("emb_ln"))?);
+    for name in ["pooler", "cls"] {
+        b.weights.ignore(name);
+    }
+    Ok(Box::new(EncoderStack {
+        embedding,
+        embedding_scale: None,
+        places: None,
+        types,
+        embedding_norm,
+        blocks,
+        norm: None,
+        max_length: config.max_position_embeddings,
+        classifier: None,
+    }))
+}
+
+fn unsupported(message: String) -> Error {
+    Error::new(ErrorKind::Unsupported, message)
+}

@@ -1,0 +1,25 @@
+//! Layer norms: by our kernels, or by MLX. Norms by the root of the mean square are a part of the
+//! products that read them (`matrix.rs`).
+
+use mlx_rs_core::{Array, Dtype, Result, cpu, fast};
+
+/// `x` `[.., k]` to zero mean and unit variance over the last axis, times `weight` `[k]`, plus
+/// `bias` `[k]`. `on_cpu` says that the current stream is on a processor; `differentiated`, that the
+/// result must have derivatives.
+///
+/// # Errors
+/// When weight or bias do not have the length of the last axis.
+pub fn layer_norm(
+    x: &Array,
+    (weight, bias, eps): (&Array, Option<&Array>, f32),
+    on_cpu: bool,
+    differentiated: bool,
+) -> Result<Array> {
+    let float = [Some(x), Some(weight), bias].into_iter().flatten();
+    let float = float.clone().all(|a| a.dtype() == Dtype::Float32);
+    if on_cpu && float && !differentiated && cpu::enabled() {
+        cpu::layer_norm(x, weight, bias, eps)
+    } else {
+        fast::layer_norm(x, Some(weight), bias, eps)
+    }
+}

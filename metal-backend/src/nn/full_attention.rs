@@ -1,0 +1,125 @@
+//! Attention of encoders: sequences packed one after another, each of which attends to all of
+//! itself, or to what is near on both sides. It has no cache and no causal mask.
+
+use mlx_rs_core::{Array, Dtype, Result, arange, concatenate, fast};
+
+use super::attention::Attention;
+use super::linear::project;
+use super::norm::{Norm, through};
+use crate::exec::Epilogue;
+
+impl Attention {
+    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T, hidden]`. Sequences of
+    /// these lengths attend to themselves: a position to those that are at most `reach` away. With
+    /// `add` the result is added to `x`. [`Attention::window`] does not count.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn encode(
+        &self,
+        (x, norm, add): (&Array, Option<&Norm>, bool),
+        lengths: &[i32],
+        reach: Option<i32>,
+    ) -> Result<Array> {
+        let residual = add.then_some(x);
+        if let Some(found) = self.encode_fused((x, norm), lengths, reach)? {
+            return self.o_proj.forward_from(None, &found, residual);
+        }
+        let x = through(norm, x)?;
+        let n = self.n_kv_heads;
+        let q = self.heads(
+            &self.q_proj.forward(&x)?,
+            self.n_heads,
+            self.norms.q.as_ref(),
+        )?;
+        let keys = match &self.k_proj {
+            Some(k_proj) => k_proj.forward(&x)?,
+            None => return Err(missing()),
+        };
+        let values = match &self.v_proj {
+            Some(v_proj) => v_proj.forward(&x)?,
+            None => return Err(missing()),
+        };
+        let k = self.heads(&keys, n, self.norms.k.as_ref())?;
+        let v = self.heads(&values, n, self.norms.v.as_ref())?;
+        let width = self.n_heads * self.head_dim;
+        let mut from = 0;
+        let mut found = Vec::with_capacity(lengths.len());
+        for &length in lengths {
+            let own = |a: &Array| match lengths {
+                [_] => Ok(a.clone()),
+                _ => a.slice_axis(2, from, from + length),
+            };
+            let (q, k) = (own(&q)?, own(&k)?);
+            let (q, k) = (self.rotate(&q, 0, length)?, self.rotate(&k, 0, length)?);
+            let mask = reach.filter(|&n| n < length - 1);
+            let mask = mask.map(|n| near(length, n)).transpose()?;
+            let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
+            let one = fast::scaled_dot_product_attention(&q, &k, &own(&v)?, self.scale, mask)?;
+            // [1, H, L, D] -> [1, L, H * D]
+            found.push(
+                one.transpose_axes(&[0, 2, 1, 3])?
+                    .reshape(&[1, length, width])?,
+            );
+            from += length;
+        }
+        let found = match found.as_slice() {
+            [one] => one.clone(),
+            several => concatenate(&several.iter().collect::<Vec<_>>(), 1)?,
+        };
+        self.o_proj.forward_from(None, &found, residual)
+    }
+
+    /// What the queries find, `[1, T, H * D]`, by our kernels; `None` where they do not have it.
+    fn encode_fused(
+        &self,
+        (x, norm): (&Array, Option<&Norm>),
+        lengths: &[i32],
+        reach: Option<i32>,
+    ) -> Result<Option<Array>> {
+        let (Some(heads), Some(k_proj), Some(v_proj)) =
+            (self.spec().heads(), &self.k_proj, &self.v_proj)
+        else {
+            return Ok(None);
+        };
+        let layers = [&self.q_proj, k_proj, v_proj];
+        let packed = match project(&layers, norm, Epilogue::None, x)? {
+            Some(packed) => packed,
+            // A norm that is no part of a product stands before it.
+            None => match project(&layers, None, Epilogue::None, &through(norm, x)?)? {
+                Some(packed) => packed,
+                None => return Ok(None),
+            },
+        };
+        heads.attend_around(&packed, lengths, reach).map(Some)
+    }
+}
+
+fn missing() -> mlx_rs_core::Error {
+    let message = "a layer of an encoder has keys and values of its own";
+    mlx_rs_core::Error::new(mlx_rs_core::ErrorKind::Value, "attention", message)
+}
+
+/// Boolean `[length, length]`: whether two positions are at most `reach` apart.
+fn near(length: i32, reach: i32) -> Result<Array> {
+    let places = arange(0.0, f64::from(length), 1.0, Dtype::Int32)?;
+    let apart = places.expand_dims(1)?.subtract(&places.expand_dims(0)?)?;
+    apart.abs()?.less_equal(&Array::scalar(reach)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_near_is_near_on_both_sides() {
+        let found = near(4, 1).unwrap().to_vec::<bool>().unwrap();
+        let expected = [
+            [true, true, false, false],
+            [true, true, true, false],
+            [false, true, true, true],
+            [false, false, true, true],
+        ];
+        assert_eq!(found, expected.concat());
+    }
+}

@@ -1,0 +1,341 @@
+//! From texts to the tokens of an embedding, and from hidden states to its vector: pooling, layers
+//! on the pooled vector, and the length. Where a directory of sentence-transformers says how, it is
+//! read here. The forward pass is in `embed.rs`.
+
+use std::path::Path;
+
+use inference::{EmbedOptions, EmbeddingInfo, Error, ErrorKind, Pooling, Prompt, Result};
+use inference_formats::sentence::{DenseActivation, DenseModule, LogitScore, SentenceConfig};
+use mlx_rs_core::Array;
+
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::safetensors::SafetensorsCheckpoint;
+use crate::error::engine;
+use crate::exec::Activation;
+use crate::loader::Weights;
+use crate::nn::Linear;
+use crate::text::TextPipeline;
+
+/// How a model makes vectors.
+#[derive(Debug, Default)]
+pub struct Sentence {
+    info: EmbeddingInfo,
+    include_prompt: bool,
+    lower_case: bool,
+    dense: Vec<Dense>,
+    scorer: Option<Scorer>,
+}
+
+/// How a decoder scores a document after a query.
+#[derive(Debug)]
+pub enum Scorer {
+    /// By the logits of one or two words.
+    Words(LogitScore),
+    /// By a layer on the last hidden state.
+    Head(Linear),
+}
+
+/// A layer on pooled vectors.
+#[derive(Debug)]
+struct Dense {
+    linear: Linear,
+    activation: DenseActivation,
+}
+
+impl Sentence {
+    /// As a model without files of sentence-transformers makes them: the mean, of length one.
+    /// `hidden` is the size of a hidden state.
+    #[must_use]
+    pub fn plain(hidden: usize) -> Self {
+        let mut info = EmbeddingInfo::default();
+        info.dimensions = hidden;
+        info.normalize = true;
+        Self {
+            info,
+            include_prompt: true,
+            lower_case: false,
+            dense: Vec::new(),
+            scorer: None,
+        }
+    }
+
+    /// As the metadata of a GGUF file says: the field `pooling_type` has llama.cpp's number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for another number.
+    pub fn of_gguf(config: &ModelConfig) -> Result<Self> {
+        let mut sentence = Self::plain(config.hidden_size);
+        sentence.info.pooling = match config.uint("pooling_type", 0..=4)? {
+            Some(2) => Pooling::Cls,
+            Some(3) => Pooling::Last,
+            // 0 is none, 1 the mean, and 4 a score.
+            _ => Pooling::Mean,
+        };
+        Ok(sentence)
+    }
+
+    /// As the files in `dir` say. Layers compute as `weights` do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for damaged files, or layers that do not fit each other;
+    /// [`ErrorKind::Unsupported`] for a module that is not known.
+    pub fn from_dir(
+        dir: &Path,
+        config: &ModelConfig,
+        weights: &Weights,
+        is_encoder: bool,
+    ) -> Result<Self> {
+        let own = SentenceConfig::from_dir(dir)?;
+        let mut sentence = Self::plain(config.hidden_size);
+        for module in &own.dense {
+            let width = sentence.info.dimensions;
+            if module.inputs != width {
+                return Err(Error::new(
+                    ErrorKind::InvalidModel,
+                    format!(
+                        "a layer for {} elements follows vectors of {width}",
+                        module.inputs
+                    ),
+                )
+                .with_path(&module.path));
+            }
+            sentence.info.dimensions = module.outputs;
+            sentence.dense.push(dense(module, config, weights)?);
+        }
+        let info = &mut sentence.info;
+        if let Some(pooling) = own.pooling {
+            info.pooling = pooling.parse()?;
+        }
+        info.normalize = own.normalize.unwrap_or(true);
+        // Of a decoder that is not made for vectors, it bounds conversations.
+        let bounds = is_encoder || own.normalize.is_some();
+        info.max_length = own.max_length.or(own.tokenizer_length.filter(|_| bounds));
+        info.prompts = own.prompts;
+        info.default_prompt = own.default_prompt;
+        sentence.include_prompt = own.include_prompt;
+        sentence.lower_case = own.lower_case;
+        sentence.scorer = own.logit_score.map(Scorer::Words);
+        Ok(sentence)
+    }
+
+    /// With a layer that scores documents, where there is one.
+    #[must_use]
+    pub fn with_score_layer(mut self, layer: Option<Linear>) -> Self {
+        self.scorer = layer.map(Scorer::Head).or(self.scorer);
+        self
+    }
+
+    /// How a decoder scores documents; `None` for one that is not made for it.
+    pub fn scorer(&self) -> Option<&Scorer> {
+        self.scorer.as_ref()
+    }
+
+    /// With at most so many tokens, where the network can read no more.
+    pub fn bound(&mut self, most: Option<usize>) {
+        self.info.max_length = match (self.info.max_length, most) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+
+    /// How vectors are made when nothing else is asked for.
+    pub fn info(&self) -> &EmbeddingInfo {
+        &self.info
+    }
+
+    /// The pooling of a request.
+    pub fn pooling(&self, options: &EmbedOptions) -> Pooling {
+        options.pooling.unwrap_or(self.info.pooling)
+    }
+
+    /// The most tokens of a text in a request.
+    pub fn most(&self, max_length: Option<usize>) -> Option<usize> {
+        match (max_length, self.info.max_length) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// The ids of a prompt, checked but for the vocabulary.
+    ///
+    /// # Errors
+    /// As [`inference::EmbeddingModel::embedding_tokens`].
+    pub fn tokens(
+        &self,
+        text: &TextPipeline,
+        prompt: &Prompt,
+        options: &EmbedOptions,
+    ) -> Result<Vec<u32>> {
+        options.validate(&self.info)?;
+        let most = self.most(options.max_length);
+        match prompt {
+            Prompt::Text(own) => {
+                let prefix = self.info.prefix(&options.prompt).unwrap_or_default();
+                if !prefix.is_empty() && !self.include_prompt {
+                    return Err(Error::new(
+                        ErrorKind::Unsupported,
+                        "this model leaves the prompt's tokens out of the pooling, which is not \
+                         supported; use no prompt",
+                    ));
+                }
+                let own = match self.lower_case {
+                    true => own.to_lowercase(),
+                    false => own.clone(),
+                };
+                text.encode_bounded(&format!("{prefix}{own}"), most, options.truncate)
+            }
+            Prompt::Tokens(ids) => match most {
+                Some(most) if ids.len() > most && options.truncate => Ok(ids[..most].to_vec()),
+                Some(most) if ids.len() > most => Err(Error::new(
+                    ErrorKind::InvalidOption,
+                    format!(
+                        "the text has {} tokens; at most {most} are read, and truncate cuts the \
+                         rest",
+                        ids.len()
+                    ),
+                )),
+                _ => Ok(ids.clone()),
+            },
+            _ => Err(Error::new(
+                ErrorKind::Unsupported,
+                "this kind of prompt is not supported",
+            )),
+        }
+    }
+
+    /// Pooled vectors through the layers that follow, cut and scaled as asked for.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn finish(&self, pooled: Vec<Vec<f32>>, options: &EmbedOptions) -> Result<Vec<Vec<f32>>> {
+        let mut vectors = self.through(pooled).map_err(engine("embed"))?;
+        for vector in &mut vectors {
+            if let Some(n) = options.dimensions {
+                vector.truncate(n);
+            }
+            if options.normalize.unwrap_or(self.info.normalize) {
+                normalize(vector);
+            }
+        }
+        Ok(vectors)
+    }
+
+    fn through(&self, pooled: Vec<Vec<f32>>) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
+        let Some(width) = pooled.first().map(Vec::len).filter(|n| *n > 0) else {
+            return Ok(pooled);
+        };
+        if self.dense.is_empty() {
+            return Ok(pooled);
+        }
+        let int = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let mut x = Array::from_slice(&pooled.concat(), &[int(pooled.len()), int(width)])?;
+        for Dense { linear, activation } in &self.dense {
+            x = linear.forward(&x)?; // [texts, in] -> [texts, out]
+            x = match activation {
+                DenseActivation::Identity => x,
+                DenseActivation::Tanh => x.tanh()?,
+                DenseActivation::Gelu => Activation::Gelu.apply(&x)?,
+                DenseActivation::Relu => Activation::Relu.apply(&x)?,
+                DenseActivation::Silu => Activation::Silu.apply(&x)?,
+            };
+        }
+        let out = self.info.dimensions.max(1);
+        let values = x.to_f32_vec()?;
+        Ok(values.chunks_exact(out).map(<[f32]>::to_vec).collect())
+    }
+}
+
+/// Reads the weights of a layer.
+fn dense(module: &DenseModule, config: &ModelConfig, weights: &Weights) -> Result<Dense> {
+    let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let checkpoint = SafetensorsCheckpoint::open(&module.path)?;
+    let mut own = weights.beside(checkpoint, &module.path, config);
+    let (inputs, outputs) = (size(module.inputs), size(module.outputs));
+    let linear = own.linear("linear", inputs, outputs, module.bias)?;
+    own.finish()?;
+    Ok(Dense {
+        linear,
+        activation: module.activation,
+    })
+}
+
+/// Scales a vector to length one; zero stays zero.
+fn normalize(vector: &mut [f32]) {
+    let square: f64 = vector.iter().map(|v| f64::from(*v).powi(2)).sum();
+    let factor = 1.0 / square.sqrt().max(1e-12);
+    for v in vector {
+        *v = (f64::from(*v) * factor) as f32;
+    }
+}
+
+/// One vector of the hidden states of a text, `[tokens, hidden]` row-major.
+#[must_use]
+pub fn pooled(states: &[f32], hidden: usize, pooling: Pooling) -> Vec<f32> {
+    let rows = || states.chunks_exact(hidden.max(1));
+    let count = rows().len();
+    let sum = |weight: &dyn Fn(usize) -> f64, divisor: f64| -> Vec<f32> {
+        let mut total = vec![0.0f64; hidden];
+        for (i, row) in rows().enumerate() {
+            let weight = weight(i);
+            for (total, v) in total.iter_mut().zip(row) {
+                *total += weight * f64::from(*v);
+            }
+        }
+        total.into_iter().map(|v| (v / divisor) as f32).collect()
+    };
+    let n = count as f64;
+    match pooling {
+        Pooling::Cls => rows().next().unwrap_or_default().to_vec(),
+        Pooling::Last => rows().next_back().unwrap_or_default().to_vec(),
+        Pooling::MeanSqrtLength => sum(&|_| 1.0, n.sqrt()),
+        Pooling::WeightedMean => sum(&|i| (i + 1) as f64, n * (n + 1.0) / 2.0),
+        Pooling::Max => {
+            let mut most = vec![f32::NEG_INFINITY; hidden];
+            for row in rows() {
+                for (most, v) in most.iter_mut().zip(row) {
+                    // Not `max`, which would lose NaN.
+                    if v.is_nan() || *v > *most {
+                        *most = *v;
+                    }
+                }
+            }
+            most
+        }
+        _ => sum(&|_| 1.0, n),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn poolings_are_those_of_their_definitions() {
+        let states = [1.0f32, -8.0, 3.0, 2.0, 5.0, 0.0, 7.0, 2.0];
+        for (pooling, expected) in [
+            (Pooling::Mean, [4.0, -1.0]),
+            (Pooling::Last, [7.0, 2.0]),
+            (Pooling::Cls, [1.0, -8.0]),
+            (Pooling::Max, [7.0, 2.0]),
+            (Pooling::MeanSqrtLength, [8.0, -2.0]),
+            // (1 * 1 + 2 * 3 + 3 * 5 + 4 * 7) / 10
+            (Pooling::WeightedMean, [5.0, 0.4]),
+        ] {
+            assert_eq!(pooled(&states, 2, pooling), expected, "{pooling:?}");
+        }
+        let mut nan = states;
+        nan[2] = f32::NAN;
+        assert!(pooled(&nan, 2, Pooling::Max)[0].is_nan());
+    }
+
+    #[test]
+    fn vectors_are_cut_before_they_are_scaled() {
+        let sentence = Sentence::plain(3);
+        let options = EmbedOptions::new().with_dimensions(2);
+        let found = sentence.finish(vec![vec![3.0, 4.0, 12.0], vec![0.0; 3]], &options);
+        assert_eq!(found.unwrap(), [[0.6, 0.8], [0.0, 0.0]]);
+        let options = options.with_normalize(false);
+        let found = sentence.finish(vec![vec![3.0, 4.0, 12.0]], &options);
+        assert_eq!(found.unwrap(), [[3.0, 4.0]]);
+    }
+}
