@@ -10,6 +10,7 @@ mod backends;
 mod batch;
 mod bench;
 mod bench_many;
+mod bench_profile;
 mod bounded;
 mod cache_prompt;
 mod chat;

@@ -16,6 +16,7 @@ mod longrope;
 mod many;
 mod not_numbers;
 mod precision;
+mod profile;
 #[path = "../common/program.rs"]
 mod program;
 mod prompt_cache;

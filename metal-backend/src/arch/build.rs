@@ -251,6 +251,13 @@ impl<'a> Builder<'a> {
                 )));
             }
         }
+        // GGUF files say with such a tensor how much of a head rotates, which the configuration has.
+        if let crate::checkpoint::config::RopeScaling::Proportional { .. } =
+            self.config.rope.scaling
+        {
+            self.weights.ignore("rope_freqs");
+            return Ok(rope);
+        }
         // GGUF files store llama 3's scaling as a tensor of factors.
         match self
             .weights

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use inference::Result;
+use inference::{Result, StepPart};
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind};
 
@@ -124,6 +124,7 @@ impl Block {
     ) -> mlx_rs_core::Result<(Array, Option<Vec<KvView>>)> {
         let lengths = &lengths(rows);
         let normed = self.attention_in.forward(x)?;
+        watch.lap(layer, StepPart::Norm, &[&normed])?;
         let made = match given.views {
             Some(_) => None,
             None => Some(self.attention.update_kv(&normed, rows, layer)?),
@@ -138,16 +139,20 @@ impl Block {
             return Ok((feed_forward::scaled(&x, gain, &attended)?, made));
         }
         let mut x = x.add(&self.attention_out.forward(&attended)?)?;
+        watch.lap(layer, StepPart::Norm, &[&x])?;
         watch.saw_mixed(layer, &x)?;
         if !self.mlp.is_left_out() {
             if watch.wants_inputs() {
                 watch.saw_input(layer, &self.mlp_in.forward(&x)?)?;
             }
-            let mut y = self.mlp.forward_from(Some(&self.mlp_in), &x, None)?;
+            let (input, norm) = watch.normed(layer, Some(&self.mlp_in), &x)?;
+            let mut y = self.mlp.forward_from(norm, &input, None)?;
             if let Some(mixture) = &self.mixture {
                 y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
             }
+            watch.lap(layer, StepPart::Mlp, &[&y])?;
             x = x.add(&self.mlp_out.forward(&y)?)?;
+            watch.lap(layer, StepPart::Norm, &[&x])?;
         }
         if let (Some(input), Some(own)) = (&self.input, given.own) {
             let gate = Activation::GeluTanh.apply(&input.gate.forward(&x)?)?;
@@ -158,6 +163,9 @@ impl Block {
             Some(scalar) => x.multiply(scalar)?,
             None => x,
         };
+        if self.input.is_some() || self.scalar.is_some() {
+            watch.lap(layer, StepPart::Extra, &[&x])?;
+        }
         Ok((x, made))
     }
 
@@ -253,6 +261,8 @@ impl Decoder for Gemma4 {
             .as_ref()
             .map(|i| i.forward(ids, &x))
             .transpose()?;
+        let made: Vec<&Array> = inputs.iter().chain([&x]).collect();
+        watch.lap(None, StepPart::Embedding, &made)?;
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
         let again = adapter::scope().filter(|scope| scope.checkpoint);
@@ -283,10 +293,13 @@ impl Decoder for Gemma4 {
             watch.saw_block(i, &x)?;
         }
         let x = self.norm.forward(&x)?;
+        watch.lap(None, StepPart::Norm, &[&x])?;
         if watch.wants_hidden() {
             return Ok(x);
         }
-        self.head.forward(&x, &self.embedding)
+        let logits = self.head.forward(&x, &self.embedding)?;
+        watch.lap(None, StepPart::Head, &[&logits])?;
+        Ok(logits)
     }
 
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array> {

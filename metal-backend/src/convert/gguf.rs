@@ -103,7 +103,10 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or_default();
     let (family, gguf) = family(&config).ok_or_else(|| no_family(file, &config))?;
-    if let Some(scaling) = rope_scaling(file, architecture)? {
+    // Of a family with rotations by kind of layer, the factors are read already.
+    if !config.contains_key("rope_parameters")
+        && let Some(scaling) = rope_scaling(file, architecture)?
+    {
         config.insert("rope_scaling".into(), scaling);
     }
     if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") {

@@ -2,6 +2,7 @@
 //! text.
 
 mod feed_forward;
+mod profile;
 mod trace;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use crate::nn::hooks::Watch;
 use crate::steer::{Edits, RequestEdits, watch};
 
 pub use feed_forward::{inputs as feed_forward_inputs, weights as feed_forward_weights};
+pub use profile::profile_steps;
 pub use trace::{attention_weights, residuals};
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.

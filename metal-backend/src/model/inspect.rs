@@ -2,7 +2,8 @@
 
 use inference::{
     AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, FeedForwardInputs,
-    FeedForwardWeights, HiddenStates, Interrupt, Pooling, Prompt, ResidualTrace, Result,
+    FeedForwardWeights, GenerateOptions, HiddenStates, Interrupt, Pooling, ProfiledModel, Prompt,
+    ResidualTrace, Result, StepProfile,
 };
 
 use super::MlxModel;
@@ -99,5 +100,16 @@ impl EmbeddingModel for MlxModel {
         interrupt: &Interrupt,
     ) -> Result<Vec<Vec<f32>>> {
         inspect::embed(&self.engine, prompts, pooling, normalize, interrupt)
+    }
+}
+
+impl ProfiledModel for MlxModel {
+    fn profile_steps(
+        &self,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+        interrupt: &Interrupt,
+    ) -> Result<StepProfile> {
+        inspect::profile_steps(&self.engine, prompt, options, interrupt)
     }
 }

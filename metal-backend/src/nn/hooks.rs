@@ -1,9 +1,10 @@
 //! Hooks of a forward pass: who looks on sees the hidden states or the queries of attention.
 //! Layers call them; what is done with the arrays is for the caller.
 
-use inference::Hook;
+use inference::{Hook, StepPart};
 use mlx_rs_core::{Array, Result};
 
+use super::norm::{Norm, through};
 use crate::cache::{Row, offset};
 
 /// Sees a layer's number and an array.
@@ -31,6 +32,16 @@ pub trait StateHook {
     fn at(&mut self, layer: usize, hook: Hook, x: &Array, places: &[Place]) -> Result<Array>;
 }
 
+/// Measures the parts of a pass.
+pub trait Stopwatch {
+    /// What was computed since the last call, up to `arrays`, is a part of `layer`, or of all
+    /// layers together.
+    ///
+    /// # Errors
+    /// When it cannot be evaluated.
+    fn lap(&mut self, layer: Option<usize>, part: StepPart, arrays: &[&Array]) -> Result<()>;
+}
+
 /// What looks on while a decoder runs, and whether logits are wanted at all.
 #[derive(Default)]
 pub struct Watch<'a> {
@@ -40,6 +51,7 @@ pub struct Watch<'a> {
     weights: Option<&'a mut Watcher<'a>>,
     inputs: Option<&'a mut Watcher<'a>>,
     hook: Option<&'a mut dyn StateHook>,
+    stopwatch: Option<&'a mut dyn Stopwatch>,
     places: Vec<Place>,
     hidden: bool,
 }
@@ -100,6 +112,48 @@ impl<'a> Watch<'a> {
             hook: Some(hook),
             ..Self::default()
         }
+    }
+
+    /// `stopwatch` measures the parts of the pass.
+    pub fn measured(stopwatch: &'a mut dyn Stopwatch) -> Self {
+        Self {
+            stopwatch: Some(stopwatch),
+            ..Self::default()
+        }
+    }
+
+    /// Whether parts are measured: then none computes what belongs to another.
+    pub fn measures(&self) -> bool {
+        self.stopwatch.is_some()
+    }
+
+    /// Called after a part of block `layer`, or of what all blocks share.
+    pub fn lap(
+        &mut self,
+        layer: impl Into<Option<usize>>,
+        part: StepPart,
+        arrays: &[&Array],
+    ) -> Result<()> {
+        match &mut self.stopwatch {
+            Some(stopwatch) => stopwatch.lap(layer.into(), part, arrays),
+            None => Ok(()),
+        }
+    }
+
+    /// `x` through `norm`, measured apart where parts are; what is computed with the norm itself
+    /// gets it back otherwise.
+    pub fn normed<'n>(
+        &mut self,
+        layer: usize,
+        norm: Option<&'n Norm>,
+        x: &Array,
+    ) -> Result<(Array, Option<&'n Norm>)> {
+        if !self.measures() || norm.is_none() {
+            return Ok((x.clone(), norm));
+        }
+        let x = through(norm, x)?;
+        self.lap(layer, StepPart::Norm, &[&x])?;
+        Ok((x, None))
     }
 
     /// Called before a pass over `rows`, whose caches do not hold its tokens yet.
