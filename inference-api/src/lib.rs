@@ -95,8 +95,8 @@ pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discove
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;
 pub use inspect::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, FeedForwardInputs,
-    FeedForwardWeights, HiddenStates, LayerTrace, Pooling, ResidualTrace,
+    AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights, EmbeddingModel,
+    FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace, Pooling, ResidualTrace,
 };
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;

@@ -154,7 +154,7 @@ fn only(results: Vec<Array>) -> Result<Array> {
 macro_rules! device_backend {
     ($(#[$doc:meta])* $backend:ident, $name:literal) => {
         $(#[$doc])*
-        #[derive(Debug, Clone)]
+        #[derive(Debug)]
         pub struct $backend {
             stream: Stream,
         }

@@ -100,6 +100,8 @@ mod version;
 mod vindex;
 #[cfg(feature = "probe")]
 mod vindex_sweep;
+#[cfg(feature = "probe")]
+mod vindex_weights;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;

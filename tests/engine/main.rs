@@ -4,6 +4,7 @@
 mod alone;
 #[path = "../common/mod.rs"]
 mod common;
+mod examples;
 mod exit;
 mod feed_forward;
 mod first_model;

@@ -306,6 +306,18 @@ impl Decoder for Gemma4 {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
     }
 
+    fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array> {
+        self.embedding.forward(ids)
+    }
+
+    fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array> {
+        self.embedding.as_output(x)
+    }
+
+    fn attention(&self, layer: usize) -> Option<&Attention> {
+        self.blocks.get(layer).map(|block| &block.attention)
+    }
+
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
         let block = self.blocks.get(layer)?;
         block.mixture.is_none().then_some(&block.mlp)

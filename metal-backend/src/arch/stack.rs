@@ -386,6 +386,18 @@ impl<M: Mixer> Decoder for Stack<M> {
         whole.then(|| self.blocks.iter().map(|block| block.hooks()).collect())
     }
 
+    fn token_vectors(&self, ids: &Array) -> Result<Array> {
+        self.embedding.forward(ids)
+    }
+
+    fn token_scores(&self, x: &Array) -> Result<Array> {
+        self.embedding.as_output(x)
+    }
+
+    fn attention(&self, layer: usize) -> Option<&Attention> {
+        self.blocks.get(layer)?.mixer.as_attention()
+    }
+
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
         self.blocks.get(layer).map(|block| &block.mlp)
     }

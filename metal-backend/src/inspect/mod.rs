@@ -4,6 +4,7 @@
 mod feed_forward;
 mod profile;
 mod trace;
+mod weights;
 
 use std::collections::BTreeMap;
 
@@ -25,6 +26,7 @@ use crate::steer::{Edits, RequestEdits, watch};
 pub use feed_forward::{inputs as feed_forward_inputs, weights as feed_forward_weights};
 pub use profile::profile_steps;
 pub use trace::{attention_weights, residuals};
+pub use weights::{attention_projections, token_embeddings, token_scores};
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.
 const WHOLE: CacheOptions = CacheOptions {

@@ -1,9 +1,9 @@
 //! Looking inside by the contract: `inspect/` computes it.
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, FeedForwardInputs,
-    FeedForwardWeights, GenerateOptions, HiddenStates, Interrupt, Pooling, ProfiledModel, Prompt,
-    ResidualTrace, Result, StepProfile,
+    AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights, EmbeddingModel,
+    FeedForwardInputs, FeedForwardWeights, GenerateOptions, HiddenStates, Interrupt, Pooling,
+    ProfiledModel, Prompt, ResidualTrace, Result, StepProfile,
 };
 
 use super::MlxModel;
@@ -75,6 +75,18 @@ impl AttentionInspector for MlxModel {
 
     fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {
         inspect::feed_forward_weights(&self.engine, layer)
+    }
+
+    fn attention_projections(&self, layer: usize) -> Result<AttentionProjections> {
+        inspect::attention_projections(&self.engine, layer)
+    }
+
+    fn token_embeddings(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        inspect::token_embeddings(&self.engine, tokens)
+    }
+
+    fn token_scores(&self, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
+        inspect::token_scores(&self.engine, vectors)
     }
 
     fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {

@@ -26,6 +26,8 @@ pub enum Norm {
         /// Added under the root.
         eps: f32,
     },
+    /// Nothing, where a family has a norm and a model has none.
+    Identity,
     /// One of the others, at places where its numbers can be trained.
     Placed {
         /// As it was loaded.
@@ -56,6 +58,7 @@ impl Norm {
     /// When `x` does not end in the weight's dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match self {
+            Norm::Identity => Ok(x.clone()),
             Norm::Rms { weight, eps } => fast::rms_norm(x, weight.as_ref(), *eps),
             Norm::Layer { weight, bias, eps } => {
                 fast::layer_norm(x, Some(weight), bias.as_ref(), *eps)
