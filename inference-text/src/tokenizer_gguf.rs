@@ -290,7 +290,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
             splits: vec![Digits::new(true).into()],
             ..plain
         },
-        "llama-bpe" | "llama3" | "llama-v3" => Words {
+        "llama-bpe" | "llama3" | "llama-v3" | "lfm2" => Words {
             splits: vec![split(LLAMA3)?],
             gpt2: false,
             whole: true,
@@ -331,7 +331,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
                 ErrorKind::Unsupported,
                 format!(
                     "pre-tokenizer {other:?} in tokenizer.ggml.pre; supported are default, gpt-2, smollm, \
-                     llama-bpe, dbrx, qwen2, deepseek-r1-qwen, exaone4, gpt-4o and tekken"
+                     llama-bpe, lfm2, dbrx, qwen2, deepseek-r1-qwen, exaone4, gpt-4o and tekken"
                 ),
             ));
         }

@@ -19,6 +19,7 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
         Some("gpt-2"),
         Some("smollm"),
         Some("llama-bpe"),
+        Some("lfm2"),
         Some("dbrx"),
         Some("qwen2"),
         Some("tekken"),

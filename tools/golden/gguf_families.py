@@ -43,6 +43,7 @@ FAMILIES = {
     "gpt-oss-mxfp4": ("gpt-oss", "qwen2"),
     "gemma4-small": ("gemma4", "qwen2"),
     "gemma4-large": ("gemma4", "qwen2"),
+    "lfm2": ("lfm2", "qwen2"),
 }
 PERMUTED = ("llama", "granite", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -62,6 +63,8 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
     head_dim = first(config, "head_dim", default=hidden // heads)
     if architecture == "gemma4":
         return gemma4_metadata(writer, config)
+    if architecture == "lfm2":
+        return lfm2_metadata(writer, config)
     rope = first(config, "rope_parameters", "rope_scaling", default={})
     rope = rope.get("full_attention", rope)
     writer.add_name("tiny")
@@ -157,6 +160,26 @@ def gemma4_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
+def lfm2_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The keys of LFM2: layers without key heads are convolutions, and the width is the adjusted one."""
+    layers, width = config["num_hidden_layers"], config["block_ff_dim"]
+    if config["block_auto_adjust_ff_dim"]:
+        width = int(config["block_ffn_dim_multiplier"] * int(2 * width / 3))
+        width = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
+    heads = [config["num_key_value_heads"] if i in config["full_attn_idxs"] else 0 for i in range(layers)]
+    writer.add_name("tiny")
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(heads)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+
+
 def tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
     tokens, merges = tiny_tokenizer.vocabulary()
     specials = len(tiny_tokenizer.SPECIALS)
@@ -202,6 +225,8 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
             value = permute(value, kv_heads)
         if architecture in PLUS_ONE and name.endswith("norm.weight"):
             value = value + 1.0
+        if architecture == "lfm2" and name.endswith("conv.conv.weight"):
+            value = value.reshape(value.shape[0], -1)  # without the axis of length one
         if architecture == "gpt2":
             name = name.removeprefix("transformer.")
             if value.ndim == 2 and name.startswith("h."):

@@ -55,9 +55,9 @@ pub static FAMILY: Family = Family {
             ("ffn_gate_up_exps", "experts.gate_up_proj"),
             ("ffn_down_exps", "experts.down_proj"),
         ],
-        scales: &[
-            ("ffn_gate_inp", "router.scale"),
-            ("ffn_down_exps", "router.per_expert_scale"),
+        whole: &[
+            ("ffn_gate_inp.scale", "router.scale"),
+            ("ffn_down_exps.scale", "router.per_expert_scale"),
         ],
         global: &[
             ("token_embd", "model.embed_tokens"),
@@ -103,7 +103,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         let message = format!("is {values} and key_length_swa is {head_dim}; only equal ones run");
         return Err(keys.unsupported("attention.value_length_swa", message));
     }
-    let heads = header.by_layer("attention.head_count_kv", limits::HEADS)?;
+    let heads = header.by_layer("attention.head_count_kv", (1, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
     // Of layers of a kind, the number that all of them have.
     let heads_of = |sliding: bool| -> Result<Option<usize>> {
@@ -125,7 +125,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         true => header.layers - shared,
         false => header.layers,
     };
-    let widths = header.by_layer("feed_forward_length", limits::INTERMEDIATE)?;
+    let widths = header.by_layer("feed_forward_length", (1, limits::INTERMEDIATE))?;
     let widths = widths.ok_or_else(|| keys.metadata.missing(&keys.key("feed_forward_length")))?;
     let width = widths.first().copied().unwrap_or_default();
     let double = widths.last() == Some(&(2 * width)) && own < header.layers;

@@ -45,8 +45,8 @@ pub struct GgufFamily {
     pub(crate) own: Names,
     /// Names in `blk.N`: GGUF's, and those of transformers.
     pub(crate) block: Names,
-    /// Factors in blocks: their names without GGUF's suffix `scale`, and those of transformers.
-    pub(crate) scales: Names,
+    /// Names in blocks with GGUF's suffix, and those of transformers, which have none.
+    pub(crate) whole: Names,
     /// Names outside of blocks.
     pub(crate) global: Names,
     /// The prefix of blocks in transformers, before their number.
@@ -136,7 +136,7 @@ impl GgufFamily {
             export: None,
             own: &[],
             block: BLOCK,
-            scales: &[],
+            whole: &[],
             global: GLOBAL,
             prefix: "model.layers.",
             mixture: "mlp",
@@ -170,14 +170,18 @@ impl GgufHeader<'_> {
     }
 
     /// A number of each layer, of which a file may have one for all.
-    pub fn by_layer(&self, name: &str, most: usize) -> Result<Option<Vec<usize>>> {
+    pub fn by_layer(
+        &self,
+        name: &str,
+        (least, most): (usize, usize),
+    ) -> Result<Option<Vec<usize>>> {
         let Some(values) = self.keys.metadata.i32s(&self.keys.key(name))? else {
             return Ok(None);
         };
         let number = |&n: &i32| match usize::try_from(n) {
-            Ok(n) if (1..=most).contains(&n) => Ok(n),
+            Ok(n) if (least..=most).contains(&n) => Ok(n),
             _ => {
-                let message = format!("is {n} in a layer; it must be from 1 to {most}");
+                let message = format!("is {n} in a layer; it must be from {least} to {most}");
                 Err(self.keys.wrong(name, message))
             }
         };

@@ -51,9 +51,9 @@ impl GgufNames {
         }
         let in_block = name.strip_prefix(self.family.prefix);
         if let Some((layer, part)) = in_block.and_then(|rest| rest.split_once('.'))
-            && let Some((to, _)) = self.family.scales.iter().find(|(_, from)| *from == part)
+            && let Some((to, _)) = self.family.whole.iter().find(|(_, from)| *from == part)
         {
-            return Some(format!("blk.{layer}.{to}.scale"));
+            return Some(format!("blk.{layer}.{to}"));
         }
         let (stem, suffix) = match BARE.iter().any(|part| name.ends_with(part)) {
             true => (name, "weight"),
@@ -77,13 +77,14 @@ impl GgufNames {
 
     /// The inverse of [`Self::tensor`]. `None` for a tensor without another name.
     pub fn usual(&self, stored: &str) -> Option<String> {
-        let (stem, suffix) = stored.rsplit_once('.')?;
-        if suffix == "scale" {
-            let (layer, part) = stem.strip_prefix("blk.")?.split_once('.')?;
+        let in_block = stored.strip_prefix("blk.");
+        if let Some((layer, part)) = in_block.and_then(|rest| rest.split_once('.'))
+            && let Some((_, to)) = self.family.whole.iter().find(|(from, _)| *from == part)
+        {
             layer.parse::<usize>().ok()?;
-            let (_, to) = self.family.scales.iter().find(|(from, _)| *from == part)?;
             return Some(format!("{}{layer}.{to}", self.family.prefix));
         }
+        let (stem, suffix) = stored.rsplit_once('.')?;
         if !matches!(suffix, "weight" | "bias") {
             return None;
         }

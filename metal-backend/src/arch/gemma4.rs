@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use inference::{Result, StepPart};
+use inference::{Hook, LayerHooks, Result, StepPart};
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind};
 
@@ -138,7 +138,9 @@ impl Block {
             watch.saw_mixed(layer, &x)?;
             return Ok((feed_forward::scaled(&x, gain, &attended)?, made));
         }
-        let mut x = x.add(&self.attention_out.forward(&attended)?)?;
+        let out = self.attention_out.forward(&attended)?;
+        let x = x.add(&watch.states_at(layer, Hook::AttnOut, out)?)?;
+        let mut x = watch.states_at(layer, Hook::ResidMid, x)?;
         watch.lap(layer, StepPart::Norm, &[&x])?;
         watch.saw_mixed(layer, &x)?;
         if !self.mlp.is_left_out() {
@@ -146,12 +148,18 @@ impl Block {
                 watch.saw_input(layer, &self.mlp_in.forward(&x)?)?;
             }
             let (input, norm) = watch.normed(layer, Some(&self.mlp_in), &x)?;
-            let mut y = self.mlp.forward_from(norm, &input, None)?;
+            let mut y = if watch.wants(layer, Hook::Neurons) {
+                let mut edit = |y: Array| watch.states_at(layer, Hook::Neurons, y);
+                self.mlp.forward_edited(norm, &input, &mut edit)?
+            } else {
+                self.mlp.forward_from(norm, &input, None)?
+            };
             if let Some(mixture) = &self.mixture {
                 y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
             }
             watch.lap(layer, StepPart::Mlp, &[&y])?;
-            x = x.add(&self.mlp_out.forward(&y)?)?;
+            let y = self.mlp_out.forward(&y)?;
+            x = x.add(&watch.states_at(layer, Hook::MlpOut, y)?)?;
             watch.lap(layer, StepPart::Norm, &[&x])?;
         }
         if let (Some(input), Some(own)) = (&self.input, given.own) {
@@ -167,6 +175,24 @@ impl Block {
             watch.lap(layer, StepPart::Extra, &[&x])?;
         }
         Ok((x, made))
+    }
+
+    /// What of the block can be edited.
+    fn hooks(&self) -> LayerHooks {
+        let mut hooks = LayerHooks::default();
+        let mlp = self.mlp.current();
+        // Of a layer that is a factor alone, what is within is computed and dropped.
+        if mlp.gain().is_some() {
+            return hooks;
+        }
+        let size = |n: i32| n.unsigned_abs() as usize;
+        hooks.attn_out = true;
+        hooks.resid_mid = true;
+        hooks.mlp_out = !mlp.is_left_out();
+        // Beside a mixture they are a part of the feed-forward alone.
+        hooks.neurons = mlp.neurons().filter(|_| self.mixture.is_none());
+        hooks.heads = Some((size(self.attention.n_heads), size(self.attention.head_dim)));
+        hooks
     }
 
     /// The same without caches, computed again in the backward pass instead of being kept. Keys and
@@ -261,6 +287,7 @@ impl Decoder for Gemma4 {
             .as_ref()
             .map(|i| i.forward(ids, &x))
             .transpose()?;
+        watch.begin(rows);
         let made: Vec<&Array> = inputs.iter().chain([&x]).collect();
         watch.lap(None, StepPart::Embedding, &made)?;
         watch.saw_embedding(&x)?;
@@ -269,6 +296,7 @@ impl Decoder for Gemma4 {
         let mut views: Vec<Vec<KvView>> = Vec::with_capacity(self.blocks.len());
         for (i, block) in self.blocks.iter().enumerate() {
             let keep = if i == last { positions } else { Positions::All };
+            x = watch.states_at(i, Hook::ResidPre, x)?;
             let own = inputs
                 .as_ref()
                 .map(|all| {
@@ -288,7 +316,7 @@ impl Decoder for Gemma4 {
                 }
                 None => block.forward(&x, &given, rows, (i, keep), watch)?,
             };
-            x = out;
+            x = watch.states_at(i, Hook::ResidPost, out)?;
             views.extend(made);
             watch.saw_block(i, &x)?;
         }
@@ -304,6 +332,10 @@ impl Decoder for Gemma4 {
 
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
+    }
+
+    fn hooks(&self) -> Option<Vec<LayerHooks>> {
+        Some(self.blocks.iter().map(|block| block.hooks()).collect())
     }
 
     fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array> {
