@@ -25,7 +25,8 @@ pub enum StepPart {
     Attention,
     /// The projection of what attention found.
     Output,
-    /// The whole mixer of a layer that is not plain attention, such as a recurrent one.
+    /// The whole mixer of a layer that is not plain attention, such as a recurrent one, with the norm
+    /// before it.
     Mixer,
     /// The feed-forward part: one expert, or a mixture.
     Mlp,

@@ -1,5 +1,7 @@
 //! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
 
+#[cfg(test)]
+mod layer_tests;
 mod names;
 #[cfg(test)]
 mod tests;
