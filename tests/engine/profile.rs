@@ -113,7 +113,7 @@ fn the_program_says_the_parts_beside_a_plain_step() {
     assert_eq!(profile["steps"], 3);
     assert_eq!(profile["context"], 8 + 2);
     let layers = profile["layers"].as_array().unwrap();
-    assert_eq!(layers.len(), 2);
+    assert_eq!(layers.len(), 3);
     let number = |value: &Value| value.as_f64().unwrap();
     let parts = profile["parts"].as_object().unwrap();
     let sum: f64 = parts.values().map(number).sum();

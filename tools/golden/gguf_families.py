@@ -44,6 +44,7 @@ FAMILIES = {
     "gemma4-small": ("gemma4", "qwen2"),
     "gemma4-large": ("gemma4", "qwen2"),
     "lfm2": ("lfm2", "qwen2"),
+    "lfm2-moe": ("lfm2moe", "qwen2"),
 }
 PERMUTED = ("llama", "granite", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -63,7 +64,7 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
     head_dim = first(config, "head_dim", default=hidden // heads)
     if architecture == "gemma4":
         return gemma4_metadata(writer, config)
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         return lfm2_metadata(writer, config)
     rope = first(config, "rope_parameters", "rope_scaling", default={})
     rope = rope.get("full_attention", rope)
@@ -162,11 +163,14 @@ def gemma4_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 def lfm2_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """The keys of LFM2: layers without key heads are convolutions, and the width is the adjusted one."""
-    layers, width = config["num_hidden_layers"], config["block_ff_dim"]
-    if config["block_auto_adjust_ff_dim"]:
+    layers, width = config["num_hidden_layers"], first(config, "block_ff_dim", "intermediate_size")
+    if config.get("block_auto_adjust_ff_dim"):
         width = int(config["block_ffn_dim_multiplier"] * int(2 * width / 3))
         width = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
-    heads = [config["num_key_value_heads"] if i in config["full_attn_idxs"] else 0 for i in range(layers)]
+    kinds = config.get("layer_types") or [
+        "full_attention" if i in config["full_attn_idxs"] else "conv" for i in range(layers)
+    ]
+    heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
     writer.add_name("tiny")
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
@@ -178,6 +182,12 @@ def lfm2_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if experts := config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
@@ -225,7 +235,9 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
             value = permute(value, kv_heads)
         if architecture in PLUS_ONE and name.endswith("norm.weight"):
             value = value + 1.0
-        if architecture == "lfm2" and name.endswith("conv.conv.weight"):
+        if name.endswith(".expert_bias"):
+            name += ".bias"  # as the converter does
+        if architecture in ("lfm2", "lfm2moe") and name.endswith("conv.conv.weight"):
             value = value.reshape(value.shape[0], -1)  # without the axis of length one
         if architecture == "gpt2":
             name = name.removeprefix("transformer.")

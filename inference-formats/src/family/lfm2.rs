@@ -36,8 +36,8 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     windows: Windows::Never,
 };
 
-/// Names in blocks of GGUF files.
-const NAMES: Names = &[
+/// Names in blocks of GGUF files, those of experts, too.
+pub(super) const NAMES: Names = &[
     ("attn_norm", "operator_norm"),
     ("ffn_norm", "ffn_norm"),
     ("attn_q_norm", "self_attn.q_layernorm"),
@@ -49,17 +49,21 @@ const NAMES: Names = &[
     ("ffn_gate", "feed_forward.w1"),
     ("ffn_up", "feed_forward.w3"),
     ("ffn_down", "feed_forward.w2"),
+    ("ffn_gate_inp", "feed_forward.gate"),
+    ("ffn_gate_exps", "feed_forward.switch_mlp.gate_proj"),
+    ("ffn_up_exps", "feed_forward.switch_mlp.up_proj"),
+    ("ffn_down_exps", "feed_forward.switch_mlp.down_proj"),
 ];
 
 /// Names outside of blocks.
-const GLOBAL: Names = &[
+pub(super) const GLOBAL: Names = &[
     ("token_embd", "model.embed_tokens"),
     ("token_embd_norm", "model.embedding_norm"),
     ("output", "lm_head"),
 ];
 
 /// The layers of a GGUF file: those without key heads are convolutions.
-fn convolutions(header: &GgufHeader<'_>) -> Result<Value> {
+pub(super) fn convolutions(header: &GgufHeader<'_>) -> Result<Value> {
     let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
     let most = heads.iter().copied().max().unwrap_or_default();

@@ -27,6 +27,7 @@ use crate::nn::attention::Positions;
 use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
 use crate::nn::moe::{Router, Weighing};
+use crate::nn::norm::apart;
 use crate::nn::{Activation, Attention, Embedding, Experts, FeedForward, HeadNorms, Linear, Norm};
 
 /// The mixture of a block, beside its feed-forward.
@@ -147,7 +148,7 @@ impl Block {
             if watch.wants_inputs() {
                 watch.saw_input(layer, &self.mlp_in.forward(&x)?)?;
             }
-            let (input, norm) = watch.normed(layer, Some(&self.mlp_in), &x)?;
+            let (input, norm) = apart(watch, layer, Some(&self.mlp_in), &x)?;
             let mut y = if watch.wants(layer, Hook::Neurons) {
                 let mut edit = |y: Array| watch.states_at(layer, Hook::Neurons, y);
                 self.mlp.forward_edited(norm, &input, &mut edit)?

@@ -18,7 +18,7 @@ use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
-use crate::nn::norm::through;
+use crate::nn::norm::{apart, through};
 use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
 
 /// One block. Norms that a family does not have are `None`.
@@ -101,7 +101,7 @@ impl<M: Mixer> Block<M> {
             let y = through(self.mlp_out.as_ref(), &y)?;
             return self.add(&mixed, &watch.states_at(layer, Hook::MlpOut, y)?);
         }
-        let (input, norm) = watch.normed(layer, norm, &input)?;
+        let (input, norm) = apart(watch, layer, norm, &input)?;
         if add && self.mlp_out.is_none() {
             let y = self.mlp.forward_from(norm, &input, Some(&mixed))?;
             watch.lap(layer, StepPart::Mlp, &[&y])?;

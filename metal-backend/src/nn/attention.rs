@@ -7,7 +7,7 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, whe
 use super::adapter;
 use super::attention_mask::{AttentionMask, attention_mask, nearer, visible};
 use super::linear::{Linear, project};
-use super::norm::{Norm, spec, through};
+use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
 use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map};
 use crate::exec::{AttentionSpec, Epilogue, Heads, PlainView, RotarySpec};
@@ -116,7 +116,7 @@ impl Attention {
     ) -> Result<Array> {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        let (x, norm) = &watch.normed(layer, norm, x)?;
+        let (x, norm) = &apart(watch, layer, norm, x)?;
         if let (Some(heads), false) = (self.spec().heads(), watch.wants_attention())
             && let Some(packed) = self.packed(*norm, x)?
         {

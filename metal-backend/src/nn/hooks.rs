@@ -4,7 +4,6 @@
 use inference::{Hook, StepPart};
 use mlx_rs_core::{Array, Result};
 
-use super::norm::{Norm, through};
 use crate::cache::{Row, offset};
 
 /// Sees a layer's number and an array.
@@ -138,22 +137,6 @@ impl<'a> Watch<'a> {
             Some(stopwatch) => stopwatch.lap(layer.into(), part, arrays),
             None => Ok(()),
         }
-    }
-
-    /// `x` through `norm`, measured apart where parts are; what is computed with the norm itself
-    /// gets it back otherwise.
-    pub fn normed<'n>(
-        &mut self,
-        layer: usize,
-        norm: Option<&'n Norm>,
-        x: &Array,
-    ) -> Result<(Array, Option<&'n Norm>)> {
-        if !self.measures() || norm.is_none() {
-            return Ok((x.clone(), norm));
-        }
-        let x = through(norm, x)?;
-        self.lap(layer, StepPart::Norm, &[&x])?;
-        Ok((x, None))
     }
 
     /// Called before a pass over `rows`, whose caches do not hold its tokens yet.

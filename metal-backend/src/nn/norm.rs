@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use inference::StepPart;
 use mlx_rs_core::{Array, Result, fast};
 
 use super::adapter::ParamSlot;
+use super::hooks::Watch;
 use crate::exec::NormSpec;
 
 /// Normalization over the last axis.
@@ -91,6 +93,25 @@ impl Norm {
 /// What a norm is, for whoever computes; none is none.
 pub fn spec(norm: Option<&Norm>) -> NormSpec<'_> {
     norm.map_or(NormSpec::None, Norm::spec)
+}
+
+/// `x` through `norm`, measured apart where the parts of layer `layer` are measured. Otherwise `x` and
+/// the norm, for what computes both at once.
+///
+/// # Errors
+/// As [`Norm::forward`].
+pub fn apart<'n>(
+    watch: &mut Watch<'_>,
+    layer: usize,
+    norm: Option<&'n Norm>,
+    x: &Array,
+) -> Result<(Array, Option<&'n Norm>)> {
+    if !watch.measures() || norm.is_none() {
+        return Ok((x.clone(), norm));
+    }
+    let x = through(norm, x)?;
+    watch.lap(layer, StepPart::Norm, &[&x])?;
+    Ok((x, None))
 }
 
 /// Through a norm, where there is one.
