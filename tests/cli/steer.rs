@@ -128,10 +128,8 @@ fn commands_edit_as_the_engine_does() {
         home.path(),
         &[&["batch", "--model", &own], &flags[..]].concat(),
     );
-    let many = stdout(&piped(
-        many,
-        "{\"prompt\": \"hello\"}\n{\"prompt\": \"hello\"}\n",
-    ));
+    let line = json!({"messages": [{"role": "user", "content": "hello"}]});
+    let many = stdout(&piped(many, &format!("{line}\n{line}\n")));
     for line in many.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         assert_eq!(line["text"], expected, "{line}");

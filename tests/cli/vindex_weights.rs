@@ -170,7 +170,12 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
             .unwrap();
         let best = &lines[1]["top_k"][0];
         let greatest = scores[0].iter().copied().fold(f32::MIN, f32::max);
-        assert_eq!(number(&best["score"]) as f32, greatest, "{name}");
+        // Several vectors at once are multiplied by another kernel.
+        let difference = (number(&best["score"]) as f32 - greatest).abs();
+        assert!(
+            difference < 1e-5 * greatest.abs().max(1.0),
+            "{name}: {difference}"
+        );
         for layer in 0..2 {
             let weights = inspector.feed_forward_weights(layer).unwrap();
             let attention = inspector.attention_projections(layer).unwrap();
