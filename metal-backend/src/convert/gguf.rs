@@ -81,10 +81,10 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 "has {rows} rows, which do not divide into {heads} heads"
             )));
         }
-        // A short convolution has an axis of length one in MLX, behind those of the file.
+        // A short convolution has an axis of length one in transformers, between those of the file.
         let mut shape = tensor.shape.clone();
         if name.ends_with(".conv.weight") && shape.len() == 2 {
-            shape.push(1);
+            shape.insert(1, 1);
         }
         found.push(Tensor {
             name,
