@@ -29,6 +29,7 @@ fn weights(q: &Array, k: &Array, scale: f32, cap: Option<f32>) -> Result<Array> 
     masked.softmax(-1, true)?.reshape(&[heads, length, length])
 }
 
+/// Compares both ways, and shows the weights of the last position.
 pub fn main() -> Result<()> {
     let (length, heads, kv_heads, dim) = SHAPE;
     let noise = |heads: i32, seed| -> Result<Array> {

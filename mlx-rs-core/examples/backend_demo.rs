@@ -5,9 +5,7 @@
 //! cargo run --release -p rust-mlx-core --example backend_demo
 //! ```
 
-use mlx_rs_core::dispatch::{
-    CpuBackend, GpuBackend, HybridBackend, MatMulBackend, MatMulOp, default_backend,
-};
+use mlx_rs_core::dispatch::{CpuBackend, GpuBackend, HybridBackend, MatMulOp, default_backend};
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{Array, Device, Dtype, Result};
 
@@ -20,6 +18,7 @@ const PRODUCTS: [(&str, u64); 5] = [
     ("logits", 2 * 2560 * 262_144),
 ];
 
+/// Shows the backend, and that all ways to multiply agree.
 pub fn main() -> Result<()> {
     let backend = default_backend()?;
     println!("backend: {}", backend.name());

@@ -135,6 +135,7 @@ fn peak(make: &dyn Fn() -> Result<Array>) -> Result<usize> {
     Ok(memory::peak()?.saturating_sub(before))
 }
 
+/// Prints the tables of all sizes.
 pub fn main() -> Result<()> {
     run(&TIMED, &MEASURED, 21)
 }

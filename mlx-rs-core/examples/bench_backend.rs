@@ -19,6 +19,7 @@ const SIZES: [(i32, i32, i32); 5] = [
     (1, 262_144, 2560),
 ];
 
+/// Times the products of a decoder.
 pub fn main() -> Result<()> {
     run(&SIZES, 5)
 }
