@@ -28,8 +28,9 @@
 //!   executor.
 //! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and
 //!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`],
-//!   [`TextModel::as_attention_inspector`], [`TextModel::as_embedding_model`] and
-//!   [`TextModel::as_rerank_model`]; [`Capabilities`] tell beforehand.
+//!   [`TextModel::as_profiled`], [`TextModel::as_attention_inspector`],
+//!   [`TextModel::as_embedding_model`] and [`TextModel::as_rerank_model`]; [`Capabilities`] tell
+//!   beforehand.
 //! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
 //!   work.
 //!
@@ -77,6 +78,7 @@ mod inspect;
 mod message;
 mod metrics;
 mod options;
+mod profile;
 mod prompt_cache;
 mod registry;
 mod routed;
@@ -99,16 +101,18 @@ pub use embedding::{
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;
 pub use inspect::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, FeedForwardActivations,
-    FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace, ResidualTrace,
+    AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights,
+    FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace,
+    ResidualTrace,
 };
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{
     ComputeType, ConstraintOptions, FeedForwardPlan, FeedForwardStrategy, GenerateOptions,
-    LoadOptions, OutputOptions, PenaltyOptions, Precision, PrefillOptions, Progress,
+    LoadOptions, OutputOptions, PenaltyOptions, Precision, PrefillOptions, Progress, SamplerOrder,
     SamplingOptions, SpeculativeOptions, Split, StopOptions,
 };
+pub use profile::{PartTime, ProfiledModel, StepPart, StepProfile};
 pub use prompt_cache::PromptCacheModel;
 pub use registry::{
     BackendRegistration, PREFERENCE, availability, backend, backends, default_backend, duplicates,

@@ -12,6 +12,7 @@ mod batch;
 mod bench;
 mod bench_many;
 mod bench_plans;
+mod bench_profile;
 mod bounded;
 mod cache_prompt;
 mod chat;
@@ -104,6 +105,8 @@ mod vindex;
 mod vindex_build;
 #[cfg(feature = "probe")]
 mod vindex_sweep;
+#[cfg(feature = "probe")]
+mod vindex_weights;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;

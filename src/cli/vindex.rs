@@ -12,8 +12,8 @@ use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, Loaded, ModelArgs, at_least_one, load};
 use super::probe::{failed, identity};
 use super::prompt::RawPromptArgs;
-use super::trace::Layers;
-use super::{vindex_build, vindex_sweep};
+use super::trace::{Layers, greatest};
+use super::{vindex_build, vindex_sweep, vindex_weights};
 
 /// Write the features of a model's feed-forward parts to files, and find those that answer
 #[derive(Debug, Clone, clap::Args)]
@@ -28,6 +28,8 @@ enum Command {
     Info(InfoArgs),
     Walk(Box<WalkArgs>),
     Sweep(Box<vindex_sweep::Args>),
+    #[command(flatten)]
+    Weights(vindex_weights::Command),
 }
 
 /// Show what a directory of features holds, and whether it is whole
@@ -72,6 +74,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         Command::Info(args) => info(args, console),
         Command::Walk(args) => walk(args, console),
         Command::Sweep(args) => vindex_sweep::run(args, console),
+        Command::Weights(command) => vindex_weights::run(command, console),
     }
 }
 

@@ -5,6 +5,7 @@ mod alone;
 #[path = "../common/mod.rs"]
 mod common;
 mod encoders;
+mod examples;
 mod exit;
 mod feed_forward;
 mod ffn_backends;
@@ -18,6 +19,7 @@ mod longrope;
 mod many;
 mod not_numbers;
 mod precision;
+mod profile;
 #[path = "../common/program.rs"]
 mod program;
 mod prompt_cache;

@@ -194,6 +194,14 @@ impl Decoder for EncoderStack {
         std::iter::empty::<Box<dyn LayerState>>().collect()
     }
 
+    fn token_vectors(&self, ids: &Array) -> Result<Array> {
+        self.embedding.forward(ids)
+    }
+
+    fn token_scores(&self, x: &Array) -> Result<Array> {
+        self.embedding.as_output(x)
+    }
+
     fn encoder(&self) -> Option<&dyn Encoder> {
         Some(self)
     }

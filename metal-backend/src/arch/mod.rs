@@ -57,7 +57,7 @@ use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
-use crate::nn::{FeedForward, Linear};
+use crate::nn::{Attention, FeedForward, Linear};
 use encoder::Encoder;
 use wiring::{BlockInfo, Wiring};
 
@@ -109,6 +109,24 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 
     /// This, where it is an encoder. Then it has no next token: [`Self::forward`] is an error.
     fn encoder(&self) -> Option<&dyn Encoder> {
+        None
+    }
+
+    /// The vectors of ids `[1, n]`, `[1, n, hidden]`, as the table has them.
+    ///
+    /// # Errors
+    /// When the table is not in this process.
+    fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array>;
+
+    /// The products of vectors `[.., hidden]` with all rows of that table, `[.., vocab]`.
+    ///
+    /// # Errors
+    /// As [`Self::token_vectors`].
+    fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array>;
+
+    /// The attention of a layer, where that is all that mixes positions there.
+    fn attention(&self, layer: usize) -> Option<&Attention> {
+        let _ = layer;
         None
     }
 

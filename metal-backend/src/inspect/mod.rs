@@ -2,7 +2,9 @@
 //! text.
 
 mod feed_forward;
+mod profile;
 mod trace;
+mod weights;
 
 use std::collections::BTreeMap;
 
@@ -26,7 +28,9 @@ pub use feed_forward::{
     activations as feed_forward_activations, features_of, inputs as feed_forward_inputs,
     weights as feed_forward_weights,
 };
+pub use profile::profile_steps;
 pub use trace::{attention_weights, residuals};
+pub use weights::{attention_projections, token_embeddings, token_scores};
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.
 const WHOLE: CacheOptions = CacheOptions {

@@ -1,9 +1,10 @@
 //! Looking inside by the contract: `inspect/` computes it.
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbedOptions, EmbeddingInfo,
-    EmbeddingModel, FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates,
-    Interrupt, Prompt, Ranking, RerankModel, RerankOptions, ResidualTrace, Result,
+    AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights, EmbedOptions,
+    EmbeddingInfo, EmbeddingModel, FeedForwardActivations, FeedForwardInputs, FeedForwardWeights,
+    GenerateOptions, HiddenStates, Interrupt, ProfiledModel, Prompt, Ranking, RerankModel,
+    RerankOptions, ResidualTrace, Result, StepProfile,
 };
 
 use super::MlxModel;
@@ -86,6 +87,18 @@ impl AttentionInspector for MlxModel {
         inspect::feed_forward_weights(&self.engine, layer)
     }
 
+    fn attention_projections(&self, layer: usize) -> Result<AttentionProjections> {
+        inspect::attention_projections(&self.engine, layer)
+    }
+
+    fn token_embeddings(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        inspect::token_embeddings(&self.engine, tokens)
+    }
+
+    fn token_scores(&self, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
+        inspect::token_scores(&self.engine, vectors)
+    }
+
     fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {
         inspect::unembed(&self.engine, states)
     }
@@ -119,5 +132,16 @@ impl RerankModel for MlxModel {
         interrupt: &Interrupt,
     ) -> Result<Ranking> {
         embed::rerank(&self.engine, (query, documents), options, interrupt)
+    }
+}
+
+impl ProfiledModel for MlxModel {
+    fn profile_steps(
+        &self,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+        interrupt: &Interrupt,
+    ) -> Result<StepProfile> {
+        inspect::profile_steps(&self.engine, prompt, options, interrupt)
     }
 }

@@ -57,7 +57,7 @@ impl Dot {
             Codes::Table(table) => {
                 let offset = if signed { 0 } else { i16::from(table.offset()) };
                 let bytes = table.integers().iter().map(|n| i16::from(*n) + offset);
-                bytes.map(|n| n.unsigned_abs()).max().unwrap_or(0) as u8
+                bytes.map(i16::unsigned_abs).max().unwrap_or(0) as u8
             }
             _ => FP4_CODES.into_iter().max().unwrap_or(u8::MAX),
         }

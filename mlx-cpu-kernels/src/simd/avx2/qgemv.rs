@@ -448,7 +448,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                 }
                 ScaleFormat::SUPER_AFFINE_ID => {
                     let codes = block.scales.add(g * 2 * INTERLEAVED_ROWS);
-                    if g % 4 == 0 {
+                    if g.is_multiple_of(4) {
                         _mm_prefetch::<_MM_HINT_T0>(
                             codes.cast::<i8>().wrapping_add(PREFETCH_BYTES / 8),
                         );

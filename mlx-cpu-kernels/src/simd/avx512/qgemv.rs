@@ -231,7 +231,7 @@ unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) 
     // promises. Prefetched addresses need not be valid.
     let [low, high] = two.map(|block| unsafe {
         let codes = block.scales.add(group * 2 * INTERLEAVED_ROWS);
-        if group % 4 == 0 {
+        if group.is_multiple_of(4) {
             _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH_BYTES / 8).cast());
         }
         let supers = block
