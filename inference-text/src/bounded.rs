@@ -87,3 +87,112 @@ fn no_pairs() -> Error {
         "the vocabulary does not say how two texts are joined",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use inference_formats::GgufTokenizerParts;
+
+    use super::*;
+    use crate::testing::byte_level;
+
+    const TOKENS: [&str; 12] = [
+        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁river", "s", "▁water", "▁.", "▁the", "▁sea", "▁'",
+        "▁don",
+    ];
+
+    fn word_piece() -> Tokenizer {
+        Tokenizer::from_gguf(&GgufTokenizerParts {
+            model: "bert".to_owned(),
+            tokens: TOKENS.map(String::from).to_vec(),
+            unk_id: Some(1),
+            cls_id: Some(2),
+            sep_id: Some(3),
+            ..GgufTokenizerParts::default()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn words_pieces_and_pairs_of_a_gguf_vocabulary() {
+        let t = word_piece();
+        let one = t
+            .encode_bounded("The RIVERS, water.", None, None, false)
+            .unwrap();
+        // The comma is unknown.
+        assert_eq!(one.ids, [2, 8, 4, 5, 1, 6, 7, 3]);
+        assert_eq!(one.types, [0; 8]);
+        assert_eq!(t.encode("The RIVERS, water.", true).unwrap(), one.ids);
+        let pair = t
+            .encode_bounded("water", Some("the séa"), None, false)
+            .unwrap();
+        assert_eq!(pair.ids, [2, 6, 3, 8, 9, 3]);
+        assert_eq!(pair.types, [0, 0, 0, 1, 1, 1]);
+        assert_eq!(
+            t.decode(&[2, 8, 4, 5, 6, 7, 3]).unwrap(),
+            "the rivers water."
+        );
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_between_the_tokens_around_it() {
+        let t = word_piece();
+        let cut =
+            |text: &str, pair: Option<&str>, most| t.encode_bounded(text, pair, Some(most), true);
+        assert_eq!(cut("river sea water", None, 4).unwrap().ids, [2, 4, 9, 3]);
+        assert_eq!(
+            cut("river sea water", None, 5).unwrap().ids,
+            [2, 4, 9, 6, 3]
+        );
+        // The longer of two first.
+        let pair = cut("river", Some("sea water the sea"), 6).unwrap();
+        assert_eq!(pair.ids, [2, 4, 3, 9, 6, 3]);
+        let pair = cut("river river water the", Some("sea"), 6).unwrap();
+        assert_eq!(pair.ids, [2, 4, 4, 3, 9, 3]);
+        for most in 0..=2 {
+            let error = cut("river sea", None, most).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+        }
+        let error = t
+            .encode_bounded("river sea water", None, Some(4), false)
+            .unwrap_err();
+        assert!(error.message().contains("5 tokens; at most 4"), "{error}");
+    }
+
+    #[test]
+    fn a_vocabulary_that_does_not_join_texts_says_so() {
+        let error = byte_level()
+            .encode_bounded("a", Some("b"), None, false)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        let t = byte_level();
+        let one = t
+            .encode_bounded("hello there", None, Some(2), true)
+            .unwrap();
+        assert_eq!(one.ids, t.encode("hello there", true).unwrap()[..2]);
+    }
+
+    #[test]
+    fn a_gguf_vocabulary_without_its_tokens_is_refused() {
+        let parts = GgufTokenizerParts {
+            model: "bert".to_owned(),
+            tokens: TOKENS.map(String::from).to_vec(),
+            unk_id: Some(1),
+            cls_id: Some(2),
+            sep_id: Some(3),
+            ..GgufTokenizerParts::default()
+        };
+        for damage in [
+            |p: &mut GgufTokenizerParts| p.cls_id = None,
+            |p: &mut GgufTokenizerParts| p.sep_id = Some(99),
+            |p: &mut GgufTokenizerParts| {
+                p.unk_id = None;
+                p.tokens.remove(1);
+            },
+        ] {
+            let mut parts = parts.clone();
+            damage(&mut parts);
+            let error = Tokenizer::from_gguf(&parts).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
+        }
+    }
+}

@@ -52,12 +52,21 @@ def export(model: Path, file: Path) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    network = AutoModel.from_pretrained(model, attn_implementation="eager").eval()
-    sample = dict(AutoTokenizer.from_pretrained(model)(["a b", "c"], padding=True, return_tensors="pt"))
-    axes = {name: {0: "texts", 1: "tokens"} for name in [*sample, "states"]}
+    class States(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = AutoModel.from_pretrained(model, attn_implementation="eager").eval()
+
+        def forward(self, ids: Any, mask: Any, types: Any) -> Any:
+            return self.network(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    sample = AutoTokenizer.from_pretrained(model)(["a b", "c"], padding=True, return_tensors="pt")
+    axes = {name: {0: "texts", 1: "tokens"} for name in [*names, "states"]}
+    inputs = tuple(sample[name] for name in names)
     torch.onnx.export(
-        network, (), str(file), kwargs=sample, input_names=list(sample), output_names=["states"], dynamic_axes=axes,
-        opset_version=17, dynamo=False,
+        States(), inputs, str(file), input_names=names, output_names=["states"], dynamic_axes=axes, opset_version=17,
+        dynamo=False,
     )
 
 

@@ -1,6 +1,6 @@
 //! What the backend and the model say about themselves.
 
-use inference::{EmbedOptions, ErrorKind, Grammar, Interrupt, Message, Prompt};
+use inference::{EmbedOptions, ErrorKind, Grammar, Interrupt, Message, Prompt, RerankOptions};
 
 use crate::context::{Context, Verdict, ensure, fail};
 use crate::probe::{first_item, greedy, refused};
@@ -152,10 +152,26 @@ pub(crate) fn declared_traits(context: &Context) -> Verdict {
             }
             Err(e) => return fail(format!("embed, which is declared: {e}")),
         }
-        let wide = options.with_dimensions(info.dimensions + 1);
+        let wide = options.clone().with_dimensions(info.dimensions + 1);
         let kind = &[ErrorKind::InvalidOption];
         let vectors = embedder.embed(&[prompt], &wide, &none);
         refused("embed with more dimensions than there are", vectors, kind)?;
+    }
+    if let (true, Some(ranker)) = (declared.reranking, model.as_rerank_model()) {
+        let documents = ["water", "bread"].map(String::from);
+        let options = RerankOptions::new();
+        match ranker.rerank("What is wet?", &documents, &options, &Interrupt::new()) {
+            Ok(ranking) => ensure!(
+                ranking.scores.len() == 2
+                    && ranking
+                        .scores
+                        .iter()
+                        .all(|score| (0.0..=1.0).contains(score)),
+                "two documents have the scores {:?}, which are not two from 0 to 1",
+                ranking.scores
+            ),
+            Err(e) => return fail(format!("rerank, which is declared: {e}")),
+        }
     }
     Ok(())
 }
@@ -197,6 +213,12 @@ pub(crate) fn undeclared(context: &Context) -> Verdict {
     if let (false, Some(embedder)) = (declared.embeddings, model.as_embedding_model()) {
         let vectors = embedder.embed(&prompts, &EmbedOptions::new(), &Interrupt::new());
         refused("embed, which is not declared,", vectors, kind)?;
+    }
+    if let (false, Some(ranker)) = (declared.reranking, model.as_rerank_model()) {
+        let documents = [String::from("water")];
+        let options = RerankOptions::new();
+        let ranking = ranker.rerank("What is wet?", &documents, &options, &Interrupt::new());
+        refused("rerank, which is not declared,", ranking, kind)?;
     }
     if let (false, Some(inspector)) = (declared.hidden_states, model.as_attention_inspector()) {
         let states = inspector.hidden_states(&prompts[0], &[0]);
