@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 use std::num::NonZero;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 /// Bytes that each thread reads in a pass: more than its share of any cache of today.
@@ -40,7 +40,7 @@ fn measure(threads: usize, words: usize) -> f64 {
                 })
             })
             .collect();
-        let joined = readers.into_iter().map(|reader| reader.join());
+        let joined = readers.into_iter().map(ScopedJoinHandle::join);
         joined.collect::<Result<Vec<_>, _>>()
     });
     let passes = passes.unwrap_or_default();

@@ -12,7 +12,7 @@ use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, Loaded, ModelArgs, at_least_one, load};
 use super::probe::{failed, identity};
 use super::prompt::RawPromptArgs;
-use super::trace::{Layers, greatest};
+use super::trace::Layers;
 use super::{vindex_build, vindex_sweep, vindex_weights};
 
 /// Write the features of a model's feed-forward parts to files, and find those that answer
