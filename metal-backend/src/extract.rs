@@ -24,8 +24,8 @@ use crate::loader::{OwnStage, StageReads};
 use crate::nn::FeedForward;
 use crate::text::TextPipeline;
 
-/// Bytes of logits that are computed at once: they stay in the processor's cache.
-const LOGIT_BYTES: usize = 24 << 20;
+/// Bytes of logits that are computed at once. A block of the head is unpacked once for all of them.
+const LOGIT_BYTES: usize = 48 << 20;
 
 /// A tensor of a model that is no feature of a feed-forward part.
 #[derive(Debug, Clone)]
@@ -76,6 +76,9 @@ pub struct ExtractedLayer {
     pub tensors: Vec<NamedTensor>,
 }
 
+/// The layers one by one. The group is of this process alone: nothing is sent.
+type Division = (Arc<PipelineSplit>, Group);
+
 /// A decoder, or a part of one.
 struct Opened {
     decoder: Box<dyn Decoder>,
@@ -91,7 +94,7 @@ pub struct Extractor {
     config: ModelConfig,
     architecture: String,
     /// How layers are read one by one, where the family allows it.
-    split: Option<(Arc<PipelineSplit>, Group)>,
+    split: Option<Division>,
     /// The norm, the head and the table of tokens, or the whole model.
     ends: Opened,
 }
@@ -311,15 +314,12 @@ fn of_layer(tensor: &NamedTensor) -> bool {
     parts.any(|part| part.parse::<usize>().is_ok())
 }
 
-/// How the model is cut, the process's place, and what it reads.
-type Stage<'a> = (&'a (Arc<PipelineSplit>, Group), usize, StageReads);
-
 /// Builds the decoder of a part of the model, or of the whole.
 fn opened(
     path: &Path,
     options: &LoadOptions,
     place: Place,
-    part: Option<Stage<'_>>,
+    part: Option<(&Division, usize, StageReads)>,
 ) -> Result<(String, Opened)> {
     let (config, mut weights) = open_weights(path, options, place)?;
     weights.keep_fetched();

@@ -40,13 +40,13 @@ pub struct CachedFfn {
     state: Mutex<State>,
 }
 
-/// A layer and the bits of an input `[hidden]`.
-type Key = (usize, Box<[u32]>);
+/// The bits of inputs `[hidden]`, and their outputs.
+type Outputs = HashMap<Box<[u32]>, Box<[f32]>>;
 
 #[derive(Debug, Default)]
 struct State {
-    /// The outputs of inputs.
-    outputs: HashMap<Key, Box<[f32]>>,
+    /// By layer.
+    outputs: HashMap<usize, Outputs>,
     hits: u64,
     misses: u64,
 }
@@ -100,7 +100,7 @@ impl CachedFfn {
     /// How many rows are kept.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.state().outputs.len()
+        self.state().outputs.values().map(HashMap::len).sum()
     }
 
     /// Whether nothing is kept.
@@ -134,8 +134,9 @@ impl CachedFfn {
     /// The output of each input `[hidden]` of a layer, where it was recorded.
     fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
         let mut state = self.state();
-        let keys = inputs.iter().map(|bits| (layer, bits.clone()));
-        let found: Vec<_> = keys.map(|key| state.outputs.get(&key).cloned()).collect();
+        let own = state.outputs.get(&layer);
+        let of = |bits: &[u32]| own.and_then(|own| own.get(bits)).cloned();
+        let found: Vec<_> = inputs.iter().map(|bits| of(bits)).collect();
         let hits = found.iter().filter(|row| row.is_some()).count() as u64;
         state.hits += hits;
         state.misses += found.len() as u64 - hits;
@@ -164,8 +165,9 @@ impl FfnBackend for CachedFfn {
             let outputs = y.to_f32_vec()?;
             let mut state = self.state();
             state.misses += inputs.len() as u64;
+            let own = state.outputs.entry(layer).or_default();
             for (input, output) in inputs.into_iter().zip(outputs.chunks_exact(width)) {
-                state.outputs.insert((layer, input), output.into());
+                own.insert(input, output.into());
             }
             return Ok(y);
         }
