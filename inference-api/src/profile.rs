@@ -164,12 +164,14 @@ mod tests {
 
     #[test]
     fn parts_are_added_over_layers() {
-        let mut profile = StepProfile::default();
-        profile.parts = vec![
-            PartTime::new(None, StepPart::Head, 4.0),
-            PartTime::new(Some(0), StepPart::Mlp, 1.0),
-            PartTime::new(Some(1), StepPart::Mlp, 2.0),
-        ];
+        let profile = StepProfile {
+            parts: vec![
+                PartTime::new(None, StepPart::Head, 4.0),
+                PartTime::new(Some(0), StepPart::Mlp, 1.0),
+                PartTime::new(Some(1), StepPart::Mlp, 2.0),
+            ],
+            ..StepProfile::default()
+        };
         assert_eq!(profile.total(StepPart::Mlp), 3.0);
         assert_eq!(profile.total(StepPart::Norm), 0.0);
         assert_eq!(profile.sum(), 7.0);

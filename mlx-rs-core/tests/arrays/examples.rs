@@ -6,8 +6,10 @@ mod attention_demo;
 #[path = "../../examples/backend_demo.rs"]
 mod backend_demo;
 #[path = "../../examples/bench_attention.rs"]
+#[allow(dead_code, reason = "its `main` takes a while")]
 mod bench_attention;
 #[path = "../../examples/bench_backend.rs"]
+#[allow(dead_code, reason = "its `main` takes a while")]
 mod bench_backend;
 #[path = "../../examples/custom_kernel.rs"]
 mod custom_kernel;
