@@ -60,6 +60,7 @@ mod stream;
 pub mod guide;
 
 pub mod cpu;
+pub mod dispatch;
 pub mod distributed;
 pub mod fast;
 pub mod fft;

@@ -1,6 +1,16 @@
 //! The examples run, and each ends with a check of its own. The one with a kernel runs it where
 //! there is a GPU. Elsewhere it compares a function with a gradient of its own, and says so.
 
+#[path = "../../examples/attention_demo.rs"]
+mod attention_demo;
+#[path = "../../examples/backend_demo.rs"]
+mod backend_demo;
+#[path = "../../examples/bench_attention.rs"]
+#[allow(dead_code, reason = "its `main` takes a while")]
+mod bench_attention;
+#[path = "../../examples/bench_backend.rs"]
+#[allow(dead_code, reason = "its `main` takes a while")]
+mod bench_backend;
 #[path = "../../examples/custom_kernel.rs"]
 mod custom_kernel;
 #[path = "../../examples/linear_regression.rs"]
@@ -21,4 +31,21 @@ fn a_network_learns() {
 #[test]
 fn a_kernel_or_its_stand_in_equals_the_operation() {
     custom_kernel::main().unwrap();
+}
+
+#[test]
+fn products_of_all_backends_agree() {
+    backend_demo::main().unwrap();
+}
+
+#[test]
+fn attention_in_blocks_is_that_of_all_scores() {
+    attention_demo::main().unwrap();
+}
+
+/// The benches of products and of attention, at sizes that take no time.
+#[test]
+fn the_benches_run() {
+    bench_backend::run(&[(6, 6, 256), (1, 300, 64)], 2).unwrap();
+    bench_attention::run(&[(1, 32), (6, 128)], &[6, 40], 2).unwrap();
 }

@@ -1,0 +1,11 @@
+//! Attention in blocks beside the same with the matrix of all scores, at the sizes of
+//! `examples/bench_attention.rs`, which prints the tables.
+//!
+//! `cargo bench -p rust-mlx-core --bench attention`
+
+#[path = "../examples/bench_attention.rs"]
+mod bench_attention;
+
+fn main() -> mlx_rs_core::Result<()> {
+    bench_attention::main()
+}

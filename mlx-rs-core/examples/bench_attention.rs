@@ -1,0 +1,169 @@
+//! Attention in blocks beside the same with the matrix of all scores: times, and the memory that
+//! each takes. The heads are those of Gemma 3 4B: eight on four.
+//!
+//! ```text
+//! cargo bench -p rust-mlx-core --bench attention
+//! ```
+
+use std::time::{Duration, Instant};
+
+use mlx_rs_core::fast::{self, Mask};
+use mlx_rs_core::random::{self, Key};
+use mlx_rs_core::{Array, Device, Dtype, Result, Stream, cpu, memory, tri, where_};
+
+const HEADS: i32 = 8;
+const KV_HEADS: i32 = 4;
+
+/// A number of positions and of elements of a head.
+pub type Size = (i32, i32);
+
+/// What is timed.
+pub const TIMED: [Size; 12] = [
+    (1, 32),
+    (6, 32),
+    (96, 32),
+    (192, 32),
+    (1, 128),
+    (6, 128),
+    (96, 128),
+    (192, 128),
+    (1, 256),
+    (6, 256),
+    (96, 256),
+    (192, 256),
+];
+
+/// Positions whose memory is shown, with heads of 256.
+pub const MEASURED: [i32; 4] = [6, 128, 512, 2048];
+
+/// Queries, keys and values in the layouts of both ways.
+struct Inputs {
+    /// `[1, H, L, D]`, and keys and values `[1, Hkv, L, D]`.
+    q: Array,
+    k: Array,
+    v: Array,
+    /// `[1, L, (H + 2 Hkv) * D]`, as a projection gives them.
+    packed: Array,
+    size: Size,
+}
+
+impl Inputs {
+    fn new(size: Size) -> Result<Self> {
+        let (length, dim) = size;
+        let noise = |shape: &[i32], seed| -> Result<Array> {
+            let x = random::normal(0.0, 1.0, shape, Dtype::Float32, &Key::new(seed)?)?;
+            x.eval()?;
+            Ok(x)
+        };
+        Ok(Self {
+            q: noise(&[1, HEADS, length, dim], 1)?,
+            k: noise(&[1, KV_HEADS, length, dim], 2)?,
+            v: noise(&[1, KV_HEADS, length, dim], 3)?,
+            packed: noise(&[1, length, (HEADS + 2 * KV_HEADS) * dim], 4)?,
+            size,
+        })
+    }
+
+    fn scale(&self) -> f32 {
+        (self.size.1 as f32).powf(-0.5)
+    }
+
+    /// `softmax(Q K^T) V` with all scores in memory.
+    fn materialized(&self) -> Result<Array> {
+        let (length, dim) = self.size;
+        let q = self.q.reshape(&[KV_HEADS, HEADS / KV_HEADS, length, dim])?;
+        let (k, v) = (self.k.swap_axes(0, 1)?, self.v.swap_axes(0, 1)?); // [Hkv, 1, L, D]
+        let scores = q
+            .matmul(&k.swap_axes(-1, -2)?)?
+            .multiply(&Array::scalar(self.scale())?)?;
+        let seen = tri(length, length, 0, Dtype::Bool)?;
+        let scores = where_(&seen, &scores, &Array::scalar(f32::NEG_INFINITY)?)?;
+        scores.softmax(-1, true)?.matmul(&v)
+    }
+
+    /// The kernel on a CPU, MLX's elsewhere.
+    fn fused(&self) -> Result<Array> {
+        let (length, dim) = self.size;
+        if Stream::current()?.device() != Device::cpu() || !cpu::enabled() {
+            let (q, k, v) = (&self.q, &self.k, &self.v);
+            return fast::scaled_dot_product_attention(q, k, v, self.scale(), Mask::Causal);
+        }
+        let heads = cpu::Heads {
+            n_heads: HEADS,
+            n_kv_heads: KV_HEADS,
+            head_dim: dim,
+            scale: self.scale(),
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        let view = cpu::KvView {
+            length,
+            offset: 0,
+            keys: self.k.clone(),
+            values: self.v.clone(),
+            filled: length,
+            order: Some((0, 0)),
+            window: None,
+        };
+        heads.attend(&self.packed, &[view], false)
+    }
+}
+
+/// The median time of building and evaluating.
+fn median(runs: usize, make: &dyn Fn() -> Result<Array>) -> Result<Duration> {
+    make()?.eval()?;
+    let mut times = Vec::with_capacity(runs);
+    for _ in 0..runs {
+        let began = Instant::now();
+        make()?.eval()?;
+        times.push(began.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times.get(times.len() / 2).copied().unwrap_or_default())
+}
+
+/// Bytes that are in use at most while it is evaluated, beyond those in use before.
+fn peak(make: &dyn Fn() -> Result<Array>) -> Result<usize> {
+    memory::clear_cache()?;
+    memory::reset_peak()?;
+    let before = memory::active()?;
+    let y = make()?;
+    y.eval()?;
+    Ok(memory::peak()?.saturating_sub(before))
+}
+
+/// Prints the tables of all sizes.
+pub fn main() -> Result<()> {
+    run(&TIMED, &MEASURED, 21)
+}
+
+/// Prints both tables.
+pub fn run(timed: &[Size], measured: &[i32], runs: usize) -> Result<()> {
+    let gpu = Device::gpu().is_available();
+    let device = if gpu { Device::gpu() } else { Device::cpu() };
+    Stream::default_of(device)?.scope(|| {
+        println!("{HEADS} heads on {KV_HEADS}, causal, on {device}");
+        println!("positions  head  in blocks      with all scores");
+        for &size in timed {
+            let inputs = Inputs::new(size)?;
+            let fused = median(runs, &|| inputs.fused())?;
+            let whole = median(runs, &|| inputs.materialized())?;
+            let ratio = whole.as_secs_f64() / fused.as_secs_f64();
+            println!(
+                "{:>9}  {:>4}  {fused:>12.1?}  {whole:>12.1?}  {ratio:.2}",
+                size.0, size.1
+            );
+        }
+        println!("positions  bytes in blocks  bytes with all scores");
+        for &length in measured {
+            let inputs = Inputs::new((length, 256))?;
+            let fused = peak(&|| inputs.fused())?;
+            let whole = peak(&|| inputs.materialized())?;
+            println!("{length:>9}  {fused:>15}  {whole:>21}");
+        }
+        Ok(())
+    })
+}

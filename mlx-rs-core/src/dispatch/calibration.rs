@@ -1,0 +1,128 @@
+//! From which size on a GPU multiplies faster than the CPU: products of a decoder's shapes, timed
+//! on both.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{LEAST_THRESHOLD, MatMulBackend, Route};
+use crate::{Array, Result};
+
+/// The measured products, `[m, k]` times the transpose of `[n, k]`, by `(m, n, k)`: a head's
+/// scores, keys and values, the attention's projections, and the feed-forward part of a model of
+/// 2,560, for six positions.
+pub const SHAPES: [(i32, i32, i32); 4] = [
+    (6, 256, 256),
+    (6, 512, 2560),
+    (6, 2560, 2560),
+    (6, 10240, 2560),
+];
+
+/// Timed runs of each product on each device, after one that is not; the median counts.
+const RUNS: usize = 5;
+
+/// The times of one product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CalibrationPoint {
+    /// `(m, n, k)`.
+    pub shape: (i32, i32, i32),
+    /// `2 m n k`.
+    pub flops: u64,
+    /// On the CPU, the median.
+    pub cpu: Duration,
+    /// On the GPU, the median.
+    pub gpu: Duration,
+}
+
+/// What was measured, and what follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Calibration {
+    /// The least FLOPs of a product on the GPU; `u64::MAX` where the CPU was faster at the largest.
+    pub threshold: u64,
+    /// The products, by size.
+    pub points: Vec<CalibrationPoint>,
+}
+
+/// Times the products of [`SHAPES`] by `time`, which runs one on a device.
+///
+/// ```
+/// use std::time::Duration;
+/// use mlx_rs_core::dispatch::{Route, calibrate_by};
+/// // A GPU that takes a millisecond to start, and nothing then; a CPU of 100 GFLOPS.
+/// let found = calibrate_by(&mut |route, (m, n, k)| Ok(match route {
+///     Route::Gpu => Duration::from_millis(1),
+///     Route::Cpu => Duration::from_nanos(2 * (m * n) as u64 * k as u64 / 100),
+/// }))?;
+/// assert_eq!(found.threshold, 2 * 6 * 10_240 * 2560);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As `time`.
+pub fn calibrate_by(
+    time: &mut dyn FnMut(Route, (i32, i32, i32)) -> Result<Duration>,
+) -> Result<Calibration> {
+    let mut points = Vec::with_capacity(SHAPES.len());
+    for shape in SHAPES {
+        let mut median = |route: Route| -> Result<Duration> {
+            time(route, shape)?;
+            let mut times = (0..RUNS)
+                .map(|_| time(route, shape))
+                .collect::<Result<Vec<_>>>()?;
+            times.sort_unstable();
+            Ok(times[RUNS / 2])
+        };
+        let size = |n: i32| u64::from(n.unsigned_abs());
+        let (m, n, k) = shape;
+        points.push(CalibrationPoint {
+            shape,
+            flops: 2 * size(m) * size(n) * size(k),
+            cpu: median(Route::Cpu)?,
+            gpu: median(Route::Gpu)?,
+        });
+    }
+    points.sort_by_key(|point| point.flops);
+    // One lucky run of a small product does not count: from there on, the GPU wins.
+    let wins = points
+        .iter()
+        .rev()
+        .take_while(|point| point.gpu < point.cpu);
+    let threshold = wins.last().map_or(u64::MAX, |point| point.flops);
+    Ok(Calibration {
+        threshold: threshold.max(LEAST_THRESHOLD),
+        points,
+    })
+}
+
+/// The matrices of the measured products. Those of a shape stay for all of its runs, as a model's
+/// weights do.
+#[derive(Default)]
+pub(super) struct Products {
+    made: BTreeMap<(i32, i32, i32), (Array, Array)>,
+}
+
+impl Products {
+    /// How long `backend` takes for one product.
+    pub(super) fn time(
+        &mut self,
+        backend: &dyn MatMulBackend,
+        shape: (i32, i32, i32),
+    ) -> Result<Duration> {
+        if !self.made.contains_key(&shape) {
+            // The memory of one shape at a time.
+            self.made.clear();
+            let (m, n, k) = shape;
+            let matrix = |rows: i32| -> Result<Array> {
+                let count = i64::from(rows) * i64::from(k);
+                let values: Vec<f32> = (0..count).map(|i| (i % 17) as f32 * 0.125 - 1.0).collect();
+                Array::from_slice(&values, &[rows, k])
+            };
+            self.made.insert(shape, (matrix(m)?, matrix(n)?));
+        }
+        let Some((a, b)) = self.made.get(&shape) else {
+            return Ok(Duration::ZERO);
+        };
+        let began = Instant::now();
+        backend.matmul_transb(a, b)?;
+        Ok(began.elapsed())
+    }
+}
