@@ -1,7 +1,7 @@
 //! Tokenizers from GGUF metadata, where there is no `tokenizer.json`.
 //!
-//! There are two kinds: `gpt2` (byte-level BPE with a named pre-tokenizer) and `llama`
-//! (SentencePiece BPE with scores). The splitting expressions are those in the families'
+//! There are three kinds: `gpt2` (byte-level BPE with a named pre-tokenizer), `llama`
+//! (SentencePiece BPE with scores) and `gemma4` (BPE over characters, with merge rules). The splitting expressions are those in the families'
 //! `tokenizer.json` files.
 
 use std::collections::{HashMap, HashSet};
@@ -67,30 +67,39 @@ impl Tokenizer {
     /// As [`Tokenizer::from_gguf`].
     pub fn from_gguf_with(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<Self> {
         check(parts, limits)?;
-        let piece = match parts.model.as_str() {
-            Self::GGUF_BYTE_LEVEL => false,
-            "llama" => true,
+        let (piece, rules) = match parts.model.as_str() {
+            Self::GGUF_BYTE_LEVEL => (false, true),
+            "gemma4" => (true, true),
+            "llama" => (true, false),
             other => {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
                     format!(
-                        "tokenizer model {other:?} in tokenizer.ggml.model; supported are gpt2 and llama"
+                        "tokenizer model {other:?} in tokenizer.ggml.model; supported are gpt2, llama and gemma4"
                     ),
                 ));
             }
         };
         let (vocab, hidden) = vocabulary(&parts.tokens);
-        let space = piece && parts.add_space_prefix.unwrap_or(true);
-        let (mut engine, adds_bos) = if piece {
-            (sentence_piece(parts, vocab, space, limits)?, true)
-        } else {
-            byte_level(parts, vocab)?
+        let space = piece && parts.add_space_prefix.unwrap_or(!rules);
+        let (mut engine, adds_bos) = match (piece, rules) {
+            (true, true) => {
+                let merges = merges(parts, &vocab)?;
+                (marked(parts, (vocab, merges), space)?, true)
+            }
+            (true, false) => {
+                let merges = merges_by_score(parts, &vocab, limits)?;
+                (marked(parts, (vocab, merges), space)?, true)
+            }
+            (false, _) => byte_level(parts, vocab)?,
         };
+        // What SentencePiece numbers so, and files may leave out.
+        let usual = |id: u32| (piece && !rules).then_some(id);
         add_tokens(&mut engine, parts)?;
 
         let mut facts = Facts {
-            bos: parts.bos_id.or(piece.then_some(1)),
-            unk: parts.unk_id.or(piece.then_some(0)),
+            bos: parts.bos_id.or(usual(1)),
+            unk: parts.unk_id.or(usual(0)),
             pad: parts.pad_id,
             affixes: Some((
                 parts.add_bos.unwrap_or(adds_bos),
@@ -104,7 +113,7 @@ impl Tokenizer {
             .into_iter()
             .filter_map(|token| engine.token_to_id(token))
             .filter(|id| kind(parts, *id) == CONTROL);
-        let main = parts.eos_id.or(piece.then_some(2));
+        let main = parts.eos_id.or(usual(2));
         let mut seen = HashSet::new();
         facts.eos = main
             .into_iter()
@@ -281,7 +290,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
             splits: vec![Digits::new(true).into()],
             ..plain
         },
-        "llama-bpe" | "llama3" | "llama-v3" => Words {
+        "llama-bpe" | "llama3" | "llama-v3" | "lfm2" => Words {
             splits: vec![split(LLAMA3)?],
             gpt2: false,
             whole: true,
@@ -322,22 +331,24 @@ fn words(pre: Option<&str>) -> Result<Words> {
                 ErrorKind::Unsupported,
                 format!(
                     "pre-tokenizer {other:?} in tokenizer.ggml.pre; supported are default, gpt-2, smollm, \
-                     llama-bpe, dbrx, qwen2, deepseek-r1-qwen, exaone4, gpt-4o and tekken"
+                     llama-bpe, lfm2, dbrx, qwen2, deepseek-r1-qwen, exaone4, gpt-4o and tekken"
                 ),
             ));
         }
     })
 }
 
-fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)> {
-    let mut words = words(parts.pre.as_deref())?;
+/// The merge rules of a file, in order. A part of a rule may begin with a space.
+fn merges(parts: &GgufTokenizerParts, vocab: &Vocab) -> Result<Merges> {
     let mut merges = Merges::with_capacity(parts.merges.len());
     for (n, merge) in parts.merges.iter().enumerate() {
-        let Some((left, right)) = merge.split_once(' ') else {
+        let mut spaces = merge.char_indices().skip(1).filter(|(_, c)| *c == ' ');
+        let Some((at, _)) = spaces.next() else {
             return Err(bad(format!(
                 "rule {n} in tokenizer.ggml.merges is no pair: {merge:?}"
             )));
         };
+        let (left, right) = (&merge[..at], &merge[at + 1..]);
         let whole = format!("{left}{right}");
         if let Some(missing) = [left, right, &whole]
             .into_iter()
@@ -349,6 +360,12 @@ fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)
         }
         merges.push((left.to_owned(), right.to_owned()));
     }
+    Ok(merges)
+}
+
+fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)> {
+    let mut words = words(parts.pre.as_deref())?;
+    let merges = merges(parts, &vocab)?;
     let model = guarded("build the tokenizer", || {
         BPE::builder()
             .vocab_and_merges(vocab, merges)
@@ -373,12 +390,11 @@ fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)
 
 /// SentencePiece joins the two neighbors whose union has the best score, again and again. As merge
 /// rules: each split of each token into two others, the best score first.
-fn sentence_piece(
+fn merges_by_score(
     parts: &GgufTokenizerParts,
-    vocab: Vocab,
-    space: bool,
+    vocab: &Vocab,
     limits: &TextLimits,
-) -> Result<Engine> {
+) -> Result<Merges> {
     let Some(scores) = &parts.scores else {
         return Err(bad(
             "tokenizer model llama needs tokenizer.ggml.scores, which the file lacks",
@@ -417,20 +433,28 @@ fn sentence_piece(
         }
     }
     found.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let merges: Merges = found
-        .into_iter()
-        .map(|(_, left, right)| (left, right))
-        .collect();
+    let rules = found.into_iter().map(|(_, left, right)| (left, right));
+    Ok(rules.collect())
+}
+
+/// BPE over characters, with a marker in the place of spaces, which `space` puts before a text,
+/// too. What has no token becomes bytes, where these have theirs.
+fn marked(
+    parts: &GgufTokenizerParts,
+    (vocab, merges): (Vocab, Merges),
+    space: bool,
+) -> Result<Engine> {
     let fallback = (0..=255u8).all(|byte| {
         let token = format!("<0x{byte:02X}>");
         byte_token(&token).is_some() && vocab.contains_key(&token)
     });
-    let unk = parts.unk_id.unwrap_or(0);
+    let by_score = parts.model == "llama";
+    let unk = parts.unk_id.or(by_score.then_some(0));
     let mut builder = BPE::builder()
         .vocab_and_merges(vocab, merges)
         .byte_fallback(fallback)
         .fuse_unk(true);
-    if let Some(unk) = text(parts, unk) {
+    if let Some(unk) = unk.and_then(|id| text(parts, id)) {
         builder = builder.unk_token(unk.to_owned());
     }
     let model = guarded("build the tokenizer", || builder.build())?;

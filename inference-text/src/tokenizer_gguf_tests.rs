@@ -19,6 +19,7 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
         Some("gpt-2"),
         Some("smollm"),
         Some("llama-bpe"),
+        Some("lfm2"),
         Some("dbrx"),
         Some("qwen2"),
         Some("tekken"),
@@ -238,5 +239,54 @@ fn ids_are_those_of_sentence_piece() {
             "{:?}",
             case.text
         );
+    }
+}
+
+/// The ids of a BPE in plain Python (`tools/golden/text_gemma4_golden.py`).
+#[test]
+fn ids_of_gemma4_are_those_of_its_merge_rules() {
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        tokens: Vec<String>,
+        token_types: Vec<i32>,
+        merges: Vec<String>,
+        texts: Vec<Case>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Case {
+        text: String,
+        ids: Vec<u32>,
+    }
+    let golden: Golden =
+        serde_json::from_str(include_str!("../tests/fixtures/text_gemma4_golden.json")).unwrap();
+    assert!(golden.texts.len() >= 20 && golden.merges.len() > 100);
+    let parts = GgufTokenizerParts {
+        model: "gemma4".into(),
+        tokens: golden.tokens,
+        token_types: Some(golden.token_types),
+        merges: golden.merges,
+        bos_id: Some(2),
+        eos_id: Some(1),
+        unk_id: Some(3),
+        extra_eos_ids: vec![4],
+        add_bos: Some(true),
+        add_space_prefix: Some(false),
+        ..GgufTokenizerParts::default()
+    };
+    let t = Tokenizer::from_gguf(&parts).unwrap();
+    for case in golden.texts {
+        let text = &case.text;
+        assert_eq!(t.encode_plain(text).unwrap(), case.ids, "{text:?}");
+        let decoded = text.replace('\u{2581}', " ");
+        assert_eq!(t.decode(&case.ids).unwrap(), decoded, "{text:?}");
+    }
+    assert_eq!(t.encode("a<turn|>", true).unwrap()[0], 2);
+    assert_eq!(t.encode("<turn|>", false).unwrap(), [4]);
+    assert_eq!(t.eos_ids(), [1, 4]);
+    for (merge, what) in [("ab", "is no pair"), ("a \u{1F600}", "lacks")] {
+        let mut parts = parts.clone();
+        parts.merges.push(merge.to_owned());
+        let error = Tokenizer::from_gguf(&parts).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
     }
 }

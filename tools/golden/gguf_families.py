@@ -41,6 +41,10 @@ FAMILIES = {
     "starcoder2": ("starcoder2", "qwen2"),
     "llama-yarn": ("llama", "qwen2"),
     "gpt-oss-mxfp4": ("gpt-oss", "qwen2"),
+    "gemma4-small": ("gemma4", "qwen2"),
+    "gemma4-large": ("gemma4", "qwen2"),
+    "lfm2": ("lfm2", "qwen2"),
+    "lfm2-moe": ("lfm2moe", "qwen2"),
 }
 PERMUTED = ("llama", "granite", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -58,6 +62,10 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
     hidden = first(config, "hidden_size", "n_embd")
     heads = first(config, "num_attention_heads", "n_head")
     head_dim = first(config, "head_dim", default=hidden // heads)
+    if architecture == "gemma4":
+        return gemma4_metadata(writer, config)
+    if architecture in ("lfm2", "lfm2moe"):
+        return lfm2_metadata(writer, config)
     rope = first(config, "rope_parameters", "rope_scaling", default={})
     rope = rope.get("full_attention", rope)
     writer.add_name("tiny")
@@ -116,6 +124,72 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
 
 
+def gemma4_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The keys of Gemma 4: numbers by layer, sizes of full layers, and those of sliding ones with names of their own."""
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    rope = config["rope_parameters"]
+    writer.add_name("tiny")
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(config["global_head_dim"])
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    writer.add_key_length(config["global_head_dim"])
+    writer.add_value_length(config["global_head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    width = config["intermediate_size"]
+    if config["use_double_wide_mlp"]:
+        writer.add_feed_forward_length([width if i < layers - shared else 2 * width for i in range(layers)])
+    else:
+        writer.add_feed_forward_length(width)
+    heads, full_heads = config["num_key_value_heads"], config.get("num_global_key_value_heads")
+    writer.add_head_count_kv(heads if full_heads is None else [heads if own else full_heads for own in slides])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def lfm2_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The keys of LFM2: layers without key heads are convolutions, and the width is the adjusted one."""
+    layers, width = config["num_hidden_layers"], first(config, "block_ff_dim", "intermediate_size")
+    if config.get("block_auto_adjust_ff_dim"):
+        width = int(config["block_ffn_dim_multiplier"] * int(2 * width / 3))
+        width = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
+    kinds = config.get("layer_types") or [
+        "full_attention" if i in config["full_attn_idxs"] else "conv" for i in range(layers)
+    ]
+    heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
+    writer.add_name("tiny")
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(heads)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if experts := config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 def tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
     tokens, merges = tiny_tokenizer.vocabulary()
     specials = len(tiny_tokenizer.SPECIALS)
@@ -141,7 +215,14 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
     out: dict[str, np.ndarray] = {}
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, value in weights.items():
-        if ".experts." in name:
+        if architecture == "gemma4":
+            if name.endswith((".router.scale", ".router.per_expert_scale")):
+                # The factors of experts stand beside their down projection.
+                part = "ffn_gate_inp" if name.endswith("r.scale") else "ffn_down_exps"
+                out[f"blk.{name.split('.')[2]}.{part}.scale"] = value
+                continue
+            name = name if name.endswith(".weight") else f"{name}.weight"
+        elif ".experts." in name:
             before, after = name.split(".experts.")
             number, part, _ = after.split(".")
             layer = before.split(".")[2]
@@ -154,6 +235,10 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
             value = permute(value, kv_heads)
         if architecture in PLUS_ONE and name.endswith("norm.weight"):
             value = value + 1.0
+        if name.endswith(".expert_bias"):
+            name += ".bias"  # as the converter does
+        if architecture in ("lfm2", "lfm2moe") and name.endswith("conv.conv.weight"):
+            value = value.reshape(value.shape[0], -1)  # without the axis of length one
         if architecture == "gpt2":
             name = name.removeprefix("transformer.")
             if value.ndim == 2 and name.startswith("h."):
@@ -168,6 +253,11 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
         out[key] = np.stack([parts[number] for number in range(len(parts))])
     if architecture == "gpt2":
         out["output.weight"] = out["token_embd.weight"]  # the converter writes it twice
+    if architecture == "gemma4":
+        # Only a part of a full layer's head rotates: the other pairs have waves without end.
+        pairs = config["global_head_dim"] // 2
+        turning = int(pairs * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+        out["rope_freqs.weight"] = np.array([1.0] * turning + [1e30] * (pairs - turning), dtype=np.float32)
     if architecture == "exaone4":
         out["rope_freqs.weight"] = llama3_factors(config)
     if architecture == "phi3":
@@ -209,10 +299,23 @@ def stored(path: Path) -> dict[str, np.ndarray]:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}
     except TypeError:  # numpy has no bfloat16
-        import torch
+        return as_float32(path.read_bytes())
 
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).to(torch.float32).numpy() for name in file.keys()}
+
+def as_float32(file: bytes) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors file of bfloat16 and float32, which are the upper halves of float32 and itself."""
+    length = int.from_bytes(file[:8], "little")
+    header, data = json.loads(file[8 : 8 + length]), file[8 + length :]
+    out = {}
+    for name, info in header.items():
+        if name == "__metadata__":
+            continue
+        raw = data[slice(*info["data_offsets"])]
+        bits = np.frombuffer(raw, "<u2").astype(np.uint32) << 16 if info["dtype"] == "BF16" else np.frombuffer(raw, "<u4")
+        if info["dtype"] not in ("BF16", "F32"):
+            raise ValueError(f"{name} is {info['dtype']}")
+        out[name] = bits.view(np.float32).reshape(info["shape"])
+    return out
 
 
 def llama3_factors(config: dict[str, Any]) -> np.ndarray:

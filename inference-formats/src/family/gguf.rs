@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::Names;
 use crate::error::Result;
 use crate::gguf::keys::Keys;
-use crate::gguf::{GgufArray, GgufValue};
+use crate::gguf::{Gguf, GgufArray, GgufValue};
 use crate::limits;
 
 /// The GGUF files of one family.
@@ -32,6 +32,9 @@ pub struct GgufFamily {
     /// Whether a `config.json` says if there are biases. In other families they are a part of the
     /// architecture, or there are none.
     pub optional_biases: bool,
+    /// Whether widths and numbers of heads may differ between layers. `read` says how; the fields
+    /// that all families have are those of the first layer.
+    pub layers_differ: bool,
     /// The fields that only this family has, from the metadata.
     pub(crate) read: fn(&GgufHeader<'_>) -> Result<Value>,
     /// Changes the fields of a `config.json` to those that its readers expect.
@@ -42,6 +45,8 @@ pub struct GgufFamily {
     pub(crate) own: Names,
     /// Names in `blk.N`: GGUF's, and those of transformers.
     pub(crate) block: Names,
+    /// Names in blocks with GGUF's suffix, and those of transformers, which have none.
+    pub(crate) whole: Names,
     /// Names outside of blocks.
     pub(crate) global: Names,
     /// The prefix of blocks in transformers, before their number.
@@ -125,11 +130,13 @@ impl GgufFamily {
             layer_norm: false,
             norm_plus_one: false,
             optional_biases: false,
+            layers_differ: false,
             read: |_| Ok(Value::Null),
             write: |_| {},
             export: None,
             own: &[],
             block: BLOCK,
+            whole: &[],
             global: GLOBAL,
             prefix: "model.layers.",
             mixture: "mlp",
@@ -139,6 +146,7 @@ impl GgufFamily {
 
 /// The metadata of a file, with the sizes that all families have.
 pub(crate) struct GgufHeader<'a> {
+    pub file: &'a Gguf,
     pub keys: Keys<'a>,
     pub layers: usize,
     pub hidden: usize,
@@ -159,6 +167,34 @@ impl GgufHeader<'_> {
     pub fn experts(&self) -> Result<Option<usize>> {
         let found = self.keys.uint("expert_count", 0, limits::EXPERTS)?;
         Ok(found.filter(|n| *n > 0))
+    }
+
+    /// A number of each layer, of which a file may have one for all.
+    pub fn by_layer(
+        &self,
+        name: &str,
+        (least, most): (usize, usize),
+    ) -> Result<Option<Vec<usize>>> {
+        let Some(values) = self.keys.metadata.i32s(&self.keys.key(name))? else {
+            return Ok(None);
+        };
+        let number = |&n: &i32| match usize::try_from(n) {
+            Ok(n) if (least..=most).contains(&n) => Ok(n),
+            _ => {
+                let message = format!("is {n} in a layer; it must be from {least} to {most}");
+                Err(self.keys.wrong(name, message))
+            }
+        };
+        match values.as_slice() {
+            [one] => Ok(Some(vec![number(one)?; self.layers])),
+            all if all.len() == self.layers => {
+                all.iter().map(number).collect::<Result<_>>().map(Some)
+            }
+            all => {
+                let message = format!("has {} values for {} layers", all.len(), self.layers);
+                Err(self.keys.wrong(name, message))
+            }
+        }
     }
 
     /// The kinds of layers: a bool for each, true for sliding ones, or a number n that makes each

@@ -2,13 +2,30 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, is_set, list_layers, rename};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Names, Recurrence, Windows, fill, is_set,
+    list_layers, rename,
+};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
     reply: Some("lfm2"),
+    gguf: Some(GgufFamily {
+        layers_differ: true,
+        read: |header| {
+            let mut fields = convolutions(header)?;
+            // The file has the width as it is.
+            fields["block_auto_adjust_ff_dim"] = json!(false);
+            Ok(fields)
+        },
+        own: NAMES,
+        global: GLOBAL,
+        ..GgufFamily::new("lfm2")
+    }),
     ..Family::new("lfm2", "Lfm2ForCausalLM", DEFAULTS)
 };
 
@@ -18,6 +35,52 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     rope_theta: 1e6,
     windows: Windows::Never,
 };
+
+/// Names in blocks of GGUF files, those of experts, too.
+pub(super) const NAMES: Names = &[
+    ("attn_norm", "operator_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("attn_q_norm", "self_attn.q_layernorm"),
+    ("attn_k_norm", "self_attn.k_layernorm"),
+    ("attn_output", "self_attn.out_proj"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.out_proj", "conv.out_proj"),
+    ("ffn_gate", "feed_forward.w1"),
+    ("ffn_up", "feed_forward.w3"),
+    ("ffn_down", "feed_forward.w2"),
+    ("ffn_gate_inp", "feed_forward.gate"),
+    ("ffn_gate_exps", "feed_forward.switch_mlp.gate_proj"),
+    ("ffn_up_exps", "feed_forward.switch_mlp.up_proj"),
+    ("ffn_down_exps", "feed_forward.switch_mlp.down_proj"),
+];
+
+/// Names outside of blocks.
+pub(super) const GLOBAL: Names = &[
+    ("token_embd", "model.embed_tokens"),
+    ("token_embd_norm", "model.embedding_norm"),
+    ("output", "lm_head"),
+];
+
+/// The layers of a GGUF file: those without key heads are convolutions.
+pub(super) fn convolutions(header: &GgufHeader<'_>) -> Result<Value> {
+    let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
+    let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
+    let most = heads.iter().copied().max().unwrap_or_default();
+    if let Some((layer, n)) = (0..).zip(&heads).find(|(_, n)| ![0, most].contains(*n)) {
+        let message = format!("is {n} in layer {layer} and {most} in others; 0 is the only other");
+        return Err(header.keys.unsupported("attention.head_count_kv", message));
+    }
+    let kind = |n: &usize| match n {
+        0 => "conv",
+        _ => "full_attention",
+    };
+    Ok(json!({
+        "layer_types": heads.iter().map(kind).collect::<Vec<_>>(),
+        "conv_L_cache": header.keys.required("shortconv.l_cache", limits::HIDDEN)?,
+        "conv_bias": false,
+    }))
+}
 
 fn complete(map: &mut Map<String, Value>) {
     fill(

@@ -67,6 +67,23 @@ impl Keys<'_> {
         }
     }
 
+    /// Of a number that a file may give for each layer, the first that is not 0: layers without
+    /// what it counts have 0.
+    pub fn of_first_layer(&self, name: &str, most: usize) -> Result<Option<usize>> {
+        let Some(values) = self.metadata.i32s(&self.key(name))? else {
+            return Ok(None);
+        };
+        match values
+            .iter()
+            .find(|n| **n != 0)
+            .map(|&n| (n, usize::try_from(n)))
+        {
+            Some((_, Ok(n))) if (1..=most).contains(&n) => Ok(Some(n)),
+            Some((n, _)) => Err(self.wrong(name, format!("is {n}; it must be from 1 to {most}"))),
+            None => Err(self.wrong(name, "has no number above 0")),
+        }
+    }
+
     pub fn positive(&self, name: &str) -> Result<Option<f32>> {
         match self.metadata.f32(&self.key(name))? {
             Some(f) if !(f.is_finite() && f > 0.0) => {

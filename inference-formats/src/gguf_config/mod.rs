@@ -1,5 +1,7 @@
 //! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
 
+#[cfg(test)]
+mod layer_tests;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -77,6 +79,10 @@ fn read(
     family: &GgufFamily,
 ) -> Result<Map<String, Value>> {
     let metadata = keys.metadata;
+    let number = |name: &str, most: usize| match family.layers_differ {
+        true => keys.of_first_layer(name, most),
+        false => keys.per_layer(name, most),
+    };
     let layers = keys.required("block_count", limits::LAYERS)?;
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
     let heads = keys
@@ -101,13 +107,11 @@ fn read(
         "model_type": model_type,
         "hidden_size": hidden_size,
         "num_hidden_layers": layers,
-        "intermediate_size": keys
-            .per_layer("feed_forward_length", limits::INTERMEDIATE)?
+        "intermediate_size": number("feed_forward_length", limits::INTERMEDIATE)?
             .or(keys.uint("expert_feed_forward_length", 1, limits::INTERMEDIATE)?)
             .ok_or_else(|| metadata.missing(&keys.key("feed_forward_length")))?,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys
-            .per_layer("attention.head_count_kv", limits::HEADS)?
+        "num_key_value_heads": number("attention.head_count_kv", limits::HEADS)?
             .unwrap_or(heads),
         "head_dim": head_dim,
         "rms_norm_eps": keys
@@ -126,6 +130,7 @@ fn read(
         return Ok(Map::new());
     };
     let header = GgufHeader {
+        file,
         keys,
         layers,
         hidden: hidden_size,

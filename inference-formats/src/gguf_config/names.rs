@@ -10,7 +10,12 @@ const KEPT: [&str; 3] = [
 ];
 
 /// Parts of blocks whose names have no suffix in transformers.
-const BARE: [&str; 1] = ["self_attn.sinks"];
+const BARE: [&str; 4] = [
+    "self_attn.sinks",
+    "layer_scalar",
+    "experts.gate_up_proj",
+    "experts.down_proj",
+];
 
 /// The tensor names of one family.
 #[derive(Debug, Clone)]
@@ -44,6 +49,12 @@ impl GgufNames {
         if KEPT.contains(&name) {
             return Some(name.to_owned());
         }
+        let in_block = name.strip_prefix(self.family.prefix);
+        if let Some((layer, part)) = in_block.and_then(|rest| rest.split_once('.'))
+            && let Some((to, _)) = self.family.whole.iter().find(|(_, from)| *from == part)
+        {
+            return Some(format!("blk.{layer}.{to}"));
+        }
         let (stem, suffix) = match BARE.iter().any(|part| name.ends_with(part)) {
             true => (name, "weight"),
             false => name.rsplit_once('.')?,
@@ -66,6 +77,13 @@ impl GgufNames {
 
     /// The inverse of [`Self::tensor`]. `None` for a tensor without another name.
     pub fn usual(&self, stored: &str) -> Option<String> {
+        let in_block = stored.strip_prefix("blk.");
+        if let Some((layer, part)) = in_block.and_then(|rest| rest.split_once('.'))
+            && let Some((_, to)) = self.family.whole.iter().find(|(from, _)| *from == part)
+        {
+            layer.parse::<usize>().ok()?;
+            return Some(format!("{}{layer}.{to}", self.family.prefix));
+        }
         let (stem, suffix) = stored.rsplit_once('.')?;
         if !matches!(suffix, "weight" | "bias") {
             return None;

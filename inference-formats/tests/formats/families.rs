@@ -20,7 +20,9 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     (
         "inference-text",
         "tokenizer_gguf",
-        &["exaone4", "gpt2", "llama", "qwen2", "smollm"],
+        &[
+            "exaone4", "gemma4", "gpt2", "lfm2", "llama", "qwen2", "smollm",
+        ],
     ),
     // Kinds of layers, as configurations list them.
     ("inference-formats", "config::layers", &["mamba"]),

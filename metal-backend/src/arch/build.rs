@@ -251,6 +251,13 @@ impl<'a> Builder<'a> {
                 )));
             }
         }
+        // GGUF files say with such a tensor how much of a head rotates, which the configuration has.
+        if let crate::checkpoint::config::RopeScaling::Proportional { .. } =
+            self.config.rope.scaling
+        {
+            self.weights.ignore("rope_freqs");
+            return Ok(rope);
+        }
         // GGUF files store llama 3's scaling as a tensor of factors.
         match self
             .weights
@@ -437,11 +444,14 @@ impl<'a> Builder<'a> {
     /// When a tensor is missing or of another shape.
     pub fn causal_conv(&mut self, prefix: &str, channels: i32, width: i32) -> Result<CausalConv> {
         let name = format!("{prefix}.weight");
-        let shape = match self.weights.shape(&name) {
-            Some([_, _, 1]) => [channels, width, 1],
-            _ => [channels, 1, width],
+        let value = match self.weights.shape(&name) {
+            Some([_, _, 1]) => self.weights.tensor(&name, &[channels, width, 1])?,
+            // As GGUF files have it.
+            Some([_, _]) => (self.weights.tensor(&name, &[channels, width])?)
+                .reshape(&[channels, 1, width])
+                .map_err(engine("weights"))?,
+            _ => self.weights.tensor(&name, &[channels, 1, width])?,
         };
-        let value = self.weights.tensor(&name, &shape)?;
         // No matrix: nothing of low rank can be added to it.
         let kind = SlotKind::Norm { plus: 0.0 };
         let slot = (self.weights).slot(prefix, kind, &Weight::Dense(value.clone()));

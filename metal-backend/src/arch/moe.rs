@@ -72,16 +72,18 @@ pub fn fused_experts(
     activation: Gate,
 ) -> Result<Experts> {
     let hidden = b.dims.hidden;
-    let both = b
-        .weights
-        .expert_tensor(&gate_up, &[count, 2 * width, hidden])?;
-    let both = Weight::Dense(both);
+    // In GGUF files, stacks may be packed.
+    let stacked = |b: &mut Builder<'_>, name: &str, shape: &[i32]| match b.weights.is_gguf() {
+        true => b.weights.stack(name, shape),
+        false => b.weights.expert_tensor(name, shape).map(Weight::Dense),
+    };
+    let both = stacked(b, &gate_up, &[count, 2 * width, hidden])?;
     let half = |from: i32| -> Result<ExpertLinear> {
         let rows = both.rows(from, from + width).map_err(engine("weights"))?;
         b.weights.expert_layer(rows, None)
     };
     let (gate, up) = (half(0)?, half(width)?);
-    let down = Weight::Dense(b.weights.expert_tensor(&down, &[count, hidden, width])?);
+    let down = stacked(b, &down, &[count, hidden, width])?;
     Ok(Experts {
         gate: Some(gate),
         up,

@@ -81,10 +81,15 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 "has {rows} rows, which do not divide into {heads} heads"
             )));
         }
+        // A short convolution has an axis of length one in transformers, between those of the file.
+        let mut shape = tensor.shape.clone();
+        if name.ends_with(".conv.weight") && shape.len() == 2 {
+            shape.insert(1, 1);
+        }
         found.push(Tensor {
             name,
             dtype,
-            shape: tensor.shape.clone(),
+            shape,
             stored: Stored::Gguf {
                 name: stored.clone(),
                 kind: tensor.kind,
@@ -103,7 +108,10 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or_default();
     let (family, gguf) = family(&config).ok_or_else(|| no_family(file, &config))?;
-    if let Some(scaling) = rope_scaling(file, architecture)? {
+    // Of a family with rotations by kind of layer, the factors are read already.
+    if !config.contains_key("rope_parameters")
+        && let Some(scaling) = rope_scaling(file, architecture)?
+    {
         config.insert("rope_scaling".into(), scaling);
     }
     if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") {
