@@ -186,7 +186,7 @@ fn an_encoder_says_that_it_writes_no_text() {
         LoadOptions::new().with_context_len(8),
     ] {
         let options = options.with_backend("cpu");
-        let error = inference::load_model(&fixture("encoders/bert"), &options).err();
+        let error = inference::load_model(fixture("encoders/bert"), &options).err();
         assert_eq!(error.unwrap().kind(), ErrorKind::Unsupported);
     }
     model.close().unwrap();
