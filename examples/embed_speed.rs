@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = inference::load_model(model, &LoadOptions::new().with_backend("cpu"))?;
     let embedder = model.as_embedding_model().ok_or("it makes no vectors")?;
     let options = EmbedOptions::new().with_truncate(true);
-    let mut run = || embedder.embed(&prompts, &options, &Interrupt::new());
+    let run = || embedder.embed(&prompts, &options, &Interrupt::new());
     run()?;
     let (mut best, end) = (
         f64::INFINITY,
