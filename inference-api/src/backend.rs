@@ -11,6 +11,7 @@ use crate::inspect::{AttentionInspector, EmbeddingModel};
 use crate::message::{Message, Prompt};
 use crate::metrics::GenerateMetrics;
 use crate::options::{GenerateOptions, LoadOptions};
+use crate::profile::ProfiledModel;
 use crate::prompt_cache::PromptCacheModel;
 use crate::routed::RoutedModel;
 use crate::steering::SteerableModel;
@@ -257,6 +258,11 @@ pub trait TextModel: Send + Sync {
 
     /// The model as one that was loaded with a plan for its feed-forward parts, where it was.
     fn as_routed(&self) -> Option<&dyn RoutedModel> {
+        None
+    }
+
+    /// The model as one that measures its steps, where it does.
+    fn as_profiled(&self) -> Option<&dyn ProfiledModel> {
         None
     }
 

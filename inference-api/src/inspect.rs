@@ -163,6 +163,29 @@ pub struct FeedForwardWeights {
     pub down_bias: Option<Vec<f32>>,
 }
 
+/// The matrices of a layer's attention, row by row, in the numbers that the backend computes with.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AttentionProjections {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key heads; those of queries are groups that share one.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// The rows of the query matrix, `[num_heads * head_dim, hidden_size]`.
+    pub queries: Vec<f32>,
+    /// The rows of the key matrix, `[num_kv_heads * head_dim, hidden_size]`.
+    pub keys: Vec<f32>,
+    /// The rows of the value matrix, `[num_kv_heads * head_dim, hidden_size]`.
+    pub values: Vec<f32>,
+    /// The columns of the output matrix, `[num_heads * head_dim, hidden_size]`.
+    pub outputs: Vec<f32>,
+}
+
 /// A model that shows its attention.
 pub trait AttentionInspector: TextModel {
     /// Runs the prompt once and returns what attention saw.
@@ -303,6 +326,46 @@ pub trait AttentionInspector: TextModel {
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
             "this backend does not show the weights of feed-forward parts",
+        ))
+    }
+
+    /// The matrices of a layer's attention.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidOption`] for a layer that is not there, and
+    /// [`crate::ErrorKind::Unsupported`] for one without plain attention or without keys of its
+    /// own, and where the backend does not have it.
+    fn attention_projections(&self, layer: usize) -> Result<AttentionProjections> {
+        let _ = layer;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show the matrices of attention",
+        ))
+    }
+
+    /// The embeddings of tokens, `[tokens, hidden_size]` row-major, as the table has them.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidOption`] for a token outside of the vocabulary, and
+    /// [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    fn token_embeddings(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let _ = tokens;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not show embeddings of tokens",
+        ))
+    }
+
+    /// The products of the embeddings of all tokens, as the table has them, and some vectors,
+    /// `[vectors, hidden_size]` row-major: one list of `vocab_size` numbers a vector.
+    ///
+    /// # Errors
+    /// As [`AttentionInspector::unembed`].
+    fn token_scores(&self, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
+        let _ = vectors;
+        Err(crate::error::Error::new(
+            crate::error::ErrorKind::Unsupported,
+            "this backend does not multiply with embeddings of tokens",
         ))
     }
 

@@ -27,8 +27,8 @@
 //! - Asynchronous programs have the feature `async`: `AsyncTokens` is a `Stream` of tokens on any
 //!   executor.
 //! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and
-//!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`] and
-//!   [`TextModel::as_attention_inspector`];
+//!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`],
+//!   [`TextModel::as_profiled`] and [`TextModel::as_attention_inspector`];
 //!   [`Capabilities`] tell beforehand.
 //! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
 //!   work.
@@ -76,6 +76,7 @@ mod inspect;
 mod message;
 mod metrics;
 mod options;
+mod profile;
 mod prompt_cache;
 mod registry;
 mod routed;
@@ -94,16 +95,17 @@ pub use discover::{Discover, DiscoveredModel, ModelFormat, Quantization, discove
 pub use error::{Error, ErrorKind, Result};
 pub use info::ModelInfo;
 pub use inspect::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, FeedForwardInputs,
-    FeedForwardWeights, HiddenStates, LayerTrace, Pooling, ResidualTrace,
+    AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights, EmbeddingModel,
+    FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace, Pooling, ResidualTrace,
 };
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{
     ComputeType, ConstraintOptions, FeedForwardPlan, FeedForwardStrategy, GenerateOptions,
-    LoadOptions, OutputOptions, PenaltyOptions, Precision, PrefillOptions, Progress,
+    LoadOptions, OutputOptions, PenaltyOptions, Precision, PrefillOptions, Progress, SamplerOrder,
     SamplingOptions, SpeculativeOptions, Split, StopOptions,
 };
+pub use profile::{PartTime, ProfiledModel, StepPart, StepProfile};
 pub use prompt_cache::PromptCacheModel;
 pub use registry::{
     BackendRegistration, PREFERENCE, availability, backend, backends, default_backend, duplicates,

@@ -31,8 +31,8 @@ mod load;
 
 pub use feed_forward::{FeedForwardPlan, FeedForwardStrategy};
 pub use groups::{
-    ConstraintOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplingOptions,
-    SpeculativeOptions, StopOptions,
+    ConstraintOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplerOrder,
+    SamplingOptions, SpeculativeOptions, StopOptions,
 };
 pub use load::{ComputeType, LoadOptions, Precision, Split};
 
@@ -186,6 +186,8 @@ impl GenerateOptions {
         with_xtc_probability(sampling.xtc_probability: f32);
         /// Sets the probability from which tokens count as most probable for XTC.
         with_xtc_threshold(sampling.xtc_threshold: f32);
+        /// Sets the order of filters and temperature.
+        with_sampler_order(sampling.sampler_order: SamplerOrder);
         /// Sets the seed of the draws.
         with_seed(sampling.seed: impl Into<Option<u64>>);
 

@@ -15,12 +15,13 @@
 //! | [`trace_store`] | what does each part of a model add, token by token, as a file? |
 //! | [`window_store`] | how are a few vectors for each window of a long context stored? |
 //! | [`vindex`] | what do the features of feed-forward parts answer to, and add, as files? |
+//! | [`walkers`] | what do the weights alone connect: edges, circuits of heads, vectors as JSON? |
 //! | [`report`] | a folder of results as one summary, charts and an HTML page |
 //!
 //! Rows are stimuli and columns are elements of a hidden state in every [`Matrix`].
 //!
-//! Without the default feature `statistics` the crate has [`files`], [`trace_store`], [`vindex`] and
-//! [`window_store`] only.
+//! Without the default feature `statistics` the crate has [`files`], [`trace_store`], [`vindex`],
+//! [`walkers`] and [`window_store`] only.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -57,6 +58,7 @@ pub mod rsa;
 pub mod stimuli;
 pub mod trace_store;
 pub mod vindex;
+pub mod walkers;
 pub mod window_store;
 
 pub use error::{Error, Result};

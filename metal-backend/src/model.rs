@@ -11,8 +11,9 @@ use std::sync::Arc;
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, Interrupt,
-    LogitsOutput, Message, ModelInfo, Prepared, Prompt, PromptCacheModel, Result, RoutedModel,
-    SteerableModel, Steering, TextModel, Token, TokenModel, TokenStream, TrainableModel,
+    LogitsOutput, Message, ModelInfo, Prepared, ProfiledModel, Prompt, PromptCacheModel, Result,
+    RoutedModel, SteerableModel, Steering, TextModel, Token, TokenModel, TokenStream,
+    TrainableModel,
 };
 use mlx_rs_core::{concatenate, eval};
 
@@ -183,6 +184,10 @@ impl TextModel for MlxModel {
 
     fn as_routed(&self) -> Option<&dyn RoutedModel> {
         (!self.engine.feed_forward().is_dense()).then_some(self)
+    }
+
+    fn as_profiled(&self) -> Option<&dyn ProfiledModel> {
+        Some(self.whole()?)
     }
 
     fn as_steerable(&self) -> Option<&dyn SteerableModel> {

@@ -127,6 +127,7 @@ const ORDER: &[&str] = &[
     "sampling::top_k",
     "sampling::top_p",
     "sampling::sample",
+    "sampling::temperature_first",
     "testing::allocations",
     "testing",
     "simd::neon::intrinsics_tests",

@@ -383,6 +383,7 @@ mod sample_32k {
         xtc: None,
         top_k: 0,
         scale: 1.25,
+        temperature_first: false,
         uniform: 0.5,
     };
 

@@ -16,6 +16,7 @@ use super::load::{LoadArgs, ModelArgs, at_least_one, load};
 use super::progress::CountBar;
 use super::records::{InputArgs, Record};
 use super::sampling::SamplingArgs;
+use super::steer::SteerArgs;
 
 /// The longest line of results that is read again: no reply is near it.
 const MAX_LINE: u64 = 64 << 20;
@@ -39,6 +40,8 @@ pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
+    steer: SteerArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -46,6 +49,7 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut options = args.sampling.options()?;
     args.engine.apply(&mut options)?;
+    options.steering = args.steer.read()?;
     let mut records = args.input.read(console)?;
     if let Some(path) = &args.output {
         let done = finished(path)?;

@@ -9,6 +9,7 @@ use inference::{BatchEvent, GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
 use super::bench_many::{self, Size};
+use super::bench_profile;
 use super::console::{Console, bytes};
 use super::failure::Failure;
 use super::load::{LoadArgs, ModelArgs, at_least_one, load};
@@ -39,6 +40,10 @@ pub struct Args {
     /// twice as many prompts, and the cost of sampling
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     together: Option<usize>,
+    /// Also measure the parts of a decode step (norm, qkv, attention, mlp, head, sampling), layer by
+    /// layer: half of --generate-tokens steps in parts, and half without, in turn
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     pub load: LoadArgs,
 }
@@ -75,6 +80,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             console.note(&format!("{rows} requests together: {rate:.1} tok/s"));
             object.insert("batch_rows".into(), json!(rows));
             object.insert("batch_tokens_per_second".into(), json!(rate));
+        }
+        if args.profile {
+            let prompt = prompt(args, model)?;
+            let profile = bench_profile::run(model, &prompt, args.generate_tokens, console)?;
+            object.insert("profile".into(), profile);
         }
     }
     console.json(&object)
@@ -139,6 +149,13 @@ impl Measured {
     }
 }
 
+/// The prompt of every run.
+fn prompt(args: &Args, model: &dyn TextModel) -> Result<Prompt, Failure> {
+    let vocab = model.info().vocab_size;
+    let ids = prompt_ids(args.prompt_tokens, vocab, &eos_tokens(model))?;
+    Ok(Prompt::Tokens(ids))
+}
+
 fn measure(
     args: &Args,
     model: &dyn TextModel,
@@ -148,14 +165,16 @@ fn measure(
     if let Some(prompts) = &info.prompts {
         console.note(&format!("prompts: inputs as {prompts}"));
     }
-    let needed = args.prompt_tokens.saturating_add(args.generate_tokens);
+    let needed = args.prompt_tokens.saturating_add(match args.profile {
+        true => bench_profile::positions(args.generate_tokens).max(args.generate_tokens),
+        false => args.generate_tokens,
+    });
     if let Some(room) = info.context_length.filter(|&room| room < needed) {
         return Err(Failure::failed(format!(
             "--prompt-tokens and --generate-tokens are {needed} tokens together, and the model's context holds {room}"
         )));
     }
-    let eos = eos_tokens(model);
-    let prompt = Prompt::Tokens(prompt_ids(args.prompt_tokens, info.vocab_size, &eos)?);
+    let prompt = prompt(args, model)?;
     let mut measured = Measured {
         first_token_seconds: 0.0,
         runs: Vec::with_capacity(args.repeat.min(1024)),
@@ -163,7 +182,8 @@ fn measure(
     };
     let warm = args.generate_tokens.min(WARMUP_TOKENS);
     let total = (args.prompt_tokens.saturating_add(warm)).saturating_mul(args.warmup);
-    let total = total.saturating_add(needed.saturating_mul(args.repeat));
+    let each = args.prompt_tokens.saturating_add(args.generate_tokens);
+    let total = total.saturating_add(each.saturating_mul(args.repeat));
     let bar = TokenBar::start("measuring", total as u64, console);
     for number in 0..args.warmup.saturating_add(args.repeat) {
         let is_warmup = number < args.warmup;
@@ -353,6 +373,7 @@ mod tests {
             warmup: 1,
             batch: None,
             together: None,
+            profile: false,
             load: LoadArgs::none(),
         }
     }

@@ -18,6 +18,7 @@ use super::load::{LoadArgs, Loaded, ModelArgs, find_preset, load_preset};
 use super::preset::{self, Preset};
 use super::sampling::SamplingArgs;
 use super::session::{Held, Session, Source, UNBOUNDED};
+use super::steer::SteerArgs;
 
 /// Talk with a model
 #[derive(Debug, Clone, clap::Args)]
@@ -48,6 +49,8 @@ pub struct TalkArgs {
     #[command(flatten)]
     draft: DraftArgs,
     #[command(flatten)]
+    steer: SteerArgs,
+    #[command(flatten)]
     load: LoadArgs,
     /// Go on with the last conversation on this machine
     #[arg(long, help_heading = "Conversation")]
@@ -77,6 +80,7 @@ pub fn talk(
     let mut options = args.sampling.over(options)?;
     args.engine.apply(&mut options)?;
     args.draft.apply(&mut options)?;
+    options.steering = args.steer.read()?;
     let load = |preset: &Preset, console: &mut Console<'_>| {
         let draft = args.draft.draft_model.as_deref();
         load_preset(preset, &args.load, draft, console)

@@ -10,6 +10,7 @@ mod backends;
 mod batch;
 mod bench;
 mod bench_many;
+mod bench_profile;
 mod bounded;
 mod cache_prompt;
 mod chat;
@@ -99,6 +100,8 @@ mod version;
 mod vindex;
 #[cfg(feature = "probe")]
 mod vindex_sweep;
+#[cfg(feature = "probe")]
+mod vindex_weights;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;

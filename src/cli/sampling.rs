@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::builder::NonEmptyStringValueParser;
-use inference::{GenerateOptions, LogitBias};
+use inference::{GenerateOptions, LogitBias, SamplerOrder};
 
 use super::failure::Failure;
 use super::grammar::GrammarArgs;
@@ -71,6 +71,10 @@ pub struct SamplingArgs {
     /// XTC leaves out all tokens at least this likely but the least likely of them [default: 0.1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub xtc_threshold: Option<f32>,
+    /// Apply the temperature before the other choices, in the order of transformers: temperature,
+    /// top-k, top-p, min-p, XTC. The default is top-p, min-p, XTC, top-k, temperature
+    #[arg(long)]
+    pub temperature_first: bool,
     /// Add BIAS to the logit of token ID: `15043=1.5`; may be given several times
     #[arg(long, value_name = "ID=BIAS")]
     pub logit_bias: Vec<LogitBias>,
@@ -134,6 +138,9 @@ impl SamplingArgs {
         );
         put(&mut options.sampling.xtc_probability, self.xtc_probability);
         put(&mut options.sampling.xtc_threshold, self.xtc_threshold);
+        if self.temperature_first {
+            options.sampling.sampler_order = SamplerOrder::TemperatureFirst;
+        }
         put(&mut options.stop.min_tokens, self.min_tokens);
         options
             .constraints
@@ -292,6 +299,12 @@ mod tests {
         assert_eq!(
             (o.stop.min_tokens, o.constraints.grammar.is_some()),
             (4, true)
+        );
+        let order = |args: &[&str]| options(args).unwrap().sampling.sampler_order;
+        assert_eq!(order(&[]), SamplerOrder::NucleusFirst);
+        assert_eq!(
+            order(&["--temperature-first"]),
+            SamplerOrder::TemperatureFirst
         );
         let o = options(&["--stop", "a", "--stop", "-b", "--ignore-eos"]).unwrap();
         assert_eq!(

@@ -2,11 +2,11 @@
 
 use std::str::FromStr;
 
-use inference::GenerateOptions;
+use inference::{GenerateOptions, SamplerOrder};
 
 /// The names of the parameters, for messages.
 pub const NAMES: &str = "temperature, top_p, top_k, min_p, repeat_penalty, repeat_last_n, presence_penalty, \
-    frequency_penalty, xtc_probability, xtc_threshold, max_tokens, min_tokens, seed, stop";
+    frequency_penalty, xtc_probability, xtc_threshold, sampler_order, max_tokens, min_tokens, seed, stop";
 
 /// Sets the parameter `name` to `value`, or says why not and changes nothing.
 pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(), String> {
@@ -25,6 +25,13 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
         "frequency_penalty" => changed.penalties.frequency_penalty = parse(name, value)?,
         "xtc_probability" => changed.sampling.xtc_probability = parse(name, value)?,
         "xtc_threshold" => changed.sampling.xtc_threshold = parse(name, value)?,
+        "sampler_order" => {
+            let order = ORDERS.iter().find(|(own, _)| *own == value);
+            let (_, order) = order.ok_or_else(|| {
+                format!("{value:?} is no value for {name}: nucleus_first or temperature_first")
+            })?;
+            changed.sampling.sampler_order = *order;
+        }
         "min_tokens" => changed.stop.min_tokens = parse(name, value)?,
         "max_tokens" | "num_predict" | "n_predict" => changed.max_tokens = parse(name, value)?,
         "seed" if value == "random" => changed.sampling.seed = None,
@@ -58,6 +65,9 @@ pub fn changed(options: &GenerateOptions) -> Vec<(String, String)> {
         "presence_penalty" penalties.presence_penalty, "frequency_penalty" penalties.frequency_penalty,
         "xtc_probability" sampling.xtc_probability, "xtc_threshold" sampling.xtc_threshold, "min_tokens" stop.min_tokens
     );
+    let order = options.sampling.sampler_order;
+    let usual_order = order == usual.sampling.sampler_order;
+    put("sampler_order", order_name(order).into(), usual_order);
     // A conversation has no bound of its own.
     let most = options.max_tokens;
     put("max_tokens", most.to_string(), most == usize::MAX);
@@ -68,6 +78,17 @@ pub fn changed(options: &GenerateOptions) -> Vec<(String, String)> {
         put("stop", stop.clone(), false);
     }
     found
+}
+
+/// The orders of filters and temperature, by name.
+const ORDERS: [(&str, SamplerOrder); 2] = [
+    ("nucleus_first", SamplerOrder::NucleusFirst),
+    ("temperature_first", SamplerOrder::TemperatureFirst),
+];
+
+fn order_name(order: SamplerOrder) -> &'static str {
+    let own = ORDERS.iter().find(|(_, other)| *other == order);
+    own.map_or("unknown", |(name, _)| name)
 }
 
 /// All parameters and their values, one a line.
@@ -82,8 +103,8 @@ pub fn list(options: &GenerateOptions) -> String {
     };
     format!(
         "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}\nrepeat_last_n {}\n\
-         presence_penalty {}\nfrequency_penalty {}\nxtc_probability {}\nxtc_threshold {}\nmax_tokens {}\n\
-         min_tokens {}\nseed {seed}\nstop {:?}",
+         presence_penalty {}\nfrequency_penalty {}\nxtc_probability {}\nxtc_threshold {}\nsampler_order {}\n\
+         max_tokens {}\nmin_tokens {}\nseed {seed}\nstop {:?}",
         options.sampling.temperature,
         options.sampling.top_p,
         options.sampling.top_k,
@@ -94,6 +115,7 @@ pub fn list(options: &GenerateOptions) -> String {
         options.penalties.frequency_penalty,
         options.sampling.xtc_probability,
         options.sampling.xtc_threshold,
+        order_name(options.sampling.sampler_order),
         most,
         options.stop.min_tokens,
         options.stop.stop_strings,
@@ -127,6 +149,7 @@ mod tests {
             ("frequency_penalty", "-0.5"),
             ("xtc_probability", "0.25"),
             ("xtc_threshold", "0.2"),
+            ("sampler_order", "temperature_first"),
             ("min_tokens", "2"),
             ("num_predict", "9"),
             ("seed", "3"),
@@ -136,7 +159,7 @@ mod tests {
         }
         let text = "temperature 0.5\ntop_p 0.9\ntop_k 40\nmin_p 0.1\nrepeat_penalty 1.5\nrepeat_last_n 32\n\
              presence_penalty 0.5\nfrequency_penalty -0.5\nxtc_probability 0.25\nxtc_threshold 0.2\n\
-             max_tokens 9\nmin_tokens 2\nseed 3\nstop [\"END\"]";
+             sampler_order temperature_first\nmax_tokens 9\nmin_tokens 2\nseed 3\nstop [\"END\"]";
         assert_eq!(list(&o), text);
         // Changed settings give the same options again.
         let mut again = GenerateOptions::default();
@@ -161,6 +184,7 @@ mod tests {
             ("temperature", "hot"),
             ("top_p", "2"),
             ("top_k", "-1"),
+            ("sampler_order", "1"),
             ("max_tokens", ""),
             ("stop", ""),
             ("nonsense", "1"),

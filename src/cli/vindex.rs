@@ -15,7 +15,7 @@ use super::load::{LoadArgs, Loaded, ModelArgs, at_least_one, load};
 use super::probe::{failed, identity};
 use super::prompt::RawPromptArgs;
 use super::trace::{Layers, greatest};
-use super::vindex_sweep;
+use super::{vindex_sweep, vindex_weights};
 
 /// Write the features of a model's feed-forward parts to files, and find those that answer
 #[derive(Debug, Clone, clap::Args)]
@@ -30,6 +30,8 @@ enum Command {
     Info(InfoArgs),
     Walk(Box<WalkArgs>),
     Sweep(Box<vindex_sweep::Args>),
+    #[command(flatten)]
+    Weights(vindex_weights::Command),
 }
 
 /// Write a model's features to a directory
@@ -89,6 +91,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         Command::Info(args) => info(args, console),
         Command::Walk(args) => walk(args, console),
         Command::Sweep(args) => vindex_sweep::run(args, console),
+        Command::Weights(command) => vindex_weights::run(command, console),
     }
 }
 

@@ -260,6 +260,22 @@ fn flags_count_also_without_loading() {
     );
 }
 
+/// In bfloat16 the sums over a sequence lose what is small: a GPU computes such a model in float32
+/// unless it is told otherwise.
+#[test]
+fn a_recurrent_model_is_computed_in_float32_on_a_gpu_too() {
+    let compute_type = |name: &str, more: &[&str]| {
+        let path = fixture("tiny").join(name).display().to_string();
+        let base = ["inspect", "--backend", "cuda", "--no-load", "--json", &path];
+        let json: Value = serde_json::from_str(&stdout(&[&base[..], more].concat())).unwrap();
+        json["report"]["memory"]["compute_type"].clone()
+    };
+    // Both are stored in bfloat16.
+    assert_eq!(compute_type("xlstm", &[]), "float32");
+    assert_eq!(compute_type("llama-bf16", &[]), "bfloat16");
+    assert_eq!(compute_type("xlstm", &["--dtype", "bfloat16"]), "bfloat16");
+}
+
 #[test]
 fn people_see_parts_formats_template_and_fit() {
     let path = fixture("tiny/mixtral-q4");

@@ -20,3 +20,4 @@ mod tools;
 mod usage;
 mod vindex;
 mod vindex_sweep;
+mod vindex_weights;

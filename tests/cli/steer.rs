@@ -100,6 +100,42 @@ fn commands_edit_as_the_engine_does() {
     let first = tokens.decode(&[best(&expected.logits) as u32]).unwrap();
     assert_eq!(infer["predictions"][0]["token"], json!(first));
 
+    // Conversations, one at a time and many together.
+    let asked = [inference::Message::user("hello")];
+    let options = greedy(8)
+        .with_ignore_eos(false)
+        .with_steering(steering.clone());
+    let reply = |options| {
+        let stream = model.chat(&asked, options).unwrap();
+        stream.collect_output().unwrap().text
+    };
+    let expected = reply(&options);
+    assert_ne!(reply(&greedy(8).with_ignore_eos(false)), expected);
+    let flags = [
+        "--backend",
+        "cpu",
+        "-n",
+        "8",
+        "--temp",
+        "0",
+        "--steer",
+        &file,
+    ];
+    let one = mlx(home.path(), &[&["run", &own, "hello"], &flags[..]].concat());
+    let one = stdout(&piped(one, ""));
+    assert_eq!(one.trim(), expected.trim());
+    let many = mlx(
+        home.path(),
+        &[&["batch", "--model", &own], &flags[..]].concat(),
+    );
+    let line = json!({"messages": [{"role": "user", "content": "hello"}]});
+    let many = stdout(&piped(many, &format!("{line}\n{line}\n")));
+    for line in many.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(line["text"], expected, "{line}");
+    }
+    assert_eq!(many.lines().count(), 2);
+
     let long = "hello the capital of one two three x";
     let found: Value = serde_json::from_str(&run(&["perplexity", "--prompt", long])).unwrap();
     let ids = Prompt::Tokens(tokens.encode(long, true).unwrap());

@@ -4,6 +4,7 @@
 mod alone;
 #[path = "../common/mod.rs"]
 mod common;
+mod examples;
 mod exit;
 mod feed_forward;
 mod first_model;
@@ -16,6 +17,7 @@ mod longrope;
 mod many;
 mod not_numbers;
 mod precision;
+mod profile;
 #[path = "../common/program.rs"]
 mod program;
 mod prompt_cache;

@@ -89,8 +89,20 @@ fn captured_states_put_back_change_nothing() {
         "cohere2",
         "qwen2-moe",
         "falcon-h1",
+        "gemma4-small",
+        "gemma4-large",
+        "llama --ffn 0=sparse:8,2=attention-only",
+        "gpt2 --ffn 1=sparse:8",
     ] {
-        let model = tiny(name);
+        let model = match name.split_once(" --ffn ") {
+            None => tiny(name),
+            Some((name, plan)) => {
+                let plan: inference::FeedForwardPlan = plan.parse().unwrap();
+                let options = LoadOptions::new().with_feed_forward(plan);
+                let path = fixture("tiny").join(name);
+                inference::load_model(path, &options.with_backend("cpu")).unwrap()
+            }
+        };
         let steerable = model.as_steerable().unwrap();
         let tokens = vec![5, 17, 42, 99, 7, 63];
         let prompt = Prompt::Tokens(tokens.clone());
@@ -134,6 +146,38 @@ fn captured_states_put_back_change_nothing() {
             }
         }
         assert!(places > 8, "{name}: {places}");
+    }
+}
+
+/// The places of Gemma 4 are those whose states transformers shows (`tools/golden/trace.py`).
+#[test]
+fn the_places_of_gemma4_are_those_of_the_trace() {
+    for name in ["gemma4-small", "gemma4-large"] {
+        let model = tiny(name);
+        let steerable = model.as_steerable().unwrap();
+        let inspector = model.as_attention_inspector().unwrap();
+        let prompt = Prompt::Tokens(vec![5, 17, 42, 99, 7, 63]);
+        let interrupt = Interrupt::new();
+        let trace = inspector
+            .trace_residuals(&prompt, &[5], &interrupt)
+            .unwrap();
+        let last = |layer: usize, hook: Hook| -> Vec<f32> {
+            let states = steerable.hook_states(&prompt, &[(layer, hook)], &interrupt);
+            let states = states.unwrap().remove(0);
+            states.rows().last().unwrap().to_vec()
+        };
+        let mut before = trace.embedding.clone();
+        for (layer, parts) in trace.layers.iter().enumerate() {
+            let close = |hook: Hook, expected: &[f32]| {
+                let difference = max_difference(&last(layer, hook), expected);
+                assert!(difference < 2e-5, "{name}, {hook} of {layer}: {difference}");
+            };
+            close(Hook::ResidPre, &before);
+            close(Hook::AttnOut, &parts.mixer);
+            close(Hook::ResidMid, &trace.between(layer).unwrap());
+            close(Hook::ResidPost, &parts.residual);
+            before.clone_from(&parts.residual);
+        }
     }
 }
 
@@ -308,14 +352,12 @@ fn what_does_not_fit_the_model_is_said() {
         json!([{"layers": 0, "hook": "mlp_post", "op": "zero"}]),
     );
     assert!(experts.contains("edits[0].hook is mlp_post"), "{experts}");
-    // A family with blocks of its own.
-    let options = greedy(1).with_steering(louder(2.0));
-    let error = tiny("gemma4-small")
-        .generate(&prompt, &options)
-        .err()
-        .unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("gemma4"), "{error}");
+    // Beside a mixture there are no neurons of the whole part.
+    let beside = refused(
+        tiny("gemma4-large").as_ref(),
+        json!([{"layers": 0, "hook": "mlp_post", "op": "zero"}]),
+    );
+    assert!(beside.contains("edits[0].hook is mlp_post"), "{beside}");
     // A layer that is only a factor.
     let plan = LoadOptions::new()
         .with_feed_forward("1=gain:1.5".parse::<inference::FeedForwardPlan>().unwrap());

@@ -371,6 +371,48 @@ fn granite_as_mlx_lm_stores_it() {
     }
 }
 
+/// Without its last norm a model's logits are those of the states before it: the head of the same
+/// model with a norm of ones, which scales a state, gives them in another size. transformers stores
+/// the norm and applies it all the same.
+#[test]
+fn xlstm_without_its_last_norm() {
+    same_after("xlstm", |c| c.config["add_out_norm"] = json!(false));
+    let source = fixture("tiny/xlstm");
+    let mut checkpoint = Checkpoint::read(&source);
+    checkpoint.config["add_out_norm"] = json!(false);
+    // Without a cap, logits are linear in the state.
+    checkpoint.config["output_logit_soft_cap"] = Value::Null;
+    let norm = checkpoint.take("backbone.out_norm.weight");
+    let prompt = Prompt::Tokens((40..60).collect());
+    let of = |checkpoint: &Checkpoint| {
+        let dir = tempfile::tempdir().unwrap();
+        checkpoint.write(dir.path(), &source);
+        let model = load(dir.path());
+        let logits = model
+            .as_token_model()
+            .unwrap()
+            .logits(&prompt, false)
+            .unwrap();
+        let inspector = model.as_attention_inspector().unwrap();
+        let states = inspector.hidden_states(&prompt, &[19]).unwrap();
+        (logits.logits, states.blocks.last().unwrap().clone())
+    };
+    let (without, state) = of(&checkpoint);
+    // Ones in bfloat16.
+    let ones = Tensor {
+        data: [0x80, 0x3f].repeat(norm.data.len() / 2),
+        ..norm
+    };
+    checkpoint.put("backbone.out_norm.weight".into(), ones);
+    let (with, same_state) = of(&checkpoint);
+    assert_eq!(state, same_state);
+    let mean_square = state.iter().map(|x| x * x).sum::<f32>() / state.len() as f32;
+    let root = (mean_square + 1e-6).sqrt();
+    let scaled: Vec<f32> = with.iter().map(|x| x * root).collect();
+    assert!(root > 0.0 && (root - 1.0).abs() > 1e-3, "{root}");
+    assert!(max_difference(&without, &scaled) < 1e-4 * root.max(1.0));
+}
+
 /// What the names of the tensors say must agree with the configuration.
 #[test]
 fn xlstm_with_other_blocks_than_it_says_is_refused() {
@@ -394,7 +436,23 @@ fn xlstm_with_other_blocks_than_it_says_is_refused() {
             |c: &mut Checkpoint| c.config["use_bias"] = json!(true),
             "use_bias",
         ),
-    ] as [(fn(&mut Checkpoint), &str); 4]
+        (
+            |c: &mut Checkpoint| c.config["inference_state_dtype"] = json!("bfloat16"),
+            "the state is kept in float32",
+        ),
+        (
+            |c: &mut Checkpoint| c.config["inference_state_dtype"] = json!(16),
+            "inference_state_dtype is 16",
+        ),
+        (
+            |c: &mut Checkpoint| c.config["autocast_kernel_dtype"] = json!("int8"),
+            "autocast_kernel_dtype is \"int8\"",
+        ),
+        (
+            |c: &mut Checkpoint| c.config["dtype"] = json!("float64"),
+            "dtype is \"float64\"",
+        ),
+    ] as [(fn(&mut Checkpoint), &str); 8]
     {
         let mut checkpoint = Checkpoint::read(&source);
         checkpoint

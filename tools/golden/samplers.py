@@ -19,6 +19,8 @@ import numpy as np
 
 INF = math.inf
 MARGIN = 3e-7
+# The other order of a chain: temperature, top-k, top-p, min-p, XTC.
+FIRST = {"sampler_order": "temperature_first"}
 BIG = float(np.finfo(np.float32).max)
 
 
@@ -227,18 +229,31 @@ def main():
         {"temperature": 1.0, "top_p": 1e-6},
         {"temperature": 1.0, "min_p": 1.0},
         {"temperature": 1.0, "top_k": 1},
+        {"temperature": 2.5, "top_p": 0.7, **FIRST},
+        {"temperature": 0.4, "top_p": 0.8, **FIRST},
+        {"temperature": 1.7, "min_p": 0.4, **FIRST},
+        {"temperature": 1.7, "top_p": 0.75, "min_p": 0.55, "top_k": 5, **FIRST},
+        {"temperature": 0.6, "top_p": 0.9, "top_k": 4, **FIRST},
+        {"temperature": 2.0, "top_k": 6, "xtc_probability": 1.0, "xtc_threshold": 0.17, **FIRST},
+        {"temperature": 1.5, "xtc_probability": 1.0, "xtc_threshold": 0.15, **FIRST},
+        {"temperature": 1.3, "top_p": 0.95, "xtc_probability": 1.0, "xtc_threshold": 0.2, **FIRST},
     ):
         row = list(base)
         row = bias(row, {int(i): b for i, b in options.get("logit_bias", {}).items()})
         for i in options.get("banned_tokens", []):
             row[i] = -INF
+        first = "sampler_order" in options
+        if first:
+            row = temperature(row, options["temperature"])
+            row = top_k(row, options["top_k"]) if options.get("top_k") else row
         row = top_p(row, options.get("top_p", 1.0))
         row = min_p(row, options.get("min_p", 0.0))
         if options.get("xtc_probability"):
             row = xtc(row, options["xtc_threshold"], [])
-        if options.get("top_k"):
-            row = top_k(row, options["top_k"])
-        chains.append({"options": options, "probabilities": softmax([x / options["temperature"] for x in row])})
+        if not first:
+            row = top_k(row, options["top_k"]) if options.get("top_k") else row
+            row = [x / options["temperature"] for x in row]
+        chains.append({"options": options, "probabilities": softmax(row)})
 
     print(f"{len(cases)} cases, {doubtful} left out as doubtful, {len(chains)} chains", file=sys.stderr)
     out = {

@@ -16,8 +16,25 @@ const MAX_LOGPROBS: usize = 1024;
 /// The most tokens that a drafter proposes at a time.
 const MAX_DRAFT: usize = 64;
 
+/// In which order the filters and the temperature apply. At a temperature other than 1 the order
+/// decides what top-p and min-p keep.
+///
+/// In JSON: `"nucleus_first"` or `"temperature_first"`.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplerOrder {
+    /// Top-p, min-p, XTC, top-k, temperature: filters see the model's own distribution (mlx-lm).
+    #[default]
+    NucleusFirst,
+    /// Temperature, top-k, top-p, min-p, XTC: each filter sees the probabilities of what the one
+    /// before left (transformers).
+    TemperatureFirst,
+}
+
 /// How one token is chosen among many. The filters apply in this order: top-p, min-p, XTC, top-k,
-/// temperature, draw. At temperature 0 the greatest logit is taken, and nothing is filtered.
+/// temperature, draw; [`SamplerOrder`] has the other. At temperature 0 the greatest logit is taken,
+/// and nothing is filtered.
 ///
 /// ```
 /// use inference::{GenerateOptions, SamplingOptions};
@@ -42,6 +59,8 @@ pub struct SamplingOptions {
     pub xtc_probability: f32,
     /// XTC leaves out all tokens at least this probable, but the least probable of them.
     pub xtc_threshold: f32,
+    /// In which order all of this applies.
+    pub sampler_order: SamplerOrder,
     /// Seed of the draws; the same seed gives the same reply. `None` differs from call to call.
     pub seed: Option<u64>,
 }
@@ -55,6 +74,7 @@ impl Default for SamplingOptions {
             min_p: 0.0,
             xtc_probability: 0.0,
             xtc_threshold: 0.1,
+            sampler_order: SamplerOrder::default(),
             seed: None,
         }
     }
@@ -80,6 +100,8 @@ impl SamplingOptions {
         with_xtc_probability(xtc_probability: f32);
         /// Sets the probability from which tokens count as most probable for XTC.
         with_xtc_threshold(xtc_threshold: f32);
+        /// Sets the order of filters and temperature.
+        with_sampler_order(sampler_order: SamplerOrder);
         /// Sets the seed of the draws.
         with_seed(seed: impl Into<Option<u64>>);
     }

@@ -4,4 +4,5 @@
 
 mod golden;
 mod vindex;
+mod walkers;
 mod windows;

@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use crate::common::{Running, Script, config, events, eventually, serve, serve_script};
+use inference::SamplerOrder;
 use serde_json::{Value, json};
 
 #[test]
@@ -290,6 +291,53 @@ fn the_state_is_that_of_this_server() {
     most = client.post("/completion", &json!({"prompt": "say:x", "n_predict": 3}));
     most.expect(200);
     assert_eq!(server.state.last_options().max_tokens, 3);
+    // llama.cpp's list of samplers: those that are not in it are off, and the order is one of two.
+    let with = |samplers: &Value| json!({"prompt": "say:x", "samplers": samplers});
+    for (samplers, order, top_k, min_p) in [
+        (
+            json!(["temperature", "top_k", "top_p", "min_p"]),
+            SamplerOrder::TemperatureFirst,
+            40,
+            0.05,
+        ),
+        (
+            json!(["temperature", "dry", "top_p"]),
+            SamplerOrder::TemperatureFirst,
+            0,
+            0.0,
+        ),
+        (
+            json!([
+                "penalties",
+                "top_k",
+                "typ_p",
+                "top_p",
+                "min_p",
+                "xtc",
+                "temperature"
+            ]),
+            SamplerOrder::NucleusFirst,
+            40,
+            0.05,
+        ),
+        (json!(["temperature"]), SamplerOrder::NucleusFirst, 0, 0.0),
+    ] {
+        client.post("/completion", &with(&samplers)).expect(200);
+        let ran = server.state.last_options().sampling;
+        assert_eq!(
+            (ran.sampler_order, ran.top_k, ran.min_p),
+            (order, top_k, min_p),
+            "{samplers}"
+        );
+    }
+    for samplers in [
+        json!(["top_p", "top_k"]),
+        json!(["top_k", "temperature", "top_p"]),
+        json!(["magic"]),
+    ] {
+        let refused = client.post("/completion", &with(&samplers));
+        refused.expect(400);
+    }
     assert_eq!(params.as_object().unwrap().len(), 8, "{params}");
 }
 

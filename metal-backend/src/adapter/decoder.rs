@@ -7,10 +7,10 @@ use mlx_rs_core::Array;
 
 use crate::arch::Decoder;
 use crate::cache::{CacheOptions, Caches, Row};
-use crate::nn::FeedForward;
 use crate::nn::adapter::Passes;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
+use crate::nn::{Attention, FeedForward};
 
 /// A decoder whose passes see all of a change of the adapter, or none of it.
 #[derive(Debug)]
@@ -41,6 +41,18 @@ impl Decoder for Adapted {
 
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
         self.decoder.hooks()
+    }
+
+    fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array> {
+        self.passes.pass(|| self.decoder.token_vectors(ids))
+    }
+
+    fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array> {
+        self.passes.pass(|| self.decoder.token_scores(x))
+    }
+
+    fn attention(&self, layer: usize) -> Option<&Attention> {
+        self.decoder.attention(layer)
     }
 
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {

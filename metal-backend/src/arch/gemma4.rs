@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use inference::Result;
+use inference::{Hook, LayerHooks, Result, StepPart};
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind};
 
@@ -27,6 +27,7 @@ use crate::nn::attention::Positions;
 use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
 use crate::nn::moe::{Router, Weighing};
+use crate::nn::norm::apart;
 use crate::nn::{Activation, Attention, Embedding, Experts, FeedForward, HeadNorms, Linear, Norm};
 
 /// The mixture of a block, beside its feed-forward.
@@ -124,6 +125,7 @@ impl Block {
     ) -> mlx_rs_core::Result<(Array, Option<Vec<KvView>>)> {
         let lengths = &lengths(rows);
         let normed = self.attention_in.forward(x)?;
+        watch.lap(layer, StepPart::Norm, &[&normed])?;
         let made = match given.views {
             Some(_) => None,
             None => Some(self.attention.update_kv(&normed, rows, layer)?),
@@ -137,17 +139,29 @@ impl Block {
             watch.saw_mixed(layer, &x)?;
             return Ok((feed_forward::scaled(&x, gain, &attended)?, made));
         }
-        let mut x = x.add(&self.attention_out.forward(&attended)?)?;
+        let out = self.attention_out.forward(&attended)?;
+        let x = x.add(&watch.states_at(layer, Hook::AttnOut, out)?)?;
+        let mut x = watch.states_at(layer, Hook::ResidMid, x)?;
+        watch.lap(layer, StepPart::Norm, &[&x])?;
         watch.saw_mixed(layer, &x)?;
         if !self.mlp.is_left_out() {
             if watch.wants_inputs() {
                 watch.saw_input(layer, &self.mlp_in.forward(&x)?)?;
             }
-            let mut y = self.mlp.forward_from(Some(&self.mlp_in), &x, None)?;
+            let (input, norm) = apart(watch, layer, Some(&self.mlp_in), &x)?;
+            let mut y = if watch.wants(layer, Hook::Neurons) {
+                let mut edit = |y: Array| watch.states_at(layer, Hook::Neurons, y);
+                self.mlp.forward_edited(norm, &input, &mut edit)?
+            } else {
+                self.mlp.forward_from(norm, &input, None)?
+            };
             if let Some(mixture) = &self.mixture {
                 y = mixture.mlp_out.forward(&y)?.add(&mixture.forward(&x)?)?;
             }
-            x = x.add(&self.mlp_out.forward(&y)?)?;
+            watch.lap(layer, StepPart::Mlp, &[&y])?;
+            let y = self.mlp_out.forward(&y)?;
+            x = x.add(&watch.states_at(layer, Hook::MlpOut, y)?)?;
+            watch.lap(layer, StepPart::Norm, &[&x])?;
         }
         if let (Some(input), Some(own)) = (&self.input, given.own) {
             let gate = Activation::GeluTanh.apply(&input.gate.forward(&x)?)?;
@@ -158,7 +172,28 @@ impl Block {
             Some(scalar) => x.multiply(scalar)?,
             None => x,
         };
+        if self.input.is_some() || self.scalar.is_some() {
+            watch.lap(layer, StepPart::Extra, &[&x])?;
+        }
         Ok((x, made))
+    }
+
+    /// What of the block can be edited.
+    fn hooks(&self) -> LayerHooks {
+        let mut hooks = LayerHooks::default();
+        let mlp = self.mlp.current();
+        // Of a layer that is a factor alone, what is within is computed and dropped.
+        if mlp.gain().is_some() {
+            return hooks;
+        }
+        let size = |n: i32| n.unsigned_abs() as usize;
+        hooks.attn_out = true;
+        hooks.resid_mid = true;
+        hooks.mlp_out = !mlp.is_left_out();
+        // Beside a mixture they are a part of the feed-forward alone.
+        hooks.neurons = mlp.neurons().filter(|_| self.mixture.is_none());
+        hooks.heads = Some((size(self.attention.n_heads), size(self.attention.head_dim)));
+        hooks
     }
 
     /// The same without caches, computed again in the backward pass instead of being kept. Keys and
@@ -253,12 +288,16 @@ impl Decoder for Gemma4 {
             .as_ref()
             .map(|i| i.forward(ids, &x))
             .transpose()?;
+        watch.begin(rows);
+        let made: Vec<&Array> = inputs.iter().chain([&x]).collect();
+        watch.lap(None, StepPart::Embedding, &made)?;
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
         let again = adapter::scope().filter(|scope| scope.checkpoint);
         let mut views: Vec<Vec<KvView>> = Vec::with_capacity(self.blocks.len());
         for (i, block) in self.blocks.iter().enumerate() {
             let keep = if i == last { positions } else { Positions::All };
+            x = watch.states_at(i, Hook::ResidPre, x)?;
             let own = inputs
                 .as_ref()
                 .map(|all| {
@@ -278,19 +317,38 @@ impl Decoder for Gemma4 {
                 }
                 None => block.forward(&x, &given, rows, (i, keep), watch)?,
             };
-            x = out;
+            x = watch.states_at(i, Hook::ResidPost, out)?;
             views.extend(made);
             watch.saw_block(i, &x)?;
         }
         let x = self.norm.forward(&x)?;
+        watch.lap(None, StepPart::Norm, &[&x])?;
         if watch.wants_hidden() {
             return Ok(x);
         }
-        self.head.forward(&x, &self.embedding)
+        let logits = self.head.forward(&x, &self.embedding)?;
+        watch.lap(None, StepPart::Head, &[&logits])?;
+        Ok(logits)
     }
 
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
+    }
+
+    fn hooks(&self) -> Option<Vec<LayerHooks>> {
+        Some(self.blocks.iter().map(|block| block.hooks()).collect())
+    }
+
+    fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array> {
+        self.embedding.forward(ids)
+    }
+
+    fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array> {
+        self.embedding.as_output(x)
+    }
+
+    fn attention(&self, layer: usize) -> Option<&Attention> {
+        self.blocks.get(layer).map(|block| &block.attention)
     }
 
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {

@@ -51,9 +51,9 @@ use safetensors::Dtype as FileDtype;
 use crate::cache::{CacheOptions, Caches, Row, StateLayout};
 use crate::checkpoint::{Family, ModelConfig, family};
 use crate::loader::Weights;
-use crate::nn::FeedForward;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
+use crate::nn::{Attention, FeedForward};
 use wiring::{BlockInfo, Wiring};
 
 /// A decoder-only language model.
@@ -98,6 +98,24 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// The feed-forward part of a layer, which can be exchanged until requests run. `None` for a
     /// layer that computes it together with something else, and in a decoder that is in use.
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
+        let _ = layer;
+        None
+    }
+
+    /// The vectors of ids `[1, n]`, `[1, n, hidden]`, as the table has them.
+    ///
+    /// # Errors
+    /// When the table is not in this process.
+    fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array>;
+
+    /// The products of vectors `[.., hidden]` with all rows of that table, `[.., vocab]`.
+    ///
+    /// # Errors
+    /// As [`Self::token_vectors`].
+    fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array>;
+
+    /// The attention of a layer, where that is all that mixes positions there.
+    fn attention(&self, layer: usize) -> Option<&Attention> {
         let _ = layer;
         None
     }

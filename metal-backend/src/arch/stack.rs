@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use inference::{Hook, LayerHooks};
+use inference::{Hook, LayerHooks, StepPart};
 use mlx_rs_core::transforms::checkpoint_tree;
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
@@ -18,7 +18,7 @@ use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
 use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
-use crate::nn::norm::through;
+use crate::nn::norm::{apart, through};
 use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
 
 /// One block. Norms that a family does not have are `None`.
@@ -67,9 +67,16 @@ impl<M: Mixer> Block<M> {
         let mut mixed =
             self.mixer
                 .forward((x, mixer_in, add_mixed), rows, layer, positions, watch)?;
+        if watch.measures() && self.mixer.as_attention().is_none() {
+            let states = rows.iter().filter_map(|row| row.caches.get(layer));
+            let states = states.flat_map(|state| state.arrays());
+            let made: Vec<&Array> = states.chain([&mixed]).collect();
+            watch.lap(layer, StepPart::Mixer, &made)?;
+        }
         if !add_mixed {
             let out = watch.states_at(layer, Hook::AttnOut, through(here, &mixed)?)?;
             mixed = self.add(&positions.of(x, &lengths)?, &out)?;
+            watch.lap(layer, StepPart::Norm, &[&mixed])?;
         }
         mixed = watch.states_at(layer, Hook::ResidMid, mixed)?;
         watch.saw_mixed(layer, &mixed)?;
@@ -94,11 +101,17 @@ impl<M: Mixer> Block<M> {
             let y = through(self.mlp_out.as_ref(), &y)?;
             return self.add(&mixed, &watch.states_at(layer, Hook::MlpOut, y)?);
         }
+        let (input, norm) = apart(watch, layer, norm, &input)?;
         if add && self.mlp_out.is_none() {
-            return self.mlp.forward_from(norm, &input, Some(&mixed));
+            let y = self.mlp.forward_from(norm, &input, Some(&mixed))?;
+            watch.lap(layer, StepPart::Mlp, &[&y])?;
+            return Ok(y);
         }
         let y = self.mlp.forward_from(norm, &input, None)?;
-        self.add(&mixed, &through(self.mlp_out.as_ref(), &y)?)
+        watch.lap(layer, StepPart::Mlp, &[&y])?;
+        let y = self.add(&mixed, &through(self.mlp_out.as_ref(), &y)?)?;
+        watch.lap(layer, StepPart::Norm, &[&y])?;
+        Ok(y)
     }
 
     /// What of the block can be edited.
@@ -209,7 +222,8 @@ impl<M: Mixer> Stack<M> {
         watch: &Watch<'_>,
     ) -> Vec<Option<Fused<'_>>> {
         let checkpoint = adapter::scope().is_some_and(|scope| scope.checkpoint);
-        let none = watch.wants_attention() || watch.wants_mixed() || checkpoint;
+        let looked_at = watch.wants_attention() || watch.wants_mixed() || watch.measures();
+        let none = looked_at || checkpoint;
         // The last block may have to drop positions.
         let all = kept == Positions::All || rows.iter().all(|row| row.length == 1);
         let end = self.blocks.len().saturating_sub(usize::from(!all));
@@ -308,6 +322,7 @@ impl<M: Mixer> Decoder for Stack<M> {
             None => self.embedded(ids, rows)?,
         };
         watch.begin(rows);
+        watch.lap(None, StepPart::Embedding, &[&x])?;
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
         // Only the last block may drop positions: the others feed the keys of the next.
@@ -352,10 +367,13 @@ impl<M: Mixer> Decoder for Stack<M> {
             x = stage.finish(&x, left)?;
         }
         let x = self.norm.forward(&x)?;
+        watch.lap(None, StepPart::Norm, &[&x])?;
         if watch.wants_hidden() {
             return Ok(x);
         }
-        self.head.forward(&x, &self.embedding)
+        let logits = self.head.forward(&x, &self.embedding)?;
+        watch.lap(None, StepPart::Head, &[&logits])?;
+        Ok(logits)
     }
 
     fn unembed(&self, x: &Array) -> Result<Array> {
@@ -366,6 +384,18 @@ impl<M: Mixer> Decoder for Stack<M> {
         // Of a model in stages, numbers of layers are of this process alone.
         let whole = self.blocks.stage.is_none();
         whole.then(|| self.blocks.iter().map(|block| block.hooks()).collect())
+    }
+
+    fn token_vectors(&self, ids: &Array) -> Result<Array> {
+        self.embedding.forward(ids)
+    }
+
+    fn token_scores(&self, x: &Array) -> Result<Array> {
+        self.embedding.as_output(x)
+    }
+
+    fn attention(&self, layer: usize) -> Option<&Attention> {
+        self.blocks.get(layer)?.mixer.as_attention()
     }
 
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {

@@ -6,8 +6,9 @@
 //! Matrices are stored one by one (`weight_mode` `single`) or fused.
 //!
 //! Of the configuration's three types only `torch_dtype` is the type to compute in. The state and
-//! everything that goes into it is float32, which is what `inference_state_dtype` asks for.
-//! `autocast_kernel_dtype` is for other kernels than ours, and ignored.
+//! everything that goes into it is float32: `inference_state_dtype` may ask for nothing else.
+//! `autocast_kernel_dtype` says in which type other kernels multiply; ours take the type to compute
+//! in, which is no less precise.
 
 use std::sync::Arc;
 
@@ -126,6 +127,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             config.hidden_size
         )));
     }
+    check_types(config)?;
     let shape = shape(config)?;
     let mut b = Builder::new(config, weights)?;
     let blocks = (wiring.blocks.iter())
@@ -164,15 +166,45 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The norm after the blocks.
-fn out_norm(b: &mut Builder<'_>) -> Result<Norm> {
-    if b.config.flag("add_out_norm")?.unwrap_or(true) {
-        return b.hidden_norm("backbone.out_norm");
+/// The types that the configuration names.
+const TYPES: [&str; 4] = ["torch_dtype", "dtype", AUTOCAST, STATE];
+const AUTOCAST: &str = "autocast_kernel_dtype";
+const STATE: &str = "inference_state_dtype";
+
+/// Each type that the configuration names is one, and that of the state is float32.
+fn check_types(config: &ModelConfig) -> Result<()> {
+    for field in TYPES {
+        let value = match config.fields.get(field) {
+            None | Some(serde_json::Value::Null) => continue,
+            Some(value) => value,
+        };
+        match value.as_str() {
+            Some("float32") => {}
+            Some(other @ ("bfloat16" | "float16")) if field == STATE => {
+                let message = format!(
+                    "{field} is {other}; the state is kept in float32, and in no other type"
+                );
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
+            Some("bfloat16" | "float16") => {}
+            _ => {
+                return Err(invalid(format!(
+                    "{field} is {value}; it must be float32, bfloat16 or float16"
+                )));
+            }
+        }
     }
-    Err(Error::new(
-        ErrorKind::Unsupported,
-        "add_out_norm is false; transformers norms the output all the same",
-    ))
+    Ok(())
+}
+
+/// The norm after the blocks. The package `xlstm` has none where `add_out_norm` is false;
+/// transformers stores and applies it all the same.
+fn out_norm(b: &mut Builder<'_>) -> Result<Norm> {
+    let wanted = b.config.flag("add_out_norm")?.unwrap_or(true);
+    match wanted || b.weights.contains("backbone.out_norm.weight") {
+        true => b.hidden_norm("backbone.out_norm"),
+        false => Ok(Norm::Identity),
+    }
 }
 
 fn head(b: &mut Builder<'_>) -> Result<Head> {

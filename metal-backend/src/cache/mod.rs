@@ -62,6 +62,15 @@ impl Stored {
         }
     }
 
+    /// What it consists of.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let (one, more) = match self {
+            Stored::Plain(a) => (a, None),
+            Stored::Quantized(q) => (&q.weight, Some([Some(&q.scales), q.biases.as_ref()])),
+        };
+        std::iter::once(one).chain(more.into_iter().flatten().flatten())
+    }
+
     /// Positions `from..to`.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ mod speculative;
 pub use batch::Batch;
 pub use metrics::Clock;
 pub use request::{Request, salt};
-pub use sequence::{Pending, SequenceState};
+pub use sequence::{Pending, SequenceState, draw_rows};
 
 use std::sync::Arc;
 

@@ -141,7 +141,7 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
 
 /// The columns of a matrix `[out, inputs]`, one after another. They are its products with the
 /// rows of the identity, so that any way of storing weights gives the numbers it computes with.
-fn columns_of(matrix: &Matrix, inputs: usize) -> Result<Vec<f32>> {
+pub(super) fn columns_of(matrix: &Matrix, inputs: usize) -> Result<Vec<f32>> {
     let fault = engine_error("weights");
     let width = i32::try_from(inputs).unwrap_or(i32::MAX);
     let mut all = Vec::new();
@@ -157,7 +157,7 @@ fn columns_of(matrix: &Matrix, inputs: usize) -> Result<Vec<f32>> {
 }
 
 /// The rows of a matrix `[out, inputs]`, one after another.
-fn rows_of(matrix: &Matrix, inputs: usize) -> Result<Vec<f32>> {
+pub(super) fn rows_of(matrix: &Matrix, inputs: usize) -> Result<Vec<f32>> {
     let columns = columns_of(matrix, inputs)?;
     let outputs = columns.len().checked_div(inputs).unwrap_or(0);
     let mut rows = vec![0.0; columns.len()];

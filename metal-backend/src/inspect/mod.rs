@@ -2,7 +2,9 @@
 //! text.
 
 mod feed_forward;
+mod profile;
 mod trace;
+mod weights;
 
 use std::collections::BTreeMap;
 
@@ -22,7 +24,9 @@ use crate::nn::hooks::Watch;
 use crate::steer::{Edits, RequestEdits, watch};
 
 pub use feed_forward::{inputs as feed_forward_inputs, weights as feed_forward_weights};
+pub use profile::profile_steps;
 pub use trace::{attention_weights, residuals};
+pub use weights::{attention_projections, token_embeddings, token_scores};
 
 /// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.
 const WHOLE: CacheOptions = CacheOptions {

@@ -1,8 +1,9 @@
 //! Looking inside by the contract: `inspect/` computes it.
 
 use inference::{
-    AttentionInspector, AttentionSnapshot, AttentionWeights, EmbeddingModel, FeedForwardInputs,
-    FeedForwardWeights, HiddenStates, Interrupt, Pooling, Prompt, ResidualTrace, Result,
+    AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights, EmbeddingModel,
+    FeedForwardInputs, FeedForwardWeights, GenerateOptions, HiddenStates, Interrupt, Pooling,
+    ProfiledModel, Prompt, ResidualTrace, Result, StepProfile,
 };
 
 use super::MlxModel;
@@ -76,6 +77,18 @@ impl AttentionInspector for MlxModel {
         inspect::feed_forward_weights(&self.engine, layer)
     }
 
+    fn attention_projections(&self, layer: usize) -> Result<AttentionProjections> {
+        inspect::attention_projections(&self.engine, layer)
+    }
+
+    fn token_embeddings(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        inspect::token_embeddings(&self.engine, tokens)
+    }
+
+    fn token_scores(&self, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
+        inspect::token_scores(&self.engine, vectors)
+    }
+
     fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {
         inspect::unembed(&self.engine, states)
     }
@@ -99,5 +112,16 @@ impl EmbeddingModel for MlxModel {
         interrupt: &Interrupt,
     ) -> Result<Vec<Vec<f32>>> {
         inspect::embed(&self.engine, prompts, pooling, normalize, interrupt)
+    }
+}
+
+impl ProfiledModel for MlxModel {
+    fn profile_steps(
+        &self,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+        interrupt: &Interrupt,
+    ) -> Result<StepProfile> {
+        inspect::profile_steps(&self.engine, prompt, options, interrupt)
     }
 }

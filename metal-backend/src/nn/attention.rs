@@ -1,13 +1,13 @@
 //! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023). What tells
 //! families apart (biases, norms, windows, caps, sinks, rotation or none) are fields, not copies.
 
-use inference::Hook;
+use inference::{Hook, StepPart};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
 
 use super::adapter;
 use super::attention_mask::{AttentionMask, attention_mask, nearer, visible};
 use super::linear::{Linear, project};
-use super::norm::{Norm, spec, through};
+use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
 use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map};
 use crate::exec::{AttentionSpec, Epilogue, Heads, PlainView, RotarySpec};
@@ -116,17 +116,32 @@ impl Attention {
     ) -> Result<Array> {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
+        let (x, norm) = &apart(watch, layer, norm, x)?;
         if let (Some(heads), false) = (self.spec().heads(), watch.wants_attention())
-            && let Some(found) = self.fused(&heads, (x, norm), rows, layer, positions)?
+            && let Some(packed) = self.packed(*norm, x)?
         {
-            let found = watch.states_at(layer, Hook::Heads, found)?;
-            return self.o_proj.forward_from(None, &found, residual.as_ref());
+            watch.lap(layer, StepPart::Qkv, &[&packed])?;
+            let found = self.attend_packed(&heads, &packed, rows, layer, positions)?;
+            watch.lap(layer, StepPart::Attention, &[&found])?;
+            return self.output(&found, residual.as_ref(), (layer, watch));
         }
-        let x = through(norm, x)?;
+        let x = through(*norm, x)?;
         let views = self.update_kv(&x, rows, layer)?;
         let found = self.attend_heads(&x, &views, &lengths, positions, (layer, &mut *watch))?;
-        let found = watch.states_at(layer, Hook::Heads, found)?;
-        self.o_proj.forward_from(None, &found, residual.as_ref())
+        self.output(&found, residual.as_ref(), (layer, watch))
+    }
+
+    /// The output projection of what the heads found, and `residual`.
+    fn output(
+        &self,
+        found: &Array,
+        residual: Option<&Array>,
+        (layer, watch): (usize, &mut Watch<'_>),
+    ) -> Result<Array> {
+        let found = watch.states_at(layer, Hook::Heads, found.clone())?;
+        let y = self.o_proj.forward_from(None, &found, residual)?;
+        watch.lap(layer, StepPart::Output, &[&y])?;
+        Ok(y)
     }
 
     /// As [`Rope::switch`].
@@ -152,25 +167,13 @@ impl Attention {
         }
     }
 
-    /// What the queries find, `[1, T or rows, H * D]`, in a few operations of our kernels; `None`,
-    /// before anything is stored, where they do not have the projections.
-    fn fused(
-        &self,
-        heads: &Heads,
-        (x, norm): (&Array, Option<&Norm>),
-        rows: &mut [Row<'_>],
-        layer: usize,
-        positions: Positions,
-    ) -> Result<Option<Array>> {
+    /// Queries, keys and values of `x` through `norm`, `[1, T, (H + 2 * Hkv) * D]`, before their own
+    /// norms and rotation; `None` where our kernels do not have the projections.
+    fn packed(&self, norm: Option<&Norm>, x: &Array) -> Result<Option<Array>> {
         let (Some(k_proj), Some(v_proj)) = (&self.k_proj, &self.v_proj) else {
             return Ok(None);
         };
-        let layers = [&self.q_proj, k_proj, v_proj];
-        let Some(packed) = project(&layers, norm, Epilogue::None, x)? else {
-            return Ok(None);
-        };
-        self.attend_packed(heads, &packed, rows, layer, positions)
-            .map(Some)
+        project(&[&self.q_proj, k_proj, v_proj], norm, Epilogue::None, x)
     }
 
     /// What the queries of `packed` find, `[1, T or rows, H * D]`, after its keys and values were
@@ -331,8 +334,8 @@ impl Attention {
         positions: Positions,
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
-        let found = self.attend_heads(x, views, lengths, positions, (layer, watch))?;
-        self.o_proj.forward(&found)
+        let found = self.attend_heads(x, views, lengths, positions, (layer, &mut *watch))?;
+        self.output(&found, None, (layer, watch))
     }
 
     /// [`Self::attend`] before the output projection: `[1, T or rows, H * D]`.
@@ -345,7 +348,16 @@ impl Attention {
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
         let queries = self.q_proj.forward(&positions.of(x, lengths)?)?;
-        self.attend_projected(&queries, views, lengths, positions, (layer, watch))
+        if watch.measures() {
+            let stored = views.iter().flat_map(|view| [&view.keys, &view.values]);
+            let stored = stored.flat_map(Stored::arrays);
+            let made: Vec<&Array> = stored.chain([&queries]).collect();
+            watch.lap(layer, StepPart::Qkv, &made)?;
+        }
+        let found =
+            self.attend_projected(&queries, views, lengths, positions, (layer, &mut *watch))?;
+        watch.lap(layer, StepPart::Attention, &[&found])?;
+        Ok(found)
     }
 
     /// The same for queries `[1, T or rows, H * D]` before norms and rotation.

@@ -1,7 +1,7 @@
 //! Hooks of a forward pass: who looks on sees the hidden states or the queries of attention.
 //! Layers call them; what is done with the arrays is for the caller.
 
-use inference::Hook;
+use inference::{Hook, StepPart};
 use mlx_rs_core::{Array, Result};
 
 use crate::cache::{Row, offset};
@@ -31,6 +31,16 @@ pub trait StateHook {
     fn at(&mut self, layer: usize, hook: Hook, x: &Array, places: &[Place]) -> Result<Array>;
 }
 
+/// Measures the parts of a pass.
+pub trait Stopwatch {
+    /// What was computed since the last call, up to `arrays`, is a part of `layer`, or of all
+    /// layers together.
+    ///
+    /// # Errors
+    /// When it cannot be evaluated.
+    fn lap(&mut self, layer: Option<usize>, part: StepPart, arrays: &[&Array]) -> Result<()>;
+}
+
 /// What looks on while a decoder runs, and whether logits are wanted at all.
 #[derive(Default)]
 pub struct Watch<'a> {
@@ -40,6 +50,7 @@ pub struct Watch<'a> {
     weights: Option<&'a mut Watcher<'a>>,
     inputs: Option<&'a mut Watcher<'a>>,
     hook: Option<&'a mut dyn StateHook>,
+    stopwatch: Option<&'a mut dyn Stopwatch>,
     places: Vec<Place>,
     hidden: bool,
 }
@@ -99,6 +110,32 @@ impl<'a> Watch<'a> {
         Self {
             hook: Some(hook),
             ..Self::default()
+        }
+    }
+
+    /// `stopwatch` measures the parts of the pass.
+    pub fn measured(stopwatch: &'a mut dyn Stopwatch) -> Self {
+        Self {
+            stopwatch: Some(stopwatch),
+            ..Self::default()
+        }
+    }
+
+    /// Whether parts are measured: then none computes what belongs to another.
+    pub fn measures(&self) -> bool {
+        self.stopwatch.is_some()
+    }
+
+    /// Called after a part of block `layer`, or of what all blocks share.
+    pub fn lap(
+        &mut self,
+        layer: impl Into<Option<usize>>,
+        part: StepPart,
+        arrays: &[&Array],
+    ) -> Result<()> {
+        match &mut self.stopwatch {
+            Some(stopwatch) => stopwatch.lap(layer.into(), part, arrays),
+            None => Ok(()),
         }
     }
 

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use inference::StepPart;
 use mlx_rs_core::{Array, Result, fast};
 
 use super::adapter::ParamSlot;
+use super::hooks::Watch;
 use crate::exec::NormSpec;
 
 /// Normalization over the last axis.
@@ -26,6 +28,8 @@ pub enum Norm {
         /// Added under the root.
         eps: f32,
     },
+    /// Nothing, where a family has a norm and a model has none.
+    Identity,
     /// One of the others, at places where its numbers can be trained.
     Placed {
         /// As it was loaded.
@@ -56,6 +60,7 @@ impl Norm {
     /// When `x` does not end in the weight's dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match self {
+            Norm::Identity => Ok(x.clone()),
             Norm::Rms { weight, eps } => fast::rms_norm(x, weight.as_ref(), *eps),
             Norm::Layer { weight, bias, eps } => {
                 fast::layer_norm(x, Some(weight), bias.as_ref(), *eps)
@@ -88,6 +93,25 @@ impl Norm {
 /// What a norm is, for whoever computes; none is none.
 pub fn spec(norm: Option<&Norm>) -> NormSpec<'_> {
     norm.map_or(NormSpec::None, Norm::spec)
+}
+
+/// `x` through `norm`, measured apart where the parts of layer `layer` are measured. Otherwise `x` and
+/// the norm, for what computes both at once.
+///
+/// # Errors
+/// As [`Norm::forward`].
+pub fn apart<'n>(
+    watch: &mut Watch<'_>,
+    layer: usize,
+    norm: Option<&'n Norm>,
+    x: &Array,
+) -> Result<(Array, Option<&'n Norm>)> {
+    if !watch.measures() || norm.is_none() {
+        return Ok((x.clone(), norm));
+    }
+    let x = through(norm, x)?;
+    watch.lap(layer, StepPart::Norm, &[&x])?;
+    Ok((x, None))
 }
 
 /// Through a norm, where there is one.

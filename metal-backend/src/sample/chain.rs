@@ -4,12 +4,14 @@
 //! The order is top-p, min-p, XTC, top-k, temperature, draw; at temperature 0 the greatest logit is
 //! taken. Where a row has a top-k, the stages run on its `k` candidates only. Top-p and min-p keep
 //! a beginning of the descending order. They keep the same of the candidates, once probabilities
-//! are divided by the sum over the whole vocabulary. The draw is Gumbel's: the greatest of logits
+//! are divided by the sum over the whole vocabulary. With [`SamplerOrder::TemperatureFirst`] the
+//! order is temperature, top-k, top-p, min-p, XTC, draw. The draw is Gumbel's: the greatest of logits
 //! plus noise has the distribution of the softmax.
 //!
 //! On the CPU one kernel does all of it (`exec::sampling`). It draws by a running sum: the same
 //! distribution, but other tokens for a seed.
 
+use inference::SamplerOrder;
 use mlx_rs_core::random::gumbel;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
@@ -44,8 +46,15 @@ pub(super) struct Draw {
     pub xtc: Option<f32>,
     /// Tokens that XTC leaves alone.
     pub spared: std::sync::Arc<[u32]>,
+    pub order: SamplerOrder,
     pub seed: Seed,
     pub step: u64,
+}
+
+impl Draw {
+    fn temperature_first(&self) -> bool {
+        self.order == SamplerOrder::TemperatureFirst
+    }
 }
 
 impl Choice {
@@ -55,6 +64,7 @@ impl Choice {
             Choice::Forced(id) => Pick::Forced(id),
             Choice::Greedy => Pick::Greedy,
             Choice::Draw(d) => Pick::Draw(DrawParams {
+                temperature_first: d.temperature_first(),
                 top_p: d.top_p,
                 min_p: d.min_p,
                 xtc: d.xtc.map(|threshold| (threshold, d.spared)),
@@ -77,6 +87,7 @@ enum Shape {
         min_p: bool,
         /// The tokens left alone, where XTC takes place.
         xtc: Option<std::sync::Arc<[u32]>>,
+        temperature_first: bool,
     },
 }
 
@@ -90,6 +101,7 @@ impl Choice {
                 top_p: d.top_p < 1.0,
                 min_p: d.min_p > 0.0,
                 xtc: d.xtc.map(|_| d.spared.clone()),
+                temperature_first: d.temperature_first(),
             },
         }
     }
@@ -145,6 +157,7 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
             top_p,
             min_p,
             xtc,
+            temperature_first,
         } => {
             let draws: Vec<&Draw> = choices
                 .iter()
@@ -156,6 +169,7 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
             let stages = Stages {
                 top_p: *top_p,
                 min_p: *min_p,
+                temperature_first: *temperature_first,
                 draws: &draws,
             };
             let vocabulary = logits.dim(-1)?;
@@ -174,6 +188,7 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
 struct Stages<'a> {
     top_p: bool,
     min_p: bool,
+    temperature_first: bool,
     draws: &'a [&'a Draw],
 }
 
@@ -182,8 +197,20 @@ impl Stages<'_> {
         self.draws.iter().map(|d| parameter(d)).collect()
     }
 
+    /// Logits with the greatest of each row at 0, after the temperature where that comes first.
+    fn shifted(&self, logits: &Array) -> Result<Array> {
+        let x = shift(logits)?;
+        match self.temperature_first {
+            true => temperature(&x, &self.all(|d| d.temperature)),
+            false => Ok(x),
+        }
+    }
+
     fn among_all(&self, logits: &Array, k: usize, spared: Option<&[u32]>) -> Result<Array> {
-        let mut x = shift(logits)?;
+        let mut x = self.shifted(logits)?;
+        if self.temperature_first && k > 0 {
+            x = top_k(&x, k)?;
+        }
         if self.top_p {
             x = top_p(&x, &self.all(|d| d.top_p))?;
         }
@@ -193,7 +220,7 @@ impl Stages<'_> {
         if let Some(spared) = spared {
             x = xtc(&x, &self.all(|d| d.xtc.unwrap_or(1.0)), spared)?;
         }
-        if k > 0 {
+        if k > 0 && !self.temperature_first {
             x = top_k(&x, k)?;
         }
         self.draw(&x)
@@ -201,9 +228,12 @@ impl Stages<'_> {
 
     fn among_candidates(&self, logits: &Array, k: i32) -> Result<Array> {
         // [g, k] each, ascending and with the greatest at 0; the sum over the vocabulary, [g, 1].
-        let shifted = shift(logits)?;
+        let shifted = self.shifted(logits)?;
         let (mut x, ids) = greatest(&shifted, k)?;
-        let log_total = shifted.logsumexp(-1, true)?;
+        let log_total = match self.temperature_first {
+            true => x.logsumexp(-1, true)?,
+            false => shifted.logsumexp(-1, true)?,
+        };
         if self.top_p {
             let probabilities = x.subtract(&log_total)?.exp()?;
             let before = probabilities.cumsum(-1, true, false)?; // of the more probable ones
@@ -229,8 +259,10 @@ impl Stages<'_> {
             [one] => one.clone(),
             more => concatenate(&more.iter().collect::<Vec<_>>(), 0)?,
         };
-        temperature(logits, &self.all(|d| d.temperature))?
-            .add(&noise)?
-            .argmax(-1, false)
+        let logits = match self.temperature_first {
+            true => logits.clone(),
+            false => temperature(logits, &self.all(|d| d.temperature))?,
+        };
+        logits.add(&noise)?.argmax(-1, false)
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
 //! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
-//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw. On the CPU, one kernel does
+//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw; or temperature first. On the CPU, one kernel does
 //! all of it (`exec::sampling`), but for what logits processors must see changed before.
 
 mod chain;
@@ -30,7 +30,7 @@ pub use random::agree_on_entropy;
 
 use std::sync::Arc;
 
-use inference::{Error, ErrorKind, GenerateOptions, Result};
+use inference::{Error, ErrorKind, GenerateOptions, Result, SamplerOrder};
 use mlx_rs_core::{Array, Dtype, concatenate, zeros};
 
 use crate::error::engine;
@@ -62,6 +62,7 @@ pub struct Sampler {
     min_p: f32,
     xtc: Option<(f32, f32)>,
     spared: Arc<[u32]>,
+    order: SamplerOrder,
     seed: Seed,
     /// Tokens drawn so far.
     step: u64,
@@ -186,6 +187,7 @@ impl Sampler {
             xtc: (sampling.xtc_probability > 0.0)
                 .then_some((sampling.xtc_probability, sampling.xtc_threshold)),
             spared: context.eos.iter().chain(context.newline).copied().collect(),
+            order: sampling.sampler_order,
             seed: Seed::new(sampling.seed),
             step: 0,
             forced: constraints.forced_tokens.clone(),
@@ -414,6 +416,7 @@ impl Sampler {
             min_p: self.min_p,
             xtc: xtc.map(|(_, threshold)| threshold),
             spared: self.spared.clone(),
+            order: self.order,
             seed: self.seed,
             step: self.step,
         })

@@ -91,6 +91,7 @@ fn kernel_top_p(x: &Array, p: f32) -> mlx_rs_core::Result<Array> {
             xtc: None,
             top_k: 0,
             scale: 0.0,
+            temperature_first: false,
             uniform: (f64::from(i / 2) + 0.5) / f64::from(draws),
         };
         SampleParams::new(Pick::Draw(draw)).into()

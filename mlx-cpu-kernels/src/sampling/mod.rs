@@ -3,5 +3,6 @@
 
 pub(crate) mod sample;
 pub(crate) mod softmax_pass;
+mod temperature_first;
 pub(crate) mod top_k;
 pub(crate) mod top_p;

@@ -30,7 +30,8 @@ pub enum Pick {
 
 /// What a draw chooses from, and how. The stages come in this order: top-p, min-p, XTC, top-k,
 /// temperature. With a top-k and no XTC those before it see the `k` greatest alone, with
-/// probabilities under the whole row.
+/// probabilities under the whole row. With `temperature_first` the order is temperature, top-k,
+/// top-p, min-p, XTC, each with the probabilities of what the one before leaves.
 #[derive(Debug, Clone)]
 pub struct DrawParams {
     /// Keeps the smallest set of the most probable whose probability reaches this; 1 keeps all.
@@ -44,6 +45,8 @@ pub struct DrawParams {
     pub top_k: usize,
     /// Logits are multiplied with this: 1 over the temperature, finite.
     pub scale: f32,
+    /// The filters see the logits after the temperature.
+    pub temperature_first: bool,
     /// The number in `[0, 1)` that the running sum of probabilities must pass.
     pub uniform: f64,
 }
@@ -181,11 +184,12 @@ impl SampleParams {
                 argmax(x, &workspace.block_maxima)
             }
             Pick::Draw(filters) => {
-                if !changes && filters.xtc.is_some() {
+                let writes = filters.xtc.is_some() || filters.temperature_first;
+                if !changes && writes {
                     own.clear();
                     own.extend_from_slice(logits);
                 }
-                let all = if changes || filters.xtc.is_some() {
+                let all = if changes || writes {
                     Logits::Owned(&mut own)
                 } else {
                     Logits::Borrowed(logits)
@@ -290,11 +294,14 @@ impl Logits<'_> {
 }
 
 impl DrawParams {
-    fn token(&self, isa: Isa, all: Logits<'_>, workspace: &mut Workspace) -> u32 {
+    fn token(&self, isa: Isa, mut all: Logits<'_>, workspace: &mut Workspace) -> u32 {
         workspace.find_block_maxima(isa, all.row());
         let max = max_of(&workspace.block_maxima);
         if max == f32::NEG_INFINITY {
             return 0;
+        }
+        if let (Logits::Owned(row), true) = (&mut all, self.temperature_first) {
+            return self.token_after_temperature(isa, row, max, workspace);
         }
         let k = self.top_k;
         if k > 0 && k < all.row().len() && k <= MOST_CANDIDATES && self.xtc.is_none() {
@@ -396,26 +403,29 @@ impl DrawParams {
             }
             workspace.candidates.sort_unstable_by_key(|f| f.1);
         }
+        self.draw_from_rest(isa, all.row(), (candidates, self.scale), workspace)
+    }
+
+    /// A draw from what filters left of a row: its candidates where there are some, or all of it.
+    /// Logits are multiplied with `by`.
+    pub(super) fn draw_from_rest(
+        &self,
+        isa: Isa,
+        row: &[f32],
+        (candidates, by): (bool, f32),
+        workspace: &mut Workspace,
+    ) -> u32 {
         if !candidates {
             // The maximum may have been left out.
-            let scale = Scale {
-                max: max_of(&workspace.block_maxima),
-                by: self.scale,
-            };
-            return draw_from(isa, all.row(), scale, self.uniform, workspace) as u32;
+            let max = max_of(&workspace.block_maxima);
+            return draw_from(isa, row, Scale { max, by }, self.uniform, workspace) as u32;
         }
-        let scale = Scale {
-            max: workspace
-                .candidates
-                .iter()
-                .map(|f| f.0)
-                .fold(f32::NEG_INFINITY, f32::max),
-            by: self.scale,
-        };
+        let values = workspace.candidates.iter().map(|f| f.0);
+        let max = values.fold(f32::NEG_INFINITY, f32::max);
         let total = softmax_weights(
             isa,
             &workspace.candidates,
-            scale,
+            Scale { max, by },
             &mut workspace.values,
             &mut workspace.weights,
         );
@@ -442,7 +452,7 @@ fn least_above(weights: &[f32], total: f64, threshold: f32) -> f32 {
 }
 
 /// XTC among the candidates.
-fn apply_xtc_to_candidates(
+pub(super) fn apply_xtc_to_candidates(
     isa: Isa,
     max: f32,
     threshold: f32,
@@ -466,7 +476,7 @@ fn apply_xtc_to_candidates(
 }
 
 /// XTC among all.
-fn apply_xtc(
+pub(super) fn apply_xtc(
     isa: Isa,
     row: &mut [f32],
     max: f32,

@@ -64,6 +64,24 @@ pub(crate) fn keep_top_p(
     }
 }
 
+/// Leaves the nucleus of the candidates, whose maximum is `max`, in their order.
+pub(crate) fn keep_top_p_of_candidates(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) {
+    let mass = softmax_weights(
+        isa,
+        &workspace.candidates,
+        Scale { max, by: 1.0 },
+        &mut workspace.values,
+        &mut workspace.weights,
+    );
+    cut(
+        &mut workspace.candidates,
+        &workspace.weights,
+        (max, MIN_RELATIVE_LOGIT),
+        (1.0 - f64::from(p)) * mass,
+        0.0,
+    );
+}
+
 /// Drops the least of `candidates`, which lie within `reach` of `max`, as long as their weights and
 /// the dropped sum `gone` stay within `spare`.
 fn cut(

@@ -76,8 +76,63 @@ fn top_k(of: &[(f32, u32)]) -> f32 {
     of.iter().map(|f| f.0).fold(NO, f32::max)
 }
 
+/// The same where the temperature comes first, then top-k, top-p, min-p and XTC, each of what the
+/// one before left.
+fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
+    let mut near = false;
+    let max = x.iter().copied().fold(NO, f32::max); // ignores NaN
+    if max == NO {
+        return Some(vec![(0, 1.0)]);
+    }
+    let scaled = |x: f32| {
+        let y = relative_logit(x, max) * f.scale;
+        if y.is_nan() { NO } else { y }
+    };
+    let mut order: Vec<(f32, u32)> = x.iter().map(|&x| scaled(x)).zip(0..).collect();
+    order.sort_by(ascending);
+    if f.top_k > 0 && f.top_k < order.len() {
+        order.drain(..order.len() - f.top_k);
+    }
+    let sum = |of: &[(f32, u32)]| of.iter().map(|o| f64::from(o.0).exp()).sum::<f64>();
+    if f.top_p < 1.0 {
+        let total = sum(&order);
+        let mut first = order.len();
+        let mut before = 0.0;
+        while first > 0 && before < f64::from(f.top_p) {
+            first -= 1;
+            before += f64::from(order[first].0).exp() / total;
+            near |= (before - f64::from(f.top_p)).abs() < MARGIN;
+        }
+        order.drain(..first);
+    }
+    if f.min_p > 0.0 {
+        let least = f.min_p.ln();
+        order.retain(|o| o.0 >= least);
+    }
+    if let Some((threshold, spared)) = &f.xtc {
+        let total = sum(&order);
+        let of = |y: f32| (f64::from(y).exp() / total) as f32;
+        let threshold_near = |o: &(f32, u32)| f64::from((of(o.0) - threshold).abs()) < MARGIN;
+        near |= *threshold > 0.0 && order.iter().any(threshold_near);
+        let above = order.iter().map(|o| of(o.0)).filter(|p| p > threshold);
+        let least = above.fold(f32::INFINITY, f32::min);
+        near |= least < MARGIN as f32;
+        // Of equals to float32 not all need be equal.
+        let twin = |o: &(f32, u32)| of(o.0) != least && (of(o.0) / least - 1.0).abs() < 1e-5;
+        near |= least.is_finite() && order.iter().any(twin);
+        order.retain(|o| of(o.0) <= least || spared.contains(&o.1));
+    }
+    order.sort_by_key(|o| o.1);
+    let max = top_k(&order);
+    let left = order.iter().map(|o| (o.1, below(o.0, max).exp())).collect();
+    (!near).then_some(left)
+}
+
 /// Weights of the remaining elements, in the order of summation. `None` too close to a border.
 fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
+    if f.temperature_first {
+        return left_after_temperature(x, f);
+    }
     let n = x.len();
     let mut near = false;
     let mut order: Vec<(f32, u32)> = x
@@ -184,6 +239,7 @@ fn filters() -> DrawParams {
         xtc: None,
         top_k: 0,
         scale: 1.25,
+        temperature_first: false,
         uniform: 0.5,
     }
 }
@@ -237,15 +293,19 @@ fn some_filters() -> impl Strategy<Value = DrawParams> {
         xtc,
         prop::sample::select(vec![0usize, 0, 1, 2, 7, 40, 150, 199, 2000]),
         prop::sample::select(vec![0.0f32, 0.3, 1.0, 1.25, 20.0, f32::MAX]),
+        any::<bool>(),
     )
-        .prop_map(|(top_p, min_p, xtc, top_k, scale)| DrawParams {
-            top_p,
-            min_p,
-            xtc,
-            top_k,
-            scale,
-            uniform: 0.5,
-        })
+        .prop_map(
+            |(top_p, min_p, xtc, top_k, scale, temperature_first)| DrawParams {
+                top_p,
+                min_p,
+                xtc,
+                top_k,
+                scale,
+                temperature_first,
+                uniform: 0.5,
+            },
+        )
 }
 
 fn some_row() -> impl Strategy<Value = SampleParams> {
@@ -281,7 +341,7 @@ fn some_row() -> impl Strategy<Value = SampleParams> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
     fn a_row_goes_through_its_stages(
@@ -339,7 +399,14 @@ fn long_rows_do_as_short_ones() {
                 top_k: 1500,
                 ..filters()
             },
-        ] {
+        ]
+        .into_iter()
+        .flat_map(|f| {
+            [false, true].map(|temperature_first| DrawParams {
+                temperature_first,
+                ..f.clone()
+            })
+        }) {
             let row = SampleParams {
                 repeat: Some(RepetitionPenalty {
                     last: 64,
@@ -388,6 +455,15 @@ fn the_ends() {
         assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), last), 2, "{f:?}");
         assert_eq!(at(&[NO; 4], f.clone(), 0.7), 0, "{f:?}");
         assert_eq!(at(&[f32::NAN; 4], f.clone(), 0.7), 0, "{f:?}");
+        let f = DrawParams {
+            temperature_first: true,
+            ..f
+        };
+        assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.4), 0, "{f:?}");
+        assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.6), 2, "{f:?}");
+        assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), last), 2, "{f:?}");
+        assert_eq!(at(&[NO; 4], f.clone(), 0.7), 0, "{f:?}");
+        assert_eq!(at(&[f32::NAN, 1.0, NO], f.clone(), 0.7), 1, "{f:?}");
     }
 }
 

@@ -8,7 +8,9 @@ use axum::extract::State;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt};
-use inference::{FinishReason, GenerateOptions, Prompt, StopCause, Token};
+use inference::{
+    FinishReason, GenerateOptions, Prompt, SamplerOrder, SamplingOptions, StopCause, Token,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -79,6 +81,9 @@ pub(crate) struct Sampling {
     xtc_probability: Option<f32>,
     /// What such tokens have at least.
     xtc_threshold: Option<f32>,
+    /// Which filters apply, and in which order: `top_k`, `top_p`, `min_p`, `xtc` and, before or
+    /// after them, `temperature`.
+    samplers: Option<Vec<String>>,
     /// Factor against repeated tokens.
     repeat_penalty: Option<f32>,
     /// How many tokens back repetition counts; -1 is all.
@@ -169,6 +174,9 @@ impl Sampling {
             within("xtc_threshold", threshold, 0.0, 0.5)?;
             o.sampling.xtc_threshold = threshold;
         }
+        if let Some(samplers) = &self.samplers {
+            ordered(&mut o.sampling, samplers)?;
+        }
         if let Some(penalty) = self.repeat_penalty {
             within("repeat_penalty", penalty, 0.01, 10.0)?;
             o.penalties.repeat_penalty = penalty;
@@ -216,6 +224,58 @@ impl Sampling {
     pub(super) fn asked(&self) -> Option<usize> {
         usize::try_from(self.n_predict?).ok()
     }
+}
+
+/// Turns off the filters that are not in llama.cpp's list, and takes its order. There are two: with
+/// the temperature first, or last.
+fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), ApiError> {
+    const PARAM: &str = "samplers";
+    const FILTERS: [&str; 4] = ["top_k", "top_p", "min_p", "xtc"];
+    // What comes before all filters, and what is off: fields that turn it on are refused.
+    const OFF: [&str; 5] = ["penalties", "dry", "top_n_sigma", "typ_p", "typical_p"];
+    let named: Vec<&str> = samplers.iter().map(String::as_str).collect();
+    let unknown =
+        |name: &&&str| !FILTERS.contains(name) && !OFF.contains(name) && **name != "temperature";
+    if let Some(name) = named.iter().find(unknown) {
+        let shown: String = name.chars().take(40).collect();
+        let message = format!("samplers holds {shown:?}, which is not supported");
+        return Err(ApiError::unsupported(PARAM, message));
+    }
+    let used: Vec<&str> = named
+        .into_iter()
+        .filter(|name| !OFF.contains(name))
+        .collect();
+    let place = |name: &str| used.iter().position(|own| *own == name);
+    let filters = used.iter().filter(|name| **name != "temperature");
+    let first = place("temperature") == Some(0) && used.len() > 1;
+    let last = place("temperature").is_none_or(|at| at + 1 == used.len());
+    let sorted = filters
+        .map(|name| FILTERS.iter().position(|own| own == name))
+        .is_sorted();
+    if !(first || last) || !sorted {
+        let message = "samplers must be in the order top_k, top_p, min_p, xtc, with temperature \
+                       before or after them";
+        return Err(ApiError::unsupported(PARAM, message));
+    }
+    if place("temperature").is_none() && sampling.temperature > 0.0 {
+        sampling.temperature = 1.0;
+    }
+    if place("top_k").is_none() {
+        sampling.top_k = 0;
+    }
+    if place("top_p").is_none() {
+        sampling.top_p = 1.0;
+    }
+    if place("min_p").is_none() {
+        sampling.min_p = 0.0;
+    }
+    if place("xtc").is_none() {
+        sampling.xtc_probability = 0.0;
+    }
+    if first {
+        sampling.sampler_order = SamplerOrder::TemperatureFirst;
+    }
+    Ok(())
 }
 
 type Biases = (BTreeMap<u32, f32>, Vec<u32>);

@@ -1,0 +1,190 @@
+//! Where the time of a decode step goes: the parts of a step, measured one by one.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::TextModel;
+use crate::cancel::Interrupt;
+use crate::error::Result;
+use crate::message::Prompt;
+use crate::options::GenerateOptions;
+
+/// A part of a decode step.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepPart {
+    /// Ids to vectors.
+    Embedding,
+    /// Norms, and sums with the residual stream that no product computes along.
+    Norm,
+    /// The projections of queries, keys and values.
+    Qkv,
+    /// Norms and rotation of queries and keys, the KV cache, scores, softmax and the sum of values.
+    Attention,
+    /// The projection of what attention found.
+    Output,
+    /// The whole mixer of a layer that is not plain attention, such as a recurrent one, with the norm
+    /// before it.
+    Mixer,
+    /// The feed-forward part: one expert, or a mixture.
+    Mlp,
+    /// Inputs and factors that a family has besides.
+    Extra,
+    /// The last hidden state to logits.
+    Head,
+    /// Logits to a token.
+    Sampling,
+    /// The caches, and whatever else the step leaves.
+    Rest,
+}
+
+impl StepPart {
+    /// Every part, in the order of a step.
+    pub const ALL: [StepPart; 11] = [
+        StepPart::Embedding,
+        StepPart::Norm,
+        StepPart::Qkv,
+        StepPart::Attention,
+        StepPart::Output,
+        StepPart::Mixer,
+        StepPart::Mlp,
+        StepPart::Extra,
+        StepPart::Head,
+        StepPart::Sampling,
+        StepPart::Rest,
+    ];
+
+    /// As in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            StepPart::Embedding => "embedding",
+            StepPart::Norm => "norm",
+            StepPart::Qkv => "qkv",
+            StepPart::Attention => "attention",
+            StepPart::Output => "output",
+            StepPart::Mixer => "mixer",
+            StepPart::Mlp => "mlp",
+            StepPart::Extra => "extra",
+            StepPart::Head => "head",
+            StepPart::Sampling => "sampling",
+            StepPart::Rest => "rest",
+        }
+    }
+}
+
+impl fmt::Display for StepPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The time of one part of one layer.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PartTime {
+    /// The layer; `None` for what all layers share.
+    pub layer: Option<usize>,
+    /// The part.
+    pub part: StepPart,
+    /// Seconds of a step, the mean of all steps.
+    pub seconds: f64,
+}
+
+impl PartTime {
+    /// These.
+    #[must_use]
+    pub fn new(layer: Option<usize>, part: StepPart, seconds: f64) -> Self {
+        Self {
+            layer,
+            part,
+            seconds,
+        }
+    }
+}
+
+/// The times of a decode step. Each part is evaluated before the next begins, so that its time is
+/// its own. A step without that shares operations between parts and is faster:
+/// [`plain_step_seconds`](Self::plain_step_seconds).
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepProfile {
+    /// Measured steps.
+    pub steps: usize,
+    /// Positions in the caches before the first of them.
+    pub context: usize,
+    /// The mean time of a measured step, by a clock around it: the sum of [`Self::parts`].
+    pub step_seconds: f64,
+    /// The mean time of a step whose parts are not evaluated one by one, at the same positions.
+    pub plain_step_seconds: f64,
+    /// The tokens, in order; plain and measured steps draw one in turn.
+    pub tokens: Vec<u32>,
+    /// The parts, sorted by layer, then in the order of a step; what all layers share comes first.
+    pub parts: Vec<PartTime>,
+}
+
+impl StepProfile {
+    /// The seconds of a part in all layers.
+    #[must_use]
+    pub fn total(&self, part: StepPart) -> f64 {
+        let own = self.parts.iter().filter(|time| time.part == part);
+        own.map(|time| time.seconds).sum()
+    }
+
+    /// The seconds of all parts.
+    #[must_use]
+    pub fn sum(&self) -> f64 {
+        self.parts.iter().map(|time| time.seconds).sum()
+    }
+}
+
+/// A model that measures its steps.
+pub trait ProfiledModel: TextModel {
+    /// Runs `prompt`, then decodes [`GenerateOptions::max_tokens`] tokens by the options' sampling,
+    /// each in a step whose parts are measured, and as many without, in turn. Nothing stops early,
+    /// and no cache is kept. `interrupt` ends it.
+    ///
+    /// # Errors
+    /// As [`TextModel::generate`], and [`Interrupt::check`];
+    /// [`crate::ErrorKind::Unsupported`] for options that change the network, such as steering.
+    fn profile_steps(
+        &self,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+        interrupt: &Interrupt,
+    ) -> Result<StepProfile>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_added_over_layers() {
+        let profile = StepProfile {
+            parts: vec![
+                PartTime::new(None, StepPart::Head, 4.0),
+                PartTime::new(Some(0), StepPart::Mlp, 1.0),
+                PartTime::new(Some(1), StepPart::Mlp, 2.0),
+            ],
+            ..StepProfile::default()
+        };
+        assert_eq!(profile.total(StepPart::Mlp), 3.0);
+        assert_eq!(profile.total(StepPart::Norm), 0.0);
+        assert_eq!(profile.sum(), 7.0);
+    }
+
+    #[test]
+    fn each_part_has_the_name_that_json_has() {
+        for part in StepPart::ALL {
+            let json = serde_json::to_value(part).unwrap();
+            assert_eq!(json, part.name());
+        }
+        let mut sorted = StepPart::ALL;
+        sorted.sort_unstable();
+        assert_eq!(sorted, StepPart::ALL);
+    }
+}

@@ -1,0 +1,134 @@
+//! What the weights of a model connect, without a forward pass: edges from tokens to tokens through
+//! the features of feed-forward parts ([`edges`]), circuits of attention heads ([`circuits`]), and
+//! vectors as lines of JSON ([`vectors`]).
+//!
+//! An engine gives the products of token embeddings with vectors; here is what follows from them.
+
+pub mod circuits;
+pub mod edges;
+pub mod vectors;
+
+use std::cmp::Ordering;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use crate::error::{Error, Result};
+use crate::files::{persist, temporary};
+
+/// A token, or another element of a list, and its score.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Scored {
+    /// Its place in the list.
+    pub id: u32,
+    /// Its score.
+    pub score: f32,
+}
+
+/// The greater score first, of equals the smaller id.
+fn better(a: &Scored, b: &Scored) -> Ordering {
+    b.score.total_cmp(&a.score).then(a.id.cmp(&b.id))
+}
+
+/// The `k` greatest of `scores` that are `least` or more, the greatest first; of equals the first.
+/// NaN is never among them.
+///
+/// ```
+/// use inference_probe::walkers::top_k;
+/// let best = top_k(&[0.5, 2.0, -1.0, 2.0], 3, 0.0);
+/// assert_eq!(best.iter().map(|s| s.id).collect::<Vec<_>>(), [1, 3, 0]);
+/// ```
+#[must_use]
+pub fn top_k(scores: &[f32], k: usize, least: f32) -> Vec<Scored> {
+    let all = (0u32..)
+        .zip(scores)
+        .map(|(id, &score)| Scored { id, score });
+    let mut kept: Vec<Scored> = all.filter(|s| s.score >= least).collect();
+    if k == 0 {
+        return Vec::new();
+    }
+    if k < kept.len() {
+        kept.select_nth_unstable_by(k - 1, better);
+        kept.truncate(k);
+    }
+    kept.sort_unstable_by(better);
+    kept
+}
+
+/// `x` with this many digits behind the point, of ties away from zero; what is no number stays.
+///
+/// ```
+/// assert_eq!(inference_probe::walkers::round(0.123_456, 4), 0.1235);
+/// ```
+#[must_use]
+pub fn round(x: f64, digits: u32) -> f64 {
+    let scale = 10f64.powi(i32::try_from(digits).unwrap_or(i32::MAX));
+    let scaled = x * scale;
+    // What is too large to have such digits has none behind the point.
+    if scaled.is_finite() && scale.is_finite() {
+        scaled.round() / scale
+    } else {
+        x
+    }
+}
+
+/// How many of `values` are at least each of `thresholds`.
+///
+/// ```
+/// use inference_probe::walkers::counts;
+/// assert_eq!(counts(&[0.1, 0.5, 0.9], &[0.0, 0.5, 1.0]), [3, 2, 0]);
+/// ```
+#[must_use]
+pub fn counts(values: &[f64], thresholds: &[f64]) -> Vec<usize> {
+    let at_least = |t: &f64| values.iter().filter(|v| *v >= t).count();
+    thresholds.iter().map(at_least).collect()
+}
+
+/// A file of one JSON value a line, which appears under its name when it is whole.
+#[derive(Debug)]
+pub struct Lines {
+    file: BufWriter<NamedTempFile>,
+    path: PathBuf,
+}
+
+impl Lines {
+    /// Begins the file.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn create(path: &Path) -> Result<Self> {
+        Ok(Self {
+            file: BufWriter::new(temporary(path)?),
+            path: path.to_owned(),
+        })
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for what JSON cannot hold.
+    pub fn line(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = to_line(value)?;
+        let written = self.file.write_all(text.as_bytes());
+        written.map_err(|e| Error::io(&self.path, e))
+    }
+
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn finish(self) -> Result<()> {
+        let file = self.file.into_inner();
+        let file = file.map_err(|e| Error::io(&self.path, e.into_error()))?;
+        persist(file, &self.path)
+    }
+}
+
+/// A value as a line.
+fn to_line(value: &impl Serialize) -> Result<String> {
+    let mut text = serde_json::to_string(value).map_err(|e| Error::data(e.to_string()))?;
+    text.push('\n');
+    Ok(text)
+}

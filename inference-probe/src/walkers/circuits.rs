@@ -1,0 +1,90 @@
+//! OV circuits of attention heads (Elhage et al. 2021, "A Mathematical Framework for Transformer
+//! Circuits"): what a head adds to the residual stream where it looks at a token. For the token's
+//! embedding `e`, that is `W_O[:, h] W_V[h, :] e`.
+
+use crate::error::{Error, Result};
+
+/// One head: its values and its outputs.
+#[derive(Debug, Clone, Copy)]
+pub struct Head<'a> {
+    /// Rows of the value matrix, `[head_dim, hidden]`.
+    pub values: &'a [f32],
+    /// Columns of the output matrix, `[head_dim, hidden]`.
+    pub outputs: &'a [f32],
+    /// Elements of a hidden state.
+    pub hidden: usize,
+}
+
+impl Head<'_> {
+    /// Elements of a value.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when the two matrices have different shapes, or none.
+    pub fn dim(&self) -> Result<usize> {
+        let whole = |m: &[f32]| self.hidden > 0 && m.len().is_multiple_of(self.hidden);
+        let alike = self.values.len() == self.outputs.len() && !self.values.is_empty();
+        if !alike || !whole(self.values) {
+            return Err(Error::data(format!(
+                "a head has {} numbers of values and {} of outputs; both must be a number of rows of {}",
+                self.values.len(),
+                self.outputs.len(),
+                self.hidden
+            )));
+        }
+        Ok(self.values.len() / self.hidden)
+    }
+
+    /// The lengths of what the head adds for each token. `scores` are the products of all token
+    /// embeddings with the rows of `values`, `[head_dim][tokens]`.
+    ///
+    /// # Errors
+    /// As [`Self::dim`], and when `scores` are not of this head.
+    pub fn lengths(&self, scores: &[Vec<f32>]) -> Result<Vec<f32>> {
+        let dim = self.dim()?;
+        let tokens = scores.first().map_or(0, Vec::len);
+        if scores.len() != dim || scores.iter().any(|row| row.len() != tokens) {
+            return Err(Error::data(format!(
+                "{} rows of scores are not those of a head of {dim}",
+                scores.len()
+            )));
+        }
+        // |W_O v|^2 = v^T G v with the products G of the columns of W_O.
+        let columns: Vec<&[f32]> = self.outputs.chunks_exact(self.hidden).collect();
+        let gram: Vec<Vec<f64>> = (columns.iter())
+            .map(|a| columns.iter().map(|b| dot(a, b)).collect())
+            .collect();
+        let mut value = vec![0.0f64; dim];
+        let length = |token: usize| {
+            for (v, row) in value.iter_mut().zip(scores) {
+                *v = f64::from(row[token]);
+            }
+            let square = |(row, v): (&Vec<f64>, &f64)| -> f64 {
+                v * row.iter().zip(&value).map(|(g, w)| g * w).sum::<f64>()
+            };
+            let square: f64 = gram.iter().zip(&value).map(square).sum();
+            square.max(0.0).sqrt() as f32
+        };
+        Ok((0..tokens).map(length).collect())
+    }
+
+    /// What the head adds for a token whose products with the rows of `values` are `value`,
+    /// `[hidden]`.
+    #[must_use]
+    pub fn added(&self, value: &[f32]) -> Vec<f32> {
+        let mut sum = vec![0.0f64; self.hidden];
+        for (v, column) in value
+            .iter()
+            .zip(self.outputs.chunks_exact(self.hidden.max(1)))
+        {
+            for (sum, w) in sum.iter_mut().zip(column) {
+                *sum += f64::from(*v) * f64::from(*w);
+            }
+        }
+        sum.into_iter().map(|x| x as f32).collect()
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+    products.sum()
+}

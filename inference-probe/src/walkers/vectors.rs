@@ -1,0 +1,213 @@
+//! Vectors of a model as lines of JSON, layer by layer. What was interrupted goes on after the last
+//! layer that is whole.
+//!
+//! The first line is a [`Header`], then come a line for each vector, and after each layer a line
+//! `{"done": LAYER, "vectors": N}`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Scored, to_line};
+use crate::error::{Error, Result};
+
+/// The version of the format.
+pub const VERSION: u32 = 1;
+
+/// The longest line that is read, in bytes: a vector of 131,072 numbers fits.
+const MAX_LINE: u64 = 8 << 20;
+
+/// What a file holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Which vectors.
+    pub component: String,
+    /// The model's name.
+    pub model: String,
+    /// What tells the model's files from others ([`crate::files::identity`]).
+    pub identity: String,
+    /// Elements of a vector.
+    pub hidden_size: usize,
+    /// How many tokens stand beside each vector.
+    pub top_k: usize,
+}
+
+/// A vector and the tokens whose embeddings are most like it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// The layer.
+    pub layer: usize,
+    /// Which of the layer's vectors.
+    pub index: usize,
+    /// The numbers.
+    pub vector: Vec<f32>,
+    /// Of a head, the vector that its values (or keys) are made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Vec<f32>>,
+    /// The tokens with the greatest products.
+    pub top_k: Vec<Named>,
+}
+
+/// A token beside a vector.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Named {
+    /// Its id.
+    pub token: u32,
+    /// Its text.
+    pub text: String,
+    /// The product of its embedding and the vector.
+    pub score: f32,
+}
+
+impl Named {
+    /// A token with its text.
+    #[must_use]
+    pub fn new(scored: Scored, text: String) -> Self {
+        Self {
+            token: scored.id,
+            text,
+            score: scored.score,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Done {
+    done: usize,
+    vectors: usize,
+}
+
+/// Writes a file layer by layer.
+#[derive(Debug)]
+pub struct Extraction {
+    file: BufWriter<File>,
+    path: PathBuf,
+    /// Layers that are whole.
+    done: Vec<usize>,
+    /// Vectors since the last of them.
+    vectors: usize,
+}
+
+impl Extraction {
+    /// Begins the file. With `resume`, goes on with what `path` holds of the same header: what
+    /// stands behind the last whole layer is cut off.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also where the file is there without `resume`; [`Error::File`] for one that
+    /// is of something else.
+    pub fn open(path: &Path, header: &Header, resume: bool) -> Result<Self> {
+        let io = |e| Error::io(path, e);
+        if resume && path.exists() {
+            let (end, done) = whole(path, header)?;
+            let mut file = OpenOptions::new().write(true).open(path).map_err(io)?;
+            file.set_len(end).map_err(io)?;
+            file.seek(SeekFrom::End(0)).map_err(io)?;
+            return Ok(Self {
+                file: BufWriter::new(file),
+                path: path.to_owned(),
+                done,
+                vectors: 0,
+            });
+        }
+        let file = OpenOptions::new().write(true).create_new(true).open(path);
+        let mut this = Self {
+            file: BufWriter::new(file.map_err(io)?),
+            path: path.to_owned(),
+            done: Vec::new(),
+            vectors: 0,
+        };
+        this.write(header)?;
+        Ok(this)
+    }
+
+    /// Whether a layer is in the file.
+    #[must_use]
+    pub fn has(&self, layer: usize) -> bool {
+        self.done.contains(&layer)
+    }
+
+    /// Adds a vector of the layer that is written now.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for numbers that JSON cannot hold.
+    pub fn line(&mut self, line: &Line) -> Result<()> {
+        let mut all = line.vector.iter().chain(line.input.iter().flatten());
+        if all.any(|x| !x.is_finite()) {
+            let (layer, index) = (line.layer, line.index);
+            let message = format!("vector {index} of layer {layer} holds what is no finite number");
+            return Err(Error::data(message));
+        }
+        self.write(line)?;
+        self.vectors += 1;
+        Ok(())
+    }
+
+    /// Ends a layer: it is on the disk when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn end_layer(&mut self, layer: usize) -> Result<()> {
+        let vectors = std::mem::take(&mut self.vectors);
+        self.write(&Done {
+            done: layer,
+            vectors,
+        })?;
+        let flushed = self
+            .file
+            .flush()
+            .and_then(|()| self.file.get_ref().sync_data());
+        flushed.map_err(|e| Error::io(&self.path, e))?;
+        self.done.push(layer);
+        Ok(())
+    }
+
+    fn write(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = to_line(value)?;
+        let written = self.file.write_all(text.as_bytes());
+        written.map_err(|e| Error::io(&self.path, e))
+    }
+}
+
+/// Where the last whole layer of a file ends, and which layers those are.
+fn whole(path: &Path, header: &Header) -> Result<(u64, Vec<usize>)> {
+    let io = |e| Error::io(path, e);
+    let bad = |message: &str| Error::file(path, message);
+    let mut file = BufReader::new(File::open(path).map_err(io)?);
+    let mut text = Vec::new();
+    let mut next = |text: &mut Vec<u8>| -> Result<bool> {
+        text.clear();
+        let mut limited = (&mut file).take(MAX_LINE);
+        limited.read_until(b'\n', text).map_err(io)?;
+        Ok(text.last() == Some(&b'\n'))
+    };
+    let found: Option<Header> = match next(&mut text)? {
+        true => serde_json::from_slice(&text).ok(),
+        false => None,
+    };
+    let found = found.ok_or_else(|| bad("the first line is no header of such a file"))?;
+    if found != *header {
+        return Err(bad(
+            "it is of another model, component, version or number of tokens; take another directory",
+        ));
+    }
+    let mut at = text.len() as u64;
+    let (mut end, mut done, mut vectors) = (at, Vec::new(), 0);
+    while next(&mut text)? {
+        at += text.len() as u64;
+        match serde_json::from_slice::<Done>(&text) {
+            Ok(layer) if layer.vectors == vectors => {
+                (end, vectors) = (at, 0);
+                done.push(layer.done);
+            }
+            Ok(_) => return Err(bad("a layer has not as many vectors as it says")),
+            Err(_) => vectors += 1,
+        }
+    }
+    Ok((end, done))
+}

@@ -1,0 +1,122 @@
+//! Weights apart from a forward pass: the matrices of attention, and the table of embeddings.
+
+use inference::{AttentionProjections, Error, ErrorKind, Result};
+use mlx_rs_core::{Array, Dtype};
+
+use super::feed_forward::{columns_of, rows_of};
+use crate::engine::Engine;
+use crate::engine::forward::ids;
+use crate::error::engine as engine_error;
+use crate::exec::Matrix;
+use crate::nn::Linear;
+
+/// Vectors that are multiplied with the table at once: products of a large vocabulary are many
+/// bytes each.
+const TOGETHER: usize = 64;
+
+/// The matrices of a layer's attention.
+///
+/// # Errors
+/// When the layer is not there, has no plain attention or an adapter, or the model is closed.
+pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionProjections> {
+    let count = engine.info().num_layers;
+    if layer >= count {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("layer {layer} is not there; the model has {count}, from 0"),
+        ));
+    }
+    let refused = |why: &str| {
+        let message = format!("the attention of layer {layer} cannot be shown: {why}");
+        Error::new(ErrorKind::Unsupported, message)
+    };
+    let decoder = engine.decoder()?;
+    let attention = (decoder.attention(layer))
+        .ok_or_else(|| refused("the layer has none, or more than that"))?;
+    let keys = (attention.k_proj.as_ref())
+        .ok_or_else(|| refused("it looks at the keys of another layer"))?;
+    let hidden = engine.info().hidden_size;
+    let size = |n: i32| n.unsigned_abs() as usize;
+    engine.scope(|| {
+        let matrix = |linear: &Linear| -> Result<Matrix> {
+            let (matrix, _) = linear.part().ok_or_else(|| {
+                refused("it has an adapter; take that off, or put it into the weights")
+            })?;
+            Ok(matrix.clone())
+        };
+        let mut found = AttentionProjections::default();
+        found.num_heads = size(attention.n_heads);
+        found.num_kv_heads = size(attention.n_kv_heads);
+        found.head_dim = size(attention.head_dim);
+        found.hidden_size = hidden;
+        found.queries = rows_of(&matrix(&attention.q_proj)?, hidden)?;
+        found.keys = rows_of(&matrix(keys)?, hidden)?;
+        // Without a matrix of their own they are the keys, before norms.
+        found.values = match &attention.v_proj {
+            Some(values) => rows_of(&matrix(values)?, hidden)?,
+            None => found.keys.clone(),
+        };
+        let width = found.num_heads * found.head_dim;
+        found.outputs = columns_of(&matrix(&attention.o_proj)?, width)?;
+        Ok(found)
+    })
+}
+
+/// The embeddings of tokens.
+///
+/// # Errors
+/// For a token that is not there, and when the model is closed.
+pub fn token_embeddings(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
+    let vocab = engine.info().vocab_size;
+    if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!("token {id} is outside the vocabulary of {vocab} tokens"),
+        ));
+    }
+    if tokens.is_empty() {
+        return Ok(Vec::new());
+    }
+    let decoder = engine.decoder()?;
+    engine.scope(|| {
+        ids(tokens)
+            .and_then(|ids| decoder.token_vectors(&ids)?.to_f32_vec())
+            .map_err(engine_error("embeddings"))
+    })
+}
+
+/// The products of all embeddings with some vectors.
+///
+/// # Errors
+/// When the numbers are no whole vectors, memory runs out, or the model is closed.
+pub fn token_scores(engine: &Engine, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
+    let hidden = engine.info().hidden_size;
+    if hidden == 0 || !vectors.len().is_multiple_of(hidden) {
+        return Err(Error::new(
+            ErrorKind::InvalidOption,
+            format!(
+                "{} numbers are no whole vectors of {hidden} elements",
+                vectors.len()
+            ),
+        ));
+    }
+    let decoder = engine.decoder()?;
+    let fault = engine_error("embeddings");
+    engine.scope(|| {
+        let mut all = Vec::with_capacity(vectors.len() / hidden);
+        for part in vectors.chunks(hidden * TOGETHER) {
+            engine.check_open()?;
+            let width = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+            let shape = [1, width(part.len() / hidden), width(hidden)];
+            let scores = Array::from_slice(part, &shape)
+                .and_then(|x| {
+                    let scores = decoder.token_scores(&x)?;
+                    scores.astype(Dtype::Float32)?.to_vec::<f32>()
+                })
+                .map_err(&fault)?;
+            let vocab = scores.len() / (part.len() / hidden);
+            all.extend(scores.chunks_exact(vocab.max(1)).map(<[f32]>::to_vec));
+        }
+        Ok(all)
+    })
+}

@@ -1,0 +1,58 @@
+//! The order of transformers' `generate`: temperature, top-k, top-p, min-p, XTC, draw. Each filter
+//! sees the probabilities of what the one before left. The other order is in `sample.rs`.
+
+use crate::isa::Isa;
+use crate::sampling::sample::{DrawParams, apply_xtc, apply_xtc_to_candidates};
+use crate::sampling::softmax_pass::relative_logit;
+use crate::sampling::top_k::{Workspace, candidates_above, select_top_k};
+use crate::sampling::top_p::{keep_top_p, keep_top_p_of_candidates};
+
+impl DrawParams {
+    /// The token of a row whose maximum is `max`, above minus infinity. The row is overwritten.
+    pub(super) fn token_after_temperature(
+        &self,
+        isa: Isa,
+        row: &mut [f32],
+        max: f32,
+        workspace: &mut Workspace,
+    ) -> u32 {
+        for x in row.iter_mut() {
+            *x = relative_logit(*x, max) * self.scale;
+        }
+        workspace.find_block_maxima(isa, row);
+        // The maximum of the row is 0 from here on.
+        let max = 0.0;
+        let mut candidates = false;
+        if self.top_k > 0 && self.top_k < row.len() {
+            select_top_k(row, self.top_k, workspace);
+            workspace.candidates.sort_unstable_by_key(|f| f.1);
+            candidates = true;
+        }
+        if self.top_p < 1.0 {
+            if candidates {
+                keep_top_p_of_candidates(isa, max, self.top_p, workspace);
+            } else {
+                keep_top_p(isa, row, (max, f32::NEG_INFINITY), self.top_p, workspace);
+            }
+            candidates = true;
+        }
+        if self.min_p > 0.0 {
+            let least = self.min_p.ln();
+            if candidates {
+                workspace.candidates.retain(|f| f.0 >= least);
+            } else {
+                let maxima = &workspace.block_maxima;
+                candidates_above(row, maxima, least, &mut workspace.candidates);
+            }
+            candidates = true;
+        }
+        if let Some((threshold, spared)) = &self.xtc {
+            if candidates {
+                apply_xtc_to_candidates(isa, max, *threshold, spared, workspace);
+            } else {
+                apply_xtc(isa, row, max, *threshold, spared, workspace);
+            }
+        }
+        self.draw_from_rest(isa, row, (candidates, 1.0), workspace)
+    }
+}
