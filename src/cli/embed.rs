@@ -1,9 +1,10 @@
 //! `mlx embed`: a vector for each of many texts.
 
+use std::path::Path;
+#[cfg(feature = "probe")]
 use std::path::PathBuf;
 
 use inference::{CancelToken, EmbedOptions, EmbedPrompt, Interrupt, Pooling, Prompt};
-use inference_formats::npy;
 use serde_json::json;
 
 use super::console::Console;
@@ -27,10 +28,38 @@ pub struct Args {
     vectors: VectorArgs,
     /// Write the vectors to this .npy file (numpy, float32, one row a text) instead of printing
     /// JSON
+    #[cfg(feature = "probe")]
     #[arg(long, value_name = "FILE")]
     npy: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
+}
+
+impl Args {
+    /// The .npy file that the vectors go to.
+    #[cfg(feature = "probe")]
+    fn file(&self) -> Option<&Path> {
+        self.npy.as_deref()
+    }
+
+    /// None: the feature `probe` has what writes such files.
+    #[cfg(not(feature = "probe"))]
+    fn file(&self) -> Option<&Path> {
+        None
+    }
+}
+
+/// Writes vectors to a .npy file.
+#[cfg(feature = "probe")]
+fn write(path: &Path, shape: [usize; 2], values: &[f32]) -> Result<(), Failure> {
+    inference_probe::npy::write(path, &shape, values).map_err(|e| Failure::failed(e.to_string()))
+}
+
+/// Without the feature `probe` no option asks for it.
+#[cfg(not(feature = "probe"))]
+fn write(path: &Path, _: [usize; 2], _: &[f32]) -> Result<(), Failure> {
+    let message = format!("cannot write {}: built without probe", path.display());
+    Err(Failure::failed(message))
 }
 
 /// How vectors are made.
@@ -115,7 +144,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     options.validate(&embedder.embedding_info())?;
     let mut all: Vec<f32> = Vec::new();
     // A bar between lines of a result would tear them.
-    let shown = args.npy.is_some() || !console.out_is_terminal;
+    let shown = args.file().is_some() || !console.out_is_terminal;
     let bar = shown.then(|| CountBar::start("texts", records.len() as u64, console));
     for part in records.chunks(TOGETHER) {
         let prompts = part
@@ -130,7 +159,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
                     record.index
                 )));
             }
-            match args.npy {
+            match args.file() {
                 Some(_) => all.extend(vector),
                 None => print(record, vector, console)?,
             }
@@ -140,13 +169,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         }
     }
     drop(bar);
-    if let Some(path) = &args.npy {
+    if let Some(path) = args.file() {
         let width = options
             .dimensions
             .unwrap_or_else(|| embedder.embedding_info().dimensions);
-        let file = npy::write(&[records.len(), width], &all);
-        std::fs::write(path, file)
-            .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+        write(path, [records.len(), width], &all)?;
         console.note(&format!(
             "{} vectors of {width} elements are in {}",
             records.len(),
