@@ -163,7 +163,10 @@ fn metadata_that_lies_is_refused() {
         }
     };
     says(&|p| p.tokens.clear(), "tokens is empty");
-    says(&|p| p.model = "bert".into(), "supported are gpt2 and llama");
+    says(
+        &|p| p.model = "rwkv".into(),
+        "supported are gpt2, llama, gemma4 and bert",
+    );
     says(
         &|p| p.token_types = Some(vec![1]),
         "token_type has 1 entries",

@@ -293,8 +293,8 @@ fn vocabularies_that_contradict_themselves_are_refused() {
         "5000 bytes",
     );
     says(
-        &|f| f["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
-        "WordPiece",
+        &|f| f["decoder"] = json!({"type": "BPEDecoder", "suffix": "</w>"}),
+        "BPEDecoder",
     );
     says(
         &|f| f["pre_tokenizer"] = json!({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false}),

@@ -91,6 +91,14 @@ impl MatMulOp {
     }
 
     /// `a` times the transpose of `b`.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, dispatch::MatMulOp};
+    /// let a = Array::from_slice(&[1.0f32; 6], &[2, 3])?;
+    /// let b = Array::from_slice(&[1.0f32; 12], &[4, 3])?;
+    /// assert_eq!(MatMulOp::transposed(&a, &b).flops(), 2 * 2 * 3 * 4);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn transposed(a: &Array, b: &Array) -> Self {
         Self {
@@ -101,6 +109,13 @@ impl MatMulOp {
 
     /// Its multiplications and additions, `2 m n k` for each pair of matrices; 0 for what is no
     /// product.
+    ///
+    /// ```
+    /// use mlx_rs_core::{Array, dispatch::MatMulOp};
+    /// let row = Array::from_slice(&[1.0f32; 3], &[3])?;
+    /// assert_eq!(MatMulOp::new(&row, &row).flops(), 0);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn flops(&self) -> u64 {
         let (a, b) = (self.a.shape(), self.b.shape());
@@ -277,13 +292,27 @@ impl<C: MatMulBackend, G: MatMulBackend> HybridBackend<C, G> {
     }
 
     /// The least FLOPs of a product on the GPU.
+    ///
+    /// ```
+    /// use mlx_rs_core::dispatch::{CpuBackend, HybridBackend, Route};
+    /// let hybrid = HybridBackend::new(CpuBackend::new()?, CpuBackend::new()?)?;
+    /// assert_eq!(hybrid.route(hybrid.flop_threshold()), Route::Gpu);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn flop_threshold(&self) -> u64 {
         let measured = || self.measured.get().copied();
         self.fixed.or_else(measured).unwrap_or(DEFAULT_THRESHOLD)
     }
 
-    /// Where a product of so many FLOPs goes.
+    /// Where a product with this number of FLOPs goes.
+    ///
+    /// ```
+    /// use mlx_rs_core::dispatch::{CpuBackend, HybridBackend, Route};
+    /// let hybrid = HybridBackend::new(CpuBackend::new()?, CpuBackend::new()?)?;
+    /// assert_eq!(hybrid.route(0), Route::Cpu);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     #[must_use]
     pub fn route(&self, flops: u64) -> Route {
         match flops >= self.flop_threshold() {
@@ -298,6 +327,15 @@ impl<C: MatMulBackend, G: MatMulBackend> HybridBackend<C, G> {
     ///
     /// # Errors
     /// When memory runs out.
+    ///
+    /// ```
+    /// use mlx_rs_core::dispatch::{CpuBackend, HybridBackend, Route};
+    /// let hybrid = HybridBackend::new(CpuBackend::new()?, CpuBackend::new()?)?;
+    /// let measured = hybrid.calibrate()?;
+    /// assert_eq!(hybrid.route(u64::MAX), Route::Gpu);
+    /// println!("{measured:?}");
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
     pub fn calibrate(&self) -> Result<Calibration> {
         let mut products = calibration::Products::default();
         let measured = calibrate_by(&mut |route, shape| {
@@ -366,6 +404,13 @@ fn threshold_of(text: &str) -> Result<u64> {
 ///
 /// # Errors
 /// When MLX cannot make a stream, or the variable [`THRESHOLD_VARIABLE`] holds no number.
+///
+/// ```
+/// use mlx_rs_core::{Array, dispatch::default_backend};
+/// let a = Array::from_slice(&[1.0f32; 4], &[2, 2])?;
+/// assert_eq!(default_backend()?.matmul(&a, &a)?.to_vec::<f32>()?, [2.0; 4]);
+/// # Ok::<(), mlx_rs_core::Error>(())
+/// ```
 pub fn default_backend() -> Result<Arc<dyn MatMulBackend>> {
     let cpu = CpuBackend::new()?;
     Ok(match Device::gpu().is_available() {

@@ -237,12 +237,12 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
         (0, 4, 1, 4 * weights, 4 * weights, 2 * weights),
         (1, 2, 1, 2 * weights, 4 * weights, 2 * weights),
         (30, 2, 1, 2 * weights, 4 * weights, 2 * weights),
-        // 4 bits and two factors for each group of 32.
+        // 4 bits and two factors for each group of 32, or one for the kernels.
         (
             2,
             18,
             32,
-            4096 + groups * 4,
+            4096 + groups * 2,
             4096 + groups * 8,
             4096 + groups * 4,
         ),
@@ -259,7 +259,7 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             6,
             22,
             32,
-            5120 + groups * 8,
+            5120 + groups * 2,
             5120 + groups * 8,
             5120 + groups * 4,
         ),
@@ -275,16 +275,16 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             8,
             34,
             32,
-            8192 + groups * 4,
+            8192 + groups * 2,
             8192 + groups * 8,
             8192 + groups * 4,
         ),
-        // Factors are products of two halves.
+        // Factors are products of two halves; for the kernels bytes, and two halves a block.
         (
             12,
             144,
             256,
-            4096 + groups * 8,
+            4096 + groups * 2 + 32 * 4,
             4096 + groups * 8,
             4096 + groups * 4,
         ),
@@ -292,7 +292,7 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             13,
             176,
             256,
-            5120 + groups * 8,
+            5120 + groups * 2 + 32 * 4,
             5120 + groups * 8,
             5120 + groups * 4,
         ),
@@ -348,7 +348,7 @@ fn gguf_experts_vectors_and_factors_of_the_rotation() {
     );
     let experts = "model.layers.1.block_sparse_moe.switch_mlp";
     let own = |name: &str| of(&footprint, &format!("{experts}.{name}_proj.weight")).0;
-    assert_eq!(own("up"), 512 + 16 * 4);
+    assert_eq!(own("up"), 512 + 16 * 2);
     assert_eq!(own("gate"), 2 * 512);
     assert_eq!(own("down"), 2 * 8 * 210);
     assert_eq!(

@@ -114,6 +114,16 @@ pub(crate) mod described {
         More(Vec<OnePrompt>),
     }
 
+    /// An object, or a list of objects.
+    #[derive(Deserialize, ToSchema)]
+    #[serde(untagged)]
+    pub(crate) enum ObjectOrList {
+        #[schema(value_type = Object)]
+        Object(Map<String, Value>),
+        #[schema(value_type = Vec<Object>)]
+        List(Vec<Map<String, Value>>),
+    }
+
     #[derive(Deserialize, ToSchema)]
     #[serde(untagged)]
     pub(crate) enum TextOrList {

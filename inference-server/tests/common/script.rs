@@ -319,19 +319,31 @@ impl RerankModel for Script {
     }
 }
 
+/// The most tokens of a text that becomes a vector.
+const EMBEDDED: usize = 900;
+
 impl EmbeddingModel for Script {
     fn embedding_info(&self) -> EmbeddingInfo {
         let mut info = EmbeddingInfo::default();
         info.dimensions = 2;
+        info.max_length = Some(EMBEDDED);
         info
     }
     fn embedding_tokens(&self, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>> {
         options.validate(&self.embedding_info())?;
-        match prompt {
-            Prompt::Text(text) => self.encode(text, true),
-            Prompt::Tokens(ids) => Ok(ids.clone()),
-            _ => unsupported(),
+        let ids = match prompt {
+            Prompt::Text(text) => self.encode(text, true)?,
+            Prompt::Tokens(ids) => ids.clone(),
+            _ => return unsupported(),
+        };
+        if ids.len() > EMBEDDED && !options.truncate {
+            let message = format!(
+                "the text has {} tokens; at most {EMBEDDED} are read",
+                ids.len()
+            );
+            return Err(Error::new(ErrorKind::InvalidOption, message));
         }
+        Ok(ids)
     }
     fn embed(
         &self,

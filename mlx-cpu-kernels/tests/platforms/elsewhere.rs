@@ -117,6 +117,7 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         "not(feature = \"mlx-backend\")",
         FEATURES,
         &[
+            "src/cli/backends.rs",
             "src/cli/dialog.rs",
             "src/cli/inspect.rs",
             "src/cli/perplexity.rs",
@@ -124,7 +125,9 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
             "src/cli/session.rs",
             "src/cli/tools.rs",
             "src/cli/version.rs",
+            "src/cli/vindex_build.rs",
             "src/cli/vindex_sweep.rs",
         ],
     ),
+    ("not(feature = \"probe\")", FEATURES, &["src/cli/embed.rs"]),
 ];

@@ -92,7 +92,7 @@ fn text_of(document: Value, i: usize) -> Result<String, ApiError> {
 
 /// Sorts documents by how well they answer a query.
 #[utoipa::path(post, path = "/rerank", request_body = RerankRequest, responses(
-    (status = 200, description = "`results` with `index` and `relevance_score`, the best first; with `texts` a list of `index` and `score`", body = Value),
+    (status = 200, description = "`results` with `index` and `relevance_score`, the best first; with `texts` a list of `index` and `score`", body = inline(crate::api::described::ObjectOrList)),
     (status = 400, description = "the request cannot be served as it is", body = Object),
     (status = 429, description = "the queue is full", body = Object)))]
 pub(crate) async fn rerank(

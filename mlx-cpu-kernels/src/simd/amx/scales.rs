@@ -10,7 +10,7 @@ use std::arch::x86_64::{
 use super::encoding::code_offset_and_scale;
 use super::tiles::{ROW_BYTES, TileRow, TileSources};
 use crate::layout::packed::{GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS};
-use crate::simd::avx2::qgemv::super_affine;
+use crate::simd::avx2::float_codes::super_affine;
 
 /// The scales and biases of both tiles' outputs, a line each, group after group. Biases
 /// compensate the offset of the codes in tiles, scales their factor ([`code_offset_and_scale`]).

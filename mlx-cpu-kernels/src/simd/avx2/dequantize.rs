@@ -6,8 +6,7 @@ use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position,
     codes_per_chunk,
 };
-use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes, integers};
-use crate::simd::avx2::qgemv::super_affine;
+use crate::simd::avx2::float_codes::{e4m3_lanes, fp4_codes, integers, super_affine};
 use crate::simd::portable;
 
 use std::arch::x86_64::{

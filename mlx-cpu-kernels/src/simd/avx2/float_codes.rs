@@ -1,14 +1,17 @@
-//! Codes that are looked up, and codes and scales that are floats of eight bits, for AVX2.
+//! Codes that are looked up, codes and scales that are floats of eight bits, and scales that are
+//! bytes times float16, for AVX2.
 
 use std::arch::x86_64::{
-    __m128i, __m256, __m256i, _mm_and_si128, _mm_loadu_si128, _mm_packus_epi16, _mm_packus_epi32,
-    _mm_set1_epi16, _mm_setzero_si128, _mm_srai_epi16, _mm_unpacklo_epi8, _mm256_and_si256,
-    _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepu8_epi32,
-    _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_ps,
-    _mm256_slli_epi32, _mm256_srai_epi16,
+    __m128i, __m256, __m256i, _mm_and_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm_packus_epi16,
+    _mm_packus_epi32, _mm_set1_epi16, _mm_setzero_si128, _mm_srai_epi16, _mm_unpacklo_epi8,
+    _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtph_ps,
+    _mm256_extracti128_si256, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_ps, _mm256_slli_epi32,
+    _mm256_srai_epi16, _mm256_xor_ps,
 };
 
 use crate::layout::float_codes::{Codes, E4M3_OVER_F16, FP4_CODES};
+use crate::layout::packed::INTERLEAVED_ROWS;
 
 /// The eight lowest bytes as powers of two; see [`crate::layout::float_codes`]. A byte of zero is
 /// 0.
@@ -69,5 +72,23 @@ pub(crate) fn integers(codes: Codes) -> __m256i {
             _mm256_broadcastsi128_si256(sixteen)
         }
         _ => fp4_codes(),
+    }
+}
+
+/// The scales and biases of a group of [`crate::layout::packed::ScaleFormat::SuperAffine`].
+///
+/// # Safety
+/// The processor must have avx2 and f16c. There must be sixteen bytes and sixteen float16.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn super_affine(codes: *const i8, supers: *const u16) -> [__m256; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [scales, biases] = [0, INTERLEAVED_ROWS].map(|at| {
+            let codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.add(at).cast()));
+            let supers = _mm256_cvtph_ps(_mm_loadu_si128(supers.add(at).cast()));
+            _mm256_mul_ps(_mm256_cvtepi32_ps(codes), supers)
+        });
+        [scales, _mm256_xor_ps(biases, _mm256_set1_ps(-0.0))]
     }
 }

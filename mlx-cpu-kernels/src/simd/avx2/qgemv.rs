@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm256_madd_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
     _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
     _mm256_shuffle_epi8, _mm256_sll_epi32, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srl_epi32,
-    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_ps,
+    _mm256_srli_epi16, _mm256_storeu_ps,
 };
 
 use crate::layout::float_codes::{ByteScales, Codes, FP4_BIAS, FP4_SCALE};
@@ -20,7 +20,7 @@ use crate::layout::packed::{
     SUPER_BIAS, ScaleFormat, code_position, codes_per_chunk, symmetric_bias,
 };
 use crate::partition::OutputBlock;
-use crate::simd::avx2::float_codes::{e4m3, e8m0, integers};
+use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
 
 /// The prefetch distance of words, in bytes. The hardware prefetcher stops at the end of each page,
 /// and where another thread's part begins.
@@ -490,24 +490,6 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
         }
     }
     totals
-}
-
-/// The scales and biases of a group of [`ScaleFormat::SuperAffine`].
-///
-/// # Safety
-/// The processor must have avx2 and f16c. There must be sixteen bytes and sixteen float16.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn super_affine(codes: *const i8, supers: *const u16) -> [__m256; 2] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let [scales, biases] = [0, INTERLEAVED_ROWS].map(|at| {
-            let codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.add(at).cast()));
-            let supers = _mm256_cvtph_ps(_mm_loadu_si128(supers.add(at).cast()));
-            _mm256_mul_ps(_mm256_cvtepi32_ps(codes), supers)
-        });
-        [scales, _mm256_xor_ps(biases, _mm256_set1_ps(-0.0))]
-    }
 }
 
 /// Two inputs in each lane.
