@@ -64,7 +64,7 @@ impl std::str::FromStr for Pooling {
     }
 }
 
-/// What stands in front of a text that becomes a vector.
+/// The prefix of a text that becomes a vector.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -96,7 +96,7 @@ pub struct EmbedOptions {
     pub max_length: Option<usize>,
     /// Cut a text of more tokens, instead of refusing it.
     pub truncate: bool,
-    /// What stands in front of each text. Token ids are taken as they are.
+    /// The prefix of each text. Token ids get none.
     pub prompt: EmbedPrompt,
 }
 
@@ -121,14 +121,14 @@ impl EmbedOptions {
         self
     }
 
-    /// With so many elements.
+    /// Sets the number of elements of a vector.
     #[must_use]
     pub fn with_dimensions(mut self, dimensions: impl Into<Option<usize>>) -> Self {
         self.dimensions = dimensions.into();
         self
     }
 
-    /// With at most so many tokens.
+    /// Sets the most tokens that are read of a text.
     #[must_use]
     pub fn with_max_length(mut self, max_length: impl Into<Option<usize>>) -> Self {
         self.max_length = max_length.into();
@@ -270,7 +270,7 @@ impl RerankOptions {
         self
     }
 
-    /// With at most so many tokens.
+    /// Sets the most tokens that are read of a text.
     #[must_use]
     pub fn with_max_length(mut self, max_length: impl Into<Option<usize>>) -> Self {
         self.max_length = max_length.into();
