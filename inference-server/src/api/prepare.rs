@@ -149,11 +149,7 @@ pub(crate) async fn raw(
                 let message = format!("{param} is empty; give it some text");
                 return Err(ApiError::field(param, message));
             }
-            let most = model.info().vocab_size;
-            if let Some(id) = ids.iter().find(|id| **id as usize >= most) {
-                let message = format!("the token {id} is not in the vocabulary of {most}");
-                return Err(ApiError::field(param, message));
-            }
+            check_ids(&model, param, &ids)?;
             check_length(&model, ids.len())?;
             let request = ReplyRequest::default();
             all.push(Prepared {
@@ -165,6 +161,22 @@ pub(crate) async fn raw(
         Ok(all)
     })
     .await
+}
+
+/// Refuses token ids that the model's vocabulary does not have. `param` is the request's field.
+pub(crate) fn check_ids(
+    model: &ServedModel,
+    param: &'static str,
+    ids: &[u32],
+) -> Result<(), ApiError> {
+    let most = model.info().vocab_size;
+    match ids.iter().find(|id| **id as usize >= most) {
+        None => Ok(()),
+        Some(id) => {
+            let message = format!("the token {id} is not in the vocabulary of {most}");
+            Err(ApiError::field(param, message))
+        }
+    }
 }
 
 /// The ids of texts that become vectors, which are the request's field `param`.
@@ -194,6 +206,7 @@ pub(crate) async fn texts(
                 return Err(ApiError::field(param, message));
             }
             let ids = embedder.embedding_tokens(&text, &options).map_err(failed)?;
+            check_ids(&model, param, &ids)?;
             match model.context() {
                 Some(most) if ids.len() > most => return Err(ApiError::context(ids.len(), most)),
                 _ => all.push(ids),

@@ -196,6 +196,14 @@ fn texts_become_ids_and_back() {
     let vectors = client.post("/embedding", &vectors).expect(200);
     assert_eq!(vectors[1]["index"], 1);
     assert_eq!(vectors[1]["embedding"][0][1], 3.0);
+    for (path, field) in [("/embedding", "content"), ("/v1/embeddings", "input")] {
+        let unknown = client.post(path, &json!({field: [[2_147_483_648_u32]]}));
+        let error = unknown.expect(400)["error"]["message"].to_string();
+        assert!(
+            error.contains("2147483648 is not in the vocabulary"),
+            "{path}: {error}"
+        );
+    }
     server.idle();
 }
 

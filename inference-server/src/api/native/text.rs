@@ -161,11 +161,7 @@ pub(crate) async fn detokenize(
     let most = app.limits.prompt_bytes;
     // A token spells some bytes, so the ids are bounded about as a prompt is.
     at_most("tokens", request.tokens.len(), most / 8)?;
-    let vocabulary = model.info().vocab_size;
-    if let Some(id) = request.tokens.iter().find(|id| **id as usize >= vocabulary) {
-        let message = format!("the token {id} is not in the vocabulary of {vocabulary}");
-        return Err(ApiError::field("tokens", message));
-    }
+    prepare::check_ids(&model, "tokens", &request.tokens)?;
     let (places, content) = prepare::aside(places, move || {
         let tokens = model.tokens()?;
         let failed = |e: inference::Error| ApiError::of_engine(&e);
