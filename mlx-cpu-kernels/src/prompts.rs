@@ -22,19 +22,18 @@ impl Prompts {
     /// All of them, the most precise first.
     pub const ALL: [Self; 3] = [Self::Float32, Self::Int16, Self::Int8];
 
-    /// The one that the environment variable `MLX_CPU_PROMPTS` names, or else the default.
+    /// The one that the environment variable `MLX_CPU_PROMPTS` names.
     ///
     /// ```
     /// use mlx_cpu_kernels::Prompts;
-    /// assert!(Prompts::ALL.contains(&Prompts::from_environment()));
+    /// let for_models = Prompts::from_environment().unwrap_or(Prompts::Int16);
+    /// assert!(Prompts::ALL.contains(&for_models));
     /// ```
-    pub fn from_environment() -> Self {
-        static WANTED: OnceLock<Prompts> = OnceLock::new();
+    pub fn from_environment() -> Option<Self> {
+        static WANTED: OnceLock<Option<Prompts>> = OnceLock::new();
         *WANTED.get_or_init(|| {
             let named = std::env::var("MLX_CPU_PROMPTS").ok();
-            named
-                .and_then(|name| Self::named(&name))
-                .unwrap_or_default()
+            named.and_then(|name| Self::named(&name))
         })
     }
 
@@ -82,7 +81,7 @@ impl Prompts {
 }
 
 impl Default for Prompts {
-    /// The choice that docs/kernels.md justifies by measurement.
+    /// The most precise: that of a matrix that no model owns.
     fn default() -> Self {
         Self::Float32
     }

@@ -39,47 +39,18 @@ impl QuantizedMatrix {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     pub fn from_super_scaled([words, bytes, supers]: [Array; 3], n: i32) -> Result<Option<Self>> {
-        const BITS: i32 = 6;
         const GROUP: i32 = 16;
         let per_super = GROUPS_PER_SUPER as i32; // a small constant
         let groups = bytes.shape().get(1).copied().unwrap_or(0);
         let k = groups.checked_mul(GROUP).unwrap_or(0);
-        let fits = |size: &Size| {
-            let (blocks, block) = (
-                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
-                INTERLEAVED_ROWS as i32,
-            );
-            let is = |a: &Array, dtype: Dtype, width: i32| {
-                a.dtype() == dtype && a.shape() == [blocks, width, block]
-            };
-            groups % per_super == 0
-                && is(&words, Dtype::Uint32, k / 32 * BITS)
-                && is(&bytes, Dtype::Int8, groups)
-                && is(&supers, Dtype::Float16, groups / per_super)
-        };
-        let Some(size) = size_of(&[n, k]).filter(fits) else {
-            let message = format!("these are no parts of a matrix of {n} rows with super-scales");
-            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&[&words, &bytes, &supers]));
-        };
-        if !enabled() {
-            return Ok(None);
-        }
-        let arrays = vec![
-            words.contiguous()?,
-            bytes.contiguous()?,
-            supers.contiguous()?,
+        let widths = [
+            (Dtype::Uint32, words_of(k, 6)),
+            (Dtype::Int8, groups),
+            (Dtype::Float16, groups / per_super),
         ];
-        crate::eval(&arrays)?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size,
-            bits: BITS.unsigned_abs(),
-            group: GROUP.unsigned_abs() as usize,
-            scales: ScaleFormat::Super,
-            traced: closure::inside(),
-            prompts: Prompts::from_environment(),
-        }))
+        let format = PackedFormat::new(6, GROUP, ScaleFormat::Super);
+        let known = groups % per_super == 0;
+        Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
     }
 
     /// A matrix of `n` rows and of 4 or 5 `bits` in groups of 32, in GGUF's Q4_K or Q5_K format and
@@ -113,44 +84,58 @@ impl QuantizedMatrix {
         let per_super = GROUPS_PER_AFFINE_SUPER as i32; // a small constant
         let groups = bytes.shape().get(1).copied().unwrap_or(0) / 2;
         let k = groups.checked_mul(GROUP).unwrap_or(0);
+        let known = matches!(bits, 4 | 5) && groups % per_super == 0;
+        let widths = [
+            (Dtype::Uint32, words_of(k, bits)),
+            (Dtype::Int8, 2 * groups),
+            (Dtype::Float16, 2 * groups / per_super),
+        ];
+        let format = PackedFormat::new(bits, GROUP, ScaleFormat::SuperAffine);
+        Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
+    }
+
+    /// A matrix `[n, k]` of the interleaved `parts`, if they have these types and these numbers of
+    /// elements of a row, and `known` says that the format has such sizes. `None` where the kernels
+    /// are off.
+    fn of_parts(
+        parts: Vec<Array>,
+        widths: &[(Dtype, i32)],
+        (n, k): (i32, i32),
+        known: bool,
+        format: PackedFormat,
+    ) -> Result<Option<Self>> {
         let fits = |size: &Size| {
-            let (blocks, block) = (
-                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
-                INTERLEAVED_ROWS as i32,
-            );
-            let is = |a: &Array, dtype: Dtype, width: i32| {
-                a.dtype() == dtype && a.shape() == [blocks, width, block]
+            let blocks = size.n.div_ceil(INTERLEAVED_ROWS) as i32; // below `n`
+            let is = |(part, &(dtype, width)): (&Array, &(Dtype, i32))| {
+                part.dtype() == dtype && part.shape() == [blocks, width, INTERLEAVED_ROWS as i32]
             };
-            matches!(bits, 4 | 5)
-                && groups % per_super == 0
-                && is(&words, Dtype::Uint32, k / 32 * bits)
-                && is(&bytes, Dtype::Int8, 2 * groups)
-                && is(&supers, Dtype::Float16, 2 * groups / per_super)
+            known && parts.len() == widths.len() && parts.iter().zip(widths).all(is)
         };
         let Some(size) = size_of(&[n, k]).filter(fits) else {
+            let PackedFormat {
+                bits,
+                group,
+                scales,
+            } = format;
             let message = format!(
-                "these are no parts of a matrix of {n} rows and {bits} bits with super-scales and biases"
+                "these are no parts of a matrix of {n} rows: {bits} bits, groups of {group}, scales {scales:?}"
             );
             let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&[&words, &bytes, &supers]));
+            return Err(error.with_inputs(&parts.iter().collect::<Vec<_>>()));
         };
         if !enabled() {
             return Ok(None);
         }
-        let arrays = vec![
-            words.contiguous()?,
-            bytes.contiguous()?,
-            supers.contiguous()?,
-        ];
+        let arrays: Vec<Array> = parts.iter().map(Array::contiguous).collect::<Result<_>>()?;
         crate::eval(&arrays)?;
         Ok(Some(Self {
             stored: MatrixArrays::new(arrays)?,
             size,
-            bits: bits.unsigned_abs(),
-            group: GROUP.unsigned_abs() as usize,
-            scales: ScaleFormat::SuperAffine,
+            bits: format.bits.unsigned_abs(),
+            group: format.group.unsigned_abs() as usize,
+            scales: format.scales,
             traced: closure::inside(),
-            prompts: Prompts::from_environment(),
+            prompts: Prompts::from_environment().unwrap_or_default(),
         }))
     }
 
@@ -195,39 +180,10 @@ impl QuantizedMatrix {
         const GROUP: i32 = 32;
         let groups = scales.shape().get(1).copied().unwrap_or(0);
         let k = groups.checked_mul(GROUP).unwrap_or(0);
-        let fits = |size: &Size| {
-            let (blocks, block) = (
-                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
-                INTERLEAVED_ROWS as i32,
-            );
-            let is = |a: &Array, dtype: Dtype, width: i32| {
-                a.dtype() == dtype && a.shape() == [blocks, width, block]
-            };
-            matches!(bits, 2 | 4 | 5 | 8)
-                && is(&words, Dtype::Uint32, groups.saturating_mul(bits))
-                && is(&scales, Dtype::Float16, groups)
-        };
-        let Some(size) = size_of(&[n, k]).filter(fits) else {
-            let message = format!(
-                "these are no parts of a matrix of {n} rows and {bits} bits without biases"
-            );
-            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&[&words, &scales]));
-        };
-        if !enabled() {
-            return Ok(None);
-        }
-        let arrays = vec![words.contiguous()?, scales.contiguous()?];
-        crate::eval(&arrays)?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size,
-            bits: bits.unsigned_abs(),
-            group: GROUP.unsigned_abs() as usize,
-            scales: ScaleFormat::Symmetric,
-            traced: closure::inside(),
-            prompts: Prompts::from_environment(),
-        }))
+        let widths = [(Dtype::Uint32, words_of(k, bits)), (Dtype::Float16, groups)];
+        let format = PackedFormat::new(bits, GROUP, ScaleFormat::Symmetric);
+        let known = matches!(bits, 2 | 4 | 5 | 8);
+        Self::of_parts(vec![words, scales], &widths, (n, k), known, format)
     }
 
     /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and the bytes of scales as MLX packs
@@ -257,35 +213,13 @@ impl QuantizedMatrix {
         };
         let groups = bytes.shape().get(1).copied().unwrap_or(0);
         let k = groups.checked_mul(group).unwrap_or(0);
-        let fits = |size: &Size| {
-            let (blocks, block) = (
-                size.n.div_ceil(INTERLEAVED_ROWS) as i32, // below `n`
-                INTERLEAVED_ROWS as i32,
-            );
-            words.dtype() == Dtype::Uint32
-                && words.shape() == [blocks, k / 8 * bits / 4, block]
-                && bytes.dtype() == Dtype::Uint8
-                && bytes.shape() == [blocks, groups, block]
+        let scales = match mode {
+            QuantMode::Nvfp4 => ScaleFormat::E4m3,
+            _ => ScaleFormat::E8m0,
         };
-        let Some(size) = size_of(&[n, k]).filter(fits) else {
-            let message = format!("these are no parts of a matrix of {n} rows in {mode:?}");
-            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&[&words, &bytes]));
-        };
-        let arrays = vec![words.contiguous()?, bytes.contiguous()?];
-        crate::eval(&arrays)?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size,
-            bits: bits.unsigned_abs(),
-            group: group.unsigned_abs() as usize,
-            scales: match mode {
-                QuantMode::Nvfp4 => ScaleFormat::E4m3,
-                _ => ScaleFormat::E8m0,
-            },
-            traced: closure::inside(),
-            prompts: Prompts::from_environment(),
-        }))
+        let widths = [(Dtype::Uint32, k / 8 * bits / 4), (Dtype::Uint8, groups)];
+        let format = PackedFormat::new(bits, group, scales);
+        Self::of_parts(vec![words, bytes], &widths, (n, k), true, format)
     }
 
     /// A matrix of 4 bits whose codes `table` turns into integers, in groups of 16 or 32. `parts`
@@ -316,53 +250,47 @@ impl QuantizedMatrix {
         let per_super = TABLE_SUPER_WEIGHTS as i32; // a small constant
         let groups = parts
             .get(1)
-            .and_then(|scales| scales.shape().get(1).copied());
-        let k = groups.unwrap_or(0).checked_mul(group).unwrap_or(0);
-        let blocks = |size: &Size| size.n.div_ceil(INTERLEAVED_ROWS) as i32; // below `n`
-        let fits = |size: &Size| {
-            let is = |a: &Array, dtype: Dtype, width: i32| {
-                a.dtype() == dtype && a.shape() == [blocks(size), width, INTERLEAVED_ROWS as i32]
-            };
-            let words = |a: &Array| is(a, Dtype::Uint32, k / 8);
-            matches!(group, 16 | 32)
-                && match parts.as_slice() {
-                    [codes, scales] => {
-                        words(codes) && k % 32 == 0 && is(scales, Dtype::Float16, k / group)
-                    }
-                    [codes, scales, supers] => {
-                        words(codes)
-                            && k % per_super == 0
-                            && is(scales, Dtype::Int8, k / group)
-                            && is(supers, Dtype::Float16, k / per_super)
-                    }
-                    _ => false,
-                }
+            .and_then(|scales| scales.shape().get(1).copied())
+            .unwrap_or(0);
+        let k = groups.checked_mul(group).unwrap_or(0);
+        let codes = (Dtype::Uint32, words_of(k, BITS));
+        let (scales, unit, widths) = match parts.len() {
+            2 => {
+                let widths = vec![codes, (Dtype::Float16, groups)];
+                (ScaleFormat::Table(table), 32, widths)
+            }
+            _ => {
+                let supers = (Dtype::Float16, k / per_super);
+                let widths = vec![codes, (Dtype::Int8, groups), supers];
+                (ScaleFormat::TableSuper(table), per_super, widths)
+            }
         };
-        let Some(size) = size_of(&[n, k]).filter(fits) else {
-            let message =
-                format!("these are no parts of a matrix of {n} rows with codes of a table");
-            let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
-            return Err(error.with_inputs(&parts.iter().collect::<Vec<_>>()));
-        };
-        if !enabled() {
-            return Ok(None);
-        }
-        let scales = match parts.len() {
-            2 => ScaleFormat::Table(table),
-            _ => ScaleFormat::TableSuper(table),
-        };
-        let arrays: Vec<Array> = parts.iter().map(Array::contiguous).collect::<Result<_>>()?;
-        crate::eval(&arrays)?;
-        Ok(Some(Self {
-            stored: MatrixArrays::new(arrays)?,
-            size,
-            bits: BITS.unsigned_abs(),
-            group: group.unsigned_abs() as usize,
-            scales,
-            traced: closure::inside(),
-            prompts: Prompts::from_environment(),
-        }))
+        let known = matches!(group, 16 | 32) && k % unit == 0;
+        let format = PackedFormat::new(BITS, group, scales);
+        Self::of_parts(parts, &widths, (n, k), known, format)
     }
+}
+
+/// How the codes of a matrix are packed.
+struct PackedFormat {
+    bits: i32,
+    group: i32,
+    scales: ScaleFormat,
+}
+
+impl PackedFormat {
+    const fn new(bits: i32, group: i32, scales: ScaleFormat) -> Self {
+        Self {
+            bits,
+            group,
+            scales,
+        }
+    }
+}
+
+/// Words of a row of `k` codes as MLX packs them.
+fn words_of(k: i32, bits: i32) -> i32 {
+    (k / 32).saturating_mul(bits)
 }
 
 /// Bits and group size of a mode whose codes are floats.

@@ -240,7 +240,7 @@ impl QuantizedMatrix {
                 ScaleFormat::F32
             },
             traced: closure::inside(),
-            prompts: Prompts::from_environment(),
+            prompts: Prompts::from_environment().unwrap_or_default(),
         })
     }
 
