@@ -113,6 +113,8 @@ impl Part {
             Part::Recurrent
         } else if has("attn") {
             Part::Attention
+        } else if has("shared_expert") {
+            Part::FeedForward
         } else if [
             "experts",
             "switch_mlp",

@@ -15,7 +15,7 @@ use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::causal_conv::Vector;
 use crate::nn::{
     Activation, Attention, CausalConv, Embedding, FeedForward, GatedMlp, HeadNorm, HeadNorms,
-    Linear, Mixer, Norm, Rope, Weight, activation,
+    Linear, Mixer, Mlp, Norm, Rope, Weight, activation,
 };
 
 /// Sizes as MLX counts them. Of a model that several processes compute, heads and widths are those
@@ -39,9 +39,10 @@ pub struct Dims {
 }
 
 /// How a norm's weight is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NormKind {
     /// Root mean square, `weight`.
+    #[default]
     Rms,
     /// Root mean square, `1 + weight` (Gemma).
     RmsPlusOne,
@@ -50,6 +51,8 @@ pub enum NormKind {
         /// Whether there is one.
         bias: bool,
     },
+    /// Mean and variance, `1 + weight`, with a bias (Nemotron).
+    LayerPlusOne,
 }
 
 /// What an attention layer of the usual names has.
@@ -61,6 +64,8 @@ pub struct AttentionParts {
     pub o_bias: bool,
     /// Queries, keys and values come from one matrix, `qkv_proj`.
     pub fused: bool,
+    /// In that matrix the query heads of each key head stand before it and its value head.
+    pub grouped: bool,
     /// Neighbors rotate rather than halves.
     pub traditional: bool,
     /// No rotation.
@@ -90,6 +95,20 @@ fn part_of(weights: &Weights, name: &str, width: usize) -> Result<i32> {
 /// An error about the configuration.
 pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
+}
+
+/// Refuses a configuration that switches on what is not supported.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] where the field `name` is neither missing nor false.
+pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
+    match config.fields.get(name) {
+        None | Some(serde_json::Value::Null | serde_json::Value::Bool(false)) => Ok(()),
+        Some(_) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the configuration sets {name}, which is not supported"),
+        )),
+    }
 }
 
 /// Positions that a convolution may look at.
@@ -189,7 +208,7 @@ impl<'a> Builder<'a> {
         let eps = self.dims.eps;
         // Converters to GGUF have added the one already.
         let plus = match self.norms {
-            NormKind::RmsPlusOne if !self.weights.is_gguf() => 1.0,
+            NormKind::RmsPlusOne | NormKind::LayerPlusOne if !self.weights.is_gguf() => 1.0,
             _ => 0.0,
         };
         if plus != 0.0 {
@@ -200,7 +219,7 @@ impl<'a> Builder<'a> {
                 .map_err(engine("weights"))?;
         }
         let bias = match self.norms {
-            NormKind::Layer { bias: true } => {
+            NormKind::Layer { bias: true } | NormKind::LayerPlusOne => {
                 Some(self.weights.vector(&format!("{prefix}.bias"), dim)?)
             }
             _ => None,
@@ -216,7 +235,7 @@ impl<'a> Builder<'a> {
                     weight: Some(weight),
                     eps,
                 },
-                NormKind::Layer { .. } => Norm::Layer {
+                NormKind::Layer { .. } | NormKind::LayerPlusOne => Norm::Layer {
                     weight,
                     bias,
                     eps,
@@ -360,6 +379,44 @@ impl<'a> Builder<'a> {
             .collect()
     }
 
+    /// Queries, keys and values stored as one matrix, group by group: the query heads of a key head,
+    /// the key head, its value head. Adapters have no place there, because their rows would be in
+    /// another order than those of the file.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    fn grouped_qkv(&mut self, prefix: &str, bias: bool) -> Result<[Linear; 3]> {
+        let dims = self.dims;
+        let repeats = dims.n_heads / dims.n_kv_heads;
+        let total = (dims.n_heads + 2 * dims.n_kv_heads) * dims.head_dim;
+        let weight = self.weights.matrix(prefix, total, dims.hidden)?;
+        let bias = match bias {
+            true => Some(self.weights.vector(&format!("{prefix}.bias"), total)?),
+            false => None,
+        };
+        let part = |b: &Self, first: i32, count: i32| -> Result<Linear> {
+            let heads = (0..dims.n_kv_heads).flat_map(|group| {
+                let start = group * (repeats + 2) + first;
+                start..start + count
+            });
+            let rows: Vec<u32> = heads
+                .flat_map(|head| head * dims.head_dim..(head + 1) * dims.head_dim)
+                .map(i32::unsigned_abs)
+                .collect();
+            let weight = weight.picked(&rows).map_err(engine("weights"))?;
+            let bias = bias
+                .as_ref()
+                .map(|bias| bias.take_ids(&rows, 0))
+                .transpose();
+            b.weights.layer(weight, bias.map_err(engine("weights"))?)
+        };
+        Ok([
+            part(self, 0, repeats)?,
+            part(self, repeats, 1)?,
+            part(self, repeats + 1, 1)?,
+        ])
+    }
+
     /// The attention of layer `i` below `prefix`, with the usual names.
     ///
     /// # Errors
@@ -377,7 +434,9 @@ impl<'a> Builder<'a> {
         );
         let name = |part: &str| format!("{prefix}.{part}");
         let gates = if parts.gated { 2 } else { 1 };
-        let [q_proj, k_proj, v_proj] = if parts.fused {
+        let [q_proj, k_proj, v_proj] = if parts.grouped {
+            self.grouped_qkv(&name("qkv_proj"), parts.qkv_bias)?
+        } else if parts.fused {
             let fused = self.fused(
                 &name("qkv_proj"),
                 dims.hidden,
@@ -414,6 +473,7 @@ impl<'a> Builder<'a> {
             scale: (dims.head_dim as f32).powf(-0.5),
             window: self.window(layer)?,
             softcap: None,
+            growth: None,
             sinks: None,
         })
     }
@@ -506,6 +566,39 @@ impl<'a> Builder<'a> {
             k: Some(self.norm(&format!("{prefix}.k_norm"), dim)?),
             ..HeadNorms::default()
         })
+    }
+
+    /// Norms across all query heads together and all key heads, `q_norm` and `k_norm`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn wide_head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
+        let dims = self.dims;
+        let mut norm = |part: &str, heads: i32| self.norm(&format!("{prefix}.{part}"), heads);
+        Ok(HeadNorms {
+            q: Some(norm("q_norm", dims.n_heads * dims.head_dim)?),
+            k: Some(norm("k_norm", dims.n_kv_heads * dims.head_dim)?),
+            across_heads: true,
+            ..HeadNorms::default()
+        })
+    }
+
+    /// A feed-forward block of two matrices, `up_proj` and `down_proj`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn plain_mlp(
+        &mut self,
+        prefix: &str,
+        activation: Activation,
+        bias: bool,
+    ) -> Result<FeedForward> {
+        let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
+        Ok(FeedForward::Plain(Mlp {
+            up: self.linear(&format!("{prefix}.up_proj"), hidden, width, bias)?,
+            down: self.linear(&format!("{prefix}.down_proj"), width, hidden, bias)?,
+            activation,
+        }))
     }
 
     /// A gated feed-forward block with the usual names.
@@ -649,6 +742,14 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// When a tensor is missing or of another shape.
     pub fn head(&mut self, tied: Option<bool>) -> Result<Head> {
+        self.head_with(tied, false)
+    }
+
+    /// The same, with a bias where it is not tied.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn head_with(&mut self, tied: Option<bool>, bias: bool) -> Result<Head> {
         let tied = self
             .config
             .tie_word_embeddings
@@ -659,7 +760,7 @@ impl<'a> Builder<'a> {
             self.weights.ignore("lm_head");
             None
         } else {
-            Some(self.linear("lm_head", self.dims.hidden, self.dims.vocab, false)?)
+            Some(self.linear("lm_head", self.dims.hidden, self.dims.vocab, bias)?)
         };
         Ok(Head {
             linear,

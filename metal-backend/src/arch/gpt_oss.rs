@@ -44,6 +44,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 per_token,
                 weighing: Weighing::SoftmaxOfChosen,
                 choice_bias: None,
+                groups: None,
             },
             experts: experts(b, &format!("{prefix}.mlp.experts"), count, limit)?,
             shared: None,

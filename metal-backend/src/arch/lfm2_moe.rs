@@ -46,6 +46,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<FeedForward> {
             eps: 1e-6,
         },
         choice_bias,
+        groups: None,
     };
     let places = ExpertsAt {
         stacked: format!("{at}.switch_mlp"),

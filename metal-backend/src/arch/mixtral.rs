@@ -35,6 +35,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 per_token,
                 weighing: Weighing::SoftmaxOfChosen,
                 choice_bias: None,
+                groups: None,
             },
             experts: experts(b, &stacks, count, width, activation)?,
             shared: None,

@@ -191,6 +191,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
                 eps: 1e-20,
             },
             choice_bias: Some(choice_bias),
+            groups: None,
         },
         experts,
         shared,

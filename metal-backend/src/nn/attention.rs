@@ -9,7 +9,7 @@ use super::attention_mask::{AttentionMask, attention_mask, nearer, visible};
 use super::linear::{Linear, project};
 use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
-use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map};
+use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map, offset};
 use crate::exec::{AttentionSpec, Epilogue, Heads, PlainView, RotarySpec};
 use crate::nn::hooks::Watch;
 
@@ -40,12 +40,36 @@ pub struct Attention {
     pub window: Option<i32>,
     /// Scores are squeezed into `-cap..cap` by a tanh (Gemma 2).
     pub softcap: Option<f32>,
+    /// Queries grow with their position (Llama 4, Ministral 3).
+    pub growth: Option<Growth>,
     /// A learned score for each head that takes its share of the softmax and adds nothing
     /// (`[n_heads]`, gpt-oss).
     pub sinks: Option<Array>,
 }
 
-/// Norms of queries, keys and values before rotation.
+/// A factor on queries that grows with the logarithm of their position, one within the trained
+/// context.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Growth {
+    /// Factor on the logarithm.
+    pub beta: f32,
+    /// Positions of a step.
+    pub step: i32,
+}
+
+impl Growth {
+    /// The factor at a position.
+    fn factor(self, position: i32) -> f32 {
+        1.0 + self.beta * ((1 + position / self.step) as f32).ln()
+    }
+
+    /// Whether one of the first `positions` has another factor than one.
+    fn is_felt(self, positions: i32) -> bool {
+        positions > self.step
+    }
+}
+
+/// Norms of queries, keys and values.
 #[derive(Debug, Clone, Default)]
 pub struct HeadNorms {
     /// Of queries.
@@ -56,6 +80,26 @@ pub struct HeadNorms {
     pub v: Option<Norm>,
     /// Over all heads together instead of each (OLMo 2).
     pub across_heads: bool,
+    /// Queries and keys are rotated first (Hunyuan).
+    pub after_rotation: bool,
+}
+
+impl HeadNorms {
+    /// Those before rotation, of queries and keys.
+    fn before(&self) -> [Option<&Norm>; 2] {
+        match self.after_rotation {
+            true => [None; 2],
+            false => [self.q.as_ref(), self.k.as_ref()],
+        }
+    }
+
+    /// Those after it.
+    fn after(&self) -> [Option<&Norm>; 2] {
+        match self.after_rotation {
+            true => [self.q.as_ref(), self.k.as_ref()],
+            false => [None; 2],
+        }
+    }
 }
 
 /// Which positions of a step the caller needs the outputs of.
@@ -117,7 +161,7 @@ impl Attention {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         let (x, norm) = &apart(watch, layer, norm, x)?;
-        if let (Some(heads), false) = (self.spec().heads(), watch.wants_attention())
+        if let (Some(heads), false) = (self.kernel_heads(furthest(rows)), watch.wants_attention())
             && let Some(packed) = self.packed(*norm, x)?
         {
             watch.lap(layer, StepPart::Qkv, &[&packed])?;
@@ -161,6 +205,7 @@ impl Attention {
             k_norm: spec(self.norms.k.as_ref()),
             v_norm: spec(self.norms.v.as_ref()),
             across_heads: self.norms.across_heads,
+            after_rotation: self.norms.after_rotation,
             rotary: self.rope.as_ref().map_or(RotarySpec::None, Rope::spec),
             sinks: self.sinks.as_ref(),
             differentiated: adapter::differentiated(),
@@ -238,7 +283,7 @@ impl Attention {
         let queries = positions
             .of(packed, &lengths)?
             .slice_axis(2, 0, self.n_heads * d)?;
-        let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
+        let queries = self.heads(&queries, self.n_heads, self.norms.before()[0])?;
         let watch = &mut Watch::nothing();
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
     }
@@ -294,7 +339,7 @@ impl Attention {
         };
         let n = self.n_kv_heads;
         let projected = k_proj.forward(x)?;
-        let keys = self.heads(&projected, n, self.norms.k.as_ref())?;
+        let keys = self.heads(&projected, n, self.norms.before()[1])?;
         let values = match &self.v_proj {
             Some(v_proj) => v_proj.forward(x)?,
             None => projected,
@@ -312,7 +357,8 @@ impl Attention {
             from = to;
             let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
             let total = (offset + row.length).max(row.caches.reach());
-            turned.push(self.rotate(&k, offset, total)?);
+            let k = self.rotate(&k, offset, total)?;
+            turned.push(through(self.norms.after()[1], &k)?);
         }
         let keys = match turned.as_slice() {
             [one] => one.clone(),
@@ -369,7 +415,7 @@ impl Attention {
         positions: Positions,
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
-        let queries = self.heads(queries, self.n_heads, self.norms.q.as_ref())?;
+        let queries = self.heads(queries, self.n_heads, self.norms.before()[0])?;
         self.attend_queries(&queries, views, lengths, positions, (layer, watch))
     }
 
@@ -398,6 +444,7 @@ impl Attention {
                 from = to;
                 let end = view.offset + length;
                 let q = self.rotate(&q, end - left, end.max(view.reach))?;
+                let q = self.grown(&through(self.norms.after()[0], &q)?, end - left)?;
                 watch.saw_queries(layer, &q)?;
                 if watch.wants_weights() {
                     watch.saw_weights(layer, &self.last_weights(&q, view, end - 1)?)?;
@@ -411,6 +458,30 @@ impl Attention {
         match found.as_slice() {
             [one] => Ok(one.clone()),
             several => concatenate(&several.iter().collect::<Vec<_>>(), 1),
+        }
+    }
+
+    /// Queries `[1, H, L, D]` at positions from `offset` on, with the factor of their positions.
+    fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
+        let length = queries.dim(2)?;
+        match &self.growth {
+            Some(growth) if growth.is_felt(offset + length) => {
+                let factors: Vec<f32> = (offset..offset + length)
+                    .map(|position| growth.factor(position))
+                    .collect();
+                let factors = Array::from_slice(&factors, &[1, 1, length, 1])?;
+                queries.multiply(&factors.astype(queries.dtype())?)
+            }
+            _ => Ok(queries.clone()),
+        }
+    }
+
+    /// The layer for the kernels where sequences have at most `positions`; `None` where they do not
+    /// have all of it.
+    pub(super) fn kernel_heads(&self, positions: i32) -> Option<Heads> {
+        match &self.growth {
+            Some(growth) if growth.is_felt(positions) => None,
+            _ => self.spec().heads(),
         }
     }
 
@@ -543,6 +614,12 @@ impl Attention {
         };
         found.reshape(&[batch, self.n_heads, length, self.head_dim])
     }
+}
+
+/// The most positions that one of the rows will have.
+pub(super) fn furthest(rows: &[Row<'_>]) -> i32 {
+    let ends = rows.iter().map(|row| offset(row.caches) + row.length);
+    ends.max().unwrap_or(0)
 }
 
 /// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.
