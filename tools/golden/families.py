@@ -91,6 +91,35 @@ def wrapped_experts(weights: Weights) -> Weights:
     return out
 
 
+def latent(weights: Weights) -> Weights:
+    """One matrix makes keys and values of the short vector, and experts stand one by one."""
+    out = {}
+    for name, value in singles(weights).items():
+        stem, _, part = name.removesuffix(".weight").partition(".embed_q")
+        if ".embed_q." in name:
+            values = weights[f"{stem}.unembed_out.weight"]
+            both = np.concatenate([value.swapaxes(-1, -2), values], axis=1)
+            out[f"{stem}.kv_b_proj.weight"] = both.reshape(-1, both.shape[-1])
+        elif ".unembed_out." not in name:
+            out[name] = value
+    return out
+
+
+def with_prediction(weights: Weights) -> Weights:
+    """As mlx-lm writes latent attention, with a layer that predicts a further token."""
+    return singles(weights) | {"model.layers.3.eh_proj.weight": np.ones((4, 8), np.float32)}
+
+
+def kimi_vl(weights: Weights) -> Weights:
+    """The text part as mlx-lm writes it, beside a vision tower."""
+    return weights | {"vision_tower.patch_embed.proj.weight": np.ones((4, 8), np.float32)}
+
+
+def gptj(weights: Weights) -> Weights:
+    """Transformers has another name of the module around all but the head."""
+    return {name.replace("model.", "transformer."): value for name, value in weights.items()}
+
+
 def older_wrapper(weights: Weights) -> Weights:
     """The names of older wrappers."""
     return weights | {"vision_tower.patch_conv.weight": np.ones((4, 8), np.float32)}
@@ -141,6 +170,38 @@ YARN = {
     "llama_4_scaling_beta": 0.1,
 }
 MROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
+
+
+GPT: dict[str, Any] = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "layer_norm_epsilon": 1e-5,
+    "vocab_size": BASE["vocab_size"],
+    "bos_token_id": BASE["bos_token_id"],
+    "eos_token_id": BASE["eos_token_id"],
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK = LLAMA | MOE | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 6,
+    "moe_layer_freq": 1,
+    "num_nextn_predict_layers": 1,
+}
+DEEPSEEK_YARN = {
+    "type": "yarn",
+    "factor": 40.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
 
 
 def family(model_type: str, class_name: str, base: dict[str, Any], **more: Any) -> Spec:
@@ -262,6 +323,176 @@ SPECS = [
             },
         ),
         published=wrapped,
+    ),
+    family(
+        "qwen3_vl_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        text_of(
+            "qwen3_vl_moe",
+            LLAMA
+            | {
+                "model_type": "qwen3_vl_moe_text",
+                "head_dim": 16,
+                "rope_theta": 5e6,
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            },
+        ),
+        published=wrapped_experts,
+    ),
+    family(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK,
+        topk_method="group_limited_greedy",
+        scoring_func="softmax",
+        norm_topk_prob=False,
+        rope_scaling=DEEPSEEK_YARN,
+        num_nextn_predict_layers=0,
+        published=singles,
+    ),
+    family(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK,
+        name="deepseek-v2-lite",
+        q_lora_rank=None,
+        topk_method="greedy",
+        n_group=1,
+        topk_group=1,
+        scoring_func="softmax",
+        norm_topk_prob=False,
+        rope_scaling=DEEPSEEK_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        num_nextn_predict_layers=0,
+        published=singles,
+    ),
+    family(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        rope_scaling=DEEPSEEK_YARN,
+        published=latent,
+    ),
+    family(
+        "kimi_vl",
+        "KimiVLForConditionalGeneration",
+        text_of(
+            "kimi_vl",
+            DEEPSEEK
+            | {
+                "model_type": "deepseek_v3",
+                "q_lora_rank": None,
+                "topk_method": "noaux_tc",
+                "scoring_func": "sigmoid",
+                "n_group": 1,
+                "topk_group": 1,
+                "num_nextn_predict_layers": 0,
+            },
+        ),
+        published=kimi_vl,
+    ),
+    family(
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        DEEPSEEK,
+        n_group=1,
+        topk_group=1,
+        topk_method="noaux_tc",
+        rope_scaling=None,
+        published=with_prediction,
+    ),
+    family(
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        LLAMA,
+        num_key_value_heads=4,
+        q_lora_rank=20,
+        kv_lora_rank=12,
+        qk_nope_head_dim=10,
+        qk_rope_head_dim=8,
+        scale_depth=1.4,
+        scale_emb=2.0,
+        dim_model_base=16,
+        rope_scaling={
+            "type": "longrope",
+            "short_factor": [1.0, 1.2, 1.5, 2.0],
+            "long_factor": [1.0, 1.2, 1.5, 2.0],
+            "original_max_position_embeddings": 256,
+        },
+        gain=2.5,
+        published=same,
+    ),
+    family(
+        "youtu_llm",
+        "YoutuForCausalLM",
+        {name: value for name, value in DEEPSEEK.items() if name not in MOE or name == "num_hidden_layers"},
+        num_hidden_layers=2,
+        num_nextn_predict_layers=0,
+        rope_traditional=True,
+        tie_word_embeddings=True,
+        gain=2.0,
+    ),
+    family(
+        "deepseek",
+        "DeepseekForCausalLM",
+        LLAMA | MOE,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.0,
+        published=singles,
+    ),
+    family(
+        "mellum",
+        "MellumForCausalLM",
+        LLAMA,
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        num_hidden_layers=3,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "attention_factor": 1.138629436111989,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        published=singles,
+    ),
+    family(
+        "gptj",
+        "GPTJForCausalLM",
+        GPT,
+        rotary_dim=4,
+        activation_function="gelu_new",
+        tie_word_embeddings=False,
+        published=gptj,
+    ),
+    family(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        GPT,
+        n_inner=64,
+        multi_query=True,
+        activation_function="gelu",
+        tie_word_embeddings=True,
+        gain=2.5,
     ),
     family(
         "hunyuan_v1_dense",
@@ -420,7 +651,7 @@ def drawn(spec: Spec, name: str, shape: tuple[int, ...], rng: np.random.Generato
         return (0.0 if spec.config["model_type"] == "nemotron" else 1.0) + 0.2 * normal
     if name.endswith(("correction_bias", "expert_bias")):
         return 0.1 * normal
-    if any(part in name for part in (".wte.", "embed_in", "word_embeddings")):
+    if any(part in name for part in (".wte.", ".wpe.", "embed_in", "word_embeddings")):
         return 0.25 * normal
     return hybrids.drawn(spec, name, shape, rng)
 

@@ -6,12 +6,16 @@
 //! place in the workspace spells a `model_type`, but for the engine's table of constructors; a test
 //! reads the sources (`tests/families.rs`).
 
+mod elsewhere;
 mod gguf;
 
 pub mod bailing_moe;
 pub mod bert;
 pub mod cohere;
 pub mod cohere2;
+pub mod deepseek;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 pub mod dots1;
 pub mod ernie4_5;
 pub mod ernie4_5_moe;
@@ -25,9 +29,12 @@ pub mod gemma4;
 pub mod glm;
 pub mod glm4;
 pub mod glm4_moe;
+pub mod glm4_moe_lite;
 pub mod gpt2;
+pub mod gpt_bigcode;
 pub mod gpt_neox;
 pub mod gpt_oss;
+pub mod gptj;
 pub mod granite;
 pub mod granitemoe;
 pub mod granitemoehybrid;
@@ -37,8 +44,10 @@ pub mod lfm2;
 pub mod lfm2_moe;
 pub mod llama;
 pub mod mamba2;
+pub mod mellum;
 pub mod mimo;
 pub mod minicpm;
+pub mod minicpm3;
 pub mod minimax;
 pub mod ministral3;
 pub mod mistral;
@@ -68,20 +77,25 @@ pub mod stablelm;
 pub mod starcoder2;
 pub mod telechat3;
 pub mod xlstm;
+pub mod youtu_llm;
 
 use serde_json::{Map, Value};
 
 use crate::limits;
 
+pub use elsewhere::nearest;
 pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 61] = [
+static FAMILIES: [&Family; 70] = [
     &bailing_moe::FAMILY,
     &bert::FAMILY,
     &cohere::FAMILY,
     &cohere2::FAMILY,
+    &deepseek::FAMILY,
+    &deepseek_v2::FAMILY,
+    &deepseek_v3::FAMILY,
     &dots1::FAMILY,
     &ernie4_5::FAMILY,
     &ernie4_5_moe::FAMILY,
@@ -95,9 +109,12 @@ static FAMILIES: [&Family; 61] = [
     &glm::FAMILY,
     &glm4::FAMILY,
     &glm4_moe::FAMILY,
+    &glm4_moe_lite::FAMILY,
     &gpt2::FAMILY,
+    &gpt_bigcode::FAMILY,
     &gpt_neox::FAMILY,
     &gpt_oss::FAMILY,
+    &gptj::FAMILY,
     &granite::FAMILY,
     &granitemoe::FAMILY,
     &granitemoehybrid::FAMILY,
@@ -107,8 +124,10 @@ static FAMILIES: [&Family; 61] = [
     &lfm2_moe::FAMILY,
     &llama::FAMILY,
     &mamba2::FAMILY,
+    &mellum::FAMILY,
     &mimo::FAMILY,
     &minicpm::FAMILY,
+    &minicpm3::FAMILY,
     &minimax::FAMILY,
     &ministral3::FAMILY,
     &mistral::FAMILY,
@@ -139,6 +158,7 @@ static FAMILIES: [&Family; 61] = [
     &telechat3::FAMILY,
     &roberta::XLM,
     &xlstm::FAMILY,
+    &youtu_llm::FAMILY,
 ];
 
 /// A configuration without a `model_type`, or of another family, is read by these rules. Reports
@@ -180,6 +200,8 @@ pub struct Family {
     pub always_tied: bool,
     /// Which layers keep a state of fixed size instead of keys and values.
     pub recurrence: Recurrence,
+    /// Whether keys and values of all heads are kept as one short vector a position.
+    pub latent: bool,
     /// Whether sums over a whole sequence need float32 throughout, so that a GPU computes in it
     /// whatever the weights are stored as.
     pub sums_in_float32: bool,
@@ -304,6 +326,7 @@ impl Family {
             older_fields: &[],
             always_tied: false,
             recurrence: Recurrence::None,
+            latent: false,
             sums_in_float32: false,
             tensor_parallel: TensorParallel::No,
             pipeline: true,

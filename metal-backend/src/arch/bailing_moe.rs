@@ -4,9 +4,9 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::refuse;
 use super::llama::Variant;
 use super::moe::{USUAL_PARTS, load as load_mixture, routed_block};
+use super::variants::refuse;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 

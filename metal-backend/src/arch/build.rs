@@ -15,7 +15,7 @@ use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::causal_conv::Vector;
 use crate::nn::{
     Activation, Attention, CausalConv, Embedding, FeedForward, GatedMlp, HeadNorm, HeadNorms,
-    Linear, Mixer, Mlp, Norm, Rope, Weight, activation,
+    Linear, Mixer, Norm, Rope, Weight, activation,
 };
 
 /// Sizes as MLX counts them. Of a model that several processes compute, heads and widths are those
@@ -97,21 +97,7 @@ pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
 }
 
-/// Refuses a configuration that switches on what is not supported.
-///
-/// # Errors
-/// [`ErrorKind::Unsupported`] where the field `name` is neither missing nor false.
-pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
-    match config.fields.get(name) {
-        None | Some(serde_json::Value::Null | serde_json::Value::Bool(false)) => Ok(()),
-        Some(_) => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("the configuration sets {name}, which is not supported"),
-        )),
-    }
-}
-
-/// Positions that a convolution may look at.
+/// Positions that a convolution may look at, and layers that predict further tokens.
 pub const MAX_CONV: usize = 64;
 
 /// Configuration and weights while a decoder is built from them.
@@ -379,44 +365,6 @@ impl<'a> Builder<'a> {
             .collect()
     }
 
-    /// Queries, keys and values stored as one matrix, group by group: the query heads of a key head,
-    /// the key head, its value head. Adapters have no place there, because their rows would be in
-    /// another order than those of the file.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
-    fn grouped_qkv(&mut self, prefix: &str, bias: bool) -> Result<[Linear; 3]> {
-        let dims = self.dims;
-        let repeats = dims.n_heads / dims.n_kv_heads;
-        let total = (dims.n_heads + 2 * dims.n_kv_heads) * dims.head_dim;
-        let weight = self.weights.matrix(prefix, total, dims.hidden)?;
-        let bias = match bias {
-            true => Some(self.weights.vector(&format!("{prefix}.bias"), total)?),
-            false => None,
-        };
-        let part = |b: &Self, first: i32, count: i32| -> Result<Linear> {
-            let heads = (0..dims.n_kv_heads).flat_map(|group| {
-                let start = group * (repeats + 2) + first;
-                start..start + count
-            });
-            let rows: Vec<u32> = heads
-                .flat_map(|head| head * dims.head_dim..(head + 1) * dims.head_dim)
-                .map(i32::unsigned_abs)
-                .collect();
-            let weight = weight.picked(&rows).map_err(engine("weights"))?;
-            let bias = bias
-                .as_ref()
-                .map(|bias| bias.take_ids(&rows, 0))
-                .transpose();
-            b.weights.layer(weight, bias.map_err(engine("weights"))?)
-        };
-        Ok([
-            part(self, 0, repeats)?,
-            part(self, repeats, 1)?,
-            part(self, repeats + 1, 1)?,
-        ])
-    }
-
     /// The attention of layer `i` below `prefix`, with the usual names.
     ///
     /// # Errors
@@ -566,39 +514,6 @@ impl<'a> Builder<'a> {
             k: Some(self.norm(&format!("{prefix}.k_norm"), dim)?),
             ..HeadNorms::default()
         })
-    }
-
-    /// Norms across all query heads together and all key heads, `q_norm` and `k_norm`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
-    pub fn wide_head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
-        let dims = self.dims;
-        let mut norm = |part: &str, heads: i32| self.norm(&format!("{prefix}.{part}"), heads);
-        Ok(HeadNorms {
-            q: Some(norm("q_norm", dims.n_heads * dims.head_dim)?),
-            k: Some(norm("k_norm", dims.n_kv_heads * dims.head_dim)?),
-            across_heads: true,
-            ..HeadNorms::default()
-        })
-    }
-
-    /// A feed-forward block of two matrices, `up_proj` and `down_proj`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
-    pub fn plain_mlp(
-        &mut self,
-        prefix: &str,
-        activation: Activation,
-        bias: bool,
-    ) -> Result<FeedForward> {
-        let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
-        Ok(FeedForward::Plain(Mlp {
-            up: self.linear(&format!("{prefix}.up_proj"), hidden, width, bias)?,
-            down: self.linear(&format!("{prefix}.down_proj"), width, hidden, bias)?,
-            activation,
-        }))
     }
 
     /// A gated feed-forward block with the usual names.

@@ -5,8 +5,9 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{Builder, NormKind, refuse};
+use super::build::{Builder, NormKind};
 use super::llama::{Parallel, Variant, variant_stack};
+use super::variants::refuse;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 

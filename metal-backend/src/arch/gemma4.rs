@@ -24,9 +24,9 @@ use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
+use crate::nn::expert_router::{Router, Weighing};
 use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
-use crate::nn::moe::{Router, Weighing};
 use crate::nn::norm::apart;
 use crate::nn::{Activation, Attention, Embedding, Experts, FeedForward, HeadNorms, Linear, Norm};
 

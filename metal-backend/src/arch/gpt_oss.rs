@@ -13,7 +13,7 @@ use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::moe::Weighing;
+use crate::nn::expert_router::Weighing;
 use crate::nn::{Experts, FeedForward, Mixture, Router, Weight};
 
 /// Slope of the gate's sigmoid.

@@ -14,7 +14,8 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
-use crate::nn::moe::{SharedExpert, Weighing};
+use crate::nn::expert_router::Weighing;
+use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, FeedForward, GatedMlp, Linear, Mixer, Mixture, Router};
 
 /// What the family calls the sizes of Mamba-2.

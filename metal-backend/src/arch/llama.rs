@@ -33,6 +33,8 @@ pub struct Variant {
     pub norms: NormKind,
     /// Neighbors rotate rather than halves.
     pub traditional: bool,
+    /// Nothing rotates.
+    pub no_rope: bool,
     /// Queries, keys and values come from one matrix.
     pub fused: bool,
     /// The same, group by group.
@@ -188,6 +190,7 @@ pub(super) fn parts(variant: Variant) -> AttentionParts {
         traditional: variant.traditional,
         fused: variant.fused,
         grouped: variant.grouped,
+        no_rope: variant.no_rope,
         ..AttentionParts::default()
     }
 }

@@ -7,6 +7,9 @@ mod bert;
 mod build;
 mod cohere;
 mod cohere2;
+mod deepseek;
+mod deepseek_v2;
+mod deepseek_v3;
 mod dots1;
 pub mod encoder;
 mod ernie4_5;
@@ -22,20 +25,26 @@ mod gemma4_keys;
 mod glm;
 mod glm4;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt2;
+mod gpt_bigcode;
 mod gpt_neox;
 mod gpt_oss;
+mod gptj;
 mod granite;
 mod granitemoe;
 mod granitemoehybrid;
 mod helium;
 mod hunyuan_v1_dense;
+mod latent;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod mamba2;
+mod mellum;
 mod mimo;
 mod minicpm;
+mod minicpm3;
 mod minimax;
 mod ministral3;
 mod mistral;
@@ -67,8 +76,10 @@ mod stack;
 mod stage;
 mod starcoder2;
 mod telechat3;
+mod variants;
 pub mod wiring;
 mod xlstm;
+mod youtu_llm;
 
 use std::collections::BTreeSet;
 
@@ -164,11 +175,14 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 61] = [
+static LOADERS: [(&Family, Loader); 70] = [
     (&family::bailing_moe::FAMILY, bailing_moe::load),
     (&family::bert::FAMILY, bert::load),
     (&family::cohere::FAMILY, cohere::load),
     (&family::cohere2::FAMILY, cohere2::load),
+    (&family::deepseek::FAMILY, deepseek::load),
+    (&family::deepseek_v2::FAMILY, deepseek_v2::load),
+    (&family::deepseek_v3::FAMILY, deepseek_v3::load),
     (&family::dots1::FAMILY, dots1::load),
     (&family::ernie4_5::FAMILY, ernie4_5::load),
     (&family::ernie4_5_moe::FAMILY, ernie4_5_moe::load),
@@ -182,9 +196,12 @@ static LOADERS: [(&Family, Loader); 61] = [
     (&family::glm::FAMILY, glm::load),
     (&family::glm4::FAMILY, glm4::load),
     (&family::glm4_moe::FAMILY, glm4_moe::load),
+    (&family::glm4_moe_lite::FAMILY, glm4_moe_lite::load),
     (&family::gpt2::FAMILY, gpt2::load),
+    (&family::gpt_bigcode::FAMILY, gpt_bigcode::load),
     (&family::gpt_neox::FAMILY, gpt_neox::load),
     (&family::gpt_oss::FAMILY, gpt_oss::load),
+    (&family::gptj::FAMILY, gptj::load),
     (&family::granite::FAMILY, granite::load),
     (&family::granitemoe::FAMILY, granitemoe::load),
     (&family::granitemoehybrid::FAMILY, granitemoehybrid::load),
@@ -194,8 +211,10 @@ static LOADERS: [(&Family, Loader); 61] = [
     (&family::lfm2_moe::FAMILY, lfm2_moe::load),
     (&family::llama::FAMILY, llama::load),
     (&family::mamba2::FAMILY, mamba2::load),
+    (&family::mellum::FAMILY, mellum::load),
     (&family::mimo::FAMILY, mimo::load),
     (&family::minicpm::FAMILY, minicpm::load),
+    (&family::minicpm3::FAMILY, minicpm3::load),
     (&family::minimax::FAMILY, minimax::load),
     (&family::ministral3::FAMILY, ministral3::load),
     (&family::mistral::FAMILY, mistral::load),
@@ -226,6 +245,7 @@ static LOADERS: [(&Family, Loader); 61] = [
     (&family::telechat3::FAMILY, telechat3::load),
     (&family::roberta::XLM, bert::load_roberta),
     (&family::xlstm::FAMILY, xlstm::load),
+    (&family::youtu_llm::FAMILY, youtu_llm::load),
 ];
 
 /// The names that [`load`] knows, sorted.
@@ -288,6 +308,9 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     // The one family whose layers differ in their heads, or share keys.
     if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {
         return gemma4_keys::key_numbers(config);
+    }
+    if let Some(numbers) = latent::key_numbers(config)? {
+        return Ok(numbers);
     }
     let layers = 0..config.num_hidden_layers;
     let layers = layers.filter(|&layer| config.has_keys(layer)).count();
@@ -376,13 +399,15 @@ pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<
         .find(|(family, _)| wanted == Some(family.model_type));
     let Some((_, loader)) = loader else {
         let known: Vec<_> = names().collect();
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "model_type `{name}` is not supported; supported are {}",
-                known.join(", ")
+        let known = known.join(", ");
+        let message = match family::nearest(name) {
+            Some((near, lacks)) => format!(
+                "model_type `{name}` is not supported (missing: {lacks}); the nearest supported \
+                 one is {near}; supported are {known}"
             ),
-        ));
+            None => format!("model_type `{name}` is not supported; supported are {known}"),
+        };
+        return Err(Error::new(ErrorKind::Unsupported, message));
     };
     let decoder = loader(config, weights)?;
     weights.finish()?;

@@ -11,7 +11,8 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::moe::{Groups, SharedExpert, Weighing};
+use crate::nn::expert_router::{Groups, Weighing};
+use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 
 /// Where a block keeps its experts.
@@ -71,18 +72,40 @@ pub fn fused_experts(
     activation: Gate,
 ) -> Result<Experts> {
     let hidden = b.dims.hidden;
+    let turned = [hidden, 2 * width].map(|n| n.unsigned_abs() as usize);
     // In GGUF files, stacks may be packed.
     let stacked = |b: &mut Builder<'_>, name: &str, shape: &[i32]| match b.weights.is_gguf() {
         true => b.weights.stack(name, shape),
         false => b.weights.expert_tensor(name, shape).map(Weight::Dense),
     };
+    // Qwen3-VL stores `[experts, in, out]`.
+    if hidden != 2 * width && b.weights.shape(&gate_up).is_some_and(|s| s[1..] == turned) {
+        let mut turned = |name: &str, shape: &[i32]| -> Result<Weight> {
+            let stack = b.weights.expert_tensor(name, shape)?.swap_axes(-1, -2);
+            let stack = stack.and_then(|stack| stack.contiguous());
+            stack.map(Weight::Dense).map_err(engine("weights"))
+        };
+        let both = turned(&gate_up, &[count, hidden, 2 * width])?;
+        let down = turned(&down, &[count, width, hidden])?;
+        return joined_experts(b, (&both, down), width, activation);
+    }
     let both = stacked(b, &gate_up, &[count, 2 * width, hidden])?;
+    let down = stacked(b, &down, &[count, hidden, width])?;
+    joined_experts(b, (&both, down), width, activation)
+}
+
+/// Experts of two stacks, gate and up in the first.
+fn joined_experts(
+    b: &mut Builder<'_>,
+    (both, down): (&Weight, Weight),
+    width: i32,
+    activation: Gate,
+) -> Result<Experts> {
     let half = |from: i32| -> Result<ExpertLinear> {
         let rows = both.rows(from, from + width).map_err(engine("weights"))?;
         b.weights.expert_layer(rows, None)
     };
     let (gate, up) = (half(0)?, half(width)?);
-    let down = stacked(b, &down, &[count, hidden, width])?;
     Ok(Experts {
         gate: Some(gate),
         up,
@@ -194,6 +217,16 @@ pub fn routed_block(
     let config = b.config;
     let at = format!("{prefix}.mlp");
     let activation = b.activation(Activation::Silu)?;
+    if config
+        .uint("moe_layer_freq", 1..=limits::LAYERS)?
+        .unwrap_or(1)
+        != 1
+    {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "moe_layer_freq is not 1: dense layers between those with experts are not supported",
+        ));
+    }
     let dense = config.uint("first_k_dense_replace", 0..=limits::LAYERS)?;
     let bias = config.flag("use_bias")?.unwrap_or(false);
     if i < dense.unwrap_or(0) {
@@ -278,7 +311,8 @@ fn weighing(config: &ModelConfig) -> Result<Weighing> {
 fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     let experts = experts.unsigned_abs() as usize;
     let count = config.uint("n_group", 1..=experts)?.unwrap_or(1);
-    if count == 1 {
+    let method = config.fields.get("topk_method").and_then(|v| v.as_str());
+    if count == 1 || matches!(method, Some("greedy" | "gready")) {
         return Ok(None);
     }
     if !experts.is_multiple_of(count) {
@@ -290,7 +324,11 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     Ok(Some(Groups {
         count: int("n_group", count)?,
         kept: int("topk_group", kept)?,
-        best: 2,
+        // DeepSeek V2 ranks groups by their best expert, later ones by their two best.
+        best: match method {
+            Some("group_limited_greedy") => 1,
+            _ => 2,
+        },
     }))
 }
 

@@ -19,8 +19,9 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
+use crate::nn::expert_router::Weighing;
 use crate::nn::mamba2::Mamba2Shape;
-use crate::nn::moe::{SharedExpert, Weighing};
+use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, Experts, FeedForward, Mixer, Mixture, Mlp, NoMixer, Router};
 
 /// Where the blocks are in a checkpoint.

@@ -10,7 +10,7 @@ use super::moe::{ExpertsAt, counts, experts, load as load_mixture};
 use crate::checkpoint::ModelConfig;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
-use crate::nn::moe::Weighing;
+use crate::nn::expert_router::Weighing;
 use crate::nn::{Activation, FeedForward, Mixture, Router};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {

@@ -5,8 +5,9 @@
 use inference::Result;
 
 use super::Decoder;
-use super::build::{NormKind, refuse};
+use super::build::NormKind;
 use super::llama::{Parallel, Variant, load_variant};
+use super::variants::refuse;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 

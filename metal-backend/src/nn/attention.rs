@@ -6,6 +6,7 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, whe
 
 use super::adapter;
 use super::attention_mask::{AttentionMask, attention_mask, nearer, visible};
+pub use super::attention_parts::{Growth, HeadNorms};
 use super::linear::{Linear, project};
 use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
@@ -45,61 +46,6 @@ pub struct Attention {
     /// A learned score for each head that takes its share of the softmax and adds nothing
     /// (`[n_heads]`, gpt-oss).
     pub sinks: Option<Array>,
-}
-
-/// A factor on queries that grows with the logarithm of their position, one within the trained
-/// context.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Growth {
-    /// Factor on the logarithm.
-    pub beta: f32,
-    /// Positions of a step.
-    pub step: i32,
-}
-
-impl Growth {
-    /// The factor at a position.
-    fn factor(self, position: i32) -> f32 {
-        1.0 + self.beta * ((1 + position / self.step) as f32).ln()
-    }
-
-    /// Whether one of the first `positions` has another factor than one.
-    fn is_felt(self, positions: i32) -> bool {
-        positions > self.step
-    }
-}
-
-/// Norms of queries, keys and values.
-#[derive(Debug, Clone, Default)]
-pub struct HeadNorms {
-    /// Of queries.
-    pub q: Option<Norm>,
-    /// Of keys.
-    pub k: Option<Norm>,
-    /// Of values (Gemma 4).
-    pub v: Option<Norm>,
-    /// Over all heads together instead of each (OLMo 2).
-    pub across_heads: bool,
-    /// Queries and keys are rotated first (Hunyuan).
-    pub after_rotation: bool,
-}
-
-impl HeadNorms {
-    /// Those before rotation, of queries and keys.
-    fn before(&self) -> [Option<&Norm>; 2] {
-        match self.after_rotation {
-            true => [None; 2],
-            false => [self.q.as_ref(), self.k.as_ref()],
-        }
-    }
-
-    /// Those after it.
-    fn after(&self) -> [Option<&Norm>; 2] {
-        match self.after_rotation {
-            true => [self.q.as_ref(), self.k.as_ref()],
-            false => [None; 2],
-        }
-    }
 }
 
 /// Which positions of a step the caller needs the outputs of.
@@ -337,14 +283,25 @@ impl Attention {
                 "a layer without keys of its own needs those of another",
             ));
         };
-        let n = self.n_kv_heads;
         let projected = k_proj.forward(x)?;
-        let keys = self.heads(&projected, n, self.norms.before()[1])?;
         let values = match &self.v_proj {
             Some(v_proj) => v_proj.forward(x)?,
-            None => projected,
+            None => projected.clone(),
         };
-        let values = self.heads(&values, n, self.norms.v.as_ref())?;
+        self.update_projected(&projected, &values, rows, layer)
+    }
+
+    /// The same for keys and values `[1, T, Hkv * D]` before norms and rotation.
+    pub(super) fn update_projected(
+        &self,
+        keys: &Array,
+        values: &Array,
+        rows: &mut [Row<'_>],
+        layer: usize,
+    ) -> Result<Vec<KvView>> {
+        let n = self.n_kv_heads;
+        let keys = self.heads(keys, n, self.norms.before()[1])?;
+        let values = self.heads(values, n, self.norms.v.as_ref())?;
         let mut turned = Vec::with_capacity(rows.len());
         let mut from = 0;
         for row in rows.iter() {

@@ -2,9 +2,10 @@
 //! feed-forward blocks, whose matrices stand in one stack and are multiplied by index.
 
 use mlx_rs_core::distributed::Group;
-use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
+use mlx_rs_core::{Array, Result};
 
 use super::adapter::{self, SlotView};
+use super::expert_router::Router;
 use super::linear::Linear;
 use super::mlp::{GatedMlp, Mlp};
 use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Prompts, Weight, expert_block};
@@ -173,180 +174,6 @@ impl Experts {
     }
 }
 
-/// How a router weighs the experts it chose.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Weighing {
-    /// Softmax over all experts, of which the chosen keep their share.
-    Share,
-    /// The same, with the chosen shares brought to a sum of one.
-    NormalizedShare,
-    /// Softmax over the chosen ones only.
-    SoftmaxOfChosen,
-    /// Softmax over all experts, and what follows as for sigmoids (Ling, ERNIE).
-    Softmax {
-        /// The chosen ones are brought to a sum of one.
-        normalized: bool,
-        /// Factor on them.
-        scale: f32,
-        /// Added to their sum before they are divided by it.
-        eps: f32,
-    },
-    /// One after another, each by a softmax over those near the best that is left (Phi-3.5-MoE).
-    NearBest {
-        /// Half of the greatest distance, relative to the best.
-        noise: f32,
-    },
-    /// Each score through a sigmoid (LFM2, Nemotron-H).
-    Sigmoid {
-        /// The chosen ones are brought to a sum of one.
-        normalized: bool,
-        /// Factor on them.
-        scale: f32,
-        /// Added to their sum before they are divided by it.
-        eps: f32,
-    },
-}
-
-/// Chooses experts for each token.
-#[derive(Debug, Clone)]
-pub struct Router {
-    /// `[hidden] -> [experts]`.
-    pub linear: Linear,
-    /// Experts a token.
-    pub per_token: i32,
-    /// How they are weighed.
-    pub weighing: Weighing,
-    /// Added to the scores for the choice only, `[experts]`.
-    pub choice_bias: Option<Array>,
-    /// Experts stand in groups, of which the best are chosen first.
-    pub groups: Option<Groups>,
-}
-
-/// Groups of neighboring experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Groups {
-    /// How many there are; divides the number of experts.
-    pub count: i32,
-    /// How many of them each token may choose from.
-    pub kept: i32,
-    /// How many of the best experts' scores are added to that of their group.
-    pub best: i32,
-}
-
-impl Groups {
-    /// `ranked` `[.., experts]` with the least number for the experts of other groups.
-    fn keep(self, ranked: &Array) -> Result<Array> {
-        let shape = ranked.shape().to_vec();
-        let experts = ranked.dim(-1)?;
-        let size = experts / self.count;
-        let mut grouped = shape.clone();
-        grouped.pop();
-        grouped.extend([self.count, size]);
-        let ranked = ranked.reshape(&grouped)?;
-        let from = size - self.best.min(size);
-        let best = ranked.sort(-1)?.slice_axis(-1, from, size)?;
-        let scores = best.sum(-1, false)?; // [.., groups]
-        // A group's place among all.
-        let places = scores.argsort(-1)?.argsort(-1)?.expand_dims(-1)?;
-        let least = Array::scalar((self.count - self.kept).unsigned_abs())?;
-        let kept = places.greater_equal(&least)?;
-        let none = Array::scalar(f32::MIN)?.astype(ranked.dtype())?;
-        where_(&kept, &ranked, &none)?.reshape(&shape)
-    }
-}
-
-impl Router {
-    /// `x` `[B, L, hidden]` to experts and weights, `[B, L, k]` each.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
-    pub fn forward(&self, x: &Array) -> Result<(Array, Array)> {
-        let scores = self.linear.forward(x)?;
-        let scores = match self.weighing {
-            Weighing::SoftmaxOfChosen => scores,
-            Weighing::NearBest { noise } => return self.near_best(&scores, noise),
-            Weighing::Softmax { .. } => scores.astype(Dtype::Float32)?.softmax(-1, true)?,
-            Weighing::Sigmoid { .. } => scores.astype(Dtype::Float32)?.sigmoid()?,
-            Weighing::Share | Weighing::NormalizedShare => scores.softmax(-1, true)?,
-        };
-        let ranked = match &self.choice_bias {
-            Some(bias) => scores.add(bias)?,
-            None => scores.clone(),
-        };
-        let ranked = match self.groups {
-            Some(groups) => groups.keep(&ranked)?,
-            None => ranked,
-        };
-        let experts = scores.dim(-1)?;
-        // What stands behind the rank is not less.
-        let first = experts - self.per_token;
-        let ids = ranked
-            .argpartition(first, -1)?
-            .slice_axis(-1, first, experts)?;
-        // A choice has no slope, and MLX must not look for one.
-        let ids = if adapter::differentiated() {
-            ids.stop_gradient()?
-        } else {
-            ids
-        };
-        let chosen = scores.take_along_axis(&ids, -1)?;
-        let weights = match self.weighing {
-            Weighing::Share => chosen,
-            Weighing::NormalizedShare => chosen.divide(&chosen.sum(-1, true)?)?,
-            Weighing::SoftmaxOfChosen | Weighing::NearBest { .. } => chosen.softmax(-1, true)?,
-            Weighing::Sigmoid {
-                normalized,
-                scale,
-                eps,
-            }
-            | Weighing::Softmax {
-                normalized,
-                scale,
-                eps,
-            } => {
-                let scale = Array::scalar(scale)?;
-                let shares = if normalized {
-                    let sum = chosen.sum(-1, true)?.add(&Array::scalar(eps)?)?;
-                    chosen.divide(&sum)?
-                } else {
-                    chosen
-                };
-                shares.multiply(&scale)?
-            }
-        };
-        Ok((ids, weights))
-    }
-
-    /// Experts and weights by [`Weighing::NearBest`], from scores `[.., experts]`.
-    fn near_best(&self, scores: &Array, noise: f32) -> Result<(Array, Array)> {
-        let scores = scores.astype(Dtype::Float32)?;
-        let limit = Array::scalar(2.0 * noise)?;
-        let none = Array::scalar(f32::NEG_INFINITY)?;
-        let experts = scores.dim(-1)?;
-        let numbers: Vec<u32> = (0..experts.unsigned_abs()).collect();
-        let numbers = Array::vector(&numbers)?;
-        let (mut ids, mut weights) = (Vec::new(), Vec::new());
-        let mut left = scores.clone();
-        for _ in 0..self.per_token {
-            let best = left.max(-1, true)?;
-            let id = left.argmax(-1, true)?;
-            let id = match adapter::differentiated() {
-                true => id.stop_gradient()?,
-                false => id,
-            };
-            let distance = best
-                .subtract(&scores)?
-                .divide(&scores.abs()?.maximum(&best)?)?;
-            let near = where_(&distance.greater(&limit)?, &none, &left)?;
-            weights.push(near.softmax(-1, true)?.take_along_axis(&id, -1)?);
-            left = where_(&numbers.equal(&id)?, &none, &left)?;
-            ids.push(id);
-        }
-        let joined = |all: &[Array]| concatenate(&all.iter().collect::<Vec<_>>(), -1);
-        Ok((joined(&ids)?, joined(&weights)?))
-    }
-}
-
 /// Outputs of experts `[B, L, k, hidden]` by their weights `[B, L, k]`: `[B, L, hidden]`.
 fn weigh(outputs: &Array, weights: &Array) -> Result<Array> {
     outputs
@@ -425,7 +252,7 @@ impl Mixture {
 
 #[cfg(test)]
 mod tests {
-    use mlx_rs_core::{Device, QuantMode, Quantized, Stream};
+    use mlx_rs_core::{Device, Dtype, QuantMode, Quantized, Stream};
 
     use super::*;
     use crate::exec::Activation;
