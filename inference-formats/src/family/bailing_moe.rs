@@ -6,7 +6,7 @@ use super::{Defaults, Family, Windows, fill, rename};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    complete: complete,
+    complete,
     // Of mixtures and attention.
     names: &[
         ("model.word_embeddings.", "model.embed_tokens."),

@@ -10,7 +10,7 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"logit_scale": 0.0625, "tie_word_embeddings": true}),
-        )
+        );
     },
     reply: Some("command_r"),
     ..Family::new(

@@ -10,7 +10,7 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"scoring_func": "softmax", "norm_topk_prob": false, "topk_method": "greedy"}),
-        )
+        );
     },
     latent: true,
     pipeline: false,

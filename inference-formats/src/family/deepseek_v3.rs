@@ -10,8 +10,9 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": true}),
-        )
+        );
     },
+    reply: Some("deepseek_v3"),
     aliases: &["kimi_k2", "joyai_llm_flash"],
     multimodal: &["kimi_vl"],
     latent: true,

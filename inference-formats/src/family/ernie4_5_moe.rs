@@ -6,7 +6,7 @@ use super::{Defaults, Family, Windows, fill, rename};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    complete: complete,
+    complete,
     names: &[(
         ".mlp.moe_statics.e_score_correction_bias",
         ".mlp.gate.e_score_correction_bias",

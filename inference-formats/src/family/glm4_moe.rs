@@ -11,9 +11,9 @@ pub static FAMILY: Family = Family {
             map,
             json!({"partial_rotary_factor": 0.5, "use_qk_norm": false, "n_group": 1, "topk_group": 1,
             "norm_topk_prob": true, "head_dim": 128}),
-        )
+        );
     },
-    reply: Some("glm4"),
+    reply: Some("glm4_moe"),
     ..Family::new(
         "glm4_moe",
         "Glm4MoeForCausalLM",

@@ -11,9 +11,9 @@ pub static FAMILY: Family = Family {
             map,
             json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": true, "q_lora_rank": 768,
             "first_k_dense_replace": 1}),
-        )
+        );
     },
-    reply: Some("glm4"),
+    reply: Some("glm4_moe"),
     latent: true,
     pipeline: false,
     ..Family::new(

@@ -10,7 +10,7 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"partial_rotary_factor": 0.25, "tie_word_embeddings": false}),
-        )
+        );
     },
     // Masks and frequencies that old checkpoints carry.
     buffers: &[

@@ -6,7 +6,7 @@ use super::{Defaults, Family, Windows, fill};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    complete: complete,
+    complete,
     // The causal mask that old checkpoints carry.
     buffers: &[".attn.bias", ".attn.masked_bias"],
     names: &[

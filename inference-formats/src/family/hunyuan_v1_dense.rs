@@ -6,7 +6,7 @@ use super::{Defaults, Family, Windows, fill};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    complete: complete,
+    complete,
     names: &[
         (".self_attn.query_layernorm.", ".self_attn.q_norm."),
         (".self_attn.key_layernorm.", ".self_attn.k_norm."),

@@ -6,7 +6,7 @@ use super::{Defaults, Family, Windows, fill};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    complete: complete,
+    complete,
     latent: true,
     pipeline: false,
     ..Family::new(

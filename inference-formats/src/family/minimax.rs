@@ -6,7 +6,8 @@ use super::{Defaults, Family, Windows, fill, rename};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    complete: complete,
+    complete,
+    reply: Some("minimax"),
     aliases: &["minimax_m2"],
     pipeline: false,
     names: &[

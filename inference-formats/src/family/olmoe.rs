@@ -10,7 +10,7 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"norm_topk_prob": false, "num_experts_per_tok": 8, "num_experts": 64}),
-        )
+        );
     },
     ..Family::new(
         "olmoe",

@@ -10,7 +10,7 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}),
-        )
+        );
     },
     pipeline: false,
     names: &[

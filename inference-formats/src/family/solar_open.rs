@@ -10,7 +10,7 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": true, "head_dim": 128}),
-        )
+        );
     },
     ..Family::new(
         "solar_open",

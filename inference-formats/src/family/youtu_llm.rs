@@ -10,7 +10,7 @@ pub static FAMILY: Family = Family {
         fill(
             map,
             json!({"rope_traditional": true, "tie_word_embeddings": true}),
-        )
+        );
     },
     latent: true,
     pipeline: false,

@@ -32,7 +32,18 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     (
         "inference-text",
         "reply::choice",
-        &["gemma4", "glm4", "lfm2", "olmo3"],
+        &[
+            "deepseek_v3",
+            "gemma4",
+            "glm4",
+            "glm4_moe",
+            "kimi_k2",
+            "lfm2",
+            "minimax",
+            "minimax_m2",
+            "olmo3",
+            "seed_oss",
+        ],
     ),
     // What ollama calls models to download.
     (

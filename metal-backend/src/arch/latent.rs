@@ -12,7 +12,7 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::{RopeConfig, limits};
 use crate::error::engine;
 use crate::loader::Weights;
-use crate::nn::latent_attention::{LatentAttention, LatentQueries};
+use crate::nn::latent_attention::{LatentAttention, LatentQueries, ShortQueries};
 use crate::nn::{Attention, FeedForward, HeadNorms, Linear, Norm, Rope};
 
 /// What tells the families apart.
@@ -80,11 +80,11 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<
     let width = heads * (plain + rotated);
     let queries = match sizes.query_rank {
         None => LatentQueries::Direct(b.linear(&name("q_proj"), hidden, width, false)?),
-        Some(rank) => LatentQueries::Latent {
+        Some(rank) => LatentQueries::Latent(Box::new(ShortQueries {
             down: b.linear(&name("q_a_proj"), hidden, rank, bias)?,
             norm: short_norm(b, &name("q_a_layernorm"), rank, latent)?,
             up: b.linear(&name("q_b_proj"), rank, width, false)?,
-        },
+        })),
     };
     let (to_latent, from_latent) = expansions(b, at, sizes)?;
     let config = RopeConfig {

@@ -18,14 +18,18 @@ pub enum LatentQueries {
     /// By one matrix, `[hidden] -> [heads * (plain + rotated)]`.
     Direct(Linear),
     /// Through a short vector with a norm.
-    Latent {
-        /// `[hidden] -> [rank]`.
-        down: Linear,
-        /// Of the short vector.
-        norm: Norm,
-        /// `[rank] -> [heads * (plain + rotated)]`.
-        up: Linear,
-    },
+    Latent(Box<ShortQueries>),
+}
+
+/// Queries through a short vector.
+#[derive(Debug)]
+pub struct ShortQueries {
+    /// `[hidden] -> [rank]`.
+    pub down: Linear,
+    /// Of the short vector.
+    pub norm: Norm,
+    /// `[rank] -> [heads * (plain + rotated)]`.
+    pub up: Linear,
 }
 
 /// One layer.
@@ -63,8 +67,9 @@ impl LatentAttention {
     fn queries(&self, x: &Array) -> Result<Array> {
         let q = match &self.queries {
             LatentQueries::Direct(linear) => linear.forward(x)?,
-            LatentQueries::Latent { down, norm, up } => {
-                up.forward(&norm.forward(&down.forward(x)?)?)?
+            LatentQueries::Latent(short) => {
+                let x = short.norm.forward(&short.down.forward(x)?)?;
+                short.up.forward(&x)?
             }
         };
         let (length, heads) = (q.dim(1)?, self.core.n_heads);
