@@ -113,6 +113,8 @@ impl Part {
             Part::Recurrent
         } else if has("attn") {
             Part::Attention
+        } else if has("shared_expert") {
+            Part::FeedForward
         } else if [
             "experts",
             "switch_mlp",
@@ -252,6 +254,9 @@ impl Footprint {
                     info,
                 };
                 let mut footprint = one.footprint(config, storage);
+                if config.family().is_some_and(|family| family.latent) {
+                    expand_latent(&mut footprint, storage);
+                }
                 // Parts beside the text model are not loaded.
                 if name.is_none() || is_spare_output(&footprint, config) {
                     footprint.loaded_bytes = 0;
@@ -376,6 +381,19 @@ impl Footprint {
 fn is_spare_output(footprint: &TensorFootprint, config: &ModelConfig) -> bool {
     let always = || config.family().is_some_and(|family| family.always_tied);
     footprint.part == Part::Output && (config.tie_word_embeddings == Some(true) || always())
+}
+
+/// Ends of names of the matrices that expand the short vectors of latent attention.
+const EXPANSIONS: [&str; 3] = [".kv_b_proj.", ".embed_q.", ".unembed_out."];
+
+/// Counts what an engine keeps of such a matrix: plain numbers, whatever it is stored as.
+fn expand_latent(footprint: &mut TensorFootprint, storage: &WeightStorage) {
+    if !EXPANSIONS.iter().any(|part| footprint.name.contains(part)) {
+        return;
+    }
+    let plain = footprint.parameters.saturating_mul(storage.compute_bytes);
+    footprint.expanded = plain > footprint.stored_bytes && footprint.format.contains("bits");
+    footprint.loaded_bytes = plain;
 }
 
 fn elements(shape: &[usize]) -> u64 {

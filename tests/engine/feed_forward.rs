@@ -51,9 +51,13 @@ fn without_features(name: &str) -> bool {
             .any(|n| n.as_u64().is_some_and(|n| n > 0))
     };
     let other = ["mamba2", "falcon_h1", "nemotron_h"];
-    experts("num_experts")
-        || experts("num_local_experts")
-        || other.iter().any(|kind| config["model_type"] == *kind)
+    let fields = [
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+    ];
+    fields.into_iter().any(experts) || other.iter().any(|kind| config["model_type"] == *kind)
 }
 
 #[test]

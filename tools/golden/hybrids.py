@@ -529,10 +529,19 @@ def build(spec: Spec, seed: int) -> tuple[nn.Module, dict[str, np.ndarray]]:
     return model, published
 
 
-def make(spec: Spec, out_root: Path, first_seed: int) -> int:
+Built = tuple[nn.Module, dict[str, np.ndarray]]
+
+
+def make(
+    spec: Spec,
+    out_root: Path,
+    first_seed: int,
+    built: Callable[[Spec, int], Built] = build,
+    script: str = "hybrids.py",
+) -> int:
     """Writes one fixture; returns its size in bytes."""
     for seed in range(first_seed, first_seed + 500):
-        model, published = build(spec, seed)
+        model, published = built(spec, seed)
         try:
             found = numbers(model, seed)
         except ValueError:  # the margins are too small
@@ -541,7 +550,7 @@ def make(spec: Spec, out_root: Path, first_seed: int) -> int:
             continue
         files = tiny_tokenizer.files(spec.pre)
         golden = {
-            "made_by": "tools/golden/hybrids.py",
+            "made_by": f"tools/golden/{script}",
             "reference": reference.versions() | ({"replaced": spec.replaced} if spec.replaced else {}),
             "seed": seed,
             **found,

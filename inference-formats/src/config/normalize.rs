@@ -16,7 +16,7 @@ const SHARED: [&str; 4] = [
 ];
 
 /// Names of GPT-2 and others, and the usual ones.
-const ALIASES: [(&str, &str); 8] = [
+const ALIASES: [(&str, &str); 12] = [
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),
     ("n_head", "num_attention_heads"),
@@ -25,6 +25,10 @@ const ALIASES: [(&str, &str); 8] = [
     ("layer_norm_epsilon", "rms_norm_eps"),
     ("layer_norm_eps", "rms_norm_eps"),
     ("norm_epsilon", "rms_norm_eps"),
+    ("norm_eps", "rms_norm_eps"),
+    ("num_layers", "num_hidden_layers"),
+    ("rotary_emb_base", "rope_theta"),
+    ("rotary_pct", "partial_rotary_factor"),
 ];
 
 /// The fields of the network, under the usual names.
@@ -59,10 +63,11 @@ fn text_part(mut map: Map<String, Value>) -> Result<Map<String, Value>> {
         .and_then(Value::as_str)
         .unwrap_or_default();
     if !Family::of(model_type).is_some_and(|family| family.is_multimodal(model_type)) {
-        let known: Vec<_> = Family::all().iter().filter_map(|f| f.multimodal).collect();
+        let all = Family::all().iter().flat_map(|f| f.multimodal);
+        let known: Vec<_> = all.copied().collect();
         return Err(unsupported(format!(
             "a multimodal configuration (text_config) is supported for {} only; use a text model",
-            known.join(" and ")
+            known.join(", ")
         )));
     }
     let outer_type = Value::String(model_type.to_owned());

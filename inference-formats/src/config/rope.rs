@@ -110,7 +110,7 @@ pub(super) struct Ropes {
     pub sliding: Option<RopeConfig>,
 }
 
-const KNOWN: &str = "default, linear, llama3, yarn, longrope, proportional";
+const KNOWN: &str = "default, mrope, linear, llama3, yarn, longrope, proportional";
 /// The most entries in a list of stretches.
 const MAX_PAIRS: usize = 2048;
 
@@ -224,7 +224,8 @@ fn parse_scaling(
         }
     };
     Ok(match kind {
-        None | Some("default" | "none") => RopeScaling::None,
+        // Qwen-VL's sections tell apart time, height and width, which are equal in texts.
+        None | Some("default" | "none" | "mrope") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear {
             factor: fields.required_positive("factor")?,
         },

@@ -86,7 +86,7 @@ fn rotary_scaling_old_and_new() {
             .scaling,
         expected
     );
-    for kind in ["dynamic", "mrope"] {
+    for kind in ["dynamic", "ntk"] {
         let e = with(json!({"rope_scaling": {"type": kind, "factor": 2}})).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported);
         assert!(
@@ -604,4 +604,38 @@ proptest! {
             prop_assert!(c.rope.theta.is_finite() && c.rms_norm_eps > 0.0);
         }
     }
+}
+
+#[test]
+fn families_say_sizes_in_their_own_words() {
+    let with = |model_type: &str, more: Value| {
+        let mut config = json!({"model_type": model_type, "hidden_size": 64,
+            "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4,
+            "vocab_size": 300});
+        let fields = config.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        parse(&config).unwrap()
+    };
+    let neox = with(
+        "gpt_neox",
+        json!({"rotary_emb_base": 500, "rotary_pct": 0.5}),
+    );
+    assert_eq!((neox.rope.theta, neox.rope.partial), (500.0, 0.5));
+    let minimax = with(
+        "minimax_m2",
+        json!({"rotary_dim": 8, "num_local_experts": 6}),
+    );
+    assert_eq!((minimax.rope.partial, minimax.num_experts), (0.5, 6));
+    // A base of 1e4, times 50 to the power of 16 / 14.
+    let scaling = json!({"rope_scaling": {"alpha": 50.0, "type": "dynamic", "factor": 1.0}});
+    let hunyuan = with("hunyuan_v1_dense", scaling);
+    assert!(
+        (hunyuan.rope.theta / 874_339.0 - 1.0).abs() < 1e-3,
+        "{}",
+        hunyuan.rope.theta
+    );
+    let starcoder = with("gpt_bigcode", json!({"num_key_value_heads": 4}));
+    assert_eq!(starcoder.num_key_value_heads, 1);
+    let minicpm3 = with("minicpm3", json!({}));
+    assert_eq!(minicpm3.uint("v_head_dim", 1..=64).unwrap(), Some(16));
 }

@@ -13,7 +13,7 @@ const LOCAL_BASE: f32 = 10_000.0;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    multimodal: Some("gemma3"),
+    multimodal: &["gemma3"],
     complete: |map| {
         fill(
             map,

@@ -20,7 +20,7 @@ const FACTORS: &str = "rope_freqs.weight";
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    multimodal: Some("gemma4"),
+    multimodal: &["gemma4", "gemma4_unified"],
     complete: |map| {
         fill(
             map,

@@ -68,7 +68,7 @@ pub static FAMILY: Family = Family {
 };
 
 /// GPT-2 defines the width of the feed-forward block by a rule.
-fn complete(map: &mut Map<String, Value>) {
+pub(super) fn complete(map: &mut Map<String, Value>) {
     if !is_set(map, "intermediate_size")
         && let Some(width) = map.get("hidden_size").and_then(Value::as_u64)
     {

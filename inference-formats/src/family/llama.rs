@@ -6,6 +6,7 @@ use super::{Defaults, Family, GgufExport, GgufFamily, Windows, mixtral};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
+    aliases: &["iquestcoder", "xverse"],
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,

@@ -6,33 +6,62 @@
 //! place in the workspace spells a `model_type`, but for the engine's table of constructors; a test
 //! reads the sources (`tests/families.rs`).
 
+mod elsewhere;
 mod gguf;
 
+pub mod bailing_moe;
 pub mod bert;
+pub mod cohere;
 pub mod cohere2;
+pub mod deepseek;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
+pub mod dots1;
+pub mod ernie4_5;
+pub mod ernie4_5_moe;
+pub mod exaone;
 pub mod exaone4;
 pub mod falcon_h1;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
 pub mod gemma4;
+pub mod glm;
 pub mod glm4;
+pub mod glm4_moe;
+pub mod glm4_moe_lite;
 pub mod gpt2;
+pub mod gpt_bigcode;
+pub mod gpt_neox;
 pub mod gpt_oss;
+pub mod gptj;
 pub mod granite;
+pub mod granitemoe;
 pub mod granitemoehybrid;
+pub mod helium;
+pub mod hunyuan_v1_dense;
 pub mod lfm2;
 pub mod lfm2_moe;
 pub mod llama;
 pub mod mamba2;
+pub mod mellum;
+pub mod mimo;
+pub mod minicpm;
+pub mod minicpm3;
+pub mod minimax;
+pub mod ministral3;
 pub mod mistral;
 pub mod mixtral;
 pub mod modernbert;
+pub mod nemotron;
 pub mod nemotron_h;
 pub mod nomic_bert;
 pub mod olmo2;
 pub mod olmo3;
+pub mod olmoe;
+pub mod phi;
 pub mod phi3;
+pub mod phimoe;
 pub mod qwen2;
 pub mod qwen2_moe;
 pub mod qwen3;
@@ -41,44 +70,78 @@ pub mod qwen3_5_moe;
 pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod roberta;
+pub mod seed_oss;
 pub mod smollm3;
+pub mod solar_open;
+pub mod stablelm;
 pub mod starcoder2;
+pub mod telechat3;
 pub mod xlstm;
+pub mod youtu_llm;
 
 use serde_json::{Map, Value};
 
 use crate::limits;
 
+pub use elsewhere::nearest;
 pub use gguf::{GgufExport, GgufFamily};
 pub(crate) use gguf::{GgufHeader, PLAIN};
 
 /// All families, sorted by `model_type`.
-static FAMILIES: [&Family; 37] = [
+static FAMILIES: [&Family; 70] = [
+    &bailing_moe::FAMILY,
     &bert::FAMILY,
+    &cohere::FAMILY,
     &cohere2::FAMILY,
+    &deepseek::FAMILY,
+    &deepseek_v2::FAMILY,
+    &deepseek_v3::FAMILY,
+    &dots1::FAMILY,
+    &ernie4_5::FAMILY,
+    &ernie4_5_moe::FAMILY,
+    &exaone::FAMILY,
     &exaone4::FAMILY,
     &falcon_h1::FAMILY,
     &gemma::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
+    &glm::FAMILY,
     &glm4::FAMILY,
+    &glm4_moe::FAMILY,
+    &glm4_moe_lite::FAMILY,
     &gpt2::FAMILY,
+    &gpt_bigcode::FAMILY,
+    &gpt_neox::FAMILY,
     &gpt_oss::FAMILY,
+    &gptj::FAMILY,
     &granite::FAMILY,
+    &granitemoe::FAMILY,
     &granitemoehybrid::FAMILY,
+    &helium::FAMILY,
+    &hunyuan_v1_dense::FAMILY,
     &lfm2::FAMILY,
     &lfm2_moe::FAMILY,
     &llama::FAMILY,
     &mamba2::FAMILY,
+    &mellum::FAMILY,
+    &mimo::FAMILY,
+    &minicpm::FAMILY,
+    &minicpm3::FAMILY,
+    &minimax::FAMILY,
+    &ministral3::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
     &modernbert::FAMILY,
+    &nemotron::FAMILY,
     &nemotron_h::FAMILY,
     &nomic_bert::FAMILY,
     &olmo2::FAMILY,
     &olmo3::FAMILY,
+    &olmoe::FAMILY,
+    &phi::FAMILY,
     &phi3::FAMILY,
+    &phimoe::FAMILY,
     &qwen2::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
@@ -87,10 +150,15 @@ static FAMILIES: [&Family; 37] = [
     &qwen3_moe::FAMILY,
     &qwen3_next::FAMILY,
     &roberta::FAMILY,
+    &seed_oss::FAMILY,
     &smollm3::FAMILY,
+    &solar_open::FAMILY,
+    &stablelm::FAMILY,
     &starcoder2::FAMILY,
+    &telechat3::FAMILY,
     &roberta::XLM,
     &xlstm::FAMILY,
+    &youtu_llm::FAMILY,
 ];
 
 /// A configuration without a `model_type`, or of another family, is read by these rules. Reports
@@ -111,8 +179,13 @@ static UNKNOWN: Family = Family::new(
 pub struct Family {
     /// The `model_type` of a `config.json`.
     pub model_type: &'static str,
-    /// The `model_type` of multimodal checkpoints whose text part is of this family.
-    pub multimodal: Option<&'static str>,
+    /// The `model_type`s of multimodal checkpoints whose text part is of this family.
+    pub multimodal: &'static [&'static str],
+    /// Other `model_type`s of text models that are read the same way.
+    pub aliases: &'static [&'static str],
+    /// Parts of tensor names that differ from the usual ones, and the usual ones. All that fit are
+    /// replaced, in this order.
+    pub names: Names,
     /// The class in transformers.
     pub class: &'static str,
     /// Whether it is an encoder: every position sees all others, and there is no next token.
@@ -127,6 +200,8 @@ pub struct Family {
     pub always_tied: bool,
     /// Which layers keep a state of fixed size instead of keys and values.
     pub recurrence: Recurrence,
+    /// Whether keys and values of all heads are kept as one short vector a position.
+    pub latent: bool,
     /// Whether sums over a whole sequence need float32 throughout, so that a GPU computes in it
     /// whatever the weights are stored as.
     pub sums_in_float32: bool,
@@ -241,7 +316,9 @@ impl Family {
     ) -> Self {
         Self {
             model_type,
-            multimodal: None,
+            multimodal: &[],
+            aliases: &[],
+            names: &[],
             class,
             encoder: false,
             defaults,
@@ -249,6 +326,7 @@ impl Family {
             older_fields: &[],
             always_tied: false,
             recurrence: Recurrence::None,
+            latent: false,
             sums_in_float32: false,
             tensor_parallel: TensorParallel::No,
             pipeline: true,
@@ -274,7 +352,7 @@ impl Family {
     pub fn of(model_type: &str) -> Option<&'static Self> {
         FAMILIES
             .into_iter()
-            .find(|f| f.model_type == model_type || f.is_multimodal(model_type))
+            .find(|f| f.model_types().any(|name| name == model_type))
     }
 
     /// The family of a configuration, or the rules for those of none.
@@ -295,12 +373,13 @@ impl Family {
 
     /// The `model_type`s of this family.
     pub fn model_types(&self) -> impl Iterator<Item = &'static str> {
-        self.multimodal.into_iter().chain([self.model_type])
+        let others = self.multimodal.iter().chain(self.aliases).copied();
+        others.chain([self.model_type])
     }
 
     /// Whether checkpoints of this `model_type` hold other parts beside the text model.
     pub fn is_multimodal(&self, model_type: &str) -> bool {
-        self.multimodal == Some(model_type)
+        self.multimodal.contains(&model_type)
     }
 
     /// How mlx-lm names the layers of a model of this `model_type`: it holds the text part of a
@@ -368,6 +447,18 @@ pub(crate) fn list_layers(map: &mut Map<String, Value>, kind: impl Fn(usize) -> 
     {
         let kinds: Vec<_> = (0..layers as usize).map(kind).collect();
         map.insert("layer_types".into(), kinds.into());
+    }
+}
+
+/// The fraction of a head that rotates, where the file has the number of elements (`rotary_dim`).
+pub(crate) fn rotated_elements(map: &mut Map<String, Value>) {
+    let number = |name: &str| map.get(name).and_then(Value::as_f64);
+    let whole = || Some(number("hidden_size")? / number("num_attention_heads")?);
+    if let (Some(part), Some(dim)) = (number("rotary_dim"), number("head_dim").or_else(whole))
+        && dim > 0.0
+        && !is_set(map, "partial_rotary_factor")
+    {
+        map.insert("partial_rotary_factor".into(), (part / dim).into());
     }
 }
 

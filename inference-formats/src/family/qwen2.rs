@@ -7,6 +7,7 @@ use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
+    multimodal: &["qwen2_vl", "qwen2_5_vl"],
     chat: Some(ChatFormat::ChatMl),
     reply: Some("hermes"),
     gguf: Some(GgufFamily {

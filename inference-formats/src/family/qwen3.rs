@@ -7,6 +7,7 @@ use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
+    multimodal: &["qwen3_vl"],
     chat: Some(ChatFormat::ChatMl),
     reply: Some("hermes"),
     gguf: Some(GgufFamily {

@@ -6,7 +6,7 @@ use super::{Family, Recurrence, fill, qwen3_next};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    multimodal: Some("qwen3_5"),
+    multimodal: &["qwen3_5"],
     complete: |map| {
         qwen3_next::shared(map);
         fill(map, json!({"num_experts": 0}));

@@ -6,7 +6,7 @@ use super::{Family, Recurrence, fill, qwen3_next};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
-    multimodal: Some("qwen3_5_moe"),
+    multimodal: &["qwen3_5_moe"],
     complete: |map| {
         qwen3_next::shared(map);
         // Every layer has experts, so that a dense width is not always there.

@@ -8,6 +8,7 @@ use super::{Defaults, Family, GgufFamily, Windows};
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
+    multimodal: &["qwen3_vl_moe"],
     reply: Some("hermes"),
     gguf: Some(GgufFamily {
         optional_biases: true,

@@ -40,6 +40,11 @@ impl TensorNames {
             true => format!("model.{name}"),
             false => usual(name),
         };
+        let own = family.map_or(&[][..], |family| family.names);
+        let usual = |name: &str| {
+            let renamed = |name: String, (from, to): &(&str, &str)| name.replacen(from, to, 1);
+            own.iter().fold(usual(name), renamed)
+        };
         Self(
             stored
                 .into_iter()

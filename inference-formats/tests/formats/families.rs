@@ -32,7 +32,18 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     (
         "inference-text",
         "reply::choice",
-        &["gemma4", "glm4", "lfm2", "olmo3"],
+        &[
+            "deepseek_v3",
+            "gemma4",
+            "glm4",
+            "glm4_moe",
+            "kimi_k2",
+            "lfm2",
+            "minimax",
+            "minimax_m2",
+            "olmo3",
+            "seed_oss",
+        ],
     ),
     // What ollama calls models to download.
     (
@@ -182,6 +193,13 @@ fn each_family_fills_in_what_its_reference_does() {
         ("nemotron_h", 1e-5, 1e4),
         ("gemma3", 1e-6, 1e6),
         ("gemma3_text", 1e-6, 1e6),
+        ("ministral3", 1e-5, 1e6),
+        ("seed_oss", 1e-6, 1e4),
+        ("helium", 1e-8, 1e5),
+        ("ernie4_5", 1e-5, 5e5),
+        ("cohere", 1e-5, 5e5),
+        ("glm4_moe", 1e-5, 1e4),
+        ("deepseek_v3", 1e-6, 1e4),
     ] {
         let config = json!({"model_type": model_type, "hidden_size": 64, "num_hidden_layers": 1,
             "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -193,6 +211,18 @@ fn each_family_fills_in_what_its_reference_does() {
         assert!(family.model_types().any(|name| name == model_type));
     }
     assert!(Family::of("gemma3").unwrap().is_multimodal("gemma3"));
+    // Several names of one family, with other parts beside the text or without.
+    for (name, family, multimodal) in [
+        ("qwen2_5_vl", "qwen2", true),
+        ("qwen3_vl_moe", "qwen3_moe", true),
+        ("kimi_k2", "deepseek_v3", false),
+        ("minimax_m2", "minimax", false),
+        ("xverse", "llama", false),
+    ] {
+        let found = Family::of(name).unwrap();
+        assert_eq!(found.model_type, family);
+        assert_eq!(found.is_multimodal(name), multimodal, "{name}");
+    }
     assert!(
         !Family::of("gemma3_text")
             .unwrap()

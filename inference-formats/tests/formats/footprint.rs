@@ -411,3 +411,29 @@ fn packed_matrices_of_gguf_are_kept_or_named() {
     let name = "model.layers.4.mlp.up_proj.weight";
     assert_eq!(of(&halves, name).0, 512 * 16 * 17 / 32);
 }
+
+/// The matrices that expand the short vectors of latent attention become plain numbers.
+#[test]
+fn expansions_of_latent_attention_are_plain() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |part: &str| format!("model.layers.0.self_attn.{part}");
+    let [weight, scales, biases] =
+        ["weight", "scales", "biases"].map(|p| at(&format!("kv_b_proj.{p}")));
+    let other = at("o_proj.weight");
+    let tensors: [(&str, &str, &[usize]); 4] = [
+        (&weight, "U32", &[64, 8]),
+        (&scales, "F16", &[64, 1]),
+        (&biases, "F16", &[64, 1]),
+        (&other, "BF16", &[64, 64]),
+    ];
+    let files = checkpoint(dir.path(), &tensors);
+    let packed = json!({"quantization": {"group_size": 64, "bits": 4}});
+    let loaded = |model_type: &str| {
+        let config = config(model_type, packed.clone());
+        let footprint = Footprint::of_safetensors(&files, &config, &KERNELS);
+        (footprint.loaded_bytes(), footprint.expansions().len())
+    };
+    let other = 64 * 64 * 2;
+    assert_eq!(loaded("deepseek_v3"), (64 * 64 * 4 + other, 1));
+    assert_eq!(loaded("llama"), (64 * 64 / 2 + 2 * 64 * 2 + other, 0));
+}

@@ -66,6 +66,7 @@ fn load_from(
                     scale: (b.dims.head_dim as f32).powf(-0.5),
                     window: None,
                     softcap: None,
+                    growth: None,
                     sinks: None,
                 },
                 reach: None,

@@ -39,9 +39,10 @@ pub struct Dims {
 }
 
 /// How a norm's weight is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NormKind {
     /// Root mean square, `weight`.
+    #[default]
     Rms,
     /// Root mean square, `1 + weight` (Gemma).
     RmsPlusOne,
@@ -50,6 +51,8 @@ pub enum NormKind {
         /// Whether there is one.
         bias: bool,
     },
+    /// Mean and variance, `1 + weight`, with a bias (Nemotron).
+    LayerPlusOne,
 }
 
 /// What an attention layer of the usual names has.
@@ -61,6 +64,8 @@ pub struct AttentionParts {
     pub o_bias: bool,
     /// Queries, keys and values come from one matrix, `qkv_proj`.
     pub fused: bool,
+    /// In that matrix the query heads of each key head stand before it and its value head.
+    pub grouped: bool,
     /// Neighbors rotate rather than halves.
     pub traditional: bool,
     /// No rotation.
@@ -92,7 +97,7 @@ pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
 }
 
-/// Positions that a convolution may look at.
+/// Positions that a convolution may look at, and layers that predict further tokens.
 pub const MAX_CONV: usize = 64;
 
 /// Configuration and weights while a decoder is built from them.
@@ -189,7 +194,7 @@ impl<'a> Builder<'a> {
         let eps = self.dims.eps;
         // Converters to GGUF have added the one already.
         let plus = match self.norms {
-            NormKind::RmsPlusOne if !self.weights.is_gguf() => 1.0,
+            NormKind::RmsPlusOne | NormKind::LayerPlusOne if !self.weights.is_gguf() => 1.0,
             _ => 0.0,
         };
         if plus != 0.0 {
@@ -200,7 +205,7 @@ impl<'a> Builder<'a> {
                 .map_err(engine("weights"))?;
         }
         let bias = match self.norms {
-            NormKind::Layer { bias: true } => {
+            NormKind::Layer { bias: true } | NormKind::LayerPlusOne => {
                 Some(self.weights.vector(&format!("{prefix}.bias"), dim)?)
             }
             _ => None,
@@ -216,7 +221,7 @@ impl<'a> Builder<'a> {
                     weight: Some(weight),
                     eps,
                 },
-                NormKind::Layer { .. } => Norm::Layer {
+                NormKind::Layer { .. } | NormKind::LayerPlusOne => Norm::Layer {
                     weight,
                     bias,
                     eps,
@@ -377,7 +382,9 @@ impl<'a> Builder<'a> {
         );
         let name = |part: &str| format!("{prefix}.{part}");
         let gates = if parts.gated { 2 } else { 1 };
-        let [q_proj, k_proj, v_proj] = if parts.fused {
+        let [q_proj, k_proj, v_proj] = if parts.grouped {
+            self.grouped_qkv(&name("qkv_proj"), parts.qkv_bias)?
+        } else if parts.fused {
             let fused = self.fused(
                 &name("qkv_proj"),
                 dims.hidden,
@@ -414,6 +421,7 @@ impl<'a> Builder<'a> {
             scale: (dims.head_dim as f32).powf(-0.5),
             window: self.window(layer)?,
             softcap: None,
+            growth: None,
             sinks: None,
         })
     }
@@ -649,6 +657,14 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// When a tensor is missing or of another shape.
     pub fn head(&mut self, tied: Option<bool>) -> Result<Head> {
+        self.head_with(tied, false)
+    }
+
+    /// The same, with a bias where it is not tied.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn head_with(&mut self, tied: Option<bool>, bias: bool) -> Result<Head> {
         let tied = self
             .config
             .tie_word_embeddings
@@ -659,7 +675,7 @@ impl<'a> Builder<'a> {
             self.weights.ignore("lm_head");
             None
         } else {
-            Some(self.linear("lm_head", self.dims.hidden, self.dims.vocab, false)?)
+            Some(self.linear("lm_head", self.dims.hidden, self.dims.vocab, bias)?)
         };
         Ok(Head {
             linear,

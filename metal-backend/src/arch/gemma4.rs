@@ -24,9 +24,9 @@ use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
 use crate::nn::adapter::{self, Scope};
 use crate::nn::attention::Positions;
+use crate::nn::expert_router::{Router, Weighing};
 use crate::nn::feed_forward;
 use crate::nn::hooks::Watch;
-use crate::nn::moe::{Router, Weighing};
 use crate::nn::norm::apart;
 use crate::nn::{Activation, Attention, Embedding, Experts, FeedForward, HeadNorms, Linear, Norm};
 
@@ -541,6 +541,7 @@ fn attention_of(
                 eps: dims.eps,
             }),
             across_heads: false,
+            after_rotation: false,
         },
         rope: Some(rope),
         n_heads: dims.n_heads,
@@ -549,6 +550,7 @@ fn attention_of(
         scale: 1.0,
         window: b.window(layer)?,
         softcap: None,
+        growth: None,
         sinks: None,
     })
 }
@@ -582,6 +584,7 @@ fn mixture(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<
             per_token,
             weighing: Weighing::SoftmaxOfChosen,
             choice_bias: None,
+            groups: None,
         },
         router_norm,
         per_expert_scale: b.weights.vector(&name("router.per_expert_scale"), count)?,

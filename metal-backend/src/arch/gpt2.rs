@@ -78,6 +78,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     scale: (b.dims.head_dim as f32).powf(-0.5),
                     window: None,
                     softcap: None,
+                    growth: None,
                     sinks: None,
                 },
                 mixer_out: None,

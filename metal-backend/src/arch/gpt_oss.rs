@@ -13,7 +13,7 @@ use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::moe::Weighing;
+use crate::nn::expert_router::Weighing;
 use crate::nn::{Experts, FeedForward, Mixture, Router, Weight};
 
 /// Slope of the gate's sigmoid.
@@ -44,6 +44,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 per_token,
                 weighing: Weighing::SoftmaxOfChosen,
                 choice_bias: None,
+                groups: None,
             },
             experts: experts(b, &format!("{prefix}.mlp.experts"), count, limit)?,
             shared: None,

@@ -5,49 +5,38 @@ use inference::Result;
 
 use super::Decoder;
 use super::build::Builder;
-use super::llama::{Variant, parts};
-use super::stack::{Block, Stack};
+use super::llama::{Variant, variant_stack};
+use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
-use crate::nn::{Activation, FeedForward};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    let mut b = Builder::new(config, weights)?;
-    let activation = b.activation(Activation::Silu)?;
-    let residual = b.factor("residual_multiplier")?;
-    let scale = config.number("attention_multiplier")?.unwrap_or(1.0);
-    let variant = Variant {
-        qkv_bias: config.attention_bias,
-        o_bias: config.attention_bias,
-        mlp_bias: config.mlp_bias,
-        ..Variant::default()
-    };
-    let blocks = b.blocks(|b, i, prefix| {
-        let mut attention = b.attention(i, &format!("{prefix}.self_attn"), parts(variant))?;
-        attention.scale = scale;
-        let width = b.dims.intermediate;
-        let mlp = b.gated_mlp(
-            &format!("{prefix}.mlp"),
-            width,
-            activation,
-            variant.mlp_bias,
-        )?;
-        Ok(Block {
-            residual: residual.clone(),
-            ..b.pre_norm_block(prefix, attention, FeedForward::Gated(mlp))?
-        })
-    })?;
-    let mut head = b.head(None)?;
+    let stack = variant_stack(config, weights, variant(config)?)?;
+    Ok(Box::new(with_factors(config, weights, stack)?))
+}
+
+/// The decoder with its factors within blocks.
+pub(super) fn variant(config: &ModelConfig) -> Result<Variant> {
+    let residual = config.number("residual_multiplier")?;
+    Ok(Variant {
+        score_scale: Some(config.number("attention_multiplier")?.unwrap_or(1.0)),
+        residual: residual.filter(|&factor| factor != 1.0),
+        ..Variant::configured(config)
+    })
+}
+
+/// The factors on embedding and logits.
+pub(super) fn with_factors(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    stack: Stack,
+) -> Result<Stack> {
+    let b = Builder::new(config, weights)?;
+    let mut stack = stack;
+    stack.embedding_scale = b.factor("embedding_multiplier")?;
     let divisor = config.number("logits_scaling")?.unwrap_or(1.0);
     if divisor != 1.0 {
-        head.scale = Some(b.scalar(1.0 / divisor)?);
+        stack.head.scale = Some(b.scalar(1.0 / divisor)?);
     }
-    Ok(Box::new(Stack {
-        embedding: b.embedding("model.embed_tokens")?,
-        embedding_scale: b.factor("embedding_multiplier")?,
-        positions: None,
-        blocks,
-        norm: b.hidden_norm("model.norm")?,
-        head,
-    }))
+    Ok(stack)
 }

@@ -14,7 +14,8 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
-use crate::nn::moe::{SharedExpert, Weighing};
+use crate::nn::expert_router::Weighing;
+use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, FeedForward, GatedMlp, Linear, Mixer, Mixture, Router};
 
 /// What the family calls the sizes of Mamba-2.
@@ -89,6 +90,22 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
     if b.config.num_experts == 0 {
         return Ok(FeedForward::Gated(shared));
     }
+    let width = b.dims.intermediate;
+    let shared = Some((SharedExpert::Gated(shared), None));
+    mixture(b, prefix, width, activation, shared)
+}
+
+/// The experts below `block_sparse_moe`, each of this width.
+///
+/// # Errors
+/// When a tensor is missing or of another shape.
+pub(super) fn mixture(
+    b: &mut Builder<'_>,
+    prefix: &str,
+    width: i32,
+    activation: Activation,
+    shared: Option<(SharedExpert, Option<Linear>)>,
+) -> Result<FeedForward> {
     let at = format!("{prefix}.block_sparse_moe");
     let (count, per_token) = counts(b.config, "num_experts_per_tok")?;
     let router = Router {
@@ -96,8 +113,9 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
         per_token,
         weighing: Weighing::SoftmaxOfChosen,
         choice_bias: None,
+        groups: None,
     };
-    let (width, gate) = (b.dims.intermediate, Gate::Plain(activation));
+    let gate = Gate::Plain(activation);
     let fused = [
         format!("{at}.input_linear.weight"),
         format!("{at}.output_linear.weight"),
@@ -115,7 +133,7 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
     Ok(FeedForward::Mixture(Box::new(Mixture {
         router,
         experts,
-        shared: Some((SharedExpert::Gated(shared), None)),
+        shared,
     })))
 }
 

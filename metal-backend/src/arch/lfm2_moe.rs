@@ -12,7 +12,7 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
-use crate::nn::moe::Weighing;
+use crate::nn::expert_router::Weighing;
 use crate::nn::{Activation, FeedForward, Mixture, Router};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -46,6 +46,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<FeedForward> {
             eps: 1e-6,
         },
         choice_bias,
+        groups: None,
     };
     let places = ExpertsAt {
         stacked: format!("{at}.switch_mlp"),

@@ -1,12 +1,13 @@
 //! Llama (Touvron et al. 2023; reference: `modeling_llama` of Hugging Face transformers): pre-norm
-//! blocks of grouped-query attention and a gated feed-forward. Families that differ in biases and
-//! head norms only are a [`Variant`] of it.
+//! blocks of grouped-query attention and a gated feed-forward. Many families are this decoder with
+//! other biases, norms, names or factors: each is a [`Variant`] of it.
 
 use inference::Result;
+use mlx_rs_core::Array;
 
 use super::Decoder;
-use super::build::{AttentionParts, Builder};
-use super::stack::Stack;
+use super::build::{AttentionParts, Builder, NormKind};
+use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 use crate::nn::{Activation, FeedForward};
@@ -20,19 +21,70 @@ pub struct Variant {
     pub o_bias: bool,
     /// Biases in the feed-forward block.
     pub mlp_bias: bool,
+    /// A bias on the output head.
+    pub head_bias: bool,
     /// Norms on query and key heads before rotation.
     pub qk_norm: bool,
+    /// Norms on all query heads together and all key heads, before rotation.
+    pub wide_qk_norm: bool,
+    /// The norms of each head stand after the rotation.
+    pub norm_after_rotation: bool,
+    /// How norms are meant.
+    pub norms: NormKind,
+    /// Neighbors rotate rather than halves.
+    pub traditional: bool,
+    /// Nothing rotates.
+    pub no_rope: bool,
+    /// Queries, keys and values come from one matrix.
+    pub fused: bool,
+    /// The same, group by group.
+    pub grouped: bool,
+    /// The feed-forward block.
+    pub mlp: MlpKind,
+    /// Attention and feed-forward part read the same input and are added together.
+    pub parallel: Option<Parallel>,
+    /// Factor on the scores instead of the usual one.
+    pub score_scale: Option<f32>,
+    /// Factor on what is added to the residual stream.
+    pub residual: Option<f32>,
+}
+
+/// The matrices of a feed-forward block.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MlpKind {
+    /// Gate, up, down.
+    #[default]
+    Gated,
+    /// The same with gate and up in one.
+    Fused,
+    /// Up and down.
+    Plain,
+}
+
+/// The norms of blocks whose two parts are added together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parallel {
+    /// One before both.
+    OneNorm,
+    /// One before each.
+    TwoNorms,
+}
+
+impl Variant {
+    /// Biases as `attention_bias` and `mlp_bias` say.
+    pub fn configured(config: &ModelConfig) -> Self {
+        Self {
+            qkv_bias: config.attention_bias,
+            o_bias: config.attention_bias,
+            mlp_bias: config.mlp_bias,
+            ..Self::default()
+        }
+    }
 }
 
 /// Loads a llama checkpoint.
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    let variant = Variant {
-        qkv_bias: config.attention_bias,
-        o_bias: config.attention_bias,
-        mlp_bias: config.mlp_bias,
-        ..Variant::default()
-    };
-    load_variant(config, weights, variant)
+    load_variant(config, weights, Variant::configured(config))
 }
 
 /// Loads the shared decoder as `variant`.
@@ -41,31 +93,93 @@ pub(super) fn load_variant(
     weights: &mut Weights,
     variant: Variant,
 ) -> Result<Box<dyn Decoder>> {
-    let mut b = Builder::new(config, weights)?;
-    let activation = b.activation(Activation::Silu)?;
+    Ok(Box::new(variant_stack(config, weights, variant)?))
+}
+
+/// The shared decoder as `variant`.
+pub(super) fn variant_stack(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    variant: Variant,
+) -> Result<Stack> {
+    let default = match variant.mlp {
+        MlpKind::Gated | MlpKind::Fused => Activation::Silu,
+        MlpKind::Plain => Activation::GeluTanh,
+    };
+    stack_of(config, weights, variant, &|b, _, prefix| {
+        let at = format!("{prefix}.mlp");
+        let activation = b.activation(default)?;
+        let (width, bias) = (b.dims.intermediate, variant.mlp_bias);
+        match variant.mlp {
+            MlpKind::Gated => {
+                let mlp = b.gated_mlp(&at, width, activation, bias)?;
+                Ok(FeedForward::Gated(mlp))
+            }
+            MlpKind::Fused => b.fused_mlp(&at, activation),
+            MlpKind::Plain => b.plain_mlp(&at, activation, bias),
+        }
+    })
+}
+
+/// The same with a feed-forward of the caller's.
+pub(super) fn stack_of(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    variant: Variant,
+    mlp: &dyn Fn(&mut Builder<'_>, usize, &str) -> Result<FeedForward>,
+) -> Result<Stack> {
+    let mut b = Builder::new(config, weights)?.with_norms(variant.norms);
+    let residual = variant
+        .residual
+        .map(|factor| b.scalar(factor))
+        .transpose()?;
     let blocks = b.blocks(|b, i, prefix| {
         let at = format!("{prefix}.self_attn");
         let mut attention = b.attention(i, &at, parts(variant))?;
         if variant.qk_norm {
             attention.norms = b.head_norms(&at)?;
+            attention.norms.after_rotation = variant.norm_after_rotation;
+        } else if variant.wide_qk_norm {
+            attention.norms = b.wide_head_norms(&at)?;
         }
-        let width = b.dims.intermediate;
-        let mlp = b.gated_mlp(
-            &format!("{prefix}.mlp"),
-            width,
-            activation,
-            variant.mlp_bias,
-        )?;
-        b.pre_norm_block(prefix, attention, FeedForward::Gated(mlp))
+        if let Some(scale) = variant.score_scale {
+            attention.scale = scale;
+        }
+        let mlp = mlp(b, i, prefix)?;
+        block(b, variant, residual.as_ref(), (prefix, attention, mlp))
     })?;
-    Ok(Box::new(Stack {
+    Ok(Stack {
         embedding: b.embedding("model.embed_tokens")?,
         embedding_scale: None,
         positions: None,
         blocks,
         norm: b.hidden_norm("model.norm")?,
-        head: b.head(None)?,
-    }))
+        head: b.head_with(None, variant.head_bias)?,
+    })
+}
+
+/// A block of these parts.
+fn block(
+    b: &mut Builder<'_>,
+    variant: Variant,
+    residual: Option<&Array>,
+    (prefix, mixer, mlp): (&str, crate::nn::Attention, FeedForward),
+) -> Result<Block> {
+    let two = variant.parallel != Some(Parallel::OneNorm);
+    let mlp_in = match two {
+        true => Some(b.hidden_norm(&format!("{prefix}.post_attention_layernorm"))?),
+        false => None,
+    };
+    Ok(Block {
+        mixer_in: Some(b.hidden_norm(&format!("{prefix}.input_layernorm"))?),
+        mixer,
+        mixer_out: None,
+        mlp_in,
+        mlp,
+        mlp_out: None,
+        residual: residual.cloned(),
+        parallel: variant.parallel.is_some(),
+    })
 }
 
 /// The attention of a variant.
@@ -73,6 +187,10 @@ pub(super) fn parts(variant: Variant) -> AttentionParts {
     AttentionParts {
         qkv_bias: variant.qkv_bias,
         o_bias: variant.o_bias,
+        traditional: variant.traditional,
+        fused: variant.fused,
+        grouped: variant.grouped,
+        no_rope: variant.no_rope,
         ..AttentionParts::default()
     }
 }

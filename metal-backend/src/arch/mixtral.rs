@@ -9,7 +9,7 @@ use super::moe::{ExpertsAt, counts, experts, load as load_mixture};
 use crate::checkpoint::ModelConfig;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::Weights;
-use crate::nn::moe::Weighing;
+use crate::nn::expert_router::Weighing;
 use crate::nn::{Activation, FeedForward, Mixture, Router};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -35,6 +35,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 per_token,
                 weighing: Weighing::SoftmaxOfChosen,
                 choice_bias: None,
+                groups: None,
             },
             experts: experts(b, &stacks, count, width, activation)?,
             shared: None,

@@ -2,10 +2,19 @@
 //! `nn/` has the layers that they share. `stack.rs` has the decoder that most of them are, and
 //! `build.rs` and `moe.rs` what loading needs.
 
+mod bailing_moe;
 mod bert;
 mod build;
+mod cohere;
 mod cohere2;
+mod deepseek;
+mod deepseek_v2;
+mod deepseek_v3;
+mod dots1;
 pub mod encoder;
+mod ernie4_5;
+mod ernie4_5_moe;
+mod exaone;
 mod exaone4;
 mod falcon_h1;
 mod gemma;
@@ -13,24 +22,44 @@ mod gemma2;
 mod gemma3;
 mod gemma4;
 mod gemma4_keys;
+mod glm;
 mod glm4;
+mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt2;
+mod gpt_bigcode;
+mod gpt_neox;
 mod gpt_oss;
+mod gptj;
 mod granite;
+mod granitemoe;
 mod granitemoehybrid;
+mod helium;
+mod hunyuan_v1_dense;
+mod latent;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod mamba2;
+mod mellum;
+mod mimo;
+mod minicpm;
+mod minicpm3;
+mod minimax;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod modernbert;
 mod moe;
+mod nemotron;
 mod nemotron_h;
 mod nomic_bert;
 mod olmo2;
 mod olmo3;
+mod olmoe;
+mod phi;
 mod phi3;
+mod phimoe;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -39,12 +68,18 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 pub mod routes;
+mod seed_oss;
 mod smollm3;
+mod solar_open;
+mod stablelm;
 mod stack;
 mod stage;
 mod starcoder2;
+mod telechat3;
+mod variants;
 pub mod wiring;
 mod xlstm;
+mod youtu_llm;
 
 use std::collections::BTreeSet;
 
@@ -140,32 +175,60 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 type Loader = fn(&ModelConfig, &mut Weights) -> Result<Box<dyn Decoder>>;
 
 /// The constructor of every family, sorted by `model_type`.
-static LOADERS: [(&Family, Loader); 37] = [
+static LOADERS: [(&Family, Loader); 70] = [
+    (&family::bailing_moe::FAMILY, bailing_moe::load),
     (&family::bert::FAMILY, bert::load),
+    (&family::cohere::FAMILY, cohere::load),
     (&family::cohere2::FAMILY, cohere2::load),
+    (&family::deepseek::FAMILY, deepseek::load),
+    (&family::deepseek_v2::FAMILY, deepseek_v2::load),
+    (&family::deepseek_v3::FAMILY, deepseek_v3::load),
+    (&family::dots1::FAMILY, dots1::load),
+    (&family::ernie4_5::FAMILY, ernie4_5::load),
+    (&family::ernie4_5_moe::FAMILY, ernie4_5_moe::load),
+    (&family::exaone::FAMILY, exaone::load),
     (&family::exaone4::FAMILY, exaone4::load),
     (&family::falcon_h1::FAMILY, falcon_h1::load),
     (&family::gemma::FAMILY, gemma::load),
     (&family::gemma2::FAMILY, gemma2::load),
     (&family::gemma3::FAMILY, gemma3::load),
     (&family::gemma4::FAMILY, gemma4::load),
+    (&family::glm::FAMILY, glm::load),
     (&family::glm4::FAMILY, glm4::load),
+    (&family::glm4_moe::FAMILY, glm4_moe::load),
+    (&family::glm4_moe_lite::FAMILY, glm4_moe_lite::load),
     (&family::gpt2::FAMILY, gpt2::load),
+    (&family::gpt_bigcode::FAMILY, gpt_bigcode::load),
+    (&family::gpt_neox::FAMILY, gpt_neox::load),
     (&family::gpt_oss::FAMILY, gpt_oss::load),
+    (&family::gptj::FAMILY, gptj::load),
     (&family::granite::FAMILY, granite::load),
+    (&family::granitemoe::FAMILY, granitemoe::load),
     (&family::granitemoehybrid::FAMILY, granitemoehybrid::load),
+    (&family::helium::FAMILY, helium::load),
+    (&family::hunyuan_v1_dense::FAMILY, hunyuan_v1_dense::load),
     (&family::lfm2::FAMILY, lfm2::load),
     (&family::lfm2_moe::FAMILY, lfm2_moe::load),
     (&family::llama::FAMILY, llama::load),
     (&family::mamba2::FAMILY, mamba2::load),
+    (&family::mellum::FAMILY, mellum::load),
+    (&family::mimo::FAMILY, mimo::load),
+    (&family::minicpm::FAMILY, minicpm::load),
+    (&family::minicpm3::FAMILY, minicpm3::load),
+    (&family::minimax::FAMILY, minimax::load),
+    (&family::ministral3::FAMILY, ministral3::load),
     (&family::mistral::FAMILY, mistral::load),
     (&family::mixtral::FAMILY, mixtral::load),
     (&family::modernbert::FAMILY, modernbert::load),
+    (&family::nemotron::FAMILY, nemotron::load),
     (&family::nemotron_h::FAMILY, nemotron_h::load),
     (&family::nomic_bert::FAMILY, nomic_bert::load),
     (&family::olmo2::FAMILY, olmo2::load),
     (&family::olmo3::FAMILY, olmo3::load),
+    (&family::olmoe::FAMILY, olmoe::load),
+    (&family::phi::FAMILY, phi::load),
     (&family::phi3::FAMILY, phi3::load),
+    (&family::phimoe::FAMILY, phimoe::load),
     (&family::qwen2::FAMILY, qwen2::load),
     (&family::qwen2_moe::FAMILY, qwen2_moe::load),
     (&family::qwen3::FAMILY, qwen3::load),
@@ -174,10 +237,15 @@ static LOADERS: [(&Family, Loader); 37] = [
     (&family::qwen3_moe::FAMILY, qwen3_moe::load),
     (&family::qwen3_next::FAMILY, qwen3_next::load),
     (&family::roberta::FAMILY, bert::load_roberta),
+    (&family::seed_oss::FAMILY, seed_oss::load),
     (&family::smollm3::FAMILY, smollm3::load),
+    (&family::solar_open::FAMILY, solar_open::load),
+    (&family::stablelm::FAMILY, stablelm::load),
     (&family::starcoder2::FAMILY, starcoder2::load),
+    (&family::telechat3::FAMILY, telechat3::load),
     (&family::roberta::XLM, bert::load_roberta),
     (&family::xlstm::FAMILY, xlstm::load),
+    (&family::youtu_llm::FAMILY, youtu_llm::load),
 ];
 
 /// The names that [`load`] knows, sorted.
@@ -240,6 +308,9 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     // The one family whose layers differ in their heads, or share keys.
     if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {
         return gemma4_keys::key_numbers(config);
+    }
+    if let Some(numbers) = latent::key_numbers(config)? {
+        return Ok(numbers);
     }
     let layers = 0..config.num_hidden_layers;
     let layers = layers.filter(|&layer| config.has_keys(layer)).count();
@@ -328,13 +399,15 @@ pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<
         .find(|(family, _)| wanted == Some(family.model_type));
     let Some((_, loader)) = loader else {
         let known: Vec<_> = names().collect();
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "model_type `{name}` is not supported; supported are {}",
-                known.join(", ")
+        let known = known.join(", ");
+        let message = match family::nearest(name) {
+            Some((near, lacks)) => format!(
+                "model_type `{name}` is not supported (missing: {lacks}); the nearest supported \
+                 one is {near}; supported are {known}"
             ),
-        ));
+            None => format!("model_type `{name}` is not supported; supported are {known}"),
+        };
+        return Err(Error::new(ErrorKind::Unsupported, message));
     };
     let decoder = loader(config, weights)?;
     weights.finish()?;

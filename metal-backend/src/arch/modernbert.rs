@@ -51,6 +51,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     scale: (b.dims.head_dim as f32).powf(-0.5),
                     window: None,
                     softcap: None,
+                    growth: None,
                     sinks: None,
                 },
                 // The window is the positions on both sides.

@@ -1,18 +1,18 @@
 //! What the mixtures of experts share: where their matrices are found, the llama decoder with a
 //! mixture in place of its feed-forward, and the mixture of the Qwen families.
 
-use inference::Result;
+use inference::{Error, ErrorKind, Result};
 
 use super::Decoder;
-use super::build::{Builder, int};
-use super::llama::{Variant, parts};
-use super::stack::Stack;
+use super::build::{Builder, int, invalid};
+use super::llama::{Variant, stack_of};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
-use crate::nn::moe::{SharedExpert, Weighing};
+use crate::nn::expert_router::{Groups, Weighing};
+use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 
 /// Where a block keeps its experts.
@@ -72,18 +72,40 @@ pub fn fused_experts(
     activation: Gate,
 ) -> Result<Experts> {
     let hidden = b.dims.hidden;
+    let turned = [hidden, 2 * width].map(|n| n.unsigned_abs() as usize);
     // In GGUF files, stacks may be packed.
     let stacked = |b: &mut Builder<'_>, name: &str, shape: &[i32]| match b.weights.is_gguf() {
         true => b.weights.stack(name, shape),
         false => b.weights.expert_tensor(name, shape).map(Weight::Dense),
     };
+    // Qwen3-VL stores `[experts, in, out]`.
+    if hidden != 2 * width && b.weights.shape(&gate_up).is_some_and(|s| s[1..] == turned) {
+        let mut turned = |name: &str, shape: &[i32]| -> Result<Weight> {
+            let stack = b.weights.expert_tensor(name, shape)?.swap_axes(-1, -2);
+            let stack = stack.and_then(|stack| stack.contiguous());
+            stack.map(Weight::Dense).map_err(engine("weights"))
+        };
+        let both = turned(&gate_up, &[count, hidden, 2 * width])?;
+        let down = turned(&down, &[count, width, hidden])?;
+        return joined_experts(b, (&both, down), width, activation);
+    }
     let both = stacked(b, &gate_up, &[count, 2 * width, hidden])?;
+    let down = stacked(b, &down, &[count, hidden, width])?;
+    joined_experts(b, (&both, down), width, activation)
+}
+
+/// Experts of two stacks, gate and up in the first.
+fn joined_experts(
+    b: &mut Builder<'_>,
+    (both, down): (&Weight, Weight),
+    width: i32,
+    activation: Gate,
+) -> Result<Experts> {
     let half = |from: i32| -> Result<ExpertLinear> {
         let rows = both.rows(from, from + width).map_err(engine("weights"))?;
         b.weights.expert_layer(rows, None)
     };
     let (gate, up) = (half(0)?, half(width)?);
-    let down = stacked(b, &down, &[count, hidden, width])?;
     Ok(Experts {
         gate: Some(gate),
         up,
@@ -97,11 +119,9 @@ pub fn fused_experts(
 /// # Errors
 /// When the file does not say, or says something impossible.
 pub fn counts(config: &ModelConfig, per_token: &str) -> Result<(i32, i32)> {
-    let name = if config.fields.contains_key("num_local_experts") {
-        "num_local_experts"
-    } else {
-        "num_experts"
-    };
+    let names = ["num_local_experts", "n_routed_experts"];
+    let named = |name: &&str| config.fields.contains_key(*name);
+    let name = names.into_iter().find(named).unwrap_or("num_experts");
     let experts = config.required_uint(name, 1..=limits::EXPERTS)?;
     let k = config.required_uint(per_token, 1..=experts)?;
     Ok((int(name, experts)?, int(per_token, k)?))
@@ -128,52 +148,188 @@ pub fn qwen_block(
         let mlp = b.gated_mlp(&at, b.dims.intermediate, activation, false)?;
         return Ok(FeedForward::Gated(mlp));
     }
-    let (count, per_token) = counts(config, "num_experts_per_tok")?;
     let width = |b: &Builder<'_>, name: &str| {
         let whole = config.required_uint(name, 1..=limits::INTERMEDIATE)?;
         b.part_of(name, whole)
     };
-    let expert_width = width(b, "moe_intermediate_size")?;
-    let normalized = config.flag("norm_topk_prob")?.unwrap_or(false);
     let hidden = b.dims.hidden;
     let shared = if shared {
         let width = width(b, "shared_expert_intermediate_size")?;
-        Some((
-            SharedExpert::Gated(b.gated_mlp(
-                &format!("{at}.shared_expert"),
-                width,
-                activation,
-                false,
-            )?),
-            Some(b.linear(&format!("{at}.shared_expert_gate"), hidden, 1, false)?),
-        ))
+        let part = b.gated_mlp(&format!("{at}.shared_expert"), width, activation, false)?;
+        let gate = b.linear(&format!("{at}.shared_expert_gate"), hidden, 1, false)?;
+        Some((SharedExpert::Gated(part), Some(gate)))
     } else {
         None
     };
-    Ok(FeedForward::Mixture(Box::new(Mixture {
+    let width = width(b, "moe_intermediate_size")?;
+    let mut mixture = shares(b, &at, width)?;
+    mixture.shared = shared;
+    Ok(FeedForward::Mixture(Box::new(mixture)))
+}
+
+/// A mixture below `mlp` with experts of this width, weighed by their shares of a softmax.
+///
+/// # Errors
+/// When a tensor is missing or of another shape.
+pub fn share_block(b: &mut Builder<'_>, prefix: &str, width: i32) -> Result<FeedForward> {
+    let mixture = shares(b, &format!("{prefix}.mlp"), width)?;
+    Ok(FeedForward::Mixture(Box::new(mixture)))
+}
+
+fn shares(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mixture> {
+    let config = b.config;
+    let activation = b.activation(Activation::Silu)?;
+    let (count, per_token) = counts(config, "num_experts_per_tok")?;
+    let places = ExpertsAt {
+        stacked: format!("{at}.switch_mlp"),
+        single: format!("{at}.experts"),
+        parts: USUAL_PARTS,
+    };
+    Ok(Mixture {
         router: Router {
-            linear: b.linear(&format!("{at}.gate"), hidden, count, false)?,
+            linear: b.linear(&format!("{at}.gate"), b.dims.hidden, count, false)?,
             per_token,
-            weighing: if normalized {
-                Weighing::NormalizedShare
-            } else {
-                Weighing::Share
+            weighing: match config.flag("norm_topk_prob")?.unwrap_or(false) {
+                true => Weighing::NormalizedShare,
+                false => Weighing::Share,
             },
             choice_bias: None,
+            groups: None,
         },
-        experts: experts(
-            b,
-            &ExpertsAt {
-                stacked: format!("{at}.switch_mlp"),
-                single: format!("{at}.experts"),
-                parts: ["gate_proj", "up_proj", "down_proj"],
-            },
-            count,
-            expert_width,
-            Gate::Plain(activation),
-        )?,
+        experts: experts(b, &places, count, width, Gate::Plain(activation))?,
+        shared: None,
+    })
+}
+
+/// The mixture of the families that name its fields as `DeepSeek` does: a router `gate` with a bias
+/// for the choice where the file has one, groups where configured, and shared experts. The first
+/// layers are dense.
+///
+/// # Errors
+/// When a tensor is missing or of another shape; [`ErrorKind::Unsupported`] for scores that are not
+/// known.
+pub fn routed_block(
+    b: &mut Builder<'_>,
+    i: usize,
+    prefix: &str,
+    parts: [&str; 3],
+) -> Result<FeedForward> {
+    let config = b.config;
+    let at = format!("{prefix}.mlp");
+    let activation = b.activation(Activation::Silu)?;
+    if config
+        .uint("moe_layer_freq", 1..=limits::LAYERS)?
+        .unwrap_or(1)
+        != 1
+    {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "moe_layer_freq is not 1: dense layers between those with experts are not supported",
+        ));
+    }
+    let dense = config.uint("first_k_dense_replace", 0..=limits::LAYERS)?;
+    let bias = config.flag("use_bias")?.unwrap_or(false);
+    if i < dense.unwrap_or(0) {
+        let mlp = b.gated_mlp(&at, b.dims.intermediate, activation, bias)?;
+        return Ok(FeedForward::Gated(mlp));
+    }
+    let (count, per_token) = counts(config, "num_experts_per_tok")?;
+    let width = config.required_uint("moe_intermediate_size", 1..=limits::INTERMEDIATE)?;
+    let shared_count = config.uint("n_shared_experts", 0..=limits::EXPERTS)?;
+    let shared_width = config
+        .uint(
+            "moe_shared_expert_intermediate_size",
+            1..=limits::INTERMEDIATE,
+        )?
+        .unwrap_or(width);
+    let shared = match shared_count.unwrap_or(0) {
+        0 => None,
+        n => {
+            let width = int("n_shared_experts", n.saturating_mul(shared_width))?;
+            let at = format!("{at}.shared_experts");
+            let mlp = b.gated_mlp(&at, width, activation, bias)?;
+            Some((SharedExpert::Gated(mlp), None))
+        }
+    };
+    let bias_name = format!("{at}.gate.e_score_correction_bias");
+    let choice_bias = match b.weights.shape(&bias_name) {
+        // ERNIE stores a row.
+        Some([1, _]) => {
+            let bias = b.weights.tensor(&bias_name, &[1, count])?;
+            Some(bias.reshape(&[count]).map_err(engine("weights"))?)
+        }
+        Some(_) => Some(b.weights.vector(&bias_name, count)?),
+        None => None,
+    };
+    let router = Router {
+        linear: b.linear(&format!("{at}.gate"), b.dims.hidden, count, false)?,
+        per_token,
+        weighing: weighing(config)?,
+        choice_bias,
+        groups: groups(config, count)?,
+    };
+    let places = ExpertsAt {
+        stacked: format!("{at}.switch_mlp"),
+        single: format!("{at}.experts"),
+        parts,
+    };
+    let width = int("moe_intermediate_size", width)?;
+    Ok(FeedForward::Mixture(Box::new(Mixture {
+        router,
+        experts: experts(b, &places, count, width, Gate::Plain(activation))?,
         shared,
     })))
+}
+
+/// What a single expert calls its matrices, in most families.
+pub const USUAL_PARTS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+/// How experts are weighed, by `scoring_func`, `norm_topk_prob` and `routed_scaling_factor`.
+fn weighing(config: &ModelConfig) -> Result<Weighing> {
+    let normalized = config.flag("norm_topk_prob")?.unwrap_or(true);
+    let scale = config.number("routed_scaling_factor")?.unwrap_or(1.0);
+    let eps = 1e-20;
+    match config.fields.get("scoring_func").and_then(|v| v.as_str()) {
+        None | Some("sigmoid" | "noaux_tc") => Ok(Weighing::Sigmoid {
+            normalized,
+            scale,
+            eps,
+        }),
+        Some("softmax") => Ok(Weighing::Softmax {
+            normalized,
+            scale,
+            eps,
+        }),
+        Some(other) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("scoring_func {other:?} is not supported; supported are sigmoid, softmax"),
+        )),
+    }
+}
+
+/// The groups of experts, by `n_group` and `topk_group`.
+fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
+    let experts = experts.unsigned_abs() as usize;
+    let count = config.uint("n_group", 1..=experts)?.unwrap_or(1);
+    let method = config.fields.get("topk_method").and_then(|v| v.as_str());
+    if count == 1 || matches!(method, Some("greedy" | "gready")) {
+        return Ok(None);
+    }
+    if !experts.is_multiple_of(count) {
+        return Err(invalid(format!(
+            "n_group is {count}; it must divide the number of experts, which is {experts}"
+        )));
+    }
+    let kept = config.required_uint("topk_group", 1..=count)?;
+    Ok(Some(Groups {
+        count: int("n_group", count)?,
+        kept: int("topk_group", kept)?,
+        // DeepSeek V2 ranks groups by their best expert, later ones by their two best.
+        best: match method {
+            Some("group_limited_greedy") => 1,
+            _ => 2,
+        },
+    }))
 }
 
 /// The llama decoder with a feed-forward of the caller's.
@@ -186,22 +342,5 @@ pub fn load(
     variant: Variant,
     mlp: &dyn Fn(&mut Builder<'_>, usize, &str) -> Result<FeedForward>,
 ) -> Result<Box<dyn Decoder>> {
-    let mut b = Builder::new(config, weights)?;
-    let blocks = b.blocks(|b, i, prefix| {
-        let at = format!("{prefix}.self_attn");
-        let mut attention = b.attention(i, &at, parts(variant))?;
-        if variant.qk_norm {
-            attention.norms = b.head_norms(&at)?;
-        }
-        let mlp = mlp(b, i, prefix)?;
-        b.pre_norm_block(prefix, attention, mlp)
-    })?;
-    Ok(Box::new(Stack {
-        embedding: b.embedding("model.embed_tokens")?,
-        embedding_scale: None,
-        positions: None,
-        blocks,
-        norm: b.hidden_norm("model.norm")?,
-        head: b.head(None)?,
-    }))
+    Ok(Box::new(stack_of(config, weights, variant, mlp)?))
 }

@@ -19,8 +19,9 @@ use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::exec::ExpertGate as Gate;
 use crate::loader::{ExpertNames, Weights};
+use crate::nn::expert_router::Weighing;
 use crate::nn::mamba2::Mamba2Shape;
-use crate::nn::moe::{SharedExpert, Weighing};
+use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, Experts, FeedForward, Mixer, Mixture, Mlp, NoMixer, Router};
 
 /// Where the blocks are in a checkpoint.
@@ -191,6 +192,7 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
                 eps: 1e-20,
             },
             choice_bias: Some(choice_bias),
+            groups: None,
         },
         experts,
         shared,

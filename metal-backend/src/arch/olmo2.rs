@@ -8,7 +8,7 @@ use super::build::{AttentionParts, Builder};
 use super::stack::Stack;
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
-use crate::nn::{Activation, FeedForward, HeadNorms};
+use crate::nn::{Activation, FeedForward};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let mut b = Builder::new(config, weights)?;
@@ -22,12 +22,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             ..AttentionParts::default()
         };
         let mut attention = b.attention(i, &at, parts)?;
-        attention.norms = HeadNorms {
-            q: Some(b.norm(&format!("{at}.q_norm"), dims.n_heads * dims.head_dim)?),
-            k: Some(b.norm(&format!("{at}.k_norm"), dims.n_kv_heads * dims.head_dim)?),
-            v: None,
-            across_heads: true,
-        };
+        attention.norms = b.wide_head_norms(&at)?;
         let bias = b.config.mlp_bias;
         let mlp = b.gated_mlp(
             &format!("{prefix}.mlp"),

@@ -24,7 +24,7 @@ use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
 /// One block. Norms that a family does not have are `None`.
 #[derive(Debug)]
 pub struct Block<M: Mixer = Attention> {
-    /// Before the mixer; in a parallel block also before the feed-forward part.
+    /// Before the mixer; in a parallel block also before a feed-forward part without its own.
     pub mixer_in: Option<Norm>,
     /// What lets positions see earlier ones.
     pub mixer: M,
@@ -84,7 +84,8 @@ impl<M: Mixer> Block<M> {
             return Ok(mixed);
         }
         let (norm, input) = if self.parallel {
-            (mixer_in, positions.of(x, &lengths)?)
+            let own = self.mlp_in.as_ref();
+            (own.or(mixer_in), positions.of(x, &lengths)?)
         } else {
             (self.mlp_in.as_ref(), mixed.clone())
         };

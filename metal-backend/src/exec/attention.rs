@@ -31,6 +31,8 @@ pub struct AttentionSpec<'a> {
     pub v_norm: NormSpec<'a>,
     /// Whether norms are over all heads together instead of each.
     pub across_heads: bool,
+    /// Whether the norms of queries and keys stand after rotation.
+    pub after_rotation: bool,
     /// Rotary positions.
     pub rotary: RotarySpec<'a>,
     /// A score for each head that takes its share and adds nothing, `[n_heads]`.
@@ -61,6 +63,7 @@ impl AttentionSpec<'_> {
     /// The layer for the kernels; `None` where they do not have all of it.
     pub fn heads(&self) -> Option<Heads> {
         let across = self.across_heads && !matches!(self.q_norm, NormSpec::None);
+        let across = across || self.after_rotation;
         if self.differentiated || across || !matches!(self.v_norm, NormSpec::None) {
             return None;
         }

@@ -167,6 +167,29 @@ impl Weight {
         })
     }
 
+    /// The rows `ids`, in this order, in memory of their own.
+    ///
+    /// # Errors
+    /// When there is no such row.
+    pub fn picked(&self, ids: &[u32]) -> Result<Self> {
+        let pick = |a: &Array| {
+            let rows = a.take_ids(ids, -2)?.contiguous()?;
+            rows.eval().map(|()| rows)
+        };
+        if let Weight::Dense(w) = self {
+            return pick(w).map(Weight::Dense);
+        }
+        Ok(match self.quantized()? {
+            Some(q) => Weight::Quantized(Quantized {
+                weight: pick(&q.weight)?,
+                scales: pick(&q.scales)?,
+                biases: q.biases.as_ref().map(pick).transpose()?,
+                ..q
+            }),
+            None => Weight::Dense(pick(&self.dense(Dtype::Float32)?)?),
+        })
+    }
+
     /// From packed integers and their [`factors`] (scales, biases), all in the order of the
     /// kernels; `format` is the number of rows, bits and group size.
     ///

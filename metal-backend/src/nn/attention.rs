@@ -6,10 +6,11 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, whe
 
 use super::adapter;
 use super::attention_mask::{AttentionMask, attention_mask, nearer, visible};
+pub use super::attention_parts::{Growth, HeadNorms};
 use super::linear::{Linear, project};
 use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
-use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map};
+use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map, offset};
 use crate::exec::{AttentionSpec, Epilogue, Heads, PlainView, RotarySpec};
 use crate::nn::hooks::Watch;
 
@@ -40,22 +41,11 @@ pub struct Attention {
     pub window: Option<i32>,
     /// Scores are squeezed into `-cap..cap` by a tanh (Gemma 2).
     pub softcap: Option<f32>,
+    /// Queries grow with their position (Llama 4, Ministral 3).
+    pub growth: Option<Growth>,
     /// A learned score for each head that takes its share of the softmax and adds nothing
     /// (`[n_heads]`, gpt-oss).
     pub sinks: Option<Array>,
-}
-
-/// Norms of queries, keys and values before rotation.
-#[derive(Debug, Clone, Default)]
-pub struct HeadNorms {
-    /// Of queries.
-    pub q: Option<Norm>,
-    /// Of keys.
-    pub k: Option<Norm>,
-    /// Of values (Gemma 4).
-    pub v: Option<Norm>,
-    /// Over all heads together instead of each (OLMo 2).
-    pub across_heads: bool,
 }
 
 /// Which positions of a step the caller needs the outputs of.
@@ -117,7 +107,7 @@ impl Attention {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         let (x, norm) = &apart(watch, layer, norm, x)?;
-        if let (Some(heads), false) = (self.spec().heads(), watch.wants_attention())
+        if let (Some(heads), false) = (self.kernel_heads(furthest(rows)), watch.wants_attention())
             && let Some(packed) = self.packed(*norm, x)?
         {
             watch.lap(layer, StepPart::Qkv, &[&packed])?;
@@ -161,6 +151,7 @@ impl Attention {
             k_norm: spec(self.norms.k.as_ref()),
             v_norm: spec(self.norms.v.as_ref()),
             across_heads: self.norms.across_heads,
+            after_rotation: self.norms.after_rotation,
             rotary: self.rope.as_ref().map_or(RotarySpec::None, Rope::spec),
             sinks: self.sinks.as_ref(),
             differentiated: adapter::differentiated(),
@@ -238,7 +229,7 @@ impl Attention {
         let queries = positions
             .of(packed, &lengths)?
             .slice_axis(2, 0, self.n_heads * d)?;
-        let queries = self.heads(&queries, self.n_heads, self.norms.q.as_ref())?;
+        let queries = self.heads(&queries, self.n_heads, self.norms.before()[0])?;
         let watch = &mut Watch::nothing();
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
     }
@@ -292,14 +283,25 @@ impl Attention {
                 "a layer without keys of its own needs those of another",
             ));
         };
-        let n = self.n_kv_heads;
         let projected = k_proj.forward(x)?;
-        let keys = self.heads(&projected, n, self.norms.k.as_ref())?;
         let values = match &self.v_proj {
             Some(v_proj) => v_proj.forward(x)?,
-            None => projected,
+            None => projected.clone(),
         };
-        let values = self.heads(&values, n, self.norms.v.as_ref())?;
+        self.update_projected(&projected, &values, rows, layer)
+    }
+
+    /// The same for keys and values `[1, T, Hkv * D]` before norms and rotation.
+    pub(super) fn update_projected(
+        &self,
+        keys: &Array,
+        values: &Array,
+        rows: &mut [Row<'_>],
+        layer: usize,
+    ) -> Result<Vec<KvView>> {
+        let n = self.n_kv_heads;
+        let keys = self.heads(keys, n, self.norms.before()[1])?;
+        let values = self.heads(values, n, self.norms.v.as_ref())?;
         let mut turned = Vec::with_capacity(rows.len());
         let mut from = 0;
         for row in rows.iter() {
@@ -312,7 +314,8 @@ impl Attention {
             from = to;
             let offset = row.caches.get(layer).map_or(0, |cache| cache.offset());
             let total = (offset + row.length).max(row.caches.reach());
-            turned.push(self.rotate(&k, offset, total)?);
+            let k = self.rotate(&k, offset, total)?;
+            turned.push(through(self.norms.after()[1], &k)?);
         }
         let keys = match turned.as_slice() {
             [one] => one.clone(),
@@ -369,7 +372,7 @@ impl Attention {
         positions: Positions,
         (layer, watch): (usize, &mut Watch<'_>),
     ) -> Result<Array> {
-        let queries = self.heads(queries, self.n_heads, self.norms.q.as_ref())?;
+        let queries = self.heads(queries, self.n_heads, self.norms.before()[0])?;
         self.attend_queries(&queries, views, lengths, positions, (layer, watch))
     }
 
@@ -398,6 +401,7 @@ impl Attention {
                 from = to;
                 let end = view.offset + length;
                 let q = self.rotate(&q, end - left, end.max(view.reach))?;
+                let q = self.grown(&through(self.norms.after()[0], &q)?, end - left)?;
                 watch.saw_queries(layer, &q)?;
                 if watch.wants_weights() {
                     watch.saw_weights(layer, &self.last_weights(&q, view, end - 1)?)?;
@@ -411,6 +415,30 @@ impl Attention {
         match found.as_slice() {
             [one] => Ok(one.clone()),
             several => concatenate(&several.iter().collect::<Vec<_>>(), 1),
+        }
+    }
+
+    /// Queries `[1, H, L, D]` at positions from `offset` on, with the factor of their positions.
+    fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
+        let length = queries.dim(2)?;
+        match &self.growth {
+            Some(growth) if growth.is_felt(offset + length) => {
+                let factors: Vec<f32> = (offset..offset + length)
+                    .map(|position| growth.factor(position))
+                    .collect();
+                let factors = Array::from_slice(&factors, &[1, 1, length, 1])?;
+                queries.multiply(&factors.astype(queries.dtype())?)
+            }
+            _ => Ok(queries.clone()),
+        }
+    }
+
+    /// The layer for the kernels where sequences have at most `positions`; `None` where they do not
+    /// have all of it.
+    pub(super) fn kernel_heads(&self, positions: i32) -> Option<Heads> {
+        match &self.growth {
+            Some(growth) if growth.is_felt(positions) => None,
+            _ => self.spec().heads(),
         }
     }
 
@@ -543,6 +571,12 @@ impl Attention {
         };
         found.reshape(&[batch, self.n_heads, length, self.head_dim])
     }
+}
+
+/// The most positions that one of the rows will have.
+pub(super) fn furthest(rows: &[Row<'_>]) -> i32 {
+    let ends = rows.iter().map(|row| offset(row.caches) + row.length);
+    ends.max().unwrap_or(0)
 }
 
 /// Adds keys and values `[1, Hkv, T, D]` of packed rows to their caches.

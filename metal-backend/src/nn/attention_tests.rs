@@ -53,6 +53,7 @@ fn layer(d: usize, on_cpu: bool) -> Attention {
         scale: 1.0 / (d as f32).sqrt(),
         window: None,
         softcap: None,
+        growth: None,
         sinks: None,
     }
 }

@@ -3,7 +3,7 @@
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
-use super::attention::Attention;
+use super::attention::{Attention, furthest};
 use super::linear::Linear;
 use super::mlp::GatedMlp;
 use super::norm::{Norm, spec};
@@ -43,9 +43,10 @@ impl<'a> Fused<'a> {
         if !BlockSpec::take(x)? {
             return Ok(None);
         }
+        let positions = furthest(rows);
         let all: Vec<(Fused<'f>, Heads)> = (all.enumerate())
             .take_while(|(at, _)| rows.iter_mut().all(|row| stores(row, *at)))
-            .map_while(|(_, fused)| Some((fused, fused.attention.spec().heads()?)))
+            .map_while(|(_, fused)| Some((fused, fused.attention.kernel_heads(positions)?)))
             .collect();
         let blocks: Vec<Block<'_>> = (all.iter())
             .map_while(|(fused, heads)| fused.spec().block(heads))

@@ -2,9 +2,10 @@
 //! feed-forward blocks, whose matrices stand in one stack and are multiplied by index.
 
 use mlx_rs_core::distributed::Group;
-use mlx_rs_core::{Array, Dtype, Result};
+use mlx_rs_core::{Array, Result};
 
 use super::adapter::{self, SlotView};
+use super::expert_router::Router;
 use super::linear::Linear;
 use super::mlp::{GatedMlp, Mlp};
 use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Prompts, Weight, expert_block};
@@ -173,91 +174,6 @@ impl Experts {
     }
 }
 
-/// How a router weighs the experts it chose.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Weighing {
-    /// Softmax over all experts, of which the chosen keep their share.
-    Share,
-    /// The same, with the chosen shares brought to a sum of one.
-    NormalizedShare,
-    /// Softmax over the chosen ones only.
-    SoftmaxOfChosen,
-    /// Each score through a sigmoid (LFM2, Nemotron-H).
-    Sigmoid {
-        /// The chosen ones are brought to a sum of one.
-        normalized: bool,
-        /// Factor on them.
-        scale: f32,
-        /// Added to their sum before they are divided by it.
-        eps: f32,
-    },
-}
-
-/// Chooses experts for each token.
-#[derive(Debug, Clone)]
-pub struct Router {
-    /// `[hidden] -> [experts]`.
-    pub linear: Linear,
-    /// Experts a token.
-    pub per_token: i32,
-    /// How they are weighed.
-    pub weighing: Weighing,
-    /// Added to the scores for the choice only, `[experts]`.
-    pub choice_bias: Option<Array>,
-}
-
-impl Router {
-    /// `x` `[B, L, hidden]` to experts and weights, `[B, L, k]` each.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
-    pub fn forward(&self, x: &Array) -> Result<(Array, Array)> {
-        let scores = self.linear.forward(x)?;
-        let scores = match self.weighing {
-            Weighing::SoftmaxOfChosen => scores,
-            Weighing::Sigmoid { .. } => scores.astype(Dtype::Float32)?.sigmoid()?,
-            Weighing::Share | Weighing::NormalizedShare => scores.softmax(-1, true)?,
-        };
-        let ranked = match &self.choice_bias {
-            Some(bias) => scores.add(bias)?,
-            None => scores.clone(),
-        };
-        let experts = scores.dim(-1)?;
-        // What stands behind the rank is not less.
-        let first = experts - self.per_token;
-        let ids = ranked
-            .argpartition(first, -1)?
-            .slice_axis(-1, first, experts)?;
-        // A choice has no slope, and MLX must not look for one.
-        let ids = if adapter::differentiated() {
-            ids.stop_gradient()?
-        } else {
-            ids
-        };
-        let chosen = scores.take_along_axis(&ids, -1)?;
-        let weights = match self.weighing {
-            Weighing::Share => chosen,
-            Weighing::NormalizedShare => chosen.divide(&chosen.sum(-1, true)?)?,
-            Weighing::SoftmaxOfChosen => chosen.softmax(-1, true)?,
-            Weighing::Sigmoid {
-                normalized,
-                scale,
-                eps,
-            } => {
-                let scale = Array::scalar(scale)?;
-                let shares = if normalized {
-                    let sum = chosen.sum(-1, true)?.add(&Array::scalar(eps)?)?;
-                    chosen.divide(&sum)?
-                } else {
-                    chosen
-                };
-                shares.multiply(&scale)?
-            }
-        };
-        Ok((ids, weights))
-    }
-}
-
 /// Outputs of experts `[B, L, k, hidden]` by their weights `[B, L, k]`: `[B, L, hidden]`.
 fn weigh(outputs: &Array, weights: &Array) -> Result<Array> {
     outputs
@@ -336,7 +252,7 @@ impl Mixture {
 
 #[cfg(test)]
 mod tests {
-    use mlx_rs_core::{Device, QuantMode, Quantized, Stream};
+    use mlx_rs_core::{Device, Dtype, QuantMode, Quantized, Stream};
 
     use super::*;
     use crate::exec::Activation;

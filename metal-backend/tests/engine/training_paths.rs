@@ -37,7 +37,16 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         }
         "mamba2" => vec!["in_proj", "out_proj"],
         _ if name.starts_with("falcon") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
-        _ if name.starts_with("nemotron") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
+        _ if name.starts_with("nemotron-h") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
+        "granitemoe" => vec!["q_proj", "v_proj"],
+        // Queries, keys and values are one matrix.
+        "bailing-moe" | "bailing-moe-groups" | "gpt-bigcode" => vec!["qkv_proj", "o_proj"],
+        "gpt-neox" => vec!["o_proj", "up_proj"],
+        // They come of short vectors.
+        "deepseek-v2" | "deepseek-v3" | "glm4-moe-lite" | "minicpm3" | "youtu-llm" => {
+            vec!["q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+        }
+        "deepseek-v2-lite" | "kimi-vl" => vec!["q_proj", "kv_a_proj_with_mqa", "o_proj"],
         _ if name.starts_with("granitemoe") => vec!["q_proj", "in_proj", "out_proj"],
         _ if name.starts_with("lfm2") => vec!["q_proj", "v_proj", "in_proj", "out_proj"],
         _ => vec!["q_proj", "v_proj"],

@@ -1,0 +1,24 @@
+//! DeepSeek MoE.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| {
+        fill(
+            map,
+            json!({"scoring_func": "softmax", "norm_topk_prob": false}),
+        );
+    },
+    ..Family::new(
+        "deepseek",
+        "DeepseekForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

@@ -1,0 +1,19 @@
+//! ERNIE 4.5.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| fill(map, json!({"head_dim": 128, "tie_word_embeddings": true})),
+    ..Family::new(
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 500_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

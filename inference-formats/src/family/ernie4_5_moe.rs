@@ -1,0 +1,44 @@
+//! ERNIE 4.5 with mixtures of experts.
+
+use serde_json::{Map, Value, json};
+
+use super::{Defaults, Family, Windows, fill, rename};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete,
+    names: &[(
+        ".mlp.moe_statics.e_score_correction_bias",
+        ".mlp.gate.e_score_correction_bias",
+    )],
+    pipeline: false,
+    // Layers that predict further tokens.
+    spare: &["model.mtp_"],
+    ..Family::new(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 500_000.0,
+            windows: Windows::Never,
+        },
+    )
+};
+
+/// Experts have names of their own.
+fn complete(map: &mut Map<String, Value>) {
+    rename(
+        map,
+        &[
+            ("moe_num_experts", "n_routed_experts"),
+            ("moe_k", "num_experts_per_tok"),
+            ("moe_num_shared_experts", "n_shared_experts"),
+            ("moe_layer_start_index", "first_k_dense_replace"),
+            ("moe_gate_act", "scoring_func"),
+        ],
+    );
+    fill(
+        map,
+        json!({"scoring_func": "softmax", "norm_topk_prob": true, "tie_word_embeddings": true}),
+    );
+}

@@ -1,0 +1,29 @@
+//! EXAONE 3 and 3.5.
+
+use super::{Defaults, Family, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    names: &[
+        ("transformer.h.", "model.layers."),
+        ("transformer.wte.", "model.embed_tokens."),
+        ("transformer.ln_f.", "model.norm."),
+        (".attn.attention.out_proj.", ".self_attn.o_proj."),
+        (".attn.attention.", ".self_attn."),
+        (".ln_1.", ".input_layernorm."),
+        (".ln_2.", ".post_attention_layernorm."),
+        (".mlp.c_fc_0.", ".mlp.gate_proj."),
+        (".mlp.c_fc_1.", ".mlp.up_proj."),
+        (".mlp.c_proj.", ".mlp.down_proj."),
+    ],
+    pipeline: false,
+    ..Family::new(
+        "exaone",
+        "ExaoneForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

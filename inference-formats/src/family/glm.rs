@@ -1,0 +1,19 @@
+//! GLM-4 of 2024, whose blocks have two norms.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| fill(map, json!({"partial_rotary_factor": 0.5})),
+    ..Family::new(
+        "glm",
+        "GlmForCausalLM",
+        Defaults {
+            norm_eps: 1.5625e-7,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

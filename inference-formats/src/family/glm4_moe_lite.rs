@@ -1,0 +1,28 @@
+//! GLM-4.7 Flash.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| {
+        fill(
+            map,
+            json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": true, "q_lora_rank": 768,
+            "first_k_dense_replace": 1}),
+        );
+    },
+    reply: Some("glm4_moe"),
+    latent: true,
+    pipeline: false,
+    ..Family::new(
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 1e6,
+            windows: Windows::Never,
+        },
+    )
+};

@@ -1,0 +1,48 @@
+//! GPT-BigCode: `StarCoder` 1.
+
+use serde_json::{Map, Value, json};
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete,
+    always_tied: true,
+    names: &[
+        ("transformer.h.", "model.layers."),
+        (".attn.c_attn.", ".self_attn.qkv_proj."),
+        (".attn.c_proj.", ".self_attn.o_proj."),
+        (".ln_1.", ".input_layernorm."),
+        (".ln_2.", ".post_attention_layernorm."),
+        (".mlp.c_fc.", ".mlp.up_proj."),
+        (".mlp.c_proj.", ".mlp.down_proj."),
+        ("transformer.wte.", "model.embed_tokens."),
+        ("transformer.wpe.", "model.embed_positions."),
+        ("transformer.ln_f.", "model.norm."),
+    ],
+    // The causal mask that old checkpoints carry.
+    buffers: &[".attn.bias", ".attn.masked_bias"],
+    pipeline: false,
+    ..Family::new(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};
+
+/// One key head serves all queries unless `multi_query` is off.
+fn complete(map: &mut Map<String, Value>) {
+    super::gpt2::complete(map);
+    fill(
+        map,
+        json!({"multi_query": true, "activation_function": "gelu_pytorch_tanh",
+            "tie_word_embeddings": true}),
+    );
+    if map.get("multi_query") == Some(&json!(true)) {
+        map.insert("num_key_value_heads".into(), json!(1));
+    }
+}

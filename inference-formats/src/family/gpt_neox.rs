@@ -1,0 +1,43 @@
+//! GPT-NeoX and Pythia.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| {
+        fill(
+            map,
+            json!({"partial_rotary_factor": 0.25, "tie_word_embeddings": false}),
+        );
+    },
+    // Masks and frequencies that old checkpoints carry.
+    buffers: &[
+        ".attention.bias",
+        ".attention.masked_bias",
+        ".attention.rotary_emb.inv_freq",
+    ],
+    names: &[
+        ("gpt_neox.", "model."),
+        ("model.h.", "model.layers."),
+        (".attention.query_key_value.", ".self_attn.qkv_proj."),
+        (".attention.dense.", ".self_attn.o_proj."),
+        (".mlp.dense_h_to_4h.", ".mlp.up_proj."),
+        (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
+        ("model.final_layer_norm.", "model.norm."),
+        ("model.embed_in.", "model.embed_tokens."),
+        ("model.embed_out.", "lm_head."),
+        ("embed_out.", "lm_head."),
+    ],
+    pipeline: false,
+    ..Family::new(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

@@ -1,0 +1,44 @@
+//! Hunyuan, dense.
+
+use serde_json::{Map, Value, json};
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete,
+    names: &[
+        (".self_attn.query_layernorm.", ".self_attn.q_norm."),
+        (".self_attn.key_layernorm.", ".self_attn.k_norm."),
+    ],
+    pipeline: false,
+    ..Family::new(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};
+
+/// A factor on the base stands in `rope_scaling`, raised to a power of the width of a head.
+fn complete(map: &mut Map<String, Value>) {
+    fill(map, json!({"use_qk_norm": true}));
+    let number = |name: &str| map.get(name).and_then(Value::as_f64);
+    let scaling = map.get("rope_scaling").and_then(Value::as_object);
+    let alpha = scaling.and_then(|s| s.get("alpha")).and_then(Value::as_f64);
+    let head_dim = number("head_dim")
+        .or_else(|| Some(number("hidden_size")? / number("num_attention_heads")?));
+    if let (Some(alpha), Some(dim), Some(base)) = (alpha, head_dim, number("rope_theta"))
+        && dim > 2.0
+    {
+        // It is done once: a configuration that is read again has the result.
+        map.insert(
+            "rope_theta".into(),
+            json!(base * alpha.powf(dim / (dim - 2.0))),
+        );
+        map.remove("rope_scaling");
+    }
+}

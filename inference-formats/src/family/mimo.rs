@@ -1,0 +1,18 @@
+//! MiMo.
+
+use super::{Defaults, Family, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    // Layers that predict further tokens.
+    spare: &["model.mtp_layers."],
+    ..Family::new(
+        "mimo",
+        "MiMoForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

@@ -1,0 +1,16 @@
+//! MiniCPM.
+
+use super::{Defaults, Family, Windows};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    ..Family::new(
+        "minicpm",
+        "MiniCPMForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

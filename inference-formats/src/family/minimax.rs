@@ -1,0 +1,43 @@
+//! MiniMax M2.
+
+use serde_json::{Map, Value, json};
+
+use super::{Defaults, Family, Windows, fill, rename};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete,
+    reply: Some("minimax"),
+    aliases: &["minimax_m2"],
+    pipeline: false,
+    names: &[
+        (
+            ".block_sparse_moe.e_score_correction_bias",
+            ".mlp.gate.e_score_correction_bias",
+        ),
+        (".block_sparse_moe.", ".mlp."),
+    ],
+    ..Family::new(
+        "minimax",
+        "MiniMaxForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 5e6,
+            windows: Windows::Never,
+        },
+    )
+};
+
+/// The rotated part of a head is given in elements, and each expert has the width of a
+/// feed-forward block.
+fn complete(map: &mut Map<String, Value>) {
+    super::rotated_elements(map);
+    rename(
+        map,
+        &[
+            ("num_local_experts", "n_routed_experts"),
+            ("intermediate_size", "moe_intermediate_size"),
+        ],
+    );
+    fill(map, json!({"norm_topk_prob": true, "use_qk_norm": true}));
+}

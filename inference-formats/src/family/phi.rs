@@ -1,0 +1,31 @@
+//! Phi 1, 1.5 and 2.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| {
+        fill(
+            map,
+            json!({"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}),
+        );
+    },
+    pipeline: false,
+    names: &[
+        (".self_attn.dense.", ".self_attn.o_proj."),
+        (".mlp.fc1.", ".mlp.up_proj."),
+        (".mlp.fc2.", ".mlp.down_proj."),
+        ("model.final_layernorm.", "model.norm."),
+    ],
+    ..Family::new(
+        "phi",
+        "PhiForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

@@ -1,0 +1,19 @@
+//! Seed-OSS.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| fill(map, json!({"head_dim": 128, "attention_bias": true})),
+    ..Family::new(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        Defaults {
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            windows: Windows::Never,
+        },
+    )
+};

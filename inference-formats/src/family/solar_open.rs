@@ -1,0 +1,24 @@
+//! Solar Open.
+
+use serde_json::json;
+
+use super::{Defaults, Family, Windows, fill};
+
+/// The descriptor.
+pub static FAMILY: Family = Family {
+    complete: |map| {
+        fill(
+            map,
+            json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": true, "head_dim": 128}),
+        );
+    },
+    ..Family::new(
+        "solar_open",
+        "SolarOpenForCausalLM",
+        Defaults {
+            norm_eps: 1e-5,
+            rope_theta: 1e6,
+            windows: Windows::Never,
+        },
+    )
+};

@@ -1,0 +1,18 @@
+//! `DeepSeek` V2 (DeepSeek-AI 2024; reference: `modeling_deepseek_v2` of Hugging Face transformers):
+//! latent attention, and experts behind a softmax, of which groups are chosen first.
+
+use inference::Result;
+
+use super::Decoder;
+use super::latent::{Latent, routed};
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let latent = Latent {
+        traditional: true,
+        eps: Some(1e-6),
+        residual: None,
+    };
+    Ok(Box::new(routed(config, weights, latent)?))
+}

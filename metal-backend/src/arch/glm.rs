@@ -1,0 +1,19 @@
+//! GLM-4 of 2024 (GLM Team 2024; reference: `modeling_glm` of Hugging Face transformers). Half of each
+//! head is rotated in adjacent pairs. Gate and up projection are in one matrix.
+
+use inference::Result;
+
+use super::Decoder;
+use super::llama::{MlpKind, Variant, load_variant};
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let variant = Variant {
+        qkv_bias: config.attention_bias,
+        traditional: true,
+        mlp: MlpKind::Fused,
+        ..Variant::default()
+    };
+    load_variant(config, weights, variant)
+}

@@ -1,0 +1,33 @@
+//! GPT-NeoX (Black et al. 2022) and Pythia; reference: `modeling_gpt_neox` of Hugging Face
+//! transformers. Attention and a feed-forward of two matrices have a norm each, read the same input
+//! and are added together. Queries, keys and values come from one matrix, head by head.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::NormKind;
+use super::llama::{MlpKind, Parallel, Variant, load_variant};
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let parallel = config.flag("use_parallel_residual")?.unwrap_or(true);
+    let bias = config.flag("attention_bias")?.unwrap_or(true);
+    for layer in 0..config.num_hidden_layers {
+        // Masks and frequencies that old checkpoints carry.
+        for buffer in ["bias", "masked_bias", "rotary_emb.inv_freq"] {
+            weights.ignore(&format!("model.layers.{layer}.attention.{buffer}"));
+        }
+    }
+    let variant = Variant {
+        qkv_bias: bias,
+        o_bias: bias,
+        mlp_bias: true,
+        norms: NormKind::Layer { bias: true },
+        grouped: true,
+        mlp: MlpKind::Plain,
+        parallel: parallel.then_some(Parallel::TwoNorms),
+        ..Variant::default()
+    };
+    load_variant(config, weights, variant)
+}

@@ -1,0 +1,251 @@
+//! What the families with latent attention share: the layer by its usual names, and the decoder of
+//! DeepSeek's layers (reference: `modeling_deepseek_v2`, `modeling_deepseek_v3` of Hugging Face
+//! transformers).
+
+use inference::Result;
+use mlx_rs_core::Array;
+
+use super::build::{Builder, int};
+use super::moe::{USUAL_PARTS, routed_block};
+use super::stack::{Block, Stack};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::config::{RopeConfig, limits};
+use crate::error::engine;
+use crate::loader::Weights;
+use crate::nn::latent_attention::{LatentAttention, LatentQueries, ShortQueries};
+use crate::nn::{Attention, FeedForward, HeadNorms, Linear, Norm, Rope};
+
+/// What tells the families apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Latent {
+    /// Neighbors rotate rather than halves.
+    pub traditional: bool,
+    /// Epsilon of the norms of short vectors, where it is not that of the other norms.
+    pub eps: Option<f32>,
+    /// Factor on what is added to the residual stream.
+    pub residual: Option<f32>,
+}
+
+/// Sizes of a layer.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    query_rank: Option<i32>,
+    rank: i32,
+    plain: i32,
+    rotated: i32,
+    values: i32,
+}
+
+impl Sizes {
+    fn of(config: &ModelConfig) -> Result<Self> {
+        let size = |name: &str, range| int(name, config.required_uint(name, range)?);
+        let query_rank = config.uint("q_lora_rank", 1..=limits::HIDDEN)?;
+        let head = || 1..=limits::HEAD_DIM;
+        Ok(Self {
+            query_rank: query_rank.map(|n| int("q_lora_rank", n)).transpose()?,
+            rank: size("kv_lora_rank", head())?,
+            plain: size("qk_nope_head_dim", head())?,
+            rotated: size("qk_rope_head_dim", 2..=limits::HEAD_DIM)?,
+            values: size("v_head_dim", head())?,
+        })
+    }
+}
+
+/// Numbers of keys and values of one token in all layers; `None` for a family without latent
+/// attention.
+///
+/// # Errors
+/// When the configuration has impossible sizes.
+pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
+    if !config.family().is_some_and(|family| family.latent) {
+        return Ok(None);
+    }
+    let sizes = Sizes::of(config)?;
+    let width = u64::from((sizes.rank + sizes.rotated).unsigned_abs());
+    Ok(Some(width * 2 * config.num_hidden_layers as u64))
+}
+
+/// The attention of layer `i` below `at`.
+fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<LatentAttention> {
+    let sizes = Sizes::of(b.config)?;
+    let Sizes {
+        rank,
+        plain,
+        rotated,
+        values,
+        ..
+    } = sizes;
+    let (hidden, heads, bias) = (b.dims.hidden, b.dims.n_heads, b.config.attention_bias);
+    let name = |part: &str| format!("{at}.{part}");
+    let width = heads * (plain + rotated);
+    let queries = match sizes.query_rank {
+        None => LatentQueries::Direct(b.linear(&name("q_proj"), hidden, width, false)?),
+        Some(rank) => LatentQueries::Latent(Box::new(ShortQueries {
+            down: b.linear(&name("q_a_proj"), hidden, rank, bias)?,
+            norm: short_norm(b, &name("q_a_layernorm"), rank, latent)?,
+            up: b.linear(&name("q_b_proj"), rank, width, false)?,
+        })),
+    };
+    let (to_latent, from_latent) = expansions(b, at, sizes)?;
+    let config = RopeConfig {
+        partial: 1.0,
+        ..b.config.rope_of(i).clone()
+    };
+    let rope = Rope::new(rotated, &config, latent.traditional, b.weights.dtype());
+    let growth = yarn_growth(b.config);
+    b.weights.ignore(&name("rotary_emb.inv_freq"));
+    Ok(LatentAttention {
+        queries,
+        kv_down: b.linear(&name("kv_a_proj_with_mqa"), hidden, rank + rotated, bias)?,
+        kv_norm: short_norm(b, &name("kv_a_layernorm"), rank, latent)?,
+        to_latent,
+        from_latent,
+        plain,
+        rotated,
+        values,
+        core: Attention {
+            q_proj: Linear::absent(),
+            k_proj: None,
+            v_proj: None,
+            o_proj: b.linear(&name("o_proj"), heads * values, hidden, bias)?,
+            norms: HeadNorms::default(),
+            rope: Some(rope.map_err(engine("rope"))?),
+            n_heads: heads,
+            n_kv_heads: 1,
+            head_dim: rotated + rank,
+            scale: ((plain + rotated) as f32).powf(-0.5) * growth * growth,
+            window: None,
+            softcap: None,
+            growth: None,
+            sinks: None,
+        },
+    })
+}
+
+/// The norm of a short vector.
+fn short_norm(b: &mut Builder<'_>, prefix: &str, dim: i32, latent: Latent) -> Result<Norm> {
+    let usual = b.dims.eps;
+    b.dims.eps = latent.eps.unwrap_or(usual);
+    let norm = b.norm(prefix, dim);
+    b.dims.eps = usual;
+    norm
+}
+
+/// The matrices `[heads, plain, rank]` and `[heads, rank, values]`: from one matrix in the layout of
+/// transformers, or two of mlx-lm's.
+fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Array)> {
+    let Sizes {
+        rank,
+        plain,
+        values,
+        ..
+    } = sizes;
+    let (heads, dtype) = (b.dims.n_heads, b.weights.dtype());
+    let fault = engine("weights");
+    let own = |a: mlx_rs_core::Result<Array>| -> Result<Array> {
+        a.and_then(|a| a.contiguous())
+            .and_then(|a| a.eval().map(|()| a))
+            .map_err(engine("weights"))
+    };
+    let both = format!("{at}.kv_b_proj");
+    if b.weights.contains(&format!("{both}.weight")) {
+        let matrix = b.weights.matrix(&both, heads * (plain + values), rank)?;
+        let matrix = (matrix.dense(dtype))
+            .and_then(|m| m.reshape(&[heads, plain + values, rank]))
+            .map_err(fault)?;
+        let down = matrix.slice_axis(1, plain, plain + values);
+        let down = down.and_then(|m| m.swap_axes(-1, -2));
+        return Ok((own(matrix.slice_axis(1, 0, plain))?, own(down)?));
+    }
+    let mut stack = |part: &str, rows: i32, cols: i32| -> Result<Array> {
+        let weight = b
+            .weights
+            .stack(&format!("{at}.{part}"), &[heads, rows, cols])?;
+        let dense = weight.dense(dtype);
+        own(dense
+            .and_then(|m| m.reshape(&[heads, rows, cols]))
+            .and_then(|m| m.swap_axes(-1, -2)))
+    };
+    Ok((
+        stack("embed_q", rank, plain)?,
+        stack("unembed_out", values, rank)?,
+    ))
+}
+
+/// The factor that YaRN's `mscale_all_dim` puts on queries and keys.
+fn yarn_growth(config: &ModelConfig) -> f32 {
+    let objects = ["rope_scaling", "rope_parameters"];
+    let scaling = objects
+        .iter()
+        .find_map(|name| config.fields.get(*name)?.as_object());
+    let number = |name: &str| scaling?.get(name)?.as_f64();
+    match (number("mscale_all_dim"), number("factor")) {
+        (Some(weight), Some(factor)) if weight != 0.0 && factor > 1.0 => {
+            (0.1 * weight * factor.ln() + 1.0) as f32
+        }
+        _ => 1.0,
+    }
+}
+
+/// The decoder with dense blocks only.
+///
+/// # Errors
+/// As [`routed`].
+pub fn dense(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    latent: Latent,
+) -> Result<Stack<LatentAttention>> {
+    stack(config, weights, latent, &|b, _, prefix| {
+        let activation = b.activation(crate::nn::Activation::Silu)?;
+        let width = b.dims.intermediate;
+        let mlp = b.gated_mlp(
+            &format!("{prefix}.mlp"),
+            width,
+            activation,
+            b.config.mlp_bias,
+        )?;
+        Ok(FeedForward::Gated(mlp))
+    })
+}
+
+/// The decoder with dense blocks first, and then mixtures.
+///
+/// # Errors
+/// As [`routed_block`].
+pub fn routed(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    latent: Latent,
+) -> Result<Stack<LatentAttention>> {
+    stack(config, weights, latent, &|b, i, prefix| {
+        routed_block(b, i, prefix, USUAL_PARTS)
+    })
+}
+
+fn stack(
+    config: &ModelConfig,
+    weights: &mut Weights,
+    latent: Latent,
+    mlp: &dyn Fn(&mut Builder<'_>, usize, &str) -> Result<FeedForward>,
+) -> Result<Stack<LatentAttention>> {
+    let mut b = Builder::new(config, weights)?;
+    b.ignore_predicting_layers()?;
+    let residual = latent.residual.map(|factor| b.scalar(factor)).transpose()?;
+    let blocks = b.blocks(|b, i, prefix| {
+        let mixer = attention(b, i, &format!("{prefix}.self_attn"), latent)?;
+        let mlp = mlp(b, i, prefix)?;
+        Ok(Block {
+            residual: residual.clone(),
+            ..b.pre_norm_block(prefix, mixer, mlp)?
+        })
+    })?;
+    Ok(Stack {
+        embedding: b.embedding("model.embed_tokens")?,
+        embedding_scale: None,
+        positions: None,
+        blocks,
+        norm: b.hidden_norm("model.norm")?,
+        head: b.head(None)?,
+    })
+}

@@ -1,0 +1,45 @@
+//! Ministral 3 (Mistral AI 2025; reference: `modeling_ministral3` of Hugging Face transformers): the
+//! llama decoder whose queries grow with the logarithm of their position. It is also the text part of
+//! Mistral Small 3 and Devstral, where queries do not grow.
+
+use std::sync::Arc;
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::invalid;
+use super::llama::{Variant, variant_stack};
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+use crate::nn::attention::Growth;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let growth = growth(config)?;
+    let mut stack = variant_stack(config, weights, Variant::default())?;
+    for block in &mut stack.blocks.own {
+        if let Some(block) = Arc::get_mut(block) {
+            block.mixer.growth = growth;
+        }
+    }
+    Ok(Box::new(stack))
+}
+
+/// How queries grow, by `rope_parameters`.
+fn growth(config: &ModelConfig) -> Result<Option<Growth>> {
+    const BETA: &str = "llama_4_scaling_beta";
+    const STEP: &str = "original_max_position_embeddings";
+    let field = |name: &str| config.fields.get("rope_parameters")?.get(name);
+    let Some(beta) = field(BETA).filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let wrong = |name: &str| invalid(format!("rope_parameters.{name} is no number above 0"));
+    let beta = beta.as_f64().ok_or_else(|| wrong(BETA))?;
+    let step = field(STEP)
+        .and_then(|value| i32::try_from(value.as_i64()?).ok())
+        .filter(|step| *step > 0)
+        .ok_or_else(|| wrong(STEP))?;
+    Ok(Some(Growth {
+        beta: beta as f32,
+        step,
+    }))
+}

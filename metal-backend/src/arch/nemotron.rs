@@ -1,0 +1,20 @@
+//! Nemotron (NVIDIA 2024; reference: `modeling_nemotron` of Hugging Face transformers). It has layer
+//! norms that add one to their weight, a feed-forward of two matrices with a squared `ReLU`, and half
+//! of each head is rotated.
+
+use inference::Result;
+
+use super::Decoder;
+use super::build::NormKind;
+use super::llama::{MlpKind, Variant, load_variant};
+use crate::checkpoint::ModelConfig;
+use crate::loader::Weights;
+
+pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
+    let variant = Variant {
+        norms: NormKind::LayerPlusOne,
+        mlp: MlpKind::Plain,
+        ..Variant::configured(config)
+    };
+    load_variant(config, weights, variant)
+}

@@ -1,0 +1,108 @@
+//! Parts of blocks that some families have instead of the usual ones.
+
+use inference::{Error, ErrorKind, Result};
+
+use super::build::{Builder, MAX_CONV};
+use crate::checkpoint::ModelConfig;
+use crate::error::engine;
+use crate::nn::{Activation, FeedForward, HeadNorms, Linear, Mlp};
+
+/// Refuses a configuration that switches on what is not supported.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] where the field `name` is neither missing nor false.
+pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
+    match config.fields.get(name) {
+        None | Some(serde_json::Value::Null | serde_json::Value::Bool(false)) => Ok(()),
+        Some(_) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the configuration sets {name}, which is not supported"),
+        )),
+    }
+}
+
+impl Builder<'_> {
+    /// Queries, keys and values stored as one matrix, group by group: the query heads of a key head,
+    /// the key head, its value head. Adapters have no place there, because their rows would be in
+    /// another order than those of the file.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn grouped_qkv(&mut self, prefix: &str, bias: bool) -> Result<[Linear; 3]> {
+        let dims = self.dims;
+        let repeats = dims.n_heads / dims.n_kv_heads;
+        let total = (dims.n_heads + 2 * dims.n_kv_heads) * dims.head_dim;
+        let weight = self.weights.matrix(prefix, total, dims.hidden)?;
+        let bias = match bias {
+            true => Some(self.weights.vector(&format!("{prefix}.bias"), total)?),
+            false => None,
+        };
+        let part = |b: &Self, first: i32, count: i32| -> Result<Linear> {
+            let heads = (0..dims.n_kv_heads).flat_map(|group| {
+                let start = group * (repeats + 2) + first;
+                start..start + count
+            });
+            let rows: Vec<u32> = heads
+                .flat_map(|head| head * dims.head_dim..(head + 1) * dims.head_dim)
+                .map(i32::unsigned_abs)
+                .collect();
+            let weight = weight.picked(&rows).map_err(engine("weights"))?;
+            let bias = bias
+                .as_ref()
+                .map(|bias| bias.take_ids(&rows, 0))
+                .transpose();
+            b.weights.layer(weight, bias.map_err(engine("weights"))?)
+        };
+        Ok([
+            part(self, 0, repeats)?,
+            part(self, repeats, 1)?,
+            part(self, repeats + 1, 1)?,
+        ])
+    }
+
+    /// Norms across all query heads together and all key heads, `q_norm` and `k_norm`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn wide_head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
+        let dims = self.dims;
+        let mut norm = |part: &str, heads: i32| self.norm(&format!("{prefix}.{part}"), heads);
+        Ok(HeadNorms {
+            q: Some(norm("q_norm", dims.n_heads * dims.head_dim)?),
+            k: Some(norm("k_norm", dims.n_kv_heads * dims.head_dim)?),
+            across_heads: true,
+            ..HeadNorms::default()
+        })
+    }
+
+    /// A feed-forward block of two matrices, `up_proj` and `down_proj`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another shape.
+    pub fn plain_mlp(
+        &mut self,
+        prefix: &str,
+        activation: Activation,
+        bias: bool,
+    ) -> Result<FeedForward> {
+        let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
+        Ok(FeedForward::Plain(Mlp {
+            up: self.linear(&format!("{prefix}.up_proj"), hidden, width, bias)?,
+            down: self.linear(&format!("{prefix}.down_proj"), width, hidden, bias)?,
+            activation,
+        }))
+    }
+
+    /// Leaves layers out that predict further tokens: they stand after the others.
+    ///
+    /// # Errors
+    /// When the file says that there are too many.
+    pub fn ignore_predicting_layers(&mut self) -> Result<()> {
+        let own = self.config.num_hidden_layers;
+        let more = self.config.uint("num_nextn_predict_layers", 0..=MAX_CONV)?;
+        for layer in own..own + more.unwrap_or(0) {
+            self.weights.ignore(&format!("model.layers.{layer}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! Chooses a few of many experts for each token, and weighs them: one router for all families.
+
+use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
+
+use super::adapter;
+use super::linear::Linear;
+
+/// How a router weighs the experts it chose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Weighing {
+    /// Softmax over all experts, of which the chosen keep their share.
+    Share,
+    /// The same, with the chosen shares brought to a sum of one.
+    NormalizedShare,
+    /// Softmax over the chosen ones only.
+    SoftmaxOfChosen,
+    /// Softmax over all experts, and what follows as for sigmoids (Ling, ERNIE).
+    Softmax {
+        /// The chosen ones are brought to a sum of one.
+        normalized: bool,
+        /// Factor on them.
+        scale: f32,
+        /// Added to their sum before they are divided by it.
+        eps: f32,
+    },
+    /// One after another, each by a softmax over those near the best that is left (Phi-3.5-MoE).
+    NearBest {
+        /// Half of the greatest distance, relative to the best.
+        noise: f32,
+    },
+    /// Each score through a sigmoid (LFM2, Nemotron-H).
+    Sigmoid {
+        /// The chosen ones are brought to a sum of one.
+        normalized: bool,
+        /// Factor on them.
+        scale: f32,
+        /// Added to their sum before they are divided by it.
+        eps: f32,
+    },
+}
+
+/// Chooses experts for each token.
+#[derive(Debug, Clone)]
+pub struct Router {
+    /// `[hidden] -> [experts]`.
+    pub linear: Linear,
+    /// Experts a token.
+    pub per_token: i32,
+    /// How they are weighed.
+    pub weighing: Weighing,
+    /// Added to the scores for the choice only, `[experts]`.
+    pub choice_bias: Option<Array>,
+    /// Experts stand in groups, of which the best are chosen first.
+    pub groups: Option<Groups>,
+}
+
+/// Groups of neighboring experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// How many there are; divides the number of experts.
+    pub count: i32,
+    /// How many of them each token may choose from.
+    pub kept: i32,
+    /// How many of the best experts' scores are added to that of their group.
+    pub best: i32,
+}
+
+impl Groups {
+    /// `ranked` `[.., experts]` with the least number for the experts of other groups.
+    fn keep(self, ranked: &Array) -> Result<Array> {
+        let shape = ranked.shape().to_vec();
+        let experts = ranked.dim(-1)?;
+        let size = experts / self.count;
+        let mut grouped = shape.clone();
+        grouped.pop();
+        grouped.extend([self.count, size]);
+        let ranked = ranked.reshape(&grouped)?;
+        let from = size - self.best.min(size);
+        let best = ranked.sort(-1)?.slice_axis(-1, from, size)?;
+        let scores = best.sum(-1, false)?; // [.., groups]
+        // A group's place among all.
+        let places = scores.argsort(-1)?.argsort(-1)?.expand_dims(-1)?;
+        let least = Array::scalar((self.count - self.kept).unsigned_abs())?;
+        let kept = places.greater_equal(&least)?;
+        let none = Array::scalar(f32::MIN)?.astype(ranked.dtype())?;
+        where_(&kept, &ranked, &none)?.reshape(&shape)
+    }
+}
+
+impl Router {
+    /// `x` `[B, L, hidden]` to experts and weights, `[B, L, k]` each.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(&self, x: &Array) -> Result<(Array, Array)> {
+        let scores = self.linear.forward(x)?;
+        let scores = match self.weighing {
+            Weighing::SoftmaxOfChosen => scores,
+            Weighing::NearBest { noise } => return self.near_best(&scores, noise),
+            Weighing::Softmax { .. } => scores.astype(Dtype::Float32)?.softmax(-1, true)?,
+            Weighing::Sigmoid { .. } => scores.astype(Dtype::Float32)?.sigmoid()?,
+            Weighing::Share | Weighing::NormalizedShare => scores.softmax(-1, true)?,
+        };
+        let ranked = match &self.choice_bias {
+            Some(bias) => scores.add(bias)?,
+            None => scores.clone(),
+        };
+        let ranked = match self.groups {
+            Some(groups) => groups.keep(&ranked)?,
+            None => ranked,
+        };
+        let experts = scores.dim(-1)?;
+        // What stands behind the rank is not less.
+        let first = experts - self.per_token;
+        let ids = ranked
+            .argpartition(first, -1)?
+            .slice_axis(-1, first, experts)?;
+        // A choice has no slope, and MLX must not look for one.
+        let ids = if adapter::differentiated() {
+            ids.stop_gradient()?
+        } else {
+            ids
+        };
+        let chosen = scores.take_along_axis(&ids, -1)?;
+        let weights = match self.weighing {
+            Weighing::Share => chosen,
+            Weighing::NormalizedShare => chosen.divide(&chosen.sum(-1, true)?)?,
+            Weighing::SoftmaxOfChosen | Weighing::NearBest { .. } => chosen.softmax(-1, true)?,
+            Weighing::Sigmoid {
+                normalized,
+                scale,
+                eps,
+            }
+            | Weighing::Softmax {
+                normalized,
+                scale,
+                eps,
+            } => {
+                let scale = Array::scalar(scale)?;
+                let shares = if normalized {
+                    let sum = chosen.sum(-1, true)?.add(&Array::scalar(eps)?)?;
+                    chosen.divide(&sum)?
+                } else {
+                    chosen
+                };
+                shares.multiply(&scale)?
+            }
+        };
+        Ok((ids, weights))
+    }
+
+    /// Experts and weights by [`Weighing::NearBest`], from scores `[.., experts]`.
+    fn near_best(&self, scores: &Array, noise: f32) -> Result<(Array, Array)> {
+        let scores = scores.astype(Dtype::Float32)?;
+        let limit = Array::scalar(2.0 * noise)?;
+        let none = Array::scalar(f32::NEG_INFINITY)?;
+        let experts = scores.dim(-1)?;
+        let numbers: Vec<u32> = (0..experts.unsigned_abs()).collect();
+        let numbers = Array::vector(&numbers)?;
+        let (mut ids, mut weights) = (Vec::new(), Vec::new());
+        let mut left = scores.clone();
+        for _ in 0..self.per_token {
+            let best = left.max(-1, true)?;
+            let id = left.argmax(-1, true)?;
+            let id = match adapter::differentiated() {
+                true => id.stop_gradient()?,
+                false => id,
+            };
+            let distance = best
+                .subtract(&scores)?
+                .divide(&scores.abs()?.maximum(&best)?)?;
+            let near = where_(&distance.greater(&limit)?, &none, &left)?;
+            weights.push(near.softmax(-1, true)?.take_along_axis(&id, -1)?);
+            left = where_(&numbers.equal(&id)?, &none, &left)?;
+            ids.push(id);
+        }
+        let joined = |all: &[Array]| concatenate(&all.iter().collect::<Vec<_>>(), -1);
+        Ok((joined(&ids)?, joined(&weights)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::Weight;
+
+    /// A router whose scores are its inputs.
+    fn identity(experts: i32, weighing: Weighing, groups: Option<Groups>) -> Router {
+        let one = |i: i32| {
+            if i / experts == i % experts {
+                1.0f32
+            } else {
+                0.0
+            }
+        };
+        let values: Vec<f32> = (0..experts * experts).map(one).collect();
+        let weight = Array::from_slice(&values, &[experts, experts]).unwrap();
+        Router {
+            linear: Linear::new(Weight::Dense(weight), None, false).unwrap(),
+            per_token: 2,
+            weighing,
+            choice_bias: None,
+            groups,
+        }
+    }
+
+    /// The chosen experts, sorted, with their weights.
+    fn chosen(router: &Router, scores: &[f32]) -> Vec<(u32, f32)> {
+        let x = Array::from_slice(scores, &[1, 1, scores.len() as i32]).unwrap();
+        let (ids, weights) = router.forward(&x).unwrap();
+        let ids = ids.to_vec::<u32>().unwrap();
+        let mut all: Vec<_> = ids.into_iter().zip(weights.to_f32_vec().unwrap()).collect();
+        all.sort_by_key(|(id, _)| *id);
+        all
+    }
+
+    #[test]
+    fn only_the_best_groups_are_chosen_from() {
+        let weighing = Weighing::Sigmoid {
+            normalized: false,
+            scale: 1.0,
+            eps: 0.0,
+        };
+        // The best expert stands in a group whose two best add up to less.
+        let scores = [4.0, -9.0, 1.0, 0.9, -2.0, -2.0];
+        let of = |best, kept| {
+            let groups = Groups {
+                count: 3,
+                kept,
+                best,
+            };
+            let all = chosen(&identity(6, weighing, Some(groups)), &scores);
+            all.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
+        };
+        assert_eq!(of(2, 1), [2, 3]);
+        assert_eq!(of(1, 1), [0, 1]);
+        assert_eq!(of(2, 2), [0, 2]);
+        assert_eq!(of(2, 3), [0, 2]);
+    }
+
+    #[test]
+    fn shares_of_the_chosen_are_scaled() {
+        let weighing = Weighing::Softmax {
+            normalized: true,
+            scale: 2.5,
+            eps: 0.0,
+        };
+        let all = chosen(&identity(3, weighing, None), &[2.0, 1.0, -1.0]);
+        let first = 2.5 / (1.0 + (-1.0f32).exp());
+        assert_eq!((all[0].0, all[1].0), (0, 1));
+        assert!((all[0].1 - first).abs() < 1e-5 && (all[1].1 - (2.5 - first)).abs() < 1e-5);
+    }
+
+    #[test]
+    fn experts_near_the_best_share_with_it() {
+        let router = identity(4, Weighing::NearBest { noise: 0.1 }, None);
+        // Within a fifth of the best: expert 1. Of the rest, expert 1 is the best, and near none.
+        let all = chosen(&router, &[2.0, 1.7, 1.0, 0.1]);
+        let share = 1.0 / (1.0 + (-0.3f32).exp());
+        assert_eq!((all[0].0, all[1].0), (0, 1));
+        assert!((all[0].1 - share).abs() < 1e-5, "{all:?}");
+        assert!((all[1].1 - 1.0).abs() < 1e-5, "{all:?}");
+    }
+}

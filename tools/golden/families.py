@@ -1,0 +1,698 @@
+"""Makes tests/fixtures/tiny/<family>: tiny random checkpoints of decoder families, with mlx-lm's numbers.
+
+The reference is Python mlx-lm on the CPU in float32. Checkpoints have the names and layouts of transformers, as published
+ones do, and mlx-lm renames them itself. Where it computes something else than transformers, that part is replaced here, and
+the golden file says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import mlx_reference as reference  # first: it chooses the CPU
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+import hybrids
+from hybrids import BASE, VISION, Spec, as_bfloat16, one_by_one
+from tiny_models import DEFAULT_OUT
+
+SAME = {part: part for part in ("gate_proj", "up_proj", "down_proj")}
+MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+Weights = dict[str, np.ndarray]
+
+
+def same(weights: Weights) -> Weights:
+    """mlx-lm has the names of transformers."""
+    return weights
+
+
+def singles(weights: Weights) -> Weights:
+    """Experts stand one by one."""
+    return one_by_one(weights, SAME)
+
+
+def dots(weights: Weights) -> Weights:
+    """mlx-lm's stacks have the name of the list."""
+    return singles({name.replace(".mlp.experts.", ".mlp.switch_mlp."): value for name, value in weights.items()})
+
+
+def numbered(weights: Weights) -> Weights:
+    """Experts stand one by one, and their matrices have numbers."""
+    return one_by_one(weights, MIXTRAL)
+
+
+def neox(weights: Weights) -> Weights:
+    """Transformers has a module of its own around all but the head."""
+    out = {}
+    for name, value in weights.items():
+        name = name.removeprefix("model.").replace("h.", "layers.", 1) if name.startswith("model.h.") else name
+        name = name.removeprefix("model.")
+        out[name if name.startswith("embed_out") else f"gpt_neox.{name}"] = value
+    # A mask that old checkpoints carry.
+    return out | {"gpt_neox.layers.0.attention.bias": np.ones((1, 1, 4, 4), np.float32)}
+
+
+def granite(weights: Weights) -> Weights:
+    """Gate and up of all experts are in one stack."""
+    return hybrids.granite(weights)
+
+
+def bailing(weights: Weights) -> Weights:
+    """Experts stand one by one, and the router has no part of its own."""
+    return {name.replace(".gate.gate_proj.", ".gate."): value for name, value in singles(weights).items()}
+
+
+def wrapped(weights: Weights) -> Weights:
+    """The text part stands beside a vision tower."""
+    out = {}
+    for name, value in weights.items():
+        name = name.replace("language_model.model.", "model.language_model.").removeprefix("language_model.")
+        out[name] = value
+    return out | {"model.visual.patch_embed.proj.weight": np.ones((4, 8), np.float32)}
+
+
+def wrapped_experts(weights: Weights) -> Weights:
+    """The same with experts in stacks of [in, out], gate and up in one."""
+    out = {}
+    for name, value in wrapped(weights).items():
+        stem, _, part = name.removesuffix(".weight").partition(".switch_mlp.")
+        if part == "gate_proj":
+            up = weights[f"{stem}.switch_mlp.up_proj.weight".replace("model.language_model.", "language_model.model.")]
+            out[f"{stem}.experts.gate_up_proj"] = np.concatenate([value, up], axis=1).swapaxes(-1, -2)
+        elif part == "down_proj":
+            out[f"{stem}.experts.down_proj"] = value.swapaxes(-1, -2)
+        elif not part:
+            out[name] = value
+    return out
+
+
+def latent(weights: Weights) -> Weights:
+    """One matrix makes keys and values of the short vector, and experts stand one by one."""
+    out = {}
+    for name, value in singles(weights).items():
+        stem, _, part = name.removesuffix(".weight").partition(".embed_q")
+        if ".embed_q." in name:
+            values = weights[f"{stem}.unembed_out.weight"]
+            both = np.concatenate([value.swapaxes(-1, -2), values], axis=1)
+            out[f"{stem}.kv_b_proj.weight"] = both.reshape(-1, both.shape[-1])
+        elif ".unembed_out." not in name:
+            out[name] = value
+    return out
+
+
+def with_prediction(weights: Weights) -> Weights:
+    """As mlx-lm writes latent attention, with a layer that predicts a further token."""
+    return singles(weights) | {"model.layers.3.eh_proj.weight": np.ones((4, 8), np.float32)}
+
+
+def kimi_vl(weights: Weights) -> Weights:
+    """The text part as mlx-lm writes it, beside a vision tower."""
+    return weights | {"vision_tower.patch_embed.proj.weight": np.ones((4, 8), np.float32)}
+
+
+def gptj(weights: Weights) -> Weights:
+    """Transformers has another name of the module around all but the head."""
+    return {name.replace("model.", "transformer."): value for name, value in weights.items()}
+
+
+def older_wrapper(weights: Weights) -> Weights:
+    """The names of older wrappers."""
+    return weights | {"vision_tower.patch_conv.weight": np.ones((4, 8), np.float32)}
+
+
+def text_of(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with a text part and a tower that a text engine must step over."""
+    return {
+        "model_type": model_type,
+        "text_config": text,
+        "vision_config": VISION,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "torch_dtype": "bfloat16",
+    }
+
+
+LLAMA = BASE | {
+    "num_hidden_layers": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+MOE: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "n_group": 4,
+    "topk_group": 2,
+}
+LAYER_NORM = {name: value for name, value in LLAMA.items() if name != "rms_norm_eps"} | {"layer_norm_eps": 1e-5}
+YARN = {
+    "type": "yarn",
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+MROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
+
+
+GPT: dict[str, Any] = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "layer_norm_epsilon": 1e-5,
+    "vocab_size": BASE["vocab_size"],
+    "bos_token_id": BASE["bos_token_id"],
+    "eos_token_id": BASE["eos_token_id"],
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK = LLAMA | MOE | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 6,
+    "moe_layer_freq": 1,
+    "num_nextn_predict_layers": 1,
+}
+DEEPSEEK_YARN = {
+    "type": "yarn",
+    "factor": 40.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
+
+
+def family(model_type: str, class_name: str, base: dict[str, Any], **more: Any) -> Spec:
+    """The fixture of a family, named after it."""
+    published = more.pop("published", same)
+    replaced = more.pop("replaced", [])
+    gain = more.pop("gain", 1.5)
+    name = more.pop("name", model_type.replace("_", "-"))
+    config = base if "text_config" in base else base | {"model_type": model_type} | more
+    return Spec(name, config, class_name, published, replaced=replaced, gain=gain)
+
+
+SPECS = [
+    family("seed_oss", "SeedOssForCausalLM", LLAMA, head_dim=16, attention_bias=True, attention_out_bias=False),
+    family("mimo", "MiMoForCausalLM", LLAMA, num_nextn_predict_layers=1, attention_bias=True),
+    family("helium", "HeliumForCausalLM", LLAMA, head_dim=8, mlp_bias=False),
+    family("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, head_dim=16, use_bias=True, tie_word_embeddings=True),
+    family(
+        "glm",
+        "GlmForCausalLM",
+        LLAMA,
+        head_dim=16,
+        attention_bias=True,
+        partial_rotary_factor=0.5,
+        replaced=["half of each head rotates, as in transformers"],
+    ),
+    family("telechat3", "Telechat3ForCausalLM", LLAMA, head_dim=8, mlp_bias=True),
+    family("minicpm", "MiniCPMForCausalLM", LLAMA, scale_depth=1.4, scale_emb=2.0, dim_model_base=16, gain=2.5),
+    family(
+        "stablelm",
+        "StableLmForCausalLM",
+        LAYER_NORM,
+        use_qkv_bias=True,
+        partial_rotary_factor=0.5,
+        use_parallel_residual=False,
+        qk_layernorm=False,
+    ),
+    family(
+        "stablelm",
+        "StableLmForCausalLM",
+        LAYER_NORM,
+        name="stablelm-parallel",
+        use_qkv_bias=False,
+        partial_rotary_factor=0.25,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_parallel_residual=True,
+        qk_layernorm=False,
+    ),
+    family(
+        "nemotron",
+        "NemotronForCausalLM",
+        LLAMA,
+        norm_eps=1e-5,
+        hidden_act="relu2",
+        partial_rotary_factor=0.5,
+        mlp_bias=False,
+        replaced=[],
+    ),
+    family(
+        "cohere",
+        "CohereForCausalLM",
+        LAYER_NORM,
+        logit_scale=0.5,
+        use_qk_norm=False,
+        tie_word_embeddings=True,
+    ),
+    family("phi", "PhiForCausalLM", LAYER_NORM, hidden_act="gelu_new", partial_rotary_factor=0.5, qk_layernorm=False),
+    family(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        {name: value for name, value in LAYER_NORM.items() if name not in ("rope_theta", "num_key_value_heads")},
+        intermediate_size=128,
+        rotary_emb_base=10000,
+        rotary_pct=0.25,
+        hidden_act="gelu_new",
+        use_parallel_residual=True,
+        attention_bias=True,
+        published=neox,
+    ),
+    family(
+        "exaone",
+        "ExaoneForCausalLM",
+        {name: value for name, value in LLAMA.items() if name not in ("num_hidden_layers", "rms_norm_eps")},
+        num_layers=2,
+        layer_norm_epsilon=1e-5,
+        activation_function="silu",
+        head_dim=8,
+    ),
+    family("ministral3", "Ministral3ForCausalLM", LLAMA, head_dim=16, rope_parameters=YARN),
+    family(
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        text_of("mistral3", LLAMA | {"model_type": "mistral", "head_dim": 16, "rope_theta": 1e6, "sliding_window": None}),
+        published=older_wrapper,
+    ),
+    family(
+        "qwen2_5_vl",
+        "Qwen2_5_VLForConditionalGeneration",
+        {**LLAMA, "model_type": "qwen2_5_vl", "rope_scaling": MROPE, "rope_theta": 1e6, "vision_config": VISION},
+        use_sliding_window=False,
+        published=lambda weights: {
+            name.removeprefix("language_model."): value for name, value in weights.items()
+        } | {"visual.patch_embed.proj.weight": np.ones((4, 8), np.float32)},
+    ),
+    family(
+        "qwen3_vl",
+        "Qwen3VLForConditionalGeneration",
+        text_of(
+            "qwen3_vl",
+            LLAMA
+            | {
+                "model_type": "qwen3_vl_text",
+                "head_dim": 16,
+                "rope_theta": 5e6,
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+                "tie_word_embeddings": True,
+            },
+        ),
+        published=wrapped,
+    ),
+    family(
+        "qwen3_vl_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        text_of(
+            "qwen3_vl_moe",
+            LLAMA
+            | {
+                "model_type": "qwen3_vl_moe_text",
+                "head_dim": 16,
+                "rope_theta": 5e6,
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            },
+        ),
+        published=wrapped_experts,
+    ),
+    family(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK,
+        topk_method="group_limited_greedy",
+        scoring_func="softmax",
+        norm_topk_prob=False,
+        rope_scaling=DEEPSEEK_YARN,
+        num_nextn_predict_layers=0,
+        published=singles,
+    ),
+    family(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK,
+        name="deepseek-v2-lite",
+        q_lora_rank=None,
+        topk_method="greedy",
+        n_group=1,
+        topk_group=1,
+        scoring_func="softmax",
+        norm_topk_prob=False,
+        rope_scaling=DEEPSEEK_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        num_nextn_predict_layers=0,
+        published=singles,
+    ),
+    family(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        rope_scaling=DEEPSEEK_YARN,
+        published=latent,
+    ),
+    family(
+        "kimi_vl",
+        "KimiVLForConditionalGeneration",
+        text_of(
+            "kimi_vl",
+            DEEPSEEK
+            | {
+                "model_type": "deepseek_v3",
+                "q_lora_rank": None,
+                "topk_method": "noaux_tc",
+                "scoring_func": "sigmoid",
+                "n_group": 1,
+                "topk_group": 1,
+                "num_nextn_predict_layers": 0,
+            },
+        ),
+        published=kimi_vl,
+    ),
+    family(
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        DEEPSEEK,
+        n_group=1,
+        topk_group=1,
+        topk_method="noaux_tc",
+        rope_scaling=None,
+        published=with_prediction,
+    ),
+    family(
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        LLAMA,
+        num_key_value_heads=4,
+        q_lora_rank=20,
+        kv_lora_rank=12,
+        qk_nope_head_dim=10,
+        qk_rope_head_dim=8,
+        scale_depth=1.4,
+        scale_emb=2.0,
+        dim_model_base=16,
+        rope_scaling={
+            "type": "longrope",
+            "short_factor": [1.0, 1.2, 1.5, 2.0],
+            "long_factor": [1.0, 1.2, 1.5, 2.0],
+            "original_max_position_embeddings": 256,
+        },
+        gain=2.5,
+        published=same,
+    ),
+    family(
+        "youtu_llm",
+        "YoutuForCausalLM",
+        {name: value for name, value in DEEPSEEK.items() if name not in MOE or name == "num_hidden_layers"},
+        num_hidden_layers=2,
+        num_nextn_predict_layers=0,
+        rope_traditional=True,
+        tie_word_embeddings=True,
+        gain=2.0,
+    ),
+    family(
+        "deepseek",
+        "DeepseekForCausalLM",
+        LLAMA | MOE,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.0,
+        published=singles,
+    ),
+    family(
+        "mellum",
+        "MellumForCausalLM",
+        LLAMA,
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        num_hidden_layers=3,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "attention_factor": 1.138629436111989,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        published=singles,
+    ),
+    family(
+        "gptj",
+        "GPTJForCausalLM",
+        GPT,
+        rotary_dim=4,
+        activation_function="gelu_new",
+        tie_word_embeddings=False,
+        published=gptj,
+    ),
+    family(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        GPT,
+        n_inner=64,
+        multi_query=True,
+        activation_function="gelu",
+        tie_word_embeddings=True,
+        gain=2.5,
+    ),
+    family(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        LLAMA,
+        head_dim=16,
+        use_qk_norm=True,
+        tie_word_embeddings=True,
+        rope_scaling={"alpha": 50.0, "factor": 1.0, "type": "dynamic"},
+    ),
+    family(
+        "olmoe",
+        "OlmoeForCausalLM",
+        LLAMA,
+        intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=2,
+        norm_topk_prob=False,
+        clip_qkv=None,
+        published=singles,
+    ),
+    family(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        LLAMA,
+        intermediate_size=24,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        attention_multiplier=0.2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.6,
+        logits_scaling=0.25,
+        tie_word_embeddings=True,
+        gain=3.0,
+        published=granite,
+    ),
+    family(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        LLAMA | MOE,
+        head_dim=16,
+        use_qk_norm=True,
+        attention_bias=True,
+        partial_rotary_factor=0.5,
+        rope_scaling=None,
+        published=singles,
+    ),
+    family(
+        "dots1",
+        "Dots1ForCausalLM",
+        LLAMA | MOE,
+        n_group=1,
+        topk_group=1,
+        scoring_func="noaux_tc",
+        head_dim=16,
+        published=dots,
+    ),
+    family(
+        "solar_open",
+        "SolarOpenForCausalLM",
+        LLAMA | MOE,
+        n_group=1,
+        topk_group=1,
+        head_dim=16,
+        partial_rotary_factor=1.0,
+        first_k_dense_replace=0,
+        published=singles,
+    ),
+    family(
+        "minimax",
+        "MiniMaxM2ForCausalLM",
+        LLAMA,
+        intermediate_size=24,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        shared_intermediate_size=0,
+        head_dim=16,
+        rotary_dim=8,
+        use_qk_norm=True,
+        scoring_func="sigmoid",
+        published=numbered,
+    ),
+    family(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        LLAMA,
+        num_hidden_layers=3,
+        use_bias=False,
+        moe_num_experts=6,
+        moe_k=2,
+        moe_num_shared_experts=2,
+        moe_intermediate_size=24,
+        moe_layer_start_index=1,
+        moe_layer_interval=1,
+        tie_word_embeddings=True,
+        published=singles,
+    ),
+    family(
+        "phimoe",
+        "PhimoeForCausalLM",
+        LLAMA,
+        intermediate_size=24,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        # Wider than published, so that neighbors take a share.
+        router_jitter_noise=0.3,
+        rope_scaling=None,
+        attention_bias=True,
+        published=numbered,
+    ),
+    family(
+        "bailing_moe",
+        "BailingMoeForCausalLM",
+        LLAMA,
+        name="bailing-moe",
+        num_hidden_layers=3,
+        num_experts=6,
+        num_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        norm_head=False,
+        published=bailing,
+    ),
+    family(
+        "bailing_moe",
+        "BailingMoeV2ForCausalLM",
+        LLAMA,
+        name="bailing-moe-groups",
+        num_hidden_layers=3,
+        num_experts=8,
+        num_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        norm_head=False,
+        use_qk_norm=True,
+        n_group=4,
+        topk_group=2,
+        score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        routed_scaling_factor=2.5,
+        partial_rotary_factor=0.5,
+        published=bailing,
+    ),
+]
+
+
+def drawn(spec: Spec, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Values that keep activations near unit size and give logits a spread of a few units."""
+    normal = rng.standard_normal(shape)
+    if name.endswith(("norm.weight", ".ln_1.weight", ".ln_2.weight", ".ln_f.weight")):
+        # Nemotron adds one.
+        return (0.0 if spec.config["model_type"] == "nemotron" else 1.0) + 0.2 * normal
+    if name.endswith(("correction_bias", "expert_bias")):
+        return 0.1 * normal
+    if any(part in name for part in (".wte.", ".wpe.", "embed_in", "word_embeddings")):
+        return 0.25 * normal
+    return hybrids.drawn(spec, name, shape, rng)
+
+
+def with_half_rotation(model: nn.Module) -> None:
+    """mlx-lm rotates whole heads in GLM-4 of 2024; transformers rotates what the configuration says."""
+    args = getattr(model, "args", None)
+    if getattr(args, "model_type", "") == "glm":
+        for layer in model.layers:
+            layer.self_attn.rope = nn.RoPE(args.head_dim // 2, traditional=True, base=args.rope_theta)
+
+
+def build(spec: Spec, seed: int) -> hybrids.Built:
+    """mlx-lm's model, and its weights as transformers has them, rounded to bfloat16."""
+    rng = np.random.default_rng(seed)
+    model = reference.empty_model(spec.config)
+    own = {
+        name: as_bfloat16(drawn(spec, name, tuple(like.shape), rng)) for name, like in tree_flatten(model.parameters())
+    }
+    published = spec.published(own)
+    stored = {name: mx.array(value) for name, value in published.items()}
+    sanitized = model.sanitize(stored) if hasattr(model, "sanitize") else stored
+    model.load_weights(list(sanitized.items()), strict=True)
+    with_half_rotation(model)
+    model.eval()
+    mx.eval(model.parameters())
+    return model, published
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="fixtures to make; default: all")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="default: tests/fixtures/tiny")
+    parser.add_argument("--seed", type=int, default=1, help="first seed to try")
+    args = parser.parse_args()
+    known = {spec.name: spec for spec in SPECS}
+    if unknown := set(args.names) - set(known):
+        parser.error(f"no fixture {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    for name in args.names or known:
+        hybrids.make(known[name], args.out, args.seed, build, "families.py")
+
+
+if __name__ == "__main__":
+    main()
