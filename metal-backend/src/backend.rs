@@ -152,9 +152,7 @@ impl Place {
             _ if !kernels => Ok(self.uses_kernels(dtype).then_some(Prompts::Float32)),
             Some(Precision::Fast) => Ok(Some(Prompts::Int8)),
             Some(_) => Ok(Some(Prompts::Float32)),
-            None => Ok(Some(
-                Prompts::from_environment().unwrap_or(DEFAULT_PROMPTS),
-            )),
+            None => Ok(Some(Prompts::from_environment().unwrap_or(DEFAULT_PROMPTS))),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use inference::{GenerateOptions, LoadOptions, TextModel};
+use inference::{GenerateOptions, LoadOptions, Precision, TextModel};
 use metal_backend as _; // keeps the linker from dropping the registration
 use serde_json::Value;
 
@@ -25,10 +25,13 @@ pub fn tiny_names() -> Vec<String> {
     names
 }
 
-/// Loads a model on the backend that every machine has.
+/// Loads a model on the backend that every machine has. Golden numbers are those of float32, so
+/// prompts are exact.
 pub fn load(path: &Path) -> Box<dyn TextModel> {
-    inference::load_model(path, &LoadOptions::new().with_backend("cpu"))
-        .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    let options = LoadOptions::new()
+        .with_backend("cpu")
+        .with_precision(Precision::Exact);
+    inference::load_model(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// Loads a tiny checkpoint.
