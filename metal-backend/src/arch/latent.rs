@@ -140,7 +140,7 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
         values,
         ..
     } = sizes;
-    let (heads, dtype) = (b.dims.n_heads, b.weights.dtype());
+    let heads = b.dims.n_heads;
     let fault = engine("weights");
     let own = |a: mlx_rs_core::Result<Array>| -> Result<Array> {
         a.and_then(|a| a.contiguous())
@@ -150,8 +150,8 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
     let both = format!("{at}.kv_b_proj");
     if b.weights.contains(&format!("{both}.weight")) {
         let matrix = b.weights.matrix(&both, heads * (plain + values), rank)?;
-        let matrix = (matrix.dense(dtype))
-            .and_then(|m| m.reshape(&[heads, plain + values, rank]))
+        let matrix = (b.weights.plain(&matrix)?)
+            .reshape(&[heads, plain + values, rank])
             .map_err(fault)?;
         let down = matrix.slice_axis(1, plain, plain + values);
         let down = down.and_then(|m| m.swap_axes(-1, -2));
@@ -161,9 +161,9 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
         let weight = b
             .weights
             .stack(&format!("{at}.{part}"), &[heads, rows, cols])?;
-        let dense = weight.dense(dtype);
+        let dense = b.weights.plain(&weight)?;
         own(dense
-            .and_then(|m| m.reshape(&[heads, rows, cols]))
+            .reshape(&[heads, rows, cols])
             .and_then(|m| m.swap_axes(-1, -2)))
     };
     Ok((

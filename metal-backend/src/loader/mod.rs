@@ -551,6 +551,17 @@ impl Weights {
         }
     }
 
+    /// A weight that was fetched before, as plain numbers. Its bytes are counted as such.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn plain(&mut self, weight: &Weight) -> Result<Array> {
+        let packed: u64 = weight.arrays().iter().map(|a| a.nbytes() as u64).sum();
+        let plain = weight.dense(self.dtype).map_err(engine("weights"))?;
+        self.bytes = self.bytes.saturating_sub(packed) + plain.nbytes() as u64;
+        Ok(plain)
+    }
+
     /// Counts the weight that was fetched below a name.
     fn count(&mut self, prefix: &str, weight: &Weight, parameters: u64) {
         for part in ["scales", "biases"] {

@@ -11,7 +11,7 @@ use super::linear::{Linear, project};
 use super::norm::{Norm, apart, spec, through};
 use super::rope::Rope;
 use crate::cache::{KvView, Order, Row, Stored, in_place, lengths, map, offset};
-use crate::exec::{AttentionSpec, Epilogue, Heads, PlainView, RotarySpec};
+use crate::exec::{AttentionSpec, Epilogue, Heads, NormSpec, PlainView, RotarySpec};
 use crate::nn::hooks::Watch;
 
 /// One attention layer.
@@ -106,7 +106,12 @@ impl Attention {
     ) -> Result<Array> {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
-        let (x, norm) = &apart(watch, layer, norm, x)?;
+        let (mut x, mut norm) = apart(watch, layer, norm, x)?;
+        // Our projections take norms by the mean square only; others go before them.
+        if matches!(spec(norm), NormSpec::Other) {
+            (x, norm) = (through(norm, &x)?, None);
+        }
+        let (x, norm) = (&x, &norm);
         if let (Some(heads), false) = (self.kernel_heads(furthest(rows)), watch.wants_attention())
             && let Some(packed) = self.packed(*norm, x)?
         {
