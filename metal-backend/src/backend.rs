@@ -63,10 +63,6 @@ pub(crate) enum Place {
 
 struct MlxBackend(Place);
 
-/// What inputs of quantized matrices become in prompts where nobody says it: the fastest that moves
-/// perplexity by less than 0.1 % (docs/kernels.md). Float32 where the processor lacks a kernel.
-const DEFAULT_PROMPTS: Prompts = Prompts::Int16;
-
 impl Place {
     pub(crate) fn device(self) -> Device {
         match self {
@@ -152,7 +148,7 @@ impl Place {
             _ if !kernels => Ok(self.uses_kernels(dtype).then_some(Prompts::Float32)),
             Some(Precision::Fast) => Ok(Some(Prompts::Int8)),
             Some(_) => Ok(Some(Prompts::Float32)),
-            None => Ok(Some(Prompts::from_environment().unwrap_or(DEFAULT_PROMPTS))),
+            None => Ok(Some(Prompts::from_environment().unwrap_or_default())),
         }
     }
 

@@ -26,7 +26,7 @@ impl Prompts {
     ///
     /// ```
     /// use mlx_cpu_kernels::Prompts;
-    /// let for_models = Prompts::from_environment().unwrap_or(Prompts::Int16);
+    /// let for_models = Prompts::from_environment().unwrap_or_default();
     /// assert!(Prompts::ALL.contains(&for_models));
     /// ```
     pub fn from_environment() -> Option<Self> {
@@ -81,7 +81,7 @@ impl Prompts {
 }
 
 impl Default for Prompts {
-    /// The most precise: that of a matrix that no model owns.
+    /// The most precise. docs/kernels.md says what is known of the others.
     fn default() -> Self {
         Self::Float32
     }
