@@ -7,6 +7,7 @@ use super::{Defaults, Family, Windows, fill};
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"head_dim": 128, "attention_bias": true})),
+    reply: Some("qwen3_coder"),
     ..Family::new(
         "seed_oss",
         "SeedOssForCausalLM",

@@ -274,16 +274,12 @@ const RULES: &[Rule] = &[
 ];
 
 /// Families by `model_type`, for templates that name no marker of a call: of models that
-/// `inference_formats::family` does not know. The descriptors there name the families of the
-/// others.
+/// `inference_formats::family` does not know, or knows as another name of a family with a format of
+/// its own. The descriptors there name the families of the others.
 const OTHER_MODELS: &[(&str, Family)] = &[
-    ("minimax", Family::MiniMax),
-    ("minimax_m2", Family::MiniMax),
     ("kimi_k2", Family::KimiK2),
-    ("glm4_moe", Family::Glm4Moe),
     ("llama4", Family::Pythonic),
     ("llama4_text", Family::Pythonic),
-    ("seed_oss", Family::Qwen3Coder),
 ];
 
 impl Format {
@@ -330,13 +326,11 @@ impl Format {
             .map(|rule| rule.0);
         let by_type = || {
             let model_type = model_type?;
-            if let Some(known) = ModelFamily::of(model_type) {
-                return known.reply.and_then(Family::from_name);
-            }
-            OTHER_MODELS
-                .iter()
-                .find(|(name, _)| *name == model_type)
-                .map(|entry| entry.1)
+            let other = OTHER_MODELS.iter().find(|(name, _)| *name == model_type);
+            other.map(|entry| entry.1).or_else(|| {
+                let known = ModelFamily::of(model_type)?;
+                known.reply.and_then(Family::from_name)
+            })
         };
         // A template that mentions no call of any kind knows no tools, unless it is absent.
         let family = by_template
@@ -407,11 +401,11 @@ mod tests {
         for known in ModelFamily::all() {
             let found = known.reply.map(Family::from_name);
             assert_ne!(found, Some(None), "{}", known.model_type);
-            let twice = OTHER_MODELS
-                .iter()
-                .any(|(name, _)| ModelFamily::of(name).is_some());
+            let twice = (OTHER_MODELS.iter()).any(|(name, _)| *name == known.model_type);
             assert!(!twice, "a model has its family from its descriptor only");
         }
+        let kimi = Format::detect("", Some("kimi_k2"));
+        assert_eq!(kimi.family, Family::KimiK2);
         let glm = ModelFamily::of("glm4").and_then(|known| known.reply);
         assert_eq!(glm.and_then(Family::from_name), Some(Family::Glm4));
     }
