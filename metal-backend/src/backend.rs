@@ -602,9 +602,8 @@ fn remembered(parallel: usize) -> usize {
     }
 }
 
-/// Which caches the options ask for.
-/// What to say of a number of layers for the GPU, which MLX does not divide: `None` where nothing
-/// was asked for, where all layers were, and on a CPU, where no layer is on a GPU anyway.
+/// A warning that `gpu_layers` is ignored: MLX runs the whole model on one device. `None` where the
+/// option is missing or asks for all layers, and on a CPU.
 fn gpu_layers_warning(options: &LoadOptions, place: Place) -> Option<&'static str> {
     let some = options.gpu_layers.is_some_and(|n| n >= 0);
     (some && place != Place::Cpu)

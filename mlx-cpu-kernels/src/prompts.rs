@@ -81,7 +81,7 @@ impl Prompts {
 }
 
 impl Default for Prompts {
-    /// The most precise. docs/kernels.md says what is known of the others.
+    /// Float32. docs/kernels.md has the error of the others.
     fn default() -> Self {
         Self::Float32
     }

@@ -1,6 +1,6 @@
 //! Families of mlx-lm that are not supported, and the nearest one that is: messages name it.
 
-/// A `model_type`, the supported one that is most like it, and what is missing.
+/// Each entry: an unsupported `model_type`, the nearest supported one, and the missing feature.
 const NEAREST: [(&str, &str, &str); 47] = [
     ("Klear", "qwen3_moe", "router and shared experts"),
     ("afm7", "llama", "shared keys and adapters"),

@@ -97,7 +97,7 @@ pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
 }
 
-/// Positions that a convolution may look at, and layers that predict further tokens.
+/// Positions that a convolution may look at.
 pub const MAX_CONV: usize = 64;
 
 /// Configuration and weights while a decoder is built from them.

@@ -10,10 +10,5 @@ use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    let latent = Latent {
-        traditional: true,
-        eps: Some(1e-6),
-        residual: None,
-    };
-    Ok(Box::new(routed(config, weights, latent)?))
+    Ok(Box::new(routed(config, weights, Latent::DEEPSEEK)?))
 }

@@ -22,8 +22,17 @@ pub struct Latent {
     pub traditional: bool,
     /// Epsilon of the norms of short vectors, where it is not that of the other norms.
     pub eps: Option<f32>,
-    /// Factor on what is added to the residual stream.
+    /// Factor on the outputs of attention and feed-forward before the residual sum.
     pub residual: Option<f32>,
+}
+
+impl Latent {
+    /// `DeepSeek` V2 and V3.
+    pub const DEEPSEEK: Self = Self {
+        traditional: true,
+        eps: Some(1e-6),
+        residual: None,
+    };
 }
 
 /// Sizes of a layer.

@@ -10,6 +10,7 @@ use super::build::{AttentionParts, Builder, NormKind};
 use super::stack::{Block, Stack};
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
+use crate::nn::attention::Growth;
 use crate::nn::{Activation, FeedForward};
 
 /// What tells the llama-like architectures apart.
@@ -45,7 +46,9 @@ pub struct Variant {
     pub parallel: Option<Parallel>,
     /// Factor on the scores instead of the usual one.
     pub score_scale: Option<f32>,
-    /// Factor on what is added to the residual stream.
+    /// How queries grow with their position.
+    pub growth: Option<Growth>,
+    /// Factor on the outputs of attention and feed-forward before the residual sum.
     pub residual: Option<f32>,
 }
 
@@ -145,6 +148,7 @@ pub(super) fn stack_of(
         if let Some(scale) = variant.score_scale {
             attention.scale = scale;
         }
+        attention.growth = variant.growth;
         let mlp = mlp(b, i, prefix)?;
         block(b, variant, residual.as_ref(), (prefix, attention, mlp))
     })?;

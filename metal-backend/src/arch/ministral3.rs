@@ -2,26 +2,21 @@
 //! llama decoder whose queries grow with the logarithm of their position. It is also the text part of
 //! Mistral Small 3 and Devstral, where queries do not grow.
 
-use std::sync::Arc;
-
 use inference::Result;
 
 use super::Decoder;
 use super::build::invalid;
-use super::llama::{Variant, variant_stack};
+use super::llama::{Variant, load_variant};
 use crate::checkpoint::ModelConfig;
 use crate::loader::Weights;
 use crate::nn::attention::Growth;
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
-    let growth = growth(config)?;
-    let mut stack = variant_stack(config, weights, Variant::default())?;
-    for block in &mut stack.blocks.own {
-        if let Some(block) = Arc::get_mut(block) {
-            block.mixer.growth = growth;
-        }
-    }
-    Ok(Box::new(stack))
+    let variant = Variant {
+        growth: growth(config)?,
+        ..Variant::default()
+    };
+    load_variant(config, weights, variant)
 }
 
 /// How queries grow, by `rope_parameters`.

@@ -2,12 +2,13 @@
 
 use inference::{Error, ErrorKind, Result};
 
-use super::build::{Builder, MAX_CONV};
+use super::build::Builder;
 use crate::checkpoint::ModelConfig;
+use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::nn::{Activation, FeedForward, HeadNorms, Linear, Mlp};
 
-/// Refuses a configuration that switches on what is not supported.
+/// Refuses a configuration that switches on an unsupported feature.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] where the field `name` is neither missing nor false.
@@ -99,7 +100,9 @@ impl Builder<'_> {
     /// When the file says that there are too many.
     pub fn ignore_predicting_layers(&mut self) -> Result<()> {
         let own = self.config.num_hidden_layers;
-        let more = self.config.uint("num_nextn_predict_layers", 0..=MAX_CONV)?;
+        let more = self
+            .config
+            .uint("num_nextn_predict_layers", 0..=limits::LAYERS)?;
         for layer in own..own + more.unwrap_or(0) {
             self.weights.ignore(&format!("model.layers.{layer}"));
         }

@@ -110,7 +110,7 @@ impl Router {
             None => ranked,
         };
         let experts = scores.dim(-1)?;
-        // What stands behind the rank is not less.
+        // `argpartition` puts the greatest scores last.
         let first = experts - self.per_token;
         let ids = ranked
             .argpartition(first, -1)?

@@ -1,6 +1,6 @@
 //! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads are
 //! products of one short vector a position, and the cache holds that vector. The matrices that would
-//! expand it are applied to queries and results instead. What is left is attention of many query
+//! expand it are applied to queries and results instead. So the layer is attention of many query
 //! heads to one key head, which our kernels compute.
 
 use mlx_rs_core::{Array, Result, concatenate};
