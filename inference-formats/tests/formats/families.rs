@@ -40,9 +40,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
             "kimi_k2",
             "lfm2",
             "minimax",
-            "minimax_m2",
             "olmo3",
-            "seed_oss",
         ],
     ),
     // What ollama calls models to download.
