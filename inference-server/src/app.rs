@@ -17,6 +17,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use crate::api::{anthropic, native, ollama, openai, status};
 use crate::auth::{self, Access};
 use crate::config::Config;
+use crate::defaults::RequestDefaults;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{ApiError, Family};
 use crate::limits::Limits;
@@ -34,6 +35,8 @@ pub(crate) struct Inner {
     /// Requests that run together.
     pub(crate) parallel: usize,
     pub(crate) limits: Limits,
+    /// What holds for a request that does not say it.
+    pub(crate) defaults: RequestDefaults,
     /// Bytes that bodies and their values may take together.
     pub(crate) bodies: Arc<tokio::sync::Semaphore>,
     /// One model is fetched at a time.
@@ -78,6 +81,7 @@ impl App {
             engine,
             parallel: config.parallel,
             limits: config.limits.clone(),
+            defaults: config.defaults.clone(),
             bodies: Arc::new(tokio::sync::Semaphore::new(config.limits.all_bodies_bytes)),
             pulls: Arc::new(tokio::sync::Semaphore::new(1)),
             access: Access::new(config),

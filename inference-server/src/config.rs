@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
+use crate::defaults::RequestDefaults;
 use crate::limits::Limits;
 
 /// How to serve.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Where to listen; port 0 takes a free one.
     pub address: SocketAddr,
@@ -34,6 +35,8 @@ pub struct Config {
     pub steering: bool,
     /// Whether a browser gets a page to chat at `/`.
     pub ui: bool,
+    /// What holds for a request that does not say it.
+    pub defaults: RequestDefaults,
     /// Bounds on the requests of clients.
     pub limits: Limits,
 }
@@ -52,6 +55,7 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             steering: false,
             ui: true,
+            defaults: RequestDefaults::default(),
             limits: Limits::default(),
         }
     }
@@ -111,6 +115,13 @@ impl Config {
         self
     }
 
+    /// Sets what holds for a request that does not say it.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: RequestDefaults) -> Self {
+        self.defaults = defaults;
+        self
+    }
+
     /// Sets how many models are loaded by name at a time.
     #[must_use]
     pub fn with_max_models(mut self, max_models: usize) -> Self {
@@ -165,6 +176,7 @@ impl Config {
     /// [`ErrorKind::InvalidOption`] with the fault and the remedy.
     pub fn validate(&self) -> Result<()> {
         self.limits.validate()?;
+        self.defaults.validate()?;
         if self.parallel == 0 {
             return invalid("parallel is 0; it must be at least 1");
         }

@@ -24,6 +24,7 @@ mod api;
 mod app;
 mod auth;
 mod config;
+mod defaults;
 mod engine;
 mod error;
 mod limits;
@@ -37,6 +38,7 @@ mod reply;
 mod ui;
 
 pub use config::Config;
+pub use defaults::RequestDefaults;
 pub use limits::Limits;
 pub use models::{ModelEntry, ModelSource, PullProgress, ServedModel, parse_keep_alive};
 pub use net::Server;

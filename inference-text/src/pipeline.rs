@@ -73,6 +73,13 @@ impl TextPipeline {
         Self::new(tokenizer, template)
     }
 
+    /// The same with another template.
+    #[must_use]
+    pub fn with_template(mut self, template: ChatTemplate) -> Self {
+        self.template = Some(Arc::new(template));
+        self
+    }
+
     /// The tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {

@@ -16,7 +16,7 @@ use super::tools::{self, Reader};
 use inference_text::{ChatTemplate, TextPipeline};
 
 /// The largest file with a template, in bytes.
-#[cfg(feature = "mlx-backend")]
+#[cfg(any(feature = "mlx-backend", feature = "serve"))]
 const MAX_FILE: u64 = 4 << 20;
 
 /// How the conversation is written for the model.
@@ -201,17 +201,30 @@ impl Dialog {
             return Ok(None);
         }
         let prompt = self.chat_prompt(messages);
+        let (format, (_, rendered)) = self.written(model, &prompt)?;
+        Ok(Some(reply::reader(format, &prompt, &rendered)))
+    }
+
+    /// How the model writes replies, the conversation as its template can write it, and its text.
+    #[cfg(feature = "mlx-backend")]
+    fn written(
+        &self,
+        model: &dyn TextModel,
+        prompt: &ChatPrompt,
+    ) -> Result<(inference_text::reply::Format, (ChatPrompt, String)), Failure> {
+        use inference_text::reply;
         let tokens = token_model(model)?;
-        let (template, rendered) = match &self.text {
-            Some(text) => (
-                text.template().map(|own| own.for_tools().source()),
-                text.render_chat_prompt(&prompt)?,
-            ),
-            None => (tokens.chat_template(), tokens.render_chat_with(&prompt)?),
+        let template = match &self.text {
+            Some(text) => text.template().map(|own| own.for_tools().source()),
+            None => tokens.chat_template(),
         };
         let template = template.unwrap_or_default();
         let format = reply::Format::detect(template, Some(model.model_type()));
-        Ok(Some(reply::reader(format, &prompt, &rendered)?))
+        let written = reply::written(format, prompt, |prompt| match &self.text {
+            Some(text) => text.render_chat_prompt(prompt),
+            None => tokens.render_chat_with(prompt),
+        });
+        Ok((format, written?))
     }
 
     /// Only the engine has templates.
@@ -222,6 +235,14 @@ impl Dialog {
 
     #[cfg(feature = "mlx-backend")]
     fn encode(&self, model: &dyn TextModel, prompt: &ChatPrompt) -> Result<Vec<u32>, Failure> {
+        let described;
+        let prompt = match self.tools.is_empty() {
+            true => prompt,
+            false => {
+                described = self.written(model, prompt)?.1.0;
+                &described
+            }
+        };
         match &self.text {
             Some(text) => Ok(text.encode_chat_prompt(prompt)?),
             None => Ok(token_model(model)?.encode_chat_with(prompt)?),
@@ -264,16 +285,32 @@ fn token_model(model: &dyn TextModel) -> Result<&dyn inference::TokenModel, Fail
 /// A template from a file, or the text itself, which has tags.
 #[cfg(feature = "mlx-backend")]
 pub fn compiled(template: &str) -> Result<ChatTemplate, Failure> {
+    let (text, origin) = read(template)?;
+    inline(&text, origin)
+}
+
+/// The text of a template from a file, or the text itself, which has tags. It is checked where the MLX
+/// engine is linked, whose templates are Jinja.
+#[cfg(feature = "serve")]
+pub fn source(template: &str) -> Result<String, Failure> {
+    let (text, origin) = read(template)?;
+    inline(&text, origin)?;
+    Ok(text)
+}
+
+/// A template's text, and where it is from.
+#[cfg(any(feature = "mlx-backend", feature = "serve"))]
+fn read(template: &str) -> Result<(String, &str), Failure> {
     use std::io::Read;
     if template.contains("{%") || template.contains("{{") {
-        return inline(template, "--chat-template");
+        return Ok((template.to_owned(), "--chat-template"));
     }
     let fail = |why: String| Failure::usage(format!("--chat-template {template}: {why}"));
     let mut text = String::new();
     std::fs::File::open(template)
         .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
         .map_err(|e| fail(e.to_string()))?;
-    inline(&text, template)
+    Ok((text, template))
 }
 
 #[cfg(not(feature = "mlx-backend"))]

@@ -22,7 +22,7 @@ pub struct ModelArgs {
 
 /// Where packing begins by default, as on mlx-lm's command line. Short contexts take little memory
 /// and stay exact.
-const QUANTIZED_KV_START: usize = 5000;
+pub const QUANTIZED_KV_START: usize = 5000;
 
 /// How to load it.
 #[derive(Debug, Clone, clap::Args)]

@@ -76,6 +76,8 @@ mod screen;
 #[cfg(feature = "serve")]
 mod serve;
 #[cfg(feature = "serve")]
+mod serve_defaults;
+#[cfg(feature = "serve")]
 mod serve_models;
 mod session;
 mod settings;
@@ -301,7 +303,14 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => e.exit(),
     };
-    start_log(cli.verbose);
+    #[cfg(feature = "serve")]
+    let level = match &cli.command {
+        Command::Serve(args) => args.log_level(),
+        _ => None,
+    };
+    #[cfg(not(feature = "serve"))]
+    let level = None;
+    start_log(cli.verbose, level);
     #[cfg(feature = "mlx-backend")]
     if let Err(failure) = environment::check() {
         return ExitCode::from(finish(Err(failure), &mut std::io::stderr()));
@@ -454,8 +463,9 @@ fn finish(done: Result<(), Failure>, err: &mut dyn Write) -> u8 {
     failure.exit_code()
 }
 
-/// Sends log messages to standard error: warnings, or more with `-v` or `RUST_LOG`.
-fn start_log(verbose: u8) {
+/// Sends log messages to standard error: warnings, or more with `-v` or `RUST_LOG`, or those of a
+/// command's own flag.
+fn start_log(verbose: u8, flag: Option<&str>) {
     use tracing_subscriber::EnvFilter;
     let level = match verbose {
         0 => "warn",
@@ -464,8 +474,8 @@ fn start_log(verbose: u8) {
         _ => "trace",
     };
     let filter = match std::env::var("RUST_LOG") {
-        Ok(text) if verbose == 0 && !text.is_empty() => EnvFilter::new(text),
-        _ => EnvFilter::new(level),
+        Ok(text) if verbose == 0 && flag.is_none() && !text.is_empty() => EnvFilter::new(text),
+        _ => EnvFilter::new(flag.unwrap_or(level)),
     };
     let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt()

@@ -15,6 +15,7 @@ use super::load::{
     FeedForwardArgs, Loaded, at_least_one, choose_backend, compute_type, count, find_model,
     load_with_options, precision, size,
 };
+use super::serve_defaults::{CacheArgs, DefaultArgs, LogLevel};
 use super::serve_models::{Adapter, Source};
 
 /// Serve models over HTTP to clients of OpenAI, Anthropic and Ollama
@@ -24,6 +25,12 @@ pub struct Args {
     /// without --models-dir, --cached and --allow-pull, the first known model
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
+    /// A model to load at the start, as by the argument MODEL; may be repeated
+    #[arg(long = "model", short = 'm', value_name = "MODEL")]
+    more_models: Vec<String>,
+    /// The name of the model for requests, of which there must be one
+    #[arg(long, short = 'a', value_name = "NAME")]
+    alias: Option<String>,
     /// Address to listen on; any but one of this machine alone needs an API key
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     host: IpAddr,
@@ -33,8 +40,11 @@ pub struct Args {
     /// Clients must show this key; better in the variable MLX_API_KEY, which other users cannot see
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
+    /// A file whose first line is that key
+    #[arg(long, value_name = "FILE", conflicts_with = "api_key")]
+    api_key_file: Option<PathBuf>,
     /// Requests that run together
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, alias = "decode-concurrency", value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     parallel: usize,
     /// The most tokens of a prompt and its reply; without it, what the model was trained for
     #[arg(long, short = 'c', value_name = "N", value_parser = at_least_one)]
@@ -65,7 +75,7 @@ pub struct Args {
     keep_alive: Option<KeepAlive>,
     /// Models that are loaded by name at a time; before another, the least recently used is
     /// unloaded
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    #[arg(long, alias = "models-max", value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     max_models: usize,
     /// Let the first model answer requests for models that are not served, for clients whose
     /// model name is fixed
@@ -78,13 +88,21 @@ pub struct Args {
     /// Serve MODEL:NAME, too: the models with the adapter of this directory; may be repeated
     #[arg(long, value_name = "NAME=DIR", value_parser = adapter)]
     adapter: Vec<Adapter>,
-    /// Let web pages of this origin ask, such as `https://chat.example`; may be repeated, `*` is
-    /// all
-    #[arg(long, value_name = "ORIGIN")]
+    /// Let web pages of this origin ask, such as `https://chat.example`; may be repeated or have
+    /// several with commas between them, `*` is all
+    #[arg(
+        long,
+        alias = "allowed-origins",
+        value_name = "ORIGIN",
+        value_delimiter = ','
+    )]
     allow_origin: Vec<String>,
     /// No page to chat at `/`
-    #[arg(long)]
+    #[arg(long, alias = "no-webui")]
     no_ui: bool,
+    /// How much is logged to standard error, in place of -v and RUST_LOG
+    #[arg(long, value_name = "LEVEL", ignore_case = true)]
+    log_level: Option<LogLevel>,
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
@@ -98,6 +116,10 @@ pub struct Args {
     /// or the backend decides
     #[arg(long, value_name = "PRECISION", value_parser = precision)]
     precision: Option<Precision>,
+    #[command(flatten)]
+    cache: CacheArgs,
+    #[command(flatten)]
+    defaults: DefaultArgs,
     #[command(flatten)]
     feed_forward: FeedForwardArgs,
 }
@@ -139,14 +161,7 @@ fn adapter(text: &str) -> Result<Adapter, String> {
 
 impl Args {
     fn config(&self) -> Result<Config, Failure> {
-        let key = match (&self.api_key, std::env::var("MLX_API_KEY")) {
-            (Some(key), _) => Some(key.clone()),
-            (None, Ok(key)) if !key.is_empty() => Some(key),
-            (None, Err(e @ std::env::VarError::NotUnicode(_))) => {
-                return Err(Failure::usage(format!("MLX_API_KEY: {e}")));
-            }
-            (None, _) => None,
-        };
+        let key = self.key()?;
         let config = Config::new()
             .with_address(SocketAddr::new(self.host, self.port))
             .with_api_key(key)
@@ -157,19 +172,26 @@ impl Args {
             .with_any_model(self.any_model)
             .with_steering(self.allow_steering)
             .with_ui(!self.no_ui)
+            .with_defaults(self.defaults.defaults())
             .with_allowed_origins(self.allow_origin.clone());
         let config = match self.keep_alive {
             Some(KeepAlive(time)) => config.with_keep_alive(time),
             None => config,
         };
         config.validate().map_err(|e| Failure::usage(e.message()))?;
-        if self.adapter_path.is_some() && self.models.len() > 1 {
+        let models = self.models().count();
+        if self.alias.is_some() && models > 1 {
+            return Err(Failure::usage(
+                "--alias is for one model; serve one, or leave it out",
+            ));
+        }
+        if self.adapter_path.is_some() && models > 1 {
             return Err(Failure::usage(
                 "--adapter-path is for one model; serve one, or leave it out",
             ));
         }
         if self.feed_forward.is_given()
-            && (self.models.len() > 1 || self.loads_by_name() || !self.adapter.is_empty())
+            && (models > 1 || self.loads_by_name() || !self.adapter.is_empty())
         {
             return Err(Failure::usage(
                 "--ffn and --vindex are for one model; serve one, without --adapter, --models-dir, \
@@ -177,6 +199,42 @@ impl Args {
             ));
         }
         Ok(config)
+    }
+
+    /// The key that clients must show.
+    fn key(&self) -> Result<Option<String>, Failure> {
+        if let Some(path) = &self.api_key_file {
+            let fail =
+                |why: String| Failure::usage(format!("--api-key-file {}: {why}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+            return match text.lines().next().map(str::trim) {
+                Some(key) if !key.is_empty() => Ok(Some(key.to_owned())),
+                _ => Err(fail(String::from(
+                    "the first line is empty; it must be the key",
+                ))),
+            };
+        }
+        match (&self.api_key, std::env::var("MLX_API_KEY")) {
+            (Some(key), _) => Ok(Some(key.clone())),
+            (None, Ok(key)) if !key.is_empty() => Ok(Some(key)),
+            (None, Err(e @ std::env::VarError::NotUnicode(_))) => {
+                Err(Failure::usage(format!("MLX_API_KEY: {e}")))
+            }
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// The models to load at the start.
+    fn models(&self) -> impl Iterator<Item = &str> {
+        self.models
+            .iter()
+            .chain(&self.more_models)
+            .map(String::as_str)
+    }
+
+    /// The log level, where the command line has one.
+    pub fn log_level(&self) -> Option<&'static str> {
+        self.log_level.map(LogLevel::name)
     }
 
     /// Whether requests may name models that the command line does not.
@@ -208,12 +266,12 @@ impl Args {
                  --cached, --allow-pull, --keep-alive and --adapter",
             ));
         }
-        let options = self.unchecked_options("").with_split(split);
+        let options = self.unchecked_options("")?.with_split(split);
         options.validate().map_err(|e| Failure::usage(e.message()))
     }
 
     fn load_options(&self, backend: &str) -> Result<LoadOptions, Failure> {
-        let options = self.unchecked_options(backend);
+        let options = self.unchecked_options(backend)?;
         #[cfg(all(unix, feature = "mlx-backend"))]
         let options = match super::member::current() {
             Some(member) => options.with_split(member.split),
@@ -225,7 +283,7 @@ impl Args {
         Ok(options)
     }
 
-    fn unchecked_options(&self, backend: &str) -> LoadOptions {
+    fn unchecked_options(&self, backend: &str) -> Result<LoadOptions, Failure> {
         let mut options = LoadOptions::new()
             .with_backend(backend)
             .with_parallel_slots(self.parallel)
@@ -233,7 +291,8 @@ impl Args {
             .with_precision(self.precision);
         options.adapter_path.clone_from(&self.adapter_path);
         self.feed_forward.set(&mut options);
-        options
+        self.cache.set(&mut options)?;
+        Ok(options)
     }
 }
 
@@ -266,11 +325,15 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     source.check()?;
     let default = rust_mlx::hub::catalog().first().map(|model| model.name);
     let by_name = args.loads_by_name();
-    let given: Vec<&str> = match args.models.as_slice() {
-        [] if by_name => Vec::new(),
-        [] => default.into_iter().collect(),
-        models => models.iter().map(String::as_str).collect(),
-    };
+    let mut given: Vec<&str> = args.models().collect();
+    if given.is_empty() && !by_name {
+        given.extend(default);
+    }
+    if given.is_empty() && args.alias.is_some() {
+        return Err(Failure::usage(
+            "--alias is for a model that is loaded at the start; name one",
+        ));
+    }
     #[cfg(all(unix, feature = "mlx-backend"))]
     if let Some(member) = super::member::current() {
         args.check_together(member.split)?;
@@ -279,11 +342,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
                 "several processes serve a model on a ring only; start them with `mlx launch`",
             ));
         }
-        let shared = load_all(&given, &backend, &options, console)?;
+        let shared = load_all((&given, args.alias.as_deref()), &backend, &options, console)?;
         return together(member, args.ctx_size, &config, shared, console);
     }
     let mut models = Vec::new();
-    for (name, loaded) in load_all(&given, &backend, &options, console)? {
+    for (name, loaded) in load_all((&given, args.alias.as_deref()), &backend, &options, console)? {
         source.named.push((name.clone(), loaded.path.clone()));
         let capabilities = loaded.backend.capabilities();
         let model = ServedModel::new(name, loaded.model, capabilities)?;
@@ -311,7 +374,7 @@ type Named = (String, Loaded);
 
 /// Loads the models of the command line.
 fn load_all(
-    given: &[&str],
+    (given, alias): (&[&str], Option<&str>),
     backend: &Arc<dyn inference::Backend>,
     options: &LoadOptions,
     console: &mut Console<'_>,
@@ -321,7 +384,8 @@ fn load_all(
         // Of `.` and the like the name is that of the directory.
         let named = path.canonicalize().unwrap_or_else(|_| path.clone());
         let loaded = load_with_options(Arc::clone(backend), &path, options, console)?;
-        Ok((name_of(given, &named), loaded))
+        let name = alias.map_or_else(|| name_of(given, &named), str::to_owned);
+        Ok((name, loaded))
     };
     given.iter().map(load).collect()
 }

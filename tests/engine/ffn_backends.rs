@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{fixture, greedy, max_difference, tiny, tiny_names};
-use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, Result, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Precision, Prompt, Result, TextModel};
 use metal_backend::ffn::{
     self, CachedFfn, DenseFfn, FfnBackend, FfnPart, FfnRouter, HighwayFfn, SparseFfn,
 };
 use mlx_rs_core::Array;
 
+/// Backends are compared with the plain pass in float32.
 fn cpu() -> LoadOptions {
-    LoadOptions::new().with_backend("cpu")
+    LoadOptions::new()
+        .with_backend("cpu")
+        .with_precision(Precision::Exact)
 }
 
 fn routed(name: &str, router: &FfnRouter) -> Result<Box<dyn TextModel>> {

@@ -100,6 +100,8 @@ fn perplexity_is_that_of_mlx_lm() {
         &text,
         "--sequence-length",
         &length,
+        "--precision",
+        "exact",
     ]);
     let ours: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
     for name in ["perplexity", "standard_error"] {

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use crate::common::{fixture, greedy, tiny, tiny_names};
 use inference::{
-    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Prompt,
-    RequestId, TextModel,
+    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Precision,
+    Prompt, RequestId, TextModel,
 };
 
 fn ids(from: u32, n: u32) -> Prompt {
@@ -30,9 +30,12 @@ fn path_of(name: &str) -> std::path::PathBuf {
     fixture("tiny").join(name)
 }
 
+/// Replies are compared with those of the same tokens in other pieces. So prompts are exact, unless the
+/// options have a precision.
 fn tiny_with(name: &str, options: &LoadOptions) -> Box<dyn TextModel> {
-    inference::load_model(path_of(name), &options.clone().with_backend("cpu"))
-        .unwrap_or_else(|e| panic!("{name}: {e}"))
+    let mut options = options.clone().with_backend("cpu");
+    options.precision = options.precision.or(Some(Precision::Exact));
+    inference::load_model(path_of(name), &options).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
 /// Nothing is reused, so that runs can be compared.

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{fixture, floats, max_difference, tiny};
 use inference::{
-    CancelToken, EmbedOptions, EmbeddingModel, ErrorKind, Interrupt, LoadOptions, Pooling, Prompt,
-    Result,
+    CancelToken, EmbedOptions, EmbeddingModel, ErrorKind, Interrupt, LoadOptions, Pooling,
+    Precision, Prompt, Result,
 };
 
 fn ids(n: u32) -> Prompt {
@@ -89,7 +89,7 @@ fn keys_are_those_in_the_caches_of_mlx_lm() {
             LoadOptions::new().with_context_len(8),
             packed,
         ] {
-            let options = options.with_backend("cpu");
+            let options = options.with_backend("cpu").with_precision(Precision::Exact);
             let path = fixture("tiny").join(name);
             let model = match inference::load_model(path, &options) {
                 Ok(model) => model,

@@ -51,6 +51,31 @@ fn fast_prompts_are_near_exact_ones_and_named() {
     }
 }
 
+/// Without the option, prompts are as precise as decode, where the instruction set has that.
+#[test]
+fn prompts_are_integers_of_16_bits_by_default() {
+    for name in QUANTIZED {
+        let exact = load(name, Precision::Exact);
+        let options = LoadOptions::new().with_backend("cpu");
+        let usual = inference::load_model(fixture("tiny").join(name), &options).unwrap();
+        let (wanted, found) = (
+            logits(exact.as_ref(), PROMPT),
+            logits(usual.as_ref(), PROMPT),
+        );
+        let difference = max_difference(&wanted, &found);
+        let largest = wanted.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        assert!(
+            difference < 2e-3 * largest,
+            "{name}: {difference} {largest}"
+        );
+        match usual.info().prompts.as_deref() {
+            Some("int16") => assert!(difference > 0.0, "{name}"),
+            Some("float32") => assert!(difference == 0.0, "{name}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
 /// The kernels compute in float32. Dense weights are in the half type, so what they round by is all
 /// that differs.
 #[test]

@@ -136,6 +136,8 @@ pub struct LoadOptions {
     /// A smaller model with the same vocabulary that guesses tokens, which the model then checks
     /// several at a time; not for requests that run together, which fill a forward pass themselves.
     pub draft_model: Option<PathBuf>,
+    /// A chat template in Jinja in place of the model's; `None` takes the model's.
+    pub chat_template: Option<String>,
     /// The type to compute in; `None` lets the backend choose for its device.
     pub dtype: Option<ComputeType>,
     /// How precisely prompts are computed; `None` lets the backend choose.
@@ -166,6 +168,7 @@ impl Default for LoadOptions {
             kv_group_size: 64,
             quantized_kv_start: 0,
             draft_model: None,
+            chat_template: None,
             dtype: None,
             precision: None,
             split: Split::None,
@@ -190,6 +193,8 @@ impl LoadOptions {
         with_gpu_layers(gpu_layers: impl Into<Option<i32>>);
         /// Sets how many requests to prepare for.
         with_parallel_slots(parallel_slots: impl Into<Option<usize>>);
+        /// Sets the chat template in place of the model's.
+        with_chat_template(chat_template: impl Into<Option<String>>);
         /// Sets the type to compute in.
         with_dtype(dtype: impl Into<Option<ComputeType>>);
         /// Sets how precisely prompts are computed.

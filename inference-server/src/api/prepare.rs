@@ -81,20 +81,31 @@ pub(crate) fn template_error(e: &inference::Error) -> ApiError {
     }
 }
 
+/// Adds the names for the template that the server was started with.
+pub(crate) fn add_names(app: &App, prompt: &mut ChatPrompt) {
+    for (name, value) in &app.defaults.template {
+        if !prompt.template.contains_key(name) {
+            prompt.template.insert(name.clone(), value.clone());
+        }
+    }
+}
+
 /// The ids of a conversation.
 pub(crate) async fn chat(
     app: &App,
     model: &Lease,
     places: Places,
-    prompt: ChatPrompt,
+    mut prompt: ChatPrompt,
 ) -> Result<(Places, Prepared), ApiError> {
+    add_names(app, &mut prompt);
     let (app, model) = (app.clone(), model.clone());
     aside(places, move || {
         check_chat(&app, &model, &prompt)?;
         let tokens = model.tokens()?;
         let failed = |e: inference::Error| template_error(&e);
-        let ids = tokens.encode_chat_with(&prompt).map_err(failed)?;
-        let text = tokens.render_chat_with(&prompt).map_err(failed)?;
+        let render = |prompt: &ChatPrompt| tokens.render_chat_with(prompt);
+        let (written, text) = model.format().written(&prompt, &render).map_err(failed)?;
+        let ids = tokens.encode_chat_with(&written).map_err(failed)?;
         check_length(&model, ids.len())?;
         let start = text
             .char_indices()
@@ -344,6 +355,7 @@ pub(crate) fn reply_tokens(
         .context()
         .map_or(usize::MAX, |c| c.saturating_sub(prompt));
     asked
+        .or(app.defaults.max_tokens)
         .unwrap_or(usize::MAX)
         .min(room)
         .min(app.limits.reply_tokens)
@@ -407,6 +419,9 @@ pub(crate) fn finish_options(
     mut options: GenerateOptions,
     arrived: Instant,
 ) -> Result<GenerateOptions, ApiError> {
+    if let Some(step) = app.defaults.prefill_step_size {
+        options.prefill.prefill_step_size = step;
+    }
     options.validate().map_err(|e| ApiError::of_engine(&e))?;
     options.interrupt.deadline = Some(arrived + app.limits.request_timeout);
     Ok(options)

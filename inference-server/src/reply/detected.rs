@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use inference::{Grammar, StopCause, Token};
-use inference_text::reply::{Event, Family, Format, ParserOptions, TokenReader, Tools};
+use inference::{ChatPrompt, Grammar, StopCause, Token};
+use inference_text::reply::{self, Event, Family, Format, ParserOptions, TokenReader, Tools};
 
 use super::{Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest, forced};
 
@@ -44,18 +44,27 @@ fn tools(request: &ReplyRequest) -> Tools {
 }
 
 impl ReplyFormat for DetectedFormat {
+    /// A model whose template shows no calls gets a form of them that the conversation describes.
     fn reads_tools(&self) -> bool {
-        self.0.has_tool_calls()
+        true
     }
 
     fn reads_reasoning(&self) -> bool {
         self.0.has_reasoning()
     }
 
+    fn written(
+        &self,
+        prompt: &ChatPrompt,
+        render: &dyn Fn(&ChatPrompt) -> inference::Result<String>,
+    ) -> inference::Result<(ChatPrompt, String)> {
+        reply::written(self.0, prompt, render)
+    }
+
     fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser> {
         let format = match request.tools.is_empty() {
             true => self.0.without_calls(),
-            false => self.0,
+            false => self.0.with_calls(),
         };
         let options = ParserOptions::default()
             .with_tools(tools(request))
@@ -90,7 +99,12 @@ impl ReplyFormat for DetectedFormat {
     }
 
     fn forced_call(&self, request: &ReplyRequest, named: Option<&str>) -> Result<Grammar, String> {
-        forced::grammar(self.0, &Arc::new(tools(request)), request, named)
+        forced::grammar(
+            self.0.with_calls(),
+            &Arc::new(tools(request)),
+            request,
+            named,
+        )
     }
 }
 

@@ -5,7 +5,7 @@ mod budget;
 mod detected;
 mod forced;
 
-use inference::{Grammar, StopCause, Token, Tool};
+use inference::{ChatPrompt, Grammar, Result, StopCause, Token, Tool};
 
 pub use budget::ReasoningMarks;
 pub(crate) use budget::bound;
@@ -78,6 +78,19 @@ pub trait ReplyFormat: Send + Sync {
     /// Whether reasoning is told from the answer. Requests that ask for it are refused otherwise.
     fn reads_reasoning(&self) -> bool;
 
+    /// The conversation as the model's template can write it, and its text by `render`: where the
+    /// template has no place for tools, they may become text.
+    ///
+    /// # Errors
+    /// That of `render`.
+    fn written(
+        &self,
+        prompt: &ChatPrompt,
+        render: &dyn Fn(&ChatPrompt) -> Result<String>,
+    ) -> Result<(ChatPrompt, String)> {
+        render(prompt).map(|text| (prompt.clone(), text))
+    }
+
     /// A parser of one reply.
     fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser>;
 
@@ -92,7 +105,11 @@ pub trait ReplyFormat: Send + Sync {
     ///
     /// # Errors
     /// Why there is none, for the client.
-    fn forced_call(&self, request: &ReplyRequest, named: Option<&str>) -> Result<Grammar, String> {
+    fn forced_call(
+        &self,
+        request: &ReplyRequest,
+        named: Option<&str>,
+    ) -> std::result::Result<Grammar, String> {
         let _ = (request, named);
         Err(String::from("the model's format has no grammar of calls"))
     }

@@ -5,6 +5,7 @@
 mod access;
 #[path = "../common/mod.rs"]
 mod common;
+mod defaults;
 mod description;
 mod lifecycle;
 mod models;

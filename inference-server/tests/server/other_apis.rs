@@ -213,7 +213,6 @@ fn anthropic_messages_are_answered() {
         let grammar = server.state.last_options().constraints.grammar;
         assert_eq!(grammar, Some(inference::Grammar::json_object()));
     }
-    let tool = json!([{"name": "f", "input_schema": {"type": "object"}}]);
     for fields in [
         json!({"max_tokens": 0}),
         json!({"max_tokens": null}),
@@ -225,8 +224,6 @@ fn anthropic_messages_are_answered() {
         json!({"thinking": {"type": "adaptive", "budget_tokens": 0}}),
         json!({"thinking": {"type": "adaptive", "budget_tokens": 1_000_000}}),
         json!({"cache_salt": ""}),
-        json!({"tools": tool}),
-        json!({"tools": tool, "tool_choice": {"type": "any"}}),
         json!({"stop_sequences": [""]}),
         json!({"output_config": {"format": {"type": "grammar"}}}),
         json!({"output_format": {"type": "json_schema", "schema": 3}}),
@@ -461,7 +458,6 @@ fn ollama_chats_in_lines() {
         json!({"options": {"temprature": 0.9}}),
         json!({"options": {"temperature": -1}}),
         json!({"options": {"num_ctx": 5}}),
-        json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ] {
         let error = client.post("/api/chat", &ask(fields.clone())).expect(400);
         assert!(error["error"].is_string(), "{fields}");

@@ -398,6 +398,54 @@ fn calls_are_forced_by_grammars() {
     );
 }
 
+/// A chat template that knows no tools.
+const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
+
+#[test]
+fn a_model_without_a_format_of_calls_gets_a_generic_one() {
+    let server = serve_script(&config(), Script::writing(PLAIN, &[]), |model| {
+        model.with_context(4000)
+    });
+    let client = server.client();
+    for case in [&CASES[0], &CASES[1], &CASES[2], &CASES[5]] {
+        let body = openai(case.said, &json!({}));
+        let expected = case.outcome("tool_calls", "stop");
+        assert_eq!(openai_whole(&client, &body), expected, "{}", case.said);
+        let expected = case.in_parts("tool_calls", "stop");
+        assert_eq!(openai_streamed(&client, &body), expected, "{}", case.said);
+    }
+    openai_whole(
+        &client,
+        &openai(CASES[1].said, &json!({"tool_choice": "required"})),
+    );
+    let grammar = lark(&server);
+    assert!(grammar.contains("call: call_0 | call_1\n"), "{grammar}");
+    assert!(grammar.contains("<tool_call>"), "{grammar}");
+
+    let call = json!([{"id": "1", "type": "function",
+        "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
+    let mut body = openai("", &json!({}));
+    body["messages"] = json!([
+        {"role": "user", "content": "How warm?"},
+        {"role": "assistant", "content": null, "tool_calls": call},
+        {"role": "tool", "tool_call_id": "1", "content": "20 C"},
+    ]);
+    let text = client.post("/apply-template", &body).expect(200);
+    let text = text["prompt"].as_str().unwrap();
+    assert!(
+        text.starts_with("system: You can call functions."),
+        "{text}"
+    );
+    for part in [
+        "\"name\":\"f\"",
+        "\"name\":\"g\"",
+        "assistant: <tool_call>\n{",
+        "user: <tool_response>\n20 C\n</tool_response>",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
 #[test]
 fn calls_that_cannot_be_forced_are_refused() {
     let server = hermes();

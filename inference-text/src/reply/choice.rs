@@ -363,6 +363,19 @@ impl Format {
         }
     }
 
+    /// The format for a request that offers tools. A format without calls takes those of Hermes'
+    /// models, which [`written`](super::written) describes to the model.
+    #[must_use]
+    pub fn with_calls(self) -> Self {
+        match self.family {
+            Family::None => Self {
+                family: Family::Hermes,
+                ..self
+            },
+            _ => self,
+        }
+    }
+
     /// Whether replies can have tool calls.
     pub fn has_tool_calls(&self) -> bool {
         self.family != Family::None

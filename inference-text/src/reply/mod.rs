@@ -61,6 +61,7 @@ mod collect;
 mod engine;
 mod families;
 mod gemma;
+mod generic;
 mod grammar;
 mod harmony;
 mod hold;
@@ -80,6 +81,7 @@ use std::sync::Arc;
 
 pub use choice::{Family, Format, ReasoningTags};
 pub use collect::{Call, Reply};
+pub use generic::written;
 pub use grammar::{CallGrammar, CallShape, GrammarUnavailable};
 pub use ids::{IdGenerator, IdStyle, RandomIds, SequentialIds};
 pub use stream::{ReplyStream, TokenReader, reader};

@@ -7,7 +7,7 @@ use inference::{
 };
 use serde_json::Value;
 
-use super::{Call, Event, Format, ParserOptions, Piece, Reply, ReplyParser, Tool, Tools};
+use super::{Call, Event, Format, ParserOptions, Piece, Reply, ReplyParser, Tool, Tools, written};
 
 /// Characters at the end of the prompt that tell whether it opens reasoning.
 const TAIL: usize = 256;
@@ -82,11 +82,12 @@ pub struct ReplyStream {
 }
 
 impl ReplyStream {
-    /// Begins the reply to a conversation, in the format that the model's chat template tells.
+    /// Begins the reply to a conversation, in the format that the model's chat template tells. Where
+    /// it tells none of calls, tools are described in the conversation: see [`written`].
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a backend that shows no tokens or no template, and for tools
-    /// where the format of the model's calls is unknown; else as [`TextModel::generate`].
+    /// [`ErrorKind::Unsupported`] for a backend that shows no tokens or no template; else as
+    /// [`TextModel::generate`].
     pub fn start(
         model: &dyn TextModel,
         prompt: &ChatPrompt,
@@ -100,9 +101,9 @@ impl ReplyStream {
             .chat_template()
             .ok_or_else(|| unsupported("the model has no chat template that this backend shows"))?;
         let format = Format::detect(template, Some(model.model_type()));
-        let ids = tokens.encode_chat_with(prompt)?;
-        let text = tokens.render_chat_with(prompt)?;
-        let reader = reader(format, prompt, &text)?;
+        let (written, text) = written(format, prompt, |p| tokens.render_chat_with(p))?;
+        let ids = tokens.encode_chat_with(&written)?;
+        let reader = reader(format, prompt, &text);
         Ok(Self::new(
             model.generate(&Prompt::Tokens(ids), options)?,
             reader,
@@ -134,19 +135,11 @@ impl ReplyStream {
 }
 
 /// A reader of the reply to `prompt`, whose text is `rendered`. Without tools calls are content.
-///
-/// # Errors
-/// [`ErrorKind::Unsupported`] for tools where the format has no calls.
-pub fn reader(format: Format, prompt: &ChatPrompt, rendered: &str) -> Result<TokenReader> {
-    if !prompt.tools.is_empty() && !format.has_tool_calls() {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "the model's chat template does not show how it calls tools; leave the tools out",
-        ));
-    }
+/// `prompt` has its tools, also where [`written`] put them into messages.
+pub fn reader(format: Format, prompt: &ChatPrompt, rendered: &str) -> TokenReader {
     let format = match prompt.tools.is_empty() {
         true => format.without_calls(),
-        false => format,
+        false => format.with_calls(),
     };
     let start = rendered
         .char_indices()
@@ -156,7 +149,7 @@ pub fn reader(format: Format, prompt: &ChatPrompt, rendered: &str) -> Result<Tok
     let options = ParserOptions::default()
         .with_tools(Tools::from(prompt.tools.as_slice()))
         .with_prompt_tail(&rendered[start..]);
-    Ok(TokenReader::new(format, options))
+    TokenReader::new(format, options)
 }
 
 impl Iterator for ReplyStream {

@@ -30,7 +30,7 @@ impl TokenSource for Script {
 fn stream(tokens: Vec<Result<Token>>, tools: &[Tool], rendered: &str) -> ReplyStream {
     let format = Format::of(Family::Hermes).with_reasoning(ReasoningTags::THINK);
     let prompt = ChatPrompt::new([Message::user("hi")]).with_tools(tools);
-    let reader = reader(format, &prompt, rendered).unwrap();
+    let reader = reader(format, &prompt, rendered);
     ReplyStream::new(TokenStream::new(Script(tokens.into_iter())), reader)
 }
 
@@ -87,11 +87,16 @@ fn an_error_ends_the_reply() {
 }
 
 #[test]
-fn tools_need_a_format_with_calls() {
-    let prompt = ChatPrompt::new([Message::user("hi")]).with_tools([Tool::new("f", None)]);
-    let error = reader(Format::none(), &prompt, "").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let prompt = ChatPrompt::new([Message::user("hi")]);
-    assert!(reader(Format::none(), &prompt, "").is_ok());
+fn a_format_without_calls_takes_those_of_the_generic_one() {
+    let text = r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
+    let reply = |tools: &[Tool]| {
+        let prompt = ChatPrompt::new([Message::user("hi")]).with_tools(tools);
+        let mut reader = reader(Format::none(), &prompt, "");
+        let mut events = reader.feed(&Token::new(1, text));
+        events.extend(reader.finish());
+        Reply::collect(events)
+    };
+    assert_eq!(reply(&[Tool::new("f", None)]).calls[0].name, "f");
+    assert_eq!(reply(&[]).content, text);
     assert_eq!(Reply::collect([]).content, "");
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use inference::{LoadOptions, LoraConfig, Prompt, TextModel};
+use inference::{LoadOptions, LoraConfig, Precision, Prompt, TextModel};
 use metal_backend::train::{AdapterKind, Params, Schedule, Sequence, Trainer, Tuning};
 use mlx_rs_core::{All, Array};
 use serde_json::Value;
@@ -35,8 +35,11 @@ pub fn sequences(batch: &Value) -> Vec<Sequence> {
     batch.as_array().unwrap().iter().map(one).collect()
 }
 
+/// Losses and their slopes are those of float32.
 pub fn cpu() -> LoadOptions {
-    LoadOptions::new().with_backend("cpu")
+    LoadOptions::new()
+        .with_backend("cpu")
+        .with_precision(Precision::Exact)
 }
 
 pub fn at_rate(rate: f32) -> Tuning {

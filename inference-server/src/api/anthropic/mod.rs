@@ -126,9 +126,18 @@ fn options(
     }
     let mut o = GenerateOptions::new();
     // Anthropic's default and bound.
-    let temperature = (request.temperature.unwrap_or(1.0), 1.0);
-    randomness(&mut o.sampling, "", temperature, request.top_p)?;
-    o.sampling.top_k = request.top_k.unwrap_or(0);
+    let own = &app.defaults;
+    let bound = own.temperature.unwrap_or(1.0).max(1.0);
+    let temperature = request.temperature.or(own.temperature).unwrap_or(1.0);
+    randomness(
+        &mut o.sampling,
+        "",
+        (temperature, bound),
+        request.top_p.or(own.top_p),
+    )?;
+    o.sampling.top_k = request.top_k.or(own.top_k).unwrap_or(0);
+    o.sampling.min_p = own.min_p.unwrap_or(0.0);
+    o.penalties.repeat_penalty = own.repeat_penalty.unwrap_or(1.0);
     o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let stops = request.stop_sequences.clone().unwrap_or_default();
     o.stop.stop_strings = prepare::stops(app, "stop_sequences", stops)?;

@@ -20,29 +20,46 @@ use crate::api::openai::stream::{merged, sse};
 use crate::api::run::{self, End, Item, Keep, Reply};
 use crate::api::{OneOrMore, Prompts, Work, at_most, prepare, randomness, within};
 use crate::app::App;
+use crate::defaults::RequestDefaults;
 use crate::engine::Places;
 use crate::error::{ApiError, Family};
 use crate::models::{Lease, ServedModel};
 
-/// llama.cpp's defaults.
-pub(super) struct Defaults;
+/// llama.cpp's default: tokens back that a penalty against repetition looks.
+const REPEAT_LAST_N: usize = 64;
+
+/// What holds for a request that does not say it: what the server was started with, else llama.cpp's
+/// defaults.
+pub(super) struct Defaults {
+    temperature: f32,
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+    repeat_penalty: f32,
+    max_tokens: Option<usize>,
+}
 
 impl Defaults {
-    const TEMPERATURE: f32 = 0.8;
-    const TOP_K: usize = 40;
-    const TOP_P: f32 = 0.95;
-    const MIN_P: f32 = 0.05;
-    const REPEAT_LAST_N: usize = 64;
+    pub(super) fn of(own: &RequestDefaults) -> Self {
+        Self {
+            temperature: own.temperature.unwrap_or(0.8),
+            top_k: own.top_k.unwrap_or(40),
+            top_p: own.top_p.unwrap_or(0.95),
+            min_p: own.min_p.unwrap_or(0.05),
+            repeat_penalty: own.repeat_penalty.unwrap_or(1.0),
+            max_tokens: own.max_tokens,
+        }
+    }
 
-    pub(super) fn json() -> Value {
+    pub(super) fn json(&self) -> Value {
         json!({
-            "temperature": Self::TEMPERATURE,
-            "top_k": Self::TOP_K,
-            "top_p": Self::TOP_P,
-            "min_p": Self::MIN_P,
-            "repeat_penalty": 1.0,
-            "repeat_last_n": Self::REPEAT_LAST_N,
-            "n_predict": -1,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repeat_penalty,
+            "repeat_last_n": REPEAT_LAST_N,
+            "n_predict": self.max_tokens.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX)),
             "seed": -1,
         })
     }
@@ -159,12 +176,13 @@ impl Sampling {
         self.refuse()?;
         let mut o = GenerateOptions::new();
         // Not above 0 is greedy there.
-        let temperature = self.temperature.unwrap_or(Defaults::TEMPERATURE).max(0.0);
-        let top_p = Some(self.top_p.unwrap_or(Defaults::TOP_P));
+        let own = Defaults::of(&app.defaults);
+        let temperature = self.temperature.unwrap_or(own.temperature).max(0.0);
+        let top_p = Some(self.top_p.unwrap_or(own.top_p));
         randomness(&mut o.sampling, "", (temperature, 10.0), top_p)?;
         let top_k = self.top_k.map(|k| usize::try_from(k).unwrap_or(0));
-        o.sampling.top_k = top_k.unwrap_or(Defaults::TOP_K);
-        o.sampling.min_p = self.min_p.unwrap_or(Defaults::MIN_P);
+        o.sampling.top_k = top_k.unwrap_or(own.top_k);
+        o.sampling.min_p = self.min_p.unwrap_or(own.min_p);
         within("min_p", o.sampling.min_p, 0.0, 1.0)?;
         if let Some(probability) = self.xtc_probability {
             within("xtc_probability", probability, 0.0, 1.0)?;
@@ -177,15 +195,13 @@ impl Sampling {
         if let Some(samplers) = &self.samplers {
             ordered(&mut o.sampling, samplers)?;
         }
-        if let Some(penalty) = self.repeat_penalty {
-            within("repeat_penalty", penalty, 0.01, 10.0)?;
-            o.penalties.repeat_penalty = penalty;
-        }
+        o.penalties.repeat_penalty = self.repeat_penalty.unwrap_or(own.repeat_penalty);
+        within("repeat_penalty", o.penalties.repeat_penalty, 0.01, 10.0)?;
         match self.repeat_last_n {
             // The contract's 0 is all.
             Some(0) => o.penalties.repeat_penalty = 1.0,
             Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
-            None => o.penalties.repeat_window = Defaults::REPEAT_LAST_N,
+            None => o.penalties.repeat_window = REPEAT_LAST_N,
         }
         if let Some(penalty) = self.presence_penalty {
             within("presence_penalty", penalty, -2.0, 2.0)?;

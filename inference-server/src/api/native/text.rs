@@ -246,10 +246,13 @@ pub(crate) async fn apply_template(
     if request.add_generation_prompt == Some(false) {
         prompt.end = ChatEnd::Messages;
     }
+    prepare::add_names(&app, &mut prompt);
     let (places, text) = prepare::aside(places, move || {
         prepare::check_chat(&app, &model, &prompt)?;
-        let text = model.tokens()?.render_chat_with(&prompt);
-        text.map_err(|e| prepare::template_error(&e))
+        let tokens = model.tokens()?;
+        let render = |prompt: &ChatPrompt| tokens.render_chat_with(prompt);
+        let written = model.format().written(&prompt, &render);
+        written.map_or_else(|e| Err(prepare::template_error(&e)), |(_, text)| Ok(text))
     })
     .await?;
     Ok(text_answer("prompt", text, places))

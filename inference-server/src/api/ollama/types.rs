@@ -248,15 +248,17 @@ impl Rest {
         }
         let mut o = GenerateOptions::new();
         o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
-        let temperature = (given.temperature.unwrap_or(0.8), 10.0);
-        let top_p = Some(given.top_p.unwrap_or(0.9));
-        randomness(&mut o.sampling, "options.", temperature, top_p)?;
-        o.sampling.top_k = given.top_k.unwrap_or(40);
-        if let Some(min_p) = given.min_p {
+        let own = &app.defaults;
+        let temperature = given.temperature.or(own.temperature).unwrap_or(0.8);
+        let top_p = Some(given.top_p.or(own.top_p).unwrap_or(0.9));
+        randomness(&mut o.sampling, "options.", (temperature, 10.0), top_p)?;
+        o.sampling.top_k = given.top_k.or(own.top_k).unwrap_or(40);
+        if let Some(min_p) = given.min_p.or(own.min_p) {
             within("options.min_p", min_p, 0.0, 1.0)?;
             o.sampling.min_p = min_p;
         }
-        o.penalties.repeat_penalty = given.repeat_penalty.unwrap_or(1.1);
+        let penalty = given.repeat_penalty.or(own.repeat_penalty);
+        o.penalties.repeat_penalty = penalty.unwrap_or(1.1);
         within(
             "options.repeat_penalty",
             o.penalties.repeat_penalty,

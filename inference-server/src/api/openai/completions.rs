@@ -96,7 +96,7 @@ pub(crate) async fn create(
     let mut replies = Vec::with_capacity(prepared.len() * n);
     let mut echoes = Vec::with_capacity(prepared.len() * n);
     let streamed = request.stream.unwrap_or(false);
-    let asked = Some(asked.unwrap_or(MAX_TOKENS));
+    let asked = asked.or(app.defaults.max_tokens).or(Some(MAX_TOKENS));
     for (prompt, text) in prepared.iter().zip(texts) {
         options.max_tokens = prepare::reply_tokens(&app, model, prompt.ids.len(), asked);
         if !streamed {

@@ -16,12 +16,14 @@ pub(super) const TEMPERATURE: f32 = 1.0;
 
 /// Sets temperature and top-p, with OpenAI's default and bounds.
 pub(super) fn randomness(
+    app: &App,
     sampling: &mut SamplingOptions,
     temperature: Option<f32>,
     top_p: Option<f32>,
 ) -> Result<(), ApiError> {
-    let temperature = (temperature.unwrap_or(TEMPERATURE), 2.0);
-    api::randomness(sampling, "", temperature, top_p)
+    let own = &app.defaults;
+    let temperature = temperature.or(own.temperature).unwrap_or(TEMPERATURE);
+    api::randomness(sampling, "", (temperature, 2.0), top_p.or(own.top_p))
 }
 
 /// The options that a request's fields describe, without `max_tokens`.
@@ -36,13 +38,14 @@ pub(crate) fn options(
         return Err(ApiError::unsupported("grammar", message));
     }
     let mut o = GenerateOptions::new();
-    randomness(&mut o.sampling, fields.temperature, fields.top_p)?;
-    o.sampling.top_k = fields.top_k.unwrap_or(0);
-    if let Some(min_p) = fields.min_p {
+    randomness(app, &mut o.sampling, fields.temperature, fields.top_p)?;
+    let own = &app.defaults;
+    o.sampling.top_k = fields.top_k.or(own.top_k).unwrap_or(0);
+    if let Some(min_p) = fields.min_p.or(own.min_p) {
         within("min_p", min_p, 0.0, 1.0)?;
         o.sampling.min_p = min_p;
     }
-    if let Some(penalty) = fields.repetition_penalty {
+    if let Some(penalty) = fields.repetition_penalty.or(own.repeat_penalty) {
         within("repetition_penalty", penalty, 0.01, 10.0)?;
         o.penalties.repeat_penalty = penalty;
     }

@@ -163,7 +163,11 @@ fn sampling(
     request: &ResponsesRequest,
 ) -> Result<GenerateOptions, ApiError> {
     let mut o = GenerateOptions::new();
-    options::randomness(&mut o.sampling, request.temperature, request.top_p)?;
+    options::randomness(app, &mut o.sampling, request.temperature, request.top_p)?;
+    let own = &app.defaults;
+    o.sampling.top_k = own.top_k.unwrap_or(0);
+    o.sampling.min_p = own.min_p.unwrap_or(0.0);
+    o.penalties.repeat_penalty = own.repeat_penalty.unwrap_or(1.0);
     o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let param = "text.format";
     o.constraints.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {

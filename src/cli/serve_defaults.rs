@@ -1,0 +1,134 @@
+//! What `mlx serve` takes for requests that do not say it, and how it loads the models beyond what
+//! other commands say.
+
+use clap::ValueEnum;
+use inference::LoadOptions;
+use inference_server::RequestDefaults;
+
+use super::dialog::{self, Names};
+use super::failure::Failure;
+use super::load::{QUANTIZED_KV_START, at_least_one, count};
+
+/// What holds for requests that do not say it.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Requests that do not say otherwise")]
+pub struct DefaultArgs {
+    /// Randomness: 0 always takes the most likely token [default: that of the API a request uses]
+    #[arg(
+        long,
+        visible_alias = "temperature",
+        value_name = "T",
+        allow_negative_numbers = true
+    )]
+    temp: Option<f32>,
+    /// Keep the most likely tokens with this much probability together [default: as above]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f32>,
+    /// Keep this many of the most likely tokens; 0 keeps all [default: as above]
+    #[arg(long, value_name = "K", value_parser = count)]
+    top_k: Option<usize>,
+    /// Drop tokens less likely than this part of the most likely one [default: as above]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    min_p: Option<f32>,
+    /// Factor against tokens of the prompt and the reply; 1 is off [default: as above]
+    #[arg(
+        long,
+        visible_alias = "repetition-penalty",
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
+    repeat_penalty: Option<f32>,
+    /// The most tokens of a reply [default: what the context has room for]
+    #[arg(long, short = 'n', aliases = ["predict", "n-predict"], value_name = "N", value_parser = at_least_one)]
+    max_tokens: Option<usize>,
+    /// Tokens of a prompt that are computed in one step, together with the tokens of other replies
+    /// [default: 512]
+    #[arg(long, aliases = ["batch-size", "ubatch-size"], value_name = "N", value_parser = at_least_one)]
+    prefill_step_size: Option<usize>,
+    /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
+    #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
+    chat_template_config: Option<Names>,
+}
+
+impl DefaultArgs {
+    pub fn defaults(&self) -> RequestDefaults {
+        let mut defaults = RequestDefaults::new();
+        defaults.temperature = self.temp;
+        defaults.top_p = self.top_p;
+        defaults.top_k = self.top_k;
+        defaults.min_p = self.min_p;
+        defaults.repeat_penalty = self.repeat_penalty;
+        defaults.max_tokens = self.max_tokens;
+        defaults.prefill_step_size = self.prefill_step_size;
+        if let Some(names) = &self.chat_template_config {
+            defaults.template = names.clone().into();
+        }
+        defaults
+    }
+}
+
+/// How the models are loaded.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "How models are loaded")]
+pub struct CacheArgs {
+    /// Another chat template than the models': a file with Jinja, or the template itself
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
+    chat_template: Option<String>,
+    /// Pack the key/value caches to this many bits a number: 2, 3, 4, 5, 6 or 8
+    #[arg(long, value_name = "BITS")]
+    kv_bits: Option<u32>,
+    /// Numbers of a packed cache that share a scale: 32, 64 or 128
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
+    kv_group_size: u32,
+    /// Pack a cache once it holds more than this many positions; 0 packs from the first on
+    #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
+    quantized_kv_start: usize,
+}
+
+impl CacheArgs {
+    /// Puts the flags into options.
+    pub fn set(&self, options: &mut LoadOptions) -> Result<(), Failure> {
+        if let Some(template) = &self.chat_template {
+            options.chat_template = Some(dialog::source(template)?);
+        }
+        options.kv_bits = self.kv_bits;
+        if self.kv_bits.is_some() {
+            options.kv_group_size = self.kv_group_size;
+            options.quantized_kv_start = self.quantized_kv_start;
+        }
+        Ok(())
+    }
+}
+
+/// How much is logged, by the names of Python's `logging` and of Rust's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// Failures.
+    #[value(alias = "critical")]
+    Error,
+    /// What may go wrong, too.
+    #[value(alias = "warning")]
+    Warn,
+    /// What is done, too.
+    Info,
+    /// Each step.
+    Debug,
+    /// All there is.
+    Trace,
+}
+
+impl LogLevel {
+    /// Its name for a log filter.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
