@@ -46,6 +46,7 @@ pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};
 pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct};
 pub use gemm::gather_rows::GatherRows;
+pub use gemm::greatest::GreatestOutputs;
 pub use gemm::layer_norm::LayerNorm;
 pub use gemm::product::{HeldMatrix, MAX_PARTS, MatrixFormat, MatrixPart, Product, Size};
 pub use gemm::routes::Routing;
