@@ -44,7 +44,7 @@ pub use attention::rope::Rotation;
 pub use gemm::dense::DenseType;
 pub use gemm::expert_block::{ExpertBlock, ExpertGate};
 pub use gemm::experts::{ExpertProduct, ExpertStack, ExpertVjp};
-pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct};
+pub use gemm::feature_walk::{FeatureWalk, HeldFloats, HeldProduct, HeldRows};
 pub use gemm::gather_rows::GatherRows;
 pub use gemm::greatest::GreatestOutputs;
 pub use gemm::layer_norm::LayerNorm;

@@ -13,7 +13,7 @@ use mlx_rs_core::io::{Floats, MappedFile};
 use super::Weights;
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
-use crate::exec::{FeatureParts, FeatureRows, copies_features};
+use crate::exec::{FeatureNumbers, FeatureParts, FeatureRows, copies_features};
 use crate::nn::Activation;
 use crate::nn::feed_forward::FfnPlace;
 
@@ -122,16 +122,14 @@ impl Features {
         }
     }
 
-    /// Bytes of the features that are copied when they are loaded: as `dtype` where MLX computes,
-    /// and float16 as the float32 of our kernels, when `on_cpu`. Mapped ones are no memory of the
-    /// process: the system can take them back.
+    /// Bytes of the features that are copied when they are loaded, as `dtype`: where MLX computes, or
+    /// not `on_cpu`. Mapped ones are no memory of the process: the system can take them back.
     #[must_use]
     pub fn copied_bytes(&self, on_cpu: bool, dtype: Dtype) -> u64 {
-        let size = match (copies_features(on_cpu), self.vindex.numbers()) {
-            (true, _) => dtype.size(),
-            (false, Numbers::Float16) => 4,
-            (false, Numbers::Float32) => return 0,
-        };
+        if !copies_features(on_cpu) {
+            return 0;
+        }
+        let size = dtype.size();
         let hidden = self.vindex.about().hidden_size as u64;
         let layers = self.vindex.layers().iter().enumerate();
         let own = layers.filter(|(layer, _)| self.layers.contains(layer));
@@ -168,7 +166,7 @@ impl Features {
         let name = index.activation.name();
         let activation = Activation::from_name(name)
             .ok_or_else(|| invalid(format!("the activation {name} is not known")))?;
-        let [gate, up, down] = [0, 1, 2].map(|i| -> Result<Option<Floats>> {
+        let [gate, up, down] = [0, 1, 2].map(|i| -> Result<Option<FeatureNumbers>> {
             let part = self.vindex.matrix(layer, FILES[i]).map_err(&fault)?;
             let wanted = FILES[i] != MatrixFile::Gate || with_gate;
             let Some(part) = part.filter(|_| wanted) else {
@@ -180,11 +178,11 @@ impl Features {
             let range = at(range.start)..at(range.end);
             let bytes = file.bytes().get(range.clone()).unwrap_or_default();
             part.verify(bytes).map_err(&fault)?;
-            match part.numbers() {
-                Numbers::Float32 => file.floats(range).map(Some).map_err(engine("vindex")),
-                // The kernels read float32.
-                Numbers::Float16 => Ok(Some(Floats::from(part.floats(bytes)))),
-            }
+            let numbers = match part.numbers() {
+                Numbers::Float32 => file.floats(range).map(FeatureNumbers::from),
+                Numbers::Float16 => file.halves(range).map(FeatureNumbers::from),
+            };
+            numbers.map(Some).map_err(engine("vindex"))
         });
         let biases = self.vindex.biases(layer).map_err(&fault)?;
         let (gate_bias, up_bias, down_bias) = match biases {

@@ -43,7 +43,10 @@ impl Work for GreatestOutputs {
             groups[begin / LANES].take(isa, tile, count, block.start + block.from);
         };
         // SAFETY: the caller's promise.
-        unsafe { self.product.with_task(inputs, |task, _| task.run_into(&sink)) };
+        unsafe {
+            self.product
+                .with_task(inputs, |task, _| task.run_into(&sink))
+        };
         let best = groups.into_iter().flat_map(Group::into_rows);
         for (best, out) in best.zip(output.chunks_exact_mut(2 * self.k)) {
             let (values, columns) = out.split_at_mut(self.k);
@@ -82,7 +85,9 @@ impl Group {
         let mut greatest = [f32::NEG_INFINITY; LANES];
         greatest_of_lanes(isa, tile, &mut greatest);
         let least = |lane: usize| f32::from_bits(self.least[lane].load(Ordering::Relaxed));
-        let mut wanted = (0..count).filter(|&lane| greatest[lane] >= least(lane)).peekable();
+        let mut wanted = (0..count)
+            .filter(|&lane| greatest[lane] >= least(lane))
+            .peekable();
         if wanted.peek().is_none() {
             return;
         }
@@ -101,7 +106,9 @@ impl Group {
     }
 
     fn into_rows(self) -> [Vec<Found>; LANES] {
-        self.best.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.best
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -162,7 +169,12 @@ mod tests {
     use crate::prompts::Prompts;
     use crate::testing::{noise, with_each};
 
-    fn work(isa: Isa, kind: MatrixFormat, size: Size, (rows, k): (usize, usize)) -> GreatestOutputs {
+    fn work(
+        isa: Isa,
+        kind: MatrixFormat,
+        size: Size,
+        (rows, k): (usize, usize),
+    ) -> GreatestOutputs {
         let part = MatrixPart {
             kind,
             size,

@@ -238,7 +238,11 @@ impl GemmTask<'_> {
                 }
             }
             let begin = first + panel * LANES;
-            sink(self.complete_tile(sums, block), (begin, LANES.min(last - begin)), block);
+            sink(
+                self.complete_tile(sums, block),
+                (begin, LANES.min(last - begin)),
+                block,
+            );
         }
     }
 
