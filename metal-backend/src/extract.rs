@@ -16,7 +16,7 @@ use crate::arch::{self, Decoder};
 use crate::backend::{Place, open_weights};
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, locate, python_json};
-use crate::convert::tokenizer_files;
+use crate::convert::{text_files, tokenizer_files};
 use crate::error::engine;
 use crate::exec::{self, Weight};
 use crate::inspect::features_of;
@@ -297,6 +297,15 @@ impl Extractor {
         let logits = logits.reshape(&[-1, logits.dim(-1)?])?; // [states, vocab]
         let found = exec::sampling::greatest_of_rows(&logits, k, self.place == Place::Cpu)?;
         pairs(found, k)
+    }
+
+    /// `config.json`, without a quantization, and what else a reader of the model needs besides the
+    /// numbers: the files of its tokenizer. Each by its name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for one that cannot be read.
+    pub fn text_files(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        text_files(&self.path)
     }
 
     /// `tokenizer.json`.

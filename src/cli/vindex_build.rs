@@ -108,6 +108,13 @@ mod engine {
                 .map_err(|e| Failure::failed(format!("tokenizer.json: {e}")))?;
             writer.push_file("tokenizer.json", &json).map_err(failed)?;
         }
+        if args.level == Level::All {
+            for (name, bytes) in from.text_files()? {
+                if !writer.has_file(&name) {
+                    writer.push_file(&name, &bytes).map_err(failed)?;
+                }
+            }
+        }
         for tensor in from.ends() {
             interrupt.check()?;
             if args.level == Level::All || tensor.part() == Part::Embedding {

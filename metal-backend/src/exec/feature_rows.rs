@@ -221,6 +221,28 @@ impl FeatureRows {
     }
 }
 
+/// Rows `[features, hidden]` times states `[n, hidden]` on the CPU, plus a bias `[features]`:
+/// float32 `[n, features]`.
+///
+/// # Errors
+/// When shapes do not fit, or memory runs out.
+pub fn gate_products(
+    rows: FeatureNumbers,
+    shape: [i32; 2],
+    bias: Option<&Floats>,
+    x: &Array,
+) -> Result<Array> {
+    if !copies_features(true) {
+        return cpu::FeatureMatrix::new(rows, shape)?.product(x, bias);
+    }
+    let rows = rows.to_array(&shape)?.astype(Dtype::Float32)?;
+    let products = x.matmul(&rows.swap_axes(0, 1)?)?;
+    match bias {
+        Some(bias) => products.add(&Array::from_slice(bias.as_ref(), &shape[..1])?),
+        None => Ok(products),
+    }
+}
+
 /// The features of each position with the `top_k` greatest gates by magnitude, `[.., features] ->
 /// [.., k]`; `None` for all.
 ///

@@ -39,7 +39,8 @@ pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, Rotat
 pub use block::{Block, BlockSpec, KvSlot};
 pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
 pub use feature_rows::{
-    FeatureNumbers, FeatureParts, FeatureRows, copies_features, greatest_features, only_features,
+    FeatureNumbers, FeatureParts, FeatureRows, copies_features, gate_products, greatest_features,
+    only_features,
 };
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, greatest, project};
 pub use norm::layer_norm;

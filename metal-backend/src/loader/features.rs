@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use inference::{Error, ErrorKind, FeedForwardStrategy, LoadOptions, Result};
+use inference::{Error, ErrorKind, FeedForwardPlan, FeedForwardStrategy, LoadOptions, Result};
+use inference_formats::files::is_vindex;
 use inference_formats::footprint::Footprint;
 use inference_probe::files;
 use inference_probe::vindex::{Level, MatrixFile, Numbers, Vindex};
@@ -31,6 +32,35 @@ pub struct Features {
     layers: BTreeSet<usize>,
     /// Whether these layers read nothing of their own: then the gate is one of the features, too.
     only: bool,
+}
+
+fn same_place(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    real(a).is_some() && real(a) == real(b)
+}
+
+/// The options for a model that is a vindex with all weights: all layers walk, by the plan that the
+/// options have or with all features, and nothing else of their feed-forward parts is there. The
+/// weights are compared with their hashes. `None` for other models.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] for files that are missing or damaged; [`ErrorKind::InvalidOption`]
+/// for options that go together with no vindex.
+pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<LoadOptions>> {
+    if !is_vindex(model) {
+        return Ok(None);
+    }
+    let mut options = options.clone();
+    if options.feed_forward.is_dense() {
+        let walk = FeedForwardStrategy::Walk { top_k: usize::MAX };
+        options.feed_forward = FeedForwardPlan::uniform(walk);
+    }
+    options.vindex = Some(model.to_owned());
+    options.walk_only = true;
+    options.validate().map_err(|e| e.with_path(model))?;
+    let vindex = Vindex::open(model).map_err(fault(model))?;
+    vindex.verify_weights().map_err(fault(model))?;
+    Ok(Some(options))
 }
 
 /// A fault of the files, or of reading them.
@@ -74,7 +104,11 @@ impl Features {
     /// [`ErrorKind::InvalidOption`] when they are of another model.
     pub fn at(dir: &Path, model: &Path) -> Result<Self> {
         let vindex = Vindex::open(dir).map_err(fault(dir))?;
-        let own = files::identity(model).map_err(fault(dir))?;
+        // A vindex with all weights is the model itself.
+        let own = match is_vindex(model) && same_place(dir, model) {
+            true => vindex.about().identity.clone(),
+            false => files::identity(model).map_err(fault(dir))?,
+        };
         if vindex.level() < Level::Inference {
             let message = "the vindex has the level browse, with gates alone; build one of the level \
                            inference";
