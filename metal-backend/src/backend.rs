@@ -25,7 +25,7 @@ use crate::engine::{Engine, Parts};
 use crate::error::engine;
 use crate::exec::{self, Prompts};
 use crate::generate::check_rewinds;
-use crate::loader::{Features, Weights};
+use crate::loader::{Features, Weights, options_of_vindex};
 use crate::model::{EncoderModel, MlxModel};
 use crate::nn::router::FfnRouter;
 use crate::sample;
@@ -266,6 +266,8 @@ impl MlxBackend {
         }
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
         let group = divided::group(options)?;
+        let of_vindex = options_of_vindex(options, path)?;
+        let options = of_vindex.as_ref().unwrap_or(options);
         let mut model = stream.scope(|| load(path, (options, router), self.0, group))?;
         if let Some(group) = group {
             stream.scope(|| {

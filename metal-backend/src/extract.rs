@@ -16,13 +16,16 @@ use crate::arch::{self, Decoder};
 use crate::backend::{Place, open_weights};
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, locate, python_json};
-use crate::convert::tokenizer_files;
+use crate::convert::{text_files, tokenizer_files};
 use crate::error::engine;
 use crate::exec::{self, Weight};
 use crate::inspect::features_of;
 use crate::loader::{OwnStage, StageReads};
 use crate::nn::FeedForward;
 use crate::text::TextPipeline;
+
+/// States whose greatest logits are found at once, where not all logits are in memory.
+const STATES: usize = 4096;
 
 /// Bytes of logits that are computed at once. A block of the head is unpacked once for all of them.
 const LOGIT_BYTES: usize = 48 << 20;
@@ -248,7 +251,6 @@ impl Extractor {
                 ),
             ));
         }
-        let rows = (LOGIT_BYTES / (4 * vocab.max(1))).clamp(16, 512);
         let k = k.min(vocab);
         let mut all = Vec::with_capacity(states.len() / hidden);
         if k == 0 {
@@ -256,25 +258,54 @@ impl Extractor {
             return Ok(all);
         }
         self.stream.scope(|| {
-            for part in states.chunks(rows * hidden) {
+            for part in states.chunks(STATES * hidden) {
                 interrupt.check()?;
-                all.extend(self.greatest(part, k).map_err(engine("unembed"))?);
+                let fused = self.greatest(part, k).map_err(engine("unembed"))?;
+                if let Some(found) = fused {
+                    all.extend(found);
+                    continue;
+                }
+                let rows = (LOGIT_BYTES / (4 * vocab.max(1))).clamp(16, 512);
+                for part in part.chunks(rows * hidden) {
+                    interrupt.check()?;
+                    all.extend(self.greatest_of_all(part, k).map_err(engine("unembed"))?);
+                }
             }
             Ok(all)
         })
     }
 
-    fn greatest(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Vec<Vec<(u32, f32)>>> {
+    /// States `[states, hidden]` as an array `[1, states, hidden]`.
+    fn states(&self, states: &[f32]) -> mlx_rs_core::Result<Array> {
         let size = |n: usize| i32::try_from(n).unwrap_or(-1);
         let hidden = self.hidden_size();
-        let x = Array::from_slice(states, &[1, size(states.len() / hidden), size(hidden)])?;
+        Array::from_slice(states, &[1, size(states.len() / hidden), size(hidden)])
+    }
+
+    /// In one product without all logits in memory; `None` where that is not possible.
+    fn greatest(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Option<Vec<Greatest>>> {
+        let found = self
+            .ends
+            .decoder
+            .greatest_logits(&self.states(states)?, k)?;
+        found.map(|found| pairs(found, k)).transpose()
+    }
+
+    fn greatest_of_all(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Vec<Greatest>> {
+        let x = self.states(states)?;
         let logits = self.ends.decoder.unembed(&x)?.astype(Dtype::Float32)?;
         let logits = logits.reshape(&[-1, logits.dim(-1)?])?; // [states, vocab]
-        let (values, ids) = exec::sampling::greatest_of_rows(&logits, k, self.place == Place::Cpu)?;
-        eval([&values, &ids])?;
-        let (values, ids) = (values.to_vec::<f32>()?, ids.to_vec::<u32>()?);
-        let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
-        Ok(pairs.chunks_exact(k).map(<[_]>::to_vec).collect())
+        let found = exec::sampling::greatest_of_rows(&logits, k, self.place == Place::Cpu)?;
+        pairs(found, k)
+    }
+
+    /// `config.json`, without a quantization, and what else a reader of the model needs besides the
+    /// numbers: the files of its tokenizer. Each by its name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModel`] for one that cannot be read.
+    pub fn text_files(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        text_files(&self.path)
     }
 
     /// `tokenizer.json`.
@@ -306,6 +337,17 @@ impl Extractor {
             }
         }
     }
+}
+
+/// The greatest logits of a state, with their tokens.
+type Greatest = Vec<(u32, f32)>;
+
+/// Logits and tokens `[states, k]` of each state.
+fn pairs((values, ids): (Array, Array), k: usize) -> mlx_rs_core::Result<Vec<Greatest>> {
+    eval([&values, &ids])?;
+    let (values, ids) = (values.to_vec::<f32>()?, ids.to_vec::<u32>()?);
+    let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
+    Ok(pairs.chunks_exact(k).map(<[_]>::to_vec).collect())
 }
 
 /// Whether a tensor belongs to a layer.

@@ -43,6 +43,7 @@ mod error;
 pub mod exec;
 pub mod extract;
 pub mod ffn;
+pub mod gate_scores;
 mod generate;
 mod inspect;
 pub mod loader;

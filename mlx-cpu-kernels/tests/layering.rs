@@ -100,6 +100,7 @@ const ORDER: &[&str] = &[
     "gemm::amx_gemm_bf16",
     "gemm::prefetch",
     "gemm::run",
+    "gemm::greatest",
     "gemm::gather_rows",
     "gemm::layer_norm",
     "gemm::feature_walk",

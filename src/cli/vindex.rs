@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use inference::{AttentionInspector, CancelToken, Interrupt, Prompt, TextModel, TokenModel};
 use inference_probe::vindex::{About, Experts, Layer, Level, Numbers, Vindex};
+#[cfg(feature = "mlx-backend")]
+use metal_backend::gate_scores::GateScores;
 use serde::Serialize;
 
 use super::console::Console;
@@ -236,6 +238,7 @@ fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     let last = ids.len().saturating_sub(1);
     let inputs = inspector.feed_forward_inputs(&Prompt::Tokens(ids), &[last], &interrupt)?;
+    let gates = GateScores::open(&vindex)?;
     let mut walked = Walked {
         tokens: inputs.tokens,
         layers: Vec::new(),
@@ -243,7 +246,7 @@ fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     for (layer, input) in inputs.layers.iter().enumerate() {
         interrupt.check()?;
         if args.layers.as_ref().is_none_or(|layers| layers.has(layer)) {
-            let answers = answers(&vindex, layer, input, args.top, tokens)?;
+            let answers = answers((&vindex, &gates), layer, input, args.top, tokens)?;
             walked.layers.push(answers);
         }
     }
@@ -278,14 +281,15 @@ fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
 
 /// The features of a layer that answer to its input.
 fn answers(
-    vindex: &Vindex,
+    (vindex, gates): (&Vindex, &GateScores),
     layer: usize,
     input: &[f32],
     top: usize,
     tokens: &dyn TokenModel,
 ) -> Result<Answers, Failure> {
     let said = vindex.tokens(layer).map_err(failed)?;
-    let nearest = vindex.nearest(layer, input, top).map_err(failed)?;
+    let gates = gates.of(layer, input)?;
+    let nearest = vindex.nearest_of(layer, &gates, top).map_err(failed)?;
     let nearest = nearest.into_iter().next().unwrap_or_default();
     let experts = vindex.layers().get(layer).and_then(|l| l.experts);
     let (error, taken) = match vindex.level() {
@@ -295,7 +299,7 @@ fn answers(
             let taken = part.activations(input, &nearest).map_err(failed)?;
             match experts {
                 Some(_) => (None, taken),
-                None => (Some(missing(&part, input, top)?), taken),
+                None => (Some(missing(&part, input, &gates, top)?), taken),
             }
         }
     };
@@ -316,9 +320,9 @@ fn answers(
 }
 
 /// How far the sum of the nearest features is from that of all.
-fn missing(part: &Layer, input: &[f32], top: usize) -> Result<f64, Failure> {
-    let (few, _) = part.walk(input, top).map_err(failed)?;
-    let (all, _) = part.walk(input, usize::MAX).map_err(failed)?;
+fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64, Failure> {
+    let walk = |top| part.walk_from(input, gates, top).map_err(failed);
+    let ((few, _), (all, _)) = (walk(top)?, walk(usize::MAX)?);
     let length = |values: &mut dyn Iterator<Item = f32>| {
         let squares = values.map(|v| f64::from(v) * f64::from(v));
         squares.sum::<f64>().sqrt()
@@ -326,4 +330,25 @@ fn missing(part: &Layer, input: &[f32], top: usize) -> Result<f64, Failure> {
     let missing = length(&mut few.iter().zip(&all).map(|(a, b)| a - b));
     let whole = length(&mut all.iter().copied());
     Ok(if whole > 0.0 { missing / whole } else { 0.0 })
+}
+
+/// Without the engine products are scalar, in float64.
+#[cfg(not(feature = "mlx-backend"))]
+struct GateScores(Vindex);
+
+#[cfg(not(feature = "mlx-backend"))]
+impl GateScores {
+    fn open(vindex: &Vindex) -> Result<Self, Failure> {
+        Ok(Self(vindex.clone()))
+    }
+
+    fn of(&self, layer: usize, input: &[f32]) -> Result<Vec<f32>, Failure> {
+        let features = self.0.layers().get(layer).map_or(0, |l| l.num_features);
+        let hits = self.0.nearest(layer, input, usize::MAX).map_err(failed)?;
+        let mut gates = vec![0.0; features];
+        for hit in hits.into_iter().flatten() {
+            gates[hit.feature] = hit.gate;
+        }
+        Ok(gates)
+    }
 }

@@ -64,8 +64,7 @@ mod engine {
     use inference::{CancelToken, FeedForwardWeights, Interrupt};
     use inference_formats::footprint::Part;
     use inference_probe::vindex::{
-        About, Activation, Biases, Build, Experts, Layer, Level, Numbers, TensorKind, Tokens,
-        Writer,
+        About, Activation, Biases, Build, Experts, Layer, Level, Numbers, TensorKind, Writer,
     };
     use metal_backend::extract::{Extractor, NamedTensor};
 
@@ -75,9 +74,6 @@ mod engine {
     use super::super::load::{choose_backend, find_model};
     use super::super::probe::{failed, identity};
     use super::Args;
-
-    /// Features whose tokens are found at a time.
-    const TOGETHER: usize = 4096;
 
     pub(super) fn build(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let backend = choose_backend(args.load.backend.as_deref())?;
@@ -112,6 +108,13 @@ mod engine {
                 .map_err(|e| Failure::failed(format!("tokenizer.json: {e}")))?;
             writer.push_file("tokenizer.json", &json).map_err(failed)?;
         }
+        if args.level == Level::All {
+            for (name, bytes) in from.text_files()? {
+                if !writer.has_file(&name) {
+                    writer.push_file(&name, &bytes).map_err(failed)?;
+                }
+            }
+        }
         for tensor in from.ends() {
             interrupt.check()?;
             if args.level == Level::All || tensor.part() == Part::Embedding {
@@ -126,7 +129,6 @@ mod engine {
         for number in writer.layers()..layers {
             interrupt.check()?;
             let layer = from.layer(number)?;
-            let tokens = said(&from, &layer.features, build.down_top_k, &interrupt)?;
             let part = part_of(layer.features).ok_or_else(|| {
                 Failure::failed(format!(
                     "layer {number} has an activation that is not known"
@@ -137,7 +139,9 @@ mod engine {
                     push(&mut writer, tensor)?;
                 }
             }
-            writer.push(&part, &tokens).map_err(failed)?;
+            let kept = build.down_top_k;
+            let tokens = || from.greatest_logits(&part.down, kept, &interrupt);
+            writer.push_with(&part, tokens)?.map_err(failed)?;
             console.note(&format!("layer {} of {layers}", number + 1));
         }
         writer.finish().map_err(failed)?;
@@ -159,21 +163,6 @@ mod engine {
         let (shape, values) = (tensor.shape(), tensor.values()?);
         let pushed = writer.push_tensor(tensor.name(), kind, &shape, &values);
         pushed.map_err(failed)
-    }
-
-    /// What each feature would say: the greatest logits that the model's norm and head give its
-    /// column.
-    fn said(
-        from: &Extractor,
-        weights: &FeedForwardWeights,
-        kept: usize,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Tokens>, Failure> {
-        let mut all = Vec::with_capacity(weights.features);
-        for columns in weights.down.chunks(TOGETHER * weights.hidden_size.max(1)) {
-            all.extend(from.greatest_logits(columns, kept, interrupt)?);
-        }
-        Ok(all)
     }
 
     /// The layer as a file has it. `None` for an activation that files do not name.

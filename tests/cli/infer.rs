@@ -58,14 +58,26 @@ impl Server {
     }
 
     fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .proxy(None)
-            .build()
-            .into();
-        let request =
-            (agent.post(format!("{}{path}", self.url))).header("Content-Type", "application/json");
-        let mut answer = request.send(body.to_string()).unwrap();
+        let request = (Self::agent().post(format!("{}{path}", self.url)))
+            .header("Content-Type", "application/json");
+        Self::read(request.send(body.to_string()).unwrap())
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        Self::read(
+            Self::agent()
+                .get(format!("{}{path}", self.url))
+                .call()
+                .unwrap(),
+        )
+    }
+
+    fn agent() -> ureq::Agent {
+        let config = ureq::Agent::config_builder();
+        (config.http_status_as_error(false).proxy(None).build()).into()
+    }
+
+    fn read(mut answer: ureq::http::Response<ureq::Body>) -> (u16, Value) {
         let text = answer.body_mut().read_to_string().unwrap();
         (
             answer.status().as_u16(),
@@ -222,4 +234,46 @@ fn the_server_compares_both_ways() {
     assert_eq!((status, &reply["predictions"][0]), (200, &dense));
     let (status, reply) = server.post("/v1/infer", &body("walk"));
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("mode")));
+}
+
+/// All weights are in the directory: no model is named.
+#[test]
+fn a_vindex_alone_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let (own, to) = (model("llama"), dir.path().join("all").display().to_string());
+    let build = ["vindex", "build", "--backend", "cpu", "--level", "all"];
+    let build = [&build[..], &["--model", &own, "-o", &to]].concat();
+    stdout(&mlx(dir.path(), &build).output().unwrap());
+    let (_, dense) = expected(&to);
+    let server = Server::start(dir.path(), &["--backend", "cpu", &to]);
+    let (status, models) = server.get("/v1/models");
+    assert_eq!((status, &models["data"][0]["id"]), (200, &json!("all")));
+    let body = |mode: &str| json!({"prompt": "the cat", "top": 3, "mode": mode});
+    let (status, reply) = server.post("/v1/infer", &body("walk"));
+    assert_eq!(status, 200, "{reply}");
+    // With all features the walk is the dense pass.
+    assert_eq!(reply["predictions"][0], dense);
+    let (_, reply) = server.post("/v1/infer", &json!({"prompt": "the cat"}));
+    assert_eq!(reply["mode"], "walk");
+    assert_eq!(server.post("/v1/infer", &body("dense")).0, 503);
+    let body = json!({"model": "all", "prompt": "the cat", "max_tokens": 9, "temperature": 0});
+    let (status, answer) = server.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let prompt = Prompt::Text(String::from("the cat"));
+    let output = tiny("llama").generate(&prompt, &greedy(9)).unwrap();
+    let said = output.collect_output().unwrap().text;
+    assert_eq!(answer["choices"][0]["text"], said);
+    // A plan with few features is that of the model with these features.
+    let flags = ["--backend", "cpu", "--ffn", "walk:3", "--vindex", &to, &to];
+    let server = Server::start(dir.path(), &flags);
+    let (_, reply) = server.post("/v1/infer", &json!({"prompt": "the cat", "mode": "walk"}));
+    assert_eq!(reply["predictions"][0], expected(&to).0);
+
+    let few = self::build(dir.path());
+    let wrong = refused(&output_of(dir.path(), &["serve", "--port", "0", &few]), 1);
+    assert!(wrong.contains("--level all"), "{wrong}");
+}
+
+fn output_of(home: &Path, args: &[&str]) -> Output {
+    mlx(home, args).output().unwrap()
 }

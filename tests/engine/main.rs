@@ -30,5 +30,6 @@ mod sampling;
 mod steering;
 mod trace;
 mod transformers5;
+mod vindex_alone;
 mod vindex_walk;
 mod walk_only;

@@ -386,3 +386,26 @@ fn converted_to_four_bits_it_answers_and_its_gates_stay_whole() {
     let (tokens, _) = reply(model.as_ref(), &ids(6, 40), &fresh(24));
     assert_eq!(tokens.len(), 24);
 }
+
+/// `use_bias` of xLSTM, against numpy (`tools/golden/xlstm_bias.py`): of a prompt at once, and one
+/// token after another.
+#[test]
+fn biases_of_xlstm_are_those_of_numpy() {
+    let dir = fixture("xlstm_bias");
+    let golden = crate::common::golden(&dir);
+    let options = LoadOptions::new().with_backend("cpu");
+    let model = inference::load_model(&dir, &options).unwrap();
+    let tokens = model.as_token_model().unwrap();
+    for case in golden["prompts"].as_array().unwrap() {
+        let prompt = crate::common::ids(&case["tokens"]);
+        let all = Prompt::Tokens(prompt.clone());
+        let ours = tokens.logits(&all, true).unwrap();
+        let rows = case["logits_all"].as_array().unwrap();
+        let expected: Vec<f32> = rows.iter().flat_map(crate::common::floats).collect();
+        let difference = max_difference(&ours.logits, &expected);
+        assert!(difference < 1e-3, "{difference}");
+        let said = crate::common::ids(&case["greedy"]);
+        let own = reply(model.as_ref(), &prompt, &fresh(said.len()));
+        assert_eq!(own.0, said);
+    }
+}

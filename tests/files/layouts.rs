@@ -434,7 +434,7 @@ fn xlstm_with_other_blocks_than_it_says_is_refused() {
         ),
         (
             |c: &mut Checkpoint| c.config["use_bias"] = json!(true),
-            "use_bias",
+            "q.bias",
         ),
         (
             |c: &mut Checkpoint| c.config["inference_state_dtype"] = json!("bfloat16"),

@@ -9,14 +9,29 @@ use super::{ModelDir, invalid};
 /// The two forms of a model on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelFiles {
-    /// A directory with `config.json` and safetensors files.
+    /// A directory with `config.json` and safetensors files, or a vindex with all weights
+    /// ([`is_vindex`]).
     Directory(PathBuf),
     /// One GGUF file.
     Gguf(PathBuf),
 }
 
+/// The tensors of a vindex that are no features.
+pub(crate) const MANIFEST: &str = "weight_manifest.json";
+
+/// Gate rows, which every vindex has.
+const VINDEX: &str = "gate_vectors.bin";
+
+/// Whether the directory of a model is a vindex: then the feed-forward parts are not among its
+/// tensors.
+pub fn is_vindex(dir: &Path) -> bool {
+    let is_file = |name: &str| dir.join(name).is_file();
+    let plain = |dir: &Path| ModelDir::open(dir)?.with_extension("safetensors");
+    is_file(VINDEX) && is_file(MANIFEST) && plain(dir).is_ok_and(|names| names.is_empty())
+}
+
 /// Finds the model at `path`. It is a directory with `config.json` and safetensors files, a
-/// directory with one `.gguf` file, or a `.gguf` file.
+/// vindex of the level `all`, a directory with one `.gguf` file, or a `.gguf` file.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] when nothing is at the path. [`ErrorKind::Invalid`] when there is no
@@ -44,6 +59,16 @@ pub fn locate(path: &Path) -> Result<ModelFiles> {
     let has_config = dir.find("config.json")?.is_some();
     if has_config && !dir.with_extension("safetensors")?.is_empty() {
         return Ok(ModelFiles::Directory(path.to_owned()));
+    }
+    if dir.find(VINDEX)?.is_some() {
+        if has_config && dir.find(MANIFEST)?.is_some() {
+            return Ok(ModelFiles::Directory(path.to_owned()));
+        }
+        return Err(invalid(
+            path,
+            "a vindex without the model's other weights and its configuration; build one with \
+             `mlx vindex build --level all`, or give the model and this directory as --vindex",
+        ));
     }
     let ggufs = dir.with_extension("gguf")?;
     match ggufs.as_slice() {

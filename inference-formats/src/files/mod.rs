@@ -12,7 +12,8 @@ use std::path::{Component, Path, PathBuf};
 use crate::error::{Error, ErrorKind, Result};
 use bytemuck::Pod;
 
-pub use locate::{ModelFiles, locate};
+pub(crate) use locate::MANIFEST;
+pub use locate::{ModelFiles, is_vindex, locate};
 
 /// The largest accepted JSON or template file of a model, in bytes.
 pub const MAX_TEXT_FILE: u64 = 256 << 20;

@@ -18,7 +18,7 @@ const MAX_HEADER_BYTES: u64 = 64 << 20;
 /// The most tensors a model may have.
 pub(super) const MAX_TENSORS: usize = 1 << 18;
 /// The most dimensions a tensor may have.
-const MAX_DIMS: usize = 8;
+pub(super) const MAX_DIMS: usize = 8;
 /// The longest accepted name, in bytes.
 const MAX_NAME: usize = 1024;
 /// The length of the header is the first thing in a file.

@@ -3,6 +3,7 @@
 
 mod header;
 mod index;
+mod manifest;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 
-use super::files::{CheckedFile, ModelDir, invalid};
+use super::files::{CheckedFile, MANIFEST, ModelDir, invalid};
 use header::MAX_TENSORS;
 
 pub use ::safetensors::Dtype;
@@ -48,7 +49,8 @@ const MAX_FILES: usize = 512;
 impl SafetensorsCheckpoint {
     /// The tensors in the directory `dir`, from the shards that `model.safetensors.index.json`
     /// names. Without an index they are those of every `.safetensors` file but
-    /// `adapters.safetensors`.
+    /// `adapters.safetensors`. Without such a file they are those that `weight_manifest.json` of a
+    /// vindex names, in files of plain numbers.
     ///
     /// # Errors
     /// When a file is missing, truncated, malformed or outside the directory. When two files hold
@@ -67,6 +69,11 @@ impl SafetensorsCheckpoint {
                 names
             }
         };
+        if names.is_empty() && dir.find(MANIFEST)?.is_some() {
+            return Ok(Self {
+                tensors: manifest::tensors(&dir)?,
+            });
+        }
         if names.is_empty() {
             return Err(invalid(
                 dir.path(),

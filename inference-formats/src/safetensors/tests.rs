@@ -312,6 +312,64 @@ fn shard_names_do_not_escape() {
 }
 
 #[test]
+fn tensors_of_a_vindex_are_those_of_its_manifest() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
+    let values = [1.5f32, -2.0, 3.0];
+    write("norms.bin", bytemuck::cast_slice(&values));
+    let entry = |name: &str, file: &str, offset: u64, bytes: u64, shape: &str, dtype: &str| {
+        format!(
+            r#"{{"name":"{name}","kind":"norm","file":"{file}","offset":{offset},"bytes":{bytes},
+                "shape":{shape},"dtype":"{dtype}","sha256":"0"}}"#
+        )
+    };
+    let manifest = |entries: &[String]| {
+        let text = format!(r#"{{"tensors":[{}]}}"#, entries.join(","));
+        write("weight_manifest.json", text.as_bytes());
+        SafetensorsCheckpoint::open(dir.path())
+    };
+    let (first, rest) = (
+        entry("a", "norms.bin", 0, 4, "[1]", "f32"),
+        entry("b", "norms.bin", 4, 8, "[2,1]", "f32"),
+    );
+    let found = manifest(&[first.clone(), rest]).unwrap();
+    assert_eq!(found.names().collect::<Vec<_>>(), ["a", "b"]);
+    let b = found.info("b").unwrap();
+    assert_eq!((b.dtype, b.shape.as_slice()), (Dtype::F32, &[2, 1][..]));
+    assert_eq!(found.read::<f32>(b).unwrap(), [-2.0, 3.0]);
+    for (wrong, why) in [
+        (
+            entry("b", "norms.bin", 8, 8, "[2]", "f32"),
+            "impossible place",
+        ),
+        (
+            entry("b", "norms.bin", 4, 4, "[2]", "f32"),
+            "impossible place",
+        ),
+        (
+            entry("b", "norms.bin", u64::MAX, 4, "[1]", "f32"),
+            "impossible place",
+        ),
+        (
+            entry("b", "norms.bin", 0, 0, "[4294967295,4294967295,4]", "f32"),
+            "impossible place",
+        ),
+        (
+            entry("b", "norms.bin", 0, 4, "[1,1,1,1,1,1,1,1,1]", "f32"),
+            "impossible place",
+        ),
+        (entry("b", "norms.bin", 0, 4, "[1]", "f64"), "neither"),
+        (entry("a", "norms.bin", 0, 4, "[1]", "f32"), "twice"),
+        (entry("b", "none.bin", 0, 4, "[1]", "f32"), "missing"),
+        (entry("b", "../norms.bin", 0, 4, "[1]", "f32"), "refused"),
+        (String::from("{}"), "not a manifest"),
+    ] {
+        let e = manifest(&[first.clone(), wrong]).unwrap_err();
+        assert!(format!("{e:#}").contains(why), "{e:#} does not say {why}");
+    }
+}
+
+#[test]
 fn a_directory_without_weights_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let e = SafetensorsCheckpoint::open(dir.path()).unwrap_err();

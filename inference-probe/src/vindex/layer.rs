@@ -204,18 +204,36 @@ impl Layer {
     /// As [`Layer::nearest`]; [`Error::Data`] for a layer with experts, of which a router chooses.
     pub fn walk(&self, x: &[f32], top_k: usize) -> Result<(Vec<f32>, Taken)> {
         self.check(x.len())?;
+        self.walk_by(x, &self.gates(x), top_k)
+    }
+
+    /// [`Layer::walk`] from gates `[features]` that were computed elsewhere, with the bias, before
+    /// the activation.
+    ///
+    /// # Errors
+    /// As [`Layer::walk`]; [`Error::Data`] for another number of gates.
+    pub fn walk_from(&self, x: &[f32], gates: &[f32], top_k: usize) -> Result<(Vec<f32>, Taken)> {
+        let features = self.check(x.len())?;
+        if gates.len() != features {
+            let message = format!("{} gates of {features} features", gates.len());
+            return Err(Error::data(message));
+        }
+        let gates: Vec<f64> = gates.iter().copied().map(f64::from).collect();
+        self.walk_by(x, &gates, top_k)
+    }
+
+    fn walk_by(&self, x: &[f32], gates: &[f64], top_k: usize) -> Result<(Vec<f32>, Taken)> {
         if self.experts.is_some() {
             return Err(Error::data(
                 "features of experts make no output without the router that chooses experts",
             ));
         }
-        let gates = self.gates(x);
         let mut sum: Vec<f64> = match &self.biases {
             Some(biases) => biases.down.iter().copied().map(f64::from).collect(),
             None => vec![0.0; x.len()],
         };
         let mut taken = Vec::new();
-        for feature in greatest_by_magnitude(&gates, top_k) {
+        for feature in greatest_by_magnitude(gates, top_k) {
             let activation = self.activation_of(feature, gates[feature], x);
             let row = &self.down[feature * x.len()..(feature + 1) * x.len()];
             for (sum, down) in sum.iter_mut().zip(row) {

@@ -431,6 +431,27 @@ impl Vindex {
         Ok(states.chunks_exact(hidden).map(of).collect())
     }
 
+    /// [`Vindex::nearest`] from gates that were computed elsewhere: `[states, features]`, with the
+    /// bias, before the activation.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for numbers that are no gates of whole states, and a layer that is not there.
+    pub fn nearest_of(&self, layer: usize, gates: &[f32], top_k: usize) -> Result<Vec<Vec<Hit>>> {
+        let features = self.layer_index(layer)?.num_features;
+        if features == 0 || !gates.len().is_multiple_of(features) {
+            let message = format!(
+                "{} numbers are no gates of {features} features",
+                gates.len()
+            );
+            return Err(Error::data(message));
+        }
+        let of = |gates: &[f32]| {
+            let gates: Vec<f64> = gates.iter().copied().map(f64::from).collect();
+            hits(&gates, top_k)
+        };
+        Ok(gates.chunks_exact(features).map(of).collect())
+    }
+
     /// What each feature of a layer would say.
     ///
     /// # Errors
@@ -473,6 +494,14 @@ impl Vindex {
             }
             self.tokens(layer)?;
         }
+        self.verify_weights()
+    }
+
+    /// Compares the tensors that are no features, and the whole files, with their hashes.
+    ///
+    /// # Errors
+    /// As [`Vindex::layer`], for the first one that is damaged.
+    pub fn verify_weights(&self) -> Result<()> {
         for name in self.index.files.keys() {
             self.file(name)?;
         }

@@ -17,6 +17,9 @@ use super::numbers::{bytes_of, too_great};
 use super::reader::read_index;
 use crate::error::{Error, Result};
 
+/// The hash of each part of a layer, by its file.
+type Hashes = BTreeMap<String, String>;
+
 /// Names in the directory of a build that is not whole.
 const JOURNAL: &str = "partial.json";
 const JOURNAL_TENSORS: &str = "partial_tensors.json";
@@ -372,6 +375,54 @@ impl Writer {
     /// [`Error::Io`]; [`Error::Data`] when parts do not fit each other.
     pub fn push(&mut self, layer: &Layer, tokens: &[Tokens]) -> Result<()> {
         let features = layer.check(self.index.about.hidden_size)?;
+        self.check_tokens(tokens, features)?;
+        let written = self.put_matrices(layer);
+        written.and_then(|hashes| self.end_layer((layer, features), tokens, hashes))
+    }
+
+    /// [`Writer::push`], where `tokens` finds the tokens. It runs in this thread while another one
+    /// writes the matrices. Its error is the outer one; the writer is then as it was.
+    ///
+    /// # Errors
+    /// That of `tokens`; inside, those of [`Writer::push`].
+    pub fn push_with<E>(
+        &mut self,
+        layer: &Layer,
+        tokens: impl FnOnce() -> std::result::Result<Vec<Tokens>, E>,
+    ) -> std::result::Result<Result<()>, E> {
+        let features = match layer.check(self.index.about.hidden_size) {
+            Ok(features) => features,
+            Err(e) => return Ok(Err(e)),
+        };
+        let (tokens, written) = std::thread::scope(|scope| {
+            let writing = scope.spawn(|| self.put_matrices(layer));
+            let tokens = tokens();
+            (tokens, writing.join())
+        });
+        let written = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let (tokens, hashes) = match (tokens, written) {
+            (Ok(tokens), Ok(hashes)) => (tokens, hashes),
+            (Ok(_), Err(e)) => return Ok(self.forget().and(Err(e))),
+            (Err(e), _) => {
+                return match self.forget() {
+                    Ok(()) => Err(e),
+                    Err(own) => Ok(Err(own)),
+                };
+            }
+        };
+        if let Err(e) = self.check_tokens(&tokens, features) {
+            return Ok(self.forget().and(Err(e)));
+        }
+        Ok(self.end_layer((layer, features), &tokens, hashes))
+    }
+
+    /// Takes from the files what the index does not have.
+    fn forget(&mut self) -> Result<()> {
+        self.files.clear();
+        self.open_files()
+    }
+
+    fn check_tokens(&self, tokens: &[Tokens], features: usize) -> Result<()> {
         let most = tokens.iter().map(Vec::len).max().unwrap_or(0);
         if tokens.len() != features || most > self.index.down_top_k {
             return Err(Error::data(format!(
@@ -381,6 +432,11 @@ impl Writer {
                 self.index.down_top_k
             )));
         }
+        Ok(())
+    }
+
+    /// Writes the matrices and biases of the next layer. Returns their hashes.
+    fn put_matrices(&mut self, layer: &Layer) -> Result<Hashes> {
         if self.index.layers.len() >= MAX_LAYERS {
             return Err(Error::data(format!("more than {MAX_LAYERS} layers")));
         }
@@ -399,16 +455,25 @@ impl Writer {
             let up = b.up.as_deref().unwrap_or_default();
             (BIASES, bytes_of(&[&b.gate, up, &b.down], Numbers::Float32))
         }));
-        parts.push((META, meta_of(tokens)));
         let mut hashes = BTreeMap::new();
-        let mut meta = (self.index.size_of(META), 0);
         for (name, bytes) in &parts {
             hashes.insert((*name).to_owned(), sha256(bytes));
-            if *name == META {
-                meta.1 = bytes.len() as u64;
-            }
             self.put(name, bytes)?;
         }
+        Ok(hashes)
+    }
+
+    /// Writes the tokens of the layer whose matrices were written, and takes it into the index.
+    fn end_layer(
+        &mut self,
+        (layer, features): (&Layer, usize),
+        tokens: &[Tokens],
+        mut hashes: Hashes,
+    ) -> Result<()> {
+        let bytes = meta_of(tokens);
+        let meta = (self.index.size_of(META), bytes.len() as u64);
+        hashes.insert(META.to_owned(), sha256(&bytes));
+        self.put(META, &bytes)?;
         self.index.layers.push(LayerIndex {
             num_features: features,
             activation: layer.activation,

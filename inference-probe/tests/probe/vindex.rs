@@ -108,6 +108,44 @@ fn what_is_written_is_read() {
     assert_eq!(vindex.nbytes(), on_disk);
 }
 
+#[test]
+fn layers_whose_tokens_are_found_meanwhile_are_the_same_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    write(&one);
+    let mut writer = Writer::create(&two, about(), 2).unwrap();
+    for (layer, tokens) in layers() {
+        // What fails leaves nothing behind, whether the fault is in the tokens or in their number.
+        let failed = writer.push_with(&layer, || Err("no tokens"));
+        assert_eq!(failed.unwrap_err(), "no tokens");
+        let written = writer.push_with(&layer, || Ok::<_, ()>(tokens));
+        written.unwrap().unwrap();
+    }
+    let (layer, _) = &layers()[0];
+    let wrong = writer.push_with(layer, || Ok::<_, ()>(Vec::new()));
+    assert!(
+        wrong
+            .unwrap()
+            .unwrap_err()
+            .to_string()
+            .contains("0 features")
+    );
+    let mut cut = layer.clone();
+    cut.down.pop();
+    assert!(
+        writer
+            .push_with(&cut, || Ok::<_, ()>(Vec::new()))
+            .unwrap()
+            .is_err()
+    );
+    writer.finish().unwrap();
+    for entry in std::fs::read_dir(&one).unwrap() {
+        let name = entry.unwrap().file_name();
+        let read = |dir: &Path| std::fs::read(dir.join(&name)).unwrap();
+        assert!(read(&one) == read(&two), "{name:?}");
+    }
+}
+
 /// With all levels' files, and a layer with experts.
 fn write_some(path: &Path, build: Build, from: usize, to: usize) -> Writer {
     let mut writer = Writer::begin(path, about(), build).unwrap();

@@ -36,6 +36,10 @@ impl Decoder for Adapted {
         self.passes.pass(|| self.decoder.unembed(x))
     }
 
+    fn greatest_logits(&self, x: &Array, k: usize) -> mlx_rs_core::Result<Option<(Array, Array)>> {
+        self.passes.pass(|| self.decoder.greatest_logits(x, k))
+    }
+
     fn new_caches(&self, options: &CacheOptions) -> Caches {
         self.decoder.new_caches(options)
     }

@@ -497,6 +497,7 @@ impl<'a> Builder<'a> {
         let slot = self.weights.slot(prefix, kind, &stored);
         Ok(HeadNorm {
             weight,
+            bias: None,
             slot,
             eps: self.dims.eps,
             centered: false,

@@ -339,6 +339,11 @@ impl Decoder for Gemma4 {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
     }
 
+    fn greatest_logits(&self, x: &Array, k: usize) -> mlx_rs_core::Result<Option<(Array, Array)>> {
+        let x = self.norm.forward(x)?;
+        self.head.greatest(&x, &self.embedding, k)
+    }
+
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
         Some(self.blocks.iter().map(|block| block.hooks()).collect())
     }

@@ -120,6 +120,17 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// When shapes do not fit or memory runs out.
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array>;
 
+    /// Of each hidden state of [`Self::unembed`] the `k` greatest logits, the greatest first, and
+    /// their tokens, float32 and uint32 `[T, k]`, without all logits in memory. `None` where they
+    /// are found among all logits.
+    ///
+    /// # Errors
+    /// As [`Self::unembed`].
+    fn greatest_logits(&self, x: &Array, k: usize) -> mlx_rs_core::Result<Option<(Array, Array)>> {
+        let _ = (x, k);
+        Ok(None)
+    }
+
     /// Empty caches for one row, one a layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use inference::{Hook, LayerHooks, StepPart};
 use mlx_rs_core::transforms::checkpoint_tree;
-use mlx_rs_core::{Array, Error, ErrorKind, Result};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result};
 
 use super::Decoder;
 use super::stage::Stage;
@@ -259,16 +259,49 @@ impl Head {
     /// # Errors
     /// When `x` does not end in the hidden dimension.
     pub fn forward(&self, x: &Array, embedding: &Embedding) -> Result<Array> {
-        let mut logits = match &self.linear {
+        let logits = match &self.linear {
             Some(linear) => linear.forward(x)?,
             None => embedding.as_output(x)?,
         };
+        self.scaled(logits)
+    }
+
+    /// Products through the factor and the tanh.
+    fn scaled(&self, mut logits: Array) -> Result<Array> {
         if let Some(scale) = &self.scale {
             logits = logits.multiply(scale)?;
         }
         match &self.softcap {
             Some(cap) => logits.divide(cap)?.tanh()?.multiply(cap),
             None => Ok(logits),
+        }
+    }
+
+    /// The `k` greatest logits of each row of `x`, float32 `[.., hidden]`, as
+    /// [`Decoder::greatest_logits`].
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn greatest(
+        &self,
+        x: &Array,
+        embedding: &Embedding,
+        k: usize,
+    ) -> Result<Option<(Array, Array)>> {
+        // A factor that is not positive would turn the order around.
+        let keeps_order = |factor: &Array| Ok(factor.astype(Dtype::Float32)?.item::<f32>()? > 0.0);
+        for factor in [&self.scale, &self.softcap].into_iter().flatten() {
+            if factor.size() != 1 || !keeps_order(factor)? {
+                return Ok(None);
+            }
+        }
+        let linear = match &self.linear {
+            Some(linear) => linear,
+            None => embedding.output()?,
+        };
+        match linear.greatest(x, k)? {
+            Some((products, tokens)) => Ok(Some((self.scaled(products)?, tokens))),
+            None => Ok(None),
         }
     }
 }
@@ -386,6 +419,11 @@ impl<M: Mixer> Decoder for Stack<M> {
         self.head.forward(&self.norm.forward(x)?, &self.embedding)
     }
 
+    fn greatest_logits(&self, x: &Array, k: usize) -> Result<Option<(Array, Array)>> {
+        let x = self.norm.forward(x)?;
+        self.head.greatest(&x, &self.embedding, k)
+    }
+
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
         // Of a model in stages, numbers of layers are of this process alone.
         let whole = self.blocks.stage.is_none();
@@ -421,5 +459,69 @@ impl<M: Mixer> Decoder for Stack<M> {
         let layers = || self.blocks.iter().map(|block| &block.mixer);
         let caches: Caches = layers().map(|layer| layer.new_state(options)).collect();
         caches.with_switches(layers().filter_map(Mixer::switch))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx_rs_core::{Device, QuantMode, Quantized, Stream, cpu};
+
+    use super::*;
+    use crate::exec::Weight;
+
+    fn noise(shape: &[i32], seed: i32) -> Array {
+        let n: i32 = shape.iter().product();
+        let value = |i: i32| ((i + seed) * 7919 % 10007) as f32 * 2e-4 - 1.0;
+        Array::from_slice(&(0..n).map(value).collect::<Vec<_>>(), shape).unwrap()
+    }
+
+    #[test]
+    fn the_greatest_logits_are_those_of_all() {
+        let (tokens, hidden, k) = (300, 64, 5);
+        Stream::default_of(Device::cpu()).unwrap().scope(|| {
+            let table = noise(&[tokens, hidden], 1);
+            let quantized = Quantized::quantize(&table, 32, 4, QuantMode::Affine).unwrap();
+            let weights = [Weight::Dense(table), Weight::Quantized(quantized)];
+            for weight in weights {
+                let embedding = Embedding::new(weight.clone(), Dtype::Float32, true).unwrap();
+                for (tied, scale, softcap) in [
+                    (true, None, None),
+                    (false, Some(0.5f32), None),
+                    (true, Some(2.0), Some(3.0f32)),
+                    (true, Some(-1.0), None),
+                ] {
+                    let linear = || Linear::new(weight.clone(), Some(noise(&[tokens], 7)), true);
+                    let head = Head {
+                        linear: (!tied).then(|| linear().unwrap()),
+                        scale: scale.map(|v| Array::scalar(v).unwrap()),
+                        softcap: softcap.map(|v| Array::scalar(v).unwrap()),
+                    };
+                    let x = noise(&[1, 19, hidden], 3).multiply(&Array::scalar(0.1f32).unwrap());
+                    let x = x.unwrap();
+                    let found = head.greatest(&x, &embedding, k).unwrap();
+                    let other = scale == Some(-1.0) || !cpu::enabled();
+                    let Some((values, ids)) = found.filter(|_| !other) else {
+                        assert!(other || cpu::instruction_set() == "amx", "not found");
+                        continue;
+                    };
+                    let all = head
+                        .forward(&x, &embedding)
+                        .unwrap()
+                        .to_vec::<f32>()
+                        .unwrap();
+                    let (values, ids) = (values.to_vec::<f32>(), ids.to_vec::<u32>());
+                    let (values, ids) = (values.unwrap(), ids.unwrap());
+                    for (i, row) in all.chunks_exact(tokens as usize).enumerate() {
+                        let mut sorted = row.to_vec();
+                        sorted.sort_by(|a, b| b.total_cmp(a));
+                        for j in 0..k {
+                            let (value, id) = (values[i * k + j], ids[i * k + j]);
+                            assert!((value - sorted[j]).abs() < 1e-4, "{tied} {scale:?}");
+                            assert!((value - row[id as usize]).abs() < 1e-4);
+                        }
+                    }
+                }
+            }
+        });
     }
 }

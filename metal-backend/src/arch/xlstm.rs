@@ -113,12 +113,6 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
             ),
         ));
     }
-    if config.flag("use_bias")?.unwrap_or(false) {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "use_bias is true; only models without these biases are supported",
-        ));
-    }
     if let Some(other) = config.uint("embedding_dim", 1..=limits::HIDDEN)?
         && other != config.hidden_size
     {
@@ -129,6 +123,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }
     check_types(config)?;
     let shape = shape(config)?;
+    let bias = config.flag("use_bias")?.unwrap_or(false);
     let mut b = Builder::new(config, weights)?;
     let blocks = (wiring.blocks.iter())
         .map(|info| {
@@ -139,16 +134,16 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     ("norm_slstm", Box::new(layer))
                 }
                 _ => {
-                    let layer = mlstm(&mut b, &format!("{prefix}.mlstm_layer"), shape)?;
+                    let layer = mlstm(&mut b, &format!("{prefix}.mlstm_layer"), shape, bias)?;
                     ("norm_mlstm", Box::new(layer))
                 }
             };
             Ok(Arc::new(Block {
-                mixer_in: Some(b.hidden_norm(&format!("{prefix}.{norm}"))?),
+                mixer_in: Some(block_norm(&mut b, &format!("{prefix}.{norm}"), bias)?),
                 mixer,
                 mixer_out: None,
-                mlp_in: Some(b.hidden_norm(&format!("{prefix}.norm_ffn"))?),
-                mlp: feed_forward(&mut b, &format!("{prefix}.ffn"))?,
+                mlp_in: Some(block_norm(&mut b, &format!("{prefix}.norm_ffn"), bias)?),
+                mlp: feed_forward(&mut b, &format!("{prefix}.ffn"), bias)?,
                 mlp_out: None,
                 residual: None,
                 parallel: false,
@@ -197,12 +192,30 @@ fn check_types(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// The norm after the blocks. The package `xlstm` has none where `add_out_norm` is false;
+/// A norm over the hidden dimension, with a bias behind it where the model has such.
+fn block_norm(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<Norm> {
+    let norm = b.hidden_norm(prefix)?;
+    if !bias {
+        return Ok(norm);
+    }
+    let hidden = b.dims.hidden;
+    let bias = b.weights.vector(&format!("{prefix}.bias"), hidden)?;
+    Ok(Norm::Biased {
+        norm: Box::new(norm),
+        bias,
+    })
+}
+
+/// The norm after the blocks. With `use_bias`, that of transformers has no bias; one that is stored
+/// is applied. The package `xlstm` has none where `add_out_norm` is false;
 /// transformers stores and applies it all the same.
 fn out_norm(b: &mut Builder<'_>) -> Result<Norm> {
     let wanted = b.config.flag("add_out_norm")?.unwrap_or(true);
     match wanted || b.weights.contains("backbone.out_norm.weight") {
-        true => b.hidden_norm("backbone.out_norm"),
+        true => {
+            let bias = b.weights.contains("backbone.out_norm.bias");
+            block_norm(b, "backbone.out_norm", bias)
+        }
         false => Ok(Norm::Identity),
     }
 }
@@ -236,11 +249,11 @@ fn layers<const N: usize>(
     <[Linear; N]>::try_from(layers).map_err(|_| invalid("a fused matrix has other parts"))
 }
 
-fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape) -> Result<Mlstm> {
+fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape, bias: bool) -> Result<Mlstm> {
     let (qk, v) = (shape.heads * shape.qk_dim, shape.heads * shape.v_dim);
     let names = ["q", "k", "v", "ogate_preact"];
     let [q_proj, k_proj, v_proj, output_gate] =
-        layers(b, prefix, ("qkv_opreact", names), [qk, qk, v, v], false)?;
+        layers(b, prefix, ("qkv_opreact", names), [qk, qk, v, v], bias)?;
     let names = ["igate_preact", "fgate_preact"];
     let widths = [shape.heads; 2];
     let [input_gate, forget_gate] = layers(b, prefix, ("ifgate_preact", names), widths, true)?;
@@ -248,6 +261,10 @@ fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape) -> Result<Mlstm> 
     let weight = b.weights.vector(&format!("{name}.weight"), v)?;
     let kind = SlotKind::Norm { plus: 0.0 };
     let slot = b.weights.slot(&name, kind, &Weight::Dense(weight.clone()));
+    let norm_bias = match bias {
+        true => Some(b.weights.vector(&format!("{name}.bias"), v)?),
+        false => None,
+    };
     Ok(Mlstm {
         q_proj,
         k_proj,
@@ -257,11 +274,12 @@ fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape) -> Result<Mlstm> 
         forget_gate,
         norm: HeadNorm {
             weight,
+            bias: norm_bias,
             slot,
             eps: b.dims.eps,
             centered: true,
         },
-        o_proj: b.linear(&format!("{prefix}.out_proj"), v, b.dims.hidden, false)?,
+        o_proj: b.linear(&format!("{prefix}.out_proj"), v, b.dims.hidden, bias)?,
         shape,
         layout: shape.layout(),
     })
@@ -318,6 +336,7 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
         bias: gate_bias(b, &format!("{prefix}.slstm_cell._bias_"), (heads, dim))?,
         norm: HeadNorm {
             weight,
+            bias: None,
             slot,
             eps: 1e-5,
             centered: true,
@@ -359,14 +378,14 @@ fn gate_bias(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Resul
     turned.map_err(engine("weights"))
 }
 
-fn feed_forward(b: &mut Builder<'_>, prefix: &str) -> Result<FeedForward> {
+fn feed_forward(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<FeedForward> {
     let (hidden, width) = (b.dims.hidden, b.dims.intermediate);
     let names = ["proj_up_gate", "proj_up"];
-    let [gate, up] = layers(b, prefix, ("proj_up_gate_z", names), [width; 2], false)?;
+    let [gate, up] = layers(b, prefix, ("proj_up_gate_z", names), [width; 2], bias)?;
     Ok(FeedForward::Gated(GatedMlp {
         gate,
         up,
-        down: b.linear(&format!("{prefix}.proj_down"), width, hidden, false)?,
+        down: b.linear(&format!("{prefix}.proj_down"), width, hidden, bias)?,
         activation: Activation::Silu,
     }))
 }

@@ -30,16 +30,52 @@ const COMPANIONS: [&str; 13] = [
     "NOTICE",
 ];
 
+/// What a reader of a model needs besides plain weights: `config.json`, without a quantization, and
+/// the files of the tokenizer, each by its name.
+pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    let source = Source::open(path)?;
+    let mut config = source.config.clone();
+    for key in OF_OTHER_WEIGHTS {
+        config.shift_remove(key);
+    }
+    spell_out(&mut config);
+    let config_path = path.join("config.json");
+    let json = |path: &Path, value: &Value| {
+        serde_json::to_vec_pretty(value).map_err(|e| failed("cannot write", path, e.into()))
+    };
+    let mut files = Vec::new();
+    if let Some(file) = source.gguf() {
+        for (name, value) in gguf::tokenizer_files(file, &source.config)? {
+            files.push((name.to_owned(), json(path, &value)?));
+        }
+    } else {
+        let from = ModelDir::open(&source.path)?;
+        for name in COMPANIONS {
+            if let Some(path) = from.find(name)? {
+                files.push((name.to_owned(), read_capped(&path, MAX_TEXT_FILE)?));
+            }
+        }
+    }
+    files.push((
+        String::from("config.json"),
+        json(&config_path, &Value::Object(config))?,
+    ));
+    Ok(files)
+}
+
+/// Fields of a configuration that are about weights that are not copied, or about their types.
+const OF_OTHER_WEIGHTS: [&str; 5] = [
+    "_name_or_path",
+    "vision_config",
+    "audio_config",
+    "quantization",
+    "quantization_config",
+];
+
 /// Writes everything but the weights.
 pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     let mut config = source.config.clone();
-    for key in [
-        "_name_or_path",
-        "vision_config",
-        "audio_config",
-        "quantization",
-        "quantization_config",
-    ] {
+    for key in OF_OTHER_WEIGHTS {
         // Another tool's quantization stays, as the tensors do.
         let foreign = key == "quantization_config"
             && plan.quantization.is_none()

@@ -33,6 +33,7 @@ use crate::workdir::WorkDir;
 use plan::Plan;
 use source::Source;
 
+pub(crate) use config::text_files;
 pub(crate) use gguf::tokenizer_files;
 pub use rules::Recipe;
 

@@ -3,6 +3,8 @@
 use mlx_rs_core::io::Floats;
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
 
+pub use mlx_rs_core::cpu::FeatureNumbers;
+
 use super::activation::Activation;
 
 /// What a layer's features are made of. Matrices are `[features, hidden]`, row-major.
@@ -13,11 +15,11 @@ pub struct FeatureParts {
     /// What the gate goes through.
     pub activation: Activation,
     /// Gate rows, of a part that has no gate of its own in memory; without a gate, up rows.
-    pub gate: Option<Floats>,
+    pub gate: Option<FeatureNumbers>,
     /// Up rows, where there is a gate beside them.
-    pub up: Option<Floats>,
+    pub up: Option<FeatureNumbers>,
     /// Columns of the down matrix.
-    pub down: Floats,
+    pub down: FeatureNumbers,
     /// `[features]`.
     pub gate_bias: Option<Floats>,
     /// `[features]`.
@@ -85,18 +87,16 @@ impl FeatureRows {
                 down_bias: parts.down_bias,
             }))
         } else {
-            let copy = |floats: &Floats, shape: &[i32]| {
-                Array::from_slice(floats.as_ref(), shape)?.astype(dtype)
-            };
-            let matrix =
-                |floats: Option<&Floats>| floats.map(|floats| copy(floats, &shape)).transpose();
+            let copy = |numbers: &FeatureNumbers| numbers.to_array(&shape)?.astype(dtype);
+            let matrix = |numbers: Option<&FeatureNumbers>| numbers.map(copy).transpose();
             let vector = |floats: Option<&Floats>, n: i32| {
-                floats.map(|floats| copy(floats, &[n])).transpose()
+                let copy = |all: &Floats| Array::from_slice(all.as_ref(), &[n])?.astype(dtype);
+                floats.map(copy).transpose()
             };
             Kind::Arrays(Box::new(Copied {
                 gate: matrix(parts.gate.as_ref())?,
                 up: matrix(parts.up.as_ref())?,
-                down: copy(&parts.down, &shape)?,
+                down: copy(&parts.down)?,
                 gate_bias: vector(parts.gate_bias.as_ref(), shape[0])?,
                 up_bias: vector(parts.up_bias.as_ref(), shape[0])?,
                 down_bias: vector(parts.down_bias.as_ref(), shape[1])?,
@@ -221,6 +221,28 @@ impl FeatureRows {
     }
 }
 
+/// Rows `[features, hidden]` times states `[n, hidden]` on the CPU, plus a bias `[features]`:
+/// float32 `[n, features]`.
+///
+/// # Errors
+/// When shapes do not fit, or memory runs out.
+pub fn gate_products(
+    rows: FeatureNumbers,
+    shape: [i32; 2],
+    bias: Option<&Floats>,
+    x: &Array,
+) -> Result<Array> {
+    if !copies_features(true) {
+        return cpu::FeatureMatrix::new(rows, shape)?.product(x, bias);
+    }
+    let rows = rows.to_array(&shape)?.astype(Dtype::Float32)?;
+    let products = x.matmul(&rows.swap_axes(0, 1)?)?;
+    match bias {
+        Some(bias) => products.add(&Array::from_slice(bias.as_ref(), &shape[..1])?),
+        None => Ok(products),
+    }
+}
+
 /// The features of each position with the `top_k` greatest gates by magnitude, `[.., features] ->
 /// [.., k]`; `None` for all.
 ///
@@ -325,9 +347,9 @@ mod tests {
                         let parts = FeatureParts {
                             shape: [features as i32, hidden as i32],
                             activation,
-                            gate: Some(matrix(1)),
-                            up: gated.then(|| matrix(2)),
-                            down: matrix(3),
+                            gate: Some(matrix(1).into()),
+                            up: gated.then(|| matrix(2).into()),
+                            down: matrix(3).into(),
                             gate_bias: biased.then(|| noise(features, 6)),
                             up_bias: (biased && gated).then(|| noise(features, 4)),
                             down_bias: biased.then(|| noise(hidden, 5)),

@@ -22,6 +22,9 @@ enum Kind {
     Absent,
 }
 
+/// More outputs of a row than this are found among all of them.
+const MOST_GREATEST: usize = 1024;
+
 /// A matrix with a bias `[out]`, or without.
 pub type Part<'a> = (&'a Matrix, Option<&'a Array>);
 
@@ -205,4 +208,35 @@ pub fn project<'a>(
         then,
     };
     projection.of(x).map(Some)
+}
+
+/// The `k` greatest outputs of each row of `x`, `[.., in]`, through a norm, without the others in
+/// memory: values and columns, float32 and uint32 `[rows, k]`, the greatest first. `None` where the
+/// kernels do not have it or are faster with all outputs in memory.
+///
+/// # Errors
+/// When `x` does not end in the input dimension, or there are fewer than `k` outputs.
+pub fn greatest(
+    part: Option<Part<'_>>,
+    norm: NormSpec<'_>,
+    x: &Array,
+    k: usize,
+) -> Result<Option<(Array, Array)>> {
+    // The insertion into the list of a row costs up to k moves. With AMX, products of float32 are
+    // far slower than those of tiles, which store their outputs.
+    if k == 0 || k > MOST_GREATEST || cpu::instruction_set() == "amx" {
+        return Ok(None);
+    }
+    let (Some(part), Some(norm)) = (biased(part), norm.kernel()) else {
+        return Ok(None);
+    };
+    if part.0.outputs().unsigned_abs() as usize > cpu::MAX_ROW_LEN {
+        return Ok(None);
+    }
+    let head = cpu::Projection {
+        parts: &[part],
+        norm,
+        then: cpu::Epilogue::None,
+    };
+    head.greatest(x, k).map(Some)
 }

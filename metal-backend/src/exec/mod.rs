@@ -39,9 +39,10 @@ pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, Rotat
 pub use block::{Block, BlockSpec, KvSlot};
 pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
 pub use feature_rows::{
-    FeatureParts, FeatureRows, copies_features, greatest_features, only_features,
+    FeatureNumbers, FeatureParts, FeatureRows, copies_features, gate_products, greatest_features,
+    only_features,
 };
-pub use matrix::{Epilogue, Matrix, NormSpec, Part, project};
+pub use matrix::{Epilogue, Matrix, NormSpec, Part, greatest, project};
 pub use norm::layer_norm;
 pub use parallel::ParallelMatrix;
 pub use weight::{

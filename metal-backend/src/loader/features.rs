@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use inference::{Error, ErrorKind, FeedForwardStrategy, LoadOptions, Result};
+use inference::{Error, ErrorKind, FeedForwardPlan, FeedForwardStrategy, LoadOptions, Result};
+use inference_formats::files::is_vindex;
 use inference_formats::footprint::Footprint;
 use inference_probe::files;
 use inference_probe::vindex::{Level, MatrixFile, Numbers, Vindex};
@@ -13,7 +14,7 @@ use mlx_rs_core::io::{Floats, MappedFile};
 use super::Weights;
 use crate::checkpoint::ModelConfig;
 use crate::error::engine;
-use crate::exec::{FeatureParts, FeatureRows, copies_features};
+use crate::exec::{FeatureNumbers, FeatureParts, FeatureRows, copies_features};
 use crate::nn::Activation;
 use crate::nn::feed_forward::FfnPlace;
 
@@ -31,6 +32,35 @@ pub struct Features {
     layers: BTreeSet<usize>,
     /// Whether these layers read nothing of their own: then the gate is one of the features, too.
     only: bool,
+}
+
+fn same_place(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    real(a).is_some() && real(a) == real(b)
+}
+
+/// The options for a model that is a vindex with all weights: all layers walk, by the plan that the
+/// options have or with all features, and nothing else of their feed-forward parts is there. The
+/// weights are compared with their hashes. `None` for other models.
+///
+/// # Errors
+/// [`ErrorKind::InvalidModel`] for files that are missing or damaged; [`ErrorKind::InvalidOption`]
+/// for options that go together with no vindex.
+pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<LoadOptions>> {
+    if !is_vindex(model) {
+        return Ok(None);
+    }
+    let mut options = options.clone();
+    if options.feed_forward.is_dense() {
+        let walk = FeedForwardStrategy::Walk { top_k: usize::MAX };
+        options.feed_forward = FeedForwardPlan::uniform(walk);
+    }
+    options.vindex = Some(model.to_owned());
+    options.walk_only = true;
+    options.validate().map_err(|e| e.with_path(model))?;
+    let vindex = Vindex::open(model).map_err(fault(model))?;
+    vindex.verify_weights().map_err(fault(model))?;
+    Ok(Some(options))
 }
 
 /// A fault of the files, or of reading them.
@@ -74,7 +104,11 @@ impl Features {
     /// [`ErrorKind::InvalidOption`] when they are of another model.
     pub fn at(dir: &Path, model: &Path) -> Result<Self> {
         let vindex = Vindex::open(dir).map_err(fault(dir))?;
-        let own = files::identity(model).map_err(fault(dir))?;
+        // A vindex with all weights is the model itself.
+        let own = match is_vindex(model) && same_place(dir, model) {
+            true => vindex.about().identity.clone(),
+            false => files::identity(model).map_err(fault(dir))?,
+        };
         if vindex.level() < Level::Inference {
             let message = "the vindex has the level browse, with gates alone; build one of the level \
                            inference";
@@ -122,16 +156,14 @@ impl Features {
         }
     }
 
-    /// Bytes of the features that are copied when they are loaded: as `dtype` where MLX computes,
-    /// and float16 as the float32 of our kernels, when `on_cpu`. Mapped ones are no memory of the
-    /// process: the system can take them back.
+    /// Bytes of the features that are copied when they are loaded, as `dtype`: where MLX computes, or
+    /// not `on_cpu`. Mapped ones are no memory of the process: the system can take them back.
     #[must_use]
     pub fn copied_bytes(&self, on_cpu: bool, dtype: Dtype) -> u64 {
-        let size = match (copies_features(on_cpu), self.vindex.numbers()) {
-            (true, _) => dtype.size(),
-            (false, Numbers::Float16) => 4,
-            (false, Numbers::Float32) => return 0,
-        };
+        if !copies_features(on_cpu) {
+            return 0;
+        }
+        let size = dtype.size();
         let hidden = self.vindex.about().hidden_size as u64;
         let layers = self.vindex.layers().iter().enumerate();
         let own = layers.filter(|(layer, _)| self.layers.contains(layer));
@@ -168,7 +200,7 @@ impl Features {
         let name = index.activation.name();
         let activation = Activation::from_name(name)
             .ok_or_else(|| invalid(format!("the activation {name} is not known")))?;
-        let [gate, up, down] = [0, 1, 2].map(|i| -> Result<Option<Floats>> {
+        let [gate, up, down] = [0, 1, 2].map(|i| -> Result<Option<FeatureNumbers>> {
             let part = self.vindex.matrix(layer, FILES[i]).map_err(&fault)?;
             let wanted = FILES[i] != MatrixFile::Gate || with_gate;
             let Some(part) = part.filter(|_| wanted) else {
@@ -180,11 +212,11 @@ impl Features {
             let range = at(range.start)..at(range.end);
             let bytes = file.bytes().get(range.clone()).unwrap_or_default();
             part.verify(bytes).map_err(&fault)?;
-            match part.numbers() {
-                Numbers::Float32 => file.floats(range).map(Some).map_err(engine("vindex")),
-                // The kernels read float32.
-                Numbers::Float16 => Ok(Some(Floats::from(part.floats(bytes)))),
-            }
+            let numbers = match part.numbers() {
+                Numbers::Float32 => file.floats(range).map(FeatureNumbers::from),
+                Numbers::Float16 => file.halves(range).map(FeatureNumbers::from),
+            };
+            numbers.map(Some).map_err(engine("vindex"))
         });
         let biases = self.vindex.biases(layer).map_err(&fault)?;
         let (gate_bias, up_bias, down_bias) = match biases {

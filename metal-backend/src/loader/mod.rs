@@ -28,7 +28,7 @@ use crate::nn::adapter::{ParamSlot, SlotKind, SlotView};
 use crate::nn::{Embedding, ExpertLinear, Linear, Weight};
 
 pub use experts::ExpertNames;
-pub use features::Features;
+pub use features::{Features, options_of_vindex};
 pub use part::Member;
 pub use stage::{OwnStage, StageReads};
 

@@ -94,4 +94,12 @@ impl Embedding {
     pub fn as_output(&self, x: &Array) -> Result<Array> {
         self.table()?.output.forward(x)
     }
+
+    /// The table as an output.
+    ///
+    /// # Errors
+    /// When the table is elsewhere.
+    pub fn output(&self) -> Result<&Linear> {
+        Ok(&self.table()?.output)
+    }
 }

@@ -12,6 +12,8 @@ use super::adapter::ParamSlot;
 pub struct HeadNorm {
     /// `[heads * dim]`, after the norm.
     pub weight: Array,
+    /// `[heads * dim]`, added at the end, where there is one.
+    pub bias: Option<Array>,
     /// Where its weight can be trained.
     pub slot: Arc<ParamSlot>,
     /// Added under the root.
@@ -37,7 +39,10 @@ impl HeadNorm {
             _ => normed,
         };
         let own = self.slot.vector(dtype)?;
-        flat.astype(dtype)?
-            .multiply(own.as_ref().unwrap_or(&self.weight))
+        let y = (flat.astype(dtype)?).multiply(own.as_ref().unwrap_or(&self.weight))?;
+        match &self.bias {
+            Some(bias) => y.add(bias),
+            None => Ok(y),
+        }
     }
 }

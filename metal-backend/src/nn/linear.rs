@@ -142,6 +142,17 @@ impl Linear {
         }
     }
 
+    /// The `k` greatest outputs of each row of `x` `[.., in]`, as [`exec::greatest`].
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn greatest(&self, x: &Array, k: usize) -> Result<Option<(Array, Array)>> {
+        if adapter::differentiated() {
+            return Ok(None);
+        }
+        exec::greatest(self.part(), spec(None), x, k)
+    }
+
     /// `x W^T`.
     fn product(&self, x: &Array) -> Result<Array> {
         self.matrix.product(x, adapter::differentiated())

@@ -30,6 +30,13 @@ pub enum Norm {
         /// Whether it is for a processor.
         on_cpu: bool,
     },
+    /// One of the others, with a bias that it has no place for (xLSTM).
+    Biased {
+        /// Without the bias.
+        norm: Box<Norm>,
+        /// `[dim]`.
+        bias: Array,
+    },
     /// Nothing, where a family has a norm and a model has none.
     Identity,
     /// One of the others, at places where its numbers can be trained.
@@ -63,6 +70,7 @@ impl Norm {
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match self {
             Norm::Identity => Ok(x.clone()),
+            Norm::Biased { norm, bias } => norm.forward(x)?.add(bias),
             Norm::Rms { weight, eps } => fast::rms_norm(x, weight.as_ref(), *eps),
             Norm::Layer {
                 weight,

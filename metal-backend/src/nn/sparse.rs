@@ -133,8 +133,10 @@ fn rows_of(part: &FfnPart<'_>) -> Result<FeatureRows> {
         shape,
         activation,
         gate: None,
-        up: (up.map(|up| up.dense()?.to_f32_vec()).transpose()?).map(Floats::from),
-        down: Floats::from(columns.to_f32_vec()?),
+        up: up
+            .map(|up| Ok::<_, Error>(Floats::from(up.dense()?.to_f32_vec()?).into()))
+            .transpose()?,
+        down: Floats::from(columns.to_f32_vec()?).into(),
         gate_bias: None,
         up_bias: up.map(bias).transpose()?.flatten(),
         down_bias: bias(down)?,

@@ -69,6 +69,7 @@ const ORDER: &[&str] = &[
     "nn::slstm",
     "nn",
     "loader::*",
+    "gate_scores",
     "arch::*",
     "adapter::kind",
     "adapter::naming",

@@ -2,8 +2,9 @@
 //! are computed, and only their rows of the up and down matrices are read.
 //!
 //! A quantized down matrix cannot be read so: a feature is one of its columns, and codes of a group
-//! lie along the rows. So both matrices are float32, `[features, hidden]`, row-major, and are kept
-//! by their owner, such as a mapped file.
+//! lie along the rows. So both matrices are float32 or float16, `[features, hidden]`, row-major, and
+//! are kept by their owner, such as a mapped file. Rows of float16 become float32 when they are
+//! read, a few at a time and exactly.
 
 use std::sync::Arc;
 
@@ -19,6 +20,71 @@ use crate::work::{Input, Work};
 /// Numbers of float32 that their owner keeps.
 pub type HeldFloats = Arc<dyn AsRef<[f32]> + Send + Sync>;
 
+/// A dense matrix that its owner keeps.
+#[derive(Clone)]
+pub enum HeldRows {
+    /// float32.
+    F32(HeldFloats),
+    /// float16, as its bits.
+    F16(Arc<dyn AsRef<[u16]> + Send + Sync>),
+}
+
+impl HeldRows {
+    fn view(&self) -> DenseView<'_> {
+        match self {
+            Self::F32(all) => DenseView::F32((**all).as_ref()),
+            Self::F16(all) => DenseView::F16((**all).as_ref()),
+        }
+    }
+}
+
+/// Elements of a row of float16 that become float32 at a time: they stay in the L1 cache.
+const AT_ONCE: usize = 512;
+
+/// A part of a row as float32: where it lies, or in `wide`. At most [`AT_ONCE`] elements.
+fn widened<'a>(isa: Isa, part: DenseView<'a>, wide: &'a mut [f32; AT_ONCE]) -> &'a [f32] {
+    match part {
+        DenseView::F32(part) => part,
+        other => {
+            let wide = &mut wide[..other.len()];
+            other.to_f32(isa, 0, wide);
+            wide
+        }
+    }
+}
+
+/// `row . x`.
+fn dot(isa: Isa, row: DenseView<'_>, x: &[f32]) -> f32 {
+    if let DenseView::F32(row) = row {
+        return vmath::dot(isa, row, x);
+    }
+    let mut wide = [0.0; AT_ONCE];
+    let parts = x.chunks(AT_ONCE).enumerate().map(|(i, x)| {
+        let from = i * AT_ONCE;
+        let row = widened(isa, row.slice(from..from + x.len()), &mut wide);
+        vmath::dot(isa, row, x)
+    });
+    parts.sum()
+}
+
+/// Adds rows times their weights.
+fn add_scaled<const N: usize>(
+    isa: Isa,
+    y: &mut [f32],
+    rows: [DenseView<'_>; N],
+    weights: [f32; N],
+) {
+    let mut wide = [[0.0; AT_ONCE]; N];
+    for (i, y) in y.chunks_mut(AT_ONCE).enumerate() {
+        let from = i * AT_ONCE;
+        let mut parts = [&[][..]; N];
+        for ((part, row), wide) in parts.iter_mut().zip(rows).zip(&mut wide) {
+            *part = widened(isa, row.slice(from..from + y.len()), wide);
+        }
+        vmath::add_scaled(isa, y, parts, weights);
+    }
+}
+
 /// Columns of the output that a part of the work has, of many rows. The same columns of all down
 /// rows then stay in a cache of the second level.
 const COLUMNS: usize = 128;
@@ -33,7 +99,7 @@ pub struct HeldProduct {
     /// Elements of a row.
     pub k: usize,
     /// The matrix `[n, k]`.
-    pub matrix: HeldFloats,
+    pub matrix: HeldRows,
     /// Added to each row of the result, `[n]`.
     pub bias: Option<HeldFloats>,
     /// The instruction set.
@@ -42,7 +108,7 @@ pub struct HeldProduct {
 
 impl HeldProduct {
     fn n(&self) -> usize {
-        (*self.matrix).as_ref().len() / self.k.max(1)
+        self.matrix.view().len() / self.k.max(1)
     }
 }
 
@@ -53,7 +119,7 @@ impl Work for HeldProduct {
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let (n, k) = (self.n(), self.k);
-        let matrix = (*self.matrix).as_ref();
+        let matrix = self.matrix.view();
         let bias = self.bias.as_ref().map(|bias| (**bias).as_ref());
         let x: Vec<&[f32]> = match inputs.first() {
             // SAFETY: the caller gives float32.
@@ -63,7 +129,7 @@ impl Work for HeldProduct {
         assert!(x.len() == self.rows && bias.is_none_or(|bias| bias.len() == n));
         let out = SharedOutput::new(output);
         parallel_ranges(n, self.rows * n * k, &|from, to| {
-            let own = DenseView::F32(&matrix[from * k..to * k]);
+            let own = matrix.slice(from * k..to * k);
             for (part, x) in x.chunks(MAX_ROWS).enumerate() {
                 let first = part * MAX_ROWS * n + from;
                 // SAFETY: each part has columns of its own.
@@ -101,11 +167,11 @@ pub struct FeatureWalk {
     /// The activation, where the kernels have it.
     pub activation: Option<Gate>,
     /// `[features, hidden]`, where there is a gate beside it.
-    pub up: Option<HeldFloats>,
+    pub up: Option<HeldRows>,
     /// `[features]`.
     pub up_bias: Option<HeldFloats>,
     /// `[features, hidden]`.
-    pub down: HeldFloats,
+    pub down: HeldRows,
     /// `[hidden]`.
     pub down_bias: Option<HeldFloats>,
     /// The instruction set.
@@ -191,7 +257,7 @@ impl FeatureWalk {
         ids: &[u32],
     ) -> Vec<f32> {
         let (features, hidden, k) = (self.features, self.hidden, self.kept());
-        let up = self.up.as_ref().map(|up| (**up).as_ref());
+        let up = self.up.as_ref().map(HeldRows::view);
         let bias = self.up_bias.as_ref().map(|bias| (**bias).as_ref());
         assert!(up.is_none_or(|up| up.len() == features * hidden));
         assert!(bias.is_none_or(|bias| bias.len() == features));
@@ -216,9 +282,9 @@ impl FeatureWalk {
                     };
                     *weight = match up {
                         Some(up) => {
-                            let up = &up[feature * hidden..(feature + 1) * hidden];
+                            let up = up.slice(feature * hidden..(feature + 1) * hidden);
                             let bias = bias.map_or(0.0, |bias| bias[feature]);
-                            opened * (vmath::dot(self.isa, up, x) + bias)
+                            opened * (dot(self.isa, up, x) + bias)
                         }
                         None => opened,
                     };
@@ -231,7 +297,7 @@ impl FeatureWalk {
     /// The sum of the chosen down rows times their weights, and the bias.
     fn sum(&self, ids: &[u32], weights: &[f32], output: &mut [f32]) {
         let (hidden, k) = (self.hidden, self.kept());
-        let down = (*self.down).as_ref();
+        let down = self.down.view();
         let bias = self.down_bias.as_ref().map(|bias| (**bias).as_ref());
         assert!(down.len() == self.features * hidden && output.len() == self.rows * hidden);
         assert!(bias.is_none_or(|bias| bias.len() == hidden));
@@ -257,15 +323,15 @@ impl FeatureWalk {
                     let (ids, weights) = (&ids[own.clone()], &weights[own]);
                     let of = |id: u32| {
                         let from = id as usize * hidden + column;
-                        &down[from..from + n]
+                        down.slice(from..from + n)
                     };
                     let (ids, ids_left) = ids.as_chunks::<4>();
                     let (weights, weights_left) = weights.as_chunks::<4>();
                     for (ids, weights) in ids.iter().zip(weights) {
-                        vmath::add_scaled(self.isa, y, ids.map(of), *weights);
+                        add_scaled(self.isa, y, ids.map(of), *weights);
                     }
                     for (id, weight) in ids_left.iter().zip(weights_left) {
-                        vmath::add_scaled(self.isa, y, [of(*id)], [*weight]);
+                        add_scaled(self.isa, y, [of(*id)], [*weight]);
                     }
                 }
             }
@@ -280,6 +346,14 @@ mod tests {
 
     fn held(values: &[f32]) -> HeldFloats {
         Arc::new(values.to_vec())
+    }
+
+    /// The same as float16, and the numbers that these are.
+    fn halves(values: &[f32]) -> (HeldRows, Vec<f32>) {
+        let halves: Vec<half::f16> = values.iter().map(|v| half::f16::from_f32(*v)).collect();
+        let bits: Vec<u16> = halves.iter().map(|h| h.to_bits()).collect();
+        let exact = halves.iter().map(|h| h.to_f32()).collect();
+        (HeldRows::F16(Arc::new(bits)), exact)
     }
 
     fn run(work: &impl Work, inputs: &[&[f32]]) -> Vec<f32> {
@@ -301,14 +375,20 @@ mod tests {
             let gate = f64::from(gates[f]);
             let mut weight = gate / (1.0 + (-gate).exp());
             if let Some(up) = &work.up {
-                let up = &(**up).as_ref()[f * hidden..(f + 1) * hidden];
+                let DenseView::F32(up) = up.view() else {
+                    panic!("the definition is of float32")
+                };
+                let up = &up[f * hidden..(f + 1) * hidden];
                 let product: f64 = (up.iter().zip(x))
                     .map(|(a, b)| f64::from(*a) * f64::from(*b))
                     .sum();
                 let bias = work.up_bias.as_ref().map_or(0.0, |b| (**b).as_ref()[f]);
                 weight *= product + f64::from(bias);
             }
-            let down = &(*work.down).as_ref()[f * hidden..(f + 1) * hidden];
+            let DenseView::F32(down) = work.down.view() else {
+                panic!("the definition is of float32")
+            };
+            let down = &down[f * hidden..(f + 1) * hidden];
             for (y, d) in y.iter_mut().zip(down) {
                 *y += weight * f64::from(*d);
             }
@@ -327,7 +407,10 @@ mod tests {
             for (rows, hidden, features) in [(1, 1, 1), (1, 70, 131), (3, 64, 40), (41, 300, 97)] {
                 let x = noise(rows * hidden, 1);
                 let gates: Vec<f32> = noise(rows * features, 2).iter().map(|g| 8.0 * g).collect();
-                let [up, down] = [3, 4].map(|seed| held(&noise(features * hidden, seed)));
+                let [up, down] = [3, 4].map(|seed| {
+                    let values = noise(features * hidden, seed);
+                    HeldRows::F32(held(&values))
+                });
                 let [up_bias, down_bias] = [held(&noise(features, 5)), held(&noise(hidden, 6))];
                 for top_k in [0, 1, 7, features - 1, features, usize::MAX] {
                     for (gated, biased) in [(true, true), (true, false), (false, true)] {
@@ -337,9 +420,9 @@ mod tests {
                             features,
                             top_k,
                             activation: Some(Gate::Silu),
-                            up: gated.then(|| Arc::clone(&up)),
+                            up: gated.then(|| up.clone()),
                             up_bias: biased.then(|| Arc::clone(&up_bias)),
-                            down: Arc::clone(&down),
+                            down: down.clone(),
                             down_bias: biased.then(|| Arc::clone(&down_bias)),
                             isa,
                         };
@@ -364,9 +447,41 @@ mod tests {
         });
     }
 
+    /// The elements of a row of float16 fill more than one piece.
+    #[test]
+    fn float16_gives_what_its_numbers_give_in_float32() {
+        let (rows, hidden, features) = (3, 1100, 20);
+        let (x, gates) = (noise(rows * hidden, 1), noise(rows * features, 2));
+        let [up, down] = [3, 4].map(|seed| halves(&noise(features * hidden, seed)));
+        with_each(|isa| {
+            let walk = |up, down| FeatureWalk {
+                rows,
+                hidden,
+                features,
+                top_k: 7,
+                activation: Some(Gate::Silu),
+                up: Some(up),
+                up_bias: None,
+                down,
+                down_bias: None,
+                isa,
+            };
+            let short = walk(up.0.clone(), down.0.clone());
+            let wide = [&up, &down].map(|(_, exact)| HeldRows::F32(held(exact)));
+            let [wide_up, wide_down] = wide;
+            let (a, b) = (
+                run(&short, &[&x, &gates]),
+                run(&walk(wide_up, wide_down), &[&x, &gates]),
+            );
+            for (a, b) in a.iter().zip(&b) {
+                assert!((a - b).abs() < 1e-4, "{isa:?}: {a} {b}");
+            }
+        });
+    }
+
     #[test]
     fn of_equal_gates_the_first_are_taken_and_no_number_is_lost() {
-        let down = held(&[1.0, 10.0, 100.0, 1000.0]);
+        let down = HeldRows::F32(held(&[1.0, 10.0, 100.0, 1000.0]));
         let mut work = FeatureWalk {
             rows: 1,
             hidden: 1,
@@ -403,11 +518,16 @@ mod tests {
         with_each(|isa| {
             for (rows, n, k) in [(1, 1, 1), (1, 400, 96), (9, 33, 70), (20, 64, 64)] {
                 let (x, matrix, bias) = (noise(rows * k, 1), noise(n * k, 2), noise(n, 3));
-                for biased in [false, true] {
+                let (short, rounded) = halves(&matrix);
+                let both = [(HeldRows::F32(held(&matrix)), &matrix), (short, &rounded)];
+                for (biased, (rows_held, matrix)) in [false, true]
+                    .into_iter()
+                    .flat_map(|b| both.clone().map(|m| (b, m)))
+                {
                     let work = HeldProduct {
                         rows,
                         k,
-                        matrix: held(&matrix),
+                        matrix: rows_held,
                         bias: biased.then(|| held(&bias)),
                         isa,
                     };

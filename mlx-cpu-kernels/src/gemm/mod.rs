@@ -17,6 +17,7 @@ pub(crate) mod few_rows;
 #[cfg(test)]
 mod format_tests;
 pub(crate) mod gather_rows;
+pub(crate) mod greatest;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod integer_gemm;
 pub(crate) mod layer_norm;

@@ -65,14 +65,23 @@ pub(crate) struct GemmTask<'a> {
     pub residual: Option<&'a [f32]>,
 }
 
+/// Takes a finished tile `[columns, LANES]`, the first of its input rows, how many they are, and
+/// the columns.
+pub(crate) type TileSink<'a> = dyn Fn(&[f32], (usize, usize), ColumnBlock) + Sync + 'a;
+
 impl GemmTask<'_> {
     pub(crate) fn run(&self, out: &SharedOutput) {
+        self.run_into(&|tile, rows, block| self.write(tile, rows, block, out));
+    }
+
+    /// As [`Self::run`], for outputs that are not stored.
+    pub(crate) fn run_into(&self, sink: &TileSink<'_>) {
         let blocks = self.blocks();
         PANELS.with_borrow_mut(|panels| {
             for first in (0..self.product.rows).step_by(BLOCK_M) {
                 let rows = (first, (first + BLOCK_M).min(self.product.rows));
                 self.fill(rows, panels);
-                self.multiply(rows, panels, &blocks, out);
+                self.multiply(rows, panels, &blocks, sink);
             }
         });
     }
@@ -145,13 +154,13 @@ impl GemmTask<'_> {
         (first, last): (usize, usize),
         panels: &[f32],
         blocks: &[ColumnBlock],
-        out: &SharedOutput,
+        sink: &TileSink<'_>,
     ) {
         let Product { k, n, .. } = *self.product;
         let work = (last - first) * n * k;
         let run = |i: usize| {
             SCRATCH.with_borrow_mut(|scratch| {
-                self.block((first, last), panels, blocks[i], scratch, out);
+                self.block((first, last), panels, blocks[i], scratch, sink);
             });
         };
         if work < MIN_PARALLEL_WORK {
@@ -168,7 +177,7 @@ impl GemmTask<'_> {
         panels: &[f32],
         block: ColumnBlock,
         Scratch { weights, sums }: &mut Scratch,
-        out: &SharedOutput,
+        sink: &TileSink<'_>,
     ) {
         let Product { k, isa, gate, .. } = *self.product;
         let columns = block.to - block.from;
@@ -228,12 +237,17 @@ impl GemmTask<'_> {
                     unsafe { microkernel::gemm_tiles(isa, columns, depth, left, right, product) };
                 }
             }
-            self.finish_tile(sums, (first + panel * LANES, last), block, out);
+            let begin = first + panel * LANES;
+            sink(
+                self.complete_tile(sums, block),
+                (begin, LANES.min(last - begin)),
+                block,
+            );
         }
     }
 
-    /// Adds biases to a tile of each part, `[columns, LANES]`, lets the gate meet them, and writes
-    /// the result to rows of the output from `begin` on.
+    /// [`Self::complete_tile`], and writes the result to rows of the output from `begin` on.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn finish_tile(
         &self,
         sums: &mut [f32],
@@ -241,6 +255,13 @@ impl GemmTask<'_> {
         block: ColumnBlock,
         out: &SharedOutput,
     ) {
+        let done = self.complete_tile(sums, block);
+        self.write(done, (begin, LANES.min(last - begin)), block, out);
+    }
+
+    /// Adds biases to a tile of each part, `[columns, LANES]`, and lets the gate meet them. Returns
+    /// the tile of outputs.
+    fn complete_tile<'t>(&self, sums: &'t mut [f32], block: ColumnBlock) -> &'t [f32] {
         let Product { isa, gate, .. } = *self.product;
         let size = (block.to - block.from) * LANES;
         for ((_, bias), sums) in self.data[block.part..]
@@ -261,7 +282,7 @@ impl GemmTask<'_> {
         if let Some(activation) = self.product.activation {
             gate_apply(isa, activation, &mut sums[..size]);
         }
-        self.write(&sums[..size], (begin, LANES.min(last - begin)), block, out);
+        &sums[..size]
     }
 
     /// Writes a tile `[columns, LANES]` to rows of the output from `begin` on.

@@ -25,6 +25,25 @@ impl Work for Product {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.with_task(inputs, |task, packings| {
+                task.compute(packings, &SharedOutput::new(output));
+            });
+        }
+    }
+}
+
+impl Product {
+    /// Calls `with` with the product of these inputs, and the packings of its quantized matrices.
+    ///
+    /// # Safety
+    /// As of [`Work::run`].
+    pub(crate) unsafe fn with_task(
+        &self,
+        inputs: &[Input],
+        with: impl FnOnce(&GemmTask<'_>, &[(u32, usize)]),
+    ) {
         let mut inputs = inputs.iter();
         fn floats(input: Option<&Input>) -> &[f32] {
             // SAFETY: `Projection::plan` and its caller gave arrays of these types, or of words as
@@ -45,7 +64,6 @@ impl Work for Product {
             data.push((own, bias));
         }
         let residual = self.residual.then(|| floats(inputs.next()));
-        let out = SharedOutput::new(output);
         let task = GemmTask {
             product: self,
             x,
@@ -53,7 +71,7 @@ impl Work for Product {
             data: &data,
             residual,
         };
-        task.compute(&packings, &out);
+        with(&task, &packings);
     }
 }
 

@@ -3,16 +3,78 @@
 
 use std::sync::Arc;
 
-use mlx_cpu_kernels::{FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, Isa, Size};
+use mlx_cpu_kernels::{FeatureWalk as Walk, Gate, HeldFloats, HeldProduct, HeldRows, Isa, Size};
 
 use super::host_op::{self, OpKind};
 use super::matrix::size_of;
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::Floats;
+use crate::io::{Floats, Halves};
 
-/// A row-major float32 matrix, a row a feature: `[features, hidden]`.
+/// Numbers of a matrix, which stay where they are.
+#[derive(Debug, Clone)]
+pub enum FeatureNumbers {
+    /// float32.
+    Float32(Floats),
+    /// float16.
+    Float16(Halves),
+}
+
+impl FeatureNumbers {
+    /// How many there are.
+    fn count(&self) -> usize {
+        match self {
+            Self::Float32(all) => all.as_ref().len(),
+            Self::Float16(all) => all.as_ref().len(),
+        }
+    }
+
+    fn held(&self) -> HeldRows {
+        match self {
+            Self::Float32(all) => HeldRows::F32(Arc::new(all.clone())),
+            Self::Float16(all) => HeldRows::F16(Arc::new(all.clone())),
+        }
+    }
+
+    /// A copy as an array of this shape, in its own type.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Shape`] when the shape has another number of elements.
+    /// ```
+    /// use mlx_rs_core::{cpu::FeatureNumbers, io::Floats};
+    /// let numbers = FeatureNumbers::from(Floats::from(vec![1.0, 2.0]));
+    /// assert_eq!(numbers.to_array(&[2, 1])?.shape(), [2, 1]);
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn to_array(&self, shape: &[i32]) -> Result<Array> {
+        match self {
+            Self::Float32(all) => Array::from_slice(all.as_ref(), shape),
+            Self::Float16(all) => {
+                let all: Vec<_> = all
+                    .as_ref()
+                    .iter()
+                    .map(|&v| half::f16::from_bits(v))
+                    .collect();
+                Array::from_slice(&all, shape)
+            }
+        }
+    }
+}
+
+impl From<Floats> for FeatureNumbers {
+    fn from(all: Floats) -> Self {
+        Self::Float32(all)
+    }
+}
+
+impl From<Halves> for FeatureNumbers {
+    fn from(all: Halves) -> Self {
+        Self::Float16(all)
+    }
+}
+
+/// A row-major matrix of float32 or float16, a row a feature: `[features, hidden]`.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::FeatureMatrix, io::Floats};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -25,7 +87,7 @@ use crate::io::Floats;
 /// ```
 #[derive(Debug, Clone)]
 pub struct FeatureMatrix {
-    floats: Floats,
+    numbers: FeatureNumbers,
     size: Size,
 }
 
@@ -34,10 +96,11 @@ impl FeatureMatrix {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when it has another number of elements, or none.
-    pub fn new(floats: Floats, shape: [i32; 2]) -> Result<Self> {
-        let count = floats.as_ref().len();
+    pub fn new(numbers: impl Into<FeatureNumbers>, shape: [i32; 2]) -> Result<Self> {
+        let numbers = numbers.into();
+        let count = numbers.count();
         match size_of(&shape).filter(|size| size.n.checked_mul(size.k) == Some(count)) {
-            Some(size) => Ok(Self { floats, size }),
+            Some(size) => Ok(Self { numbers, size }),
             None => {
                 let message = format!("{count} numbers are no matrix of shape {shape:?}");
                 Err(Error::new(ErrorKind::Shape, "cpu::FeatureMatrix", message))
@@ -59,17 +122,18 @@ impl FeatureMatrix {
 
     /// The elements, row after row.
     /// ```
-    /// use mlx_rs_core::{cpu::FeatureMatrix, io::Floats};
-    /// assert_eq!(FeatureMatrix::new(Floats::from(vec![5.0]), [1, 1])?.floats().as_ref(), [5.0]);
+    /// use mlx_rs_core::{cpu::{FeatureMatrix, FeatureNumbers}, io::Floats};
+    /// let matrix = FeatureMatrix::new(Floats::from(vec![5.0]), [1, 1])?;
+    /// assert!(matches!(matrix.numbers(), FeatureNumbers::Float32(all) if all.as_ref() == [5.0]));
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[must_use]
-    pub fn floats(&self) -> &Floats {
-        &self.floats
+    pub fn numbers(&self) -> &FeatureNumbers {
+        &self.numbers
     }
 
-    fn held(&self) -> HeldFloats {
-        Arc::new(self.floats.clone())
+    fn held(&self) -> HeldRows {
+        self.numbers.held()
     }
 
     /// `x` times the transposed matrix, plus a bias `[features]`, on the CPU: float32

@@ -74,22 +74,60 @@ impl MappedFile {
     /// [`ErrorKind::Value`] when the range is not within the file, or does not begin and end
     /// between numbers; on machines of the other byte order always.
     pub fn floats(&self, bytes: Range<usize>) -> Result<Floats> {
+        self.check::<f32>(&bytes, "float32")?;
+        Ok(Floats(Source::File(self.clone(), bytes)))
+    }
+
+    /// The little-endian float16 in a range of bytes, without a copy.
+    ///
+    /// # Errors
+    /// As [`Self::floats`].
+    /// ```
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let path = dir.path().join("halves");
+    /// std::fs::write(&path, [0u8, 60, 0, 192]).unwrap(); // 1 and -2
+    /// let file = mlx_rs_core::io::MappedFile::open(&path)?;
+    /// assert_eq!(file.halves(0..4)?.as_ref(), [0x3c00, 0xc000]);
+    /// assert!(file.halves(1..3).is_err());
+    /// # Ok::<(), mlx_rs_core::Error>(())
+    /// ```
+    pub fn halves(&self, bytes: Range<usize>) -> Result<Halves> {
+        self.check::<u16>(&bytes, "float16")?;
+        Ok(Halves(self.clone(), bytes))
+    }
+
+    /// That a range has whole numbers.
+    fn check<T: bytemuck::Pod>(&self, bytes: &Range<usize>, kind: &str) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, OP, message);
         if cfg!(target_endian = "big") {
             return Err(fault("this machine has another byte order".into()));
         }
         let own = self.0.get(bytes.clone());
-        let whole = own.is_some_and(|own| bytemuck::try_cast_slice::<u8, f32>(own).is_ok());
-        if !whole {
-            let message = format!(
-                "bytes {} to {} are no numbers of float32 in a file of {} bytes",
+        match own.is_some_and(|own| bytemuck::try_cast_slice::<u8, T>(own).is_ok()) {
+            true => Ok(()),
+            false => Err(fault(format!(
+                "bytes {} to {} are no numbers of {kind} in a file of {} bytes",
                 bytes.start,
                 bytes.end,
                 self.0.len()
-            );
-            return Err(fault(message));
+            ))),
         }
-        Ok(Floats(Source::File(self.clone(), bytes)))
+    }
+}
+
+/// Numbers of float16 in a mapped file, as their bits. A clone is another handle.
+#[derive(Clone)]
+pub struct Halves(MappedFile, Range<usize>);
+
+impl AsRef<[u16]> for Halves {
+    fn as_ref(&self) -> &[u16] {
+        bytemuck::cast_slice(&self.0.bytes()[self.1.clone()])
+    }
+}
+
+impl fmt::Debug for Halves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} float16, mapped", self.as_ref().len())
     }
 }
 
@@ -155,6 +193,13 @@ mod tests {
         for wrong in [0..37, 1..5, 0..3, 36..40, 40..44, 4..usize::MAX] {
             let error = file.floats(wrong.clone()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Value, "{wrong:?}");
+        }
+        let halves = file.halves(2..6).unwrap();
+        let bits = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        assert_eq!(halves.as_ref(), [bits(2), bits(4)]);
+        assert_eq!(format!("{halves:?}"), "2 float16, mapped");
+        for wrong in [0..37, 1..5, 36..40, 40..42] {
+            assert!(file.halves(wrong).is_err());
         }
         // The mapping outlives the name.
         std::fs::remove_file(&path).unwrap();

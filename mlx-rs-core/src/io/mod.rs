@@ -45,7 +45,7 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 
-pub use self::mapped_file::{Floats, MappedFile};
+pub use self::mapped_file::{Floats, Halves, MappedFile};
 pub use self::npy::{load_npy, read_npy, save_npy, write_npy};
 pub use self::npz::{load_npz, save_npz, save_npz_compressed};
 pub use self::safetensors::{Safetensors, SafetensorsFile, load_safetensors, save_safetensors};

@@ -1,0 +1,268 @@
+//! The greatest outputs of each row of a product with many columns, such as a head of a vocabulary,
+//! without the outputs in memory. Tiles are compared while they are in a cache.
+
+use std::cmp::Ordering as Order;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::gemm::packed_gemm::ColumnBlock;
+use crate::gemm::product::Product;
+use crate::isa::Isa;
+use crate::layout::tile::LANES;
+use crate::work::{Input, Work};
+
+/// The `k` greatest outputs of each row of a product, the greatest first, of equals those of the
+/// first columns. NaN counts as minus infinity. Inputs are those of the product, which has one
+/// part, neither a gate nor a residual, and at most [`crate::MAX_ROW_LEN`] columns. The output is
+/// `[rows, 2 k]`: `k` values, then their columns as float32, which are exact.
+///
+/// Products are of float32 whatever the product's fields say of its inputs.
+pub struct GreatestOutputs {
+    /// The product.
+    pub product: Product,
+    /// How many of each row, at most its columns.
+    pub k: usize,
+}
+
+impl Work for GreatestOutputs {
+    fn outputs(&self) -> usize {
+        2 * self.product.rows * self.k
+    }
+
+    unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
+        let Product { rows, n, isa, .. } = self.product;
+        assert!(self.k <= n && self.product.gate.is_none() && !self.product.residual);
+        if self.k == 0 {
+            return;
+        }
+        let groups: Vec<Group> = (0..rows.div_ceil(LANES))
+            .map(|_| Group::new(self.k))
+            .collect();
+        let sink = |tile: &[f32], (begin, count): (usize, usize), block: ColumnBlock| {
+            let tile = tile.as_chunks::<LANES>().0;
+            groups[begin / LANES].take(isa, tile, count, block.start + block.from);
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.product
+                .with_task(inputs, |task, _| task.run_into(&sink))
+        };
+        let best = groups.into_iter().flat_map(Group::into_rows);
+        for (best, out) in best.zip(output.chunks_exact_mut(2 * self.k)) {
+            let (values, columns) = out.split_at_mut(self.k);
+            for ((found, value), column) in best.iter().zip(values).zip(columns) {
+                *value = found.0;
+                *column = found.1 as f32; // below `MAX_ROW_LEN`
+            }
+        }
+    }
+}
+
+/// A value and its column.
+type Found = (f32, u32);
+
+/// Sixteen rows, which a tile has at once.
+struct Group {
+    /// Of each row the least value that is still among the greatest: what is below it is passed
+    /// over without the lock. Bits of a float32, which only grows.
+    least: [AtomicU32; LANES],
+    /// Descending, of equals the first column first.
+    best: Mutex<[Vec<Found>; LANES]>,
+    k: usize,
+}
+
+impl Group {
+    fn new(k: usize) -> Self {
+        Self {
+            least: [const { AtomicU32::new(f32::NEG_INFINITY.to_bits()) }; LANES],
+            best: Mutex::new([const { Vec::new() }; LANES]),
+            k,
+        }
+    }
+
+    /// Takes a tile `[columns][LANES]` of which `count` lanes are rows, from column `first` on.
+    fn take(&self, isa: Isa, tile: &[[f32; LANES]], count: usize, first: usize) {
+        let mut greatest = [f32::NEG_INFINITY; LANES];
+        greatest_of_lanes(isa, tile, &mut greatest);
+        let least = |lane: usize| f32::from_bits(self.least[lane].load(Ordering::Relaxed));
+        let mut wanted = (0..count)
+            .filter(|&lane| greatest[lane] >= least(lane))
+            .peekable();
+        if wanted.peek().is_none() {
+            return;
+        }
+        let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in wanted {
+            let own = &mut best[lane];
+            for (values, column) in tile.iter().zip(first..) {
+                // In this order NaN becomes minus infinity.
+                let value = f32::NEG_INFINITY.max(values[lane]);
+                insert(own, self.k, (value, column as u32));
+            }
+            if let Some(last) = own.get(self.k - 1) {
+                self.least[lane].store(last.0.to_bits(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn into_rows(self) -> [Vec<Found>; LANES] {
+        self.best
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Descending, of equals the first column first.
+fn order(a: &Found, b: &Found) -> Order {
+    // Adding zero makes -0 the 0 that it equals.
+    (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
+}
+
+/// Inserts what is found into a sorted list of at most `k`.
+fn insert(best: &mut Vec<Found>, k: usize, found: Found) {
+    if best.len() >= k {
+        match best.last() {
+            Some(last) if order(&found, last) == Order::Less => best.truncate(k - 1),
+            _ => return,
+        }
+    }
+    let at = best.partition_point(|other| order(other, &found) == Order::Less);
+    best.insert(at, found);
+}
+
+/// The greatest value of each lane.
+fn greatest_of_lanes(isa: Isa, tile: &[[f32; LANES]], greatest: &mut [f32; LANES]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn avx2(tile: &[[f32; LANES]], greatest: &mut [f32; LANES]) {
+            greatest_with(tile, greatest);
+        }
+        if isa.has_avx2() {
+            // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+            unsafe { avx2(tile, greatest) };
+            return;
+        }
+    }
+    // Vectors of four are what every other processor has, NEON's among them.
+    let _ = isa;
+    greatest_with(tile, greatest);
+}
+
+#[inline(always)]
+fn greatest_with(tile: &[[f32; LANES]], greatest: &mut [f32; LANES]) {
+    for values in tile {
+        for (g, &x) in greatest.iter_mut().zip(values) {
+            // In this form NaN is never the maximum, at no cost.
+            *g = if x > *g { x } else { *g };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::dense::DenseType;
+    use crate::gemm::experts::tests::{Stack, double};
+    use crate::gemm::product::{MatrixFormat, MatrixPart, Size};
+    use crate::layout::packed::ScaleFormat;
+    use crate::prompts::Prompts;
+    use crate::testing::{noise, with_each};
+
+    fn work(
+        isa: Isa,
+        kind: MatrixFormat,
+        size: Size,
+        (rows, k): (usize, usize),
+    ) -> GreatestOutputs {
+        let part = MatrixPart {
+            kind,
+            size,
+            bias: false,
+            held: None,
+        };
+        let product = Product {
+            parts: vec![part],
+            rows,
+            k: size.k,
+            n: size.n,
+            eps: None,
+            gate: None,
+            activation: None,
+            residual: false,
+            float_inputs: false,
+            prompts: Prompts::Int8,
+            isa,
+        };
+        GreatestOutputs { product, k }
+    }
+
+    /// Values and columns of one row.
+    fn found(out: &[f32], k: usize) -> Vec<(f32, usize)> {
+        let columns = out[k..].iter().map(|&c| c as usize);
+        out[..k].iter().copied().zip(columns).collect()
+    }
+
+    #[test]
+    fn they_are_those_of_the_sorted_outputs() {
+        let quantized = MatrixFormat::Quantized {
+            bits: 4,
+            group: 32,
+            scales: ScaleFormat::F16,
+        };
+        // More than one block of columns, and more than one block of rows.
+        const SIZE: Size = Size { n: 1300, k: 64 };
+        for kind in [MatrixFormat::Dense(DenseType::F32), quantized] {
+            let made = Stack::new(kind, SIZE, 3);
+            for (rows, k) in [(1, 1), (1, 10), (17, 3), (530, 10), (2, 1300)] {
+                let x = noise(rows * SIZE.k, 5);
+                let mut inputs = vec![Input::from_slice(&x)];
+                inputs.extend(made.arrays(1));
+                with_each(|isa| {
+                    let work = work(isa, kind, SIZE, (rows, k));
+                    let mut out = vec![f32::NAN; work.outputs()];
+                    // SAFETY: the inputs are those of a product with this matrix.
+                    unsafe { work.run(&inputs, &mut out) };
+                    let all = x.chunks_exact(SIZE.k).zip(out.chunks_exact(2 * k));
+                    for (x, out) in all.step_by(rows.div_ceil(7)) {
+                        let exact = made.exact(0, &double(x), false);
+                        let mut sorted = exact.clone();
+                        sorted.sort_by(|a, b| b.total_cmp(a));
+                        let found = found(out, k);
+                        for ((value, column), wanted) in found.iter().zip(&sorted) {
+                            assert!((f64::from(*value) - wanted).abs() < 1e-4, "{isa:?} {k}");
+                            assert!((f64::from(*value) - exact[*column]).abs() < 1e-4);
+                        }
+                        let mut columns: Vec<usize> = found.iter().map(|f| f.1).collect();
+                        columns.sort_unstable();
+                        columns.dedup();
+                        assert_eq!(columns.len(), k, "a column occurs twice");
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn of_equals_the_first_are_taken_and_nan_is_the_least() {
+        const N: usize = 100;
+        let mut matrix = vec![1.0f32; N];
+        matrix[3] = f32::NAN;
+        matrix[70] = 2.0;
+        matrix[71] = -0.0;
+        let kind = MatrixFormat::Dense(DenseType::F32);
+        let x = [1.0f32];
+        with_each(|isa| {
+            let work = work(isa, kind, Size { n: N, k: 1 }, (1, N));
+            let mut out = vec![0.0; work.outputs()];
+            let inputs = [Input::from_slice(&x), Input::from_slice(&matrix)];
+            // SAFETY: the inputs are those of a product with this matrix.
+            unsafe { work.run(&inputs, &mut out) };
+            let found = found(&out, N);
+            assert_eq!(found[..4], [(2.0, 70), (1.0, 0), (1.0, 1), (1.0, 2)]);
+            assert_eq!(found[4], (1.0, 4), "NaN is passed over");
+            assert_eq!(found[N - 2], (0.0, 71));
+            assert_eq!(found[N - 1], (f32::NEG_INFINITY, 3));
+        });
+    }
+}

@@ -1,0 +1,97 @@
+//! A vindex of the level `all` is a model by itself, whose layers walk.
+#![cfg(feature = "probe")]
+
+use std::path::{Path, PathBuf};
+
+use crate::common::{fixture, max_difference, tiny, tiny_names};
+use crate::program::{mlx, text};
+use inference::{ErrorKind, LoadOptions, Prompt, TextModel};
+
+/// All weights of a tiny model in `dir`, or why not.
+fn build(name: &str, dir: &Path, more: &[&str]) -> Result<PathBuf, String> {
+    let path = dir.join(name);
+    let args = ["vindex", "build", "--backend", "cpu", "--down-top-k", "0"];
+    let mut command = mlx(dir, &args);
+    command.arg("--model").arg(fixture("tiny").join(name));
+    let done = command.arg("-o").arg(&path).args(more).output().unwrap();
+    match done.status.code() {
+        Some(0) => Ok(path),
+        _ => Err(text(&done.stderr)),
+    }
+}
+
+fn load(path: &Path) -> inference::Result<Box<dyn TextModel>> {
+    inference::load_model(path, &LoadOptions::new().with_backend("cpu"))
+}
+
+fn logits(model: &dyn TextModel) -> Vec<f32> {
+    let prompt = Prompt::Tokens((3..23).collect());
+    let tokens = model.as_token_model().unwrap();
+    tokens.logits(&prompt, false).unwrap().logits
+}
+
+#[test]
+fn it_gives_the_logits_of_the_model_for_all_families_that_walk() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut compared = Vec::new();
+    let mut refused = Vec::new();
+    let mut wrong = Vec::new();
+    for name in tiny_names() {
+        let Ok(vindex) = build(&name, dir.path(), &["--level", "all"]) else {
+            continue;
+        };
+        let dense = tiny(&name);
+        match load(&vindex) {
+            Ok(model) => {
+                let expected = logits(dense.as_ref());
+                let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
+                let difference = max_difference(&logits(model.as_ref()), &expected) / greatest;
+                // Kernels round the inputs of quantized products; those of a vindex are float32.
+                let bound = match dense.info().quantization_bits {
+                    Some(_) => 2e-2,
+                    None => 1e-5,
+                };
+                if difference < bound {
+                    compared.push(name.clone());
+                } else {
+                    wrong.push(format!("{name}: {difference}"));
+                }
+            }
+            Err(e) => refused.push(format!("{name}: {e:#}")),
+        }
+        std::fs::remove_dir_all(&vindex).unwrap();
+    }
+    eprintln!("refused:\n{}", refused.join("\n"));
+    assert!(wrong.is_empty(), "other logits:\n{}", wrong.join("\n"));
+    assert!(
+        compared.len() >= 20,
+        "only {compared:?}; refused {refused:?}"
+    );
+}
+
+#[test]
+fn what_is_missing_or_damaged_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let few = build("llama", dir.path(), &[]).unwrap();
+    let wrong = load(&few).unwrap_err();
+    assert!(format!("{wrong:#}").contains("--level all"), "{wrong:#}");
+    std::fs::remove_dir_all(&few).unwrap();
+    let all = build("llama", dir.path(), &["--level", "all", "--f16"]).unwrap();
+    assert!(load(&all).is_ok());
+    for name in ["attn_weights.bin", "down_features.bin", "config.json"] {
+        let path = all.join(name);
+        let whole = std::fs::read(&path).unwrap();
+        let mut bytes = whole.clone();
+        let at = bytes.len() / 2;
+        bytes[at] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let wrong = load(&all).unwrap_err();
+        assert_eq!(wrong.kind(), ErrorKind::InvalidModel, "{name}: {wrong:#}");
+        assert!(
+            format!("{wrong:#}").contains("damaged"),
+            "{name}: {wrong:#}"
+        );
+        std::fs::write(&path, &whole).unwrap();
+    }
+    assert!(load(&all).is_ok());
+}
