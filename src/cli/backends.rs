@@ -123,6 +123,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     #[cfg(feature = "mlx-backend")]
     if let Some(hint) = super::standalone::hint() {
         console.warn(hint);
+        if console.verbose {
+            for place in mlx_rs_core::library::searched() {
+                console.warn(&format!("searched {place}"));
+            }
+        }
     }
     Ok(())
 }
@@ -180,9 +185,7 @@ fn print(
             reasons.push(format!("{} is not available: {reason}", backend.name()));
         }
     }
-    for line in table(&rows) {
-        console.line(&line)?;
-    }
+    console.rows(&rows)?;
     if !reasons.is_empty() {
         console.line("")?;
     }

@@ -168,13 +168,24 @@ fn shells_and_man_know_every_subcommand() {
     let dir = tempfile::tempdir().unwrap();
     let pages = stdout(&output(&["man", dir.path().join("man1").to_str().unwrap()]));
     assert!(pages.lines().count() > 20, "{pages}");
+    let mut referred = 0;
     for page in pages.lines() {
         let page = std::fs::read_to_string(page).unwrap();
         assert!(
             page.contains(".TH mlx") && page.contains(".SH SYNOPSIS"),
             "{page}"
         );
+        // Every page that this one refers to is there.
+        let page = page.replace("\\-", "-");
+        for name in page.lines().filter_map(|line| line.strip_suffix("(1)")) {
+            let file = dir.path().join(format!("man1/{name}.1"));
+            assert!(file.is_file(), "{name}");
+            referred += 1;
+        }
     }
+    assert!(referred > 40, "{referred}");
+    assert!(dir.path().join("man1/mlx-vindex-walk.1").is_file());
+    assert!(!pages.contains("help.1"), "{pages}");
     let page = std::fs::read_to_string(dir.path().join("man1/mlx-generate.1")).unwrap();
     assert!(page.contains("max\\-tokens"), "{page}");
 }

@@ -12,15 +12,30 @@ use crate::error::ApiError;
 use crate::models::ServedModel;
 
 /// OpenAI's default.
-pub(super) const TEMPERATURE: f32 = 1.0;
+const TEMPERATURE: f32 = 1.0;
 
-/// Sets temperature and top-p, with OpenAI's default and bounds.
+/// The options that a request to `model` begins with: what the model's files recommend, as in vLLM,
+/// else OpenAI's default.
+pub(super) fn base(model: &ServedModel) -> GenerateOptions {
+    let own = &model.info().sampling;
+    let mut o = GenerateOptions::new();
+    o.sampling.temperature = own.temperature.unwrap_or(TEMPERATURE);
+    o.sampling.top_k = own.top_k.unwrap_or(o.sampling.top_k);
+    o.sampling.top_p = own.top_p.unwrap_or(o.sampling.top_p);
+    o.sampling.min_p = own.min_p.unwrap_or(o.sampling.min_p);
+    o.penalties.repeat_penalty = own.repeat_penalty.unwrap_or(o.penalties.repeat_penalty);
+    o
+}
+
+/// Sets temperature and top-p, where a request has them, within OpenAI's bounds.
 pub(super) fn randomness(
     sampling: &mut SamplingOptions,
     temperature: Option<f32>,
     top_p: Option<f32>,
 ) -> Result<(), ApiError> {
-    let temperature = (temperature.unwrap_or(TEMPERATURE), 2.0);
+    // The recommended temperature may be above what a request may ask for.
+    let most = sampling.temperature.max(2.0);
+    let temperature = (temperature.unwrap_or(sampling.temperature), most);
     api::randomness(sampling, "", temperature, top_p)
 }
 
@@ -35,9 +50,9 @@ pub(crate) fn options(
         let message = "grammar is not supported; use a JSON schema";
         return Err(ApiError::unsupported("grammar", message));
     }
-    let mut o = GenerateOptions::new();
+    let mut o = base(model);
     randomness(&mut o.sampling, fields.temperature, fields.top_p)?;
-    o.sampling.top_k = fields.top_k.unwrap_or(0);
+    o.sampling.top_k = fields.top_k.unwrap_or(o.sampling.top_k);
     if let Some(min_p) = fields.min_p {
         within("min_p", min_p, 0.0, 1.0)?;
         o.sampling.min_p = min_p;

@@ -162,7 +162,7 @@ fn sampling(
     model: &ServedModel,
     request: &ResponsesRequest,
 ) -> Result<GenerateOptions, ApiError> {
-    let mut o = GenerateOptions::new();
+    let mut o = options::base(model);
     options::randomness(&mut o.sampling, request.temperature, request.top_p)?;
     o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let param = "text.format";
@@ -235,6 +235,7 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value
         .map(types::ToolSpec::json)
         .collect();
     let effort = request.reasoning.as_ref().and_then(|r| r.effort.clone());
+    let base = options::base(model).sampling;
     json!({
         "id": app.name("resp_"),
         "object": "response",
@@ -250,11 +251,11 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value
         "previous_response_id": null,
         "reasoning": {"effort": effort, "summary": null},
         "store": false,
-        "temperature": request.temperature.unwrap_or(options::TEMPERATURE),
+        "temperature": request.temperature.unwrap_or(base.temperature),
         "text": {"format": format},
         "tool_choice": request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
         "tools": tools,
-        "top_p": request.top_p.unwrap_or(1.0),
+        "top_p": request.top_p.unwrap_or(base.top_p),
         "truncation": "disabled",
         "usage": null,
         "metadata": request.metadata.clone().unwrap_or_default(),
