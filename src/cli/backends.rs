@@ -108,7 +108,7 @@ fn products(_calibrate: bool) -> Result<Option<Products>, Failure> {
 }
 
 /// The backends that compute on a GPU.
-const GPUS: [&str; 2] = ["metal", "cuda"];
+pub const GPUS: [&str; 2] = ["metal", "cuda"];
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {

@@ -35,6 +35,7 @@ mod evaluate;
 mod failure;
 #[cfg(feature = "mlx-backend")]
 mod files;
+mod foreign;
 #[cfg(feature = "mlx-backend")]
 mod fuse;
 mod generate;
@@ -299,7 +300,18 @@ pub fn main() -> ExitCode {
         line = line.long_version(&*version::long().leak());
     }
     // Wrong command lines exit with 2 here, help and version with 0.
-    let cli = match Cli::from_arg_matches(&line.get_matches_from(given)) {
+    let matches = match line.try_get_matches_from_mut(&given) {
+        Ok(matches) => matches,
+        Err(e) => match foreign::advice(&e, &given) {
+            Some(text) => {
+                let failure = Failure::Failed(anyhow::Error::msg(text));
+                finish(Err(failure), false, &mut std::io::stderr());
+                return ExitCode::from(2);
+            }
+            None => e.exit(),
+        },
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(e) => e.exit(),
     };

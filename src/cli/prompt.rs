@@ -104,6 +104,14 @@ pub fn read_text(prompt: &str, console: &mut Console<'_>) -> Result<String, Fail
     Ok(text)
 }
 
+/// The prompt in a file, without the newline that ends its last line.
+pub fn read_file(path: &std::path::Path) -> Result<String, Failure> {
+    let text = super::bounded::read_text(path, MAX_INPUT)
+        .map_err(|e| Failure::usage(format!("--file {}: {e}", path.display())))?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
+}
+
 /// The ids of `--tokens`.
 pub fn read_tokens(tokens: &TokenList, console: &mut Console<'_>) -> Result<Vec<u32>, Failure> {
     match tokens {

@@ -24,7 +24,7 @@ fn one(line: &str, width: usize) -> String {
     let column = textwrap::core::display_width(names);
     let (names, hanging) = match column {
         // A column that leaves no room for words goes below its names.
-        n if n * 2 > width => (format!("{}\n    ", names.trim_end()), 4),
+        n if n * 2 > width => (format!("{}\n    ", one(names.trim_end(), width)), 4),
         n if n > 0 => (names.to_owned(), n),
         _ => (String::new(), INDENT),
     };
@@ -80,6 +80,10 @@ mod tests {
         assert_eq!(
             wrapped(line, 20),
             "cpu (default)  yes  a device\n    streaming chat"
+        );
+        assert_eq!(
+            wrapped("cpu  a device of many words  streaming chat", 20),
+            "cpu  a device of\n     many words\n    streaming chat"
         );
         // An indentation is kept.
         assert_eq!(wrapped("    a b c", 7), "    a b\n    c");

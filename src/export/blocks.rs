@@ -138,6 +138,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn types_have_names_and_others_are_told_a_way() {
+        for name in ["f32", "f16", "bf16", "q8_0"] {
+            assert_eq!(name.parse::<GgufType>().unwrap().to_string(), name);
+        }
+        for name in ["q4_K_M", "IQ3_S", "q5_0"] {
+            let error = name.parse::<GgufType>().unwrap_err();
+            assert!(error.contains("llama-quantize"), "{name}: {error}");
+        }
+        assert!(!"x".parse::<GgufType>().unwrap_err().contains("llama"));
+    }
+
+    #[test]
     fn blocks_are_ggml_s() {
         let mut numbers = vec![0.0f32; 64];
         (numbers[0], numbers[1], numbers[2]) = (127.0, -127.0, 63.4);
