@@ -89,13 +89,16 @@ impl Console<'_> {
         let _ = self.err.flush();
     }
 
+    /// Writes one line of a result, on a terminal wrapped between words.
+    pub fn wrapped_line(&mut self, line: &str) -> Result<(), Failure> {
+        let columns = self.out_is_terminal.then(terminal::columns).flatten();
+        self.line(&wrapped(line, columns.unwrap_or(0)))
+    }
+
     /// Writes lines of a table. On a terminal the last column is wrapped between words.
     pub fn rows(&mut self, rows: &[Vec<String>]) -> Result<(), Failure> {
-        let columns = self.out_is_terminal.then(terminal::columns).flatten();
-        for line in table(rows) {
-            self.line(&wrapped(&line, columns.unwrap_or(0)))?;
-        }
-        Ok(())
+        let lines = table(rows);
+        lines.iter().try_for_each(|line| self.wrapped_line(line))
     }
 }
 

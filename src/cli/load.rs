@@ -313,6 +313,20 @@ impl LoadArgs {
     }
 }
 
+/// The best backend that works here.
+fn default_backend() -> Result<Arc<dyn Backend>, Failure> {
+    let error = match inference::default_backend() {
+        Ok(backend) => return Ok(backend),
+        Err(error) => error,
+    };
+    // One reason for most backends, which the error would repeat for each.
+    #[cfg(feature = "mlx-backend")]
+    if let Err(e) = mlx_rs_core::library::load() {
+        return Err(Failure::failed(format!("no backend can be used: {e}")));
+    }
+    Err(error.into())
+}
+
 /// The name for whichever GPU there is.
 const GPU: &str = "gpu";
 
@@ -363,7 +377,7 @@ pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
     let (name, origin) = match (flag, variable.as_deref().map(str::trim)) {
         (Some(name), _) => (name, "--backend"),
         (None, Some(name)) if !name.is_empty() => (name, "MLX_BACKEND"),
-        _ => return Ok(inference::default_backend()?),
+        _ => return default_backend(),
     };
     if name.eq_ignore_ascii_case(GPU) {
         return gpu()?.ok_or_else(|| {
