@@ -87,7 +87,7 @@ mod tests {
             ),
             (
                 "mlx run m --hidethinking",
-                "--hidethinking of ollama is not here",
+                "--hidethinking of ollama run is not here",
             ),
         ] {
             let said = said(line).unwrap_or_default();

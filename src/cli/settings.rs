@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(list(&again), text);
         let mut unbounded = GenerateOptions::default();
         unbounded.max_tokens = usize::MAX;
-        let base = GenerateOptions::default();
+        let base = unbounded.clone();
         assert!(changed(&unbounded, &base).is_empty());
         let warm = base.clone().with_temperature(0.8);
         let pair = |value: &str| vec![("temperature".to_owned(), value.to_owned())];

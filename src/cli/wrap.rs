@@ -79,7 +79,7 @@ mod tests {
         let line = "cpu (default)  yes  a device  streaming chat";
         assert_eq!(
             wrapped(line, 20),
-            "cpu (default)  yes  a device\n    streaming chat"
+            "cpu (default)  yes\n    a device\n    streaming chat"
         );
         assert_eq!(
             wrapped("cpu  a device of many words  streaming chat", 20),
