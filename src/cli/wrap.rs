@@ -24,11 +24,12 @@ fn one(line: &str, width: usize) -> String {
     let column = textwrap::core::display_width(names);
     let (names, hanging) = match column {
         // A column that leaves no room for words goes below its names.
+        n if n * 2 > width && names.trim().is_empty() => (String::from("    "), 4),
         n if n * 2 > width => (format!("{}\n    ", one(names.trim_end(), width)), 4),
         n if n > 0 => (names.to_owned(), n),
         _ => (String::new(), INDENT),
     };
-    let first = if names.contains('\n') { 4 } else { column };
+    let first = column.min(hanging);
     let (first, hanging) = (" ".repeat(first), " ".repeat(hanging));
     let options = Options::new(width)
         .initial_indent(&first)
@@ -85,6 +86,8 @@ mod tests {
             wrapped("cpu  a device of many words  streaming chat", 20),
             "cpu  a device of\n     many words\n    streaming chat"
         );
+        // So does a line that goes on with one.
+        assert_eq!(wrapped("            one two", 16), "    one two");
         // An indentation is kept.
         assert_eq!(wrapped("    a b c", 7), "    a b\n    c");
     }

@@ -140,7 +140,7 @@ fn messages_of_a_narrow_chat_break_between_words() {
     assert_eq!(terminal.end().code(), Some(0));
     let words: Vec<&str> = rows.iter().flat_map(|row| row.split_whitespace()).collect();
     for text in [
-        "instructions for the model, from here on",
+        "instructions for the model, from here on;",
         "max_tokens, seed, stop",
         "what the last reply and the whole chat took",
         "no parameter \"nonsense\"; there are temperature, top_p, top_k, min_p, repeat_penalty",
