@@ -210,6 +210,36 @@ const checks = {
     }
   },
 
+  async "a phone shows the page without scrolling sideways"() {
+    for (const width of [320, 360, 400]) {
+      const { page, faults } = await open({ viewport: { width, height: 640 } });
+      await page.evaluate(() => {
+        document.querySelector("#model").options[0].text = "owner/a-model-with-a-long-name-8bit";
+      });
+      const cells = Array.from({ length: 8 }, (_, i) => `column-${i}`).join(" | ");
+      const rule = Array.from({ length: 8 }, () => "---").join("|");
+      const text = [`| ${cells} |`, `|${rule}|`, "", "```", "x".repeat(200), "```", "y".repeat(200)];
+      await say(page, `say:${text.join("⏎")}`);
+      await reply(page);
+      const wide = () =>
+        page.evaluate(() => {
+          const nodes = [...document.querySelectorAll("body, header *, #compose *, #messages")];
+          const over = (node) => node.getBoundingClientRect().right > innerWidth + 0.5;
+          const scrolls = document.documentElement.scrollWidth > innerWidth;
+          const box = document.querySelector("#messages");
+          const inner = box.scrollWidth > box.clientWidth;
+          return { scrolls, inner, over: nodes.filter(over).map((node) => node.id || node.tagName) };
+        });
+      assert.deepEqual(await wide(), { scrolls: false, inner: false, over: [] }, `${width}`);
+      await page.click("#open-settings");
+      assert.equal((await wide()).scrolls, false);
+      await page.keyboard.press("Escape");
+      await page.click("#menu");
+      assert.equal((await wide()).scrolls, false);
+      assert.deepEqual(faults, []);
+    }
+  },
+
   async "a narrow window has a menu"() {
     const { page, faults } = await open({ viewport: { width: 400, height: 700 } });
     assert.equal(await page.locator("#side").isVisible(), false);

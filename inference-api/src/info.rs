@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use inference_formats::SamplingDefaults;
+
 use crate::options::ComputeType;
 
 /// Facts about a loaded model.
@@ -42,4 +44,7 @@ pub struct ModelInfo {
     pub prompts: Option<String>,
     /// Whether it knows how to format a conversation.
     pub has_chat_template: bool,
+    /// The sampling that its makers recommend. The engine does not apply it: callers without wishes
+    /// of their own may.
+    pub sampling: SamplingDefaults,
 }

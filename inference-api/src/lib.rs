@@ -99,6 +99,7 @@ pub use embedding::{
     RerankOptions,
 };
 pub use error::{Error, ErrorKind, Result};
+pub use inference_formats::SamplingDefaults;
 pub use info::ModelInfo;
 pub use inspect::{
     AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights,

@@ -14,6 +14,8 @@ pub struct Curve {
 const COLORS: [&str; 6] = [
     "#2463eb", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#495057",
 ];
+/// The color of notes.
+const NOTE: &str = "#c92a2a";
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 56.0;
@@ -53,6 +55,19 @@ fn open(width: f64, height: f64, title: &str) -> String {
 /// Curves over the layers, `0, 1, ...`; the axis of values holds all of them.
 pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
     over(title, ("layer", None), axis, curves)
+}
+
+/// [`lines`] with a note below the title that a reader must not miss; none where it is empty.
+pub fn noted_lines(title: &str, note: &str, axis: &str, curves: &[Curve]) -> String {
+    let svg = lines(title, axis, curves);
+    if note.is_empty() {
+        return svg;
+    }
+    let note = format!(
+        "<text x=\"{LEFT}\" y=\"36\" font-size=\"11\" fill=\"{NOTE}\">{}</text>\n</svg>",
+        escaped(note)
+    );
+    svg.replacen("</svg>", &note, 1)
 }
 
 /// Curves over places with names, at equal distances.

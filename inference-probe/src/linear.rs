@@ -46,6 +46,40 @@ pub struct ProbeResult {
     pub converged: bool,
 }
 
+/// How many different rows there are. Rows that are equal to the bit hold the same of every label.
+#[must_use]
+pub fn distinct_rows(matrix: &Matrix) -> usize {
+    let bits = |row: usize| -> Vec<u64> {
+        let row = matrix.row(row);
+        row.iter().map(|value| value.to_bits()).collect()
+    };
+    let all: std::collections::HashSet<Vec<u64>> = (0..matrix.nrows()).map(bits).collect();
+    all.len()
+}
+
+/// Reasons why probes say little, for a reader: states that occur more than once (`distinct` of
+/// `rows`; 0 where it is not known), and no accuracy that stands out from always guessing the most
+/// frequent label.
+#[must_use]
+pub fn doubts(layers: &[ProbeResult], rows: usize, distinct: usize) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if (1..rows).contains(&distinct) {
+        doubts.push(format!("{distinct} distinct states of {rows}"));
+    }
+    let best = layers.iter().map(|layer| layer.accuracy).reduce(f64::max);
+    let majority = layers.first().map(|layer| layer.majority);
+    if let (Some(best), Some(majority)) = (best, majority) {
+        // Two standard errors of a share of so many rows.
+        let error = 2.0 * (majority * (1.0 - majority) / rows.max(1) as f64).sqrt();
+        if best <= majority + error {
+            doubts.push(format!(
+                "best accuracy {best:.2}, as good as the most frequent label ({majority:.2})"
+            ));
+        }
+    }
+    doubts
+}
+
 fn rows(matrix: &Matrix, which: &[usize]) -> Matrix {
     matrix.select_rows(which)
 }
@@ -159,6 +193,31 @@ mod tests {
             "{result:?}"
         );
         assert!((result.majority - 1.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn repeated_states_and_chance_are_told() {
+        let matrix = Matrix::from_fn(8, 2, |r, _| (r % 2) as f64);
+        assert_eq!(distinct_rows(&matrix), 2);
+        assert_eq!(distinct_rows(&Matrix::from_fn(3, 1, |r, _| r as f64)), 3);
+        let of = |accuracy| ProbeResult {
+            accuracy,
+            fold_accuracies: Vec::new(),
+            control: 0.5,
+            majority: 0.5,
+            selectivity: 0.0,
+            converged: true,
+        };
+        let doubts = |best, distinct| doubts(&[of(0.4), of(best)], 100, distinct).join("; ");
+        // Two standard errors are 0.1.
+        assert_eq!(doubts(0.61, 100), "");
+        assert_eq!(doubts(0.61, 0), "");
+        assert_eq!(doubts(0.9, 12), "12 distinct states of 100");
+        let both = doubts(0.6, 12);
+        assert!(
+            both.contains("12 distinct") && both.contains("accuracy 0.60"),
+            "{both}"
+        );
     }
 
     #[test]

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::activations::sha256_of;
-use crate::chart::{Curve, escaped, heat_map, lines};
+use crate::chart::{Curve, escaped, heat_map, lines, noted_lines};
 use crate::error::{Error, Result};
 use crate::files::{MAX_TEXT, read_text, write_whole};
-use crate::linear::ProbeResult;
+use crate::linear::{ProbeResult, doubts};
 
 /// A result of one kind of analysis.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,10 @@ pub enum Analysis {
         split: String,
         /// One result a layer.
         layers: Vec<ProbeResult>,
+        /// How many different states there are, of the layer with the fewest; 0 where it is not
+        /// known.
+        #[serde(default)]
+        distinct: usize,
     },
     /// Canonical correlations.
     Cca {
@@ -103,13 +107,17 @@ fn charts(name: &str, analysis: &Analysis) -> Vec<(String, String)> {
             label,
             layers,
             split,
+            distinct,
+            inputs,
             ..
         } => {
+            let doubts = doubts(layers, inputs.shape[0], *distinct).join("; ");
             let of = |f: fn(&ProbeResult) -> f64| layers.iter().map(f).collect::<Vec<_>>();
             vec![(
                 name.to_owned(),
-                lines(
+                noted_lines(
                     &format!("Linear probe of {label} ({split} folds)"),
+                    &doubts,
                     "share of test rows",
                     &[
                         curve("accuracy", of(|l| l.accuracy)),

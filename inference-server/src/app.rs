@@ -9,7 +9,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use inference::Result;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -171,6 +171,9 @@ routes! {
     post "/api/embed" => ollama::embed::create;
     post "/api/embeddings" => ollama::embed::create_old;
     post "/api/pull" => ollama::models::pull;
+    delete "/api/delete" => ollama::manage::delete;
+    post "/api/copy" => ollama::manage::copy;
+    post "/api/create" => ollama::manage::create;
 }
 
 /// Methods and paths of the table.
@@ -231,7 +234,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     };
     CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
         .max_age(Duration::from_secs(600))
 }

@@ -40,7 +40,9 @@ mod ui;
 pub use config::Config;
 pub use defaults::RequestDefaults;
 pub use limits::Limits;
-pub use models::{ModelEntry, ModelSource, PullProgress, ServedModel, parse_keep_alive};
+pub use models::{
+    ModelDescription, ModelEntry, ModelSource, PullProgress, ServedModel, parse_keep_alive,
+};
 pub use net::Server;
 pub use openapi::openapi_json;
 pub use reply::{

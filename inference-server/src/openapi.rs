@@ -45,6 +45,9 @@ use crate::api::{anthropic, native, ollama, openai, status};
         ollama::embed::create,
         ollama::embed::create_old,
         ollama::models::pull,
+        ollama::manage::delete,
+        ollama::manage::copy,
+        ollama::manage::create,
     )
 )]
 struct Description;
@@ -71,7 +74,11 @@ const OF_BODIES: [(&str, &str); 7] = [
 pub fn openapi_json() -> String {
     let mut api = Description::openapi();
     for item in api.paths.paths.values_mut() {
-        let operations = [(&mut item.get, &[][..]), (&mut item.post, &OF_BODIES[..])];
+        let operations = [
+            (&mut item.get, &[][..]),
+            (&mut item.post, &OF_BODIES[..]),
+            (&mut item.delete, &OF_BODIES[..]),
+        ];
         for (operation, more) in operations {
             let Some(operation) = operation else { continue };
             for (status, what) in OF_ALL.iter().chain(more) {

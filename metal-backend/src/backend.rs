@@ -5,7 +5,7 @@ use std::path::Path;
 
 use inference::{
     Backend, Capabilities, ComputeType, Error, ErrorKind, FeedForwardPlan, LoadOptions, ModelInfo,
-    Precision, Result, Split, TextModel,
+    Precision, Result, SamplingDefaults, Split, TextModel,
 };
 use inference_formats::footprint::{Footprint, WeightStorage};
 use mlx_rs_core::distributed::Group;
@@ -419,7 +419,7 @@ fn load(
     place: Place,
     group: Option<Group>,
 ) -> Result<Parts> {
-    let (config, mut weights, text, (compute, features), generation_eos) = match locate(path)? {
+    let (config, mut weights, text, (compute, features), own) = match locate(path)? {
         ModelFiles::Directory(dir) => {
             let mut config = ModelConfig::from_file(&dir.join("config.json"))?;
             let checkpoint = SafetensorsCheckpoint::open(&dir)?;
@@ -446,7 +446,8 @@ fn load(
             if let Some(part) = part {
                 part.choose(&mut weights);
             }
-            (config, weights, text, (compute, features), eos)
+            let sampling = recommended(SamplingDefaults::from_dir(&dir));
+            (config, weights, text, (compute, features), (eos, sampling))
         }
         ModelFiles::Gguf(file) if group.is_some() && options.split == Split::Tensor => {
             return Err(divided::tensors_of_gguf().with_path(file));
@@ -473,11 +474,18 @@ fn load(
             let parts = gguf_config::tokenizer_parts(&gguf)?;
             let text =
                 TextPipeline::from_gguf(&parts, config.model_type.as_deref().unwrap_or_default())?;
+            let sampling = recommended(SamplingDefaults::from_gguf(&gguf));
             let mut weights = Weights::from_gguf(gguf, &config, dtype);
             if let Some(part) = part {
                 part.choose(&mut weights);
             }
-            (config, weights, text, (compute, features), Vec::new())
+            (
+                config,
+                weights,
+                text,
+                (compute, features),
+                (Vec::new(), sampling),
+            )
         }
     };
     let text = match &options.chat_template {
@@ -533,7 +541,7 @@ fn load(
         check_keyless(options, &architecture)?;
     }
 
-    let mut eos = generation_eos;
+    let (mut eos, sampling) = own;
     eos.extend(text.tokenizer().eos_ids());
     eos.sort_unstable();
     eos.dedup();
@@ -565,6 +573,7 @@ fn load(
         .filter(|_| weights.quantization().is_some())
         .map(|prompts| prompts.available().name().to_owned());
     info.has_chat_template = text.template().is_some();
+    info.sampling = sampling;
 
     let stream = Stream::default_of(place.device()).map_err(engine("device"))?;
     let head_dim = info.head_dim;
@@ -678,6 +687,14 @@ pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOpti
             .transpose()?,
         packing,
         trimmable: None,
+    })
+}
+
+/// The sampling that the files recommend. A fault there is no reason not to load the model.
+fn recommended(read: Result<SamplingDefaults, inference_formats::Error>) -> SamplingDefaults {
+    read.unwrap_or_else(|e| {
+        tracing::warn!("the model's recommended sampling is ignored: {e}");
+        SamplingDefaults::default()
     })
 }
 

@@ -18,10 +18,31 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] with the places that were searched, the system's reason for each, and
-/// a remedy.
+/// [`ErrorKind::Unsupported`] with the reason and a remedy; [`searched`] has the places.
 pub fn load() -> Result<()> {
     call::loaded().map_err(|message| Error::new(ErrorKind::Unsupported, "load", message))
+}
+
+/// The places in which MLX was looked for in vain, each with the reason. None where [`load`] loads
+/// it, and on macOS.
+///
+/// ```
+/// if mlx_rs_core::library::load().is_err() {
+///     for place in mlx_rs_core::library::searched() {
+///         println!("{place}");
+///     }
+/// }
+/// ```
+#[must_use]
+pub fn searched() -> &'static [String] {
+    // The lock and the order of `load` first.
+    #[cfg(target_os = "linux")]
+    if call::loaded().is_err()
+        && let Err(e) = mlx_sys::library::load()
+    {
+        return e.searched();
+    }
+    &[]
 }
 
 /// The file that MLX was loaded from, where that is known: not before [`load`], nor on macOS.

@@ -90,6 +90,23 @@ const VARIABLE: &str = "MLX_LIBRARY_DIR";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     message: String,
+    searched: Vec<String>,
+}
+
+impl LoadError {
+    fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            searched: Vec::new(),
+        }
+    }
+
+    /// The places that were searched, each with the reason why MLX was not loaded from it. The
+    /// message has those alone that a user may not expect.
+    #[must_use]
+    pub fn searched(&self) -> &[String] {
+        &self.searched
+    }
 }
 
 impl fmt::Display for LoadError {
@@ -175,11 +192,9 @@ fn user_cache() -> Option<PathBuf> {
 
 fn try_load() -> Result<Loaded, LoadError> {
     if EMBEDDED.is_empty() {
-        return Err(LoadError {
-            message: String::from(
-                "this program was built without MLX (MLX_SYS_PREGENERATED or DOCS_RS was set)",
-            ),
-        });
+        return Err(LoadError::new(
+            "this program was built without MLX (MLX_SYS_PREGENERATED or DOCS_RS was set)",
+        ));
     }
     let (mlx, file, set_aside) = find_any(packages().map(|package| {
         package
@@ -204,18 +219,25 @@ type Candidate = Result<Vec<Option<PathBuf>>, String>;
 fn find_any(
     builds: impl Iterator<Item = Candidate>,
 ) -> Result<(Library, Option<PathBuf>, Option<String>), LoadError> {
-    let mut faults: Vec<String> = Vec::new();
+    let mut faults: Vec<LoadError> = Vec::new();
     for places in builds {
-        let found = places.and_then(|places| find(&places).map_err(|e| e.message));
+        let found = places
+            .map_err(LoadError::new)
+            .and_then(|places| find(&places));
         match found {
-            Ok((library, file)) => return Ok((library, file, faults.into_iter().next())),
+            Ok((library, file)) => {
+                let set_aside = faults.into_iter().next().map(|e| e.message);
+                return Ok((library, file, set_aside));
+            }
             // With `MLX_LIBRARY_DIR` all builds have the same place.
             Err(e) if faults.contains(&e) => {}
             Err(e) => faults.push(e),
         }
     }
+    let messages: Vec<&str> = faults.iter().map(|e| e.message.as_str()).collect();
     Err(LoadError {
-        message: faults.join("; without CUDA: "),
+        message: messages.join("; without CUDA: "),
+        searched: faults.iter().flat_map(|e| e.searched.clone()).collect(),
     })
 }
 
@@ -270,7 +292,9 @@ type Query = unsafe extern "C" fn(*mut c_int) -> c_int;
 
 /// Loads the first libmlx there is.
 fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadError> {
-    let mut faults = Vec::new();
+    let mut searched = Vec::new();
+    // What a user does not expect: the library is there and cannot be read, or is no library.
+    let mut unusual = Vec::new();
     for place in places {
         let path = match place {
             Some(dir) => dir.join(LIBMLX),
@@ -279,7 +303,10 @@ fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadEr
         if let Some(dir) = place
             && let Err(e) = std::fs::metadata(&path)
         {
-            faults.push(format!("{}: {e}", dir.display()));
+            searched.push(format!("{}: {e}", dir.display()));
+            if e.kind() != std::io::ErrorKind::NotFound {
+                unusual.extend(searched.last().cloned());
+            }
             continue;
         }
         match open(path.as_os_str()) {
@@ -287,16 +314,25 @@ fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadEr
                 check_version(&library, &path)?;
                 return Ok((library, place.is_some().then_some(path)));
             }
-            Err(e) => faults.push(e),
+            Err(e) => {
+                // The system's loader looks in places of its own, most often in vain.
+                if place.is_some() {
+                    unusual.push(e.clone());
+                }
+                searched.push(e);
+            }
         }
     }
-    Err(LoadError {
-        message: format!(
-            "MLX's library {LIBMLX} (MLX {MLX_VERSION}) cannot be loaded: {}. Set {VARIABLE} to its \
-             directory, or build this program again",
-            faults.join("; ")
-        ),
-    })
+    let why = match (searched.as_slice(), unusual.as_slice()) {
+        ([only], _) => only.clone(),
+        (all, []) => format!("it is in none of the {} places searched", all.len()),
+        (_, unusual) => unusual.join("; "),
+    };
+    let message = format!(
+        "MLX's library {LIBMLX} (MLX {MLX_VERSION}) cannot be loaded: {why}. Set {VARIABLE} to its \
+         directory, or build this program again"
+    );
+    Err(LoadError { message, searched })
 }
 
 /// Another version has other types under the same names.
@@ -312,14 +348,12 @@ fn check_version(library: &Library, path: &Path) -> Result<(), LoadError> {
     // A build of MLX's own may append to the version, such as `.dev1` or `+abc`.
     match found {
         Some(found) if found.starts_with(MLX_VERSION) => Ok(()),
-        found => Err(LoadError {
-            message: format!(
-                "{} is MLX {}, and this program was built against MLX {MLX_VERSION}. \
-                 Set {VARIABLE} to the directory of that version, or build this program again",
-                path.display(),
-                found.as_deref().unwrap_or("of an unknown version")
-            ),
-        }),
+        found => Err(LoadError::new(format!(
+            "{} is MLX {}, and this program was built against MLX {MLX_VERSION}. \
+             Set {VARIABLE} to the directory of that version, or build this program again",
+            path.display(),
+            found.as_deref().unwrap_or("of an unknown version")
+        ))),
     }
 }
 
@@ -342,8 +376,8 @@ fn open_embedded() -> Result<Library, LoadError> {
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
-    let fail = |what: &str, e: &dyn fmt::Display| LoadError {
-        message: format!("the bindings to MLX cannot be {what}: {e}"),
+    let fail = |what: &str, e: &dyn fmt::Display| {
+        LoadError::new(format!("the bindings to MLX cannot be {what}: {e}"))
     };
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let memory = rustix::fs::memfd_create("librust_mlx_c.so", flags)
@@ -432,6 +466,23 @@ mod tests {
         let message = fault(&[Some(dir.clone())]);
         let path = dir.join(LIBMLX);
         assert!(message.contains(&*path.to_string_lossy()), "{message}");
+
+        // Of many places those alone are told that are not plainly empty; all are kept.
+        let many = [
+            Some(nowhere.clone()),
+            Some(nowhere.join("a")),
+            Some(dir.clone()),
+        ];
+        let error = find(&many).err().unwrap();
+        let message = error.to_string();
+        assert!(message.contains(&*path.to_string_lossy()), "{message}");
+        assert!(!message.contains("nowhere"), "{message}");
+        assert_eq!(error.searched().len(), 3);
+        let error = find(&many[..2]).err().unwrap();
+        let message = error.to_string();
+        assert!(message.contains("none of the 2 places"), "{message}");
+        assert!(message.len() < 250, "{message}");
+        assert!(error.searched()[1].contains("nowhere/a"));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use inference::{
-    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, Result, TextModel,
+    Backend, Capabilities, ComputeType, Error, ErrorKind, LoadOptions, Result, SamplingDefaults,
+    TextModel,
 };
 use serde_json::json;
 
@@ -154,7 +155,11 @@ impl Backend for MlxLmBackend {
         let on_cpu = options.gpu_layers == Some(0);
         let (session, loaded) = Session::open(self.settings.clone(), load, on_cpu)
             .map_err(|e| at_model(e, path.as_ref()))?;
-        let model = MlxLmModel::new(session, &loaded)?;
+        let recommended = SamplingDefaults::from_dir(path.as_ref()).unwrap_or_else(|e| {
+            tracing::warn!("the model's recommended sampling is ignored: {e}");
+            SamplingDefaults::default()
+        });
+        let model = MlxLmModel::new(session, &loaded, recommended)?;
         Ok(Box::new(model))
     }
 }

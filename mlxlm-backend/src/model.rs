@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use inference::{
     BatchResult, BatchSession, ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions,
-    LogitsOutput, Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream,
+    LogitsOutput, Message, ModelInfo, Prompt, Result, SamplingDefaults, TextModel, TokenModel,
+    TokenStream,
 };
 use serde_json::{Value, json};
 
@@ -22,13 +23,16 @@ pub struct MlxLmModel {
 }
 
 impl MlxLmModel {
-    /// The model that `session` has loaded, as `loaded` describes it.
+    /// The model that `session` has loaded, as `loaded` describes it, with the sampling that its
+    /// files recommend.
     ///
     /// # Errors
     /// When there can be no thread for it.
-    pub fn new(session: Session, loaded: &Reply) -> Result<Self> {
+    pub fn new(session: Session, loaded: &Reply, sampling: SamplingDefaults) -> Result<Self> {
+        let mut info = loaded.model();
+        info.sampling = sampling;
         Ok(Self {
-            info: loaded.model(),
+            info,
             eos: loaded.eos.clone(),
             handle: Arc::new(Handle::new(session)?),
         })

@@ -108,7 +108,7 @@ fn products(_calibrate: bool) -> Result<Option<Products>, Failure> {
 }
 
 /// The backends that compute on a GPU.
-const GPUS: [&str; 2] = ["metal", "cuda"];
+pub const GPUS: [&str; 2] = ["metal", "cuda"];
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -123,6 +123,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     #[cfg(feature = "mlx-backend")]
     if let Some(hint) = super::standalone::hint() {
         console.warn(hint);
+        if console.verbose {
+            for place in mlx_rs_core::library::searched() {
+                console.warn(&format!("searched {place}"));
+            }
+        }
     }
     Ok(())
 }
@@ -162,7 +167,8 @@ fn print(
             .map(String::from)
             .to_vec(),
     ];
-    let mut reasons = Vec::new();
+    // Backends of one library often share a reason.
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for backend in backends {
         let available = inference::availability(backend.as_ref());
         let mark = if default == Some(backend.name()) {
@@ -177,17 +183,22 @@ fn print(
             backend.capabilities().names().join(" "),
         ]);
         if let Err(reason) = available {
-            reasons.push(format!("{} is not available: {reason}", backend.name()));
+            match reasons.iter_mut().find(|(told, _)| *told == reason) {
+                Some((_, names)) => names.push(backend.name()),
+                None => reasons.push((reason, vec![backend.name()])),
+            }
         }
     }
-    for line in table(&rows) {
-        console.line(&line)?;
-    }
+    console.rows(&rows)?;
     if !reasons.is_empty() {
         console.line("")?;
     }
-    for reason in reasons {
-        console.line(&reason)?;
+    for (reason, names) in reasons {
+        let verb = if names.len() == 1 { "is" } else { "are" };
+        console.wrapped_line(&format!(
+            "{} {verb} not available: {reason}",
+            names.join(", ")
+        ))?;
     }
     if let Some(products) = products {
         console.line("")?;
@@ -230,6 +241,19 @@ mod tests {
         assert_eq!(lines[3], "", "{out}");
         assert_eq!(lines[4], "metal is not available: no Apple silicon here");
         assert_eq!(lines.len(), 5);
+
+        let backend = |name| -> Arc<dyn Backend> {
+            let reason = Some("no library");
+            Arc::new(MockBackend { name, reason })
+        };
+        let all = [backend("cpu"), backend("metal")];
+        let mut streams = Streams::new("");
+        print(&all, (None, None), false, &mut streams.console()).unwrap();
+        let out = streams.out();
+        assert!(
+            out.ends_with("\ncpu, metal are not available: no library\n"),
+            "{out}"
+        );
     }
 
     #[test]

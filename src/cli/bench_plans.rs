@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::bench::{Args, WARMUP_TOKENS, eos_tokens, generate, median, prompt_ids};
 use super::console::Console;
 use super::failure::Failure;
-use super::load::{Loaded, choose_backend, find_model, load_with};
+use super::load::{Loaded, find_model, load_with};
 use super::progress::TokenBar;
 
 /// The speeds of one plan, a run each.
@@ -28,7 +28,7 @@ pub fn run(
             "--batch, --together and --bandwidth measure one plan; leave them out, or give one plan to --ffn",
         ));
     }
-    let backend = choose_backend(args.load.backend.as_deref())?;
+    let backend = args.load.backend()?;
     let path = find_model(args.model.model.as_deref(), console)?;
     let mut models: Vec<Loaded> = Vec::new();
     for plan in plans {

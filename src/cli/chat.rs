@@ -16,7 +16,7 @@ use super::failure::Failure;
 use super::lines::{Edited, Plain, Words};
 use super::load::{LoadArgs, Loaded, ModelArgs, find_preset, load_preset};
 use super::preset::{self, Preset};
-use super::sampling::SamplingArgs;
+use super::sampling::{Habit, SamplingArgs};
 use super::session::{Held, Session, Source, UNBOUNDED};
 use super::steer::SteerArgs;
 
@@ -62,13 +62,15 @@ pub struct TalkArgs {
 
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    talk(args.model.model.as_deref(), &args.talk, None, console)
+    let model = args.model.model.as_deref();
+    talk(model, &args.talk, Habit::Greedy, None, console)
 }
 
 /// Talks with a model: about `prompt` alone, or in a conversation.
 pub fn talk(
     model: Option<&str>,
     args: &TalkArgs,
+    habit: Habit,
     prompt: Option<String>,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
@@ -88,6 +90,11 @@ pub fn talk(
     let loaded = load(&preset, console)?;
     let eos = dialog::eos_ids(&args.dialog.extra_eos_token, loaded.model.as_ref())?;
     options.stop.stop_tokens.extend(eos);
+    let mut choices = habit.options(&loaded.model.info().sampling);
+    preset.apply(&mut choices)?;
+    let choices = args.sampling.choices_over(choices)?;
+    options.sampling = choices.sampling;
+    options.penalties = choices.penalties;
     let introduction = args.introduction(model, &loaded);
     let on_terminal = console.in_is_terminal && console.out_is_terminal;
     let mut session = Session::new(Held::Owned(loaded.model), options);
@@ -99,6 +106,7 @@ pub fn talk(
         license: preset.license,
     };
     session.sampling = Some(&args.sampling);
+    session.habit = habit;
     session.ctx_size = args.load.ctx_size.or(session_context(&preset.parameters));
     session.system = args.system.clone().or(preset.system);
     session.messages = preset.messages;

@@ -39,26 +39,28 @@ pub fn man(args: &ManArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     let failed =
         |e: std::io::Error| Failure::failed(format!("cannot write to {}: {e}", args.dir.display()));
     std::fs::create_dir_all(&args.dir).map_err(failed)?;
-    let mut command = super::command().disable_help_subcommand(true);
+    let mut command = without_help(super::command());
     command.build();
-    let mut pages = vec![write(&args.dir, command.clone()).map_err(failed)?];
-    for subcommand in command.get_subcommands().filter(|c| !c.is_hide_set()) {
-        let name = format!("mlx-{}", subcommand.get_name());
-        // The page of a subcommand is called by its whole name, as git's are; the program ends
-        // soon.
-        let page = subcommand.clone().name(&*name.leak());
-        pages.push(write(&args.dir, page).map_err(failed)?);
-    }
+    let mut pages = Vec::new();
+    write(&args.dir, &command, &mut pages).map_err(failed)?;
     for page in pages {
         console.line(&page.to_string_lossy())?;
     }
     Ok(())
 }
 
-fn write(dir: &Path, command: clap::Command) -> std::io::Result<PathBuf> {
-    let path = dir.join(format!("{}.1", command.get_name()));
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command).render(&mut page)?;
-    std::fs::write(&path, page)?;
-    Ok(path)
+/// The command, and all below it, without the subcommand `help`: it needs no page.
+fn without_help(command: clap::Command) -> clap::Command {
+    let command = command.disable_help_subcommand(true);
+    command.mut_subcommands(without_help)
+}
+
+/// Writes the page of a command and those of its subcommands, to which it refers. A page is called
+/// by the whole name, such as `mlx-vindex-walk.1`, as git's are.
+fn write(dir: &Path, command: &clap::Command, pages: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    pages.push(clap_mangen::Man::new(command.clone()).generate_to(dir)?);
+    for subcommand in command.get_subcommands().filter(|c| !c.is_hide_set()) {
+        write(dir, subcommand, pages)?;
+    }
+    Ok(())
 }

@@ -7,6 +7,8 @@ use std::io::{self, BufRead, BufWriter, Write};
 use serde::Serialize;
 
 use super::failure::Failure;
+use super::terminal;
+use super::wrap::wrapped;
 
 /// Standard input, output and error.
 pub struct Console<'a> {
@@ -81,9 +83,22 @@ impl Console<'_> {
 
     /// Tells the user something that matters even when quiet.
     pub fn warn(&mut self, text: &str) {
+        let columns = self.err_is_terminal.then(terminal::error_columns).flatten();
         // Without standard error no message can be shown, and there is no reason to stop.
-        let _ = writeln!(self.err, "{text}");
+        let _ = writeln!(self.err, "{}", wrapped(text, columns.unwrap_or(0)));
         let _ = self.err.flush();
+    }
+
+    /// Writes one line of a result, on a terminal wrapped between words.
+    pub fn wrapped_line(&mut self, line: &str) -> Result<(), Failure> {
+        let columns = self.out_is_terminal.then(terminal::columns).flatten();
+        self.line(&wrapped(line, columns.unwrap_or(0)))
+    }
+
+    /// Writes lines of a table. On a terminal the last column is wrapped between words.
+    pub fn rows(&mut self, rows: &[Vec<String>]) -> Result<(), Failure> {
+        let lines = table(rows);
+        lines.iter().try_for_each(|line| self.wrapped_line(line))
     }
 }
 

@@ -29,6 +29,17 @@ pub struct DialogArgs {
     /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
     #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
     pub chat_template_config: Option<Names>,
+    /// Let the model think before it answers, or not: `--think`, `--think=false`, or an effort such
+    /// as `--think=high`. It sets `enable_thinking` or `reasoning_effort` for the chat template
+    #[arg(
+        long,
+        value_name = "HOW",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = think
+    )]
+    pub think: Option<Think>,
     /// Tools that the model may call: a JSON file with a list of them in OpenAI's form. A call is
     /// printed as a line of JSON, and reasoning is left out
     #[arg(long, value_name = "FILE")]
@@ -44,6 +55,27 @@ pub struct DialogArgs {
 /// Names for a template and their values.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Names(Map<String, Value>);
+
+/// Whether the model is to think, as ollama's `--think` says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Think {
+    /// Before it answers, or not.
+    Switch(bool),
+    /// So much.
+    Effort(&'static str),
+}
+
+fn think(text: &str) -> Result<Think, String> {
+    match text {
+        "true" => Ok(Think::Switch(true)),
+        "false" => Ok(Think::Switch(false)),
+        text => ["low", "medium", "high"]
+            .into_iter()
+            .find(|effort| *effort == text)
+            .map(Think::Effort)
+            .ok_or_else(|| "must be true, false, low, medium or high".into()),
+    }
+}
 
 impl From<Names> for Map<String, Value> {
     fn from(names: Names) -> Self {
@@ -76,7 +108,16 @@ pub struct Dialog {
 impl Dialog {
     /// As the flags say, for the model at `path`.
     pub fn new(args: &DialogArgs, preset: Option<&Preset>, path: &Path) -> Result<Self, Failure> {
-        let names = args.chat_template_config.clone().unwrap_or_default().0;
+        let mut names = args.chat_template_config.clone().unwrap_or_default().0;
+        match args.think {
+            None => {}
+            Some(Think::Switch(on)) => {
+                names.insert("enable_thinking".into(), on.into());
+            }
+            Some(Think::Effort(effort)) => {
+                names.insert("reasoning_effort".into(), effort.into());
+            }
+        }
         let mut dialog = Self {
             names,
             tools: tools::of(args)?,
@@ -106,7 +147,7 @@ impl Dialog {
     /// The flag that needs a chat template.
     pub fn needs_template(&self) -> Option<&'static str> {
         let given = [
-            (!self.names.is_empty(), "--chat-template-config"),
+            (!self.names.is_empty(), "--chat-template-config, --think"),
             (!self.tools.is_empty(), "--tools"),
             (self.prefill.is_some(), "--prefill-response"),
         ];
@@ -354,6 +395,9 @@ mod tests {
     fn names_are_an_object() {
         let names: Names = r#"{"enable_thinking": false}"#.parse().unwrap();
         assert_eq!(names.0["enable_thinking"], false);
+        assert_eq!(think("false"), Ok(Think::Switch(false)));
+        assert_eq!(think("high"), Ok(Think::Effort("high")));
+        assert!(think("much").is_err());
         for bad in ["", "[]", "1", "{enable_thinking: false}"] {
             assert!(bad.parse::<Names>().is_err(), "{bad:?}");
         }

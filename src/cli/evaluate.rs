@@ -11,7 +11,7 @@ use serde_json::json;
 use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
-use super::load::{LoadArgs, ModelArgs, at_least_one, choose_backend, find_model};
+use super::load::{LoadArgs, ModelArgs, at_least_one, find_model};
 use super::progress::{CountBar, Spinner};
 use super::tasks::{self, TaskArgs};
 use super::train::{directory, score, told};
@@ -62,7 +62,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             "--max-seq-length must be at least 2: one token to read and one to foresee",
         ));
     }
-    let backend = choose_backend(args.load.backend.as_deref())?;
+    let backend = args.load.backend()?;
     let options = args.load.checked(backend.name())?;
     let subject = Subject {
         model: args.model.model.as_deref(),

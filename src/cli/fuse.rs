@@ -30,14 +30,9 @@ pub struct Args {
     /// Also write the fused model as a GGUF file; a quantized one needs --dequantize
     #[arg(long)]
     export_gguf: bool,
-    /// The GGUF file, in the new directory
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "ggml-model-f16.gguf",
-        requires = "export_gguf"
-    )]
-    gguf_path: PathBuf,
+    /// The GGUF file, in the new directory [default: `ggml-model-TYPE.gguf`]
+    #[arg(long, value_name = "FILE", requires = "export_gguf")]
+    gguf_path: Option<PathBuf>,
     /// How the GGUF file stores matrices: f16, q8_0, bf16 or f32
     #[arg(
         long,
@@ -58,7 +53,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let changed = make(args, &model);
     drop(spinner);
     let changed = changed?;
-    let gguf = args.output.join(&args.gguf_path);
+    let gguf = args.gguf();
     if args.export_gguf {
         let spinner = Spinner::start("writing the GGUF file", console);
         let exported = export_gguf(&args.output, &gguf, args.gguf_type);
@@ -79,6 +74,15 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     console.line(&args.output.to_string_lossy())
 }
 
+impl Args {
+    /// The GGUF file. Its name tells the type, as those of llama.cpp do.
+    fn gguf(&self) -> PathBuf {
+        let usual = || PathBuf::from(format!("ggml-model-{}.gguf", self.gguf_type));
+        let name = self.gguf_path.clone().unwrap_or_else(usual);
+        self.output.join(name)
+    }
+}
+
 fn make(args: &Args, model: &Path) -> Result<usize, Failure> {
     let make = if args.dequantize {
         fuse_dequantized
@@ -86,4 +90,31 @@ fn make(args: &Args, model: &Path) -> Result<usize, Failure> {
         fuse
     };
     Ok(make(model, &args.adapter_path, &args.output)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn the_name_of_the_gguf_file_tells_its_type() {
+        let file = |words: &[&str]| {
+            let line = ["fuse", "-o", "out", "--export-gguf"].iter().chain(words);
+            Program::try_parse_from(line).unwrap().args.gguf()
+        };
+        assert_eq!(file(&[]), Path::new("out/ggml-model-f16.gguf"));
+        for kind in ["q8_0", "bf16", "f32"] {
+            let name = format!("out/ggml-model-{kind}.gguf");
+            assert_eq!(file(&["--gguf-type", kind]), Path::new(&name));
+        }
+        let own = file(&["--gguf-type", "q8_0", "--gguf-path", "mine.gguf"]);
+        assert_eq!(own, Path::new("out/mine.gguf"));
+    }
 }

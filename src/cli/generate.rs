@@ -14,7 +14,7 @@ use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, find_preset, load_drafted, load_preset};
 use super::preset::Preset;
 use super::progress::PrefillBar;
-use super::prompt::{TokenList, read_text, read_tokens};
+use super::prompt::{TokenList, read_file, read_text, read_tokens};
 use super::reply::{Reply, figures, statistics};
 use super::sampling::SamplingArgs;
 use super::steer::SteerArgs;
@@ -22,7 +22,7 @@ use super::tools::{self, Reader};
 
 /// Generate a reply to a prompt
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(clap::ArgGroup::new("input").args(["prompt", "text", "tokens"])))]
+#[command(group(clap::ArgGroup::new("input").args(["prompt", "text", "tokens", "file"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -33,6 +33,9 @@ pub struct Args {
     /// The same as --prompt
     #[arg(value_name = "PROMPT")]
     text: Option<String>,
+    /// The prompt in a file of UTF-8; a newline at its end is dropped
+    #[arg(long, short, value_name = "FILE")]
+    file: Option<std::path::PathBuf>,
     /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
     /// input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true, conflicts_with_all = DIALOG)]
@@ -56,7 +59,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["system", "tokens", "chat_template", "chat_template_config", "prefill_response", "tools"]
+        conflicts_with_all = ["system", "tokens", "chat_template", "chat_template_config", "think", "prefill_response", "tools"]
     )]
     prompt_cache_file: Option<std::path::PathBuf>,
     /// With `--json`, the log-probability of each token and of the N most likely ones
@@ -80,9 +83,10 @@ pub struct Args {
 }
 
 /// Flags about conversations, which mean nothing for other prompts.
-const DIALOG: [&str; 4] = [
+const DIALOG: [&str; 5] = [
     "chat_template",
     "chat_template_config",
+    "think",
     "prefill_response",
     "tools",
 ];
@@ -118,7 +122,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 impl Args {
     /// Whether the prompt is on the command line, not on standard input.
     pub fn has_prompt(&self) -> bool {
-        self.prompt.is_some() || self.text.is_some() || self.tokens.is_some()
+        let text = self.prompt.is_some() || self.text.is_some() || self.file.is_some();
+        text || self.tokens.is_some()
     }
 
     fn options(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
@@ -148,9 +153,14 @@ impl Args {
             true => Some(&piped),
             false => self.prompt.as_ref().or(self.text.as_ref()),
         };
-        match (given, &self.tokens) {
+        let of_file = self.file.as_deref().map(read_file).transpose()?;
+        match (given.or(of_file.as_ref()), &self.tokens) {
             (Some(prompt), None) => {
-                let text = read_text(prompt, console)?;
+                // A file may hold a dash.
+                let text = match &of_file {
+                    Some(text) => text.clone(),
+                    None => read_text(prompt, console)?,
+                };
                 // A kept prompt may well be gone on from without more.
                 if text.trim().is_empty() && self.prompt_cache_file.is_none() {
                     return Err(Failure::usage(
@@ -161,7 +171,7 @@ impl Args {
             }
             (None, Some(tokens)) => Ok(Request::Tokens(read_tokens(tokens, console)?)),
             _ => Err(Failure::usage(
-                "there is no prompt: give PROMPT, --prompt or --tokens, or pipe one in",
+                "there is no prompt: give PROMPT, --prompt, --file or --tokens, or pipe one in",
             )),
         }
     }
@@ -340,6 +350,22 @@ mod tests {
             parse(&["--prompt", "-"]).unwrap().prompt.as_deref(),
             Some("-")
         );
+    }
+
+    #[test]
+    fn a_file_is_the_prompt_as_it_stands() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("prompt");
+        let file = path.to_str().unwrap();
+        let model = Mock::base(&["x"]);
+        for (content, prompt) in [("a\nb\n", "text a\nb"), ("-", "text -")] {
+            std::fs::write(&path, content).unwrap();
+            answer(&model, &["-f", file], &mut Streams::new("unread")).unwrap();
+            assert_eq!(model.asked().last().unwrap(), prompt);
+        }
+        let failure = answer(&model, &["-f", "absent"], &mut Streams::new("")).unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+        assert!(parse(&["-f", file, "-p", "a"]).is_err());
     }
 
     #[test]

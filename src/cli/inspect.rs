@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::console::{Console, bytes};
 use super::failure::{Failure, chain};
-use super::load::{LoadArgs, choose_backend, find_model, load_with};
+use super::load::{LoadArgs, find_model, load_with};
 use super::models::{describe, format_name, quantization, type_name};
 
 #[cfg(feature = "mlx-backend")]
@@ -61,7 +61,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
     let backend = match args.no_load {
         true => None,
-        false => Some(choose_backend(args.load.backend.as_deref())?),
+        false => Some(args.load.backend()?),
     };
     let path = find_model(Some(&args.model), console)?;
     let files = discovered(&path);

@@ -80,6 +80,9 @@ fn on_signal(code: u8) {
             CODE.store(code, Ordering::Relaxed);
             token.cancel();
         }
-        _ => std::process::exit(i32::from(code)),
+        _ => {
+            super::terminal::restore();
+            std::process::exit(i32::from(code))
+        }
     }
 }

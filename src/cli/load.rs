@@ -30,6 +30,10 @@ pub struct LoadArgs {
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
+    /// Layers to compute on a GPU. MLX computes all of them on one device: 0 is the CPU, any other
+    /// number or `all` a GPU where there is one
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", allow_negative_numbers = true, conflicts_with = "backend", value_parser = gpu_layers)]
+    pub gpu_layers: Option<GpuLayers>,
     /// Positions that each layer remembers; beyond, the oldest are forgotten
     #[arg(long, short = 'c', visible_alias = "max-kv-size", value_name = "N", value_parser = at_least_one)]
     pub ctx_size: Option<usize>,
@@ -54,6 +58,25 @@ pub struct LoadArgs {
     pub precision: Option<Precision>,
     #[command(flatten)]
     pub feed_forward: FeedForwardArgs,
+}
+
+/// Where layers are computed, as llama.cpp's `-ngl` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// On the CPU.
+    None,
+    /// On a GPU, which computes all of them.
+    Some,
+}
+
+/// Parses a number of layers: `all` and `auto` are llama.cpp's, too, and -1 is all.
+pub fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
+    match (text, text.parse::<i32>()) {
+        ("all" | "auto", _) => Ok(GpuLayers::Some),
+        (_, Ok(0)) => Ok(GpuLayers::None),
+        (_, Ok(-1 | 1..)) => Ok(GpuLayers::Some),
+        _ => Err("must be 0 (the CPU), a number of layers, or `all`".into()),
+    }
 }
 
 /// How to compute the feed-forward parts.
@@ -227,6 +250,7 @@ impl LoadArgs {
         let defaults = LoadOptions::default();
         Self {
             backend: None,
+            gpu_layers: None,
             ctx_size: None,
             kv_bits: None,
             kv_group_size: defaults.kv_group_size,
@@ -289,6 +313,60 @@ impl LoadArgs {
     }
 }
 
+/// The best backend that works here.
+fn default_backend() -> Result<Arc<dyn Backend>, Failure> {
+    let error = match inference::default_backend() {
+        Ok(backend) => return Ok(backend),
+        Err(error) => error,
+    };
+    // One reason for most backends, which the error would repeat for each.
+    #[cfg(feature = "mlx-backend")]
+    if let Err(e) = mlx_rs_core::library::load() {
+        return Err(Failure::failed(format!("no backend can be used: {e}")));
+    }
+    Err(error.into())
+}
+
+/// The name for whichever GPU there is.
+const GPU: &str = "gpu";
+
+/// The backend of a GPU that works here.
+fn gpu() -> Result<Option<Arc<dyn Backend>>, Failure> {
+    for name in super::backends::GPUS {
+        // A program may be built without them.
+        let Ok(backend) = inference::backend(name) else {
+            continue;
+        };
+        if inference::availability(backend.as_ref()).is_ok() {
+            return Ok(Some(backend));
+        }
+    }
+    Ok(None)
+}
+
+impl LoadArgs {
+    /// The backend that its flags name, else the variable `MLX_BACKEND`, else the default one.
+    pub fn backend(&self) -> Result<Arc<dyn Backend>, Failure> {
+        backend_for(self.backend.as_deref(), self.gpu_layers)
+    }
+}
+
+/// The backend that `flag` names, or that computes layers where `--gpu-layers` says.
+pub fn backend_for(
+    flag: Option<&str>,
+    layers: Option<GpuLayers>,
+) -> Result<Arc<dyn Backend>, Failure> {
+    match layers {
+        None => choose_backend(flag),
+        Some(GpuLayers::None) => choose_backend(Some("cpu")),
+        // As llama.cpp: without a GPU the CPU computes.
+        Some(GpuLayers::Some) => match gpu()? {
+            Some(backend) => Ok(backend),
+            None => choose_backend(flag),
+        },
+    }
+}
+
 /// The backend that the flag, else the variable `MLX_BACKEND`, names, else the default one.
 pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
     let variable = match std::env::var("MLX_BACKEND") {
@@ -299,8 +377,15 @@ pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
     let (name, origin) = match (flag, variable.as_deref().map(str::trim)) {
         (Some(name), _) => (name, "--backend"),
         (None, Some(name)) if !name.is_empty() => (name, "MLX_BACKEND"),
-        _ => return Ok(inference::default_backend()?),
+        _ => return default_backend(),
     };
+    if name.eq_ignore_ascii_case(GPU) {
+        return gpu()?.ok_or_else(|| {
+            Failure::failed(format!(
+                "{origin}: no GPU works here; `mlx backends` says why not"
+            ))
+        });
+    }
     // An empty name would mean the default one, but a user who passes a flag means another.
     if name.trim().is_empty() {
         return Err(Failure::usage("--backend needs a name; see `mlx backends`"));
@@ -428,7 +513,7 @@ pub fn load_drafted(
     draft: Option<&str>,
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
-    let backend = choose_backend(args.backend.as_deref())?;
+    let backend = args.backend()?;
     let path = find_model(model.model.as_deref(), console)?;
     load_with(backend, &path, args, draft, console)
 }
@@ -447,7 +532,7 @@ pub fn load_preset(
     }
     let adapter = preset.adapter.as_ref().map(PathBuf::from);
     args.adapter_path = args.adapter_path.or(adapter);
-    let backend = choose_backend(args.backend.as_deref())?;
+    let backend = args.backend()?;
     let path = fetched(Some(&preset.from), console)?;
     load_with(backend, &path, &args, draft, console)
 }
@@ -455,6 +540,17 @@ pub fn load_preset(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_of_a_gpu_are_all_or_none() {
+        assert_eq!(gpu_layers("0"), Ok(GpuLayers::None));
+        for all in ["99", "1", "-1", "all", "auto"] {
+            assert_eq!(gpu_layers(all), Ok(GpuLayers::Some), "{all}");
+        }
+        for bad in ["", "-2", "x", "1.5"] {
+            assert!(gpu_layers(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[cfg(any(feature = "mlx-backend", feature = "serve"))]
     #[test]

@@ -35,6 +35,7 @@ mod evaluate;
 mod failure;
 #[cfg(feature = "mlx-backend")]
 mod files;
+mod foreign;
 #[cfg(feature = "mlx-backend")]
 mod fuse;
 mod generate;
@@ -73,6 +74,7 @@ mod rerank;
 mod run;
 mod sampling;
 mod screen;
+mod screen_table;
 #[cfg(feature = "serve")]
 mod serve;
 #[cfg(feature = "serve")]
@@ -109,6 +111,7 @@ mod vindex_build;
 mod vindex_sweep;
 #[cfg(feature = "probe")]
 mod vindex_weights;
+mod wrap;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -291,7 +294,7 @@ fn command() -> clap::Command {
 pub fn main() -> ExitCode {
     let given = match names::translate(std::env::args_os()) {
         Ok(given) => given,
-        Err(failure) => return ExitCode::from(finish(Err(failure), &mut std::io::stderr())),
+        Err(failure) => return ExitCode::from(finish(Err(failure), false, &mut std::io::stderr())),
     };
     let mut line = command();
     if given.iter().any(|arg| arg == "--version") {
@@ -299,7 +302,18 @@ pub fn main() -> ExitCode {
         line = line.long_version(&*version::long().leak());
     }
     // Wrong command lines exit with 2 here, help and version with 0.
-    let cli = match Cli::from_arg_matches(&line.get_matches_from(given)) {
+    let matches = match line.try_get_matches_from_mut(&given) {
+        Ok(matches) => matches,
+        Err(e) => match foreign::advice(&e, &given) {
+            Some(text) => {
+                let failure = Failure::Failed(anyhow::Error::msg(text));
+                finish(Err(failure), false, &mut std::io::stderr());
+                return ExitCode::from(2);
+            }
+            None => e.exit(),
+        },
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(e) => e.exit(),
     };
@@ -313,14 +327,22 @@ pub fn main() -> ExitCode {
     start_log(cli.verbose, level);
     #[cfg(feature = "mlx-backend")]
     if let Err(failure) = environment::check() {
-        return ExitCode::from(finish(Err(failure), &mut std::io::stderr()));
+        return ExitCode::from(finish(
+            Err(failure),
+            cli.verbose > 0,
+            &mut std::io::stderr(),
+        ));
     }
     // What a pass frees the next one takes; no other program is in this process.
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
     #[cfg(all(unix, feature = "mlx-backend"))]
     if let Err(failure) = cli.command.find_group() {
-        return ExitCode::from(finish(Err(failure), &mut std::io::stderr()));
+        return ExitCode::from(finish(
+            Err(failure),
+            cli.verbose > 0,
+            &mut std::io::stderr(),
+        ));
     }
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     // Standard input stays unlocked: on a terminal it cannot drive, the chat's line editor locks it
@@ -404,7 +426,7 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => completions::run(args, &mut console),
         Command::Man(args) => completions::man(args, &mut console),
     };
-    let code = finish(done, &mut err);
+    let code = finish(done, cli.verbose > 0, &mut err);
     #[cfg(all(unix, feature = "mlx-backend"))]
     if code == 0 {
         member::leave();
@@ -450,14 +472,21 @@ impl Command {
 }
 
 /// Reports a failure and chooses the exit code.
-fn finish(done: Result<(), Failure>, err: &mut dyn Write) -> u8 {
+fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
     let Err(failure) = done else { return 0 };
     if let Some(text) = failure.report() {
         // Without standard error no message can be shown.
-        let _ = writeln!(err, "error: {text}");
+        let columns = std::io::stderr()
+            .is_terminal()
+            .then(terminal::error_columns);
+        let text = wrap::wrapped(&format!("error: {text}"), columns.flatten().unwrap_or(0));
+        let _ = writeln!(err, "{text}");
         #[cfg(feature = "mlx-backend")]
         if let (Failure::Failed(_), Some(hint)) = (&failure, standalone::hint()) {
             let _ = writeln!(err, "{hint}");
+            for place in mlx_rs_core::library::searched().iter().filter(|_| verbose) {
+                let _ = writeln!(err, "searched {place}");
+            }
         }
     }
     failure.exit_code()
@@ -501,12 +530,12 @@ mod tests {
     #[test]
     fn exit_codes_are_0_1_and_2() {
         let mut err = Vec::new();
-        assert_eq!(finish(Ok(()), &mut err), 0);
-        assert_eq!(finish(Err(Failure::PipeClosed), &mut err), 0);
+        assert_eq!(finish(Ok(()), false, &mut err), 0);
+        assert_eq!(finish(Err(Failure::PipeClosed), false, &mut err), 0);
         assert!(err.is_empty());
-        assert_eq!(finish(Err(Failure::usage("bad")), &mut err), 2);
+        assert_eq!(finish(Err(Failure::usage("bad")), false, &mut err), 2);
         let failed = inference::Error::new(inference::ErrorKind::Engine, "broke");
-        assert_eq!(finish(Err(failed.into()), &mut err), 1);
+        assert_eq!(finish(Err(failed.into()), false, &mut err), 1);
         let text = String::from_utf8(err).unwrap();
         assert!(
             text.contains("error: bad") && text.contains("error: broke"),

@@ -137,6 +137,7 @@ pub fn translate(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStrin
     if args.get(1).is_some_and(|name| name == "generate") {
         verbose(&mut args);
     }
+    gpu_layers(&mut args);
     Ok(args)
 }
 
@@ -222,6 +223,17 @@ fn verbose(args: &mut Vec<OsString>) {
     }
 }
 
+/// llama.cpp's `-ngl N`, which would be `-n gl` here.
+fn gpu_layers(args: &mut [OsString]) {
+    for arg in args.iter_mut().skip(2) {
+        match arg.to_str().and_then(|text| text.strip_prefix("-ngl")) {
+            Some("") => *arg = "--gpu-layers".into(),
+            Some(value) if value.starts_with('=') => *arg = format!("--gpu-layers{value}").into(),
+            _ => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,6 +266,8 @@ mod tests {
                 "mlx bench --prompt-tokens 9 --repeat 2 --generate-tokens 4",
             ),
             ("mlx mlx_lm.lora --train", "mlx train --train"),
+            ("mlx generate -ngl 99 a", "mlx generate --gpu-layers 99 a"),
+            ("mlx serve m -ngl=0", "mlx serve m --gpu-layers=0"),
             // Under our own names the flags are ours.
             ("mlx generate -m 5", "mlx generate -m 5"),
             ("mlx_lm --version", "mlx_lm --version"),

@@ -33,11 +33,15 @@ impl FromStr for TokenList {
 
 /// A prompt without chat template, as text or as token ids.
 #[derive(Debug, Clone, clap::Args)]
-#[group(id = "input", required = true, multiple = false)]
+#[group(id = "input", multiple = false)]
 pub struct RawPromptArgs {
-    /// The prompt, without chat template; `-` reads it from standard input
+    /// The prompt, without chat template; `-` reads it from standard input, as does no prompt at
+    /// all where that is a file or a pipe
     #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
+    /// The same as --prompt
+    #[arg(value_name = "PROMPT")]
+    text: Option<String>,
     /// The prompt as token ids, used exactly as they are: `1,2,3`; `-` reads them from standard
     /// input
     #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
@@ -47,10 +51,15 @@ pub struct RawPromptArgs {
 impl RawPromptArgs {
     /// The prompt.
     pub fn read(&self, console: &mut Console<'_>) -> Result<Prompt, Failure> {
-        match (&self.prompt, &self.tokens) {
+        const NONE: &str = "there is no prompt: give PROMPT, --prompt or --tokens, or pipe one in";
+        match (self.prompt.as_ref().or(self.text.as_ref()), &self.tokens) {
             (Some(prompt), None) => read_text(prompt, console).map(Prompt::Text),
             (None, Some(tokens)) => read_tokens(tokens, console).map(Prompt::Tokens),
-            _ => Err(Failure::usage("give one of --prompt and --tokens")),
+            (None, None) if !console.in_is_terminal => match read_text("-", console)? {
+                text if text.is_empty() => Err(Failure::usage(NONE)),
+                text => Ok(Prompt::Text(text)),
+            },
+            _ => Err(Failure::usage(NONE)),
         }
     }
 }
@@ -93,6 +102,14 @@ pub fn read_text(prompt: &str, console: &mut Console<'_>) -> Result<String, Fail
         }
     }
     Ok(text)
+}
+
+/// The prompt in a file, without the newline that ends its last line.
+pub fn read_file(path: &std::path::Path) -> Result<String, Failure> {
+    let text = super::bounded::read_text(path, MAX_INPUT)
+        .map_err(|e| Failure::usage(format!("--file {}: {e}", path.display())))?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
 /// The ids of `--tokens`.
@@ -157,6 +174,38 @@ mod tests {
             assert!(ids(bad).is_err(), "{bad:?}");
         }
         assert!(ids("4294967296").unwrap_err().contains("4294967296"));
+    }
+
+    #[test]
+    fn a_raw_prompt_is_a_flag_a_word_or_a_pipe() {
+        use clap::Parser;
+
+        #[derive(Parser)]
+        struct Program {
+            #[command(flatten)]
+            prompt: RawPromptArgs,
+        }
+
+        let read = |words: &[&str], piped: &str, terminal: bool| {
+            let line = ["mlx"].iter().chain(words);
+            let args = Program::try_parse_from(line).unwrap().prompt;
+            let mut streams = Streams::new(piped);
+            let mut console = streams.console();
+            console.in_is_terminal = terminal;
+            args.read(&mut console)
+        };
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        assert_eq!(read(&["-p", "a"], "unread", false).unwrap(), text("a"));
+        assert_eq!(read(&["a"], "unread", false).unwrap(), text("a"));
+        assert_eq!(read(&[], "piped\n", false).unwrap(), text("piped"));
+        let ids = read(&["--tokens", "1"], "unread", false).unwrap();
+        assert_eq!(ids, Prompt::Tokens(vec![1]));
+        for (piped, terminal) in [("", false), ("typed", true)] {
+            let failure = read(&[], piped, terminal).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            assert!(failure.report().unwrap().contains("there is no prompt"));
+        }
+        assert!(Program::try_parse_from(["mlx", "a", "--tokens", "1"]).is_err());
     }
 
     #[test]

@@ -16,6 +16,8 @@ const MAX_ANSWER: u64 = 16 << 20;
 /// Seconds for a server to connect and to answer.
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
+/// The year in which models go that stay.
+const FOREVER: &str = "9999-";
 /// How long `mlx stop` waits for running replies to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -112,17 +114,35 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     let ask = json!({"model": name, "keep_alive": 0, "stream": false});
     remote.call("POST", "/api/generate", Some(&ask))?;
     let started = std::time::Instant::now();
-    // Replies that run may end first.
-    while holds(&remote.models()?) {
+    loop {
+        let models = remote.models()?;
+        if !holds(&models) {
+            break;
+        }
+        // A server that may unload it says a time once it was asked to.
+        let held = models.iter().find(|m| bare(name_of(m)) == bare(name));
+        if held.is_some_and(stays) {
+            return Err(Failure::failed(format!(
+                "{name:?} stays: the server was started with it; `mlx serve --keep-alive 5m` unloads \
+                 such models, too"
+            )));
+        }
+        // Replies that run may end first.
         if started.elapsed() > PATIENCE {
             return Err(Failure::failed(format!(
-                "the server still holds {name:?}: it was started with it, or replies still run"
+                "the server still holds {name:?}: replies still run"
             )));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
     console.note(&format!("{name} is unloaded"));
     Ok(())
+}
+
+/// Whether a model is never unloaded.
+fn stays(model: &Value) -> bool {
+    let expires = model["expires_at"].as_str();
+    expires.is_some_and(|at| at.starts_with(FOREVER))
 }
 
 fn name_of(model: &Value) -> &str {
@@ -309,6 +329,13 @@ mod tests {
         ] {
             assert!(address(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn what_stays_is_known_by_its_time() {
+        assert!(stays(&json!({"expires_at": "9999-12-31T23:59:59Z"})));
+        assert!(!stays(&json!({"expires_at": "2026-11-23T13:10:00Z"})));
+        assert!(!stays(&json!({})));
     }
 
     #[test]

@@ -49,9 +49,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         if !agreed(args, &removed, console)? {
             return Ok(());
         }
-        let dir = file.parent().unwrap_or(&file);
-        std::fs::remove_dir_all(dir)
-            .map_err(|e| Failure::failed(format!("cannot remove {}: {e}", dir.display())))?;
+        take(&args.name)?;
         return report(args, &removed, console);
     }
     let spec = ModelSpec::parse(&args.name).ok_or_else(|| {
@@ -71,6 +69,20 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
     let removed = hub.remove(&spec)?;
     report(args, &removed, console)
+}
+
+/// Removes a cached model without asking: a known name, or owner/name.
+pub fn take(name: &str) -> Result<Removed, Failure> {
+    if let Some(model) = find(name) {
+        let file = cached_path(model.name)?;
+        let dir = file.parent().unwrap_or(&file);
+        std::fs::remove_dir_all(dir)
+            .map_err(|e| Failure::failed(format!("cannot remove {}: {e}", dir.display())))?;
+        return Ok(Removed::default());
+    }
+    let spec = ModelSpec::parse(name)
+        .ok_or_else(|| Failure::failed(format!("{name:?} is no model's name")))?;
+    Ok(HfHub::from_env()?.remove(&spec)?)
 }
 
 /// Asks, unless told not to.

@@ -4,11 +4,13 @@ use super::chat::{TalkArgs, talk};
 use super::console::Console;
 use super::failure::Failure;
 use super::prompt::read_text;
+use super::sampling::Habit;
 
 /// Run a model by its name: answer a prompt, or talk on a terminal without one
 ///
 /// Words after NAME are the prompt. Text piped into the program comes before them; without words it
-/// is the prompt.
+/// is the prompt. Tokens are drawn as the model's files recommend, else with Ollama's defaults:
+/// `--temp 0` takes the most likely one.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
@@ -18,7 +20,7 @@ pub struct Args {
     /// The prompt; on a terminal without one a conversation begins
     #[arg(value_name = "PROMPT")]
     prompt: Vec<String>,
-    /// As in ollama: `json` for any JSON, or a JSON schema
+    /// As in ollama: `json` for any JSON object, or a JSON schema
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json_schema", "json_schema_file", "regex", "grammar", "grammar_file"])]
     format: Option<String>,
     #[command(flatten)]
@@ -29,14 +31,22 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt(console)?;
     let mut how = args.talk.clone();
-    if let Some(format) = &args.format {
-        let schema = if format == "json" { "{}" } else { format };
+    if let Some(schema) = args.schema() {
         how.sampling.grammar.json_schema = Some(schema.to_owned());
     }
-    talk(Some(&args.name), &how, prompt, console)
+    talk(Some(&args.name), &how, Habit::Ollama, prompt, console)
 }
 
 impl Args {
+    /// The JSON schema that `--format` stands for.
+    fn schema(&self) -> Option<&str> {
+        match self.format.as_deref() {
+            // As in ollama, and in the server: an object. A bare number would end at once.
+            Some("json") => Some(r#"{"type": "object"}"#),
+            schema => schema,
+        }
+    }
+
     /// The piped text and the words, with a space between them as in ollama. `None` starts a
     /// conversation.
     fn prompt(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
@@ -92,6 +102,21 @@ mod tests {
         assert_eq!(text(&["a prompt"], ""), "a prompt");
         assert_eq!(text(&["--temp", "0.5", "a"], ""), "a");
         assert_eq!(prompt(&[], " \n", false).unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn json_is_an_object() {
+        let schema = |words: &[&str]| {
+            let line = ["run", "model"].iter().chain(words);
+            let args = Program::try_parse_from(line).unwrap().args;
+            args.schema().map(str::to_owned)
+        };
+        assert_eq!(
+            schema(&["--format", "json"]).unwrap(),
+            r#"{"type": "object"}"#
+        );
+        assert_eq!(schema(&["--format", "{}"]).unwrap(), "{}");
+        assert_eq!(schema(&[]), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::builder::NonEmptyStringValueParser;
-use inference::{GenerateOptions, LogitBias, SamplerOrder};
+use inference::{GenerateOptions, LogitBias, SamplerOrder, SamplingDefaults};
 
 use super::failure::Failure;
 use super::grammar::GrammarArgs;
@@ -13,7 +13,33 @@ use super::preset::Preset;
 /// Tokens of a reply at most, unless the caller says otherwise.
 const MAX_TOKENS: usize = 256;
 
-/// How tokens are chosen and when to stop. Greedy unless told otherwise.
+/// What holds where neither a flag nor a preset says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Habit {
+    /// The most likely token each time, as in mlx-lm.
+    Greedy,
+    /// What the model's files recommend, else Ollama's defaults.
+    Ollama,
+}
+
+impl Habit {
+    /// The options it begins with, for a model that comes with `model`.
+    pub fn options(self, model: &SamplingDefaults) -> GenerateOptions {
+        let mut options = GenerateOptions::default();
+        if self == Habit::Ollama {
+            // The same values as the server's Ollama routes.
+            options.sampling.temperature = model.temperature.unwrap_or(0.8);
+            options.sampling.top_k = model.top_k.unwrap_or(40);
+            options.sampling.top_p = model.top_p.unwrap_or(0.9);
+            put(&mut options.sampling.min_p, model.min_p);
+            options.penalties.repeat_penalty = model.repeat_penalty.unwrap_or(1.1);
+            options.penalties.repeat_window = 64;
+        }
+        options
+    }
+}
+
+/// How tokens are chosen and when to stop. Greedy unless told otherwise; `run` follows [`Habit`].
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
@@ -27,7 +53,8 @@ pub struct SamplingArgs {
         value_parser = count
     )]
     pub max_tokens: Option<usize>,
-    /// Temperature; 0 takes the most likely token each time [default: 0]
+    /// Temperature; 0 takes the most likely token each time [default: 0; in `run` the
+    /// model's own, else 0.8]
     #[arg(
         long,
         visible_alias = "temperature",
@@ -36,10 +63,11 @@ pub struct SamplingArgs {
     )]
     pub temp: Option<f32>,
     /// Choose among the most likely tokens that together have this probability; 1 is off [default:
-    /// 1]
+    /// 1; in `run` the model's own, else 0.9]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Choose among this many of the most likely tokens; 0 is off [default: 0]
+    /// Choose among this many of the most likely tokens; 0 is off [default: 0; in `run` the
+    /// model's own, else 40]
     #[arg(long, value_name = "K", value_parser = count)]
     pub top_k: Option<usize>,
     /// Leave out tokens less likely than this share of the most likely one; 0 is off [default: 0]
@@ -48,7 +76,8 @@ pub struct SamplingArgs {
     /// Only as in mlx-lm's own default: no other number of tokens is kept for certain
     #[arg(long, value_name = "N", hide = true, value_parser = one)]
     pub min_tokens_to_keep: Option<usize>,
-    /// Make recent tokens less likely by this factor; 1 is off [default: 1]
+    /// Make recent tokens less likely by this factor; 1 is off [default: 1; in `run` the model's
+    /// own, else 1.1]
     #[arg(
         long,
         visible_alias = "repetition-penalty",
@@ -117,6 +146,17 @@ impl SamplingArgs {
             preset.apply(&mut options)?;
         }
         self.over(options)
+    }
+
+    /// Puts the flags for choices and penalties, already checked, over `options`. No file is read
+    /// again: a grammar may come from a pipe.
+    pub fn choices_over(&self, options: GenerateOptions) -> Result<GenerateOptions, Failure> {
+        let flags = Self {
+            grammar: GrammarArgs::default(),
+            min_tokens: None,
+            ..self.clone()
+        };
+        flags.over(options)
     }
 
     /// The same where `options` says what holds for flags that are not given.
@@ -228,6 +268,33 @@ mod tests {
             (options.sampling.seed, options.stop.ignore_eos),
             (None, false)
         );
+    }
+
+    #[test]
+    fn run_draws_as_the_model_recommends_else_as_ollama() {
+        let none = SamplingDefaults::default();
+        let greedy = GenerateOptions::default();
+        assert_eq!(Habit::Greedy.options(&none).sampling, greedy.sampling);
+        let usual = Habit::Ollama.options(&none);
+        assert_eq!(
+            (usual.sampling.temperature, usual.sampling.top_k),
+            (0.8, 40)
+        );
+        assert_eq!(
+            (usual.sampling.top_p, usual.penalties.repeat_penalty),
+            (0.9, 1.1)
+        );
+        let mut model = none;
+        (model.temperature, model.top_k) = (Some(0.6), Some(20));
+        assert_eq!(Habit::Greedy.options(&model).sampling, greedy.sampling);
+        let own = Habit::Ollama.options(&model);
+        assert_eq!((own.sampling.temperature, own.sampling.top_k), (0.6, 20));
+        // A flag beats both.
+        let line = ["mlx", "--temp", "0", "--regex", "a", "--min-tokens", "300"];
+        let flags = Program::try_parse_from(line).unwrap().sampling;
+        let over = flags.choices_over(own).unwrap();
+        assert_eq!((over.sampling.temperature, over.sampling.top_k), (0.0, 20));
+        assert!(over.constraints.grammar.is_none());
     }
 
     #[test]

@@ -8,10 +8,13 @@ use unicode_width::UnicodeWidthChar;
 
 use super::code::Code;
 use super::console::Console;
+use super::screen_table;
 use super::terminal;
 
 /// A longer word is shown in parts: a text without spaces must not be held back for long.
 const LONG_WORD: usize = 40;
+/// Characters of a link's text, and of its address; longer ones are shown as they are.
+const LINK: usize = 300;
 /// Columns of a tab.
 const TAB: usize = 4;
 
@@ -32,7 +35,7 @@ enum Line {
     Start,
     /// Text.
     Text,
-    /// A row of a table, which wrapping would tear.
+    /// A row of a table, in the buffer: columns are known once all rows are.
     Row,
     /// A line of code, all of it in the buffer.
     Code,
@@ -46,6 +49,10 @@ pub struct Screen {
     markdown: bool,
     line: Line,
     buffer: String,
+    /// Rows of a table that goes on.
+    table: Vec<String>,
+    /// What may be a link, from its bracket on.
+    link: Option<String>,
     /// The marks that end the block of code, and how many.
     fence: Option<(char, usize)>,
     code: Option<Code>,
@@ -118,16 +125,16 @@ impl Screen {
     /// The rest of a line that ends.
     pub fn end(&mut self) -> String {
         let pending = !self.buffer.is_empty() || !self.word.is_empty() || self.run.is_some();
-        if pending || self.column > 0 || self.escaped {
+        if pending || self.column > 0 || self.escaped || self.link.is_some() {
             self.end_line();
         }
+        self.end_table();
         std::mem::take(&mut self.out)
     }
 
     fn read(&mut self, c: char) {
         match self.line {
-            Line::Code => self.buffer.push(c),
-            Line::Row => self.raw(c),
+            Line::Code | Line::Row => self.buffer.push(c),
             Line::Text => self.inline(c),
             Line::Start => {
                 self.buffer.push(c);
@@ -151,9 +158,11 @@ impl Screen {
                 text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(0));
             if text.starts_with('|') {
                 self.line = Line::Row;
-                indent = 0;
-                rest = &line;
-            } else if (1..=6).contains(&hashes) && text[hashes..].starts_with(' ') {
+                self.buffer = line;
+                return;
+            }
+            self.end_table();
+            if (1..=6).contains(&hashes) && text[hashes..].starts_with(' ') {
                 self.heading = true;
                 rest = text[hashes..].trim_start();
             } else if text.len() > 1
@@ -187,10 +196,7 @@ impl Screen {
         self.spaces = indent;
         let rest = rest.to_owned();
         for c in rest.chars() {
-            match self.line {
-                Line::Row => self.raw(c),
-                _ => self.inline(c),
-            }
+            self.inline(c);
         }
     }
 
@@ -199,6 +205,7 @@ impl Screen {
             let line = std::mem::take(&mut self.buffer);
             let text = line.trim();
             if let Some(fence) = fence(text) {
+                self.end_table();
                 let language = text.trim_start_matches(fence.0).trim();
                 self.fence = Some(fence);
                 self.code = self.markdown.then(|| Code::new(language)).flatten();
@@ -207,12 +214,18 @@ impl Screen {
                 return;
             }
             if self.markdown && is_rule(text) {
+                self.end_table();
                 let rule = "─".repeat(self.width.clamp(3, LONG_WORD));
                 self.whole_line(&rule, true);
                 return;
             }
             self.buffer = line;
             self.begin_line();
+        }
+        if self.line == Line::Row {
+            self.table.push(std::mem::take(&mut self.buffer));
+            self.line = Line::Start;
+            return;
         }
         if self.line == Line::Code {
             let line = std::mem::take(&mut self.buffer);
@@ -233,6 +246,9 @@ impl Screen {
                 self.whole_line(&line, false);
             }
             return;
+        }
+        if let Some(link) = self.link.take() {
+            self.no_link(&link);
         }
         if self.escaped {
             self.escaped = false;
@@ -259,15 +275,72 @@ impl Screen {
         self.out.push('\n');
     }
 
-    fn raw(&mut self, c: char) {
-        self.out.push(c);
-        self.column += 1;
+    /// Shows the table whose last row was read, if there is one.
+    fn end_table(&mut self) {
+        let rows = std::mem::take(&mut self.table);
+        match screen_table::drawn(&rows, self.width) {
+            Some(drawn) => self.out.push_str(&drawn),
+            None => rows.iter().for_each(|row| self.whole_line(row, false)),
+        }
+    }
+
+    /// A character of what may be a link: `[text](address)`.
+    fn link(&mut self, mut link: String, c: char) {
+        let (text, address) = link
+            .split_once(']')
+            .map_or((&*link, None), |(t, a)| (t, Some(a)));
+        let (fits, ends) = match address {
+            None => (c != '[' && text.chars().count() <= LINK, false),
+            Some("") => (c == '(', false),
+            Some(address) => {
+                let open = address.matches('(').count();
+                let closed = address.matches(')').count();
+                (address.len() <= LINK, c == ')' && open == closed + 1)
+            }
+        };
+        link.push(c);
+        if !fits {
+            return self.no_link(&link);
+        }
+        match link.split_once("](") {
+            Some((text, address)) if ends => {
+                let text = text.trim_start_matches('[').to_owned();
+                let address = address.strip_suffix(')').unwrap_or(address).trim();
+                // A title may follow the address.
+                let address = address.split(' ').next().unwrap_or_default();
+                let address = address.trim_matches(['<', '>']).to_owned();
+                text.chars().for_each(|c| self.inline(c));
+                self.understand(' ');
+                if !address.is_empty() && address != text {
+                    self.put(' ');
+                    let dim = Style {
+                        dim: true,
+                        ..Style::default()
+                    };
+                    self.put_plain(&format!("({address})"), dim);
+                    self.before = ')';
+                }
+            }
+            _ => self.link = Some(link),
+        }
+    }
+
+    /// Shows what is no link.
+    fn no_link(&mut self, text: &str) {
+        let mut rest = text.chars();
+        if let Some(bracket) = rest.next() {
+            self.put(bracket);
+        }
+        rest.for_each(|c| self.inline(c));
     }
 
     /// A character of a text, which may be a mark of emphasis.
     fn inline(&mut self, c: char) {
         if !self.markdown {
             return self.put(c);
+        }
+        if let Some(link) = self.link.take() {
+            return self.link(link, c);
         }
         match self.run {
             Some((mark, n)) if mark == c => {
@@ -285,6 +358,7 @@ impl Screen {
         }
         match c {
             '\\' if self.span.is_none() => self.escaped = true,
+            '[' if self.span.is_none() => self.link = Some(String::from(c)),
             '`' => self.run = Some((c, 1)),
             '*' | '_' if self.span.is_none() => self.run = Some((c, 1)),
             c => self.put(c),
@@ -432,6 +506,16 @@ impl Screen {
         self.out.push('m');
         self.shown = style;
     }
+}
+
+/// The lines of a table's cell, `width` columns wide at most; 0 is one line.
+pub(super) fn cell(text: &str, width: usize, bold: bool) -> Vec<String> {
+    let mut screen = Screen::new(width, true);
+    // No mark of a block: a cell holds words alone.
+    screen.line = Line::Text;
+    screen.heading = bold;
+    let drawn = screen.push(text) + &screen.end();
+    drawn.lines().map(str::to_owned).collect()
 }
 
 /// Whether the beginning of a line may yet turn out to be the mark of a block.

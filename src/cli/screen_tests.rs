@@ -127,7 +127,19 @@ fn emphasis_is_drawn_and_its_marks_are_not() {
             "• one\n  • two\n10. ten\n│ said\n",
         ),
         ("-5 and 1.5\n**b**\n1984", "-5 and 1.5\nb\n1984\n"),
-        ("| a | **b** |\n|---|---|", "| a | **b** |\n|---|---|\n"),
+        ("| a | **b** |\n|---|---|", "a │ b\n──┼──\n"),
+        ("| a |\n| *b* |\nc", "| a |\n| *b* |\nc\n"),
+        (
+            "[a *b*](https://c.d/e_(f)) g",
+            "a b (https://c.d/e_(f)) g\n",
+        ),
+        ("[https://a.b](https://a.b)", "https://a.b\n"),
+        ("[a](<b> \"c\").", "a (b).\n"),
+        (
+            "[ ] x[1] [a][b] [*c*] (d) [e",
+            "[ ] x[1] [a][b] [c] (d) [e\n",
+        ),
+        ("`[a](b)` \\[a](b)", "[a](b) [a](b)\n"),
         ("trailing `", "trailing `\n"),
     ] {
         assert_eq!(plain(&drawn(text, 80, true)), shows, "{text:?}");
@@ -141,6 +153,17 @@ fn emphasis_is_drawn_and_its_marks_are_not() {
         plain(&drawn("---", 80, true)),
         format!("{}\n", "─".repeat(40))
     );
+}
+
+#[test]
+fn a_table_is_shown_once_it_ends() {
+    let text = "before\n| a | b |\n|---|:-:|\n| **long** | x |\n\nafter";
+    let mut screen = Screen::new(80, true);
+    let rows = screen.push(&text[..text.len() - 6]);
+    assert_eq!(plain(&rows), "before\n");
+    let rest = plain(&(screen.push("\nafter") + &screen.end()));
+    assert_eq!(rest, "a    │ b\n─────┼──\nlong │ x\n\nafter\n");
+    drawn(text, 80, true);
 }
 
 #[test]

@@ -12,11 +12,11 @@ use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_signals;
 use super::load::{
-    FeedForwardArgs, Loaded, at_least_one, choose_backend, compute_type, count, find_model,
-    load_with_options, precision, size,
+    FeedForwardArgs, GpuLayers, Loaded, at_least_one, backend_for, compute_type, count, find_model,
+    gpu_layers, load_with_options, precision, size,
 };
 use super::serve_defaults::{CacheArgs, DefaultArgs, LogLevel};
-use super::serve_models::{Adapter, Source};
+use super::serve_models::{Adapter, Source, entry, one};
 
 /// Serve models over HTTP to clients of OpenAI, Anthropic and Ollama
 #[derive(Debug, Clone, clap::Args)]
@@ -68,6 +68,10 @@ pub struct Args {
     /// does
     #[arg(long)]
     allow_pull: bool,
+    /// Let clients delete models of the caches (Ollama's /api/delete); serves the caches as --cached
+    /// does
+    #[arg(long)]
+    allow_delete: bool,
     /// How long a model that was loaded by name stays after its last request, such as 5m or 1h30m;
     /// 0 unloads it at once, -1 never. With this flag models named at the start are unloaded, too,
     /// and loaded again on demand [default: 5m]
@@ -106,6 +110,10 @@ pub struct Args {
     /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
+    /// Layers to compute on a GPU. MLX computes all of them on one device: 0 is the CPU, any other
+    /// number or `all` a GPU where there is one
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", allow_negative_numbers = true, conflicts_with = "backend", value_parser = gpu_layers)]
+    gpu_layers: Option<GpuLayers>,
     /// A trained adapter to put on the model, of which there must be one
     #[arg(long, value_name = "DIR")]
     adapter_path: Option<PathBuf>,
@@ -195,7 +203,7 @@ impl Args {
         {
             return Err(Failure::usage(
                 "--ffn and --vindex are for one model; serve one, without --adapter, --models-dir, \
-                 --cached and --allow-pull",
+                 --cached, --allow-pull and --allow-delete",
             ));
         }
         Ok(config)
@@ -239,7 +247,7 @@ impl Args {
 
     /// Whether requests may name models that the command line does not.
     fn loads_by_name(&self) -> bool {
-        self.cached || self.allow_pull || !self.models_dir.is_empty()
+        self.cached || self.allow_pull || self.allow_delete || !self.models_dir.is_empty()
     }
 
     /// The models that may be loaded by name, without those of the start.
@@ -248,8 +256,9 @@ impl Args {
             options,
             context: self.ctx_size,
             dirs: self.models_dir.clone(),
-            cached: self.cached || self.allow_pull,
+            cached: self.cached || self.allow_pull || self.allow_delete,
             pulls: self.allow_pull,
+            deletes: self.allow_delete,
             named: Vec::new(),
             reload: self.keep_alive.is_some(),
             adapters: self.adapter.clone(),
@@ -263,7 +272,7 @@ impl Args {
         if self.loads_by_name() || self.keep_alive.is_some() || !self.adapter.is_empty() {
             return Err(Failure::usage(
                 "several processes serve the models of the command line; leave out --models-dir, \
-                 --cached, --allow-pull, --keep-alive and --adapter",
+                 --cached, --allow-pull, --allow-delete, --keep-alive and --adapter",
             ));
         }
         let options = self.unchecked_options("")?.with_split(split);
@@ -319,7 +328,7 @@ fn name_of(given: &str, path: &Path) -> String {
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let config = args.config()?;
-    let backend = choose_backend(args.backend.as_deref())?;
+    let backend = backend_for(args.backend.as_deref(), args.gpu_layers)?;
     let options = args.load_options(backend.name())?;
     let mut source = args.source(options.clone());
     source.check()?;
@@ -349,21 +358,18 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     for (name, loaded) in load_all((&given, args.alias.as_deref()), &backend, &options, console)? {
         source.named.push((name.clone(), loaded.path.clone()));
         let capabilities = loaded.backend.capabilities();
+        let files = entry(name.clone(), &loaded.path, one(&loaded.path).as_ref());
         let model = ServedModel::new(name, loaded.model, capabilities)?;
-        models.push(model.with_context(args.ctx_size));
+        models.push(model.with_context(args.ctx_size).with_files(files));
     }
     let stop = CancelToken::new();
     let _guard = console.catches_interrupts.then(|| cancel_on_signals(&stop));
     let mut names: Vec<String> = models.iter().map(|m| m.id().to_owned()).collect();
-    let server = if by_name || source.reload || !source.adapters.is_empty() {
-        if by_name {
-            names.push(String::from("models by name"));
-        }
-        let source: Arc<dyn ModelSource> = Arc::new(source);
-        Server::bind_with_source(&config, models, source)?
-    } else {
-        Server::bind(&config, models)?
-    };
+    if by_name {
+        names.push(String::from("models by name"));
+    }
+    let source: Arc<dyn ModelSource> = Arc::new(source);
+    let server = Server::bind_with_source(&config, models, source)?;
     console.note(&format!("serving {}", names.join(", ")));
     console.line(&format!("http://{}", server.address()))?;
     Ok(server.run(&stop)?)

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use inference::{DiscoveredModel, Error, ErrorKind, LoadOptions, ModelInfo, Result};
-use inference_server::{ModelEntry, ModelSource, PullProgress, ServedModel};
+use inference_server::{ModelDescription, ModelEntry, ModelSource, PullProgress, ServedModel};
 use rust_mlx::hub::{self, Stage};
 
 use super::failure::Failure;
+use super::models::{format_name, quantization};
+use super::remove;
 
 /// An adapter that models may be served with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct Source {
     pub cached: bool,
     /// Whether clients may fetch models.
     pub pulls: bool,
+    /// Whether clients may delete models of the caches.
+    pub deletes: bool,
     /// Models that were named at the start, and where they are.
     pub named: Vec<(String, PathBuf)>,
     /// Whether those may be unloaded and loaded again.
@@ -66,17 +70,25 @@ impl Source {
         Ok(())
     }
 
-    /// All that may be loaded; of two with one name the first.
-    fn candidates(&self) -> Vec<Candidate> {
+    /// All models without adapters, those of the start first; of two with one name the first. The
+    /// same files under another name refer to the first one.
+    fn bases(&self) -> Vec<Candidate> {
         let mut bases: Vec<Candidate> = Vec::new();
+        let mut files: Vec<PathBuf> = Vec::new();
         let mut add = |name: String, path: &Path, found: Option<&DiscoveredModel>| {
-            if !bases.iter().any(|b| b.entry.name == name) {
-                bases.push(Candidate {
-                    entry: entry(name, path, found),
-                    path: path.to_owned(),
-                    adapter: None,
-                });
+            if bases.iter().any(|b| b.entry.name == name) {
+                return;
             }
+            let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            let same = files.iter().position(|other| *other == real);
+            let same = same.and_then(|at| bases.get(at)).map(|b| &b.entry);
+            let same = same.map(|entry| entry.same_as.clone().unwrap_or(entry.name.clone()));
+            files.push(real);
+            bases.push(Candidate {
+                entry: entry(name, path, found).with_same_as(same),
+                path: path.to_owned(),
+                adapter: None,
+            });
         };
         for (name, path) in &self.named {
             add(name.clone(), path, one(path).as_ref());
@@ -93,12 +105,20 @@ impl Source {
                 add(name, &path, one(&path).as_ref());
             }
         }
+        bases
+    }
+
+    /// All that may be loaded.
+    fn candidates(&self) -> Vec<Candidate> {
+        let mut bases = self.bases();
         let with_adapters: Vec<Candidate> = bases
             .iter()
             .flat_map(|base| {
                 self.adapters.iter().map(|adapter| {
                     let mut entry = base.entry.clone();
-                    entry.name = format!("{}:{}", entry.name, adapter.name);
+                    let with = |name: &str| format!("{name}:{}", adapter.name);
+                    entry.name = with(&entry.name);
+                    entry.same_as = entry.same_as.as_deref().map(with);
                     Candidate {
                         entry,
                         path: base.path.clone(),
@@ -149,7 +169,7 @@ fn models_below(dir: &Path) -> Vec<DiscoveredModel> {
 }
 
 /// The one model of a path.
-fn one(path: &Path) -> Option<DiscoveredModel> {
+pub fn one(path: &Path) -> Option<DiscoveredModel> {
     inference::discover(path).ok()?.find_map(Result::ok)
 }
 
@@ -174,7 +194,8 @@ fn cached() -> Vec<(String, PathBuf)> {
     all
 }
 
-fn entry(name: String, path: &Path, found: Option<&DiscoveredModel>) -> ModelEntry {
+/// What a list shows of the model at `path`.
+pub fn entry(name: String, path: &Path, found: Option<&DiscoveredModel>) -> ModelEntry {
     let modified = std::fs::metadata(path).and_then(|m| m.modified());
     let modified = modified
         .ok()
@@ -189,7 +210,10 @@ fn entry(name: String, path: &Path, found: Option<&DiscoveredModel>) -> ModelEnt
         info
     });
     let bytes = found.map_or(0, |found| found.bytes);
+    let format = found.map_or("", |found| format_name(found.format));
+    let stored = found.map(quantization).filter(|name| name != "-");
     ModelEntry::new(name)
+        .with_format(format, stored.unwrap_or_default())
         .with_files(bytes, modified)
         .with_info(info)
 }
@@ -217,6 +241,36 @@ impl ModelSource for Source {
         Ok(served.with_context(self.context))
     }
 
+    fn describe(&self, name: &str) -> Option<ModelDescription> {
+        let mut all = self.bases();
+        all.extend(
+            self.candidates()
+                .into_iter()
+                .filter(|c| c.adapter.is_some()),
+        );
+        let candidate = all.into_iter().find(|c| c.entry.name == name)?;
+        let known = hub::find(name).map(|known| known.license.to_owned());
+        Some(described(&candidate, known))
+    }
+
+    fn can_delete(&self) -> bool {
+        self.deletes
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        let ours = cached().into_iter().any(|(cached, _)| cached == name);
+        if !ours {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{name} is not in the caches; models of directories are not deleted"),
+            ));
+        }
+        remove::take(name).map(drop).map_err(|failure| {
+            let why = failure.report().unwrap_or_default();
+            Error::new(ErrorKind::Io, format!("{name} cannot be deleted: {why}"))
+        })
+    }
+
     fn can_pull(&self) -> bool {
         self.pulls
     }
@@ -241,6 +295,40 @@ impl ModelSource for Source {
             .pull(&spec, false, &mut told)
             .map(drop)
     }
+}
+
+/// What the headers of a model's files say. A fault there leaves the parts out.
+#[cfg(feature = "mlx-backend")]
+fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
+    let mut info = candidate.entry.info.clone().unwrap_or_default();
+    let report = metal_backend::model_report::ModelReport::of(&candidate.path, None, None);
+    if let Ok(report) = report {
+        info.parameters = report.parameters;
+        info.context_length = report.context_length.and_then(|n| usize::try_from(n).ok());
+        info.architecture = report.model_type;
+    }
+    let mut description = ModelDescription::new();
+    if let Ok(files) = super::files::Files::read(&candidate.path, None) {
+        let config = &files.config;
+        info.hidden_size = config.hidden_size;
+        info.num_layers = config.num_hidden_layers;
+        info.num_heads = config.num_attention_heads;
+        info.num_kv_heads = config.num_key_value_heads;
+        info.vocab_size = config.vocab_size;
+        let template = files.text.template().map(|t| t.source().to_owned());
+        description = description
+            .with_license(files.license.or(license))
+            .with_template(template);
+    }
+    description.with_info(info)
+}
+
+/// Only the engine reads files.
+#[cfg(not(feature = "mlx-backend"))]
+fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
+    ModelDescription::new()
+        .with_info(candidate.entry.info.clone())
+        .with_license(license)
 }
 
 /// The hub's progress, as the server's.
@@ -293,6 +381,7 @@ mod tests {
             dirs: Vec::new(),
             cached: false,
             pulls: true,
+            deletes: false,
             named: Vec::new(),
             reload: false,
             adapters: Vec::new(),

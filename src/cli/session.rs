@@ -19,10 +19,10 @@ use super::modelfile;
 use super::preset::{self, Preset};
 use super::progress::PrefillBar;
 use super::reply::{Reply, statistics};
-use super::sampling::SamplingArgs;
+use super::sampling::{Habit, SamplingArgs};
 use super::screen::Screen;
 use super::settings;
-use super::terminal::NoCaret;
+use super::terminal::NoEcho;
 use super::tools;
 
 /// A reply goes on to the end of the context.
@@ -65,6 +65,8 @@ pub struct Session<'a> {
     /// Where the conversation is kept for `/resume`.
     pub last_chat: Option<PathBuf>,
     pub sampling: Option<&'a SamplingArgs>,
+    /// What options begin with.
+    pub habit: Habit,
     pub ctx_size: Option<usize>,
     options: GenerateOptions,
     pub system: Option<String>,
@@ -95,6 +97,7 @@ impl<'a> Session<'a> {
             open: None,
             last_chat: None,
             sampling: None,
+            habit: Habit::Greedy,
             ctx_size: None,
             options,
             system: None,
@@ -255,7 +258,7 @@ impl<'a> Session<'a> {
         let _guard = console
             .catches_interrupts
             .then(|| cancel_on_interrupt(&cancel));
-        let _no_caret = NoCaret::start(console);
+        let _no_echo = NoEcho::start(console);
         let system = self.system.as_ref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain(self.messages.clone()).collect();
         let info = self.model().info();
@@ -377,9 +380,14 @@ impl<'a> Session<'a> {
         Next::Continue
     }
 
+    /// The options before anything is set.
+    fn base(&self) -> GenerateOptions {
+        self.habit.options(&self.model().info().sampling)
+    }
+
     /// The conversation and all that goes with it.
     fn preset(&self) -> Preset {
-        let mut parameters = settings::changed(&self.options);
+        let mut parameters = settings::changed(&self.options, &self.base());
         if let Some(n) = self.ctx_size {
             parameters.push(("num_ctx".into(), n.to_string()));
         }
@@ -443,9 +451,8 @@ impl<'a> Session<'a> {
 
     /// Goes on as a preset says, with another model if it has one.
     fn adopt(&mut self, preset: Preset, console: &mut Console<'_>) -> Result<(), Failure> {
-        let mut options = GenerateOptions::default();
-        options.max_tokens = UNBOUNDED;
-        preset.apply(&mut options)?;
+        // Before another model is loaded for it.
+        preset.apply(&mut GenerateOptions::default())?;
         let same = preset.from == self.source.from
             && preset.adapter == self.source.adapter
             && (preset.ctx_size().is_none() || preset.ctx_size() == self.ctx_size);
@@ -464,7 +471,9 @@ impl<'a> Session<'a> {
             self.ctx_size = preset.ctx_size();
         }
         self.dialog = dialog;
-        self.options = options;
+        self.options = self.base();
+        self.options.max_tokens = UNBOUNDED;
+        preset.apply(&mut self.options)?;
         self.source.from = preset.from;
         self.source.adapter = preset.adapter;
         self.source.license = preset.license;

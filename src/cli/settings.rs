@@ -45,8 +45,9 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
     Ok(())
 }
 
-/// The parameters that are not as by default, in a form that [`set`] takes.
-pub fn changed(options: &GenerateOptions) -> Vec<(String, String)> {
+/// The parameters that are not as by default, in a form that [`set`] takes. Those that differ from
+/// `base` are there, too: a program that begins with it must see a 0 that was set.
+pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String, String)> {
     let usual = GenerateOptions::default();
     let mut found = Vec::new();
     let mut put = |name: &str, value: String, is_usual: bool| {
@@ -56,7 +57,7 @@ pub fn changed(options: &GenerateOptions) -> Vec<(String, String)> {
     };
     macro_rules! fields {
         ($($name:literal $($field:ident).+),*) => {
-            $(put($name, options.$($field).+.to_string(), options.$($field).+ == usual.$($field).+);)*
+            $(put($name, options.$($field).+.to_string(), [&usual, base].iter().all(|of| options.$($field).+ == of.$($field).+));)*
         };
     }
     fields!(
@@ -163,13 +164,18 @@ mod tests {
         assert_eq!(list(&o), text);
         // Changed settings give the same options again.
         let mut again = GenerateOptions::default();
-        for (name, value) in changed(&o) {
+        for (name, value) in changed(&o, &GenerateOptions::default()) {
             set(&mut again, &name, &value).unwrap();
         }
         assert_eq!(list(&again), text);
         let mut unbounded = GenerateOptions::default();
         unbounded.max_tokens = usize::MAX;
-        assert!(changed(&unbounded).is_empty());
+        let base = unbounded.clone();
+        assert!(changed(&unbounded, &base).is_empty());
+        let warm = base.clone().with_temperature(0.8);
+        let pair = |value: &str| vec![("temperature".to_owned(), value.to_owned())];
+        assert_eq!(changed(&base, &warm), pair("0"));
+        assert_eq!(changed(&warm, &warm), pair("0.8"));
         set(&mut o, "seed", "random").unwrap();
         set(&mut o, "stop", "none").unwrap();
         assert!(o.sampling.seed.is_none() && o.stop.stop_strings.is_empty());

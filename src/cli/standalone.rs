@@ -107,9 +107,10 @@ fn install_linked(built: &Path, prefix: &Path) -> Result<PathBuf, Failure> {
 
 /// The way out where MLX's library is missing.
 pub fn hint() -> Option<&'static str> {
-    library::load()
-        .is_err()
-        .then_some("`mlx self install` fetches MLX's library and puts it beside this program")
+    library::load().is_err().then_some(
+        "`mlx self install` fetches MLX's library and puts it beside this program; `-v` shows where \
+         it was looked for",
+    )
 }
 
 fn cannot(verb: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {

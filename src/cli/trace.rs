@@ -22,8 +22,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     prompt: RawPromptArgs,
-    /// The answer to follow: the first token of this text. Write a leading space where the model
-    /// would [default: the token that the model gives]
+    /// The answer to follow: the first token of this text; a warning names it where there are more.
+    /// Write a leading space where the model would [default: the token that the model gives]
     #[arg(long = "for", value_name = "TEXT", allow_hyphen_values = true)]
     answer: Option<String>,
     /// Show this many of the most likely tokens of each layer
@@ -210,7 +210,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             .write(path)
             .map_err(|e| Failure::failed(e.to_string()))?;
     }
-    let (answer, steps) = trajectory(args, inspector, tokens, &trace)?;
+    let answer = args.answer.as_deref();
+    let answer = answer
+        .map(|text| first_token(tokens, text, "--for", console))
+        .transpose()?;
+    let (answer, steps) = trajectory(args, answer, inspector, tokens, &trace)?;
     let attention = args
         .attention
         .then(|| attention(args, inspector, &prompt, count, &interrupt))
@@ -236,6 +240,31 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 
 fn piece(tokens: &dyn TokenModel, id: u32) -> String {
     tokens.decode(&[id]).unwrap_or_default()
+}
+
+/// The first token of the text of `flag`. A warning says so where there are more: their
+/// probabilities are not looked at.
+///
+/// # Errors
+/// When the text has no token.
+pub fn first_token(
+    tokens: &dyn TokenModel,
+    text: &str,
+    flag: &str,
+    console: &mut Console<'_>,
+) -> Result<u32, Failure> {
+    let ids = tokens.encode(text, false)?;
+    let first = *ids
+        .first()
+        .ok_or_else(|| Failure::usage(format!("{flag} is empty; give a text")))?;
+    if ids.len() > 1 {
+        console.warn(&format!(
+            "warning: {flag} {text:?} is {} tokens; the first alone is followed: {:?}",
+            ids.len(),
+            piece(tokens, first)
+        ));
+    }
+    Ok(first)
 }
 
 /// The vectors of all positions as a file has them.
@@ -265,6 +294,7 @@ fn norm(vector: &[f32]) -> f64 {
 /// What the model would answer after each layer, at the last position.
 fn trajectory(
     args: &Args,
+    answer: Option<u32>,
     inspector: &dyn AttentionInspector,
     tokens: &dyn TokenModel,
     trace: &ResidualTrace,
@@ -282,13 +312,8 @@ fn trajectory(
         .last()
         .map_or(&trace.embedding, |l| &l.residual);
     let final_logits = logits(&last(end))?;
-    let answer = match &args.answer {
-        None => greatest(&final_logits, 1).first().copied().unwrap_or(0),
-        Some(text) => *tokens
-            .encode(text, false)?
-            .first()
-            .ok_or_else(|| Failure::usage("--for is empty; give a text"))?,
-    };
+    let best = || greatest(&final_logits, 1).first().copied().unwrap_or(0);
+    let answer = answer.unwrap_or_else(best);
     let likely = |token: u32, shares: &[f64]| Likely {
         token,
         text: piece(tokens, token),

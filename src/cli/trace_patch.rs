@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::console::Console;
 use super::failure::Failure;
-use super::trace::Layers;
+use super::trace::{Layers, first_token};
 
 /// Activation patching.
 #[derive(Debug, Clone, clap::Args)]
@@ -110,7 +110,16 @@ pub fn run(
             "this backend takes no edits; `mlx backends` shows which do",
         ));
     };
-    let report = report(args, corrupted, asked, (steerable, tokens), interrupt)?;
+    let mut named = |text: Option<&str>, flag| {
+        text.map(|text| first_token(tokens, text, flag, console))
+            .transpose()
+    };
+    let answers = (
+        named(asked.answer, "--for")?,
+        named(args.against.as_deref(), "--against")?,
+    );
+    let models = (steerable, tokens);
+    let report = report(args, (corrupted, answers), asked, models, interrupt)?;
     if let Some(path) = &args.plot {
         let rows: Vec<Vec<f64>> = (report.layers.iter().map(|r| r.recovered.clone())).collect();
         let title = format!(
@@ -128,7 +137,7 @@ pub fn run(
 
 fn report(
     args: &PatchArgs,
-    corrupted: &str,
+    (corrupted, (answer, against)): (&str, (Option<u32>, Option<u32>)),
     asked: &Asked<'_>,
     (model, tokens): (&dyn SteerableModel, &dyn TokenModel),
     interrupt: &Interrupt,
@@ -152,8 +161,8 @@ fn report(
     let states = model.hook_states(&good, &places, interrupt)?;
     let good = tokens.logits_until(&good, false, interrupt)?.logits;
     let plain = tokens.logits_until(&bad, false, interrupt)?.logits;
-    let answer = chosen(tokens, asked.answer, "--for", &good)?;
-    let against = chosen(tokens, args.against.as_deref(), "--against", &plain)?;
+    let answer = answer.unwrap_or_else(|| most_likely(&good));
+    let against = against.unwrap_or_else(|| most_likely(&plain));
     if answer == against {
         return Err(Failure::usage(format!(
             "both prompts are answered with {:?}; name answers with --for and --against",
@@ -211,21 +220,10 @@ fn report(
     })
 }
 
-/// The first token of `text`, or without one the greatest logit.
-fn chosen(
-    tokens: &dyn TokenModel,
-    text: Option<&str>,
-    flag: &str,
-    logits: &[f32],
-) -> Result<u32, Failure> {
-    match text {
-        Some(text) => (tokens.encode(text, false)?.first().copied())
-            .ok_or_else(|| Failure::usage(format!("{flag} is empty; give a text"))),
-        None => {
-            let best = (0u32..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1));
-            Ok(best.map_or(0, |(id, _)| id))
-        }
-    }
+/// The greatest logit's token.
+fn most_likely(logits: &[f32]) -> u32 {
+    let best = (0u32..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(id, _)| id)
 }
 
 fn piece(tokens: &dyn TokenModel, id: u32) -> String {

@@ -71,12 +71,12 @@ mod engine {
     use super::super::console::Console;
     use super::super::failure::Failure;
     use super::super::interrupt::cancel_on_interrupt;
-    use super::super::load::{choose_backend, find_model};
+    use super::super::load::find_model;
     use super::super::probe::{failed, identity};
     use super::Args;
 
     pub(super) fn build(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-        let backend = choose_backend(args.load.backend.as_deref())?;
+        let backend = args.load.backend()?;
         // Files are read, and no cache is filled: the others are refused.
         let options = args.load.checked(backend.name())?;
         let options = options.with_quantized_kv_start(0);

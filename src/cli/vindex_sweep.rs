@@ -18,9 +18,7 @@ use super::bounded;
 use super::console::Console;
 use super::failure::Failure;
 use super::interrupt::cancel_on_interrupt;
-use super::load::{
-    LoadArgs, Loaded, ModelArgs, at_least_one, choose_backend, find_model, load_with_options,
-};
+use super::load::{LoadArgs, Loaded, ModelArgs, at_least_one, find_model, load_with_options};
 use super::probe::failed;
 use super::prompt::MAX_INPUT;
 
@@ -298,7 +296,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         None => PROMPTS.map(str::to_owned).to_vec(),
     };
     let text = args.file.as_ref().map(lines).transpose()?;
-    let backend = choose_backend(load.backend.as_deref())?;
+    let backend = load.backend()?;
     let options = (load.checked(backend.name())?).with_walk_only(walk_only);
     let path = find_model(args.model.model.as_deref(), console)?;
     let cancel = CancelToken::new();

@@ -28,8 +28,27 @@ impl std::str::FromStr for GgufType {
             "f16" => Ok(Self::F16),
             "bf16" => Ok(Self::Bf16),
             "q8_0" => Ok(Self::Q8_0),
-            _ => Err(String::from("must be f16, q8_0, bf16 or f32")),
+            other => {
+                // Q4_K_M and the like, and the i-quants.
+                let is_quant = other.contains("_k") || other.starts_with(['q', 'i']);
+                let how = match is_quant {
+                    true => "; llama.cpp's `llama-quantize` makes others of an f16 or bf16 file",
+                    false => "",
+                };
+                Err(format!("must be f16, q8_0, bf16 or f32{how}"))
+            }
         }
+    }
+}
+
+impl std::fmt::Display for GgufType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+        })
     }
 }
 
@@ -117,6 +136,18 @@ impl GgufType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn types_have_names_and_others_are_told_a_way() {
+        for name in ["f32", "f16", "bf16", "q8_0"] {
+            assert_eq!(name.parse::<GgufType>().unwrap().to_string(), name);
+        }
+        for name in ["q4_K_M", "IQ3_S", "q5_0"] {
+            let error = name.parse::<GgufType>().unwrap_err();
+            assert!(error.contains("llama-quantize"), "{name}: {error}");
+        }
+        assert!(!"x".parse::<GgufType>().unwrap_err().contains("llama"));
+    }
 
     #[test]
     fn blocks_are_ggml_s() {

@@ -102,7 +102,14 @@ pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Export
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
-    let file = tempfile::NamedTempFile::new_in(dir).map_err(|e| failed(output, e))?;
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any new file: others may read it if the process's umask lets them.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let file = builder.tempfile_in(dir).map_err(|e| failed(output, e))?;
     let mut out = BufWriter::with_capacity(1 << 20, &file);
     let mut written = header(&metadata, &tensors)?;
     pad(&mut written, ALIGNMENT);

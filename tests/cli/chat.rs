@@ -117,6 +117,69 @@ fn a_reply_is_drawn_at_80_and_at_40_columns() {
     }
 }
 
+/// Rows of the screen that `terminal` has drawn.
+fn rows_of(terminal: &Terminal, columns: u16) -> Vec<String> {
+    let mut screen = vt100::Parser::new(size(200), size(columns), 0);
+    screen.process(terminal.screen().as_bytes());
+    let rows = screen.screen().rows(0, columns);
+    rows.map(|row| row.trim_end().to_owned()).collect()
+}
+
+#[test]
+fn messages_of_a_narrow_chat_break_between_words() {
+    let home = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::start(&mut chat(home.path(), "a", &[]), 40);
+    terminal.wait_for(">>> ");
+    terminal.keys("/help\r");
+    terminal.wait_for(">>> ");
+    terminal.keys("/set nonsense 1\r");
+    terminal.wait_for("stop");
+    terminal.wait_for(">>> ");
+    let rows = rows_of(&terminal, 40);
+    terminal.keys("/bye\r");
+    assert_eq!(terminal.end().code(), Some(0));
+    let words: Vec<&str> = rows.iter().flat_map(|row| row.split_whitespace()).collect();
+    for text in [
+        "instructions for the model, from here on;",
+        "max_tokens, seed, stop",
+        "what the last reply and the whole chat took",
+        "no parameter \"nonsense\"; there are temperature, top_p, top_k, min_p, repeat_penalty",
+    ] {
+        let wanted: Vec<&str> = text.split_whitespace().collect();
+        let found = words.windows(wanted.len()).any(|part| part == wanted);
+        assert!(found, "{text}\nnot in\n{rows:#?}");
+    }
+    // A column without room beside the names stands below them.
+    assert!(
+        rows.iter()
+            .any(|row| row == "/set                 show the parameters")
+    );
+    let at = rows
+        .iter()
+        .position(|row| row.starts_with("/clear"))
+        .unwrap();
+    assert_eq!(rows[at..at + 2], ["/clear", "    forget the conversation"]);
+}
+
+#[test]
+fn keys_typed_during_a_reply_stand_behind_the_next_prompt() {
+    let home = tempfile::tempdir().unwrap();
+    let reply = format!("begin {}end", "abc def ghi ".repeat(30));
+    let mut terminal = Terminal::start(&mut chat(home.path(), &reply, &[]), 80);
+    terminal.wait_for(">>> ");
+    terminal.keys("hi\r");
+    terminal.wait_for("begin");
+    terminal.keys("typed");
+    terminal.wait_for("end");
+    terminal.wait_for(">>> ");
+    terminal.wait_for("typed");
+    let rows = rows_of(&terminal, 80);
+    terminal.keys("\u{15}/bye\r");
+    assert_eq!(terminal.end().code(), Some(0));
+    let with: Vec<&String> = rows.iter().filter(|row| row.contains("typed")).collect();
+    assert_eq!(with, [">>> typed"], "{rows:#?}");
+}
+
 #[test]
 fn without_colors_words_are_wrapped_and_marks_are_spelled() {
     let home = tempfile::tempdir().unwrap();

@@ -11,7 +11,9 @@ use serde_json::Value;
 fn run_answers_words_and_pipes_alike() {
     let home = tempfile::tempdir().unwrap();
     let model = tiny();
-    let flags = ["--backend", "cpu", "-n", "8"];
+    // `run` draws tokens, unless it is told not to.
+    let greedy = ["--temp", "0", "--repeat-penalty", "1"];
+    let flags = [&["--backend", "cpu", "-n", "8"], &greedy[..]].concat();
     let run = |words: &[&str]| {
         let args = [&["run", &model], words, &flags].concat();
         mlx(home.path(), &args)
@@ -40,6 +42,37 @@ fn run_answers_words_and_pipes_alike() {
     assert_eq!(stdout(&piped(run(&[]), "tell me more\n")), wanted);
     assert_eq!(stdout(&piped(run(&["more"]), "tell me\n")), wanted);
     refused(&run(&[]).output().unwrap(), 2);
+}
+
+/// What the model's files recommend is drawn from: here one token each time, else any.
+#[test]
+fn run_draws_as_the_model_s_files_say() {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    for entry in std::fs::read_dir(tiny()).unwrap() {
+        let file = entry.unwrap().path();
+        std::fs::copy(&file, model.join(file.file_name().unwrap())).unwrap();
+    }
+    let name = model.to_str().unwrap();
+    let run = |more: &[&str]| {
+        let args = ["run", name, "tell me more", "--backend", "cpu", "-n", "8"];
+        let args = [&args[..], &["--repeat-penalty", "1"], more].concat();
+        stdout(&mlx(home.path(), &args).output().unwrap())
+    };
+    let greedy = run(&["--temp", "0"]);
+    // The tiny model's distribution is flat: eight drawn tokens are never the greedy ones again.
+    let drawn: Vec<String> = ["1", "2", "3"]
+        .iter()
+        .map(|n| run(&["--seed", n]))
+        .collect();
+    assert!(drawn.iter().all(|reply| *reply != greedy), "{drawn:?}");
+    let config = model.join("generation_config.json");
+    std::fs::write(&config, r#"{"do_sample": true, "top_k": 1}"#).unwrap();
+    assert_eq!(run(&["--seed", "1"]), greedy);
+    // A fault in it is warned of, and stops nothing.
+    std::fs::write(&config, r#"{"top_k": "one"}"#).unwrap();
+    assert_eq!(run(&["--seed", "1"]), drawn[0]);
 }
 
 /// ollama's `--format` is a schema.
@@ -168,13 +201,24 @@ fn shells_and_man_know_every_subcommand() {
     let dir = tempfile::tempdir().unwrap();
     let pages = stdout(&output(&["man", dir.path().join("man1").to_str().unwrap()]));
     assert!(pages.lines().count() > 20, "{pages}");
+    let mut referred = 0;
     for page in pages.lines() {
         let page = std::fs::read_to_string(page).unwrap();
         assert!(
             page.contains(".TH mlx") && page.contains(".SH SYNOPSIS"),
             "{page}"
         );
+        // Every page that this one refers to is there.
+        let page = page.replace("\\-", "-");
+        for name in page.lines().filter_map(|line| line.strip_suffix("(1)")) {
+            let file = dir.path().join(format!("man1/{name}.1"));
+            assert!(file.is_file(), "{name}");
+            referred += 1;
+        }
     }
+    assert!(referred > 40, "{referred}");
+    assert!(dir.path().join("man1/mlx-vindex-walk.1").is_file());
+    assert!(!pages.contains("help.1"), "{pages}");
     let page = std::fs::read_to_string(dir.path().join("man1/mlx-generate.1")).unwrap();
     assert!(page.contains("max\\-tokens"), "{page}");
 }

@@ -129,6 +129,48 @@ fn extracted_states_are_those_of_the_library() {
     }
 }
 
+/// The root stands before the word, so that its states do not depend on the pattern.
+#[test]
+fn states_that_cannot_tell_a_label_are_warned_of_and_the_chart_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = ["--template", "en_root", "--position", "root"];
+    let states = extract(dir.path(), "a.npy", "llama", &more);
+    let stimuli = stimuli().display().to_string();
+    let result = dir.path().join("pattern.json");
+    let result = result.to_str().unwrap();
+    let line = ["train", "-a", &states, "-s", &stimuli, "--label", "pattern"];
+    let more = [
+        "--split",
+        "root-heldout",
+        "--folds",
+        "4",
+        "--controls",
+        "1",
+        "-o",
+        result,
+    ];
+    let run = mlx(&[&line[..], &more].concat());
+    assert!(run.status.success());
+    let said = String::from_utf8_lossy(&run.stderr);
+    for doubt in ["12 distinct states of 72", "the most frequent label (0.17)"] {
+        assert!(said.contains(doubt), "{said}");
+    }
+    assert_eq!(said.matches("warning: ").count(), 2, "{said}");
+    ok(&["report", dir.path().to_str().unwrap()]);
+    let chart = std::fs::read_to_string(dir.path().join("pattern.svg")).unwrap();
+    assert!(
+        chart.contains("12 distinct states of 72; best accuracy"),
+        "{chart}"
+    );
+    // What can be read is not warned of.
+    let more = ["--template", "en_zero", "--position", "last"];
+    let states = extract(dir.path(), "b.npy", "llama", &more);
+    let line = ["train", "-a", &states, "-s", &stimuli, "--label", "pattern"];
+    let run = mlx(&[&line[..], &["--controls", "1", "-o", result]].concat());
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && !said.contains("warning"), "{said}");
+}
+
 #[test]
 fn results_of_every_analysis_become_a_report() {
     let dir = tempfile::tempdir().unwrap();

@@ -118,6 +118,8 @@ fn commands_edit_as_the_engine_does() {
         "8",
         "--temp",
         "0",
+        "--repeat-penalty",
+        "1",
         "--steer",
         &file,
     ];

@@ -95,6 +95,11 @@ fn files_have_the_tokenizer_of_their_models() {
     );
     let error = export_gguf(&source, &path, GgufType::F16).unwrap_err();
     assert!(error.to_string().contains("there already"), "{error}");
+    // Others may read it, as any new file.
+    let other = dir.path().join("other");
+    std::fs::write(&other, "").unwrap();
+    let permissions = |path: &Path| std::fs::metadata(path).unwrap().permissions();
+    assert_eq!(permissions(&path), permissions(&other));
 }
 
 #[test]

@@ -92,7 +92,10 @@ fn without_the_library_the_program_starts_and_says_what_would_help() {
     let output = run(&["backends"]);
     assert!(output.status.success(), "{}", text(&output));
     let said = text(&output);
-    assert!(said.contains("cpu is not available"), "{said}");
+    assert!(
+        said.contains("are not available") && said.contains("cpu"),
+        "{said}"
+    );
     assert!(said.contains(&*dir.path().to_string_lossy()), "{said}");
     assert!(said.contains("MLX_LIBRARY_DIR"), "{said}");
     assert!(said.contains("mlx self install"), "{said}");
@@ -109,6 +112,14 @@ fn without_the_library_the_program_starts_and_says_what_would_help() {
         "{}",
         text(&output)
     );
+    // Once, not for each backend.
+    assert_eq!(
+        text(&output).matches("libmlx").count(),
+        1,
+        "{}",
+        text(&output)
+    );
+    assert!(text(&output).len() < 600, "{}", text(&output));
 }
 
 fn copy(from: &Path, to: &Path) {

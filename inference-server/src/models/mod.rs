@@ -18,7 +18,7 @@ use crate::reply::{DetectedFormat, PlainText, ReplyFormat};
 
 pub use keep_alive::parse_keep_alive;
 pub(crate) use registry::{KeepAlive, Lease, Listed, Models};
-pub use source::{ModelEntry, ModelSource, PullProgress};
+pub use source::{ModelDescription, ModelEntry, ModelSource, PullProgress};
 
 /// A loaded model and how it is served.
 pub struct ServedModel {
@@ -29,6 +29,7 @@ pub struct ServedModel {
     format: Arc<dyn ReplyFormat>,
     context: Option<usize>,
     created: u64,
+    files: Option<ModelEntry>,
 }
 
 impl ServedModel {
@@ -79,6 +80,7 @@ impl ServedModel {
             format,
             context: None,
             created: now.map_or(0, |d| d.as_secs()),
+            files: None,
         })
     }
 
@@ -94,6 +96,17 @@ impl ServedModel {
     pub fn with_context(mut self, context: impl Into<Option<usize>>) -> Self {
         self.context = context.into();
         self
+    }
+
+    /// Sets what its files are, for lists of models. Those of a source's entry count more.
+    #[must_use]
+    pub fn with_files(mut self, files: impl Into<Option<ModelEntry>>) -> Self {
+        self.files = files.into();
+        self
+    }
+
+    pub(crate) fn files(&self) -> Option<&ModelEntry> {
+        self.files.as_ref()
     }
 
     /// Sets its name for requests.

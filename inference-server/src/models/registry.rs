@@ -22,6 +22,9 @@ use crate::error::ApiError;
 /// How long a model stays after its last request; `None` is forever.
 pub(crate) type KeepAlive = Option<Duration>;
 
+/// How long a request to delete a model waits for its replies to end.
+const FREE: Duration = Duration::from_secs(10);
+
 /// What a load came to.
 pub(super) type Outcome = Option<std::result::Result<Lease, ApiError>>;
 
@@ -252,14 +255,12 @@ impl Models {
     /// The entry's own name, if the source lists it.
     async fn allowed(&self, name: &str) -> std::result::Result<String, ApiError> {
         let entries = self.entries().await;
-        let names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
-        let found = names.iter().find(|n| **n == name);
-        // Ollama's clients add a tag.
-        let found = found.or_else(|| names.iter().find(|n| Some(**n) == bare(name)));
-        match found {
-            Some(name) => Ok((*name).to_owned()),
-            None => Err(self.not_served(name, &names)),
+        if let Some(name) = own_name(&entries, name) {
+            return Ok(name.to_owned());
         }
+        let listed = entries.iter().filter(|e| e.same_as.is_none());
+        let names: Vec<&str> = listed.map(|e| e.name.as_str()).collect();
+        Err(self.not_served(name, &names))
     }
 
     fn not_served(&self, name: &str, listed: &[&str]) -> ApiError {
@@ -413,6 +414,7 @@ impl Models {
     /// All models that requests may name: the loaded ones first.
     pub(crate) async fn list(&self) -> Vec<Listed> {
         let mut entries = self.entries().await;
+        entries.retain(|entry| entry.same_as.is_none());
         let table = self.table();
         let now = Instant::now();
         let mut all: Vec<Listed> = table
@@ -431,7 +433,7 @@ impl Models {
                 };
                 Listed {
                     name,
-                    entry: at.map(|at| entries.remove(at)),
+                    entry: (at.map(|at| entries.remove(at))).or_else(|| r.model.files().cloned()),
                     loaded: Some(Arc::clone(&r.model)),
                     stays: expires.map(|at| at.saturating_duration_since(now)),
                 }
@@ -452,6 +454,10 @@ impl Models {
             Some(name) => name.to_owned(),
             None => self.first().await?,
         };
+        let name = match own_name(&self.entries().await, &name) {
+            Some(own) => own.to_owned(),
+            None => name,
+        };
         let mut all = self.list().await;
         let found = all.iter().position(|m| m.name == name);
         let found = found.or_else(|| {
@@ -463,6 +469,59 @@ impl Models {
             None => {
                 let names: Vec<&str> = all.iter().map(|m| m.name.as_str()).collect();
                 Err(self.not_served(&name, &names))
+            }
+        }
+    }
+
+    /// Deletes a model's files, once it is not loaded.
+    pub(crate) async fn delete(&self, name: &str) -> std::result::Result<(), ApiError> {
+        let source = self.source.as_ref().filter(|source| source.can_delete());
+        let Some(source) = source.cloned() else {
+            let message = "this server deletes no models; start it with --allow-delete, or use \
+                           `mlx rm` on its machine";
+            let kind = "invalid_request_error";
+            return Err(ApiError::new(StatusCode::FORBIDDEN, kind, message));
+        };
+        let name = self.look(Some(name)).await?.name;
+        let started = Instant::now();
+        let _turn = loop {
+            let is_loaded = |name: &str| self.table().find(name).is_some();
+            if is_loaded(&name) && !self.dismiss(&name) {
+                let message = format!("{name} was named at the start of the server, and stays");
+                return Err(ApiError::field("model", message));
+            }
+            // Nothing is loaded or unloaded during a turn.
+            let turn = self.turn.lock().await;
+            if !is_loaded(&name) {
+                break turn;
+            }
+            drop(turn);
+            if started.elapsed() > FREE {
+                let message = format!("{name} is in use; try again when its replies have ended");
+                return Err(
+                    ApiError::new(StatusCode::CONFLICT, "conflict_error", message)
+                        .with_param("model"),
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        let doomed = name.clone();
+        let deleted = tokio::task::spawn_blocking(move || source.delete(&doomed)).await;
+        match deleted {
+            Ok(Ok(())) => {
+                tracing::info!(model = name, "deleted");
+                Ok(())
+            }
+            Ok(Err(e)) if e.kind() == ErrorKind::Unsupported => {
+                Err(ApiError::field("model", e.message()))
+            }
+            Ok(Err(e)) => {
+                tracing::error!(model = name, "cannot be deleted: {e}");
+                Err(ApiError::internal())
+            }
+            Err(e) => {
+                tracing::error!(model = name, "deleting failed: {e}");
+                Err(ApiError::internal())
             }
         }
     }
@@ -481,6 +540,14 @@ impl Models {
         self.changed.notify_waiters();
         true
     }
+}
+
+/// The name under which a model is listed, of one of its names.
+fn own_name<'a>(entries: &'a [ModelEntry], name: &str) -> Option<&'a str> {
+    let found = entries.iter().find(|e| e.name == name);
+    // Ollama's clients add a tag.
+    let found = found.or_else(|| entries.iter().find(|e| Some(e.name.as_str()) == bare(name)))?;
+    Some(found.same_as.as_deref().unwrap_or(&found.name))
 }
 
 enum Joined {

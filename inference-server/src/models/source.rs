@@ -16,6 +16,13 @@ pub struct ModelEntry {
     pub modified: u64,
     /// What the headers of its files say.
     pub info: Option<ModelInfo>,
+    /// The format of its files, such as `gguf` or `safetensors`; empty where it is not known.
+    pub format: String,
+    /// How its weights are stored, such as `Q4_K_M` or `4-bit`; empty where it is not known.
+    pub quantization: String,
+    /// The name under which the same files are listed already. Requests may use both names; lists
+    /// have the other one.
+    pub same_as: Option<String>,
 }
 
 impl ModelEntry {
@@ -39,6 +46,65 @@ impl ModelEntry {
     #[must_use]
     pub fn with_info(mut self, info: impl Into<Option<ModelInfo>>) -> Self {
         self.info = info.into();
+        self
+    }
+
+    /// Sets the format of its files and how its weights are stored.
+    #[must_use]
+    pub fn with_format(
+        mut self,
+        format: impl Into<String>,
+        quantization: impl Into<String>,
+    ) -> Self {
+        (self.format, self.quantization) = (format.into(), quantization.into());
+        self
+    }
+
+    /// Sets the name under which the same files are listed already.
+    #[must_use]
+    pub fn with_same_as(mut self, name: impl Into<Option<String>>) -> Self {
+        self.same_as = name.into();
+        self
+    }
+}
+
+/// What one model's files say, for `/api/show`.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ModelDescription {
+    /// What the headers say.
+    pub info: Option<ModelInfo>,
+    /// The text of the license, or its name.
+    pub license: Option<String>,
+    /// The chat template.
+    pub template: Option<String>,
+}
+
+impl ModelDescription {
+    /// A model of which nothing is known.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets what the headers say.
+    #[must_use]
+    pub fn with_info(mut self, info: impl Into<Option<ModelInfo>>) -> Self {
+        self.info = info.into();
+        self
+    }
+
+    /// Sets the text of the license, or its name.
+    #[must_use]
+    pub fn with_license(mut self, license: impl Into<Option<String>>) -> Self {
+        self.license = license.into();
+        self
+    }
+
+    /// Sets the chat template.
+    #[must_use]
+    pub fn with_template(mut self, template: impl Into<Option<String>>) -> Self {
+        self.template = template.into();
         self
     }
 }
@@ -95,6 +161,31 @@ pub trait ModelSource: Send + Sync {
     /// Whatever loading returns. After [`ErrorKind::OutOfMemory`] the server unloads an idle model
     /// and tries again.
     fn load(&self, name: &str) -> Result<ServedModel>;
+
+    /// What the files of a model say: of an entry, or of a model that the server was started with.
+    /// It reads headers, and is called for one model at a time.
+    fn describe(&self, name: &str) -> Option<ModelDescription> {
+        let _ = name;
+        None
+    }
+
+    /// Whether requests may delete models.
+    fn can_delete(&self) -> bool {
+        false
+    }
+
+    /// Deletes the files of an entry, which is not loaded.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] unless it is implemented, and for a model whose files are not the
+    /// source's to delete; and whatever deleting returns.
+    fn delete(&self, name: &str) -> Result<()> {
+        let _ = name;
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this server deletes no models",
+        ))
+    }
 
     /// Whether requests may fetch models.
     fn can_pull(&self) -> bool {

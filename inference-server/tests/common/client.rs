@@ -89,7 +89,7 @@ impl Client {
         for (name, value) in &self.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
-        if method == "POST" {
+        if method == "POST" || !body.is_empty() {
             head.push_str(&format!("Content-Length: {}\r\n", body.len()));
         }
         head.push_str("\r\n");

@@ -21,7 +21,8 @@ use inference::{
     EmbedOptions, EmbeddingInfo, EmbeddingModel, Error, ErrorKind, FinishReason, GenerateMetrics,
     GenerateOptions, Grammar, Interrupt, LogitsOutput, LogitsProcessor, LogitsProcessorFactory,
     Message, ModelInfo, Prepared, Prompt, Ranking, RequestId, RerankModel, RerankOptions, Result,
-    StopCause, TextModel, Token, TokenLogprobs, TokenModel, TokenStream, TopLogprob,
+    SamplingDefaults, StopCause, TextModel, Token, TokenLogprobs, TokenModel, TokenStream,
+    TopLogprob,
 };
 
 const END: u32 = 256;
@@ -124,6 +125,7 @@ pub struct Script {
     pub state: Arc<State>,
     template: Option<&'static str>,
     specials: &'static [&'static str],
+    sampling: SamplingDefaults,
 }
 
 impl Script {
@@ -132,7 +134,13 @@ impl Script {
             state: Arc::default(),
             template: None,
             specials: &[],
+            sampling: SamplingDefaults::default(),
         }
+    }
+
+    /// The same with files that recommend this sampling.
+    pub fn recommending(self, sampling: SamplingDefaults) -> Self {
+        Self { sampling, ..self }
     }
 
     /// A model with this chat template and these special tokens.
@@ -174,6 +182,7 @@ impl TextModel for Script {
         (info.num_layers, info.num_kv_heads, info.head_dim) = (1, 1, 2);
         info.context_length = Some(1_000_000);
         info.has_chat_template = true;
+        info.sampling = self.sampling;
         info.device = String::from("cpu");
         info
     }

@@ -1,6 +1,6 @@
 //! OpenAI's API, whole and streamed, with its errors.
 
-use crate::common::{Reply, config, events, serve};
+use crate::common::{Reply, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
 
 fn ask(text: &str) -> Value {
@@ -63,6 +63,39 @@ fn a_chat_is_answered() {
     assert!(options.interrupt.deadline.is_some() && options.interrupt.cancel.is_some());
     // All that fits.
     assert_eq!(options.max_tokens, 1000 - prompt);
+}
+
+#[test]
+fn what_the_model_recommends_holds_until_a_request_says_otherwise() {
+    let mut own = inference::SamplingDefaults::default();
+    (own.temperature, own.top_p, own.top_k) = (Some(0.6), Some(0.95), Some(20));
+    own.repeat_penalty = Some(1.05);
+    let script = Script::new().recommending(own);
+    let server = serve_script(&config(), script, |model| model.with_context(1000));
+    let messages = json!([{"role": "user", "content": "say:a"}]);
+    let ask = |path: &str, body: Value| {
+        let reply = server.client().post(path, &body);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let o = server.state.last_options();
+        let reply: Value = serde_json::from_str(&reply.text()).unwrap();
+        let s = o.sampling;
+        let used = (s.temperature, s.top_p, s.top_k, o.penalties.repeat_penalty);
+        (used, reply)
+    };
+    let (used, _) = ask("/v1/chat/completions", json!({"messages": messages}));
+    assert_eq!(used, (0.6, 0.95, 20, 1.05));
+    let (used, _) = ask(
+        "/v1/chat/completions",
+        json!({"messages": messages, "temperature": 0, "top_k": 0, "repetition_penalty": 1}),
+    );
+    assert_eq!(used, (0.0, 0.95, 0, 1.0));
+    let (used, reply) = ask("/v1/responses", json!({"input": "say:a", "top_p": 0.5}));
+    assert_eq!(used, (0.6, 0.5, 20, 1.05));
+    let told = (
+        reply["temperature"].as_f64().unwrap() as f32,
+        reply["top_p"].as_f64().unwrap() as f32,
+    );
+    assert_eq!(told, (0.6, 0.5));
 }
 
 fn chunks(reply: &Reply) -> Vec<Value> {

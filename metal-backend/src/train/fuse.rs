@@ -66,7 +66,7 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
     let ModelFiles::Directory(dir) = locate(model)? else {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            "a GGUF file takes no adapter while it stays quantized; add --dequantize (fuse_dequantized)",
+            "a GGUF file takes no adapter while it stays quantized; make it dense, with --dequantize",
         )
         .with_path(model));
     };

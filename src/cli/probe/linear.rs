@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 
 use inference_probe::folds::{encode_labels, grouped, stratified};
-use inference_probe::linear::{ProbeOptions, probe};
+use inference_probe::linear::{ProbeOptions, distinct_rows, doubts, probe};
 use inference_probe::logistic::LogisticOptions;
 use inference_probe::report::Analysis;
 
 use super::super::console::Console;
 use super::super::failure::Failure;
 use super::{ActivationArgs, Extracted, OutputArgs, failed, put};
+
+/// Why a probe finds nothing, most often.
+const HINT: &str = "a causal model's state knows nothing of what comes after its position";
 
 /// Train a linear classifier on each layer, and test it on texts it has not seen
 #[derive(Debug, Clone, clap::Args)]
@@ -79,14 +82,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             .to_vec(),
     ];
     let mut layers = Vec::new();
+    let mut distinct = usize::MAX;
     for layer in 0..extracted.activations.layers() {
-        let result = probe(
-            &extracted.activations.layer(layer),
-            &labels,
-            &folds,
-            &options,
-        )
-        .map_err(failed)?;
+        let states = extracted.activations.layer(layer);
+        distinct = distinct.min(distinct_rows(&states));
+        let result = probe(&states, &labels, &folds, &options).map_err(failed)?;
         rows.push(vec![
             layer.to_string(),
             format!("{:.3}", result.accuracy),
@@ -102,12 +102,17 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         }
         layers.push(result);
     }
+    let inputs = extracted.inputs();
+    for doubt in doubts(&layers, inputs.shape[0], distinct) {
+        console.warn(&format!("warning: {doubt}; {HINT}"));
+    }
     let analysis = Analysis::Linear {
-        inputs: extracted.inputs(),
+        inputs,
         label: args.label.clone(),
         classes,
         split: args.split.clone(),
         layers,
+        distinct,
     };
     put(&analysis, &args.output, &rows, console)
 }

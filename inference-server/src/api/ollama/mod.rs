@@ -1,8 +1,8 @@
-//! Ollama's API: chat, generate, embed, and the list of models. Models are loaded when the server
-//! starts and stay: `keep_alive` is read and changes nothing.
+//! Ollama's API: chat, generate, embed, the list of models, and what changes it.
 
 pub(crate) mod embed;
 pub(crate) mod generate;
+pub(crate) mod manage;
 pub(crate) mod models;
 mod time;
 mod types;

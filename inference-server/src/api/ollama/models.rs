@@ -19,7 +19,7 @@ use super::time;
 use crate::api::Json;
 use crate::app::App;
 use crate::error::{ApiError, Family};
-use crate::models::{Listed, PullProgress};
+use crate::models::{Listed, ModelDescription, ModelEntry, PullProgress};
 
 /// When models that stay are unloaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
@@ -101,7 +101,11 @@ pub(crate) async fn show(
     Json(request): Json<ShowRequest>,
 ) -> Result<axum::Json<Value>, ApiError> {
     let listed = app.models.look(request.model.as_deref()).await?;
-    let info = info(&listed);
+    let described = described(&app, &listed.name).await;
+    let loaded = listed.loaded.as_ref().map(|model| model.info().clone());
+    let info = loaded
+        .or_else(|| described.info.clone())
+        .unwrap_or_else(|| info(&listed));
     let architecture = &info.architecture;
     let mut facts = Map::new();
     facts.insert("general.architecture".into(), architecture.as_str().into());
@@ -118,6 +122,7 @@ pub(crate) async fn show(
     }
     // What a template can do is known once its model is loaded.
     let model = listed.loaded.as_deref();
+    let own = model.and_then(|m| Some(m.tokens().ok()?.chat_template()?.to_owned()));
     let can = [
         ("completion", true),
         (
@@ -132,15 +137,51 @@ pub(crate) async fn show(
     ];
     let can: Vec<&str> = can.iter().filter_map(|(n, on)| on.then_some(*n)).collect();
     Ok(axum::Json(json!({
-        "license": "",
+        "license": described.license.unwrap_or_default(),
         "modelfile": "",
-        "parameters": "",
-        "template": "",
-        "details": details(&info),
+        "parameters": parameters(&info),
+        "template": own.or(described.template).unwrap_or_default(),
+        "details": details(&info, listed.entry.as_ref()),
         "model_info": facts,
         "capabilities": can,
         "modified_at": time::rfc3339(modified(&listed), 0),
     })))
+}
+
+/// What the files of a model say, where the source knows them.
+async fn described(app: &App, name: &str) -> ModelDescription {
+    let Some(source) = app.models.source().cloned() else {
+        return ModelDescription::default();
+    };
+    let wanted = name.to_owned();
+    let described = tokio::task::spawn_blocking(move || source.describe(&wanted)).await;
+    match described {
+        Ok(described) => described.unwrap_or_default(),
+        Err(e) => {
+            tracing::error!(model = name, "describing it failed: {e}");
+            ModelDescription::default()
+        }
+    }
+}
+
+/// The sampling that the files recommend, one option a line as in Ollama's Modelfiles.
+fn parameters(info: &ModelInfo) -> String {
+    let own = &info.sampling;
+    let float = |value: Option<f32>| value.map(|value| value.to_string());
+    let lines = [
+        ("temperature", float(own.temperature)),
+        ("top_k", own.top_k.map(|k| k.to_string())),
+        ("top_p", float(own.top_p)),
+        ("min_p", float(own.min_p)),
+        ("repeat_penalty", float(own.repeat_penalty)),
+    ];
+    let given = lines
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let lines: Vec<String> = given
+        .map(|(name, value)| format!("{name:<30} {value}"))
+        .collect();
+    lines.join("\n")
 }
 
 /// Which model to fetch.
@@ -243,24 +284,31 @@ fn fields(listed: &Listed) -> Map<String, Value> {
     fields.insert("model".into(), listed.name.as_str().into());
     fields.insert("size".into(), bytes.unwrap_or(info.weight_bytes).into());
     fields.insert("digest".into(), digest.into());
-    fields.insert("details".into(), details(&info));
+    fields.insert("details".into(), details(&info, listed.entry.as_ref()));
     fields
 }
 
-fn details(info: &ModelInfo) -> Value {
-    let bits = info.quantization_bits.map(|bits| format!("Q{bits}"));
-    let parameters = info.parameters as f64;
-    let size = if parameters >= 1e9 {
-        format!("{:.1}B", parameters / 1e9)
-    } else {
-        format!("{:.1}M", parameters / 1e6)
-    };
+fn details(info: &ModelInfo, files: Option<&ModelEntry>) -> Value {
+    let bits = || info.quantization_bits.map(|bits| format!("{bits}-bit"));
+    let stored = files.map(|files| files.quantization.clone());
+    let stored = stored.filter(|stored| !stored.is_empty()).or_else(bits);
     json!({
         "parent_model": "",
-        "format": "",
+        "format": files.map_or("", |files| files.format.as_str()),
         "family": info.architecture,
         "families": [info.architecture],
-        "parameter_size": size,
-        "quantization_level": bits.unwrap_or_default(),
+        "parameter_size": size_of(info.parameters),
+        "quantization_level": stored.unwrap_or_default(),
     })
+}
+
+/// A number of weights as Ollama writes it; nothing where it is not known.
+fn size_of(parameters: u64) -> String {
+    let n = parameters as f64;
+    match parameters {
+        0 => String::new(),
+        1..1_000_000 => format!("{:.1}K", n / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1}M", n / 1e6),
+        _ => format!("{:.1}B", n / 1e9),
+    }
 }

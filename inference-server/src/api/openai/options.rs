@@ -12,18 +12,33 @@ use crate::error::ApiError;
 use crate::models::ServedModel;
 
 /// OpenAI's default.
-pub(super) const TEMPERATURE: f32 = 1.0;
+const TEMPERATURE: f32 = 1.0;
 
-/// Sets temperature and top-p, with OpenAI's default and bounds.
+/// The options that a request to `model` begins with: what the server was started with, else what the
+/// model's files recommend, as in vLLM, else OpenAI's default.
+pub(super) fn base(app: &App, model: &ServedModel) -> GenerateOptions {
+    let (flags, own) = (&app.defaults, &model.info().sampling);
+    let mut o = GenerateOptions::new();
+    let temperature = flags.temperature.or(own.temperature);
+    o.sampling.temperature = temperature.unwrap_or(TEMPERATURE);
+    o.sampling.top_k = (flags.top_k.or(own.top_k)).unwrap_or(o.sampling.top_k);
+    o.sampling.top_p = (flags.top_p.or(own.top_p)).unwrap_or(o.sampling.top_p);
+    o.sampling.min_p = (flags.min_p.or(own.min_p)).unwrap_or(o.sampling.min_p);
+    let penalty = flags.repeat_penalty.or(own.repeat_penalty);
+    o.penalties.repeat_penalty = penalty.unwrap_or(o.penalties.repeat_penalty);
+    o
+}
+
+/// Sets temperature and top-p, where a request has them, within OpenAI's bounds.
 pub(super) fn randomness(
-    app: &App,
     sampling: &mut SamplingOptions,
     temperature: Option<f32>,
     top_p: Option<f32>,
 ) -> Result<(), ApiError> {
-    let own = &app.defaults;
-    let temperature = temperature.or(own.temperature).unwrap_or(TEMPERATURE);
-    api::randomness(sampling, "", (temperature, 2.0), top_p.or(own.top_p))
+    // The recommended temperature may be above what a request may ask for.
+    let most = sampling.temperature.max(2.0);
+    let temperature = (temperature.unwrap_or(sampling.temperature), most);
+    api::randomness(sampling, "", temperature, top_p)
 }
 
 /// The options that a request's fields describe, without `max_tokens`.
@@ -37,15 +52,14 @@ pub(crate) fn options(
         let message = "grammar is not supported; use a JSON schema";
         return Err(ApiError::unsupported("grammar", message));
     }
-    let mut o = GenerateOptions::new();
-    randomness(app, &mut o.sampling, fields.temperature, fields.top_p)?;
-    let own = &app.defaults;
-    o.sampling.top_k = fields.top_k.or(own.top_k).unwrap_or(0);
-    if let Some(min_p) = fields.min_p.or(own.min_p) {
+    let mut o = base(app, model);
+    randomness(&mut o.sampling, fields.temperature, fields.top_p)?;
+    o.sampling.top_k = fields.top_k.unwrap_or(o.sampling.top_k);
+    if let Some(min_p) = fields.min_p {
         within("min_p", min_p, 0.0, 1.0)?;
         o.sampling.min_p = min_p;
     }
-    if let Some(penalty) = fields.repetition_penalty.or(own.repeat_penalty) {
+    if let Some(penalty) = fields.repetition_penalty {
         within("repetition_penalty", penalty, 0.01, 10.0)?;
         o.penalties.repeat_penalty = penalty;
     }

@@ -162,12 +162,8 @@ fn sampling(
     model: &ServedModel,
     request: &ResponsesRequest,
 ) -> Result<GenerateOptions, ApiError> {
-    let mut o = GenerateOptions::new();
-    options::randomness(app, &mut o.sampling, request.temperature, request.top_p)?;
-    let own = &app.defaults;
-    o.sampling.top_k = own.top_k.unwrap_or(0);
-    o.sampling.min_p = own.min_p.unwrap_or(0.0);
-    o.penalties.repeat_penalty = own.repeat_penalty.unwrap_or(1.0);
+    let mut o = options::base(app, model);
+    options::randomness(&mut o.sampling, request.temperature, request.top_p)?;
     o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let param = "text.format";
     o.constraints.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
@@ -239,6 +235,7 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value
         .map(types::ToolSpec::json)
         .collect();
     let effort = request.reasoning.as_ref().and_then(|r| r.effort.clone());
+    let base = options::base(app, model).sampling;
     json!({
         "id": app.name("resp_"),
         "object": "response",
@@ -254,11 +251,11 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value
         "previous_response_id": null,
         "reasoning": {"effort": effort, "summary": null},
         "store": false,
-        "temperature": request.temperature.unwrap_or(options::TEMPERATURE),
+        "temperature": request.temperature.unwrap_or(base.temperature),
         "text": {"format": format},
         "tool_choice": request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
         "tools": tools,
-        "top_p": request.top_p.unwrap_or(1.0),
+        "top_p": request.top_p.unwrap_or(base.top_p),
         "truncation": "disabled",
         "usage": null,
         "metadata": request.metadata.clone().unwrap_or_default(),
