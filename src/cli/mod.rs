@@ -471,7 +471,11 @@ impl Command {
     }
 }
 
-/// Reports a failure and chooses the exit code.
+/// Reports a failure and chooses the exit code. `verbose` also shows where MLX was looked for.
+#[cfg_attr(
+    not(feature = "mlx-backend"),
+    allow(unused_variables, reason = "there is no library to look for")
+)]
 fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
     let Err(failure) = done else { return 0 };
     if let Some(text) = failure.report() {

@@ -116,9 +116,9 @@ impl Source {
             .flat_map(|base| {
                 self.adapters.iter().map(|adapter| {
                     let mut entry = base.entry.clone();
-                    let with = |name: &str| format!("{name}:{}", adapter.name);
-                    entry.name = with(&entry.name);
-                    entry.same_as = entry.same_as.as_deref().map(with);
+                    let with = |name: String| format!("{name}:{}", adapter.name);
+                    entry.same_as = entry.same_as.map(with);
+                    entry.name = format!("{}:{}", entry.name, adapter.name);
                     Candidate {
                         entry,
                         path: base.path.clone(),
