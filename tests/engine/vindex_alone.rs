@@ -73,7 +73,7 @@ fn it_gives_the_logits_of_the_model_for_all_families_that_walk() {
 fn what_is_missing_or_damaged_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let few = build("llama", dir.path(), &[]).unwrap();
-    let wrong = load(&few).unwrap_err();
+    let wrong = load(&few).err().unwrap();
     assert!(format!("{wrong:#}").contains("--level all"), "{wrong:#}");
     std::fs::remove_dir_all(&few).unwrap();
     let all = build("llama", dir.path(), &["--level", "all", "--f16"]).unwrap();
@@ -85,7 +85,7 @@ fn what_is_missing_or_damaged_is_said() {
         let at = bytes.len() / 2;
         bytes[at] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
-        let wrong = load(&all).unwrap_err();
+        let wrong = load(&all).err().unwrap();
         assert_eq!(wrong.kind(), ErrorKind::InvalidModel, "{name}: {wrong:#}");
         assert!(
             format!("{wrong:#}").contains("damaged"),
