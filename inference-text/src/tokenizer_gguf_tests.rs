@@ -127,6 +127,26 @@ fn without_bytes_unknown_characters_are_the_unknown_token() {
     assert_eq!(t.encode_plain("h€€").unwrap().last(), Some(&0));
 }
 
+/// The variant comes from the file's fields. A vocabulary that merely contains `Ġthe`, as the
+/// byte-level ones spell ` the`, stays SentencePiece.
+#[test]
+fn a_letter_of_byte_level_vocabularies_does_not_make_one() {
+    let mut parts = sentence_piece_parts();
+    for word in ["Ġthe", "Ġ"] {
+        parts.tokens.push(word.into());
+        parts.scores.as_mut().unwrap().push(-50.0);
+        parts.token_types.as_mut().unwrap().push(1);
+    }
+    parts.add_space_prefix = Some(false);
+    let t = Tokenizer::from_gguf(&parts).unwrap();
+    let ids = t.encode_plain("Ġhello").unwrap();
+    assert_eq!(ids[0] as usize, parts.tokens.len() - 1);
+    assert_eq!(t.decode(&ids).unwrap(), "Ġhello");
+    let whole = u32::try_from(parts.tokens.len() - 2).unwrap();
+    assert_eq!(t.decode(&[whole]).unwrap(), "Ġthe");
+    assert_eq!(tokens(&t, "hello world"), ["h", "el", "lo", "▁world"]);
+}
+
 #[test]
 fn ends_are_collected_from_everywhere() {
     let mut parts = byte_level_parts(None);

@@ -127,6 +127,50 @@ fn many_queries_find_what_the_definition_says() {
     }
 }
 
+/// Sums are in float32. Over 2,048 keys they stay within a millionth of sums in float64.
+#[test]
+fn long_sequences_stay_within_a_millionth_of_float64() {
+    let (h, kv, n) = (4usize, 2usize, 2048usize);
+    for (length, d) in [(1usize, 64usize), (24, 64), (24, 128)] {
+        let packed = noise(length * (h + 2 * kv) * d, 1);
+        let (keys, values) = (noise(kv * n * d, 2), noise(kv * n * d, 3));
+        let heads = Heads {
+            n_heads: h as i32,
+            n_kv_heads: kv as i32,
+            head_dim: d as i32,
+            scale: (d as f32).powf(-0.5),
+            softcap: None,
+            q_norm: None,
+            k_norm: None,
+            rotation: None,
+            sinks: None,
+        };
+        let both = (keys.as_slice(), values.as_slice());
+        let sees = |q: usize, key: usize| key <= n - length + q;
+        let wanted = attention(&heads, &packed, both, (length, n), None, &sees);
+        on_cpu(|| {
+            let kv_shape = [1, kv as i32, n as i32, d as i32];
+            let view = || KvView {
+                length: length as i32,
+                offset: (n - length) as i32,
+                keys: array(&keys, &kv_shape),
+                values: array(&values, &kv_shape),
+                filled: n as i32,
+                order: Some((0, 0)),
+                window: None,
+            };
+            let packed = array(&packed, &[1, length as i32, ((h + 2 * kv) * d) as i32]);
+            with_each(|isa| {
+                let found = host(&heads.attend(&packed, &[view()], false).unwrap());
+                let worst = (found.iter().zip(&wanted))
+                    .map(|(a, b)| (f64::from(*a) - b).abs())
+                    .fold(0.0, f64::max);
+                assert!(worst < 1e-6, "{isa:?}, {length} of {d}: {worst}");
+            });
+        });
+    }
+}
+
 /// Rows of several lengths in one pass give the same as alone, norms and rotation included.
 #[test]
 fn rows_of_a_batch_do_not_see_each_other() {
