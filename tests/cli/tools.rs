@@ -149,6 +149,24 @@ fn what_cannot_be_is_told() {
     assert!(fails(path.to_str().unwrap(), &[], 2).contains("list of tools"));
     assert!(fails("no-such.json", &[], 2).contains("no-such.json"));
     fails(&home.tools, &["--raw"], 2);
-    // The model's own template shows no calls.
-    assert!(fails(&home.tools, &[], 1).contains("calls tools"));
+}
+
+#[test]
+fn a_template_without_calls_gets_tools_in_the_conversation() {
+    let home = home();
+    let model = model();
+    let args = |more: &[&'static str]| {
+        let mut args = vec!["generate", "-m", &model, "--backend", "cpu", "hi", "-n", "4"];
+        args.extend(more);
+        args.push("--json");
+        let output = mlx(home.dir.path(), &args).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let tools: &'static str = home.tools.clone().leak();
+    let (plain, with) = (args(&[]), args(&["--tools", tools]));
+    let tokens = |reply: &Value| reply["metrics"]["prompt_tokens"].as_u64().unwrap();
+    // The description of the tools is a part of the prompt.
+    assert!(tokens(&with) > tokens(&plain) + 100, "{plain} {with}");
+    assert_eq!(with["tool_calls"], serde_json::json!([]));
 }
