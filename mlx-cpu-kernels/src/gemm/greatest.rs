@@ -45,7 +45,7 @@ impl Work for GreatestOutputs {
         // SAFETY: the caller's promise.
         unsafe {
             self.product
-                .with_task(inputs, |task, _| task.run_into(&sink))
+                .with_task(inputs, |task, _| task.run_into(&sink));
         };
         let best = groups.into_iter().flat_map(Group::into_rows);
         for (best, out) in best.zip(output.chunks_exact_mut(2 * self.k)) {
