@@ -57,14 +57,16 @@ fn it_gives_the_logits_of_the_model_for_all_families_that_walk() {
                     wrong.push(format!("{name}: {difference}"));
                 }
             }
-            Err(e) => refused.push(format!("{name}: {e:#}")),
+            Err(e) => {
+                assert!(format!("{e:#}").contains("has experts"), "{name}: {e:#}");
+                refused.push(name.clone());
+            }
         }
         std::fs::remove_dir_all(&vindex).unwrap();
     }
-    eprintln!("refused:\n{}", refused.join("\n"));
     assert!(wrong.is_empty(), "other logits:\n{}", wrong.join("\n"));
     assert!(
-        compared.len() >= 20,
+        compared.len() >= 40,
         "only {compared:?}; refused {refused:?}"
     );
 }

@@ -66,10 +66,11 @@ pub(super) fn tensors(dir: &ModelDir) -> Result<BTreeMap<String, TensorInfo>> {
 /// A tensor whose place is within its file.
 fn info(entry: Entry, file: Arc<CheckedFile>, path: &Path) -> Result<TensorInfo> {
     let dtype = match entry.dtype.as_str() {
-        "f32" => Dtype::F32,
-        "f16" => Dtype::F16,
+        "float32" => Dtype::F32,
+        "float16" => Dtype::F16,
         other => {
-            let message = format!("has the type {other:?}, which is neither \"f32\" nor \"f16\"");
+            let message =
+                format!("has the type {other:?}, which is neither \"float32\" nor \"float16\"");
             return Err(wrong_tensor(path, &entry.name, message));
         }
     };

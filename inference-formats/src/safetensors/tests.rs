@@ -329,8 +329,8 @@ fn tensors_of_a_vindex_are_those_of_its_manifest() {
         SafetensorsCheckpoint::open(dir.path())
     };
     let (first, rest) = (
-        entry("a", "norms.bin", 0, 4, "[1]", "f32"),
-        entry("b", "norms.bin", 4, 8, "[2,1]", "f32"),
+        entry("a", "norms.bin", 0, 4, "[1]", "float32"),
+        entry("b", "norms.bin", 4, 8, "[2,1]", "float32"),
     );
     let found = manifest(&[first.clone(), rest]).unwrap();
     assert_eq!(found.names().collect::<Vec<_>>(), ["a", "b"]);
@@ -339,29 +339,39 @@ fn tensors_of_a_vindex_are_those_of_its_manifest() {
     assert_eq!(found.read::<f32>(b).unwrap(), [-2.0, 3.0]);
     for (wrong, why) in [
         (
-            entry("b", "norms.bin", 8, 8, "[2]", "f32"),
+            entry("b", "norms.bin", 8, 8, "[2]", "float32"),
             "impossible place",
         ),
         (
-            entry("b", "norms.bin", 4, 4, "[2]", "f32"),
+            entry("b", "norms.bin", 4, 4, "[2]", "float32"),
             "impossible place",
         ),
         (
-            entry("b", "norms.bin", u64::MAX, 4, "[1]", "f32"),
+            entry("b", "norms.bin", u64::MAX, 4, "[1]", "float32"),
             "impossible place",
         ),
         (
-            entry("b", "norms.bin", 0, 0, "[4294967295,4294967295,4]", "f32"),
+            entry(
+                "b",
+                "norms.bin",
+                0,
+                0,
+                "[4294967295,4294967295,4]",
+                "float32",
+            ),
             "impossible place",
         ),
         (
-            entry("b", "norms.bin", 0, 4, "[1,1,1,1,1,1,1,1,1]", "f32"),
+            entry("b", "norms.bin", 0, 4, "[1,1,1,1,1,1,1,1,1]", "float32"),
             "impossible place",
         ),
-        (entry("b", "norms.bin", 0, 4, "[1]", "f64"), "neither"),
-        (entry("a", "norms.bin", 0, 4, "[1]", "f32"), "twice"),
-        (entry("b", "none.bin", 0, 4, "[1]", "f32"), "missing"),
-        (entry("b", "../norms.bin", 0, 4, "[1]", "f32"), "refused"),
+        (entry("b", "norms.bin", 0, 4, "[1]", "float64"), "neither"),
+        (entry("a", "norms.bin", 0, 4, "[1]", "float32"), "twice"),
+        (entry("b", "none.bin", 0, 4, "[1]", "float32"), "missing"),
+        (
+            entry("b", "../norms.bin", 0, 4, "[1]", "float32"),
+            "refused",
+        ),
         (String::from("{}"), "not a manifest"),
     ] {
         let e = manifest(&[first.clone(), wrong]).unwrap_err();

@@ -45,7 +45,7 @@ fn same_place(a: &Path, b: &Path) -> bool {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for files that are missing or damaged; [`ErrorKind::InvalidOption`]
-/// for options that go together with no vindex.
+/// for options that go together with no vindex; [`ErrorKind::Unsupported`] for layers with experts.
 pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<LoadOptions>> {
     if !is_vindex(model) {
         return Ok(None);
@@ -59,6 +59,14 @@ pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<L
     options.walk_only = true;
     options.validate().map_err(|e| e.with_path(model))?;
     let vindex = Vindex::open(model).map_err(fault(model))?;
+    let layers = vindex.layers().iter();
+    if let Some(layer) = layers.map(|l| l.experts).position(|e| e.is_some()) {
+        let message = format!(
+            "layer {layer} has experts, which do not walk, so that this vindex is no model by \
+             itself; give the model's own files"
+        );
+        return Err(Error::new(ErrorKind::Unsupported, message).with_path(model));
+    }
     vindex.verify_weights().map_err(fault(model))?;
     Ok(Some(options))
 }
