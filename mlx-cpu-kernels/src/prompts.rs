@@ -12,6 +12,9 @@ use crate::isa::Isa;
 pub enum Prompts {
     /// Integers of 8 bits, with a float32 scale for 32 neighbors: AVX2 and AVX-512.
     Int8,
+    /// Integers of 8 bits, and of 16 where the neighbors are far larger than most of their row: AVX2 and
+    /// AVX-512.
+    Mixed,
     /// Integers of 16 bits, with a float32 scale for 8 neighbors: AVX-512.
     Int16,
     /// They stay float32.
@@ -20,7 +23,7 @@ pub enum Prompts {
 
 impl Prompts {
     /// All of them, the most precise first.
-    pub const ALL: [Self; 3] = [Self::Float32, Self::Int16, Self::Int8];
+    pub const ALL: [Self; 4] = [Self::Float32, Self::Int16, Self::Mixed, Self::Int8];
 
     /// The one that the environment variable `MLX_CPU_PROMPTS` names.
     ///
@@ -47,7 +50,7 @@ impl Prompts {
     pub fn available(self) -> Self {
         #[cfg(target_arch = "x86_64")]
         match (self, Isa::detect()) {
-            (Self::Int8, Isa::Avx2) | (_, Isa::Avx512 | Isa::Amx) => return self,
+            (Self::Int8 | Self::Mixed, Isa::Avx2) | (_, Isa::Avx512 | Isa::Amx) => return self,
             _ => {}
         }
         Self::Float32
@@ -62,6 +65,7 @@ impl Prompts {
         match self {
             Self::Float32 => "float32",
             Self::Int16 => "int16",
+            Self::Mixed => "mixed",
             Self::Int8 => "int8",
         }
     }

@@ -39,6 +39,7 @@ const ORDER: &[&str] = &[
     "simd::portable::microkernel",
     "simd::portable::qgemv",
     "simd::portable::quantize_bytes",
+    "simd::portable::refine_bytes",
     "simd::portable::softmax",
     "simd::avx2",
     "simd::avx2::float_codes",

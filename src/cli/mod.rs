@@ -317,14 +317,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => e.exit(),
     };
-    #[cfg(feature = "serve")]
-    let level = match &cli.command {
-        Command::Serve(args) => args.log_level(),
-        _ => None,
-    };
-    #[cfg(not(feature = "serve"))]
-    let level = None;
-    start_log(cli.verbose, level);
+    start_log(cli.verbose, cli.command.log_level());
     #[cfg(feature = "mlx-backend")]
     if let Err(failure) = environment::check() {
         return ExitCode::from(finish(
@@ -472,12 +465,10 @@ impl Command {
 }
 
 /// Reports a failure and chooses the exit code. `verbose` also shows where MLX was looked for.
-#[cfg_attr(
-    not(feature = "mlx-backend"),
-    allow(unused_variables, reason = "there is no library to look for")
-)]
 fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
     let Err(failure) = done else { return 0 };
+    // Without the engine there is no library that was looked for.
+    let _ = verbose;
     if let Some(text) = failure.report() {
         // Without standard error no message can be shown.
         let columns = std::io::stderr()
@@ -494,6 +485,17 @@ fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
         }
     }
     failure.exit_code()
+}
+
+impl Command {
+    /// The log level, where the command has a flag for it.
+    fn log_level(&self) -> Option<&'static str> {
+        match self {
+            #[cfg(feature = "serve")]
+            Self::Serve(args) => args.log_level(),
+            _ => None,
+        }
+    }
 }
 
 /// Sends log messages to standard error: warnings, or more with `-v` or `RUST_LOG`, or those of a

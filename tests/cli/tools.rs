@@ -156,7 +156,16 @@ fn a_template_without_calls_gets_tools_in_the_conversation() {
     let home = home();
     let model = model();
     let args = |more: &[&'static str]| {
-        let mut args = vec!["generate", "-m", &model, "--backend", "cpu", "hi", "-n", "4"];
+        let mut args = vec![
+            "generate",
+            "-m",
+            &model,
+            "--backend",
+            "cpu",
+            "hi",
+            "-n",
+            "4",
+        ];
         args.extend(more);
         args.push("--json");
         let output = mlx(home.dir.path(), &args).output().unwrap();

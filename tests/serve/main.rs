@@ -341,6 +341,66 @@ fn what_cannot_be_served_is_told_before_anything_is_loaded() {
     assert!(text.contains("two models"), "{text}");
 }
 
+#[test]
+fn flags_hold_for_requests_that_do_not_say_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "secret\nmore\n").unwrap();
+    let server = serve(&[
+        "--temp",
+        "0",
+        "--max-tokens",
+        "3",
+        "--chat-template-args",
+        r#"{"mark": "!"}"#,
+        "--chat-template",
+        "{% for m in messages %}[{{ m.content }}{{ mark }}]{% endfor %}",
+        "--alias",
+        "other",
+        "--log-level",
+        "ERROR",
+        "--kv-bits",
+        "8",
+        "--kv-group-size",
+        "32",
+        "--quantized-kv-start",
+        "5000",
+    ]);
+    let body = json!({"prompt": "hello", "ignore_eos": true});
+    let first = server.json("/v1/completions", &body);
+    assert_eq!(first["model"], "other");
+    assert_eq!(first["usage"]["completion_tokens"], 3);
+    let greedy = json!({"prompt": "hello", "ignore_eos": true, "temperature": 0, "max_tokens": 5});
+    let greedy = server.json("/v1/completions", &greedy);
+    assert_eq!(greedy["usage"]["completion_tokens"], 5);
+    let [first, greedy] = [&first, &greedy].map(|r| r["choices"][0]["text"].as_str().unwrap());
+    assert!(greedy.starts_with(first), "{first:?} {greedy:?}");
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(server.json("/apply-template", &chat)["prompt"], "[hi!]");
+
+    let key = key.to_str().unwrap();
+    let locked = serve(&[
+        "--api-key-file",
+        key,
+        "-m",
+        fixture("tiny/gpt2").to_str().unwrap(),
+    ]);
+    let (status, reply) = locked.post("/v1/completions", &body);
+    assert_eq!(status, 401, "{reply}");
+    for (flags, says) in [
+        (&["--top-p", "2"][..], "top_p"),
+        (&["--alias", "a", "-m", "x"][..], "--alias"),
+        (&["--api-key-file", "no-such"][..], "no-such"),
+        (&["--chat-template", "{% if %}"][..], "--chat-template"),
+    ] {
+        let model = fixture("tiny/llama");
+        let output = command().args(flags).arg(model).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(says), "{text}");
+    }
+}
+
 /// Edits are those of the engine, beside a plain request, and only where the server allows them.
 #[test]
 fn requests_edit_the_model_where_they_may() {

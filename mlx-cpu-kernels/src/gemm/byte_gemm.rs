@@ -23,10 +23,20 @@ const BLOCK_UNITS: usize = 24;
 
 /// Rows of inputs, panel after panel; see [`ByteColumns`].
 #[derive(Default)]
-struct Inputs {
+struct Panels {
     quads: AlignedVec,
     scales: AlignedVec,
     sums: AlignedVec,
+}
+
+/// Rows of inputs, and what their integers leave of the largest.
+#[derive(Default)]
+struct Inputs {
+    coarse: Panels,
+    /// Written in units that are refined.
+    fine: Panels,
+    /// The units of each panel that are refined, in order.
+    refined: Vec<Vec<usize>>,
 }
 
 /// What a thread needs for a block.
@@ -49,13 +59,84 @@ const fn sizes(k: usize) -> [usize; 3] {
     [k / 4 * LANES, k / UNIT * LANES, k / HALF * LANES]
 }
 
-impl Inputs {
+/// [`Panels`] while several threads write them.
+struct SharedPanels {
+    quads: SharedOutput,
+    scales: SharedOutput,
+    sums: SharedOutput,
+}
+
+impl SharedPanels {
+    /// The panel `i`.
+    ///
+    /// # Safety
+    /// No other part may use it.
+    unsafe fn panel(&self, i: usize, [quads, scales, sums]: [usize; 3]) -> ByteColumnsMut<'_> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            ByteColumnsMut {
+                quads: bytemuck::cast_slice_mut(self.quads.slice_mut(i * quads, quads)),
+                scales: self.scales.slice_mut(i * scales, scales),
+                sums: self.sums.slice_mut(i * sums, sums),
+            }
+        }
+    }
+}
+
+impl Panels {
+    fn shared(&mut self) -> SharedPanels {
+        SharedPanels {
+            quads: SharedOutput::new(&mut self.quads),
+            scales: SharedOutput::new(&mut self.scales),
+            sums: SharedOutput::new(&mut self.sums),
+        }
+    }
+
+    fn resize(&mut self, count: usize, sizes: [usize; 3]) {
+        let buffers = [&mut self.quads, &mut self.scales, &mut self.sums];
+        for (buffer, size) in buffers.into_iter().zip(sizes) {
+            buffer.resize(count * size);
+        }
+    }
+
     fn panel(&self, i: usize, k: usize) -> ByteColumns<'_> {
         let [quads, scales, sums] = sizes(k);
         ByteColumns {
             quads: bytemuck::cast_slice(&self.quads[i * quads..(i + 1) * quads]),
             scales: &self.scales[i * scales..(i + 1) * scales],
             sums: &self.sums[i * sums..(i + 1) * sums],
+        }
+    }
+}
+
+impl Inputs {
+    /// Adds the products of what is refined of one or two panels, the first of which is `panel`, as
+    /// [`byte_tile::multiply`] does.
+    fn add_fine(
+        &self,
+        dot: Dot,
+        columns: usize,
+        (panel, count): (usize, usize),
+        (matrix, k): (BytePanel<'_>, usize),
+        (sums, apart): (&mut [f32], usize),
+    ) {
+        let mut add = |first: usize, count: usize, unit: usize| {
+            let x: [_; PANELS] =
+                std::array::from_fn(|p| self.fine.panel(panel + first + p.min(count - 1), k));
+            let to = (&mut sums[first * apart..], apart);
+            byte_tile::multiply(dot, columns, unit..unit + 1, matrix, &x[..count], to, true);
+        };
+        let of = |p: usize| match p < count {
+            true => self.refined[panel + p].as_slice(),
+            false => &[],
+        };
+        // The same channels are large in most rows, so most units are refined in both panels.
+        let (mut left, mut right) = (of(0), of(1));
+        while let Some(&unit) = left.iter().take(1).chain(right.iter().take(1)).min() {
+            let here = |list: &[usize]| usize::from(list.first() == Some(&unit));
+            let (in_left, in_right) = (here(left), here(right));
+            add(1 - in_left, in_left + in_right, unit);
+            (left, right) = (&left[in_left..], &right[in_right..]);
         }
     }
 }
@@ -73,47 +154,49 @@ impl GemmTask<'_> {
         Dot::of(self.product.isa).filter(|_| fits)
     }
 
-    /// The product in integers of 8 bits.
-    pub(crate) fn run_bytes(&self, dot: Dot, out: &SharedOutput) {
+    /// The product in integers of 8 bits; with `refine` in 16 where inputs are large.
+    pub(crate) fn run_bytes(&self, (dot, refine): (Dot, bool), out: &SharedOutput) {
         let blocks = self.blocks();
         INPUTS.with_borrow_mut(|inputs| {
             for first in (0..self.product.rows).step_by(BLOCK_M) {
                 let rows = (first, (first + BLOCK_M).min(self.product.rows));
-                self.quantize_bytes(dot, rows, inputs);
+                self.quantize_bytes((dot, refine), rows, inputs);
                 self.multiply_bytes(dot, rows, inputs, &blocks, out);
             }
         });
     }
 
     /// Puts rows of the input into panels of integers, through the norm.
-    fn quantize_bytes(&self, dot: Dot, (first, last): (usize, usize), inputs: &mut Inputs) {
+    fn quantize_bytes(
+        &self,
+        (dot, refine): (Dot, bool),
+        (first, last): (usize, usize),
+        inputs: &mut Inputs,
+    ) {
         let k = self.product.k;
         let count = (last - first).div_ceil(LANES);
         let sizes = sizes(k);
-        let buffers = [&mut inputs.quads, &mut inputs.scales, &mut inputs.sums];
-        for (buffer, size) in buffers.into_iter().zip(sizes) {
-            buffer.resize(count * size);
-        }
-        let (quads, scales, sums) = (
-            SharedOutput::new(&mut inputs.quads),
-            SharedOutput::new(&mut inputs.scales),
-            SharedOutput::new(&mut inputs.sums),
-        );
+        inputs.coarse.resize(count, sizes);
+        let fine_sizes = if refine { sizes } else { [0; 3] };
+        inputs.fine.resize(count, fine_sizes);
+        inputs.refined.resize_with(count, Vec::new);
+        let (coarse, fine) = (inputs.coarse.shared(), inputs.fine.shared());
+        let refined = SharedOutput::new(&mut inputs.refined);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             PANEL.with_borrow_mut(|panel| {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
                     // SAFETY: each panel is written by one part alone.
-                    let columns = unsafe {
-                        let quads = quads.slice_mut(i * sizes[0], sizes[0]);
-                        ByteColumnsMut {
-                            quads: bytemuck::cast_slice_mut(quads),
-                            scales: scales.slice_mut(i * sizes[1], sizes[1]),
-                            sums: sums.slice_mut(i * sizes[2], sizes[2]),
-                        }
+                    let (mut coarse, fine, refined) = unsafe {
+                        let refined = &mut refined.slice_mut(i, 1)[0];
+                        (coarse.panel(i, sizes), fine.panel(i, fine_sizes), refined)
                     };
-                    byte_tile::quantize(dot, panel, columns);
+                    byte_tile::quantize(dot, panel, coarse.reborrow());
+                    match refine {
+                        true => byte_tile::refine(dot, panel, coarse.as_ref(), fine, refined),
+                        false => refined.clear(),
+                    }
                 }
             });
         });
@@ -201,13 +284,16 @@ impl GemmTask<'_> {
         let panels = (last - first).div_ceil(LANES);
         for panel in (0..panels).step_by(PANELS) {
             let count = PANELS.min(panels - panel);
-            let x: [_; PANELS] = std::array::from_fn(|p| inputs.panel(panel + p.min(count - 1), k));
+            let x: [_; PANELS] =
+                std::array::from_fn(|p| inputs.coarse.panel(panel + p.min(count - 1), k));
             for (i, matrix) in matrices.iter().enumerate() {
                 for from in (0..k / UNIT).step_by(BLOCK_UNITS) {
                     let units = from..(k / UNIT).min(from + BLOCK_UNITS);
                     let sums = (&mut sums[i * size..], each);
                     byte_tile::multiply(dot, columns, units, *matrix, &x[..count], sums, from > 0);
                 }
+                let to = (&mut sums[i * size..], each);
+                inputs.add_fine(dot, columns, (panel, count), (*matrix, k), to);
             }
             for (i, sums) in sums.chunks_exact_mut(each).take(count).enumerate() {
                 self.finish_tile(sums, (first + (panel + i) * LANES, last), block, out);

@@ -12,6 +12,7 @@ use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, ScaleFormat};
 use crate::partition::SharedOutput;
 use crate::prompts::Prompts;
 use crate::simd::byte_tile::Dot;
+use crate::simd::portable::refine_bytes::LARGE;
 use crate::simd::portable::vmath::Gate;
 use crate::testing::{noise, with_each};
 use crate::work::{Input, Work};
@@ -59,7 +60,8 @@ fn run(dot: Dot, product: &Product, x: &[f32], matrix: PackedMatrix<'_>) -> Vec<
     };
     assert!(task.byte_dot().is_some());
     let mut out = vec![f32::NAN; product.outputs()];
-    task.run_bytes(dot, &SharedOutput::new(&mut out));
+    let refine = product.prompts == Prompts::Mixed;
+    task.run_bytes((dot, refine), &SharedOutput::new(&mut out));
     out
 }
 
@@ -131,33 +133,43 @@ fn integer_products_equal_exact_sums() {
     }
 }
 
-/// Within seven standard deviations of what roundings to integers may add.
+/// What a product should be, and how far roundings may take it: seven standard deviations.
+fn definition(w: &[f32], x: &[f32], prompts: Prompts) -> (f64, f64) {
+    let most = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let squares = x.chunks(UNIT).map(|x| f64::from(most(x)).powi(2));
+    let usual = (squares.sum::<f64>() / x.len().div_ceil(UNIT) as f64).sqrt();
+    let (mut sum, mut variance, mut size) = (0.0f64, 0.0f64, 0.0f64);
+    for (w, x) in w.chunks(UNIT).zip(x.chunks(UNIT)) {
+        let most = f64::from(most(x));
+        let is_refined = prompts == Prompts::Mixed && most > 1.001 * f64::from(LARGE) * usual;
+        let step = most / if is_refined { 127.0 * 254.0 } else { 127.0 };
+        for (w, x) in w.iter().zip(x) {
+            let (w, x) = (f64::from(*w), f64::from(*x));
+            sum += w * x;
+            size += (w * x).abs();
+            variance += (w * step).powi(2) / 12.0;
+        }
+    }
+    (sum, 7.0 * variance.sqrt() + 2e-5 * size)
+}
+
 #[test]
 fn every_format_and_number_of_rows_is_near_the_definition() {
     const SIZE: Size = Size { n: 20, k: 256 };
-    for kind in formats() {
+    for (kind, prompts) in formats()
+        .into_iter()
+        .flat_map(|kind| [Prompts::Int8, Prompts::Mixed].map(|prompts| (kind, prompts)))
+    {
         let made = Stack::new(kind, SIZE, 3);
         let mut all = noise(70 * SIZE.k, 5);
-        // A channel that is larger than the others.
+        // A channel that is larger than the others, in every second row.
         all.iter_mut()
             .skip(5)
-            .step_by(SIZE.k)
+            .step_by(2 * SIZE.k)
             .for_each(|v| *v *= 50.0);
         let mut wanted = Vec::new();
         for x in all.chunks_exact(SIZE.k) {
-            for i in 0..SIZE.n {
-                let (mut sum, mut variance, mut size) = (0.0f64, 0.0f64, 0.0f64);
-                for (w, x) in made.row(i).chunks(UNIT).zip(x.chunks(UNIT)) {
-                    let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-                    for (w, x) in w.iter().zip(x) {
-                        let (w, x) = (f64::from(*w), f64::from(*x));
-                        sum += w * x;
-                        size += (w * x).abs();
-                        variance += (w * f64::from(most) / 127.0).powi(2) / 12.0;
-                    }
-                }
-                wanted.push((sum, 7.0 * variance.sqrt() + 2e-5 * size));
-            }
+            wanted.extend((0..SIZE.n).map(|i| definition(&made.row(i), x, prompts)));
         }
         for rows in 1..=70 {
             let x = &all[..rows * SIZE.k];
@@ -168,7 +180,8 @@ fn every_format_and_number_of_rows_is_near_the_definition() {
                 if !isa.has_avx2() {
                     return;
                 }
-                let work = product(kind, SIZE, rows, isa);
+                let mut work = product(kind, SIZE, rows, isa);
+                work.prompts = prompts;
                 let mut out = vec![f32::NAN; work.outputs()];
                 // SAFETY: these are the inputs that the work documents.
                 unsafe { work.run(&inputs, &mut out) };
@@ -176,7 +189,7 @@ fn every_format_and_number_of_rows_is_near_the_definition() {
                     let off = (f64::from(*found) - wanted).abs();
                     assert!(
                         off <= *allowed,
-                        "{kind:?} {rows} {isa:?} {i}: {found} {wanted} {allowed}"
+                        "{kind:?} {prompts:?} {rows} {isa:?} {i}: {found} {wanted} {allowed}"
                     );
                 }
             });
@@ -203,10 +216,19 @@ fn a_row_has_the_same_bits_among_any_others() {
         if matrix.codes() == Codes::E4m3 {
             continue;
         }
-        let x = noise(600 * SIZE.k, 7);
-        for dot in dots() {
+        let mut x = noise(600 * SIZE.k, 7);
+        // Large inputs in other places of each fifth row.
+        for (row, x) in x.chunks_exact_mut(SIZE.k).enumerate().step_by(5) {
+            x[row % SIZE.k] *= 40.0;
+            x[row * 7 % SIZE.k] *= 90.0;
+        }
+        for (dot, prompts) in dots()
+            .into_iter()
+            .flat_map(|dot| [Prompts::Int8, Prompts::Mixed].map(|prompts| (dot, prompts)))
+        {
             let of = |rows: usize, skip: usize| {
-                let product = product(kind, SIZE, rows, Isa::detect());
+                let mut product = product(kind, SIZE, rows, Isa::detect());
+                product.prompts = prompts;
                 run(dot, &product, &x[skip * SIZE.k..][..rows * SIZE.k], matrix)
             };
             // Of more rows than a block; threads take columns of it, each alone.
@@ -217,7 +239,7 @@ fn a_row_has_the_same_bits_among_any_others() {
                     .iter()
                     .zip(&all[skip * SIZE.n..])
                     .all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{kind:?} {dot:?} {rows} {skip}");
+                assert!(same, "{kind:?} {dot:?} {prompts:?} {rows} {skip}");
             }
         }
     }
@@ -246,7 +268,7 @@ fn a_gate_meets_both_matrices_and_bad_rows_stay_bad() {
             };
             work.parts = vec![part(), part()];
             work.gate = Some(Gate::Silu);
-            work.prompts = Prompts::Int8;
+            work.prompts = Prompts::Mixed;
             let all: Vec<Input> = [Input::from_slice(&x)]
                 .into_iter()
                 .chain(inputs.iter().copied())

@@ -111,8 +111,11 @@ impl GemmTask<'_> {
                 return self.activate(out);
             }
             match (product.prompts, self.byte_dot()) {
-                (Prompts::Int8, Some(dot)) => return self.run_bytes(dot, out),
-                (Prompts::Int16, _) if self.fits_integers() => return self.run_integers(out),
+                (Prompts::Int8, Some(dot)) => return self.run_bytes((dot, false), out),
+                (Prompts::Mixed, Some(dot)) => return self.run_bytes((dot, true), out),
+                (Prompts::Int16 | Prompts::Mixed, _) if self.fits_integers() => {
+                    return self.run_integers(out);
+                }
                 _ => {}
             }
         }

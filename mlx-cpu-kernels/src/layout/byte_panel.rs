@@ -30,6 +30,26 @@ pub(crate) struct ByteColumnsMut<'a> {
     pub sums: &'a mut [f32],
 }
 
+impl ByteColumnsMut<'_> {
+    /// The same, for a while.
+    pub fn reborrow(&mut self) -> ByteColumnsMut<'_> {
+        ByteColumnsMut {
+            quads: self.quads,
+            scales: self.scales,
+            sums: self.sums,
+        }
+    }
+
+    /// The same, to read.
+    pub fn as_ref(&self) -> ByteColumns<'_> {
+        ByteColumns {
+            quads: self.quads,
+            scales: self.scales,
+            sums: self.sums,
+        }
+    }
+}
+
 /// How the codes of a matrix become bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodeBytes {

@@ -74,6 +74,25 @@ pub(crate) fn quantize(dot: Dot, columns: &[f32], to: ByteColumnsMut<'_>) {
     }
 }
 
+/// What `coarse` leaves of columns `[columns, LANES]`, in units where that is much, as integers again.
+/// `refined` becomes the list of those units; the others of `fine` stay unwritten.
+pub(crate) fn refine(
+    dot: Dot,
+    columns: &[f32],
+    coarse: ByteColumns<'_>,
+    fine: ByteColumnsMut<'_>,
+    refined: &mut Vec<usize>,
+) {
+    match dot {
+        // SAFETY: `Dot::of` makes these only where the processor has avx2 and fma.
+        Dot::Maddubs | Dot::Vnni256 => unsafe {
+            avx2::byte_tile::refine(columns, coarse, fine, refined);
+        },
+        // SAFETY: `Dot::of` makes it only where the processor has these parts of AVX-512.
+        Dot::Vnni512 => unsafe { avx512::byte_tile::refine(columns, coarse, fine, refined) },
+    }
+}
+
 /// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some units of columns. The rows
 /// are the first `rows` of the matrix; there are one or two panels, whose sums are `apart` numbers
 /// apart. Without `accumulate`, the sums before count as zeros.

@@ -12,6 +12,7 @@ use crate::layout::byte_panel::{
 };
 use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
+use crate::simd::portable::refine_bytes::refine_lanes;
 
 /// Rows of the matrix in a tile: with the two vectors of a panel, integers and totals fill the
 /// registers.
@@ -35,6 +36,20 @@ impl<F: Fn(__m256i, __m256i) -> __m256i + Copy> Widen for F {}
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn quantize(columns: &[f32], to: ByteColumnsMut<'_>) {
     quantize_lanes(columns, to);
+}
+
+/// See [`crate::simd::byte_tile::refine`].
+///
+/// # Safety
+/// The processor must have avx2 and fma.
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn refine(
+    columns: &[f32],
+    coarse: ByteColumns<'_>,
+    fine: ByteColumnsMut<'_>,
+    refined: &mut Vec<usize>,
+) {
+    refine_lanes(columns, coarse, fine, refined);
 }
 
 /// See [`crate::simd::byte_tile::multiply`]; the sums are added to.

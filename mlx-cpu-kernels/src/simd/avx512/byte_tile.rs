@@ -10,6 +10,7 @@ use std::arch::x86_64::{
 use crate::layout::byte_panel::{ByteColumns, ByteColumnsMut, BytePanel, HALF, TileTask, UNIT};
 use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
+use crate::simd::portable::refine_bytes::refine_lanes;
 
 /// Rows of the matrix in a tile: with two panels, integers and totals fill the registers.
 const TILE_ROWS: usize = 6;
@@ -21,6 +22,20 @@ const TILE_ROWS: usize = 6;
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(crate) unsafe fn quantize(columns: &[f32], to: ByteColumnsMut<'_>) {
     quantize_lanes(columns, to);
+}
+
+/// See [`crate::simd::byte_tile::refine`].
+///
+/// # Safety
+/// The processor must have avx512f, avx512bw and avx512vnni.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(crate) unsafe fn refine(
+    columns: &[f32],
+    coarse: ByteColumns<'_>,
+    fine: ByteColumnsMut<'_>,
+    refined: &mut Vec<usize>,
+) {
+    refine_lanes(columns, coarse, fine, refined);
 }
 
 /// See [`crate::simd::byte_tile::multiply`]; the sums are added to.
