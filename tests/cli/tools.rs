@@ -165,6 +165,8 @@ fn a_template_without_calls_gets_tools_in_the_conversation() {
             "hi",
             "-n",
             "4",
+            "--ctx-size",
+            "1024",
         ];
         args.extend(more);
         args.push("--json");

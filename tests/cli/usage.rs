@@ -577,7 +577,7 @@ fn variables_that_mean_nothing_are_told() {
         ("MLX_NUM_THREADS", "abc", "1 or more"),
         ("MLX_NUM_THREADS", "0", "1 or more"),
         ("MLX_CPU_KERNELS", "bogus", "portable"),
-        ("MLX_CPU_PROMPTS", "int4", "float32, int16, int8"),
+        ("MLX_CPU_PROMPTS", "int4", "float32, int16, mixed, int8"),
     ] {
         let mut command = mlx(cache.path(), &["ls"]);
         let output = command.env(name, value).output().unwrap();

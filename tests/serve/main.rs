@@ -359,12 +359,6 @@ fn flags_hold_for_requests_that_do_not_say_it() {
         "other",
         "--log-level",
         "ERROR",
-        "--kv-bits",
-        "8",
-        "--kv-group-size",
-        "32",
-        "--quantized-kv-start",
-        "5000",
     ]);
     let body = json!({"prompt": "hello", "ignore_eos": true});
     let first = server.json("/v1/completions", &body);
@@ -377,6 +371,27 @@ fn flags_hold_for_requests_that_do_not_say_it() {
     assert!(greedy.starts_with(first), "{first:?} {greedy:?}");
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(server.json("/apply-template", &chat)["prompt"], "[hi!]");
+
+    // Heads of 32 elements; the cache is packed from the first position on.
+    let model = fixture("tiny/qwen3-q8");
+    let bits = [
+        "--kv-bits",
+        "4",
+        "--kv-group-size",
+        "32",
+        "--quantized-kv-start",
+        "0",
+    ];
+    let packed = serve_args(&[&bits[..], &[model.to_str().unwrap()]].concat());
+    let body =
+        json!({"prompt": "hello there", "max_tokens": 20, "temperature": 0, "ignore_eos": true});
+    let found = packed.json("/v1/completions", &body);
+    let options = LoadOptions::new().with_kv_bits(4).with_kv_group_size(32);
+    let model = inference::load_model(model, &options.with_backend("cpu")).unwrap();
+    let own = model
+        .generate(&Prompt::from("hello there"), &common::greedy(20))
+        .unwrap();
+    assert_eq!(found["choices"][0]["text"], own.text().unwrap());
 
     let key = key.to_str().unwrap();
     let locked = serve(&[
