@@ -169,7 +169,7 @@ fn every_format_and_number_of_rows_is_near_the_definition() {
             .for_each(|v| *v *= 50.0);
         let mut wanted = Vec::new();
         for x in all.chunks_exact(SIZE.k) {
-            wanted.extend((0..SIZE.n).map(|i| definition(&made.row(i), x, prompts)));
+            wanted.extend((0..SIZE.n).map(|i| definition(made.row(i), x, prompts)));
         }
         for rows in 1..=70 {
             let x = &all[..rows * SIZE.k];
