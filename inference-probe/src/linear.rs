@@ -69,7 +69,7 @@ pub fn doubts(layers: &[ProbeResult], rows: usize, distinct: usize) -> Vec<Strin
     let best = layers.iter().map(|layer| layer.accuracy).reduce(f64::max);
     let majority = layers.first().map(|layer| layer.majority);
     if let (Some(best), Some(majority)) = (best, majority) {
-        // Two standard errors of a share of so many rows.
+        // Two standard errors of an accuracy measured on `rows` rows.
         let error = 2.0 * (majority * (1.0 - majority) / rows.max(1) as f64).sqrt();
         if best <= majority + error {
             doubts.push(format!(

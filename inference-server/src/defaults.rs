@@ -3,8 +3,8 @@
 use inference::{Error, ErrorKind, GenerateOptions, Result};
 use serde_json::{Map, Value};
 
-/// What holds for a request that does not say it. `None` leaves it to the request's API, which has its
-/// own: OpenAI's temperature is 1, Ollama's 0.8.
+/// What holds for a request that does not say it. `None` leaves it to the request's API, which has
+/// its own: OpenAI's temperature is 1, Ollama's 0.8.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestDefaults {
@@ -36,7 +36,7 @@ impl RequestDefaults {
     /// Checks every value.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the value and what is allowed.
+    /// [`ErrorKind::InvalidOption`] for a value out of range. The message names it and the range.
     pub(crate) fn validate(&self) -> Result<()> {
         let mut options = GenerateOptions::new();
         let sampling = &mut options.sampling;

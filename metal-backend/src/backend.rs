@@ -148,8 +148,8 @@ impl Place {
             _ if !kernels => Ok(self.uses_kernels(dtype).then_some(Prompts::Float32)),
             Some(Precision::Fast) => Ok(Some(Prompts::Int8)),
             Some(_) => Ok(Some(Prompts::Float32)),
-            // As in decode, where inputs are integers of 16 bits, too: what a prompt gives hardly depends
-            // on how many of its tokens are computed at a time.
+            // As in decode, where inputs are integers of 16 bits, too: what a prompt gives hardly
+            // depends on how many of its tokens are computed at a time.
             None => Ok(Some(Prompts::from_environment().unwrap_or(Prompts::Int16))),
         }
     }

@@ -299,8 +299,8 @@ impl Extractor {
         pairs(found, k)
     }
 
-    /// `config.json`, without a quantization, and what else a reader of the model needs besides the
-    /// numbers: the files of its tokenizer. Each by its name.
+    /// The contents of `config.json` (without its quantization) and of the tokenizer's files, each
+    /// with its file name.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for one that cannot be read.

@@ -38,8 +38,8 @@ impl GateScores {
         })
     }
 
-    /// The gates of all features of a layer for each of some states, before the activation, with the
-    /// bias: `[states, hidden] -> [states, features]`, row-major. The states are those that the
+    /// The gates of all features of a layer for each of some states, before the activation, with
+    /// the bias: `[states, hidden] -> [states, features]`, row-major. The states are those that the
     /// layer's feed-forward part reads, after the norm. The layer's bytes are compared with their
     /// hash.
     ///

@@ -12,8 +12,8 @@ use crate::isa::Isa;
 pub enum Prompts {
     /// Integers of 8 bits, with a float32 scale for 32 neighbors: AVX2 and AVX-512.
     Int8,
-    /// Integers of 8 bits, and of 16 where the neighbors are far larger than most of their row: AVX2 and
-    /// AVX-512.
+    /// As [`Self::Int8`], with a second integer for the remainder where the scale is above the
+    /// row's average: AVX2 and AVX-512.
     Mixed,
     /// Integers of 16 bits, with a float32 scale for 8 neighbors: AVX-512.
     Int16,

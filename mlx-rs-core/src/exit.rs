@@ -7,9 +7,9 @@
 //! operation, and after the evaluations that follow it.
 //!
 //! On Linux, MLX's library is loaded at the first call of MLX. A process may end meanwhile. So the
-//! handler is also registered when the program starts: it then waits until the library is loaded. What
-//! the constructors of the library registered up to that moment runs before it. Nothing prevents that,
-//! but it is a matter of microseconds.
+//! handler is also registered when the program starts: it then waits until the library is loaded.
+//! What the constructors of the library registered up to that moment runs before it. Nothing
+//! prevents that, but it is a matter of microseconds.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -62,14 +62,15 @@ fn register() {
     unsafe { atexit(at_exit) };
 }
 
-/// Registers the handler when the program starts, or when the library that holds this code is loaded.
+/// Registers the handler when the program starts, or when the library that holds this code is
+/// loaded.
 #[cfg(target_os = "linux")]
 extern "C" fn at_start() {
     register();
 }
 
-// SAFETY: the loader calls each entry of `.init_array` once, as a C function. This one needs no part of
-// Rust's runtime, and the C library is initialized before.
+// SAFETY: the loader calls each entry of `.init_array` once, as a C function. This one needs no
+// part of Rust's runtime, and the C library is initialized before.
 #[cfg(target_os = "linux")]
 #[used]
 #[unsafe(link_section = ".init_array")]

@@ -330,8 +330,8 @@ pub fn compiled(template: &str) -> Result<ChatTemplate, Failure> {
     inline(&text, origin)
 }
 
-/// The text of a template from a file, or the text itself, which has tags. It is checked where the MLX
-/// engine is linked, whose templates are Jinja.
+/// The text of a template from a file, or the text itself, which has tags. It is checked where the
+/// MLX engine is linked, whose templates are Jinja.
 #[cfg(feature = "serve")]
 pub fn source(template: &str) -> Result<String, Failure> {
     let (text, origin) = read(template)?;

@@ -68,8 +68,8 @@ pub struct Args {
     /// does
     #[arg(long)]
     allow_pull: bool,
-    /// Let clients delete models of the caches (Ollama's /api/delete); serves the caches as --cached
-    /// does
+    /// Let clients delete models of the caches (Ollama's /api/delete); serves the caches as
+    /// --cached does
     #[arg(long)]
     allow_delete: bool,
     /// How long a model that was loaded by name stays after its last request, such as 5m or 1h30m;

@@ -30,8 +30,8 @@ fn path_of(name: &str) -> std::path::PathBuf {
     fixture("tiny").join(name)
 }
 
-/// Replies are compared with those of the same tokens in other pieces. So prompts are exact, unless the
-/// options have a precision.
+/// Replies are compared with those of the same tokens in other pieces. So prompts are exact, unless
+/// the options have a precision.
 fn tiny_with(name: &str, options: &LoadOptions) -> Box<dyn TextModel> {
     let mut options = options.clone().with_backend("cpu");
     options.precision = options.precision.or(Some(Precision::Exact));

@@ -435,7 +435,8 @@ impl Vindex {
     /// bias, before the activation.
     ///
     /// # Errors
-    /// [`Error::Data`] for numbers that are no gates of whole states, and a layer that is not there.
+    /// [`Error::Data`] for numbers that are no gates of whole states, and a layer that is not
+    /// there.
     pub fn nearest_of(&self, layer: usize, gates: &[f32], top_k: usize) -> Result<Vec<Vec<Hit>>> {
         let features = self.layer_index(layer)?.num_features;
         if features == 0 || !gates.len().is_multiple_of(features) {

@@ -1,4 +1,5 @@
-//! What the server takes for requests that do not say it, by every API, and that requests come first.
+//! What the server takes for requests that do not say it, by every API, and that requests come
+//! first.
 
 use crate::common::{Running, config, serve};
 use inference::GenerateOptions;

@@ -1,5 +1,6 @@
-//! Tools for models whose chat template has no place for them. They are described in the conversation,
-//! and called in the form that Hermes' models write, which [`Format::with_calls`] reads.
+//! Tools for models whose chat template has no place for them. They are described in the
+//! conversation, and called in the form that Hermes' models write, which [`Format::with_calls`]
+//! reads.
 
 use inference::{ChatPrompt, Message, Result, ToolCall};
 use serde_json::json;
@@ -11,17 +12,18 @@ use super::Format;
 enum Place {
     /// In the first message, of the role `system`.
     System,
-    /// At the beginning of the user's first message, with what the system message says. Some templates
-    /// refuse the role `system`.
+    /// At the beginning of the user's first message, with what the system message says. Some
+    /// templates refuse the role `system`.
     User,
 }
 
-/// The conversation as the template of a model with replies in `format` can write it, and its text by
+/// The conversation as the template of a model with replies in `format` can write it, and its text
+/// by
 /// `render`.
 ///
 /// A format with calls has a template for them, so the conversation stays. Otherwise the tools are
-/// described in the system message, or in the user's first message where `render` refuses that. Calls
-/// and their results become text.
+/// described in the system message, or in the user's first message where `render` refuses that.
+/// Calls and their results become text.
 ///
 /// # Errors
 /// That of `render` for the conversation, or for the one with a system message.

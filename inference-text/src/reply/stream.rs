@@ -82,8 +82,8 @@ pub struct ReplyStream {
 }
 
 impl ReplyStream {
-    /// Begins the reply to a conversation, in the format that the model's chat template tells. Where
-    /// it tells none of calls, tools are described in the conversation: see [`written`].
+    /// Begins the reply to a conversation, in the format that the model's chat template tells.
+    /// Where it tells none of calls, tools are described in the conversation: see [`written`].
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a backend that shows no tokens or no template; else as

@@ -164,8 +164,8 @@ impl Features {
         }
     }
 
-    /// Bytes of the features that are copied when they are loaded, as `dtype`: where MLX computes, or
-    /// not `on_cpu`. Mapped ones are no memory of the process: the system can take them back.
+    /// Bytes of the features that are copied when they are loaded, as `dtype`: where MLX computes,
+    /// or not `on_cpu`. Mapped ones are no memory of the process: the system can take them back.
     #[must_use]
     pub fn copied_bytes(&self, on_cpu: bool, dtype: Dtype) -> u64 {
         if !copies_features(on_cpu) {

@@ -110,8 +110,8 @@ impl Panels {
 }
 
 impl Inputs {
-    /// Adds the products of what is refined of one or two panels, the first of which is `panel`, as
-    /// [`byte_tile::multiply`] does.
+    /// Adds the products of the second integers, which refined units have, to the sums of one or
+    /// two panels. `panel` is the first of them.
     fn add_fine(
         &self,
         dot: Dot,
@@ -154,7 +154,7 @@ impl GemmTask<'_> {
         Dot::of(self.product.isa).filter(|_| fits)
     }
 
-    /// The product in integers of 8 bits; with `refine` in 16 where inputs are large.
+    /// The product in integers of 8 bits. With `refine`, units with large inputs have two of them.
     pub(crate) fn run_bytes(&self, (dot, refine): (Dot, bool), out: &SharedOutput) {
         let blocks = self.blocks();
         INPUTS.with_borrow_mut(|inputs| {

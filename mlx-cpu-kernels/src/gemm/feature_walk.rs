@@ -2,8 +2,8 @@
 //! are computed, and only their rows of the up and down matrices are read.
 //!
 //! A quantized down matrix cannot be read so: a feature is one of its columns, and codes of a group
-//! lie along the rows. So both matrices are float32 or float16, `[features, hidden]`, row-major, and
-//! are kept by their owner, such as a mapped file. Rows of float16 become float32 when they are
+//! lie along the rows. So both matrices are float32 or float16, `[features, hidden]`, row-major,
+//! and are kept by their owner, such as a mapped file. Rows of float16 become float32 when they are
 //! read, a few at a time and exactly.
 
 use std::sync::Arc;

@@ -63,8 +63,8 @@ type Found = (f32, u32);
 
 /// Sixteen rows, which a tile has at once.
 struct Group {
-    /// Of each row the least value that is still among the greatest: what is below it is passed
-    /// over without the lock. Bits of a float32, which only grows.
+    /// For each row, the smallest of the `k` values kept so far, as the bits of a float32. It only
+    /// grows. Smaller values need no lock.
     least: [AtomicU32; LANES],
     /// Descending, of equals the first column first.
     best: Mutex<[Vec<Found>; LANES]>,
@@ -118,7 +118,7 @@ fn order(a: &Found, b: &Found) -> Order {
     (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
-/// Inserts what is found into a sorted list of at most `k`.
+/// Inserts a value and its column into a sorted list of at most `k`.
 fn insert(best: &mut Vec<Found>, k: usize, found: Found) {
     if best.len() >= k {
         match best.last() {

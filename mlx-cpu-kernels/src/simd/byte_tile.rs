@@ -74,8 +74,8 @@ pub(crate) fn quantize(dot: Dot, columns: &[f32], to: ByteColumnsMut<'_>) {
     }
 }
 
-/// What `coarse` leaves of columns `[columns, LANES]`, in units where that is much, as integers again.
-/// `refined` becomes the list of those units; the others of `fine` stay unwritten.
+/// Second integers of columns `[columns, LANES]`, for the remainders that `coarse` leaves in units
+/// with large inputs. `refined` becomes the list of those units. `fine` is written in them only.
 pub(crate) fn refine(
     dot: Dot,
     columns: &[f32],

@@ -39,7 +39,8 @@ fn work(i: usize) -> Result<()> {
 fn child() {
     let how = std::env::var(HOW).unwrap();
     let (how, after) = how.split_once(' ').unwrap();
-    // A process that ends while the library runs its constructors may crash: see `exit.rs` in `src`.
+    // A process that ends while the library runs its constructors may crash: see `exit.rs` in
+    // `src`.
     Array::from_slice(&[1.0f32], &[1]).unwrap();
     for first in 0..3 {
         std::thread::spawn(move || {

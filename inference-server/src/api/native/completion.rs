@@ -28,8 +28,8 @@ use crate::models::{Lease, ServedModel};
 /// llama.cpp's default: tokens back that a penalty against repetition looks.
 const REPEAT_LAST_N: usize = 64;
 
-/// What holds for a request that does not say it: what the server was started with, else llama.cpp's
-/// defaults.
+/// What holds for a request that does not say it: what the server was started with, else
+/// llama.cpp's defaults.
 pub(super) struct Defaults {
     temperature: f32,
     top_k: usize,

@@ -14,8 +14,8 @@ use crate::models::ServedModel;
 /// OpenAI's default.
 const TEMPERATURE: f32 = 1.0;
 
-/// The options that a request to `model` begins with: what the server was started with, else what the
-/// model's files recommend, as in vLLM, else OpenAI's default.
+/// The options that a request to `model` begins with: what the server was started with, else what
+/// the model's files recommend, as in vLLM, else OpenAI's default.
 pub(super) fn base(app: &App, model: &ServedModel) -> GenerateOptions {
     let (flags, own) = (&app.defaults, &model.info().sampling);
     let mut o = GenerateOptions::new();

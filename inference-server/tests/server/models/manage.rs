@@ -1,4 +1,5 @@
-//! What is told of models that are not loaded, names of the same files, and deleting them.
+//! `/api/tags` and `/api/show` for models that are not loaded, several names for the same files, and
+//! `/api/delete`.
 
 use super::*;
 

@@ -1,17 +1,21 @@
-//! What 8-bit integers leave of inputs far larger than the others of their row, as integers again. A few
-//! channels of a model have such inputs, and most of the error of a row comes from them.
+//! Second integers for units with large inputs. Rounding to 8 bits leaves a remainder, which is
+//! large where a unit has a large input: a few channels of a model do. The remainder is rounded to
+//! 8 bits with a scale of its own.
 
 use crate::layout::byte_panel::{ByteColumns, ByteColumnsMut, UNIT};
 use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
 
 /// A unit of a row is refined where its scale is above so many times the root of the mean square of
-/// the row's scales. The error of an input is in proportion to its scale. With 1.5 the logits of the
-/// first model are 1.6 times as far off, which costs 0.1 % of its perplexity.
+/// the row's scales. The error of an input is in proportion to its scale. With a bound of 1.5,
+/// logits of the first model are 1.6 times as far off, and its perplexity rises by 0.02 % with
+/// AVX-512 and by 0.10 % with AVX2. Random inputs have about half of their units above a bound of
+/// 1.
 pub(crate) const LARGE: f32 = 1.0;
 
-/// See [`crate::simd::byte_tile::refine`]; inlined into a function with vector instructions. Whether a
-/// row is refined depends on that row alone: another row's refinement adds zeros to its sums.
+/// See [`crate::simd::byte_tile::refine`]; inlined into a function with vector instructions.
+/// Whether a row is refined depends on that row alone: another row's refinement adds zeros to its
+/// sums.
 #[inline(always)]
 pub(crate) fn refine_lanes(
     columns: &[f32],
