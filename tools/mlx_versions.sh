@@ -8,13 +8,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# One target directory for all would build everything again for each.
+# One target directory for all: what does not depend on MLX is built once.
 export CARGO_INCREMENTAL=0
-target="${CARGO_TARGET_DIR:-target}"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/mlx-versions"
+started=$SECONDS
+failed=()
 
 for version in "${@:-0.4 0.5 0.7}"; do
     for minor in $version; do
-        printf '\n==> mlx-c %s\n' "$minor"
+        printf '\n==> [%5ss] mlx-c %s\n' "$((SECONDS - started))" "$minor"
         unset MLX_C_VERSION MLX_C_FETCH MLX_C_SOURCE_DIR
         case "$minor" in
             0.4)
@@ -26,10 +28,15 @@ for version in "${@:-0.4 0.5 0.7}"; do
                 ;;
             *) export MLX_C_VERSION="$minor" ;;
         esac
-        export CARGO_TARGET_DIR="$target/mlx-c-$minor"
+        # A failure does not keep the other versions from being tested.
         cargo test --locked --no-fail-fast \
-            -p rust-mlx-sys -p rust-mlx-core -p rust-mlx-metal-backend
-        cargo test --locked --no-fail-fast -p rust-mlx --test engine --test files
+            -p rust-mlx-sys -p rust-mlx-core -p rust-mlx-metal-backend || failed+=("$minor")
+        cargo test --locked --no-fail-fast -p rust-mlx --test engine --test files ||
+            failed+=("$minor")
     done
 done
-printf '\n==> all passed\n'
+if [[ ${#failed[@]} -gt 0 ]]; then
+    printf '\n==> [%5ss] failed with mlx-c: %s\n' "$((SECONDS - started))" "${failed[*]}"
+    exit 1
+fi
+printf '\n==> [%5ss] all passed\n' "$((SECONDS - started))"
