@@ -110,8 +110,9 @@ pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCal
 pub use metrics::GenerateMetrics;
 pub use options::{
     ComputeType, ConstraintOptions, FeedForwardPlan, FeedForwardStrategy, GenerateOptions,
-    LoadOptions, OutputOptions, PenaltyOptions, Precision, PrefillOptions, Progress, SamplerOrder,
-    SamplingOptions, SpeculativeOptions, Split, StopOptions,
+    LoadOptions, OutputOptions, Parameter, ParameterRange, ParameterValue, ParameterValues,
+    PenaltyOptions, Precision, PrefillOptions, Progress, SamplerOrder, SamplingOptions,
+    SpeculativeOptions, Split, StopOptions,
 };
 pub use profile::{PartTime, ProfiledModel, StepPart, StepProfile};
 pub use prompt_cache::PromptCacheModel;

@@ -28,6 +28,7 @@ macro_rules! setters {
 mod feed_forward;
 mod groups;
 mod load;
+mod parameter;
 
 pub use feed_forward::{FeedForwardPlan, FeedForwardStrategy};
 pub use groups::{
@@ -35,6 +36,7 @@ pub use groups::{
     SamplingOptions, SpeculativeOptions, StopOptions,
 };
 pub use load::{ComputeType, LoadOptions, Precision, Split};
+pub use parameter::{Parameter, ParameterRange, ParameterValue, ParameterValues};
 
 fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))
@@ -174,33 +176,9 @@ impl GenerateOptions {
 
         /// Sets how tokens are chosen.
         with_sampling(sampling: SamplingOptions);
-        /// Sets the randomness; 0 is greedy.
-        with_temperature(sampling.temperature: f32);
-        /// Sets how many most probable tokens to draw among; 0 is off.
-        with_top_k(sampling.top_k: usize);
-        /// Sets the probability mass to draw among; 1 is off.
-        with_top_p(sampling.top_p: f32);
-        /// Sets the least probability relative to the best; 0 is off.
-        with_min_p(sampling.min_p: f32);
-        /// Sets how often the most probable tokens are left out; 0 is never.
-        with_xtc_probability(sampling.xtc_probability: f32);
-        /// Sets the probability from which tokens count as most probable for XTC.
-        with_xtc_threshold(sampling.xtc_threshold: f32);
-        /// Sets the order of filters and temperature.
-        with_sampler_order(sampling.sampler_order: SamplerOrder);
-        /// Sets the seed of the draws.
-        with_seed(sampling.seed: impl Into<Option<u64>>);
 
         /// Sets what discourages repetition.
         with_penalties(penalties: PenaltyOptions);
-        /// Sets the factor against repetition; 1 is off.
-        with_repeat_penalty(penalties.repeat_penalty: f32);
-        /// Sets how many tokens back the factor looks; 0 is all.
-        with_repeat_window(penalties.repeat_window: usize);
-        /// Sets what is taken off the logits of tokens that the reply holds already; 0 is off.
-        with_presence_penalty(penalties.presence_penalty: f32);
-        /// Sets what is taken off a token's logit each time that the reply holds it; 0 is off.
-        with_frequency_penalty(penalties.frequency_penalty: f32);
 
         /// Sets what the reply may hold.
         with_constraints(constraints: ConstraintOptions);
@@ -267,8 +245,7 @@ impl GenerateOptions {
     /// # Errors
     /// [`ErrorKind::InvalidOption`] naming the field, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
-        self.sampling.validate()?;
-        self.penalties.validate()?;
+        Parameter::all().try_for_each(|parameter| parameter.check(parameter.of(self)))?;
         self.stop.validate()?;
         self.output.validate()?;
         self.prefill.validate()?;

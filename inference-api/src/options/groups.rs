@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::invalid;
+use super::parameter::{Number, Parameter, ParameterRange};
+use super::{GenerateOptions, invalid};
 use crate::error::Result;
 use crate::sampling::{Grammar, LogitsProcessorFactory};
 
@@ -32,179 +33,140 @@ pub enum SamplerOrder {
     TemperatureFirst,
 }
 
-/// How one token is chosen among many. The filters apply in this order: top-p, min-p, XTC, top-k,
-/// temperature, draw; [`SamplerOrder`] has the other. At temperature 0 the greatest logit is taken,
-/// and nothing is filtered.
-///
-/// ```
-/// use inference::{GenerateOptions, SamplingOptions};
-///
-/// let creative = SamplingOptions::new().with_temperature(0.8).with_top_p(0.95);
-/// let options = GenerateOptions::new().with_sampling(creative).with_seed(7);
-/// assert_eq!((options.sampling.top_p, options.sampling.seed), (0.95, Some(7)));
-/// ```
-#[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SamplingOptions {
-    /// Randomness: 0 takes the most probable token, 1 draws from the model's distribution.
-    pub temperature: f32,
-    /// Draw among this many most probable tokens; 0 is off.
-    pub top_k: usize,
-    /// Draw among the most probable tokens that together exceed this probability; 1 is off.
-    pub top_p: f32,
-    /// Draw among tokens at least this fraction as probable as the best; 0 is off.
-    pub min_p: f32,
-    /// How often to leave out the most probable tokens (XTC); 0 is never, 1 at each token.
-    pub xtc_probability: f32,
-    /// XTC leaves out all tokens at least this probable, but the least probable of them.
-    pub xtc_threshold: f32,
-    /// In which order all of this applies.
-    pub sampler_order: SamplerOrder,
-    /// Seed of the draws; the same seed gives the same reply. `None` differs from call to call.
-    pub seed: Option<u64>,
-}
-
-impl Default for SamplingOptions {
-    fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            xtc_probability: 0.0,
-            xtc_threshold: 0.1,
-            sampler_order: SamplerOrder::default(),
-            seed: None,
+/// Declares a group of options: fields with defaults, setters on the group and on
+/// [`GenerateOptions`], and the fields that are a [`Parameter`]. All of them start from this one
+/// declaration.
+macro_rules! group {
+    (
+        $(#[$meta:meta])*
+        $group:ident as $place:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                $field:ident: $ty:ty = $default:expr, $with:ident($arg:ty) $({ $($parameter:tt)+ })?;
+            )*
         }
-    }
-}
-
-impl SamplingOptions {
-    /// The defaults: greedy.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    setters! {
-        /// Sets the randomness; 0 is greedy.
-        with_temperature(temperature: f32);
-        /// Sets how many most probable tokens to draw among; 0 is off.
-        with_top_k(top_k: usize);
-        /// Sets the probability mass to draw among; 1 is off.
-        with_top_p(top_p: f32);
-        /// Sets the least probability relative to the best; 0 is off.
-        with_min_p(min_p: f32);
-        /// Sets how often the most probable tokens are left out; 0 is never.
-        with_xtc_probability(xtc_probability: f32);
-        /// Sets the probability from which tokens count as most probable for XTC.
-        with_xtc_threshold(xtc_threshold: f32);
-        /// Sets the order of filters and temperature.
-        with_sampler_order(sampler_order: SamplerOrder);
-        /// Sets the seed of the draws.
-        with_seed(seed: impl Into<Option<u64>>);
-    }
-
-    pub(super) fn validate(&self) -> Result<()> {
-        let Self {
-            temperature,
-            top_p,
-            min_p,
-            xtc_probability,
-            xtc_threshold,
-            ..
-        } = *self;
-        if !(temperature.is_finite() && temperature >= 0.0) {
-            return invalid(format!(
-                "temperature is {temperature}; it must be 0 (greedy) or a positive number"
-            ));
+    ) => {
+        $(#[$meta])*
+        #[non_exhaustive]
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $group {
+            $($(#[doc = $doc])+ pub $field: $ty,)*
         }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return invalid(format!(
-                "top_p is {top_p}; it must be above 0 and at most 1 (off)"
-            ));
-        }
-        if !(0.0..=1.0).contains(&min_p) {
-            return invalid(format!(
-                "min_p is {min_p}; it must lie between 0 (off) and 1"
-            ));
-        }
-        if !(0.0..=1.0).contains(&xtc_probability) {
-            return invalid(format!(
-                "xtc_probability is {xtc_probability}; it must lie between 0 (off) and 1"
-            ));
-        }
-        if !(0.0..=0.5).contains(&xtc_threshold) {
-            return invalid(format!(
-                "xtc_threshold is {xtc_threshold}; it must lie between 0 and 0.5, above which no \
-                 two tokens are"
-            ));
-        }
-        Ok(())
-    }
-}
 
-/// What discourages repetition. The penalties apply before all other changes of the logits.
-#[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PenaltyOptions {
-    /// Factor against tokens of the prompt and the reply; 1 is off, above 1 discourages.
-    pub repeat_penalty: f32,
-    /// How many tokens back `repeat_penalty` looks; 0 is all.
-    pub repeat_window: usize,
-    /// Taken off the logits of tokens that the reply holds already; 0 is off.
-    pub presence_penalty: f32,
-    /// Taken off a token's logit for each time that the reply holds it; 0 is off.
-    pub frequency_penalty: f32,
-}
-
-impl Default for PenaltyOptions {
-    fn default() -> Self {
-        Self {
-            repeat_penalty: 1.0,
-            repeat_window: 64,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-        }
-    }
-}
-
-impl PenaltyOptions {
-    /// The defaults: none.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    setters! {
-        /// Sets the factor against repetition; 1 is off.
-        with_repeat_penalty(repeat_penalty: f32);
-        /// Sets how many tokens back the factor looks; 0 is all.
-        with_repeat_window(repeat_window: usize);
-        /// Sets what is taken off the logits of tokens that the reply holds already; 0 is off.
-        with_presence_penalty(presence_penalty: f32);
-        /// Sets what is taken off a token's logit each time that the reply holds it; 0 is off.
-        with_frequency_penalty(frequency_penalty: f32);
-    }
-
-    pub(super) fn validate(&self) -> Result<()> {
-        let factor = self.repeat_penalty;
-        if !(factor.is_finite() && factor > 0.0) {
-            return invalid(format!(
-                "repeat_penalty is {factor}; it must be a positive number, 1 is off"
-            ));
-        }
-        for (name, value) in [
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
-        ] {
-            if !value.is_finite() {
-                return invalid(format!("{name} is {value}; it must be a number, 0 is off"));
+        impl Default for $group {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
             }
         }
-        Ok(())
+
+        impl $group {
+            pub(super) const PARAMETERS: &[Option<Parameter>] =
+                &[$(parameter!($place $field [$($doc)+] $($($parameter)+)?),)*];
+
+            /// The defaults.
+            #[must_use]
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            setters! {
+                $(
+                    #[doc = concat!("Sets [`", stringify!($group), "::", stringify!($field), "`].")]
+                    $with($field: $arg);
+                )*
+            }
+        }
+
+        impl GenerateOptions {
+            setters! {
+                $(
+                    #[doc = concat!("Sets [`", stringify!($group), "::", stringify!($field), "`].")]
+                    $with($place.$field: $arg);
+                )*
+            }
+        }
+    };
+}
+
+macro_rules! parameter {
+    ($place:ident $field:ident [$($doc:literal)+]) => { None };
+    (
+        $place:ident $field:ident [$($doc:literal)+]
+        $placeholder:literal, $range:expr $(, aliases $($alias:literal)+)?
+    ) => {
+        Some(Parameter {
+            name: stringify!($field),
+            aliases: &[$($($alias),+)?],
+            placeholder: $placeholder,
+            documentation: concat!($($doc),+),
+            range: $range,
+            get: |options| Number::value(options.$place.$field),
+            put: |options, value| match Number::of(value) {
+                Some(value) => {
+                    options.$place.$field = value;
+                    true
+                }
+                None => false,
+            },
+        })
+    };
+}
+
+group! {
+    /// How one token is chosen among many. The filters apply in this order: top-p, min-p, XTC,
+    /// top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature 0 the greatest logit
+    /// is taken, and nothing is filtered.
+    ///
+    /// ```
+    /// use inference::{GenerateOptions, SamplingOptions};
+    ///
+    /// let creative = SamplingOptions::new().with_temperature(0.8).with_top_p(0.95);
+    /// let options = GenerateOptions::new().with_sampling(creative).with_seed(7);
+    /// assert_eq!((options.sampling.top_p, options.sampling.seed), (0.95, Some(7)));
+    /// ```
+    SamplingOptions as sampling {
+        /// Randomness: 0 takes the most probable token, 1 draws from the model's distribution.
+        temperature: f32 = 0.0, with_temperature(f32) {
+            "T", ParameterRange::between(0.0, f32::MAX), aliases "temp"
+        };
+        /// Draw among this many most probable tokens; 0 is off.
+        top_k: usize = 0, with_top_k(usize) { "K", ParameterRange::ANY };
+        /// Draw among the most probable tokens that together exceed this probability; 1 is off.
+        top_p: f32 = 1.0, with_top_p(f32) { "P", ParameterRange::above(0.0, 1.0) };
+        /// Draw among tokens at least this fraction as probable as the best; 0 is off.
+        min_p: f32 = 0.0, with_min_p(f32) { "P", ParameterRange::between(0.0, 1.0) };
+        /// How often to leave out the most probable tokens (XTC); 0 is never, 1 at each token.
+        xtc_probability: f32 = 0.0, with_xtc_probability(f32) {
+            "P", ParameterRange::between(0.0, 1.0)
+        };
+        /// XTC leaves out all tokens at least this probable, but the least probable of them.
+        xtc_threshold: f32 = 0.1, with_xtc_threshold(f32) {
+            // No two tokens are more probable than one half.
+            "P", ParameterRange::between(0.0, 0.5)
+        };
+        /// In which order all of this applies.
+        sampler_order: SamplerOrder = SamplerOrder::default(), with_sampler_order(SamplerOrder);
+        /// Seed of the draws; the same seed gives the same reply. `None` differs from call to call.
+        seed: Option<u64> = None, with_seed(impl Into<Option<u64>>);
+    }
+}
+
+group! {
+    /// What discourages repetition. The penalties apply before all other changes of the logits.
+    PenaltyOptions as penalties {
+        /// Factor against tokens of the prompt and the reply; 1 is off, above 1 discourages.
+        repeat_penalty: f32 = 1.0, with_repeat_penalty(f32) {
+            "X", ParameterRange::above(0.0, f32::MAX), aliases "repetition_penalty"
+        };
+        /// How many tokens back the factor against repetition looks; 0 is all.
+        repeat_window: usize = 64, with_repeat_window(usize) {
+            "N", ParameterRange::ANY, aliases "repeat_last_n" "repetition_context_size"
+        };
+        /// Taken off the logits of tokens that the reply holds already; 0 is off.
+        presence_penalty: f32 = 0.0, with_presence_penalty(f32) { "X", ParameterRange::ANY };
+        /// Taken off a token's logit for each time that the reply holds it; 0 is off.
+        frequency_penalty: f32 = 0.0, with_frequency_penalty(f32) { "X", ParameterRange::ANY };
     }
 }
 

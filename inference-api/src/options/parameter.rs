@@ -1,0 +1,438 @@
+//! Numeric generation options as data. The groups declare each option once; command-line flags,
+//! `/set`, request fields of HTTP APIs and validation follow from the declaration.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use inference_formats::SamplingDefaults;
+
+use super::{GenerateOptions, PenaltyOptions, SamplingOptions, invalid};
+use crate::error::Result;
+
+/// The value of a [`Parameter`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ParameterValue {
+    /// A whole number from 0.
+    Count(usize),
+    /// A real number.
+    Real(f32),
+}
+
+impl ParameterValue {
+    /// The value as a float64.
+    #[must_use]
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Self::Count(n) => n as f64,
+            // Through the shortest decimal form: a float32 of 0.1 becomes a float64 of 0.1.
+            Self::Real(x) => x.to_string().parse().unwrap_or_else(|_| f64::from(x)),
+        }
+    }
+}
+
+impl fmt::Display for ParameterValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(n) => n.fmt(f),
+            Self::Real(x) => x.fmt(f),
+        }
+    }
+}
+
+/// The type of an option's field.
+pub(super) trait Number: Copy {
+    fn value(self) -> ParameterValue;
+    /// `None` where `value` is not of this type.
+    fn of(value: ParameterValue) -> Option<Self>;
+}
+
+impl Number for usize {
+    fn value(self) -> ParameterValue {
+        ParameterValue::Count(self)
+    }
+
+    fn of(value: ParameterValue) -> Option<Self> {
+        match value {
+            ParameterValue::Count(n) => Some(n),
+            ParameterValue::Real(_) => None,
+        }
+    }
+}
+
+impl Number for f32 {
+    fn value(self) -> ParameterValue {
+        ParameterValue::Real(self)
+    }
+
+    fn of(value: ParameterValue) -> Option<Self> {
+        match value {
+            ParameterValue::Real(x) => Some(x),
+            ParameterValue::Count(_) => None,
+        }
+    }
+}
+
+/// The numbers that an option may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ParameterRange {
+    least: f32,
+    /// Whether `least` itself is allowed.
+    closed: bool,
+    most: f32,
+}
+
+impl ParameterRange {
+    /// Every finite number.
+    pub const ANY: Self = Self {
+        least: f32::MIN,
+        closed: true,
+        most: f32::MAX,
+    };
+
+    /// From `least` to `most`, both allowed.
+    #[must_use]
+    pub const fn between(least: f32, most: f32) -> Self {
+        Self {
+            least,
+            closed: true,
+            most,
+        }
+    }
+
+    /// Above `least`, and at most `most`.
+    #[must_use]
+    pub const fn above(least: f32, most: f32) -> Self {
+        Self {
+            least,
+            closed: false,
+            most,
+        }
+    }
+
+    /// Whether `value` is in the range. NaN and infinities never are.
+    #[must_use]
+    pub fn contains(self, value: f32) -> bool {
+        let low = value > self.least || (self.closed && value == self.least);
+        low && value <= self.most
+    }
+}
+
+impl fmt::Display for ParameterRange {
+    /// Completes "must be".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            least,
+            closed,
+            most,
+        } = *self;
+        match (least == f32::MIN, closed, most == f32::MAX) {
+            (true, _, true) => f.write_str("a finite number"),
+            (true, _, false) => write!(f, "a number of at most {most}"),
+            (false, true, true) => write!(f, "a finite number of at least {least}"),
+            (false, false, true) => write!(f, "a finite number above {least}"),
+            (false, true, false) => write!(f, "a number between {least} and {most}"),
+            (false, false, false) => write!(f, "a number above {least} and at most {most}"),
+        }
+    }
+}
+
+/// A numeric option of [`GenerateOptions`]: its names, its range, and how to read and set it.
+///
+/// ```
+/// use inference::{GenerateOptions, Parameter};
+///
+/// let top_k = Parameter::named("top-k").unwrap();
+/// let mut options = GenerateOptions::new();
+/// top_k.set(&mut options, top_k.parse("40")?)?;
+/// assert_eq!(options.sampling.top_k, 40);
+/// assert!(top_k.parse("-1").is_err());
+/// # Ok::<(), inference::Error>(())
+/// ```
+pub struct Parameter {
+    pub(super) name: &'static str,
+    pub(super) aliases: &'static [&'static str],
+    pub(super) placeholder: &'static str,
+    pub(super) documentation: &'static str,
+    pub(super) range: ParameterRange,
+    pub(super) get: fn(&GenerateOptions) -> ParameterValue,
+    /// Returns false where the value is not of the field's type.
+    pub(super) put: fn(&mut GenerateOptions, ParameterValue) -> bool,
+}
+
+impl fmt::Debug for Parameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Parameter").field(&self.name).finish()
+    }
+}
+
+impl PartialEq for Parameter {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Parameter {
+    /// All of them, in the order of their declaration: sampling, then penalties.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        [SamplingOptions::PARAMETERS, PenaltyOptions::PARAMETERS]
+            .into_iter()
+            .flatten()
+            .flatten()
+    }
+
+    /// The parameter of this name or alias. Case does not matter, and `-` stands for `_`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        let name = name.to_ascii_lowercase().replace('-', "_");
+        Self::all().find(|p| p.names().any(|own| own == name))
+    }
+
+    /// The field's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Names that other tools have for it.
+    #[must_use]
+    pub fn aliases(&self) -> &'static [&'static str] {
+        self.aliases
+    }
+
+    /// The name and the aliases.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once(self.name).chain(self.aliases.iter().copied())
+    }
+
+    /// A letter that stands for the value in usage texts.
+    #[must_use]
+    pub fn placeholder(&self) -> &'static str {
+        self.placeholder
+    }
+
+    /// What it does: sentences on one line.
+    #[must_use]
+    pub fn documentation(&self) -> &'static str {
+        self.documentation.trim()
+    }
+
+    /// The values that it may have.
+    #[must_use]
+    pub fn range(&self) -> ParameterRange {
+        self.range
+    }
+
+    /// Whether its values are whole numbers.
+    #[must_use]
+    pub fn is_count(&self) -> bool {
+        matches!(self.default_value(), ParameterValue::Count(_))
+    }
+
+    /// Its value in [`GenerateOptions::default`].
+    #[must_use]
+    pub fn default_value(&self) -> ParameterValue {
+        self.of(&GenerateOptions::default())
+    }
+
+    /// Its value in `options`.
+    #[must_use]
+    pub fn of(&self, options: &GenerateOptions) -> ParameterValue {
+        (self.get)(options)
+    }
+
+    /// Sets it in `options`.
+    ///
+    /// # Errors
+    /// As [`Parameter::check`]; `options` do not change then.
+    pub fn set(&self, options: &mut GenerateOptions, value: ParameterValue) -> Result<()> {
+        self.check(value)?;
+        (self.put)(options, value);
+        Ok(())
+    }
+
+    /// Checks the type and the range of a value.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) that names the parameter, the
+    /// value and what is allowed.
+    pub fn check(&self, value: ParameterValue) -> Result<()> {
+        let name = self.name;
+        match (value, self.is_count()) {
+            (ParameterValue::Count(_), true) => Ok(()),
+            (ParameterValue::Real(x), false) if self.range.contains(x) => Ok(()),
+            (_, true) => invalid(format!(
+                "{name} is {value}; it must be a whole number from 0"
+            )),
+            (_, false) => invalid(format!("{name} is {value}; it must be {}", self.range)),
+        }
+    }
+
+    /// Reads and checks a value.
+    ///
+    /// # Errors
+    /// As [`Parameter::check`], and for a text that is no number.
+    pub fn parse(&self, text: &str) -> Result<ParameterValue> {
+        let name = self.name;
+        let value = match self.is_count() {
+            true => text.parse().ok().map(ParameterValue::Count),
+            false => text.parse().ok().map(ParameterValue::Real),
+        };
+        match (value, self.is_count()) {
+            (Some(value), _) => self.check(value).map(|()| value),
+            (None, true) => invalid(format!(
+                "{name} is {text:?}; it must be a whole number from 0"
+            )),
+            (None, false) => invalid(format!("{name} is {text:?}; it must be {}", self.range)),
+        }
+    }
+}
+
+/// Values of some parameters; the others are left to whoever applies them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ParameterValues(BTreeMap<&'static str, ParameterValue>);
+
+impl ParameterValues {
+    /// No values.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What a model's files recommend.
+    #[must_use]
+    pub fn recommended(model: &SamplingDefaults) -> Self {
+        let real = |value: Option<f32>| value.map(ParameterValue::Real);
+        let values = [
+            ("temperature", real(model.temperature)),
+            ("top_k", model.top_k.map(ParameterValue::Count)),
+            ("top_p", real(model.top_p)),
+            ("min_p", real(model.min_p)),
+            ("repeat_penalty", real(model.repeat_penalty)),
+        ];
+        let given = values.into_iter().filter_map(|(n, v)| Some((n, v?)));
+        Self(given.collect())
+    }
+
+    /// Puts a value in place of an earlier one, if any. [`ParameterValues::apply`] checks it.
+    pub fn put(&mut self, parameter: &Parameter, value: ParameterValue) {
+        self.0.insert(parameter.name, value);
+    }
+
+    /// The value of the parameter `name`.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<ParameterValue> {
+        self.0.get(name).copied()
+    }
+
+    /// The parameters that have a value here, in the order of [`Parameter::all`].
+    pub fn iter(&self) -> impl Iterator<Item = (&'static Parameter, ParameterValue)> + '_ {
+        Parameter::all().filter_map(|p| Some((p, self.get(p.name)?)))
+    }
+
+    /// Sets the parameters that have a value here.
+    ///
+    /// # Errors
+    /// As [`Parameter::check`], at the first value that is refused.
+    pub fn apply(&self, options: &mut GenerateOptions) -> Result<()> {
+        self.iter()
+            .try_for_each(|(parameter, value)| parameter.set(options, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_lead_to_their_own_field() {
+        let mut seen = std::collections::BTreeSet::new();
+        for parameter in Parameter::all() {
+            for name in parameter.names() {
+                assert!(seen.insert(name), "{name} is declared twice");
+                assert_eq!(Parameter::named(name), Some(parameter));
+            }
+            assert!(parameter.check(parameter.default_value()).is_ok());
+            assert!(!parameter.documentation().is_empty());
+            // A set value is read again, and no other parameter changes.
+            let value = match parameter.is_count() {
+                true => ParameterValue::Count(7),
+                false => ParameterValue::Real(0.25),
+            };
+            let mut options = GenerateOptions::default();
+            parameter.set(&mut options, value).unwrap();
+            assert_eq!(parameter.of(&options), value);
+            for other in Parameter::all().filter(|other| *other != parameter) {
+                assert_eq!(other.of(&options), other.default_value(), "{other:?}");
+            }
+        }
+        assert_eq!(Parameter::named("Top-K").unwrap().name(), "top_k");
+        assert!(Parameter::named("seed").is_none());
+    }
+
+    #[test]
+    fn values_of_another_type_or_out_of_range_change_nothing() {
+        let mut options = GenerateOptions::default();
+        for (name, text) in [
+            ("temperature", "-1"),
+            ("temperature", "nan"),
+            ("temperature", "inf"),
+            ("temperature", "hot"),
+            ("top_p", "0"),
+            ("top_p", "1.5"),
+            ("top_k", "-1"),
+            ("top_k", "0.5"),
+            ("min_p", "1.1"),
+            ("xtc_threshold", "0.6"),
+            ("repeat_penalty", "0"),
+            ("presence_penalty", "inf"),
+        ] {
+            let error = Parameter::named(name).unwrap().parse(text).unwrap_err();
+            assert!(error.message().starts_with(name), "{error}");
+        }
+        let top_k = Parameter::named("top_k").unwrap();
+        assert!(top_k.set(&mut options, ParameterValue::Real(0.5)).is_err());
+        let top_p = Parameter::named("top_p").unwrap();
+        assert!(top_p.set(&mut options, ParameterValue::Count(1)).is_err());
+        assert_eq!(options.sampling, SamplingOptions::default());
+    }
+
+    #[test]
+    fn ranges_read_as_sentences() {
+        for (range, text) in [
+            (ParameterRange::ANY, "a finite number"),
+            (
+                ParameterRange::between(0.0, f32::MAX),
+                "a finite number of at least 0",
+            ),
+            (
+                ParameterRange::above(0.0, f32::MAX),
+                "a finite number above 0",
+            ),
+            (
+                ParameterRange::between(0.0, 1.0),
+                "a number between 0 and 1",
+            ),
+            (
+                ParameterRange::above(0.0, 1.0),
+                "a number above 0 and at most 1",
+            ),
+        ] {
+            assert_eq!(range.to_string(), text);
+            assert!(!range.contains(f32::NAN) && !range.contains(f32::INFINITY));
+        }
+    }
+
+    #[test]
+    fn recommended_values_apply_and_the_rest_stays() {
+        let mut model = SamplingDefaults::default();
+        (model.temperature, model.top_k) = (Some(0.6), Some(20));
+        let values = ParameterValues::recommended(&model);
+        let mut options = GenerateOptions::new().with_top_p(0.5);
+        values.apply(&mut options).unwrap();
+        let sampling = &options.sampling;
+        assert_eq!((sampling.temperature, sampling.top_k), (0.6, 20));
+        assert_eq!(sampling.top_p, 0.5);
+        assert_eq!(values.iter().count(), 2);
+        assert_eq!(ParameterValue::Real(0.1).as_f64(), 0.1);
+    }
+}
