@@ -1,23 +1,15 @@
 //! What holds for a request that does not say it, in place of the defaults of its API.
 
-use inference::{Error, ErrorKind, GenerateOptions, Result};
+use inference::{Error, ErrorKind, GenerateOptions, ParameterValues, Result};
 use serde_json::{Map, Value};
 
-/// What holds for a request that does not say it. `None` leaves it to the request's API, which has
-/// its own: OpenAI's temperature is 1, Ollama's 0.8.
+/// What holds for a request that does not say it. What is not given here is left to the request's
+/// API, which has defaults of its own: OpenAI's temperature is 1, Ollama's 0.8.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestDefaults {
-    /// 0 is greedy.
-    pub temperature: Option<f32>,
-    /// The part of the probability that is kept, above 0 and at most 1.
-    pub top_p: Option<f32>,
-    /// The most probable tokens that are kept; 0 is all.
-    pub top_k: Option<usize>,
-    /// The least probability that is kept, as a part of the greatest.
-    pub min_p: Option<f32>,
-    /// Factor against tokens of the prompt and the reply; 1 is off.
-    pub repeat_penalty: Option<f32>,
+    /// How tokens are chosen.
+    pub parameters: ParameterValues,
     /// The most tokens of a reply.
     pub max_tokens: Option<usize>,
     /// Tokens of a prompt that are computed in one step.
@@ -39,12 +31,7 @@ impl RequestDefaults {
     /// [`ErrorKind::InvalidOption`] for a value out of range. The message names it and the range.
     pub(crate) fn validate(&self) -> Result<()> {
         let mut options = GenerateOptions::new();
-        let sampling = &mut options.sampling;
-        sampling.temperature = self.temperature.unwrap_or(0.0);
-        sampling.top_p = self.top_p.unwrap_or(1.0);
-        sampling.top_k = self.top_k.unwrap_or(0);
-        sampling.min_p = self.min_p.unwrap_or(0.0);
-        options.penalties.repeat_penalty = self.repeat_penalty.unwrap_or(1.0);
+        self.parameters.apply(&mut options)?;
         options.max_tokens = self.max_tokens.unwrap_or(1);
         if let Some(step) = self.prefill_step_size {
             options.prefill.prefill_step_size = step;
@@ -61,6 +48,8 @@ impl RequestDefaults {
 
 #[cfg(test)]
 mod tests {
+    use inference::{Parameter, ParameterValue};
+
     use super::*;
 
     #[test]
@@ -71,20 +60,23 @@ mod tests {
             change(&mut defaults);
             defaults.validate().map_err(|e| e.message().to_owned())
         };
-        assert!(with(|d| d.temperature = Some(0.6)).is_ok());
+        let value = |name: &str, x: f32| {
+            let mut defaults = RequestDefaults::new();
+            let parameter = Parameter::named(name).unwrap();
+            defaults.parameters.put(parameter, ParameterValue::Real(x));
+            defaults.validate().map_err(|e| e.message().to_owned())
+        };
+        assert!(value("temperature", 0.6).is_ok());
         assert!(with(|d| d.max_tokens = Some(1)).is_ok());
-        for (change, name) in [
-            (
-                (|d: &mut RequestDefaults| d.temperature = Some(-1.0)) as fn(&mut RequestDefaults),
-                "temperature",
-            ),
-            (|d| d.top_p = Some(1.5), "top_p"),
-            (|d| d.min_p = Some(-0.5), "min_p"),
-            (|d| d.repeat_penalty = Some(0.0), "repeat_penalty"),
-            (|d| d.max_tokens = Some(0), "max_tokens"),
-            (|d| d.prefill_step_size = Some(0), "prefill_step_size"),
+        for (result, name) in [
+            (value("temperature", -1.0), "temperature"),
+            (value("top_p", 1.5), "top_p"),
+            (value("min_p", -0.5), "min_p"),
+            (value("repeat_penalty", 0.0), "repeat_penalty"),
+            (with(|d| d.max_tokens = Some(0)), "max_tokens"),
+            (with(|d| d.prefill_step_size = Some(0)), "prefill_step_size"),
         ] {
-            let message = with(change).unwrap_err();
+            let message = result.unwrap_err();
             assert!(message.contains(name), "{message}");
         }
     }

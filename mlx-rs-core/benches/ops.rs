@@ -378,13 +378,9 @@ mod sample_32k {
 
     /// A draw among all tokens.
     const ALL: DrawParams = DrawParams {
-        top_p: 1.0,
-        min_p: 0.0,
-        xtc: None,
-        top_k: 0,
         scale: 1.25,
-        temperature_first: false,
         uniform: 0.5,
+        ..DrawParams::new()
     };
 
     /// One token by the kernel.

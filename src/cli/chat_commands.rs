@@ -53,9 +53,7 @@ pub const QUOTES: &str = "\"\"\"";
 
 /// All that Tab completes.
 pub fn words() -> Vec<String> {
-    let parameters = settings::NAMES
-        .split(", ")
-        .map(|name| format!("/set {name} "));
+    let parameters = settings::names().map(|name| format!("/set {name} "));
     COMMANDS
         .map(String::from)
         .into_iter()

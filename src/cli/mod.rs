@@ -56,6 +56,7 @@ mod mock;
 mod modelfile;
 mod models;
 mod names;
+mod parameters;
 mod perplexity;
 #[cfg(all(unix, feature = "mlx-backend"))]
 mod ports;
@@ -251,7 +252,7 @@ const RARE: [&str; 48] = [
     "prompt_lookup",
     "quantized_kv_start",
     "regex",
-    "repeat_last_n",
+    "repeat_window",
     "skip_bad_lines",
     "steer",
     "text_feature",

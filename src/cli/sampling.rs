@@ -3,11 +3,15 @@
 use std::time::{Duration, Instant};
 
 use clap::builder::NonEmptyStringValueParser;
-use inference::{GenerateOptions, LogitBias, SamplerOrder, SamplingDefaults};
+use inference::{
+    GenerateOptions, LogitBias, Parameter, ParameterValue, ParameterValues, SamplerOrder,
+    SamplingDefaults,
+};
 
 use super::failure::Failure;
 use super::grammar::GrammarArgs;
 use super::load::count;
+use super::parameters::{Otherwise, ParameterFlags};
 use super::preset::Preset;
 
 /// Tokens of a reply at most, unless the caller says otherwise.
@@ -27,15 +31,44 @@ impl Habit {
     pub fn options(self, model: &SamplingDefaults) -> GenerateOptions {
         let mut options = GenerateOptions::default();
         if self == Habit::Ollama {
-            // The same values as the server's Ollama routes.
-            options.sampling.temperature = model.temperature.unwrap_or(0.8);
-            options.sampling.top_k = model.top_k.unwrap_or(40);
-            options.sampling.top_p = model.top_p.unwrap_or(0.9);
-            put(&mut options.sampling.min_p, model.min_p);
-            options.penalties.repeat_penalty = model.repeat_penalty.unwrap_or(1.1);
-            options.penalties.repeat_window = 64;
+            for parameter in Parameter::all() {
+                let value = ParameterValues::recommended(model)
+                    .get(parameter.name())
+                    .or_else(|| ollama(parameter));
+                // What no sampler takes was refused when the model's files were read.
+                if let Some(Err(e)) = value.map(|value| parameter.set(&mut options, value)) {
+                    tracing::warn!("{e}");
+                }
+            }
         }
         options
+    }
+}
+
+/// Ollama's defaults, as the server's Ollama routes have them.
+fn ollama(parameter: &Parameter) -> Option<ParameterValue> {
+    Some(match parameter.name() {
+        "temperature" => ParameterValue::Real(0.8),
+        "top_k" => ParameterValue::Count(40),
+        "top_p" => ParameterValue::Real(0.9),
+        "repeat_penalty" => ParameterValue::Real(1.1),
+        _ => return None,
+    })
+}
+
+/// The note of a flag's default.
+#[derive(Debug)]
+pub struct GreedyUnlessRun;
+
+impl Otherwise for GreedyUnlessRun {
+    fn note(parameter: &Parameter) -> String {
+        let usual = parameter.default_value();
+        match ollama(parameter) {
+            Some(value) => {
+                format!("[default: {usual}; in `run` the model's own, else {value}]")
+            }
+            None => format!("[default: {usual}]"),
+        }
     }
 }
 
@@ -53,53 +86,11 @@ pub struct SamplingArgs {
         value_parser = count
     )]
     pub max_tokens: Option<usize>,
-    /// Temperature; 0 takes the most likely token each time [default: 0; in `run` the
-    /// model's own, else 0.8]
-    #[arg(
-        long,
-        visible_alias = "temperature",
-        value_name = "T",
-        allow_negative_numbers = true
-    )]
-    pub temp: Option<f32>,
-    /// Choose among the most likely tokens that together have this probability; 1 is off [default:
-    /// 1; in `run` the model's own, else 0.9]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: Option<f32>,
-    /// Choose among this many of the most likely tokens; 0 is off [default: 0; in `run` the
-    /// model's own, else 40]
-    #[arg(long, value_name = "K", value_parser = count)]
-    pub top_k: Option<usize>,
-    /// Leave out tokens less likely than this share of the most likely one; 0 is off [default: 0]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub min_p: Option<f32>,
+    #[command(flatten)]
+    pub parameters: ParameterFlags<GreedyUnlessRun>,
     /// Only as in mlx-lm's own default: no other number of tokens is kept for certain
     #[arg(long, value_name = "N", hide = true, value_parser = one)]
     pub min_tokens_to_keep: Option<usize>,
-    /// Make recent tokens less likely by this factor; 1 is off [default: 1; in `run` the model's
-    /// own, else 1.1]
-    #[arg(
-        long,
-        visible_alias = "repetition-penalty",
-        value_name = "X",
-        allow_negative_numbers = true
-    )]
-    pub repeat_penalty: Option<f32>,
-    /// How many tokens back that looks, prompt included; 0 is all [default: 64]
-    #[arg(long, visible_alias = "repetition-context-size", value_name = "N", value_parser = count)]
-    pub repeat_last_n: Option<usize>,
-    /// Take this off the logits of tokens that the reply holds already [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub presence_penalty: Option<f32>,
-    /// Take this off a token's logit for each time that the reply holds it [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub frequency_penalty: Option<f32>,
-    /// How often the most likely tokens are left out (XTC): 0 never, 1 at each token [default: 0]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub xtc_probability: Option<f32>,
-    /// XTC leaves out all tokens at least this likely but the least likely of them [default: 0.1]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub xtc_threshold: Option<f32>,
     /// Apply the temperature before the other choices, in the order of transformers: temperature,
     /// top-k, top-p, min-p, XTC. The default is top-p, min-p, XTC, top-k, temperature
     #[arg(long)]
@@ -162,22 +153,10 @@ impl SamplingArgs {
     /// The same where `options` says what holds for flags that are not given.
     pub fn over(&self, mut options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         put(&mut options.max_tokens, self.max_tokens);
-        put(&mut options.sampling.temperature, self.temp);
-        put(&mut options.sampling.top_p, self.top_p);
-        put(&mut options.sampling.top_k, self.top_k);
-        put(&mut options.sampling.min_p, self.min_p);
-        put(&mut options.penalties.repeat_penalty, self.repeat_penalty);
-        put(&mut options.penalties.repeat_window, self.repeat_last_n);
-        put(
-            &mut options.penalties.presence_penalty,
-            self.presence_penalty,
-        );
-        put(
-            &mut options.penalties.frequency_penalty,
-            self.frequency_penalty,
-        );
-        put(&mut options.sampling.xtc_probability, self.xtc_probability);
-        put(&mut options.sampling.xtc_threshold, self.xtc_threshold);
+        self.parameters
+            .values
+            .apply(&mut options)
+            .map_err(|e| Failure::usage(e.to_string()))?;
         if self.temperature_first {
             options.sampling.sampler_order = SamplerOrder::TemperatureFirst;
         }
@@ -324,7 +303,11 @@ mod tests {
             ),
             (0.9, 40, 0.1, Some(3))
         );
-        for name in ["--repeat-last-n", "--repetition-context-size"] {
+        for name in [
+            "--repeat-window",
+            "--repeat-last-n",
+            "--repetition-context-size",
+        ] {
             assert_eq!(options(&[name, "5"]).unwrap().penalties.repeat_window, 5);
         }
         let o = options(&[

@@ -2,42 +2,30 @@
 //! other commands say.
 
 use clap::ValueEnum;
-use inference::LoadOptions;
+use inference::{LoadOptions, Parameter};
 use inference_server::RequestDefaults;
 
 use super::dialog::{self, Names};
 use super::failure::Failure;
-use super::load::{QUANTIZED_KV_START, at_least_one, count};
+use super::load::{QUANTIZED_KV_START, at_least_one};
+use super::parameters::{Otherwise, ParameterFlags};
+
+/// The note of a flag's default.
+#[derive(Debug)]
+pub struct OfTheApi;
+
+impl Otherwise for OfTheApi {
+    fn note(_: &Parameter) -> String {
+        "[default: that of the API a request uses]".into()
+    }
+}
 
 /// What holds for requests that do not say it.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Requests that do not say otherwise")]
 pub struct DefaultArgs {
-    /// Randomness: 0 always takes the most likely token [default: that of the API a request uses]
-    #[arg(
-        long,
-        visible_alias = "temperature",
-        value_name = "T",
-        allow_negative_numbers = true
-    )]
-    temp: Option<f32>,
-    /// Keep the most likely tokens with this much probability together [default: as above]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f32>,
-    /// Keep this many of the most likely tokens; 0 keeps all [default: as above]
-    #[arg(long, value_name = "K", value_parser = count)]
-    top_k: Option<usize>,
-    /// Drop tokens less likely than this part of the most likely one [default: as above]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    min_p: Option<f32>,
-    /// Factor against tokens of the prompt and the reply; 1 is off [default: as above]
-    #[arg(
-        long,
-        visible_alias = "repetition-penalty",
-        value_name = "X",
-        allow_negative_numbers = true
-    )]
-    repeat_penalty: Option<f32>,
+    #[command(flatten)]
+    parameters: ParameterFlags<OfTheApi>,
     /// The most tokens of a reply [default: what the context has room for]
     #[arg(long, short = 'n', aliases = ["predict", "n-predict"], value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
@@ -53,11 +41,7 @@ pub struct DefaultArgs {
 impl DefaultArgs {
     pub fn defaults(&self) -> RequestDefaults {
         let mut defaults = RequestDefaults::new();
-        defaults.temperature = self.temp;
-        defaults.top_p = self.top_p;
-        defaults.top_k = self.top_k;
-        defaults.min_p = self.min_p;
-        defaults.repeat_penalty = self.repeat_penalty;
+        defaults.parameters = self.parameters.values.clone();
         defaults.max_tokens = self.max_tokens;
         defaults.prefill_step_size = self.prefill_step_size;
         if let Some(names) = &self.chat_template_config {

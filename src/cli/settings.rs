@@ -2,29 +2,25 @@
 
 use std::str::FromStr;
 
-use inference::{GenerateOptions, SamplerOrder};
+use inference::{GenerateOptions, Parameter, SamplerOrder};
 
-/// The names of the parameters, for messages.
-pub const NAMES: &str = "temperature, top_p, top_k, min_p, repeat_penalty, repeat_last_n, presence_penalty, \
-    frequency_penalty, xtc_probability, xtc_threshold, sampler_order, max_tokens, min_tokens, seed, stop";
+/// The names that are not a [`Parameter`]'s.
+const OTHERS: [&str; 5] = ["sampler_order", "max_tokens", "min_tokens", "seed", "stop"];
+
+/// All names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    Parameter::all().map(Parameter::name).chain(OTHERS)
+}
 
 /// Sets the parameter `name` to `value`, or says why not and changes nothing.
 pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(), String> {
     let mut changed = options.clone();
     let value = value.trim();
+    if let Some(parameter) = Parameter::named(name) {
+        let value = parameter.parse(value).map_err(|e| e.to_string())?;
+        return parameter.set(options, value).map_err(|e| e.to_string());
+    }
     match name.to_ascii_lowercase().replace('-', "_").as_str() {
-        "temperature" | "temp" => changed.sampling.temperature = parse(name, value)?,
-        "top_p" => changed.sampling.top_p = parse(name, value)?,
-        "top_k" => changed.sampling.top_k = parse(name, value)?,
-        "min_p" => changed.sampling.min_p = parse(name, value)?,
-        "repeat_penalty" | "repetition_penalty" => {
-            changed.penalties.repeat_penalty = parse(name, value)?;
-        }
-        "repeat_last_n" => changed.penalties.repeat_window = parse(name, value)?,
-        "presence_penalty" => changed.penalties.presence_penalty = parse(name, value)?,
-        "frequency_penalty" => changed.penalties.frequency_penalty = parse(name, value)?,
-        "xtc_probability" => changed.sampling.xtc_probability = parse(name, value)?,
-        "xtc_threshold" => changed.sampling.xtc_threshold = parse(name, value)?,
         "sampler_order" => {
             let order = ORDERS.iter().find(|(own, _)| *own == value);
             let (_, order) = order.ok_or_else(|| {
@@ -38,7 +34,13 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
         "seed" => changed.sampling.seed = Some(parse(name, value)?),
         "stop" if value == "none" => changed.stop.stop_strings.clear(),
         "stop" => changed.stop.stop_strings.push(value.to_owned()),
-        _ => return Err(format!("no parameter {name:?}; there are {NAMES}")),
+        _ => {
+            let names: Vec<&str> = names().collect();
+            return Err(format!(
+                "no parameter {name:?}; there are {}",
+                names.join(", ")
+            ));
+        }
     }
     changed.validate().map_err(|e| e.to_string())?;
     *options = changed;
@@ -55,17 +57,14 @@ pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String
             found.push((name.to_owned(), value));
         }
     };
-    macro_rules! fields {
-        ($($name:literal $($field:ident).+),*) => {
-            $(put($name, options.$($field).+.to_string(), [&usual, base].iter().all(|of| options.$($field).+ == of.$($field).+));)*
-        };
+    for parameter in Parameter::all() {
+        let value = parameter.of(options);
+        let unchanged = [&usual, base].iter().all(|of| parameter.of(of) == value);
+        put(parameter.name(), value.to_string(), unchanged);
     }
-    fields!(
-        "temperature" sampling.temperature, "top_p" sampling.top_p, "top_k" sampling.top_k, "min_p" sampling.min_p,
-        "repeat_penalty" penalties.repeat_penalty, "repeat_last_n" penalties.repeat_window,
-        "presence_penalty" penalties.presence_penalty, "frequency_penalty" penalties.frequency_penalty,
-        "xtc_probability" sampling.xtc_probability, "xtc_threshold" sampling.xtc_threshold, "min_tokens" stop.min_tokens
-    );
+    let least = options.stop.min_tokens;
+    let unchanged = [&usual, base].iter().all(|of| of.stop.min_tokens == least);
+    put("min_tokens", least.to_string(), unchanged);
     let order = options.sampling.sampler_order;
     let usual_order = order == usual.sampling.sampler_order;
     put("sampler_order", order_name(order).into(), usual_order);
@@ -102,25 +101,20 @@ pub fn list(options: &GenerateOptions) -> String {
         usize::MAX => String::from("(to the end of the context)"),
         n => n.to_string(),
     };
-    format!(
-        "temperature {}\ntop_p {}\ntop_k {}\nmin_p {}\nrepeat_penalty {}\nrepeat_last_n {}\n\
-         presence_penalty {}\nfrequency_penalty {}\nxtc_probability {}\nxtc_threshold {}\nsampler_order {}\n\
-         max_tokens {}\nmin_tokens {}\nseed {seed}\nstop {:?}",
-        options.sampling.temperature,
-        options.sampling.top_p,
-        options.sampling.top_k,
-        options.sampling.min_p,
-        options.penalties.repeat_penalty,
-        options.penalties.repeat_window,
-        options.penalties.presence_penalty,
-        options.penalties.frequency_penalty,
-        options.sampling.xtc_probability,
-        options.sampling.xtc_threshold,
-        order_name(options.sampling.sampler_order),
-        most,
-        options.stop.min_tokens,
-        options.stop.stop_strings,
-    )
+    let mut lines: Vec<String> = Parameter::all()
+        .map(|parameter| format!("{} {}", parameter.name(), parameter.of(options)))
+        .collect();
+    lines.extend([
+        format!(
+            "sampler_order {}",
+            order_name(options.sampling.sampler_order)
+        ),
+        format!("max_tokens {most}"),
+        format!("min_tokens {}", options.stop.min_tokens),
+        format!("seed {seed}"),
+        format!("stop {:?}", options.stop.stop_strings),
+    ]);
+    lines.join("\n")
 }
 
 fn parse<T: FromStr>(name: &str, value: &str) -> Result<T, String>
@@ -158,9 +152,10 @@ mod tests {
         ] {
             set(&mut o, name, value).unwrap();
         }
-        let text = "temperature 0.5\ntop_p 0.9\ntop_k 40\nmin_p 0.1\nrepeat_penalty 1.5\nrepeat_last_n 32\n\
-             presence_penalty 0.5\nfrequency_penalty -0.5\nxtc_probability 0.25\nxtc_threshold 0.2\n\
-             sampler_order temperature_first\nmax_tokens 9\nmin_tokens 2\nseed 3\nstop [\"END\"]";
+        let text = "temperature 0.5\ntop_k 40\ntop_p 0.9\nmin_p 0.1\nxtc_probability 0.25\n\
+             xtc_threshold 0.2\nrepeat_penalty 1.5\nrepeat_window 32\npresence_penalty 0.5\n\
+             frequency_penalty -0.5\nsampler_order temperature_first\nmax_tokens 9\nmin_tokens 2\n\
+             seed 3\nstop [\"END\"]";
         assert_eq!(list(&o), text);
         // Changed settings give the same options again.
         let mut again = GenerateOptions::default();

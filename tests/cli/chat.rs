@@ -143,7 +143,7 @@ fn messages_of_a_narrow_chat_break_between_words() {
         "instructions for the model, from here on;",
         "max_tokens, seed, stop",
         "what the last reply and the whole chat took",
-        "no parameter \"nonsense\"; there are temperature, top_p, top_k, min_p,",
+        "no parameter \"nonsense\"; there are temperature, top_k, top_p, min_p,",
     ] {
         let wanted: Vec<&str> = text.split_whitespace().collect();
         let found = words.windows(wanted.len()).any(|part| part == wanted);

@@ -244,7 +244,7 @@ fn wrong_command_lines_exit_with_2_and_print_no_result() {
 
 #[test]
 fn a_negative_count_is_told_as_such() {
-    for flag in ["--top-k", "--max-tokens", "--min-tokens", "--repeat-last-n"] {
+    for flag in ["--top-k", "--max-tokens", "--min-tokens", "--repeat-window"] {
         let err = stderr(&output(&["generate", "--prompt", "a", flag, "-3"]));
         assert!(err.contains("'-3'") && err.contains("0 or more"), "{err}");
         assert!(!err.contains("unexpected argument"), "{err}");

@@ -318,6 +318,28 @@ impl ParameterValues {
         self.0.insert(parameter.name, value);
     }
 
+    /// Puts `value` for the parameter of this name or alias, checked.
+    ///
+    /// # Errors
+    /// For a name that no parameter has, and as [`Parameter::check`].
+    pub fn insert(&mut self, name: &str, value: f64) -> Result<()> {
+        let Some(parameter) = Parameter::named(name) else {
+            let names: Vec<&str> = Parameter::all().map(Parameter::name).collect();
+            return invalid(format!(
+                "there is no parameter {name:?}; there are {}",
+                names.join(", ")
+            ));
+        };
+        let whole = value.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&value);
+        let value = match parameter.is_count() && whole {
+            true => ParameterValue::Count(value as usize),
+            false => ParameterValue::Real(value as f32),
+        };
+        parameter.check(value)?;
+        self.put(parameter, value);
+        Ok(())
+    }
+
     /// The value of the parameter `name`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<ParameterValue> {
@@ -432,6 +454,19 @@ mod tests {
         let sampling = &options.sampling;
         assert_eq!((sampling.temperature, sampling.top_k), (0.6, 20));
         assert_eq!(sampling.top_p, 0.5);
+        assert_eq!(values.iter().count(), 2);
+        let mut values = ParameterValues::new();
+        values.insert("repetition_penalty", 1.5).unwrap();
+        values.insert("top-k", 5.0).unwrap();
+        assert_eq!(values.get("top_k"), Some(ParameterValue::Count(5)));
+        for (name, value) in [
+            ("top_k", 0.5),
+            ("top_k", -1.0),
+            ("top_p", 2.0),
+            ("heat", 1.0),
+        ] {
+            assert!(values.insert(name, value).is_err(), "{name} {value}");
+        }
         assert_eq!(values.iter().count(), 2);
         assert_eq!(ParameterValue::Real(0.1).as_f64(), 0.1);
     }

@@ -8,11 +8,10 @@ mod either;
 pub(crate) mod native;
 pub(crate) mod ollama;
 pub(crate) mod openai;
+pub(crate) mod parameters;
 pub(crate) mod prepare;
 pub(crate) mod run;
 pub(crate) mod status;
-
-use inference::SamplingOptions;
 
 use crate::error::ApiError;
 
@@ -39,27 +38,6 @@ pub(crate) fn within(param: &str, value: f32, least: f32, most: f32) -> Result<(
         param,
         format!("{param} is {value}; it must lie between {least} and {most}"),
     ))
-}
-
-/// Sets temperature, from 0 to `most`, and top-p. Errors name the fields with `prefix`.
-pub(crate) fn randomness(
-    sampling: &mut SamplingOptions,
-    prefix: &str,
-    (temperature, most): (f32, f32),
-    top_p: Option<f32>,
-) -> Result<(), ApiError> {
-    within(&format!("{prefix}temperature"), temperature, 0.0, most)?;
-    sampling.temperature = temperature;
-    if let Some(top_p) = top_p {
-        within(&format!("{prefix}top_p"), top_p, 0.0, 1.0)?;
-        if top_p == 0.0 {
-            // The limit of ever smaller ones: only the best is left.
-            sampling.temperature = 0.0;
-        } else {
-            sampling.top_p = top_p;
-        }
-    }
-    Ok(())
 }
 
 /// Types of fields that are read as JSON values or by hand, for the description of the API.

@@ -2,17 +2,21 @@
 //! first.
 
 use crate::common::{Running, config, serve};
-use inference::GenerateOptions;
+use inference::{GenerateOptions, Parameter, ParameterValue};
 use inference_server::RequestDefaults;
 use serde_json::{Value, json};
 
 fn defaults() -> RequestDefaults {
     let mut defaults = RequestDefaults::new();
-    defaults.temperature = Some(0.25);
-    defaults.top_p = Some(0.75);
-    defaults.top_k = Some(11);
-    defaults.min_p = Some(0.125);
-    defaults.repeat_penalty = Some(1.5);
+    for (name, value) in [
+        ("temperature", 0.25),
+        ("top_p", 0.75),
+        ("top_k", 11.0),
+        ("min_p", 0.125),
+        ("repeat_penalty", 1.5),
+    ] {
+        defaults.parameters.insert(name, value).unwrap();
+    }
     defaults.max_tokens = Some(4);
     defaults.prefill_step_size = Some(64);
     defaults
@@ -117,7 +121,8 @@ fn without_defaults_each_api_has_its_own() {
 #[test]
 fn defaults_that_no_request_may_have_are_refused() {
     let mut wrong = RequestDefaults::new();
-    wrong.top_p = Some(2.0);
+    let top_p = Parameter::named("top_p").unwrap();
+    wrong.parameters.put(top_p, ParameterValue::Real(2.0));
     let error = config().with_defaults(wrong).validate().unwrap_err();
     assert!(error.message().contains("top_p"), "{error}");
 }

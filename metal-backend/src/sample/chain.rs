@@ -11,7 +11,7 @@
 //! On the CPU one kernel does all of it (`exec::sampling`). It draws by a running sum: the same
 //! distribution, but other tokens for a seed.
 
-use inference::SamplerOrder;
+use inference::{SamplerOrder, SamplingOptions};
 use mlx_rs_core::random::gumbel;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
@@ -38,22 +38,18 @@ pub(super) enum Choice {
 /// The parameters of one row's draw.
 #[derive(Debug, Clone)]
 pub(super) struct Draw {
-    pub temperature: f32,
-    pub top_k: usize,
-    pub top_p: f32,
-    pub min_p: f32,
+    pub options: SamplingOptions,
     /// The threshold, where XTC takes place at this step.
     pub xtc: Option<f32>,
     /// Tokens that XTC leaves alone.
     pub spared: std::sync::Arc<[u32]>,
-    pub order: SamplerOrder,
     pub seed: Seed,
     pub step: u64,
 }
 
 impl Draw {
     fn temperature_first(&self) -> bool {
-        self.order == SamplerOrder::TemperatureFirst
+        self.options.sampler_order == SamplerOrder::TemperatureFirst
     }
 }
 
@@ -65,11 +61,11 @@ impl Choice {
             Choice::Greedy => Pick::Greedy,
             Choice::Draw(d) => Pick::Draw(DrawParams {
                 temperature_first: d.temperature_first(),
-                top_p: d.top_p,
-                min_p: d.min_p,
+                top_p: d.options.top_p,
+                min_p: d.options.min_p,
                 xtc: d.xtc.map(|threshold| (threshold, d.spared)),
-                top_k: d.top_k,
-                scale: inverse(d.temperature),
+                top_k: d.options.top_k,
+                scale: inverse(d.options.temperature),
                 uniform: d.seed.uniform(d.step),
             }),
         }
@@ -97,9 +93,9 @@ impl Choice {
             Choice::Forced(_) => Shape::Forced,
             Choice::Greedy => Shape::Greedy,
             Choice::Draw(d) => Shape::Draw {
-                top_k: d.top_k,
-                top_p: d.top_p < 1.0,
-                min_p: d.min_p > 0.0,
+                top_k: d.options.top_k,
+                top_p: d.options.top_p < 1.0,
+                min_p: d.options.min_p > 0.0,
                 xtc: d.xtc.map(|_| d.spared.clone()),
                 temperature_first: d.temperature_first(),
             },
@@ -201,7 +197,7 @@ impl Stages<'_> {
     fn shifted(&self, logits: &Array) -> Result<Array> {
         let x = shift(logits)?;
         match self.temperature_first {
-            true => temperature(&x, &self.all(|d| d.temperature)),
+            true => temperature(&x, &self.all(|d| d.options.temperature)),
             false => Ok(x),
         }
     }
@@ -212,10 +208,10 @@ impl Stages<'_> {
             x = top_k(&x, k)?;
         }
         if self.top_p {
-            x = top_p(&x, &self.all(|d| d.top_p))?;
+            x = top_p(&x, &self.all(|d| d.options.top_p))?;
         }
         if self.min_p {
-            x = min_p(&x, &self.all(|d| d.min_p))?;
+            x = min_p(&x, &self.all(|d| d.options.min_p))?;
         }
         if let Some(spared) = spared {
             x = xtc(&x, &self.all(|d| d.xtc.unwrap_or(1.0)), spared)?;
@@ -237,11 +233,11 @@ impl Stages<'_> {
         if self.top_p {
             let probabilities = x.subtract(&log_total)?.exp()?;
             let before = probabilities.cumsum(-1, true, false)?; // of the more probable ones
-            let keep = before.less(&column(&self.all(|d| d.top_p))?)?;
+            let keep = before.less(&column(&self.all(|d| d.options.top_p))?)?;
             x = where_(&keep, &x, &minus_infinity()?)?;
         }
         if self.min_p {
-            x = min_p(&x, &self.all(|d| d.min_p))?;
+            x = min_p(&x, &self.all(|d| d.options.min_p))?;
         }
         let place = self.draw(&x)?.expand_dims(-1)?;
         ids.take_along_axis(&place, -1)?.squeeze_axis(-1)
@@ -261,7 +257,7 @@ impl Stages<'_> {
         };
         let logits = match self.temperature_first {
             true => logits.clone(),
-            false => temperature(logits, &self.all(|d| d.temperature))?,
+            false => temperature(logits, &self.all(|d| d.options.temperature))?,
         };
         logits.add(&noise)?.argmax(-1, false)
     }

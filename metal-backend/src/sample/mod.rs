@@ -9,8 +9,8 @@
 //!
 //! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
 //! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
-//! `chain` composes it: top-p, min-p, XTC, top-k, temperature, draw; or temperature first. On the CPU, one kernel does
-//! all of it (`exec::sampling`), but for what logits processors must see changed before.
+//! `chain` composes it, in one of two orders. On the CPU, one kernel does all of it
+//! (`exec::sampling`), but for what logits processors must see changed before.
 
 mod chain;
 mod draw;
@@ -30,7 +30,7 @@ pub use random::agree_on_entropy;
 
 use std::sync::Arc;
 
-use inference::{Error, ErrorKind, GenerateOptions, Result, SamplerOrder};
+use inference::{Error, ErrorKind, GenerateOptions, Result, SamplingOptions};
 use mlx_rs_core::{Array, Dtype, concatenate, zeros};
 
 use crate::error::engine;
@@ -56,13 +56,8 @@ pub struct Context<'a> {
 
 /// The sampling of one request, with its state.
 pub struct Sampler {
-    temperature: f32,
-    top_k: usize,
-    top_p: f32,
-    min_p: f32,
-    xtc: Option<(f32, f32)>,
+    sampling: SamplingOptions,
     spared: Arc<[u32]>,
-    order: SamplerOrder,
     seed: Seed,
     /// Tokens drawn so far.
     step: u64,
@@ -180,14 +175,8 @@ impl Sampler {
             pending: None,
         });
         let mut sampler = Self {
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            xtc: (sampling.xtc_probability > 0.0)
-                .then_some((sampling.xtc_probability, sampling.xtc_threshold)),
+            sampling: sampling.clone(),
             spared: context.eos.iter().chain(context.newline).copied().collect(),
-            order: sampling.sampler_order,
             seed: Seed::new(sampling.seed),
             step: 0,
             forced: constraints.forced_tokens.clone(),
@@ -403,20 +392,15 @@ impl Sampler {
         if let Some(id) = self.forced() {
             return Choice::Forced(id);
         }
-        if self.temperature == 0.0 {
+        if self.sampling.temperature == 0.0 {
             return Choice::Greedy;
         }
-        let xtc = self
-            .xtc
-            .filter(|(probability, _)| self.seed.coin(self.step) < *probability);
+        let probability = self.sampling.xtc_probability;
+        let excludes = probability > 0.0 && self.seed.coin(self.step) < probability;
         Choice::Draw(Draw {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            xtc: xtc.map(|(_, threshold)| threshold),
+            options: self.sampling.clone(),
+            xtc: excludes.then_some(self.sampling.xtc_threshold),
             spared: self.spared.clone(),
-            order: self.order,
             seed: self.seed,
             step: self.step,
         })
@@ -486,10 +470,7 @@ impl Sampler {
 impl std::fmt::Debug for Sampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sampler")
-            .field("temperature", &self.temperature)
-            .field("top_k", &self.top_k)
-            .field("top_p", &self.top_p)
-            .field("min_p", &self.min_p)
+            .field("sampling", &self.sampling)
             .field("step", &self.step)
             .finish_non_exhaustive()
     }

@@ -87,12 +87,9 @@ fn kernel_top_p(x: &Array, p: f32) -> mlx_rs_core::Result<Array> {
     let rows = (0..2 * draws).map(|i| {
         let draw = DrawParams {
             top_p: if i % 2 == 0 { p } else { 0.5 },
-            min_p: 0.0,
-            xtc: None,
-            top_k: 0,
             scale: 0.0,
-            temperature_first: false,
             uniform: (f64::from(i / 2) + 0.5) / f64::from(draws),
+            ..DrawParams::new()
         };
         SampleParams::new(Pick::Draw(draw)).into()
     });

@@ -51,6 +51,32 @@ pub struct DrawParams {
     pub uniform: f64,
 }
 
+impl DrawParams {
+    /// No filters, and temperature 1.
+    /// ```
+    /// use mlx_cpu_kernels::DrawParams;
+    /// let nucleus = DrawParams { top_p: 0.9, ..DrawParams::new() };
+    /// assert_eq!((nucleus.top_k, nucleus.scale), (0, 1.0));
+    /// ```
+    pub const fn new() -> Self {
+        Self {
+            top_p: 1.0,
+            min_p: 0.0,
+            xtc: None,
+            top_k: 0,
+            scale: 1.0,
+            temperature_first: false,
+            uniform: 0.0,
+        }
+    }
+}
+
+impl Default for DrawParams {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Lowers tokens that were seen: positive logits are divided, negative ones multiplied.
 #[derive(Debug, Clone, Copy)]
 pub struct RepetitionPenalty {

@@ -234,13 +234,9 @@ fn check(logits: &[f32], seen: &[u32], row: &SampleParams) {
 
 fn filters() -> DrawParams {
     DrawParams {
-        top_p: 1.0,
-        min_p: 0.0,
-        xtc: None,
-        top_k: 0,
         scale: 1.25,
-        temperature_first: false,
         uniform: 0.5,
+        ..DrawParams::new()
     }
 }
 
@@ -303,7 +299,7 @@ fn some_filters() -> impl Strategy<Value = DrawParams> {
                 top_k,
                 scale,
                 temperature_first,
-                uniform: 0.5,
+                ..filters()
             },
         )
 }

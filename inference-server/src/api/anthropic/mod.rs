@@ -7,16 +7,18 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use inference::{ChatPrompt, FinishReason, GenerateMetrics, GenerateOptions, StopCause};
+use inference::{
+    ChatPrompt, FinishReason, GenerateMetrics, GenerateOptions, SamplingDefaults, StopCause,
+};
 use serde_json::{Value, json};
 
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, End, Reply};
-use crate::api::{Work, prepare, randomness};
+use crate::api::{Work, parameters, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
-use types::{CountRequest, MessagesRequest, Thinking};
+use types::{Anthropic, CountRequest, MessagesRequest, Thinking};
 
 /// Answers a conversation.
 #[utoipa::path(post, path = "/v1/messages", request_body = MessagesRequest, responses(
@@ -124,20 +126,8 @@ fn options(
             format!("budget_tokens is {budget}; it must be at least 1 and below max_tokens"),
         ));
     }
-    let mut o = GenerateOptions::new();
-    // Anthropic's default and bound.
-    let own = &app.defaults;
-    let bound = own.temperature.unwrap_or(1.0).max(1.0);
-    let temperature = request.temperature.or(own.temperature).unwrap_or(1.0);
-    randomness(
-        &mut o.sampling,
-        "",
-        (temperature, bound),
-        request.top_p.or(own.top_p),
-    )?;
-    o.sampling.top_k = request.top_k.or(own.top_k).unwrap_or(0);
-    o.sampling.min_p = own.min_p.unwrap_or(0.0);
-    o.penalties.repeat_penalty = own.repeat_penalty.unwrap_or(1.0);
+    let mut o = parameters::base::<Anthropic>(app, &SamplingDefaults::default())?;
+    request.parameters.apply(&mut o)?;
     o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let stops = request.stop_sequences.clone().unwrap_or_default();
     o.stop.stop_strings = prepare::stops(app, "stop_sequences", stops)?;

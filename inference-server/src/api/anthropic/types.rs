@@ -1,12 +1,33 @@
 //! What Anthropic's clients send, as messages of the contract.
 
-use inference::{Message, Tool, ToolCall};
+use inference::{Message, Parameter, ParameterValue, Tool, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::api::TextOr;
+use crate::api::parameters::{Dialect, Parameters};
 use crate::error::ApiError;
+
+/// Anthropic's fields, default and bound.
+#[derive(Debug)]
+pub(crate) struct Anthropic;
+
+/// Without generics, as the derived schemas need it.
+pub(crate) type AnthropicParameters = Parameters<Anthropic>;
+
+impl Dialect for Anthropic {
+    const NAME: &'static str = "anthropic";
+    const MOST_TEMPERATURE: f32 = 1.0;
+
+    fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
+        (parameter.name() == "temperature").then_some(ParameterValue::Real(1.0))
+    }
+
+    fn takes(parameter: &Parameter) -> bool {
+        ["temperature", "top_p", "top_k"].contains(&parameter.name())
+    }
+}
 
 /// A conversation to answer.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -21,12 +42,8 @@ pub(crate) struct MessagesRequest {
     /// An instruction, as a text or as blocks of text.
     #[schema(value_type = Option<crate::api::described::TextOrList>)]
     system: Option<TextOr<TextBlock>>,
-    /// 0 to 1, the default.
-    pub(crate) temperature: Option<f32>,
-    /// Draw among the most probable tokens of this probability together.
-    pub(crate) top_p: Option<f32>,
-    /// Draw among this number of most probable tokens.
-    pub(crate) top_k: Option<usize>,
+    #[serde(flatten)]
+    pub(crate) parameters: AnthropicParameters,
     /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
     pub(crate) cache_salt: Option<String>,
     /// Strings that end the reply.

@@ -9,7 +9,8 @@ use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt};
 use inference::{
-    FinishReason, GenerateOptions, Prompt, SamplerOrder, SamplingOptions, StopCause, Token,
+    FinishReason, GenerateOptions, Parameter, ParameterValue, Prompt, SamplerOrder,
+    SamplingDefaults, SamplingOptions, StopCause, Token,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -17,52 +18,69 @@ use utoipa::ToSchema;
 
 use crate::api::openai::chat::with_logprobs;
 use crate::api::openai::stream::{merged, sse};
+use crate::api::parameters::{self, Dialect, Parameters};
 use crate::api::run::{self, End, Item, Keep, Reply};
-use crate::api::{OneOrMore, Prompts, Work, at_most, prepare, randomness, within};
+use crate::api::{OneOrMore, Prompts, Work, at_most, prepare, within};
 use crate::app::App;
-use crate::defaults::RequestDefaults;
 use crate::engine::Places;
 use crate::error::{ApiError, Family};
 use crate::models::{Lease, ServedModel};
 
-/// llama.cpp's default: tokens back that a penalty against repetition looks.
-const REPEAT_LAST_N: usize = 64;
+/// llama.cpp's fields and defaults.
+#[derive(Debug)]
+pub(crate) struct LlamaCpp;
 
-/// What holds for a request that does not say it: what the server was started with, else
-/// llama.cpp's defaults.
-pub(super) struct Defaults {
-    temperature: f32,
-    top_k: usize,
-    top_p: f32,
-    min_p: f32,
-    repeat_penalty: f32,
-    max_tokens: Option<usize>,
-}
+/// Without generics, as the derived schemas need it.
+pub(crate) type LlamaCppParameters = Parameters<LlamaCpp>;
 
-impl Defaults {
-    pub(super) fn of(own: &RequestDefaults) -> Self {
-        Self {
-            temperature: own.temperature.unwrap_or(0.8),
-            top_k: own.top_k.unwrap_or(40),
-            top_p: own.top_p.unwrap_or(0.95),
-            min_p: own.min_p.unwrap_or(0.05),
-            repeat_penalty: own.repeat_penalty.unwrap_or(1.0),
-            max_tokens: own.max_tokens,
-        }
-    }
+impl Dialect for LlamaCpp {
+    const NAME: &'static str = "llama";
+    const NEGATIVE_IS_ZERO: bool = true;
 
-    pub(super) fn json(&self) -> Value {
-        json!({
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repeat_penalty": self.repeat_penalty,
-            "repeat_last_n": REPEAT_LAST_N,
-            "n_predict": self.max_tokens.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX)),
-            "seed": -1,
+    fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
+        Some(match parameter.name() {
+            "temperature" => ParameterValue::Real(0.8),
+            "top_k" => ParameterValue::Count(40),
+            "top_p" => ParameterValue::Real(0.95),
+            "min_p" => ParameterValue::Real(0.05),
+            _ => return None,
         })
     }
+
+    fn takes(parameter: &Parameter) -> bool {
+        // `repeat_last_n` has another meaning of 0.
+        parameter.name() != "repeat_window"
+    }
+}
+
+/// The options that a request begins with: what the server was started with, else llama.cpp's
+/// defaults.
+fn base(app: &App) -> Result<GenerateOptions, ApiError> {
+    parameters::base::<LlamaCpp>(app, &SamplingDefaults::default())
+}
+
+/// What holds for a request that does not say it, by llama.cpp's names.
+pub(super) fn defaults(app: &App) -> Result<Value, ApiError> {
+    let most = app.defaults.max_tokens;
+    let mut all = named(&base(app)?);
+    all.insert(
+        "n_predict".into(),
+        most.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX))
+            .into(),
+    );
+    all.insert("seed".into(), Value::from(-1));
+    Ok(Value::Object(all))
+}
+
+/// The parameters by llama.cpp's names.
+fn named(options: &GenerateOptions) -> Map<String, Value> {
+    let mut all = parameters::as_json(options);
+    let window = match all.remove("repeat_window").and_then(|n| n.as_u64()) {
+        Some(0) | None => Value::from(-1),
+        Some(n) => n.into(),
+    };
+    all.insert("repeat_last_n".into(), window);
+    all
 }
 
 /// A text to continue.
@@ -86,29 +104,13 @@ pub(crate) struct Sampling {
     pub(super) n_predict: Option<i64>,
     /// Send the reply as it is generated.
     pub(super) stream: Option<bool>,
-    /// 0 takes the most probable token.
-    temperature: Option<f32>,
-    /// Draw among this number of most probable tokens.
-    top_k: Option<i64>,
-    /// Draw among the most probable tokens of this probability together.
-    top_p: Option<f32>,
-    /// Draw among tokens at least this fraction as probable as the best.
-    min_p: Option<f32>,
-    /// Probability that a draw leaves out the best tokens.
-    xtc_probability: Option<f32>,
-    /// What such tokens have at least.
-    xtc_threshold: Option<f32>,
+    #[serde(flatten)]
+    parameters: LlamaCppParameters,
     /// Which filters apply, and in which order: `top_k`, `top_p`, `min_p`, `xtc` and, before or
     /// after them, `temperature`.
     samplers: Option<Vec<String>>,
-    /// Factor against repeated tokens.
-    repeat_penalty: Option<f32>,
     /// How many tokens back repetition counts; -1 is all.
     repeat_last_n: Option<i64>,
-    /// Taken off the logits of tokens that the reply has.
-    presence_penalty: Option<f32>,
-    /// Taken off a token's logit each time that the reply has it.
-    frequency_penalty: Option<f32>,
     /// The same seed gives the same reply; -1 is any.
     seed: Option<i64>,
     /// Strings that end the reply.
@@ -174,42 +176,16 @@ impl Sampling {
         model: &ServedModel,
     ) -> Result<GenerateOptions, ApiError> {
         self.refuse()?;
-        let mut o = GenerateOptions::new();
-        // Not above 0 is greedy there.
-        let own = Defaults::of(&app.defaults);
-        let temperature = self.temperature.unwrap_or(own.temperature).max(0.0);
-        let top_p = Some(self.top_p.unwrap_or(own.top_p));
-        randomness(&mut o.sampling, "", (temperature, 10.0), top_p)?;
-        let top_k = self.top_k.map(|k| usize::try_from(k).unwrap_or(0));
-        o.sampling.top_k = top_k.unwrap_or(own.top_k);
-        o.sampling.min_p = self.min_p.unwrap_or(own.min_p);
-        within("min_p", o.sampling.min_p, 0.0, 1.0)?;
-        if let Some(probability) = self.xtc_probability {
-            within("xtc_probability", probability, 0.0, 1.0)?;
-            o.sampling.xtc_probability = probability;
-        }
-        if let Some(threshold) = self.xtc_threshold {
-            within("xtc_threshold", threshold, 0.0, 0.5)?;
-            o.sampling.xtc_threshold = threshold;
-        }
+        let mut o = base(app)?;
+        self.parameters.apply(&mut o)?;
         if let Some(samplers) = &self.samplers {
             ordered(&mut o.sampling, samplers)?;
         }
-        o.penalties.repeat_penalty = self.repeat_penalty.unwrap_or(own.repeat_penalty);
-        within("repeat_penalty", o.penalties.repeat_penalty, 0.01, 10.0)?;
         match self.repeat_last_n {
             // The contract's 0 is all.
             Some(0) => o.penalties.repeat_penalty = 1.0,
             Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
-            None => o.penalties.repeat_window = REPEAT_LAST_N,
-        }
-        if let Some(penalty) = self.presence_penalty {
-            within("presence_penalty", penalty, -2.0, 2.0)?;
-            o.penalties.presence_penalty = penalty;
-        }
-        if let Some(penalty) = self.frequency_penalty {
-            within("frequency_penalty", penalty, -2.0, 2.0)?;
-            o.penalties.frequency_penalty = penalty;
+            None => {}
         }
         o.sampling.seed = self.seed.and_then(|seed| u64::try_from(seed).ok());
         if let Some(stop) = &self.stop {
@@ -521,19 +497,16 @@ impl Probability {
 }
 
 fn settings(options: &GenerateOptions, most: usize) -> Value {
-    json!({
-        "n_predict": most,
-        "seed": options.sampling.seed,
-        "temperature": options.sampling.temperature,
-        "top_k": options.sampling.top_k,
-        "top_p": options.sampling.top_p,
-        "min_p": options.sampling.min_p,
-        "repeat_penalty": options.penalties.repeat_penalty,
-        "presence_penalty": options.penalties.presence_penalty,
-        "frequency_penalty": options.penalties.frequency_penalty,
-        "stop": options.stop.stop_strings,
-        "ignore_eos": options.stop.ignore_eos,
-    })
+    let mut all = named(options);
+    for (name, value) in [
+        ("n_predict", json!(most)),
+        ("seed", json!(options.sampling.seed)),
+        ("stop", json!(options.stop.stop_strings)),
+        ("ignore_eos", json!(options.stop.ignore_eos)),
+    ] {
+        all.insert(name.into(), value);
+    }
+    Value::Object(all)
 }
 
 /// What the answer to a prompt says besides its text.

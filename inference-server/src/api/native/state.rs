@@ -16,7 +16,7 @@ pub(crate) async fn props(State(app): State<App>) -> Result<axum::Json<Value>, A
     Ok(axum::Json(json!({
         "default_generation_settings": {
             "n_ctx": model.and_then(crate::models::ServedModel::context),
-            "params": super::completion::Defaults::of(&app.defaults).json(),
+            "params": super::completion::defaults(&app)?,
         },
         "total_slots": app.parallel,
         "model_alias": first.name,

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use inference::{ErrorKind, ModelInfo};
+use inference::{ErrorKind, ModelInfo, ParameterValues};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -166,20 +166,10 @@ async fn described(app: &App, name: &str) -> ModelDescription {
 
 /// The sampling that the files recommend, one option a line as in Ollama's Modelfiles.
 fn parameters(info: &ModelInfo) -> String {
-    let own = &info.sampling;
-    let float = |value: Option<f32>| value.map(|value| value.to_string());
-    let lines = [
-        ("temperature", float(own.temperature)),
-        ("top_k", own.top_k.map(|k| k.to_string())),
-        ("top_p", float(own.top_p)),
-        ("min_p", float(own.min_p)),
-        ("repeat_penalty", float(own.repeat_penalty)),
-    ];
-    let given = lines
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)));
-    let lines: Vec<String> = given
-        .map(|(name, value)| format!("{name:<30} {value}"))
+    let own = ParameterValues::recommended(&info.sampling);
+    let lines: Vec<String> = own
+        .iter()
+        .map(|(parameter, value)| format!("{:<30} {value}", parameter.name()))
         .collect();
     lines.join("\n")
 }

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use inference::{GenerateOptions, Grammar, Message, Tool, ToolCall};
+use inference::{
+    GenerateOptions, Grammar, Message, Parameter, ParameterValue, SamplingDefaults, Tool, ToolCall,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::api::{OneOrMore, prepare, randomness, within};
+use crate::api::parameters::{self, Dialect, Parameters};
+use crate::api::{OneOrMore, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::{KeepAlive, ServedModel, parse_keep_alive};
@@ -117,6 +120,33 @@ pub(super) fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, Api
     }
 }
 
+/// Ollama's fields and defaults.
+#[derive(Debug)]
+pub(crate) struct Ollama;
+
+/// Without generics, as the derived schemas need it.
+pub(crate) type OllamaParameters = Parameters<Ollama>;
+
+impl Dialect for Ollama {
+    const NAME: &'static str = "ollama";
+    const PREFIX: &'static str = "options.";
+
+    fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
+        Some(match parameter.name() {
+            "temperature" => ParameterValue::Real(0.8),
+            "top_k" => ParameterValue::Count(40),
+            "top_p" => ParameterValue::Real(0.9),
+            "repeat_penalty" => ParameterValue::Real(1.1),
+            _ => return None,
+        })
+    }
+
+    fn takes(parameter: &Parameter) -> bool {
+        // `repeat_last_n` has another meaning of 0.
+        parameter.name() != "repeat_window"
+    }
+}
+
 /// How to sample.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Options {
@@ -124,17 +154,13 @@ pub(crate) struct Options {
     num_predict: Option<i64>,
     /// The most tokens of prompt and reply.
     pub(super) num_ctx: Option<usize>,
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
+    #[serde(flatten)]
+    parameters: OllamaParameters,
     seed: Option<i64>,
     #[schema(value_type = Option<crate::api::described::OneOrMore>)]
     stop: Option<OneOrMore>,
-    repeat_penalty: Option<f32>,
+    /// How many tokens back repetition counts; 0 is off, -1 is all.
     repeat_last_n: Option<i64>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
     /// Not supported.
     mirostat: Option<i64>,
     /// Only 1.
@@ -246,46 +272,14 @@ impl Rest {
                 "logprobs are not supported here; use /v1/chat/completions",
             ));
         }
-        let mut o = GenerateOptions::new();
+        let mut o = parameters::base::<Ollama>(app, &SamplingDefaults::default())?;
         o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
-        let own = &app.defaults;
-        let temperature = given.temperature.or(own.temperature).unwrap_or(0.8);
-        let top_p = Some(given.top_p.or(own.top_p).unwrap_or(0.9));
-        randomness(&mut o.sampling, "options.", (temperature, 10.0), top_p)?;
-        o.sampling.top_k = given.top_k.or(own.top_k).unwrap_or(40);
-        if let Some(min_p) = given.min_p.or(own.min_p) {
-            within("options.min_p", min_p, 0.0, 1.0)?;
-            o.sampling.min_p = min_p;
-        }
-        let penalty = given.repeat_penalty.or(own.repeat_penalty);
-        o.penalties.repeat_penalty = penalty.unwrap_or(1.1);
-        within(
-            "options.repeat_penalty",
-            o.penalties.repeat_penalty,
-            0.01,
-            10.0,
-        )?;
-        match given.repeat_last_n.unwrap_or(64) {
+        given.parameters.apply(&mut o)?;
+        match given.repeat_last_n {
             // The contract's 0 is all.
-            0 => o.penalties.repeat_penalty = 1.0,
-            n => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
-        }
-        for (name, value, field) in [
-            (
-                "options.presence_penalty",
-                given.presence_penalty,
-                &mut o.penalties.presence_penalty,
-            ),
-            (
-                "options.frequency_penalty",
-                given.frequency_penalty,
-                &mut o.penalties.frequency_penalty,
-            ),
-        ] {
-            if let Some(value) = value {
-                within(name, value, -2.0, 2.0)?;
-                *field = value;
-            }
+            Some(0) => o.penalties.repeat_penalty = 1.0,
+            Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
+            None => {}
         }
         o.sampling.seed = given.seed.map(i64::cast_unsigned);
         if let Some(stop) = &given.stop {

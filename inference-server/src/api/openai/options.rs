@@ -2,43 +2,36 @@
 
 use std::collections::BTreeMap;
 
-use inference::{GenerateMetrics, GenerateOptions, SamplingOptions};
+use inference::{GenerateMetrics, GenerateOptions, Parameter, ParameterValue};
 use serde_json::{Value, json};
 
 use super::types::Sampling;
-use crate::api::{self, at_most, prepare, within};
+use crate::api::parameters::{self, Dialect, Parameters};
+use crate::api::{at_most, prepare, within};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
 
-/// OpenAI's default.
-const TEMPERATURE: f32 = 1.0;
+/// OpenAI's fields, and those that others added to its API.
+#[derive(Debug)]
+pub(crate) struct OpenAi;
+
+/// Without generics, as the derived schemas need it.
+pub(crate) type OpenAiParameters = Parameters<OpenAi>;
+
+impl Dialect for OpenAi {
+    const NAME: &'static str = "openai";
+    const MOST_TEMPERATURE: f32 = 2.0;
+
+    fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
+        (parameter.name() == "temperature").then_some(ParameterValue::Real(1.0))
+    }
+}
 
 /// The options that a request to `model` begins with: what the server was started with, else what
 /// the model's files recommend, as in vLLM, else OpenAI's default.
-pub(super) fn base(app: &App, model: &ServedModel) -> GenerateOptions {
-    let (flags, own) = (&app.defaults, &model.info().sampling);
-    let mut o = GenerateOptions::new();
-    let temperature = flags.temperature.or(own.temperature);
-    o.sampling.temperature = temperature.unwrap_or(TEMPERATURE);
-    o.sampling.top_k = (flags.top_k.or(own.top_k)).unwrap_or(o.sampling.top_k);
-    o.sampling.top_p = (flags.top_p.or(own.top_p)).unwrap_or(o.sampling.top_p);
-    o.sampling.min_p = (flags.min_p.or(own.min_p)).unwrap_or(o.sampling.min_p);
-    let penalty = flags.repeat_penalty.or(own.repeat_penalty);
-    o.penalties.repeat_penalty = penalty.unwrap_or(o.penalties.repeat_penalty);
-    o
-}
-
-/// Sets temperature and top-p, where a request has them, within OpenAI's bounds.
-pub(super) fn randomness(
-    sampling: &mut SamplingOptions,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-) -> Result<(), ApiError> {
-    // The recommended temperature may be above what a request may ask for.
-    let most = sampling.temperature.max(2.0);
-    let temperature = (temperature.unwrap_or(sampling.temperature), most);
-    api::randomness(sampling, "", temperature, top_p)
+pub(super) fn base(app: &App, model: &ServedModel) -> Result<GenerateOptions, ApiError> {
+    parameters::base::<OpenAi>(app, &model.info().sampling)
 }
 
 /// The options that a request's fields describe, without `max_tokens`.
@@ -52,25 +45,8 @@ pub(crate) fn options(
         let message = "grammar is not supported; use a JSON schema";
         return Err(ApiError::unsupported("grammar", message));
     }
-    let mut o = base(app, model);
-    randomness(&mut o.sampling, fields.temperature, fields.top_p)?;
-    o.sampling.top_k = fields.top_k.unwrap_or(o.sampling.top_k);
-    if let Some(min_p) = fields.min_p {
-        within("min_p", min_p, 0.0, 1.0)?;
-        o.sampling.min_p = min_p;
-    }
-    if let Some(penalty) = fields.repetition_penalty {
-        within("repetition_penalty", penalty, 0.01, 10.0)?;
-        o.penalties.repeat_penalty = penalty;
-    }
-    if let Some(penalty) = fields.presence_penalty {
-        within("presence_penalty", penalty, -2.0, 2.0)?;
-        o.penalties.presence_penalty = penalty;
-    }
-    if let Some(penalty) = fields.frequency_penalty {
-        within("frequency_penalty", penalty, -2.0, 2.0)?;
-        o.penalties.frequency_penalty = penalty;
-    }
+    let mut o = base(app, model)?;
+    fields.parameters.apply(&mut o)?;
     if let Some(bias) = fields.logit_bias {
         at_most("logit_bias", bias.len(), limits.logit_bias)?;
         o.constraints.logit_bias = logit_bias(bias, model.info().vocab_size)?;

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::options::OpenAiParameters;
 use crate::api::{OneOrMore, Prompts};
 
 /// A request with the fields that chats and completions share.
@@ -22,22 +23,9 @@ macro_rules! request {
             $($(#[$field_doc])* pub(crate) $field: $ty,)*
             /// The most tokens of a reply.
             pub(crate) max_tokens: Option<usize>,
-            /// 0 takes the most probable token, 1 (the default) draws from the model's
-            /// distribution.
-            pub(crate) temperature: Option<f32>,
-            /// Draw among the most probable tokens of this probability together.
-            pub(crate) top_p: Option<f32>,
-            /// Draw among this number of most probable tokens (not OpenAI's).
-            pub(crate) top_k: Option<usize>,
-            /// Draw among tokens at least this fraction as probable as the best (not OpenAI's).
-            pub(crate) min_p: Option<f32>,
-            /// Factor against repeated tokens (not OpenAI's).
-            #[serde(alias = "repeat_penalty")]
-            pub(crate) repetition_penalty: Option<f32>,
-            /// Taken off the logits of tokens that the reply has.
-            pub(crate) presence_penalty: Option<f32>,
-            /// Taken off a token's logit each time that the reply has it.
-            pub(crate) frequency_penalty: Option<f32>,
+            /// How tokens are chosen; some are not OpenAI's.
+            #[serde(flatten)]
+            pub(crate) parameters: OpenAiParameters,
             /// Added to the logits of tokens, by id.
             pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
             /// Strings that end the reply.
@@ -73,13 +61,7 @@ macro_rules! request {
             /// The fields that both have.
             pub(crate) fn sampling(&self) -> Sampling<'_> {
                 Sampling {
-                    temperature: self.temperature,
-                    top_p: self.top_p,
-                    top_k: self.top_k,
-                    min_p: self.min_p,
-                    repetition_penalty: self.repetition_penalty,
-                    presence_penalty: self.presence_penalty,
-                    frequency_penalty: self.frequency_penalty,
+                    parameters: &self.parameters,
                     logit_bias: self.logit_bias.as_ref(),
                     stop: self.stop.as_ref(),
                     stop_token_ids: self.stop_token_ids.as_deref(),
@@ -101,13 +83,7 @@ macro_rules! request {
 
 /// What chats and completions share.
 pub(crate) struct Sampling<'a> {
-    pub(crate) temperature: Option<f32>,
-    pub(crate) top_p: Option<f32>,
-    pub(crate) top_k: Option<usize>,
-    pub(crate) min_p: Option<f32>,
-    pub(crate) repetition_penalty: Option<f32>,
-    pub(crate) presence_penalty: Option<f32>,
-    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) parameters: &'a OpenAiParameters,
     pub(crate) logit_bias: Option<&'a BTreeMap<String, f32>>,
     pub(crate) stop: Option<&'a OneOrMore>,
     pub(crate) stop_token_ids: Option<&'a [u32]>,

@@ -19,7 +19,7 @@ use super::options;
 use super::stream::sse;
 use crate::api::choice::ToolChoice;
 use crate::api::run::{self, Item, Reply};
-use crate::api::{Work, at_most, prepare};
+use crate::api::{Work, at_most, parameters, prepare};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::ServedModel;
@@ -48,7 +48,7 @@ pub(crate) async fn create(
         &app,
         &types::tools(request.tools.as_deref().unwrap_or_default())?,
     )?;
-    let fields = response(&app, model, &request);
+    let fields = response(&app, model, &request)?;
     let (prompt, choice) = conversation(&mut request)?;
     choice.check(&app, model, &prompt, options.constraints.grammar.is_some())?;
 
@@ -162,8 +162,8 @@ fn sampling(
     model: &ServedModel,
     request: &ResponsesRequest,
 ) -> Result<GenerateOptions, ApiError> {
-    let mut o = options::base(app, model);
-    options::randomness(&mut o.sampling, request.temperature, request.top_p)?;
+    let mut o = options::base(app, model)?;
+    request.parameters.apply(&mut o)?;
     o.prefill.cache_salt = prepare::salt(request.cache_salt.as_ref())?;
     let param = "text.format";
     o.constraints.grammar = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
@@ -220,7 +220,7 @@ fn conversation(request: &mut ResponsesRequest) -> Result<(ChatPrompt, ToolChoic
 }
 
 /// The fields of a response that are known before it begins.
-fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value {
+fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Result<Value, ApiError> {
     let format = match request.text.as_ref().and_then(|t| t.format.as_ref()) {
         None | Some(Format::Text) => json!({"type": "text"}),
         Some(Format::JsonObject) => json!({"type": "json_object"}),
@@ -235,8 +235,12 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value
         .map(types::ToolSpec::json)
         .collect();
     let effort = request.reasoning.as_ref().and_then(|r| r.effort.clone());
-    let base = options::base(app, model).sampling;
-    json!({
+    let base = parameters::as_json(&options::base(app, model)?);
+    let given = |name: &str| match request.parameters.get(name) {
+        Some(value) => value.into(),
+        None => base.get(name).cloned().unwrap_or_default(),
+    };
+    Ok(json!({
         "id": app.name("resp_"),
         "object": "response",
         "created_at": now(),
@@ -251,13 +255,13 @@ fn response(app: &App, model: &ServedModel, request: &ResponsesRequest) -> Value
         "previous_response_id": null,
         "reasoning": {"effort": effort, "summary": null},
         "store": false,
-        "temperature": request.temperature.unwrap_or(base.temperature),
+        "temperature": given("temperature"),
         "text": {"format": format},
         "tool_choice": request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
         "tools": tools,
-        "top_p": request.top_p.unwrap_or(base.top_p),
+        "top_p": given("top_p"),
         "truncation": "disabled",
         "usage": null,
         "metadata": request.metadata.clone().unwrap_or_default(),
-    })
+    }))
 }

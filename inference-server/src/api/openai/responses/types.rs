@@ -1,12 +1,34 @@
 //! What clients of `/v1/responses` send: a conversation as items rather than messages.
 
-use inference::{Message, Tool, ToolCall};
+use inference::{Message, Parameter, ParameterValue, Tool, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::api::TextOr;
+use crate::api::openai::options::OpenAi;
+use crate::api::parameters::{Dialect, Parameters};
 use crate::error::ApiError;
+
+/// The fields of this API, with the bounds and the default of OpenAI's others.
+#[derive(Debug)]
+pub(crate) struct Responses;
+
+/// Without generics, as the derived schemas need it.
+pub(crate) type ResponsesParameters = Parameters<Responses>;
+
+impl Dialect for Responses {
+    const NAME: &'static str = "responses";
+    const MOST_TEMPERATURE: f32 = OpenAi::MOST_TEMPERATURE;
+
+    fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
+        OpenAi::default_of(parameter)
+    }
+
+    fn takes(parameter: &Parameter) -> bool {
+        ["temperature", "top_p"].contains(&parameter.name())
+    }
+}
 
 /// A conversation to go on with.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -20,10 +42,8 @@ pub(crate) struct ResponsesRequest {
     pub(super) instructions: Option<String>,
     /// The most tokens of the reply, reasoning included.
     pub(super) max_output_tokens: Option<usize>,
-    /// 0 takes the most probable token, 1 (the default) draws from the model's distribution.
-    pub(super) temperature: Option<f32>,
-    /// Draw among the most probable tokens of this probability together.
-    pub(super) top_p: Option<f32>,
+    #[serde(flatten)]
+    pub(super) parameters: ResponsesParameters,
     /// Send the reply as it is generated.
     pub(super) stream: Option<bool>,
     /// Functions that the model may call.
