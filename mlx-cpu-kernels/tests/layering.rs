@@ -129,6 +129,7 @@ const ORDER: &[&str] = &[
     "sampling::softmax_pass",
     "sampling::top_k",
     "sampling::top_p",
+    "sampling::typical",
     "sampling::sample",
     "sampling::temperature_first",
     "testing::allocations",

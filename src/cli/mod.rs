@@ -258,6 +258,8 @@ const RARE: [&str; 48] = [
     "text_feature",
     "test_batches",
     "tools",
+    "top_n_sigma",
+    "typical_p",
     "warmup_init",
     "xtc_probability",
     "xtc_threshold",

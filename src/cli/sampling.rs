@@ -92,7 +92,8 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", hide = true, value_parser = one)]
     pub min_tokens_to_keep: Option<usize>,
     /// Apply the temperature before the other choices, in the order of transformers: temperature,
-    /// top-k, top-p, min-p, XTC. The default is top-p, min-p, XTC, top-k, temperature
+    /// top-n-sigma, top-k, top-p, min-p, typical-p, XTC. The default is top-n-sigma, typical-p,
+    /// top-p, min-p, XTC, top-k, temperature
     #[arg(long)]
     pub temperature_first: bool,
     /// Add BIAS to the logit of token ID: `15043=1.5`; may be given several times

@@ -152,7 +152,7 @@ mod tests {
         ] {
             set(&mut o, name, value).unwrap();
         }
-        let text = "temperature 0.5\ntop_k 40\ntop_p 0.9\nmin_p 0.1\nxtc_probability 0.25\n\
+        let text = "temperature 0.5\ntop_k 40\ntop_p 0.9\nmin_p 0.1\ntop_n_sigma 0\ntypical_p 1\nxtc_probability 0.25\n\
              xtc_threshold 0.2\nrepeat_penalty 1.5\nrepeat_window 32\npresence_penalty 0.5\n\
              frequency_penalty -0.5\nsampler_order temperature_first\nmax_tokens 9\nmin_tokens 2\n\
              seed 3\nstop [\"END\"]";

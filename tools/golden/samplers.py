@@ -19,7 +19,7 @@ import numpy as np
 
 INF = math.inf
 MARGIN = 3e-7
-# The other order of a chain: temperature, top-k, top-p, min-p, XTC.
+# The other order of a chain: temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC.
 FIRST = {"sampler_order": "temperature_first"}
 BIG = float(np.finfo(np.float32).max)
 
@@ -83,6 +83,41 @@ def min_p(row, p):
             raise Doubtful
         out.append(-INF if ratio < f32(p) else x)
     return out
+
+
+def top_n_sigma(row, n):
+    """Keep logits at most n standard deviations below the best; deviations are of what is possible."""
+    best = max(row)
+    if best == -INF:
+        return list(row)
+    below = [0.0 if x == best else x - best for x in row]
+    possible = [r for r in below if r > -INF]
+    deviation = float(np.std(np.array(possible, dtype=np.float64)))
+    least = -f32(n) * deviation
+    if deviation > 0 and any(abs(r - least) < 1e-5 * (1 + abs(least)) for r in possible):
+        raise Doubtful
+    return [-INF if r < least else x for x, r in zip(row, below)]
+
+
+def typical_p(row, p):
+    """Keep tokens whose surprise is nearest to the entropy until they have the probability p, and their equals."""
+    if max(row) == -INF:
+        return list(row)
+    probabilities = softmax(row)
+    entropy = -math.fsum(q * math.log(q) for q in probabilities if q > 0)
+    distances = [abs(-math.log(q) - entropy) if q > 0 else INF for q in probabilities]
+    total, limit = 0.0, 0.0
+    for i in sorted(range(len(row)), key=lambda i: distances[i]):
+        limit = distances[i]
+        total += probabilities[i]
+        if total == f32(p) or abs(total - f32(p)) < MARGIN:
+            raise Doubtful
+        if total > f32(p):
+            break
+    last = {x for x, d in zip(row, distances) if d == limit}
+    if any(abs(d - limit) < 1e-5 * (1 + limit) and x not in last for x, d in zip(row, distances)) or len(last) > 1:
+        raise Doubtful
+    return [-INF if d > limit else x for x, d in zip(row, distances)]
 
 
 def top_k(row, k):
@@ -189,6 +224,12 @@ def main():
             add("top_p", name, row, {"p": p}, lambda: top_p(row, p))
         for p in (0.0, 1e-9, 0.05, 0.5, 1.0):
             add("min_p", name, row, {"p": p}, lambda: min_p(row, p))
+        # Differences beyond float32 are infinite there.
+        if all(not math.isfinite(x) or abs(x) < 1e18 for x in row):
+            for deviations in (0.3, 1.0, 2.0):
+                add("top_n_sigma", name, row, {"n": deviations}, lambda: top_n_sigma(row, deviations))
+        for p in (1e-3, 0.2, 0.5, 0.9, 0.99):
+            add("typical_p", name, row, {"p": p}, lambda: typical_p(row, p))
         for k in (1, 2, n - 1, n, n + 3):
             if k > 0:
                 add("top_k", name, row, {"k": k}, lambda: top_k(row, k), unordered=len(set(row)) < n)
@@ -237,6 +278,15 @@ def main():
         {"temperature": 2.0, "top_k": 6, "xtc_probability": 1.0, "xtc_threshold": 0.17, **FIRST},
         {"temperature": 1.5, "xtc_probability": 1.0, "xtc_threshold": 0.15, **FIRST},
         {"temperature": 1.3, "top_p": 0.95, "xtc_probability": 1.0, "xtc_threshold": 0.2, **FIRST},
+        {"temperature": 1.4, "top_n_sigma": 1.1},
+        {"temperature": 1.0, "top_n_sigma": 1.5, "top_k": 4, "top_p": 0.85},
+        {"temperature": 0.9, "typical_p": 0.5},
+        {"temperature": 1.3, "typical_p": 0.8, "top_k": 3},
+        {"temperature": 1.0, "typical_p": 0.78, "min_p": 0.3, "xtc_probability": 1.0, "xtc_threshold": 0.25},
+        {"temperature": 1.8, "top_n_sigma": 1.1, "top_p": 0.8, **FIRST},
+        {"temperature": 1.6, "typical_p": 0.6, **FIRST},
+        {"temperature": 0.5, "typical_p": 0.55, "top_k": 5, **FIRST},
+        {"temperature": 1.2, "top_p": 0.95, "typical_p": 0.7, "xtc_probability": 1.0, "xtc_threshold": 0.2, **FIRST},
     ):
         row = list(base)
         row = bias(row, {int(i): b for i, b in options.get("logit_bias", {}).items()})
@@ -245,9 +295,16 @@ def main():
         first = "sampler_order" in options
         if first:
             row = temperature(row, options["temperature"])
+        if options.get("top_n_sigma"):
+            row = top_n_sigma(row, options["top_n_sigma"])
+        if "typical_p" in options and not first:
+            row = typical_p(row, options["typical_p"])
+        if first:
             row = top_k(row, options["top_k"]) if options.get("top_k") else row
         row = top_p(row, options.get("top_p", 1.0))
         row = min_p(row, options.get("min_p", 0.0))
+        if "typical_p" in options and first:
+            row = typical_p(row, options["typical_p"])
         if options.get("xtc_probability"):
             row = xtc(row, options["xtc_threshold"], [])
         if not first:

@@ -25,11 +25,12 @@ const MAX_DRAFT: usize = 64;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamplerOrder {
-    /// Top-p, min-p, XTC, top-k, temperature: filters see the model's own distribution (mlx-lm).
+    /// Top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature: filters see the model's own
+    /// distribution (mlx-lm).
     #[default]
     NucleusFirst,
-    /// Temperature, top-k, top-p, min-p, XTC: each filter sees the probabilities of what the one
-    /// before left (transformers).
+    /// Temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC: each filter sees the
+    /// probabilities of what the one before left (transformers).
     TemperatureFirst,
 }
 
@@ -114,9 +115,12 @@ macro_rules! parameter {
 }
 
 group! {
-    /// How one token is chosen among many. The filters apply in this order: top-p, min-p, XTC,
-    /// top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature 0 the greatest logit
-    /// is taken, and nothing is filtered.
+    /// How one token is chosen among many. The filters apply in this order: top-n-sigma, typical-p,
+    /// top-p, min-p, XTC, top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature 0
+    /// the greatest logit is taken, and nothing is filtered.
+    ///
+    /// Sources: top-n-sigma, Tang et al. 2024 (arXiv 2411.07641); typical-p, Meister et al. 2023
+    /// (arXiv 2202.00666).
     ///
     /// ```
     /// use inference::{GenerateOptions, SamplingOptions};
@@ -136,6 +140,16 @@ group! {
         top_p: f32 = 1.0, with_top_p(f32) { "P", ParameterRange::above(0.0, 1.0) };
         /// Draw among tokens at least this fraction as probable as the best; 0 is off.
         min_p: f32 = 0.0, with_min_p(f32) { "P", ParameterRange::between(0.0, 1.0) };
+        /// Draw among tokens whose logits lie at most this many standard deviations below the
+        /// greatest; 0 is off.
+        top_n_sigma: f32 = 0.0, with_top_n_sigma(f32) {
+            "N", ParameterRange::between(0.0, f32::MAX), aliases "top_nsigma"
+        };
+        /// Draw among the tokens of the most usual surprise that together exceed this probability;
+        /// 1 is off.
+        typical_p: f32 = 1.0, with_typical_p(f32) {
+            "P", ParameterRange::above(0.0, 1.0), aliases "typ_p" "typical"
+        };
         /// How often to leave out the most probable tokens (XTC); 0 is never, 1 at each token.
         xtc_probability: f32 = 0.0, with_xtc_probability(f32) {
             "P", ParameterRange::between(0.0, 1.0)

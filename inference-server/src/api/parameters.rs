@@ -24,7 +24,7 @@ pub(crate) trait Dialect {
     const PREFIX: &'static str = "";
     /// The greatest temperature of a request. A default above it holds nevertheless.
     const MOST_TEMPERATURE: f32 = 10.0;
-    /// Whether negative numbers count as 0 in the temperature and in whole numbers.
+    /// Whether negative numbers count as 0 where 0 is the least and turns a filter off.
     const NEGATIVE_IS_ZERO: bool = false;
     /// The API's name in the schema of a request.
     const NAME: &'static str;
@@ -124,8 +124,10 @@ impl<D: Dialect> Parameters<D> {
                     return Err(ApiError::field(name, message));
                 }
             };
-            let zero = parameter.is_count() || parameter.name() == "temperature";
-            let value = match zero && D::NEGATIVE_IS_ZERO {
+            let off = parameter.is_count()
+                || (parameter.default_value() == ParameterValue::Real(0.0)
+                    && !parameter.range().contains(-1.0));
+            let value = match off && D::NEGATIVE_IS_ZERO {
                 true => value.max(0.0),
                 false => value,
             };

@@ -108,7 +108,8 @@ fn what_a_completion_cannot_have_is_refused_by_name() {
     for (field, value) in [
         ("grammar", json!("root ::= \"a\"")),
         ("mirostat", json!(2)),
-        ("typical_p", json!(0.5)),
+        ("typical_p", json!(0)),
+        ("top_n_sigma", json!("x")),
         ("dry_multiplier", json!(0.8)),
         ("lora", json!([{"id": 0, "scale": 1}])),
         ("logit_bias", json!([[999_999, 1]])),
@@ -389,6 +390,12 @@ fn the_state_is_that_of_this_server() {
             0.05,
         ),
         (json!(["temperature"]), SamplerOrder::NucleusFirst, 0, 0.0),
+        (
+            json!(["top_n_sigma", "top_k", "typical_p", "temperature"]),
+            SamplerOrder::NucleusFirst,
+            40,
+            0.0,
+        ),
     ] {
         client.post("/completion", &with(&samplers)).expect(200);
         let ran = server.state.last_options().sampling;
@@ -398,6 +405,24 @@ fn the_state_is_that_of_this_server() {
             "{samplers}"
         );
     }
+    // Typical-p has its place in each order.
+    let typical = |samplers: &Value| {
+        let mut body = with(samplers);
+        body["typical_p"] = 0.5.into();
+        body["top_n_sigma"] = (-1).into();
+        client.post("/completion", &body)
+    };
+    for samplers in [
+        json!(["typ_p", "top_p", "temperature"]),
+        json!(["temperature", "min_p", "typ_p"]),
+    ] {
+        typical(&samplers).expect(200);
+        let ran = server.state.last_options().sampling;
+        assert_eq!((ran.typical_p, ran.top_n_sigma), (0.5, 0.0));
+    }
+    typical(&json!(["temperature", "typ_p", "min_p"])).expect(400);
+    typical(&json!(["temperature"])).expect(200);
+    assert_eq!(server.state.last_options().sampling.typical_p, 1.0);
     for samplers in [
         json!(["top_p", "top_k"]),
         json!(["top_k", "temperature", "top_p"]),

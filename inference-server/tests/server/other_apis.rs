@@ -453,7 +453,7 @@ fn ollama_chats_in_lines() {
         json!({"format": 3}),
         json!({"logprobs": true}),
         json!({"options": {"mirostat": 2}}),
-        json!({"options": {"typical_p": 0.9}}),
+        json!({"options": {"typical_p": 1.5}}),
         json!({"options": {"tfs_z": 0.9}}),
         json!({"options": {"temprature": 0.9}}),
         json!({"options": {"temperature": -1}}),

@@ -1,12 +1,13 @@
 //! From the logits of a batch to a token a row. Rows with the same filters go through the stages
 //! together, each with its own parameters and random key.
 //!
-//! The order is top-p, min-p, XTC, top-k, temperature, draw; at temperature 0 the greatest logit is
-//! taken. Where a row has a top-k, the stages run on its `k` candidates only. Top-p and min-p keep
-//! a beginning of the descending order. They keep the same of the candidates, once probabilities
-//! are divided by the sum over the whole vocabulary. With [`SamplerOrder::TemperatureFirst`] the
-//! order is temperature, top-k, top-p, min-p, XTC, draw. The draw is Gumbel's: the greatest of logits
-//! plus noise has the distribution of the softmax.
+//! The order is top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature, draw; at temperature
+//! 0 the greatest logit is taken. Where a row has a top-k, the stages after typical-p run on its `k`
+//! candidates only. Top-p and min-p keep a beginning of the descending order. They keep the same of
+//! the candidates, once probabilities are divided by the sum over the whole vocabulary. With
+//! [`SamplerOrder::TemperatureFirst`] the order is temperature, top-n-sigma, top-k, top-p, min-p,
+//! typical-p, XTC, draw. The draw is Gumbel's: the greatest of logits plus noise has the
+//! distribution of the softmax.
 //!
 //! On the CPU one kernel does all of it (`exec::sampling`). It draws by a running sum: the same
 //! distribution, but other tokens for a seed.
@@ -16,7 +17,8 @@ use mlx_rs_core::random::gumbel;
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
 use super::filters::{
-    column, greatest, inverse, min_p, minus_infinity, shift, temperature, top_k, top_p, xtc,
+    column, greatest, inverse, min_p, minus_infinity, shift, temperature, top_k, top_n_sigma,
+    top_p, typical_p, xtc,
 };
 use super::random::Seed;
 use crate::exec::sampling::{DrawParams, Pick};
@@ -61,6 +63,8 @@ impl Choice {
             Choice::Greedy => Pick::Greedy,
             Choice::Draw(d) => Pick::Draw(DrawParams {
                 temperature_first: d.temperature_first(),
+                top_n_sigma: d.options.top_n_sigma,
+                typical_p: d.options.typical_p,
                 top_p: d.options.top_p,
                 min_p: d.options.min_p,
                 xtc: d.xtc.map(|threshold| (threshold, d.spared)),
@@ -79,6 +83,8 @@ enum Shape {
     Greedy,
     Draw {
         top_k: usize,
+        top_n_sigma: bool,
+        typical_p: bool,
         top_p: bool,
         min_p: bool,
         /// The tokens left alone, where XTC takes place.
@@ -94,6 +100,8 @@ impl Choice {
             Choice::Greedy => Shape::Greedy,
             Choice::Draw(d) => Shape::Draw {
                 top_k: d.options.top_k,
+                top_n_sigma: d.options.top_n_sigma > 0.0,
+                typical_p: d.options.typical_p < 1.0,
                 top_p: d.options.top_p < 1.0,
                 min_p: d.options.min_p > 0.0,
                 xtc: d.xtc.map(|_| d.spared.clone()),
@@ -150,6 +158,8 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
         Shape::Greedy => logits.argmax(-1, false),
         Shape::Draw {
             top_k,
+            top_n_sigma,
+            typical_p,
             top_p,
             min_p,
             xtc,
@@ -163,6 +173,8 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
                 })
                 .collect();
             let stages = Stages {
+                top_n_sigma: *top_n_sigma,
+                typical_p: *typical_p,
                 top_p: *top_p,
                 min_p: *min_p,
                 temperature_first: *temperature_first,
@@ -182,6 +194,8 @@ fn choose_alike(logits: &Array, shape: &Shape, choices: &[&Choice]) -> Result<Ar
 
 /// The stages for rows with the same filters.
 struct Stages<'a> {
+    top_n_sigma: bool,
+    typical_p: bool,
     top_p: bool,
     min_p: bool,
     temperature_first: bool,
@@ -193,11 +207,25 @@ impl Stages<'_> {
         self.draws.iter().map(|d| parameter(d)).collect()
     }
 
-    /// Logits with the greatest of each row at 0, after the temperature where that comes first.
+    /// Logits with the greatest of each row at 0, after the temperature where that comes first, and
+    /// without what the first filters leave out.
     fn shifted(&self, logits: &Array) -> Result<Array> {
-        let x = shift(logits)?;
-        match self.temperature_first {
-            true => temperature(&x, &self.all(|d| d.options.temperature)),
+        let mut x = shift(logits)?;
+        if self.temperature_first {
+            x = temperature(&x, &self.all(|d| d.options.temperature))?;
+        }
+        if self.top_n_sigma {
+            x = top_n_sigma(&x, &self.all(|d| d.options.top_n_sigma))?;
+        }
+        if !self.temperature_first {
+            x = self.typical(x)?;
+        }
+        Ok(x)
+    }
+
+    fn typical(&self, x: Array) -> Result<Array> {
+        match self.typical_p {
+            true => typical_p(&x, &self.all(|d| d.options.typical_p)),
             false => Ok(x),
         }
     }
@@ -212,6 +240,9 @@ impl Stages<'_> {
         }
         if self.min_p {
             x = min_p(&x, &self.all(|d| d.options.min_p))?;
+        }
+        if self.temperature_first {
+            x = self.typical(x)?;
         }
         if let Some(spared) = spared {
             x = xtc(&x, &self.all(|d| d.xtc.unwrap_or(1.0)), spared)?;
@@ -238,6 +269,9 @@ impl Stages<'_> {
         }
         if self.min_p {
             x = min_p(&x, &self.all(|d| d.options.min_p))?;
+        }
+        if self.temperature_first {
+            x = self.typical(x)?;
         }
         let place = self.draw(&x)?.expand_dims(-1)?;
         ids.take_along_axis(&place, -1)?.squeeze_axis(-1)

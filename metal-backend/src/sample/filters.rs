@@ -62,6 +62,51 @@ pub fn min_p(logits: &Array, p: &[f32]) -> Result<Array> {
     where_(&logits.less(&least)?, &minus_infinity()?, logits)
 }
 
+/// Keeps logits at most `n` standard deviations below the greatest (top-nσ, Tang et al. 2024). The
+/// deviation is that of all logits above minus infinity.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn top_n_sigma(logits: &Array, n: &[f32]) -> Result<Array> {
+    let x = shift(logits)?;
+    let zero = Array::scalar(0.0f32)?;
+    let possible = x.greater(&minus_infinity()?)?;
+    let count = possible.astype(Dtype::Float32)?.sum(-1, true)?;
+    let mean = where_(&possible, &x, &zero)?
+        .sum(-1, true)?
+        .divide(&count)?;
+    let from_mean = where_(&possible, &x.subtract(&mean)?, &zero)?;
+    let deviation = from_mean.square()?.sum(-1, true)?.divide(&count)?.sqrt()?;
+    let below: Vec<f32> = n.iter().map(|n| -n).collect();
+    let least = deviation.multiply(&column(&below)?)?;
+    where_(&x.less(&least)?, &minus_infinity()?, logits)
+}
+
+/// Keeps the tokens whose surprise `-ln q` is nearest to the entropy (locally typical sampling,
+/// Meister et al. 2023): in the order of that distance the first whose probability together reaches
+/// `p`, and those level with the last. The most probable token may be left out.
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
+    let x = shift(logits)?;
+    let probabilities = x.softmax(-1, true)?;
+    // Surprise and entropy hold the logarithm of the same sum, so the distance is that of the logit
+    // from the mean logit.
+    let zero = Array::scalar(0.0f32)?;
+    let possible = probabilities.greater(&zero)?;
+    let mean = where_(&possible, &probabilities.multiply(&x)?, &zero)?.sum(-1, true)?;
+    let distance = x.subtract(&mean)?.abs()?;
+    let order = distance.argsort(-1)?;
+    let sorted = distance.take_along_axis(&order, -1)?;
+    let before = probabilities
+        .take_along_axis(&order, -1)?
+        .cumsum(-1, false, false)?;
+    let keep = before.less(&column(p)?)?;
+    let limit = where_(&keep, &sorted, &zero)?.max(-1, true)?;
+    where_(&distance.greater(&limit)?, &minus_infinity()?, logits)
+}
+
 /// Leaves out all tokens with a probability above `threshold` but the least probable of them
 /// (exclude top choices). Where fewer than two are above it, nothing changes, and tokens in
 /// `spared` always stay. Equal tokens stay or go together. Whether it happens at all is the

@@ -22,7 +22,7 @@ mod penalties;
 mod random;
 
 pub use draw::{Drawn, check_greatest, sample};
-pub use filters::{min_p, shift, temperature, top_k, top_p, xtc};
+pub use filters::{min_p, shift, temperature, top_k, top_n_sigma, top_p, typical_p, xtc};
 pub use grammar::{Compiler, Matcher};
 pub use logprobs::Logprobs;
 pub use penalties::{add_bias, allow, count, count_penalty, forbid, repeat_penalty};

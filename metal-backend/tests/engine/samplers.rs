@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use inference::GenerateOptions;
 use metal_backend::sample::{
     self, Context, Logprobs, Sampler, add_bias, count, count_penalty, min_p, repeat_penalty, shift,
-    temperature, top_k, top_p, xtc,
+    temperature, top_k, top_n_sigma, top_p, typical_p, xtc,
 };
 use mlx_rs_core::cpu::{self, DrawParams, Pick, SampleParams};
 use mlx_rs_core::{Array, Device, Dtype, Stream, zeros};
@@ -120,6 +120,8 @@ fn outputs(case: &Value, x: &Array) -> Vec<mlx_rs_core::Result<Array>> {
             ways
         }
         "min_p" => vec![min_p(x, &[f(case, "p")])],
+        "top_n_sigma" => vec![top_n_sigma(x, &[f(case, "n")])],
+        "typical_p" => vec![typical_p(x, &[f(case, "p")])],
         "top_k" => vec![top_k(x, case["k"].as_u64().unwrap() as usize)],
         "xtc" => vec![xtc(x, &[f(case, "threshold")], &ids(&case["spared"]))],
         "temperature" => vec![temperature(x, &[f(case, "t")])],
@@ -197,7 +199,7 @@ fn every_stage_equals_the_reference() {
         }
         *seen.entry(stage.to_owned()).or_default() += 1;
     }
-    assert_eq!(seen.len(), 9, "{seen:?}");
+    assert_eq!(seen.len(), 11, "{seen:?}");
     assert!(seen.values().all(|&n| n >= 15), "{seen:?}");
 }
 

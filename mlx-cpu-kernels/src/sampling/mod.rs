@@ -6,3 +6,4 @@ pub(crate) mod softmax_pass;
 mod temperature_first;
 pub(crate) mod top_k;
 pub(crate) mod top_p;
+mod typical;

@@ -15,6 +15,7 @@ use crate::sampling::top_k::{
     softmax_weights,
 };
 use crate::sampling::top_p::keep_top_p;
+use crate::sampling::typical::{mask_atypical, mask_below_deviations};
 use crate::work::{Input, Work};
 
 /// How a token is chosen from one row of logits.
@@ -28,12 +29,17 @@ pub enum Pick {
     Draw(DrawParams),
 }
 
-/// What a draw chooses from, and how. The stages come in this order: top-p, min-p, XTC, top-k,
-/// temperature. With a top-k and no XTC those before it see the `k` greatest alone, with
-/// probabilities under the whole row. With `temperature_first` the order is temperature, top-k,
-/// top-p, min-p, XTC, each with the probabilities of what the one before leaves.
+/// What a draw chooses from, and how. The stages come in this order: top-n-sigma, typical-p, top-p,
+/// min-p, XTC, top-k, temperature. With a top-k and no XTC, top-p and min-p see the `k` greatest
+/// alone, with probabilities under the whole row. With `temperature_first` the order is temperature,
+/// top-n-sigma, top-k, top-p, min-p, typical-p, XTC, each with the probabilities of what the one
+/// before leaves.
 #[derive(Debug, Clone)]
 pub struct DrawParams {
+    /// Keeps logits at most this number of standard deviations below the maximum; 0 keeps all.
+    pub top_n_sigma: f32,
+    /// Keeps the tokens of the most usual surprise whose probability reaches this; 1 keeps all.
+    pub typical_p: f32,
     /// Keeps the smallest set of the most probable whose probability reaches this; 1 keeps all.
     pub top_p: f32,
     /// Keeps tokens at least this many times as probable as the most probable; 0 keeps all.
@@ -60,6 +66,8 @@ impl DrawParams {
     /// ```
     pub const fn new() -> Self {
         Self {
+            top_n_sigma: 0.0,
+            typical_p: 1.0,
             top_p: 1.0,
             min_p: 0.0,
             xtc: None,
@@ -210,7 +218,7 @@ impl SampleParams {
                 argmax(x, &workspace.block_maxima)
             }
             Pick::Draw(filters) => {
-                let writes = filters.xtc.is_some() || filters.temperature_first;
+                let writes = filters.changes_row();
                 if !changes && writes {
                     own.clear();
                     own.extend_from_slice(logits);
@@ -320,14 +328,30 @@ impl Logits<'_> {
 }
 
 impl DrawParams {
+    /// Whether a stage writes into the row.
+    fn changes_row(&self) -> bool {
+        let masks = self.top_n_sigma > 0.0 || self.typical_p < 1.0;
+        masks || self.xtc.is_some() || self.temperature_first
+    }
+
     fn token(&self, isa: Isa, mut all: Logits<'_>, workspace: &mut Workspace) -> u32 {
         workspace.find_block_maxima(isa, all.row());
-        let max = max_of(&workspace.block_maxima);
+        let mut max = max_of(&workspace.block_maxima);
         if max == f32::NEG_INFINITY {
             return 0;
         }
         if let (Logits::Owned(row), true) = (&mut all, self.temperature_first) {
             return self.token_after_temperature(isa, row, max, workspace);
+        }
+        if let Logits::Owned(row) = &mut all {
+            if self.top_n_sigma > 0.0 {
+                mask_below_deviations(row, max, self.top_n_sigma);
+            }
+            if self.typical_p < 1.0 {
+                mask_atypical(isa, row, max, self.typical_p, workspace);
+            }
+            workspace.find_block_maxima(isa, row);
+            max = max_of(&workspace.block_maxima);
         }
         let k = self.top_k;
         if k > 0 && k < all.row().len() && k <= MOST_CANDIDATES && self.xtc.is_none() {

@@ -1,11 +1,13 @@
-//! The order of transformers' `generate`: temperature, top-k, top-p, min-p, XTC, draw. Each filter
-//! sees the probabilities of what the one before left. The other order is in `sample.rs`.
+//! The order of transformers' `generate`: temperature, top-n-sigma, top-k, top-p, min-p, typical-p,
+//! XTC, draw. Each filter sees the probabilities of what the one before left. The other order is in
+//! `sample.rs`.
 
 use crate::isa::Isa;
 use crate::sampling::sample::{DrawParams, apply_xtc, apply_xtc_to_candidates};
-use crate::sampling::softmax_pass::relative_logit;
+use crate::sampling::softmax_pass::{max_of, relative_logit};
 use crate::sampling::top_k::{Workspace, candidates_above, select_top_k};
 use crate::sampling::top_p::{keep_top_p, keep_top_p_of_candidates};
+use crate::sampling::typical::{keep_typical, mask_atypical, mask_below_deviations};
 
 impl DrawParams {
     /// The token of a row whose maximum is `max`, above minus infinity. The row is overwritten.
@@ -19,9 +21,12 @@ impl DrawParams {
         for x in row.iter_mut() {
             *x = relative_logit(*x, max) * self.scale;
         }
-        workspace.find_block_maxima(isa, row);
         // The maximum of the row is 0 from here on.
-        let max = 0.0;
+        let mut max = 0.0;
+        if self.top_n_sigma > 0.0 {
+            mask_below_deviations(row, max, self.top_n_sigma);
+        }
+        workspace.find_block_maxima(isa, row);
         let mut candidates = false;
         if self.top_k > 0 && self.top_k < row.len() {
             select_top_k(row, self.top_k, workspace);
@@ -45,6 +50,15 @@ impl DrawParams {
                 candidates_above(row, maxima, least, &mut workspace.candidates);
             }
             candidates = true;
+        }
+        if self.typical_p < 1.0 {
+            if candidates {
+                max = keep_typical(isa, max, self.typical_p, workspace);
+            } else {
+                mask_atypical(isa, row, max, self.typical_p, workspace);
+                workspace.find_block_maxima(isa, row);
+                max = max_of(&workspace.block_maxima);
+            }
         }
         if let Some((threshold, spared)) = &self.xtc {
             if candidates {

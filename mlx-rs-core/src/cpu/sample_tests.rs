@@ -76,8 +76,58 @@ fn top_k(of: &[(f32, u32)]) -> f32 {
     of.iter().map(|f| f.0).fold(NO, f32::max)
 }
 
-/// The same where the temperature comes first, then top-k, top-p, min-p and XTC, each of what the
-/// one before left.
+/// What top-n-sigma leaves, and whether rounding could decide it.
+fn within_deviations(order: &mut Vec<(f32, u32)>, n: f32) -> bool {
+    let max = top_k(order);
+    let possible: Vec<f64> = order
+        .iter()
+        .map(|o| below(o.0, max))
+        .filter(|r| r.is_finite())
+        .collect();
+    let count = possible.len() as f64;
+    let mean = possible.iter().sum::<f64>() / count;
+    let variance = possible.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / count;
+    let least = -f64::from(n) * variance.sqrt();
+    let near = |r: &f64| (r - least).abs() < 1e-5 * (1.0 - least);
+    let near = variance > 0.0 && possible.iter().any(near);
+    order.retain(|o| below(o.0, max) >= least);
+    near
+}
+
+/// What typical-p leaves, and whether rounding could decide it.
+fn typical(order: &mut Vec<(f32, u32)>, p: f32) -> bool {
+    let max = top_k(order);
+    let total: f64 = order.iter().map(|o| below(o.0, max).exp()).sum();
+    let share = |x: f32| below(x, max).exp() / total;
+    let shares = order.iter().map(|o| share(o.0)).filter(|q| *q > 0.0);
+    let entropy: f64 = shares.map(|q| -q * q.ln()).sum();
+    let distance = |x: f32| (-share(x).ln() - entropy).abs();
+    let mut by_distance = order.clone();
+    by_distance.sort_by(|a, b| distance(a.0).total_cmp(&distance(b.0)));
+    let (mut sum, mut limit, mut near) = (0.0, 0.0, false);
+    for o in &by_distance {
+        limit = distance(o.0);
+        sum += share(o.0);
+        near |= (sum - f64::from(p)).abs() < MARGIN;
+        if sum >= f64::from(p) {
+            break;
+        }
+    }
+    // Of equal logits all stay or go.
+    let level = |o: &&(f32, u32)| (distance(o.0) - limit).abs() < 1e-5 * (1.0 + limit);
+    let mut level: Vec<u32> = order
+        .iter()
+        .filter(level)
+        .map(|o| (o.0 + 0.0).to_bits())
+        .collect();
+    level.dedup();
+    near |= level.len() > 1 || !limit.is_finite();
+    order.retain(|o| distance(o.0) <= limit);
+    near
+}
+
+/// The same where the temperature comes first, then top-n-sigma, top-k, top-p, min-p, typical-p and
+/// XTC, each of what the one before left.
 fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     let mut near = false;
     let max = x.iter().copied().fold(NO, f32::max); // ignores NaN
@@ -90,6 +140,9 @@ fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> 
     };
     let mut order: Vec<(f32, u32)> = x.iter().map(|&x| scaled(x)).zip(0..).collect();
     order.sort_by(ascending);
+    if f.top_n_sigma > 0.0 {
+        near |= within_deviations(&mut order, f.top_n_sigma);
+    }
     if f.top_k > 0 && f.top_k < order.len() {
         order.drain(..order.len() - f.top_k);
     }
@@ -108,6 +161,9 @@ fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> 
     if f.min_p > 0.0 {
         let least = f.min_p.ln();
         order.retain(|o| o.0 >= least);
+    }
+    if f.typical_p < 1.0 {
+        near |= typical(&mut order, f.typical_p);
     }
     if let Some((threshold, spared)) = &f.xtc {
         let total = sum(&order);
@@ -133,7 +189,6 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     if f.temperature_first {
         return left_after_temperature(x, f);
     }
-    let n = x.len();
     let mut near = false;
     let mut order: Vec<(f32, u32)> = x
         .iter()
@@ -145,11 +200,19 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     if max == NO {
         return Some(vec![(0, 1.0)]);
     }
+    if f.top_n_sigma > 0.0 {
+        near |= within_deviations(&mut order, f.top_n_sigma);
+    }
+    if f.typical_p < 1.0 {
+        near |= typical(&mut order, f.typical_p);
+    }
+    let n = x.len();
+    let max = top_k(&order);
     let sum = |of: &[(f32, u32)]| of.iter().map(|f| below(f.0, max).exp()).sum::<f64>();
     let total = sum(&order);
     let candidates = f.top_k > 0 && f.top_k < n && f.top_k <= MOST_CANDIDATES && f.xtc.is_none();
-    if candidates {
-        order.drain(..n - f.top_k);
+    if candidates && f.top_k < order.len() {
+        order.drain(..order.len() - f.top_k);
     }
     if f.top_p < 1.0 {
         // Of the more probable ones there is less than p.
@@ -290,16 +353,22 @@ fn some_filters() -> impl Strategy<Value = DrawParams> {
         prop::sample::select(vec![0usize, 0, 1, 2, 7, 40, 150, 199, 2000]),
         prop::sample::select(vec![0.0f32, 0.3, 1.0, 1.25, 20.0, f32::MAX]),
         any::<bool>(),
+        prop::sample::select(vec![0.0f32, 0.0, 0.0, 0.4, 1.0, 2.5]),
+        prop::sample::select(vec![1.0f32, 1.0, 1.0, 0.01, 0.4, 0.9, 0.999]),
     )
         .prop_map(
-            |(top_p, min_p, xtc, top_k, scale, temperature_first)| DrawParams {
-                top_p,
-                min_p,
-                xtc,
-                top_k,
-                scale,
-                temperature_first,
-                ..filters()
+            |(top_p, min_p, xtc, top_k, scale, temperature_first, top_n_sigma, typical_p)| {
+                DrawParams {
+                    top_n_sigma,
+                    typical_p,
+                    top_p,
+                    min_p,
+                    xtc,
+                    top_k,
+                    scale,
+                    temperature_first,
+                    ..filters()
+                }
             },
         )
 }
@@ -393,6 +462,15 @@ fn long_rows_do_as_short_ones() {
             },
             DrawParams {
                 top_k: 1500,
+                ..filters()
+            },
+            DrawParams {
+                top_n_sigma: 1.0,
+                ..filters()
+            },
+            DrawParams {
+                typical_p: 0.5,
+                top_k: 40,
                 ..filters()
             },
         ]

@@ -106,8 +106,8 @@ pub(crate) struct Sampling {
     pub(super) stream: Option<bool>,
     #[serde(flatten)]
     parameters: LlamaCppParameters,
-    /// Which filters apply, and in which order: `top_k`, `top_p`, `min_p`, `xtc` and, before or
-    /// after them, `temperature`.
+    /// Which filters apply, and in which order: `top_n_sigma`, `top_k`, `typ_p`, `top_p`, `min_p`,
+    /// `xtc` and, before or after them, `temperature`.
     samplers: Option<Vec<String>>,
     /// How many tokens back repetition counts; -1 is all.
     repeat_last_n: Option<i64>,
@@ -136,8 +136,6 @@ pub(crate) struct Sampling {
     grammar: Option<String>,
     /// Not supported.
     mirostat: Option<i64>,
-    /// Only 1.
-    typical_p: Option<f32>,
     /// Only 0.
     dry_multiplier: Option<f32>,
     /// Only 0.
@@ -156,7 +154,6 @@ impl Sampling {
                 self.grammar.as_ref().is_some_and(|g| !g.is_empty()),
             ),
             ("mirostat", self.mirostat.is_some_and(|n| n != 0)),
-            ("typical_p", not(self.typical_p, 1.0)),
             ("dry_multiplier", not(self.dry_multiplier, 0.0)),
             ("dynatemp_range", not(self.dynatemp_range, 0.0)),
             ("lora", self.lora.as_ref().is_some_and(|l| !l.is_empty())),
@@ -222,12 +219,19 @@ impl Sampling {
 /// the temperature first, or last.
 fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), ApiError> {
     const PARAM: &str = "samplers";
-    const FILTERS: [&str; 4] = ["top_k", "top_p", "min_p", "xtc"];
+    const LAST: [&str; 6] = ["top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"];
+    const FIRST: [&str; 6] = ["top_n_sigma", "top_k", "top_p", "min_p", "typ_p", "xtc"];
     // What comes before all filters, and what is off: fields that turn it on are refused.
-    const OFF: [&str; 5] = ["penalties", "dry", "top_n_sigma", "typ_p", "typical_p"];
-    let named: Vec<&str> = samplers.iter().map(String::as_str).collect();
+    const OFF: [&str; 2] = ["penalties", "dry"];
+    let named: Vec<&str> = samplers
+        .iter()
+        .map(|name| match name.as_str() {
+            "typical_p" => "typ_p",
+            name => name,
+        })
+        .collect();
     let unknown =
-        |name: &&&str| !FILTERS.contains(name) && !OFF.contains(name) && **name != "temperature";
+        |name: &&&str| !LAST.contains(name) && !OFF.contains(name) && **name != "temperature";
     if let Some(name) = named.iter().find(unknown) {
         let shown: String = name.chars().take(40).collect();
         let message = format!("samplers holds {shown:?}, which is not supported");
@@ -236,21 +240,33 @@ fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), Ap
     let used: Vec<&str> = named
         .into_iter()
         .filter(|name| !OFF.contains(name))
+        // Typical-p stands at another place in each order, which matters where it is on.
+        .filter(|name| *name != "typ_p" || sampling.typical_p < 1.0)
         .collect();
     let place = |name: &str| used.iter().position(|own| *own == name);
     let filters = used.iter().filter(|name| **name != "temperature");
     let first = place("temperature") == Some(0) && used.len() > 1;
     let last = place("temperature").is_none_or(|at| at + 1 == used.len());
+    let order = if first { FIRST } else { LAST };
     let sorted = filters
-        .map(|name| FILTERS.iter().position(|own| own == name))
+        .map(|name| order.iter().position(|own| own == name))
         .is_sorted();
     if !(first || last) || !sorted {
-        let message = "samplers must be in the order top_k, top_p, min_p, xtc, with temperature \
-                       before or after them";
+        let message = format!(
+            "samplers must be in the order {}, temperature; or temperature, {}",
+            LAST.join(", "),
+            FIRST.join(", ")
+        );
         return Err(ApiError::unsupported(PARAM, message));
     }
     if place("temperature").is_none() && sampling.temperature > 0.0 {
         sampling.temperature = 1.0;
+    }
+    if place("top_n_sigma").is_none() {
+        sampling.top_n_sigma = 0.0;
+    }
+    if place("typ_p").is_none() {
+        sampling.typical_p = 1.0;
     }
     if place("top_k").is_none() {
         sampling.top_k = 0;

@@ -164,8 +164,6 @@ pub(crate) struct Options {
     /// Not supported.
     mirostat: Option<i64>,
     /// Only 1.
-    typical_p: Option<f32>,
-    /// Only 1.
     tfs_z: Option<f32>,
     /// All others.
     #[serde(flatten)]
@@ -252,7 +250,6 @@ impl Rest {
         let not = |value: Option<f32>| value.is_some_and(|v| v != 1.0);
         for (name, there) in [
             ("mirostat", given.mirostat.is_some_and(|n| n != 0)),
-            ("typical_p", not(given.typical_p)),
             ("tfs_z", not(given.tfs_z)),
         ] {
             if there {
