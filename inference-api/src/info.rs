@@ -39,8 +39,8 @@ pub struct ModelInfo {
     pub device: String,
     /// The type it computes in.
     pub compute_type: Option<ComputeType>,
-    /// What inputs of quantized matrices become in prompts, such as `float32` or `int8`; `None` where
-    /// the backend does not say.
+    /// What inputs of quantized matrices become in prompts, such as `float32` or `int8`; `bfloat16x2`
+    /// is the sum of two bfloat16. `None` where the backend does not say.
     pub prompts: Option<String>,
     /// Whether it knows how to format a conversation.
     pub has_chat_template: bool,

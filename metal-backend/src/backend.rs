@@ -570,8 +570,8 @@ fn load(
     .to_owned();
     info.compute_type = Some(compute);
     info.prompts = prompts
-        .filter(|_| weights.quantization().is_some())
-        .map(|prompts| prompts.available().name().to_owned());
+        .zip(weights.quantization())
+        .map(|(prompts, (bits, _))| prompts.used_for(bits).to_owned());
     info.has_chat_template = text.template().is_some();
     info.sampling = sampling;
 

@@ -56,6 +56,22 @@ impl Prompts {
         Self::Float32
     }
 
+    /// The name of what inputs become before matrices of integers of `bits` bits: that of
+    /// [`Prompts::available`], or `bfloat16x2`, the sum of two bfloat16, where AMX tiles come first.
+    ///
+    /// ```
+    /// use mlx_cpu_kernels::Prompts;
+    /// assert_eq!(Prompts::Float32.used_for(6), "float32");
+    /// ```
+    pub fn used_for(self, bits: u32) -> &'static str {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::detect() == Isa::Amx && matches!(bits, 4 | 8) {
+            return "bfloat16x2";
+        }
+        let _ = bits;
+        self.available().name()
+    }
+
     /// Its name in `MLX_CPU_PROMPTS`.
     ///
     /// ```

@@ -73,6 +73,20 @@ pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
         .fold(0.0, f32::max)
 }
 
+/// Whether tiles multiply matrices of bfloat16, and of 4 and 8 bits.
+pub fn has_amx() -> bool {
+    rust_mlx::mlx::cpu::instruction_set() == "amx"
+}
+
+/// A bound of what the order of sums changes, relative to the largest value. Tiles take an input as
+/// the sum of two bfloat16, within 2^-17 of it, which a few layers make some 1e-5.
+pub fn order_bound(bound: f32) -> f32 {
+    match has_amx() {
+        true => 10.0 * bound,
+        false => bound,
+    }
+}
+
 /// Greedy, to the last token asked for.
 pub fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions::new()

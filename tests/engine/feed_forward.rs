@@ -1,7 +1,7 @@
 //! Feed-forward strategies by layer: against numpy (`tools/golden/feed_forward.py`), against the
 //! dense pass and against their definitions, on every family; and `--ffn` of the program.
 
-use crate::common::{fixture, floats, greedy, ids, max_difference, tiny, tiny_names};
+use crate::common::{fixture, floats, greedy, ids, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{output, refused, stdout};
 use inference::{
     ErrorKind, FeedForwardPlan, Interrupt, LoadOptions, Prompt, ResidualTrace, Result, TextModel,
@@ -97,7 +97,7 @@ fn all_features_are_the_dense_pass_and_few_are_not() {
         // The kernels round the inputs of quantized products, in an order that differs.
         let bound = match dense.info().quantization_bits {
             Some(_) => 2e-3,
-            None => 1e-5,
+            None => order_bound(1e-5),
         };
         let expected = logits(dense.as_ref(), &tokens);
         let all = logits(routed(&name, "sparse:1000000").unwrap().as_ref(), &tokens);
@@ -133,7 +133,7 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
         let [first, own] = [&ours, &dense].map(|t| &t.layers[0]);
         let bound = match model.info().quantization_bits {
             Some(_) => 2e-3,
-            None => 1e-5,
+            None => order_bound(1e-5),
         };
         assert!(relative(&first.mixer, &own.mixer) < bound, "{name}");
         // The first block of Nemotron-H is a mixer alone, as all of Mamba-2 are.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{fixture, greedy, max_difference, tiny, tiny_names};
+use crate::common::{fixture, greedy, max_difference, order_bound, tiny, tiny_names};
 use inference::{ErrorKind, Interrupt, LoadOptions, Precision, Prompt, Result, TextModel};
 use metal_backend::ffn::{
     self, CachedFfn, DenseFfn, FfnBackend, FfnPart, FfnRouter, HighwayFfn, SparseFfn,
@@ -54,7 +54,7 @@ fn dense_everywhere_is_the_plain_pass() {
         let plain = tiny(&name);
         let bound = match plain.info().quantization_bits {
             Some(_) => 2e-3,
-            None => 1e-5,
+            None => order_bound(1e-5),
         };
         let expected = logits(plain.as_ref(), &tokens);
         let difference = relative(&logits(model.as_ref(), &tokens), &expected);
@@ -123,7 +123,7 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
         let ours = logits(model.as_ref(), &longer);
         let bound = match model.info().quantization_bits {
             Some(_) => 2e-3,
-            None => 1e-5,
+            None => order_bound(1e-5),
         };
         let own = logits(tiny(name).as_ref(), &longer);
         assert!(relative(&ours, &own) < bound, "{name}");

@@ -1,7 +1,7 @@
 //! Tiny random checkpoints of every architecture and format, against numbers that transformers or
 //! mlx-lm computed from the same files (`tools/golden/{architectures,tiny_models}.py`).
 
-use crate::common::{floats, golden, greedy, ids, max_difference, tiny, tiny_names};
+use crate::common::{floats, golden, greedy, has_amx, ids, max_difference, tiny, tiny_names};
 use inference::{Message, Prompt};
 
 /// A thousandth. With the kernels it is two for quantized models. Their products of a few rows
@@ -14,6 +14,7 @@ fn logits_agree_with_the_reference_to_a_thousandth() {
         let model = tiny(&name);
         let bound = match model.info().quantization_bits {
             Some(_) if kernels => 2e-3,
+            None if kernels && has_amx() => 2e-3,
             _ => 1e-3,
         };
         let tokens = model.as_token_model().unwrap();

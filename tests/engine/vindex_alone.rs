@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{fixture, max_difference, tiny, tiny_names};
+use crate::common::{fixture, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{mlx, text};
 use inference::{ErrorKind, LoadOptions, Prompt, TextModel};
 
@@ -49,7 +49,7 @@ fn it_gives_the_logits_of_the_model_for_all_families_that_walk() {
                 // Kernels round the inputs of quantized products; those of a vindex are float32.
                 let bound = match dense.info().quantization_bits {
                     Some(_) => 2e-2,
-                    None => 1e-5,
+                    None => order_bound(1e-5),
                 };
                 if difference < bound {
                     compared.push(name.clone());

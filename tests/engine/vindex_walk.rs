@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{fixture, floats, greedy, ids, max_difference, tiny, tiny_names};
+use crate::common::{fixture, floats, greedy, ids, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{mlx, output, refused, stdout};
 use inference::{ErrorKind, LoadOptions, Prompt, Result, TextModel};
 use inference_probe::vindex::{Vindex, Writer};
@@ -102,7 +102,7 @@ fn all_features_are_the_dense_pass_and_few_are_sparse() {
         // Kernels round the inputs of quantized products; features are multiplied as they are.
         let bound = match dense.info().quantization_bits {
             Some(_) => 2e-2,
-            None => 1e-5,
+            None => order_bound(1e-5),
         };
         let difference = relative(&logits(all.as_ref(), &tokens), &expected);
         assert!(difference < bound, "{name}: {difference}");

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use crate::common::{fixture, floats, max_difference};
+use crate::common::{fixture, floats, max_difference, order_bound};
 use crate::program::{mlx, refused, stdout};
 use inference::{ErrorKind, LoadOptions, Prompt, Result, TextModel};
 use inference_formats::footprint::{Footprint, WeightStorage, feed_forward_layer};
@@ -109,7 +109,7 @@ fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
         let expected = logits(own.as_ref());
         let all = walking(name, "walk", &vindex).unwrap();
         let packed = own.info().quantization_bits.is_some();
-        let bound = if packed { 2e-2 } else { 1e-5 };
+        let bound = if packed { 2e-2 } else { order_bound(1e-5) };
         let difference = relative(&logits(all.as_ref()), &expected);
         assert!(difference < bound, "{name}: {difference}");
         let one = walking(name, "0=walk", &vindex).unwrap();
