@@ -377,11 +377,13 @@ mod sample_32k {
     }
 
     /// A draw among all tokens.
-    const ALL: DrawParams = DrawParams {
-        scale: 1.25,
-        uniform: 0.5,
-        ..DrawParams::new()
-    };
+    fn all() -> DrawParams {
+        DrawParams {
+            scale: 1.25,
+            uniform: 0.5,
+            ..DrawParams::new()
+        }
+    }
 
     /// One token by the kernel.
     fn sample(bencher: Bencher<'_, '_>, pick: Pick) {
@@ -403,7 +405,7 @@ mod sample_32k {
 
     #[divan::bench(max_time = SECONDS)]
     fn top_40_kernel(bencher: Bencher<'_, '_>) {
-        sample(bencher, Pick::Draw(DrawParams { top_k: 40, ..ALL }));
+        sample(bencher, Pick::Draw(DrawParams { top_k: 40, ..all() }));
     }
 
     #[divan::bench(max_time = SECONDS)]
@@ -419,11 +421,35 @@ mod sample_32k {
 
     #[divan::bench(max_time = SECONDS)]
     fn draw_kernel(bencher: Bencher<'_, '_>) {
-        sample(bencher, Pick::Draw(ALL));
+        sample(bencher, Pick::Draw(all()));
     }
 
     #[divan::bench(max_time = SECONDS)]
     fn top_p_kernel(bencher: Bencher<'_, '_>) {
-        sample(bencher, Pick::Draw(DrawParams { top_p: 0.9, ..ALL }));
+        sample(
+            bencher,
+            Pick::Draw(DrawParams {
+                top_p: 0.9,
+                ..all()
+            }),
+        );
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn top_n_sigma_kernel(bencher: Bencher<'_, '_>) {
+        let draw = DrawParams {
+            top_n_sigma: 1.0,
+            ..all()
+        };
+        sample(bencher, Pick::Draw(draw));
+    }
+
+    #[divan::bench(max_time = SECONDS)]
+    fn typical_p_kernel(bencher: Bencher<'_, '_>) {
+        let draw = DrawParams {
+            typical_p: 0.9,
+            ..all()
+        };
+        sample(bencher, Pick::Draw(draw));
     }
 }

@@ -212,7 +212,7 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not: most people never need them.
-const RARE: [&str; 48] = [
+const RARE: [&str; 43] = [
     "all",
     "alpha",
     "banned_tokens",
@@ -226,7 +226,6 @@ const RARE: [&str; 48] = [
     "dropout",
     "extra_eos_token",
     "forced_tokens",
-    "frequency_penalty",
     "gguf_path",
     "gguf_type",
     "grammar",
@@ -247,22 +246,16 @@ const RARE: [&str; 48] = [
     "pack",
     "prefill_response",
     "prefill_step_size",
-    "presence_penalty",
     "prompt_feature",
     "prompt_lookup",
     "quantized_kv_start",
     "regex",
-    "repeat_window",
     "skip_bad_lines",
     "steer",
     "text_feature",
     "test_batches",
     "tools",
-    "top_n_sigma",
-    "typical_p",
     "warmup_init",
-    "xtc_probability",
-    "xtc_threshold",
 ];
 
 /// The command line. Values may begin with a minus and a digit. So `--top-k -3` is reported as out

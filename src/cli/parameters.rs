@@ -29,6 +29,9 @@ impl<O> Clone for ParameterFlags<O> {
     }
 }
 
+/// What `-h` shows; `--help` has all.
+const USUAL: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
+
 /// The flags by the names of fields: `top-k` for `top_k`.
 static FLAGS: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
     Parameter::all()
@@ -53,6 +56,7 @@ fn argument<O: Otherwise>(parameter: &'static Parameter) -> Arg {
         .visible_aliases(parameter.aliases().iter().map(|alias| flag(alias)))
         .value_name(parameter.placeholder())
         .help(help)
+        .hide_short_help(!USUAL.contains(&parameter.name()))
         .allow_negative_numbers(true)
         .value_parser(move |text: &str| match parameter.is_count() {
             true => super::load::count(text).map(inference::ParameterValue::Count),
