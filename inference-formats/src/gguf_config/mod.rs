@@ -1,6 +1,8 @@
 //! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
 
 #[cfg(test)]
+mod hybrid_tests;
+#[cfg(test)]
 mod layer_tests;
 mod names;
 #[cfg(test)]
