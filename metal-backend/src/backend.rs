@@ -261,9 +261,7 @@ impl MlxBackend {
                 );
             });
         }
-        if let Some(warning) = gpu_layers_warning(options, self.0) {
-            tracing::warn!("{warning}");
-        }
+        warn_of_gpu_layers(options, self.0);
         let stream = Stream::default_of(self.0.device()).map_err(engine("device"))?;
         let group = divided::group(options)?;
         let of_vindex = options_of_vindex(options, path)?;
@@ -627,6 +625,13 @@ fn gpu_layers_warning(options: &LoadOptions, place: Place) -> Option<&'static st
         .then_some("gpu_layers is ignored: MLX runs the whole model on its device")
 }
 
+/// Logs [`gpu_layers_warning`].
+fn warn_of_gpu_layers(options: &LoadOptions, place: Place) {
+    if let Some(warning) = gpu_layers_warning(options, place) {
+        tracing::warn!("{warning}");
+    }
+}
+
 /// Refuses options about keys and values for an architecture that keeps none.
 ///
 /// # Errors
@@ -732,5 +737,31 @@ mod tests {
             );
         }
         assert_eq!(warning(Some(20), Place::Cpu), None);
+    }
+
+    /// What is logged as a warning while `body` runs.
+    fn logged(body: impl FnOnce()) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(tracing::Level::WARN)
+            .with_writer(std::sync::Arc::new(file.reopen().unwrap()))
+            .finish();
+        tracing::subscriber::with_default(subscriber, body);
+        std::fs::read_to_string(file.path()).unwrap()
+    }
+
+    #[test]
+    fn no_layers_for_a_gpu_is_logged() {
+        let none = LoadOptions::new().with_gpu_layers(0);
+        for place in [Place::Metal, Place::Cuda] {
+            let said = logged(|| warn_of_gpu_layers(&none, place));
+            let once = said.matches("gpu_layers is ignored").count();
+            assert!(once == 1 && said.contains("WARN"), "{said:?}");
+        }
+        // A CPU has none anyway.
+        assert_eq!(logged(|| warn_of_gpu_layers(&none, Place::Cpu)), "");
+        let all = LoadOptions::new().with_gpu_layers(-1);
+        assert_eq!(logged(|| warn_of_gpu_layers(&all, Place::Metal)), "");
     }
 }

@@ -26,7 +26,7 @@ use crate::error::engine as engine_error;
 use crate::generate::{Batch, Generation, salt};
 use crate::nn::attention::Positions;
 use crate::nn::feed_forward::as_trained;
-use crate::steer::{Edits, RequestEdits, hook};
+use crate::steer::{edits_of, hook};
 
 pub use encoder::EncoderModel;
 
@@ -392,16 +392,8 @@ impl MlxModel {
         engine.check_prompt(&ids)?;
         let decoder = engine.decoder()?;
         let logits = engine.scope(|| {
-            let edits = match steering {
-                Some(steering) => Some(RequestEdits::new(
-                    (engine, decoder.as_ref()),
-                    steering,
-                    ids.len(),
-                    interrupt,
-                )?),
-                None => None,
-            };
-            let mut edits = Edits::of(vec![edits]);
+            let of = (&**engine, decoder.as_ref());
+            let mut edits = edits_of(of, steering, ids.len(), interrupt)?;
             let caches = decoder.new_caches(engine.cache_options());
             let mut caches = caches.for_sequence(ids.len());
             let mut parts = Vec::new();

@@ -263,6 +263,20 @@ impl Edits {
     }
 }
 
+/// The edits of a prompt of `prompt` tokens, where there are any.
+///
+/// # Errors
+/// As [`RequestEdits::new`].
+pub fn edits_of(
+    of: (&Engine, &dyn Decoder),
+    steering: Option<&Steering>,
+    prompt: usize,
+    interrupt: &Interrupt,
+) -> Result<Option<Edits>> {
+    let own = steering.map(|steering| RequestEdits::new(of, steering, prompt, interrupt));
+    Ok(Edits::of(vec![own.transpose()?]))
+}
+
 /// These edits as the hook of a pass, where there are any.
 pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
     match edits {

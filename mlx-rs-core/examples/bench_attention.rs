@@ -1,5 +1,6 @@
-//! Attention in blocks beside the same with the matrix of all scores: times, and the memory that
-//! each takes. The heads are those of Gemma 3 4B: eight on four.
+//! Attention in blocks beside the same with the matrix of all scores: times, the memory that each
+//! takes, and how far each is from sums in float64. The heads are those of Gemma 3 4B: eight on
+//! four.
 //!
 //! ```text
 //! cargo bench -p rust-mlx-core --bench attention
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use mlx_rs_core::fast::{self, Mask};
 use mlx_rs_core::random::{self, Key};
-use mlx_rs_core::{Array, Device, Dtype, Result, Stream, cpu, memory, tri, where_};
+use mlx_rs_core::{
+    All, Array, Device, Dtype, Result, Stream, concatenate, cpu, memory, tri, where_,
+};
 
 const HEADS: i32 = 8;
 const KV_HEADS: i32 = 4;
@@ -18,11 +21,15 @@ const KV_HEADS: i32 = 4;
 pub type Size = (i32, i32);
 
 /// What is timed.
-pub const TIMED: [Size; 12] = [
+pub const TIMED: [Size; 16] = [
     (1, 32),
     (6, 32),
     (96, 32),
     (192, 32),
+    (1, 64),
+    (6, 64),
+    (96, 64),
+    (192, 64),
     (1, 128),
     (6, 128),
     (96, 128),
@@ -33,7 +40,7 @@ pub const TIMED: [Size; 12] = [
     (192, 256),
 ];
 
-/// Positions whose memory is shown, with heads of 256.
+/// Positions whose memory and precision are shown, with heads of 256.
 pub const MEASURED: [i32; 4] = [6, 128, 512, 2048];
 
 /// Queries, keys and values in the layouts of both ways.
@@ -55,11 +62,18 @@ impl Inputs {
             x.eval()?;
             Ok(x)
         };
+        let q = noise(&[1, HEADS, length, dim], 1)?;
+        let k = noise(&[1, KV_HEADS, length, dim], 2)?;
+        let v = noise(&[1, KV_HEADS, length, dim], 3)?;
+        // [1, H, L, D] -> [1, L, H * D]
+        let flat = |a: &Array| a.swap_axes(1, 2)?.reshape(&[1, length, -1]);
+        let packed = concatenate(&[&flat(&q)?, &flat(&k)?, &flat(&v)?], -1)?;
+        packed.eval()?;
         Ok(Self {
-            q: noise(&[1, HEADS, length, dim], 1)?,
-            k: noise(&[1, KV_HEADS, length, dim], 2)?,
-            v: noise(&[1, KV_HEADS, length, dim], 3)?,
-            packed: noise(&[1, length, (HEADS + 2 * KV_HEADS) * dim], 4)?,
+            q,
+            k,
+            v,
+            packed,
             size,
         })
     }
@@ -70,15 +84,41 @@ impl Inputs {
 
     /// `softmax(Q K^T) V` with all scores in memory.
     fn materialized(&self) -> Result<Array> {
+        self.materialized_in(Dtype::Float32)
+    }
+
+    /// The same with sums of this type: `[Hkv, H / Hkv, L, D]`.
+    fn materialized_in(&self, dtype: Dtype) -> Result<Array> {
         let (length, dim) = self.size;
         let q = self.q.reshape(&[KV_HEADS, HEADS / KV_HEADS, length, dim])?;
         let (k, v) = (self.k.swap_axes(0, 1)?, self.v.swap_axes(0, 1)?); // [Hkv, 1, L, D]
+        let (q, k, v) = (q.astype(dtype)?, k.astype(dtype)?, v.astype(dtype)?);
+        let number = |value: f32| Array::scalar(value)?.astype(dtype);
         let scores = q
             .matmul(&k.swap_axes(-1, -2)?)?
-            .multiply(&Array::scalar(self.scale())?)?;
+            .multiply(&number(self.scale())?)?;
         let seen = tri(length, length, 0, Dtype::Bool)?;
-        let scores = where_(&seen, &scores, &Array::scalar(f32::NEG_INFINITY)?)?;
+        let scores = where_(&seen, &scores, &number(f32::NEG_INFINITY)?)?;
         scores.softmax(-1, true)?.matmul(&v)
+    }
+
+    /// By how much `found` is off at most, beside sums in float64, which only the CPU has.
+    fn error(&self, found: &Array) -> Result<f32> {
+        let (length, dim) = self.size;
+        // In blocks it is [1, L, H * D] on the CPU.
+        let found = match found.shape() {
+            [1, _, width] if *width == HEADS * dim => {
+                found.reshape(&[1, length, HEADS, dim])?.swap_axes(1, 2)?
+            }
+            _ => found.clone(),
+        };
+        found.eval()?;
+        Stream::default_of(Device::cpu())?.scope(|| {
+            let exact = self.materialized_in(Dtype::Float64)?;
+            let found = found.reshape(exact.shape())?.astype(Dtype::Float64)?;
+            let worst = found.subtract(&exact)?.abs()?.max(All, false)?;
+            worst.astype(Dtype::Float32)?.item()
+        })
     }
 
     /// The kernel on a CPU, MLX's elsewhere.
@@ -137,11 +177,11 @@ fn peak(make: &dyn Fn() -> Result<Array>) -> Result<usize> {
 
 /// Prints the tables of all sizes.
 pub fn main() -> Result<()> {
-    run(&TIMED, &MEASURED, 21)
+    run(&TIMED, &MEASURED, 21).map(|_| ())
 }
 
-/// Prints both tables.
-pub fn run(timed: &[Size], measured: &[i32], runs: usize) -> Result<()> {
+/// Prints the tables. Returns by how much attention in blocks is off at most.
+pub fn run(timed: &[Size], measured: &[i32], runs: usize) -> Result<f32> {
     let gpu = Device::gpu().is_available();
     let device = if gpu { Device::gpu() } else { Device::cpu() };
     Stream::default_of(device)?.scope(|| {
@@ -164,6 +204,15 @@ pub fn run(timed: &[Size], measured: &[i32], runs: usize) -> Result<()> {
             let whole = peak(&|| inputs.materialized())?;
             println!("{length:>9}  {fused:>15}  {whole:>21}");
         }
-        Ok(())
+        println!("positions  error in blocks  error with all scores, beside float64");
+        let mut worst = 0.0f32;
+        for &length in measured {
+            let inputs = Inputs::new((length, 256))?;
+            let fused = inputs.error(&inputs.fused()?)?;
+            let whole = inputs.error(&inputs.materialized()?)?;
+            println!("{length:>9}  {fused:>15.1e}  {whole:>21.1e}");
+            worst = worst.max(fused);
+        }
+        Ok(worst)
     })
 }

@@ -25,7 +25,11 @@ impl SteerArgs {
     }
 }
 
-fn steerable(model: &dyn TextModel) -> Result<&dyn SteerableModel, Failure> {
+/// The model as one that takes edits.
+///
+/// # Errors
+/// When it takes none.
+pub fn steerable(model: &dyn TextModel) -> Result<&dyn SteerableModel, Failure> {
     model.as_steerable().ok_or_else(|| {
         let message = "this backend takes no edits; leave --steer out, or see `mlx backends`";
         Failure::failed(message)

@@ -2,17 +2,21 @@
 
 use std::path::PathBuf;
 
-use inference::{AttentionInspector, CancelToken, Interrupt, Prompt, ResidualTrace, TokenModel};
+use inference::{
+    AttentionInspector, AttentionWeights, CancelToken, FeedForwardActivations, Interrupt, Prompt,
+    ResidualTrace, SteerableModel, Steering, TokenModel,
+};
 use inference_probe::divergence::softmax;
 use inference_probe::trace_store::TraceStore;
 use inference_probe::vindex::greatest_by_magnitude;
 use serde::Serialize;
 
 use super::console::Console;
-use super::failure::Failure;
+use super::failure::{Failure, of_options};
 use super::interrupt::cancel_on_interrupt;
 use super::load::{LoadArgs, ModelArgs, load};
 use super::prompt::RawPromptArgs;
+use super::steer::{SteerArgs, steerable};
 use super::trace_patch::{self, Asked, PatchArgs};
 
 /// Show how the answer to a prompt grows from layer to layer, and what each part adds to it
@@ -47,6 +51,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     patch: PatchArgs,
+    #[command(flatten)]
+    steer: SteerArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -165,9 +171,57 @@ struct Report {
     activations: Option<Vec<Activated>>,
 }
 
+/// A prompt in the model as it is, or with edits.
+struct Look<'a> {
+    inspector: &'a dyn AttentionInspector,
+    steered: Option<(&'a dyn SteerableModel, &'a Steering)>,
+    prompt: &'a Prompt,
+    interrupt: &'a Interrupt,
+}
+
+impl Look<'_> {
+    fn residuals(&self, positions: &[usize]) -> Result<ResidualTrace, Failure> {
+        let (prompt, interrupt) = (self.prompt, self.interrupt);
+        match self.steered {
+            Some((model, steering)) => model
+                .steered_residuals(prompt, positions, steering, interrupt)
+                .map_err(of_options),
+            None => Ok(self
+                .inspector
+                .trace_residuals(prompt, positions, interrupt)?),
+        }
+    }
+
+    fn attention(&self, layers: Option<&[usize]>) -> Result<AttentionWeights, Failure> {
+        let (prompt, interrupt) = (self.prompt, self.interrupt);
+        match self.steered {
+            Some((model, steering)) => model
+                .steered_attention_weights(prompt, layers, steering, interrupt)
+                .map_err(of_options),
+            None => Ok(self
+                .inspector
+                .attention_weights(prompt, layers, interrupt)?),
+        }
+    }
+
+    fn activations(&self, positions: &[usize]) -> Result<FeedForwardActivations, Failure> {
+        let (prompt, interrupt) = (self.prompt, self.interrupt);
+        match self.steered {
+            Some((model, steering)) => model
+                .steered_activations(prompt, positions, steering, interrupt)
+                .map_err(of_options),
+            None => {
+                let found = self.inspector;
+                Ok(found.feed_forward_activations(prompt, positions, interrupt)?)
+            }
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
+    let steering = args.steer.read()?;
     let loaded = load(&args.model, &args.load, console)?;
     let model = loaded.model.as_ref();
     let (Some(inspector), Some(tokens)) = (model.as_attention_inspector(), model.as_token_model())
@@ -204,7 +258,17 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         Some(_) => (0..length).collect(),
         None => (length.saturating_sub(1)..length).collect(),
     };
-    let trace = inspector.trace_residuals(&prompt, &positions, &interrupt)?;
+    let steered = match &steering {
+        Some(steering) => Some((steerable(model)?, steering)),
+        None => None,
+    };
+    let look = Look {
+        inspector,
+        steered,
+        prompt: &prompt,
+        interrupt: &interrupt,
+    };
+    let trace = look.residuals(&positions)?;
     if let Some(path) = &args.save {
         store(&trace)?
             .write(path)
@@ -217,11 +281,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let (answer, steps) = trajectory(args, answer, inspector, tokens, &trace)?;
     let attention = args
         .attention
-        .then(|| attention(args, inspector, &prompt, count, &interrupt))
+        .then(|| attention(args, &look, count))
         .transpose()?;
     let last = length.saturating_sub(1);
     let activations = (args.activations)
-        .map(|top| activations(args, inspector, (&prompt, last), top, &interrupt))
+        .map(|top| activations(args, &look, last, top))
         .transpose()?;
     let pieces = trace.tokens.iter().map(|id| piece(tokens, *id)).collect();
     let report = Report {
@@ -394,18 +458,12 @@ pub fn greatest(logits: &[f32], n: usize) -> Vec<u32> {
     ids
 }
 
-fn attention(
-    args: &Args,
-    inspector: &dyn AttentionInspector,
-    prompt: &Prompt,
-    count: usize,
-    interrupt: &Interrupt,
-) -> Result<Vec<Attended>, Failure> {
+fn attention(args: &Args, look: &Look<'_>, count: usize) -> Result<Vec<Attended>, Failure> {
     let chosen: Option<Vec<usize>> = args
         .layers
         .as_ref()
         .map(|layers| (0..count).filter(|l| layers.has(*l)).collect());
-    let found = inspector.attention_weights(prompt, chosen.as_deref(), interrupt)?;
+    let found = look.attention(chosen.as_deref())?;
     let pairs = found.layers.into_iter().zip(found.weights);
     Ok(pairs
         .map(|(layer, weights)| Attended { layer, weights })
@@ -415,12 +473,11 @@ fn attention(
 /// The features that are worth most at the last token, layer by layer.
 fn activations(
     args: &Args,
-    inspector: &dyn AttentionInspector,
-    (prompt, last): (&Prompt, usize),
+    look: &Look<'_>,
+    last: usize,
     top: usize,
-    interrupt: &Interrupt,
 ) -> Result<Vec<Activated>, Failure> {
-    let found = inspector.feed_forward_activations(prompt, &[last], interrupt)?;
+    let found = look.activations(&[last])?;
     let layers = found.layers.into_iter().enumerate();
     let shown = layers.filter(|(layer, all)| {
         !all.is_empty() && args.layers.as_ref().is_none_or(|l| l.has(*layer))

@@ -26,7 +26,7 @@ pub struct PatchArgs {
         long,
         value_name = "TEXT",
         allow_hyphen_values = true,
-        conflicts_with_all = ["attention", "save", "top"]
+        conflicts_with_all = ["activations", "attention", "save", "steer", "top"]
     )]
     pub patch: Option<String>,
     /// The answer of the corrupted prompt: the first token of this text [default: the token that

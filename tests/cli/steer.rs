@@ -154,6 +154,46 @@ fn commands_edit_as_the_engine_does() {
 }
 
 #[test]
+fn a_trace_is_that_of_the_edited_model() {
+    let home = tempfile::tempdir().unwrap();
+    let (file, steering) = edits(home.path());
+    let model = tiny("llama");
+    let own = tiny_path();
+    let args = ["trace", "--backend", "cpu", "--model", &own, "--tokens"];
+    let run = |more: &[&str]| {
+        let all = [&args[..], &["5,17,42,99,7,63", "--json"], more].concat();
+        let found = stdout(&mlx(home.path(), &all).output().unwrap());
+        serde_json::from_str::<Value>(&found).unwrap()
+    };
+    let shown = ["--attention", "--activations", "2"];
+    let (plain, edited) = (
+        run(&shown),
+        run(&[&shown[..], &["--steer", &file]].concat()),
+    );
+    let prompt = Prompt::Tokens(vec![5, 17, 42, 99, 7, 63]);
+    let logits = (model.as_steerable().unwrap())
+        .steered_logits_until(&prompt, false, &steering, &Interrupt::new())
+        .unwrap()
+        .logits;
+    let last = edited["steps"].as_array().unwrap().last().unwrap();
+    let token = edited["answer"]["token"].as_u64().unwrap() as usize;
+    let difference = last["logit"].as_f64().unwrap() - f64::from(logits[token]);
+    assert!(difference.abs() < 1e-4, "{difference}");
+    assert!(logits.iter().all(|logit| *logit <= logits[token]));
+    for part in ["steps", "attention", "activations"] {
+        assert_ne!(plain[part], edited[part], "{part}");
+    }
+    for other in [["--activations", "2"], ["--steer", &file]] {
+        let all = [&args[..], &["5,6", "--patch", "one dog"], &other].concat();
+        let message = refused(&mlx(home.path(), &all).output().unwrap(), 2);
+        assert!(
+            message.contains(other[0]) && message.contains("--patch"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
 fn edits_that_cannot_be_are_refused_with_the_file() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("edits.json");

@@ -23,6 +23,7 @@ mod profile;
 #[path = "../common/program.rs"]
 mod program;
 mod prompt_cache;
+mod real_models;
 mod recurrent;
 mod replies;
 mod requests;

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use crate::alone::alone;
-use crate::common::{greedy, tiny};
+use crate::common::{fixture, greedy, tiny};
 use inference::{
-    CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Prompt,
+    CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Prompt, TextModel,
 };
 use mlx_rs_core::memory;
 
@@ -244,6 +244,47 @@ fn closing_frees_the_weights_and_ends_what_runs() {
             assert_eq!(held(), before);
         },
     );
+}
+
+/// A draft model, an adapter and the cache of prompts are freed as well.
+#[test]
+fn closing_frees_all_that_a_model_brings() {
+    alone("requests::closing_frees_all_that_a_model_brings", || {
+        let held = || (memory::live_arrays(), memory::active().unwrap());
+        let options = LoadOptions::new()
+            .with_backend("cpu")
+            .with_draft_model(fixture("tiny/llama"))
+            .with_adapter_path(fixture("training/llama-4"));
+        let load = || inference::load_model(&fixture("tiny/llama"), &options).unwrap();
+        let reply = |model: &dyn TextModel| {
+            let stream = model.generate(&prompt(), &greedy(8)).unwrap();
+            let output = stream.collect_output().unwrap();
+            (output.tokens, output.metrics.cached_tokens)
+        };
+        // What the first model leaves for all later ones is not a leak of theirs.
+        let model = load();
+        let (tokens, cached) = reply(model.as_ref());
+        assert_eq!(cached, 0);
+        model.close().unwrap();
+        drop(model);
+        let before = held();
+        let model = load();
+        assert_eq!(reply(model.as_ref()).0, tokens);
+        // A second time it begins from the cache.
+        let (again, cached) = reply(model.as_ref());
+        assert!(again == tokens && cached > 0, "{cached}");
+        let loaded = held();
+        let weights = model.info().weight_bytes as usize;
+        assert!(loaded.1 > before.1 + weights, "{before:?} {loaded:?}");
+        model.close().unwrap();
+        // The handle is alive. The engine's thread answers before it drops what it held.
+        let until = Instant::now() + Duration::from_secs(60);
+        while held() != before && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(held(), before);
+        drop(model);
+    });
 }
 
 #[test]

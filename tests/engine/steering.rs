@@ -368,3 +368,76 @@ fn what_does_not_fit_the_model_is_said() {
     );
     assert!(gain.contains("it has resid_pre, resid_post"), "{gain}");
 }
+
+/// A trace of an edited model ends in its logits, and shows each edit where it happens.
+#[test]
+fn a_trace_shows_the_edited_model() {
+    let model = tiny("llama");
+    let prompt = Prompt::Tokens(vec![5, 17, 42, 99, 7, 63]);
+    let inspector = model.as_attention_inspector().unwrap();
+    let steerable = model.as_steerable().unwrap();
+    let interrupt = Interrupt::new();
+    let width = model.info().hidden_size;
+    let vector: Vec<f32> = (0..width).map(|i| (i % 7) as f32 * 0.1 - 0.3).collect();
+    let edits = steering(json!([
+        {"layers": 1, "hook": "resid_post", "op": "add", "vector": vector, "coefficient": 2},
+        {"layers": 1, "hook": "mlp_post", "neurons": [3], "op": "zero"},
+        {"layers": 2, "hook": "z", "heads": [0], "op": "scale", "factor": 3},
+    ]));
+    let trace = |steering: Option<&Steering>| match steering {
+        Some(own) => steerable.steered_residuals(&prompt, &[0, 5], own, &interrupt),
+        None => inspector.trace_residuals(&prompt, &[0, 5], &interrupt),
+    };
+    let (edited, before) = (trace(Some(&edits)).unwrap(), trace(None).unwrap());
+    let last = &edited.layers.last().unwrap().residual[width..];
+    let ended = inspector.unembed(last).unwrap().remove(0);
+    let wanted = logits(model.as_ref(), &prompt, &edits);
+    assert!(max_difference(&ended, &wanted) < 1e-4);
+    assert!(max_difference(&ended, &plain(model.as_ref(), &prompt)) > 1e-2);
+    assert_eq!(edited.embedding, before.embedding);
+    assert_eq!(edited.layers[0].residual, before.layers[0].residual);
+    assert!(max_difference(&edited.layers[1].mixer, &before.layers[1].mixer) < 1e-6);
+    // Without the neuron, what is left of the difference is the vector.
+    let silent = steering(json!([
+        {"layers": 1, "hook": "mlp_post", "neurons": [3], "op": "zero"},
+    ]));
+    let silent = trace(Some(&silent)).unwrap();
+    for (edited, silent) in (edited.layers[1].feed_forward.chunks(width))
+        .zip(silent.layers[1].feed_forward.chunks(width))
+    {
+        let added: Vec<f32> = edited
+            .iter()
+            .zip(silent)
+            .map(|(a, b)| (a - b) / 2.0)
+            .collect();
+        assert!(max_difference(&added, &vector) < 1e-5, "{added:?}");
+    }
+    assert!(max_difference(&edited.layers[2].mixer, &before.layers[2].mixer) > 1e-3);
+
+    let seen = steerable.steered_activations(&prompt, &[5], &edits, &interrupt);
+    let (seen, plain) = (
+        seen.unwrap(),
+        inspector
+            .feed_forward_activations(&prompt, &[5], &interrupt)
+            .unwrap(),
+    );
+    assert_eq!(seen.layers[0], plain.layers[0]);
+    assert!(seen.layers[1][3] == 0.0 && plain.layers[1][3] != 0.0);
+    assert!(max_difference(&seen.layers[2], &plain.layers[2]) > 1e-3);
+
+    let weights = steerable.steered_attention_weights(&prompt, None, &edits, &interrupt);
+    let (weights, plain) = (
+        weights.unwrap().weights,
+        inspector
+            .attention_weights(&prompt, None, &interrupt)
+            .unwrap()
+            .weights,
+    );
+    assert_eq!(weights[..2], plain[..2]);
+    // The states that layer 2 reads are edited.
+    assert_ne!(weights[2], plain[2]);
+
+    let outside = steering(json!([{"layers": 9, "hook": "z", "op": "zero"}]));
+    let refused = trace(Some(&outside)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidOption);
+}

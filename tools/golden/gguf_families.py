@@ -3,6 +3,7 @@
 The weights of those fixtures are bfloat16, which GGUF holds exactly, so the goldens of the directory are those of the file.
 Names of tensors come from the `gguf` package's own map. What the converter does to the numbers is written here once more:
 rows of query and key heads permuted for llama's kin, one added to Gemma's norms, GPT-2's matrices turned, experts stacked.
+For hybrids `gguf_hybrids.py` does it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
+import gguf_hybrids as hybrids
 import tiny_tokenizer
 from gguf_model import permute
 
@@ -45,8 +47,15 @@ FAMILIES = {
     "gemma4-large": ("gemma4", "qwen2"),
     "lfm2": ("lfm2", "qwen2"),
     "lfm2-moe": ("lfm2moe", "qwen2"),
+    "mamba2": ("mamba2", "qwen2"),
+    "falcon-h1": ("falcon-h1", "qwen2"),
+    "granitemoehybrid": ("granitehybrid", "qwen2"),
+    "granitemoehybrid-dense": ("granitehybrid", "qwen2"),
+    "nemotron-h": ("nemotron_h", "qwen2"),
+    "nemotron-h-moe": ("nemotron_h_moe", "qwen2"),
+    "qwen3-next": ("qwen3next", "qwen2"),
 }
-PERMUTED = ("llama", "granite", "smollm3")
+PERMUTED = ("llama", "granite", "smollm3", "granitehybrid")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 GGUF_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -60,12 +69,14 @@ def first(config: dict[str, Any], *names: str, default: Any = None) -> Any:
 def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
     """The keys that the converter writes."""
     hidden = first(config, "hidden_size", "n_embd")
-    heads = first(config, "num_attention_heads", "n_head")
+    heads = first(config, "num_attention_heads", "n_head", "num_heads")
     head_dim = first(config, "head_dim", default=hidden // heads)
     if architecture == "gemma4":
         return gemma4_metadata(writer, config)
     if architecture in ("lfm2", "lfm2moe"):
         return lfm2_metadata(writer, config)
+    if architecture in hybrids.ARCHITECTURES:
+        return hybrids.metadata(writer, architecture, config)
     rope = first(config, "rope_parameters", "rope_scaling", default={})
     rope = rope.get("full_attention", rope)
     writer.add_name("tiny")
@@ -208,9 +219,11 @@ def tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
 def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """float32 arrays under their GGUF names."""
     layers = first(config, "num_hidden_layers", "n_layer")
+    if architecture in hybrids.ARCHITECTURES:
+        weights = hybrids.reordered(architecture, config, weights)
     model = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(model, layers)
-    heads = first(config, "num_attention_heads", "n_head")
+    heads = first(config, "num_attention_heads", "n_head", "num_heads")
     kv_heads = first(config, "num_key_value_heads", default=heads)
     out: dict[str, np.ndarray] = {}
     stacks: dict[str, dict[int, np.ndarray]] = {}
@@ -222,6 +235,9 @@ def tensors(architecture: str, config: dict[str, Any], weights: dict[str, np.nda
                 out[f"blk.{name.split('.')[2]}.{part}.scale"] = value
                 continue
             name = name if name.endswith(".weight") else f"{name}.weight"
+        elif name.startswith("blk."):
+            out[name] = value  # named already
+            continue
         elif ".experts." in name:
             before, after = name.split(".experts.")
             number, part, _ = after.split(".")
@@ -342,7 +358,7 @@ def make(name: str) -> int:
     for key, value in tensors(architecture, config, weights).items():
         # The converter keeps vectors, and what routes, in float32.
         data = np.ascontiguousarray(value, dtype=np.float32)
-        is_plain = value.ndim == 1 or "ffn_gate_inp" in key or (data.view(np.uint32) & 0xFFFF).any()
+        is_plain = value.ndim == 1 or hybrids.is_float(key) or "ffn_gate_inp" in key or (data.view(np.uint32) & 0xFFFF).any()
         kind = Kind.F32 if is_plain else Kind.BF16
         writer.add_tensor(key, gguf.quants.quantize(data, kind), raw_dtype=kind)
     for key, value in packed.items():

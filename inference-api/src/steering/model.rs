@@ -3,7 +3,8 @@
 use super::{Hook, Steering, SteeringShape};
 use crate::backend::TextModel;
 use crate::cancel::Interrupt;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::{AttentionWeights, FeedForwardActivations, ResidualTrace};
 use crate::message::Prompt;
 use crate::token_model::LogitsOutput;
 
@@ -40,6 +41,13 @@ impl HookStates {
     }
 }
 
+fn unseen() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "this backend does not show the inside of an edited model",
+    )
+}
+
 /// A model that takes [`GenerateOptions::steering`](crate::GenerateOptions::steering).
 pub trait SteerableModel: TextModel {
     /// What can be edited.
@@ -72,6 +80,57 @@ pub trait SteerableModel: TextModel {
         steering: &Steering,
         interrupt: &Interrupt,
     ) -> Result<Vec<f32>>;
+
+    /// As [`AttentionInspector::trace_residuals`](crate::AttentionInspector::trace_residuals), with
+    /// edits. One at [`Hook::ResidPre`] counts to the mixer, one at [`Hook::ResidPost`] to the
+    /// feed-forward part.
+    ///
+    /// # Errors
+    /// As that, and what [`Steering::check`] says;
+    /// [`ErrorKind::Unsupported`] where the backend does not have it.
+    fn steered_residuals(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<ResidualTrace> {
+        let _ = (prompt, positions, steering, interrupt);
+        Err(unseen())
+    }
+
+    /// As [`AttentionInspector::attention_weights`](crate::AttentionInspector::attention_weights),
+    /// with edits.
+    ///
+    /// # Errors
+    /// As [`Self::steered_residuals`].
+    fn steered_attention_weights(
+        &self,
+        prompt: &Prompt,
+        layers: Option<&[usize]>,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionWeights> {
+        let _ = (prompt, layers, steering, interrupt);
+        Err(unseen())
+    }
+
+    /// As [`feed_forward_activations`] with edits: those at [`Hook::Neurons`] are in it.
+    ///
+    /// # Errors
+    /// As [`Self::steered_residuals`].
+    ///
+    /// [`feed_forward_activations`]: crate::AttentionInspector::feed_forward_activations
+    fn steered_activations(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<FeedForwardActivations> {
+        let _ = (prompt, positions, steering, interrupt);
+        Err(unseen())
+    }
 
     /// The states of a prompt at these places, layers and hooks, in the unedited model.
     ///

@@ -2,12 +2,27 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill};
+use super::{Defaults, Family, GgufFamily, GgufHeader, Names, Recurrence, Windows, fill, ssm};
+use crate::error::Result;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Beside,
+    gguf: Some(GgufFamily {
+        runs_only: true,
+        read,
+        own: ssm::names!(
+            "mamba",
+            ("ffn_gate", "feed_forward.gate_proj"),
+            ("ffn_up", "feed_forward.up_proj"),
+            ("ffn_down", "feed_forward.down_proj"),
+        ),
+        // Its name has no suffix in files.
+        whole: ssm::vectors!("mamba", ("ffn_norm", "pre_ff_layernorm.weight")),
+        global: GLOBAL,
+        ..GgufFamily::new("falcon-h1")
+    }),
     ..Family::new(
         "falcon_h1",
         "FalconH1ForCausalLM",
@@ -18,6 +33,34 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Names outside of blocks.
+const GLOBAL: Names = &[
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.final_layernorm"),
+    ("output", "lm_head"),
+];
+
+/// The fields of a GGUF file. It has no factors: the converter multiplies them into the matrices.
+/// llama.cpp takes the norm after the gate.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let sizes = ssm::Sizes::read(header)?;
+    Ok(json!({
+        "mamba_d_ssm": sizes.inner,
+        "mamba_n_heads": sizes.heads,
+        "mamba_d_head": sizes.dim,
+        "mamba_d_state": sizes.state,
+        "mamba_n_groups": sizes.groups,
+        "mamba_d_conv": sizes.conv,
+        "mamba_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
+        "mamba_proj_bias": ssm::has(header, "ssm_in.bias"),
+        "projectors_bias": ssm::has(header, "ssm_out.bias"),
+        "attention_bias": ssm::has(header, "attn_q.bias"),
+        "mlp_bias": ssm::has(header, "ffn_gate.bias"),
+        "mamba_rms_norm": ssm::has(header, "ssm_norm.weight"),
+        "mamba_norm_before_gate": false,
+    }))
+}
 
 fn complete(map: &mut Map<String, Value>) {
     // Every block is of the same kind.

@@ -15,6 +15,14 @@ use crate::limits;
 pub struct GgufFamily {
     /// `general.architecture`. Two families may share one.
     pub architecture: &'static str,
+    /// Other names of `general.architecture` for the same files.
+    pub(crate) also: &'static [&'static str],
+    /// Whether no layer has attention: heads are those of the recurrence, and there is no
+    /// feed-forward part.
+    pub(crate) is_recurrent: bool,
+    /// Whether the layout differs from that of a directory by more than names, so that files run
+    /// and are not converted.
+    pub runs_only: bool,
     /// Whether files of this architecture are read as another family at first, whose `read` finds
     /// out that they are of this one.
     pub is_variant: bool,
@@ -123,6 +131,9 @@ impl GgufFamily {
     pub(super) const fn new(architecture: &'static str) -> Self {
         Self {
             architecture,
+            also: &[],
+            is_recurrent: false,
+            runs_only: false,
             is_variant: false,
             activation: "silu",
             activation_field: "hidden_act",

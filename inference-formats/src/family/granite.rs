@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, GgufExport, GgufFamily, Windows};
+use super::{Defaults, Family, GgufExport, GgufFamily, GgufHeader, Windows};
+use crate::error::Result;
 
 /// Keys of GGUF and fields of `config.json`: factors on scores, embeddings, residuals and logits.
 const FACTORS: [(&str, &str); 4] = [
@@ -17,13 +18,7 @@ pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,
-        read: |header| {
-            let mut fields = Map::new();
-            for (key, field) in FACTORS {
-                fields.insert(field.to_owned(), json!(header.keys.positive(key)?));
-            }
-            Ok(Value::Object(fields))
-        },
+        read: |header| factors(header).map(Value::Object),
         export: Some(GgufExport {
             factors: &FACTORS,
             ..GgufExport::PLAIN
@@ -41,3 +36,12 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// The factors of a GGUF file.
+pub(super) fn factors(header: &GgufHeader<'_>) -> Result<Map<String, Value>> {
+    let mut fields = Map::new();
+    for (key, field) in FACTORS {
+        fields.insert(field.to_owned(), json!(header.keys.positive(key)?));
+    }
+    Ok(fields)
+}

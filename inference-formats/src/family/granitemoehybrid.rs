@@ -2,12 +2,33 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, list_layers, rename};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, granite, list_layers,
+    rename, ssm,
+};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
+    gguf: Some(GgufFamily {
+        runs_only: true,
+        permuted: true,
+        layers_differ: true,
+        mixture: "block_sparse_moe",
+        read,
+        own: ssm::names!(
+            "mamba",
+            ("ffn_gate_inp", "mlp.router.layer"),
+            ("ffn_gate_shexp", "shared_mlp.gate_proj"),
+            ("ffn_up_shexp", "shared_mlp.up_proj"),
+            ("ffn_down_shexp", "shared_mlp.output_linear"),
+        ),
+        whole: ssm::vectors!("mamba"),
+        ..GgufFamily::new("granitehybrid")
+    }),
     reply: Some("hermes"),
     ..Family::new(
         "granitemoehybrid",
@@ -19,6 +40,50 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// The fields of a GGUF file. Layers with key heads have attention.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let sizes = ssm::Sizes::read(header)?;
+    let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
+    let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
+    let kinds: Vec<&str> = (heads.iter())
+        .map(|n| if *n == 0 { "mamba" } else { "attention" })
+        .collect();
+    // llama.cpp's switch for rotation.
+    let rotates = keys.metadata.bool(&keys.key("rope.scaling.finetuned"))?;
+    let rotates = if rotates.unwrap_or(true) {
+        "rope"
+    } else {
+        "nope"
+    };
+    let experts = header.experts()?;
+    let per_token = match experts {
+        Some(_) => keys.required("expert_used_count", limits::EXPERTS)?,
+        None => 0,
+    };
+    let shared = "expert_shared_feed_forward_length";
+    let mut fields = granite::factors(header)?;
+    let own = json!({
+        "layer_types": kinds,
+        "position_embedding_type": rotates,
+        "num_local_experts": experts.unwrap_or(0),
+        "num_experts_per_tok": per_token,
+        "shared_intermediate_size": keys.uint(shared, 1, limits::INTERMEDIATE)?,
+        "mamba_n_heads": sizes.heads,
+        "mamba_d_head": sizes.dim,
+        "mamba_d_state": sizes.state,
+        "mamba_n_groups": sizes.groups,
+        "mamba_d_conv": sizes.conv,
+        "mamba_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
+        "mamba_proj_bias": ssm::has(header, "ssm_in.bias"),
+        "attention_bias": ssm::has(header, "attn_q.bias"),
+    });
+    if let Value::Object(own) = own {
+        fields.extend(own);
+    }
+    Ok(Value::Object(fields))
+}
 
 fn complete(map: &mut Map<String, Value>) {
     fill(

@@ -2,12 +2,25 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, is_set, rename};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, is_set, rename, ssm,
+};
+use crate::error::Result;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Every,
+    gguf: Some(GgufFamily {
+        is_recurrent: true,
+        runs_only: true,
+        read,
+        own: ssm::names!("mixer", ("attn_norm", "norm")),
+        whole: ssm::vectors!("mixer"),
+        global: GLOBAL,
+        prefix: "backbone.layers.",
+        ..GgufFamily::new("mamba2")
+    }),
     ..Family::new(
         "mamba2",
         "Mamba2ForCausalLM",
@@ -18,6 +31,28 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// Names outside of blocks, here and in Nemotron-H.
+pub(super) const GLOBAL: super::Names = &[
+    ("token_embd", "backbone.embeddings"),
+    ("output_norm", "backbone.norm_f"),
+    ("output", "lm_head"),
+];
+
+/// The fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let sizes = ssm::Sizes::read(header)?;
+    Ok(json!({
+        "num_heads": sizes.heads,
+        "num_key_value_heads": Value::Null,
+        "head_dim": sizes.dim,
+        "state_size": sizes.state,
+        "n_groups": sizes.groups,
+        "conv_kernel": sizes.conv,
+        "use_bias": ssm::has(header, "ssm_in.bias"),
+        "use_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
+    }))
+}
 
 fn complete(map: &mut Map<String, Value>) {
     fill(

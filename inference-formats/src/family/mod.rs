@@ -73,6 +73,7 @@ pub mod roberta;
 pub mod seed_oss;
 pub mod smollm3;
 pub mod solar_open;
+mod ssm;
 pub mod stablelm;
 pub mod starcoder2;
 pub mod telechat3;
@@ -367,7 +368,8 @@ impl Family {
     ) -> Option<(&'static Self, &'static GgufFamily)> {
         FAMILIES.into_iter().find_map(|family| {
             let gguf = family.gguf.as_ref()?;
-            (gguf.architecture == architecture && !gguf.is_variant).then_some((family, gguf))
+            let named = gguf.architecture == architecture || gguf.also.contains(&architecture);
+            (named && !gguf.is_variant).then_some((family, gguf))
         })
     }
 

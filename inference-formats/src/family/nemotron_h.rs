@@ -2,12 +2,45 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, is_set, rename};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Recurrence, Windows, fill, is_set, mamba2, rename,
+    ssm,
+};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
+    gguf: Some(GgufFamily {
+        also: &["nemotron_h_moe"],
+        runs_only: true,
+        layers_differ: true,
+        read,
+        own: ssm::names!(
+            "mixer",
+            ("attn_norm", "norm"),
+            ("attn_q", "mixer.q_proj"),
+            ("attn_k", "mixer.k_proj"),
+            ("attn_v", "mixer.v_proj"),
+            ("attn_output", "mixer.o_proj"),
+            ("ffn_up", "mixer.up_proj"),
+            ("ffn_down", "mixer.down_proj"),
+            ("ffn_gate_inp", "mixer.gate"),
+            ("ffn_up_exps", "mixer.switch_mlp.fc1"),
+            ("ffn_down_exps", "mixer.switch_mlp.fc2"),
+            ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+            ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+        ),
+        whole: ssm::vectors!(
+            "mixer",
+            ("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+        ),
+        global: mamba2::GLOBAL,
+        prefix: "backbone.layers.",
+        ..GgufFamily::new("nemotron_h")
+    }),
     spare: &["mtp."],
     ..Family::new(
         "nemotron_h",
@@ -19,6 +52,61 @@ pub static FAMILY: Family = Family {
         },
     )
 };
+
+/// The fields of a GGUF file. A layer has key heads, a feed-forward part, or Mamba-2.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let sizes = ssm::Sizes::read(header)?;
+    let by_layer = |name: &str, most: usize| {
+        header
+            .by_layer(name, (0, most))?
+            .ok_or_else(|| keys.metadata.missing(&keys.key(name)))
+    };
+    let heads = by_layer("attention.head_count_kv", limits::HEADS)?;
+    let widths = by_layer("feed_forward_length", limits::INTERMEDIATE)?;
+    let experts = header.experts()?;
+    let fed = if experts.is_some() { "moe" } else { "mlp" };
+    let kinds: Vec<&str> = (heads.iter().zip(&widths))
+        .map(|of_layer| match of_layer {
+            (0, 0) => "mamba",
+            (0, _) => fed,
+            _ => "full_attention",
+        })
+        .collect();
+    let further = keys.uint("nextn_predict_layers", 0, limits::LAYERS)?;
+    if further.is_some_and(|n| n > 0) {
+        let message = "layers that predict further tokens are not supported; convert without them";
+        return Err(keys.unsupported("nextn_predict_layers", message));
+    }
+    let mut fields = json!({
+        "layer_types": kinds,
+        "mamba_num_heads": sizes.heads,
+        "mamba_head_dim": sizes.dim,
+        "ssm_state_size": sizes.state,
+        "n_groups": sizes.groups,
+        "conv_kernel": sizes.conv,
+        "use_conv_bias": ssm::has(header, "ssm_conv1d.bias"),
+        "mamba_proj_bias": ssm::has(header, "ssm_in.bias"),
+        "attention_bias": ssm::has(header, "attn_q.bias"),
+        "mlp_bias": ssm::has(header, "ffn_up.bias"),
+    });
+    if let Some(experts) = experts {
+        let width = |name: &str| keys.required(name, limits::INTERMEDIATE);
+        let normed = keys.metadata.bool(&keys.key("expert_weights_norm"))?;
+        fields["n_routed_experts"] = json!(experts);
+        fields["num_local_experts"] = json!(experts);
+        fields["num_experts_per_tok"] = json!(keys.required("expert_used_count", limits::EXPERTS)?);
+        fields["moe_intermediate_size"] = json!(width("expert_feed_forward_length")?);
+        fields["n_shared_experts"] = json!(keys.uint("expert_shared_count", 0, limits::EXPERTS)?);
+        fields["moe_shared_expert_intermediate_size"] =
+            json!(width("expert_shared_feed_forward_length")?);
+        fields["n_group"] = json!(keys.uint("expert_group_count", 0, limits::EXPERTS)?);
+        fields["moe_latent_size"] = json!(keys.uint("moe_latent_size", 0, limits::HIDDEN)?);
+        fields["norm_topk_prob"] = json!(normed.unwrap_or(false));
+        fields["routed_scaling_factor"] = json!(keys.positive("expert_weights_scale")?);
+    }
+    Ok(fields)
+}
 
 fn complete(map: &mut Map<String, Value>) {
     rename(

@@ -2,12 +2,24 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Family, Recurrence, Windows, fill, list_layers};
+use super::{
+    Defaults, Family, GgufFamily, GgufHeader, Names, Recurrence, Windows, fill, list_layers,
+    qwen2_moe, ssm,
+};
+use crate::error::Result;
+use crate::limits;
 
 /// The descriptor.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
+    gguf: Some(GgufFamily {
+        runs_only: true,
+        read,
+        own: NAMES,
+        whole: ssm::vectors!("linear_attn"),
+        ..GgufFamily::new("qwen3next")
+    }),
     reply: Some("hermes"),
     spare: &["mtp."],
     ..Family::new("qwen3_next", "Qwen3NextForCausalLM", DEFAULTS)
@@ -19,6 +31,42 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     rope_theta: 10_000.0,
     windows: Windows::Never,
 };
+
+/// Names in blocks of GGUF files. They have queries, keys and values in one matrix and output gates
+/// in another, and gates by heads of keys as checkpoints do.
+const NAMES: Names = &[
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+    ("post_attention_norm", "post_attention_layernorm"),
+];
+
+/// The fields of a GGUF file.
+fn read(header: &GgufHeader<'_>) -> Result<Value> {
+    let keys = &header.keys;
+    let sizes = ssm::Sizes::read(header)?;
+    let mut fields = qwen2_moe::mixture(header, true)?;
+    if let Value::Object(fields) = &mut fields {
+        let interval = keys.uint("full_attention_interval", 1, limits::LAYERS)?;
+        fields.insert(
+            "full_attention_interval".into(),
+            json!(interval.unwrap_or(4)),
+        );
+        for (field, size) in [
+            ("linear_num_value_heads", sizes.heads),
+            ("linear_value_head_dim", sizes.dim),
+            ("linear_num_key_heads", sizes.groups),
+            ("linear_key_head_dim", sizes.state),
+            ("linear_conv_kernel_dim", sizes.conv),
+        ] {
+            fields.insert(field.into(), json!(size));
+        }
+    }
+    Ok(fields)
+}
 
 fn complete(map: &mut Map<String, Value>) {
     shared(map);

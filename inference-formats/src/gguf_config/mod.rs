@@ -1,6 +1,8 @@
 //! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
 
 #[cfg(test)]
+mod hybrid_tests;
+#[cfg(test)]
 mod layer_tests;
 mod names;
 #[cfg(test)]
@@ -50,7 +52,9 @@ fn checked(file: &Gguf) -> Result<(Map<String, Value>, ModelConfig)> {
     let Some((family, gguf)) = Family::of_architecture(architecture) else {
         let shown: String = architecture.chars().take(60).collect();
         let families = Family::all().iter().filter_map(|f| f.gguf.as_ref());
-        let mut known: Vec<_> = families.map(|gguf| gguf.architecture).collect();
+        let mut known: Vec<_> = families
+            .flat_map(|gguf| gguf.also.iter().copied().chain([gguf.architecture]))
+            .collect();
         known.sort_unstable();
         known.dedup();
         return Err(Error::new(
@@ -85,9 +89,14 @@ fn read(
     };
     let layers = keys.required("block_count", limits::LAYERS)?;
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
+    // Files without attention have 0 heads, and 0 for the width of the feed-forward part.
+    let (heads_key, width_key) = match family.is_recurrent {
+        true => ("ssm.time_step_rank", "ssm.inner_size"),
+        false => ("attention.head_count", "feed_forward_length"),
+    };
     let heads = keys
-        .per_layer("attention.head_count", limits::HEADS)?
-        .ok_or_else(|| metadata.missing(&keys.key("attention.head_count")))?;
+        .per_layer(heads_key, limits::HEADS)?
+        .ok_or_else(|| metadata.missing(&keys.key(heads_key)))?;
     let head_dim = head_dim(&keys)?;
     let width = head_dim.unwrap_or(hidden_size / heads);
     let rotated = keys.uint("rope.dimension_count", 1, limits::HEAD_DIM)?;
@@ -107,9 +116,9 @@ fn read(
         "model_type": model_type,
         "hidden_size": hidden_size,
         "num_hidden_layers": layers,
-        "intermediate_size": number("feed_forward_length", limits::INTERMEDIATE)?
+        "intermediate_size": number(width_key, limits::INTERMEDIATE)?
             .or(keys.uint("expert_feed_forward_length", 1, limits::INTERMEDIATE)?)
-            .ok_or_else(|| metadata.missing(&keys.key("feed_forward_length")))?,
+            .ok_or_else(|| metadata.missing(&keys.key(width_key)))?,
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv", limits::HEADS)?
             .unwrap_or(heads),

@@ -104,7 +104,9 @@ impl GgufNames {
             return Some(format!("{prefix}{layer}.{to}"));
         }
         Some(match to.strip_prefix("mlp.") {
-            Some(rest) if rest == "gate" || rest.starts_with("switch_mlp") => {
+            Some(rest)
+                if ["gate", "router.layer"].contains(&rest) || rest.starts_with("switch_mlp") =>
+            {
                 format!("{prefix}{layer}.{mixture}.{rest}.{suffix}")
             }
             _ => format!("{prefix}{layer}.{to}.{suffix}"),

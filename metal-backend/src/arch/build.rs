@@ -485,13 +485,28 @@ impl<'a> Builder<'a> {
         CausalConv::new(weight, bias).map_err(engine("weights"))
     }
 
+    /// A vector of `len` numbers, which GGUF files also have as `[len, 1]` or in rows of a group.
+    ///
+    /// # Errors
+    /// When it is missing or of another size.
+    pub fn flat_vector(&mut self, name: &str, len: i32) -> Result<Array> {
+        match self.weights.shape(name) {
+            Some(&[rows, columns]) if rows.checked_mul(columns) == usize::try_from(len).ok() => {
+                let shape = [int(name, rows)?, int(name, columns)?];
+                let rows = self.weights.tensor(name, &shape)?;
+                rows.reshape(&[len]).map_err(engine("weights"))
+            }
+            _ => self.weights.vector(name, len),
+        }
+    }
+
     /// A norm of groups of heads below `prefix`, by the root of the mean square, with a factor for
     /// each of `width` elements.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
     pub fn group_norm(&mut self, prefix: &str, width: i32) -> Result<HeadNorm> {
-        let weight = self.weights.vector(&format!("{prefix}.weight"), width)?;
+        let weight = self.flat_vector(&format!("{prefix}.weight"), width)?;
         let kind = SlotKind::Norm { plus: 0.0 };
         let stored = Weight::Dense(weight.clone());
         let slot = self.weights.slot(prefix, kind, &stored);

@@ -140,6 +140,15 @@ pub(super) fn mixture(
 /// The block that every token sees, with gate and the other half in one matrix.
 fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> Result<GatedMlp> {
     let hidden = b.dims.hidden;
+    // GGUF files have the halves apart.
+    if b.weights.contains(&format!("{at}.gate_proj.weight")) {
+        return Ok(GatedMlp {
+            gate: b.linear(&format!("{at}.gate_proj"), hidden, width, false)?,
+            up: b.linear(&format!("{at}.up_proj"), hidden, width, false)?,
+            down: b.linear(&format!("{at}.output_linear"), width, hidden, false)?,
+            activation,
+        });
+    }
     let both = b.fused(&format!("{at}.input_linear"), hidden, &[width; 2], false)?;
     let [gate, up] =
         <[Linear; 2]>::try_from(both).map_err(|_| invalid("two parts were asked for"))?;

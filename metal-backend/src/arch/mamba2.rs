@@ -143,14 +143,11 @@ pub(super) fn mixer(
     let name = |part: &str| format!("{at}.{part}");
     let hidden = b.dims.hidden;
     let mut each = |part: &str| -> Result<Array> {
-        let stored = b.weights.vector(&name(part), shape.heads)?;
+        let stored = b.flat_vector(&name(part), shape.heads)?;
         stored.astype(Dtype::Float32).map_err(engine("weights"))
     };
-    let (rates, dt_bias, skip) = (each("A_log")?, each("dt_bias")?, each("D")?);
-    let rates = (rates.exp())
-        .and_then(|rates| rates.negative())
-        .and_then(|rates| rates.eval().map(|()| rates))
-        .map_err(engine("weights"))?;
+    let (dt_bias, skip) = (each("dt_bias")?, each("D")?);
+    let rates = rates(b, at, shape.heads)?;
     let width = shape.inner() + shape.channels() + shape.heads;
     Ok(Mamba2 {
         in_proj: b.linear(&name("in_proj"), hidden, width, bias_in)?,
@@ -164,6 +161,24 @@ pub(super) fn mixer(
         shape,
         layout: shape.layout(),
     })
+}
+
+/// Rates of forgetting below zero, `[heads]` in float32. A checkpoint has the logarithms of their
+/// negatives, a GGUF file the rates.
+///
+/// # Errors
+/// When the tensor is missing or of another shape.
+pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> {
+    let stored = format!("{at}.rates");
+    let wide = |a: Array| a.astype(Dtype::Float32).map_err(engine("weights"));
+    if b.weights.contains(&stored) {
+        return wide(b.flat_vector(&stored, heads)?);
+    }
+    wide(b.weights.vector(&format!("{at}.A_log"), heads)?)?
+        .exp()
+        .and_then(|rates| rates.negative())
+        .and_then(|rates| rates.eval().map(|()| rates))
+        .map_err(engine("weights"))
 }
 
 /// Bytes of the state of one sequence in all layers.

@@ -7,6 +7,7 @@ use mlx_rs_core::Dtype;
 
 use super::Decoder;
 use super::build::{AttentionParts, Builder, MAX_CONV, NormKind, int, invalid};
+use super::mamba2::rates;
 use super::moe::qwen_block;
 use super::stack::Stack;
 use super::wiring::BlockInfo;
@@ -14,7 +15,7 @@ use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 use crate::error::engine;
 use crate::loader::Weights;
-use crate::nn::gated_delta::{Apart, GatedDelta, GatedDeltaShape, Grouped, Projections};
+use crate::nn::gated_delta::{Apart, GatedDelta, GatedDeltaShape, Grouped, Halved, Projections};
 use crate::nn::{Activation, FeedForward, GatedAttention, Mixer, Norm};
 
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
@@ -62,6 +63,8 @@ fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
         weights.shape(&name).map(<[usize]>::to_vec)
     };
     match first.and_then(conv).as_deref() {
+        // Converters to GGUF add it, too.
+        _ if weights.is_gguf() => NormKind::Rms,
         Some([_, _, 1]) => NormKind::Rms,
         _ => NormKind::RmsPlusOne,
     }
@@ -106,6 +109,12 @@ fn gated_delta(b: &mut Builder<'_>, at: &str, shape: GatedDeltaShape) -> Result<
             qkvz: b.linear(&name("in_proj_qkvz"), hidden, width, false)?,
             ba: b.linear(&name("in_proj_ba"), hidden, 2 * heads, false)?,
         }))
+    } else if b.weights.contains(&name("in_proj_ba.weight")) {
+        Projections::Halved(Box::new(Halved {
+            qkv: b.linear(&name("in_proj_qkv"), hidden, shape.channels(), false)?,
+            z: b.linear(&name("in_proj_z"), hidden, values, false)?,
+            ba: b.linear(&name("in_proj_ba"), hidden, 2 * heads, false)?,
+        }))
     } else {
         Projections::Apart(Box::new(Apart {
             qkv: b.linear(&name("in_proj_qkv"), hidden, shape.channels(), false)?,
@@ -115,11 +124,7 @@ fn gated_delta(b: &mut Builder<'_>, at: &str, shape: GatedDeltaShape) -> Result<
         }))
     };
     let wide = |a: mlx_rs_core::Array| a.astype(Dtype::Float32).map_err(engine("weights"));
-    let rates = wide(b.weights.vector(&name("A_log"), heads)?)?
-        .exp()
-        .and_then(|rates| rates.negative())
-        .and_then(|rates| rates.eval().map(|()| rates))
-        .map_err(engine("weights"))?;
+    let rates = rates(b, at, heads)?;
     let dt_bias = wide(b.weights.vector(&name("dt_bias"), heads)?)?;
     Ok(GatedDelta {
         projections,

@@ -92,15 +92,21 @@ impl<M: Mixer> Block<M> {
         if watch.wants_inputs() {
             watch.saw_input(layer, &through(norm, &input)?)?;
         }
-        if watch.wants_activations() && self.mlp.has_activations() {
-            let (y, activations) = self.mlp.forward_with_activation(norm, &input)?;
-            watch.saw_activations(layer, &activations)?;
-            return self.add(&mixed, &through(self.mlp_out.as_ref(), &y)?);
-        }
-        if watch.wants(layer, Hook::Neurons) || watch.wants(layer, Hook::MlpOut) {
+        let seen = watch.wants_activations() && self.mlp.has_activations();
+        if seen || watch.wants(layer, Hook::Neurons) || watch.wants(layer, Hook::MlpOut) {
             let y = if watch.wants(layer, Hook::Neurons) {
-                let mut edit = |y: Array| watch.states_at(layer, Hook::Neurons, y);
+                let mut edit = |y: Array| {
+                    let y = watch.states_at(layer, Hook::Neurons, y)?;
+                    if seen {
+                        watch.saw_activations(layer, &y)?;
+                    }
+                    Ok(y)
+                };
                 self.mlp.forward_edited(norm, &input, &mut edit)?
+            } else if seen {
+                let (y, activations) = self.mlp.forward_with_activation(norm, &input)?;
+                watch.saw_activations(layer, &activations)?;
+                y
             } else {
                 self.mlp.forward_from(norm, &input, None)?
             };

@@ -54,6 +54,28 @@ fn fill(state: &mut dyn LayerState, from: i32, n: i32) -> Vec<f32> {
 }
 
 #[test]
+fn the_length_of_a_bounded_cache_is_what_it_holds() {
+    let bounded: [Box<dyn LayerState>; 2] = [
+        Box::new(RotatingCache::new(6, 1)),
+        Box::new(WindowedCache::new(6, 1, 3)),
+    ];
+    for mut cache in bounded {
+        let kind = cache.kind();
+        let mut at = 0;
+        for (n, held) in [(4, 4), (1, 5), (1, 6), (1, 6), (9, 6), (1, 6)] {
+            fill(cache.as_mut(), at, n);
+            at += n;
+            assert_eq!((cache.offset(), cache.len()), (at, held), "{kind}");
+        }
+        cache.reset();
+        assert_eq!((cache.offset(), cache.len()), (0, 0), "{kind}");
+    }
+    let mut unbounded = InPlaceCache::new();
+    fill(&mut unbounded, 0, 9);
+    assert_eq!(unbounded.len(), 9);
+}
+
+#[test]
 fn every_kind_of_state_begins_anew() {
     type Make = fn() -> Box<dyn LayerState>;
     let kinds: [(&str, Make); 8] = [

@@ -215,6 +215,10 @@ impl LayerState for RotatingCache {
         self.offset
     }
 
+    fn len(&self) -> usize {
+        self.offset().clamp(0, self.size) as usize
+    }
+
     fn arrays(&self) -> Vec<&Array> {
         self.inner.arrays()
     }

@@ -12,7 +12,7 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// Positions seen so far, which is the position of the next token.
     fn offset(&self) -> i32;
 
-    /// The same as a length.
+    /// Positions that it holds: those seen, and in a bounded cache at most its size.
     fn len(&self) -> usize {
         self.offset().unsigned_abs() as usize
     }

@@ -143,6 +143,10 @@ impl LayerState for WindowedCache {
         self.inner.offset + self.dropped
     }
 
+    fn len(&self) -> usize {
+        self.offset().clamp(0, self.size) as usize
+    }
+
     fn arrays(&self) -> Vec<&Array> {
         self.inner.arrays()
     }

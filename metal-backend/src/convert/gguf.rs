@@ -26,7 +26,8 @@ const OUTPUT: &str = "output.weight";
 /// The family of a configuration that [`config`] made.
 fn family(config: &Map<String, Value>) -> Option<(&'static Family, &'static GgufFamily)> {
     let family = Family::of(config.get("model_type")?.as_str()?)?;
-    Some((family, family.gguf.as_ref()?))
+    let gguf = family.gguf.as_ref()?;
+    (!gguf.runs_only).then_some((family, gguf))
 }
 
 /// The tensors, by their usual names.

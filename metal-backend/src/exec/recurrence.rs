@@ -1,7 +1,9 @@
 //! Which recurrences our kernels have. How MLX computes them is in `nn/mlstm_cell.rs`, `nn/ssd.rs`
 //! and `nn/delta_rule.rs`.
 
-use mlx_rs_core::{Array, DeviceKind, Result, Stream, cpu};
+use std::ffi::OsStr;
+
+use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream, cpu};
 
 /// A matrix memory as the kernels take it. Other rooms hand these on.
 pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule};
@@ -26,4 +28,46 @@ pub fn scan(
 /// Whether the kernels are used, and the current stream is on the CPU.
 fn available() -> Result<bool> {
     Ok(cpu::enabled() && Stream::current()?.device().kind() == DeviceKind::Cpu)
+}
+
+/// Whether the kernels of a GPU compute the mLSTM recurrence: where the current stream is on a GPU,
+/// and `MLX_GPU_RECURRENCE` is `on`. No GPU has run them yet, so that MLX's operations are the
+/// default.
+///
+/// # Errors
+/// When the variable has another value than `on` or `off`.
+pub fn uses_gpu_kernels(differentiated: bool) -> Result<bool> {
+    if differentiated || Stream::current()?.device().kind() == DeviceKind::Cpu {
+        return Ok(false);
+    }
+    asked(std::env::var_os(GPU_KERNELS).as_deref())
+}
+
+const GPU_KERNELS: &str = "MLX_GPU_RECURRENCE";
+
+fn asked(value: Option<&OsStr>) -> Result<bool> {
+    match value.map(OsStr::to_str) {
+        None | Some(Some("" | "off")) => Ok(false),
+        Some(Some("on")) => Ok(true),
+        Some(_) => {
+            let message = format!("{GPU_KERNELS} must be `on` or `off`");
+            Err(Error::new(ErrorKind::Value, "mlstm", message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_a_gpu_are_used_on_request() {
+        let of = |value: &str| asked(Some(OsStr::new(value)));
+        assert!(!asked(None).unwrap() && !of("").unwrap() && !of("off").unwrap());
+        assert!(of("on").unwrap());
+        assert!(of("yes").unwrap_err().to_string().contains("`on` or `off`"));
+        // Not on a CPU, whatever is asked.
+        let cpu = Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();
+        assert!(!cpu.scope(|| uses_gpu_kernels(false)).unwrap());
+    }
 }

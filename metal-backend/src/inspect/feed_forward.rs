@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use inference::{
     Error, ErrorKind, FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, Interrupt,
-    Prompt, Result,
+    Prompt, Result, Steering,
 };
 use mlx_rs_core::{Array, Dtype, eval};
 
@@ -15,6 +15,7 @@ use crate::error::engine as engine_error;
 use crate::exec::{Activation, ExpertGate};
 use crate::nn::hooks::Watch;
 use crate::nn::{Experts, FeedForward, Linear};
+use crate::steer::{edits_of, hook};
 
 /// What the feed-forward part of each layer reads at `positions` of a prompt.
 ///
@@ -27,7 +28,8 @@ pub fn inputs(
     positions: &[usize],
     interrupt: &Interrupt,
 ) -> Result<FeedForwardInputs> {
-    let (tokens, layers) = seen(engine, prompt, positions, interrupt, Seen::Inputs)?;
+    let of = (prompt, None);
+    let (tokens, layers) = seen(engine, of, positions, interrupt, Seen::Inputs)?;
     let mut inputs = FeedForwardInputs::default();
     inputs.tokens = tokens;
     inputs.positions = positions.to_vec();
@@ -36,17 +38,17 @@ pub fn inputs(
     Ok(inputs)
 }
 
-/// What the down matrix of each layer reads at `positions` of a prompt.
+/// What the down matrix of each layer reads at `positions` of a prompt, with the edits there are.
 ///
 /// # Errors
 /// As [`inputs`].
 pub fn activations(
     engine: &Engine,
-    prompt: &Prompt,
+    of: (&Prompt, Option<&Steering>),
     positions: &[usize],
     interrupt: &Interrupt,
 ) -> Result<FeedForwardActivations> {
-    let (tokens, layers) = seen(engine, prompt, positions, interrupt, Seen::Activations)?;
+    let (tokens, layers) = seen(engine, of, positions, interrupt, Seen::Activations)?;
     let mut found = FeedForwardActivations::default();
     found.tokens = tokens;
     found.positions = positions.to_vec();
@@ -64,7 +66,7 @@ enum Seen {
 /// The tokens of a prompt, and of each layer the vectors at `positions`, one after another.
 fn seen(
     engine: &Engine,
-    prompt: &Prompt,
+    (prompt, steering): (&Prompt, Option<&Steering>),
     positions: &[usize],
     interrupt: &Interrupt,
     what: Seen,
@@ -82,6 +84,7 @@ fn seen(
     let mut found: BTreeMap<usize, BTreeMap<usize, Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+        let mut edits = edits_of((engine, of.decoder), steering, tokens.len(), interrupt)?;
         let mut before = 0;
         run(of, &tokens, &mut caches, &mut |part, forward| {
             let (here, at) = wanted_in(positions, before, part.len());
@@ -98,7 +101,8 @@ fn seen(
                 Seen::Inputs => Watch::feed_forward_inputs(&mut saw),
                 Seen::Activations => Watch::activations(&mut saw),
             };
-            let out = forward(watch.instead_of_logits()).map_err(engine_error("inspect"))?;
+            let watch = watch.edited(hook(&mut edits)).instead_of_logits();
+            let out = forward(watch).map_err(engine_error("inspect"))?;
             let seen = seen.into_inner();
             eval(seen.iter().map(|(_, x)| x).chain([&out])).map_err(engine_error("inspect"))?;
             for (layer, vectors) in &seen {

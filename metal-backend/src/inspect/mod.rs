@@ -22,7 +22,7 @@ use crate::error::engine as engine_error;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::sentence::pooled;
-use crate::steer::{Edits, RequestEdits, watch};
+use crate::steer::{edits_of, watch};
 
 pub use feed_forward::{
     activations as feed_forward_activations, features_of, inputs as feed_forward_inputs,
@@ -514,16 +514,8 @@ pub fn token_logprobs(
     let decoder = engine.decoder()?;
     engine.scope(|| {
         let fault = engine_error("logprobs");
-        let edits = match steering {
-            Some(steering) => Some(RequestEdits::new(
-                (engine, decoder.as_ref()),
-                steering,
-                tokens.len(),
-                interrupt,
-            )?),
-            None => None,
-        };
-        let mut edits = Edits::of(vec![edits]);
+        let of = (engine, decoder.as_ref());
+        let mut edits = edits_of(of, steering, tokens.len(), interrupt)?;
         let caches = decoder.new_caches(engine.cache_options());
         let mut caches = caches.for_sequence(tokens.len());
         let mut found = Vec::with_capacity(tokens.len());

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use inference::{
     AttentionWeights, Error, ErrorKind, Interrupt, LayerTrace, Prompt, ResidualTrace, Result,
+    Steering,
 };
 use mlx_rs_core::{Array, Dtype, eval};
 
@@ -12,15 +13,17 @@ use super::{Run, WHOLE, check_positions, run, wanted_in};
 use crate::engine::Engine;
 use crate::error::engine as engine_error;
 use crate::nn::hooks::Watch;
+use crate::steer::{edits_of, hook, watch};
 
-/// The residual stream of a prompt at `positions`, and what each part adds to it.
+/// The residual stream of a prompt at `positions`, and what each part adds to it, with the edits
+/// there are.
 ///
 /// # Errors
 /// When a position is not in the prompt, memory runs out, the model is closed, or `interrupt` says
 /// so.
 pub fn residuals(
     engine: &Engine,
-    prompt: &Prompt,
+    (prompt, steering): (&Prompt, Option<&Steering>),
     positions: &[usize],
     interrupt: &Interrupt,
 ) -> Result<ResidualTrace> {
@@ -39,6 +42,7 @@ pub fn residuals(
     let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+        let mut edits = edits_of((engine, of.decoder), steering, tokens.len(), interrupt)?;
         let mut before = 0;
         run(of, &tokens, &mut caches, &mut |part, forward| {
             let (here, at) = wanted_in(positions, before, part.len());
@@ -52,8 +56,8 @@ pub fn residuals(
                 Ok(())
             };
             let (mut states, mut mixed) = (|_, x: &Array| saw(x), |_, x: &Array| saw(x));
-            let watch = Watch::parts(&mut states, &mut mixed).instead_of_logits();
-            let out = forward(watch).map_err(engine_error("trace"))?;
+            let watch = Watch::parts(&mut states, &mut mixed).edited(hook(&mut edits));
+            let out = forward(watch.instead_of_logits()).map_err(engine_error("trace"))?;
             let seen = seen.into_inner();
             eval(seen.iter().chain([&out])).map_err(engine_error("trace"))?;
             for vectors in &seen {
@@ -92,14 +96,14 @@ fn difference<'a>(a: &'a [f32], b: &'a [f32]) -> impl Iterator<Item = f32> + 'a 
     a.iter().zip(b).map(|(a, b)| a - b)
 }
 
-/// The attention weights of a prompt's last token.
+/// The attention weights of a prompt's last token, with the edits there are.
 ///
 /// # Errors
 /// When a layer is not there or has no attention, memory runs out, the model is closed, or
 /// `interrupt` says so.
 pub fn attention_weights(
     engine: &Engine,
-    prompt: &Prompt,
+    (prompt, steering): (&Prompt, Option<&Steering>),
     layers: Option<&[usize]>,
     interrupt: &Interrupt,
 ) -> Result<AttentionWeights> {
@@ -124,11 +128,12 @@ pub fn attention_weights(
     let mut found = AttentionWeights::default();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
+        let mut edits = edits_of((engine, of.decoder), steering, tokens.len(), interrupt)?;
         let mut left = tokens.len();
         run(of, &tokens, &mut caches, &mut |part, forward| {
             left -= part.len();
             if left > 0 {
-                let out = forward(Watch::nothing().instead_of_logits());
+                let out = forward(watch(&mut edits).instead_of_logits());
                 return out
                     .and_then(|out| out.eval())
                     .map_err(engine_error("attention weights"));
@@ -140,8 +145,9 @@ pub fn attention_weights(
                 }
                 Ok(())
             };
-            let out = forward(Watch::weights(&mut saw).instead_of_logits())
-                .map_err(engine_error("attention weights"))?;
+            let watch = Watch::weights(&mut saw).edited(hook(&mut edits));
+            let out =
+                forward(watch.instead_of_logits()).map_err(engine_error("attention weights"))?;
             eval(seen.iter().map(|(_, w)| w).chain([&out]))
                 .map_err(engine_error("attention weights"))?;
             for (layer, weights) in seen {

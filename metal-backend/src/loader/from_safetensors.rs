@@ -69,8 +69,9 @@ impl Weights {
     /// The type in memory of a dense tensor with numbers of type `stored`.
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
         let stored = self.half.unwrap_or(stored);
-        let stays =
-            for_kernels && matches!(shape.len(), 2 | 3) && exec::keeps_half(stored, self.dtype);
+        // A stack that the kernels do not hold is multiplied in float32.
+        let held = kernel_rows(shape).is_some();
+        let stays = for_kernels && held && exec::keeps_half(stored, self.dtype);
         if stays { stored } else { self.dtype }
     }
 

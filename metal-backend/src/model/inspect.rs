@@ -53,7 +53,7 @@ impl AttentionInspector for MlxModel {
         positions: &[usize],
         interrupt: &Interrupt,
     ) -> Result<ResidualTrace> {
-        inspect::residuals(&self.engine, prompt, positions, interrupt)
+        inspect::residuals(&self.engine, (prompt, None), positions, interrupt)
     }
 
     fn attention_weights(
@@ -62,7 +62,7 @@ impl AttentionInspector for MlxModel {
         layers: Option<&[usize]>,
         interrupt: &Interrupt,
     ) -> Result<AttentionWeights> {
-        inspect::attention_weights(&self.engine, prompt, layers, interrupt)
+        inspect::attention_weights(&self.engine, (prompt, None), layers, interrupt)
     }
 
     fn feed_forward_inputs(
@@ -80,7 +80,7 @@ impl AttentionInspector for MlxModel {
         positions: &[usize],
         interrupt: &Interrupt,
     ) -> Result<FeedForwardActivations> {
-        inspect::feed_forward_activations(&self.engine, prompt, positions, interrupt)
+        inspect::feed_forward_activations(&self.engine, (prompt, None), positions, interrupt)
     }
 
     fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use inference::{
-    Hook, HookStates, Interrupt, LogitsOutput, Prompt, Result, SteerableModel, Steering,
-    SteeringShape,
+    AttentionWeights, FeedForwardActivations, Hook, HookStates, Interrupt, LogitsOutput, Prompt,
+    ResidualTrace, Result, SteerableModel, Steering, SteeringShape,
 };
 
 use super::MlxModel;
 use crate::error::engine as engine_error;
-use crate::steer;
+use crate::{inspect, steer};
 
 impl SteerableModel for MlxModel {
     fn steering_shape(&self) -> Result<SteeringShape> {
@@ -34,7 +34,38 @@ impl SteerableModel for MlxModel {
     ) -> Result<Vec<f32>> {
         let ids = self.engine.encode_prompt(prompt)?;
         self.engine.check_prompt(&ids)?;
-        crate::inspect::token_logprobs(&self.engine, &ids, Some(steering), interrupt)
+        inspect::token_logprobs(&self.engine, &ids, Some(steering), interrupt)
+    }
+
+    fn steered_residuals(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<ResidualTrace> {
+        inspect::residuals(&self.engine, (prompt, Some(steering)), positions, interrupt)
+    }
+
+    fn steered_attention_weights(
+        &self,
+        prompt: &Prompt,
+        layers: Option<&[usize]>,
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionWeights> {
+        inspect::attention_weights(&self.engine, (prompt, Some(steering)), layers, interrupt)
+    }
+
+    fn steered_activations(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        steering: &Steering,
+        interrupt: &Interrupt,
+    ) -> Result<FeedForwardActivations> {
+        let of = (prompt, Some(steering));
+        inspect::feed_forward_activations(&self.engine, of, positions, interrupt)
     }
 
     fn hook_states(

@@ -133,6 +133,8 @@ pub enum Projections {
     Grouped(Box<Grouped>),
     /// One matrix each (Qwen3.5).
     Apart(Box<Apart>),
+    /// Gates of values by heads of keys, all else one by one (Qwen3-Next in GGUF).
+    Halved(Box<Halved>),
 }
 
 /// Projections with the parts of a head one after another.
@@ -157,6 +159,17 @@ pub struct Apart {
     pub a: Linear,
 }
 
+/// Projections of which only the gates of values are by heads of keys.
+#[derive(Debug)]
+pub struct Halved {
+    /// Queries, keys and values.
+    pub qkv: Linear,
+    /// Output gates.
+    pub z: Linear,
+    /// Of each head of keys the write strengths and forget gates of its values.
+    pub ba: Linear,
+}
+
 /// Of `[1, T, hidden]`, all `[1, T, ..]`.
 struct Projected {
     /// Channels of the convolution.
@@ -171,7 +184,25 @@ struct Projected {
 
 impl GatedDelta {
     fn projected(&self, x: &Array) -> Result<Projected> {
+        let shape = &self.shape;
+        let length = x.dim(1)?;
+        let per_head = shape.v_heads / shape.k_heads;
+        // [1, T, Hk * n] -> [1, T, Hk, n]
+        let grouped = |a: &Array| a.reshape(&[1, length, shape.k_heads, -1]);
+        let flat = |a: &Array, from: i32, width: i32| {
+            a.slice_axis(-1, from, from + width)?
+                .reshape(&[1, length, -1])
+        };
         let (qkvz, ba) = match &self.projections {
+            Projections::Halved(own) => {
+                let ba = grouped(&own.ba.forward(x)?)?;
+                return Ok(Projected {
+                    qkv: own.qkv.forward(x)?,
+                    z: own.z.forward(x)?,
+                    b: flat(&ba, 0, per_head)?,
+                    a: flat(&ba, per_head, per_head)?,
+                });
+            }
             Projections::Apart(own) => {
                 return Ok(Projected {
                     qkv: own.qkv.forward(x)?,
@@ -182,16 +213,7 @@ impl GatedDelta {
             }
             Projections::Grouped(own) => (own.qkvz.forward(x)?, own.ba.forward(x)?),
         };
-        let shape = &self.shape;
-        let length = x.dim(1)?;
-        let per_head = shape.v_heads / shape.k_heads;
-        // [1, T, Hk * n] -> [1, T, Hk, n]
-        let grouped = |a: &Array| a.reshape(&[1, length, shape.k_heads, -1]);
         let (qkvz, ba) = (grouped(&qkvz)?, grouped(&ba)?);
-        let flat = |a: &Array, from: i32, width: i32| {
-            a.slice_axis(-1, from, from + width)?
-                .reshape(&[1, length, -1])
-        };
         let (k_dim, values) = (shape.k_dim, per_head * shape.v_dim);
         let parts = [
             flat(&qkvz, 0, k_dim)?,

@@ -122,6 +122,13 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// `hook`, if there is one, also sees and may change states.
+    #[must_use]
+    pub fn edited(mut self, hook: Option<&'a mut dyn StateHook>) -> Self {
+        self.hook = hook;
+        self
+    }
+
     /// `stopwatch` measures the parts of the pass.
     pub fn measured(stopwatch: &'a mut dyn Stopwatch) -> Self {
         Self {

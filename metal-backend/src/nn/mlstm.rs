@@ -12,7 +12,7 @@ use super::head_norm::HeadNorm;
 use super::hooks::Watch;
 use super::linear::{Linear, project};
 use super::mixer::Mixer;
-use super::mlstm_cell::{Inputs, Memory, log_sigmoid, scan};
+use super::mlstm_cell::{Inputs, Memory, log_sigmoid, scan, scan_on_gpu};
 use super::norm::{Norm, through};
 use super::recurrence::over_rows;
 use crate::cache::{
@@ -128,7 +128,11 @@ impl MlstmShape {
             i: gates(&self.capped(i)?)?,
             f: gates(&log_sigmoid(&self.capped(of.f)?)?)?,
         };
-        let (h, after) = scan(&inputs, Memory::try_from(state)?, self.chunk, self.eps)?;
+        let memory = Memory::try_from(state)?;
+        let (h, after) = match recurrence::uses_gpu_kernels(adapter::differentiated())? {
+            true => scan_on_gpu(&inputs, &memory, self.chunk, self.eps)?,
+            false => scan(&inputs, memory, self.chunk, self.eps)?,
+        };
         // [R, H, L, DV] -> [R, L, H, DV]
         let h = h.transpose_axes(&[0, 2, 1, 3])?;
         Ok((h, vec![after.c, after.n, after.m]))

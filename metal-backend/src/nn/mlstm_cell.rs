@@ -14,6 +14,7 @@
 //!
 //! `m` keeps every exponent at or below zero, so that no gate overflows.
 
+use mlx_rs_core::kernel::{MlstmInputs, MlstmMemory, mlstm};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, tri, where_};
 
 /// The least `m` whose `exp(-m)` is used as it is: beyond, the denominator would overflow, and the
@@ -73,6 +74,47 @@ pub fn log_sigmoid(x: &Array) -> Result<Array> {
 fn denominator(dot: &Array, m: &Array, eps: f32) -> Result<Array> {
     let least = m.maximum(&scalar(LEAST_M)?)?.negative()?.exp()?;
     dot.abs()?.maximum(&least)?.add(&scalar(eps)?)
+}
+
+/// All positions by the kernels of a GPU. Returns what [`scan`] does.
+///
+/// # Errors
+/// When shapes do not fit, or there is no GPU.
+pub fn scan_on_gpu(
+    inputs: &Inputs,
+    memory: &Memory,
+    chunk: i32,
+    eps: f32,
+) -> Result<(Array, Memory)> {
+    // Rows and heads are one axis there.
+    let [rows, heads, length] = [inputs.f.dim(0)?, inputs.f.dim(1)?, inputs.f.dim(2)?];
+    let flat = |a: &Array| a.flatten(0, 1);
+    let (q, k, v) = (flat(&inputs.q)?, flat(&inputs.k)?, flat(&inputs.v)?);
+    let (i, f) = (flat(&inputs.i)?, flat(&inputs.f)?);
+    let positions = MlstmInputs {
+        q: &q,
+        k: &k,
+        v: &v,
+        i: &i,
+        f: &f,
+    };
+    let before = MlstmMemory {
+        c: flat(&memory.c)?,
+        n: flat(&memory.n)?,
+        m: flat(&memory.m)?,
+    };
+    let (h, after) = mlstm(&positions, &before, chunk.min(length), eps)?;
+    let apart = |a: &Array| {
+        let mut shape = vec![rows, heads];
+        shape.extend(&a.shape()[1..]);
+        a.reshape(&shape)
+    };
+    let memory = Memory {
+        c: apart(&after.c)?,
+        n: apart(&after.n)?,
+        m: apart(&after.m)?,
+    };
+    Ok((apart(&h)?, memory))
 }
 
 /// One position: `L` is 1. Returns `[R, H, 1, DV]` and the memory after it.

@@ -12,9 +12,11 @@
 mod cuda;
 mod handle;
 mod metal;
+mod mlstm;
 
 pub use cuda::CudaKernel;
 pub use metal::MetalKernel;
+pub use mlstm::{Dialect, MlstmInputs, MlstmMemory, MlstmSource, mlstm};
 
 use std::ffi::CString;
 

@@ -17,6 +17,8 @@ mod custom_kernel;
 mod linear_regression;
 #[path = "../../examples/mlp.rs"]
 mod mlp;
+#[path = "../../examples/tiled_product.rs"]
+pub(crate) mod tiled_product;
 
 #[test]
 fn a_linear_regression_converges() {
@@ -34,6 +36,11 @@ fn a_kernel_or_its_stand_in_equals_the_operation() {
 }
 
 #[test]
+fn a_product_in_tiles_or_its_stand_in_is_the_product() {
+    tiled_product::main().unwrap();
+}
+
+#[test]
 fn products_of_all_backends_agree() {
     backend_demo::main().unwrap();
 }
@@ -47,5 +54,7 @@ fn attention_in_blocks_is_that_of_all_scores() {
 #[test]
 fn the_benches_run() {
     bench_backend::run(&[(6, 6, 256), (1, 300, 64)], 2).unwrap();
-    bench_attention::run(&[(1, 32), (6, 128)], &[6, 40], 2).unwrap();
+    // The longest of the seed's sizes, against sums in float64.
+    let error = bench_attention::run(&[(1, 32), (6, 128)], &[6, 40, 2048], 2).unwrap();
+    assert!(error > 0.0 && error < 2e-6, "{error}");
 }

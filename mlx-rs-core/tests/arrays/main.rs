@@ -8,6 +8,8 @@ mod coverage;
 mod device_info;
 mod display;
 mod documented;
+#[cfg(target_os = "linux")]
+mod emulated_kernels;
 mod examples;
 mod faults;
 mod hazards;

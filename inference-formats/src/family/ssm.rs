@@ -1,0 +1,76 @@
+//! Common facts of GGUF files with Mamba-2: sizes, and names of its tensors.
+
+use super::GgufHeader;
+use crate::error::Result;
+use crate::limits;
+
+/// The sizes of Mamba-2.
+pub(super) struct Sizes {
+    pub heads: usize,
+    /// Elements of a head.
+    pub dim: usize,
+    pub state: usize,
+    pub groups: usize,
+    /// Positions that the convolution looks at.
+    pub conv: usize,
+    /// Elements of all heads.
+    pub inner: usize,
+}
+
+impl Sizes {
+    /// The sizes in the metadata.
+    ///
+    /// # Errors
+    /// When a key is missing or out of range, or heads do not divide the inner size.
+    pub fn read(header: &GgufHeader<'_>) -> Result<Self> {
+        let keys = &header.keys;
+        let inner = keys.required("ssm.inner_size", limits::INTERMEDIATE)?;
+        let heads = keys.required("ssm.time_step_rank", limits::HEADS)?;
+        if !inner.is_multiple_of(heads) {
+            let message = format!("is {inner}, which {heads} heads do not divide");
+            return Err(keys.wrong("ssm.inner_size", message));
+        }
+        Ok(Self {
+            heads,
+            dim: inner / heads,
+            state: keys.required("ssm.state_size", limits::HEAD_DIM)?,
+            groups: keys.required("ssm.group_count", limits::HEADS)?,
+            conv: keys.required("ssm.conv_kernel", limits::HIDDEN)?,
+            inner,
+        })
+    }
+}
+
+/// Whether a layer has a tensor, such as `ssm_norm.weight`.
+pub(super) fn has(header: &GgufHeader<'_>, part: &str) -> bool {
+    let named = |layer: usize| format!("blk.{layer}.{part}");
+    (0..header.layers).any(|layer| header.file.tensors().contains_key(&named(layer)))
+}
+
+/// Names in a block of GGUF and below `$at`: matrices, convolutions and norms.
+macro_rules! names {
+    ($at:literal $(, $more:expr)* $(,)?) => {
+        &[
+            ("ssm_in", concat!($at, ".in_proj")),
+            ("ssm_conv1d", concat!($at, ".conv1d")),
+            ("ssm_norm", concat!($at, ".norm")),
+            ("ssm_out", concat!($at, ".out_proj")),
+            $($more),*
+        ]
+    };
+}
+
+/// Vectors of the heads. Files have rates of forgetting, where checkpoints have the logarithms of
+/// their negatives; `rates` is the name that only files use.
+macro_rules! vectors {
+    ($at:literal $(, $more:expr)* $(,)?) => {
+        &[
+            ("ssm_a", concat!($at, ".rates")),
+            ("ssm_d", concat!($at, ".D")),
+            ("ssm_dt.bias", concat!($at, ".dt_bias")),
+            $($more),*
+        ]
+    };
+}
+
+pub(super) use {names, vectors};
