@@ -34,7 +34,7 @@ pub(crate) struct LlamaCpp;
 pub(crate) type LlamaCppParameters = Parameters<LlamaCpp>;
 
 impl Dialect for LlamaCpp {
-    const NAME: &'static str = "llama";
+    const NAME: &'static str = "llama.cpp";
     const NEGATIVE_IS_ZERO: bool = true;
 
     fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
