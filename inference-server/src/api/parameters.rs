@@ -110,20 +110,24 @@ impl<D: Dialect> Parameters<D> {
             .and_then(|(_, value)| value.clone().ok())
     }
 
+    /// The values, where all are numbers.
+    pub(crate) fn numbers(&self) -> Result<Vec<(&'static Parameter, f64)>, ApiError> {
+        let number = |(parameter, value): &(&'static Parameter, Result<f64, String>)| match value {
+            Ok(value) => Ok((*parameter, *value)),
+            Err(shown) => {
+                let name = format!("{}{}", D::PREFIX, parameter.name());
+                let message = format!("{name} is {shown}; it must be a number");
+                Err(ApiError::field(name, message))
+            }
+        };
+        self.values.iter().map(number).collect()
+    }
+
     /// Puts the request's values over `options`.
     pub(crate) fn apply(&self, options: &mut GenerateOptions) -> Result<(), ApiError> {
-        for (parameter, value) in &self.values {
-            let parameter = *parameter;
+        for (parameter, value) in self.numbers()? {
             let base = parameter.of(options);
             let name = || format!("{}{}", D::PREFIX, parameter.name());
-            let value = match value {
-                Ok(value) => *value,
-                Err(shown) => {
-                    let name = name();
-                    let message = format!("{name} is {shown}; it must be a number");
-                    return Err(ApiError::field(name, message));
-                }
-            };
             let off = parameter.is_count()
                 || (parameter.default_value() == ParameterValue::Real(0.0)
                     && !parameter.range().contains(-1.0));

@@ -445,6 +445,9 @@ fn ollama_chats_in_lines() {
         .post("/api/chat", &json!({"model": "tiny"}))
         .expect(200);
     assert_eq!(loaded["done_reason"], "load");
+    // Types are checked there, too.
+    let wrong = json!({"model": "tiny", "options": {"min_p": {}}});
+    client.post("/api/chat", &wrong).expect(400);
 
     for fields in [
         json!({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}),

@@ -95,6 +95,9 @@ impl Rest {
                 "format must be \"json\" or a schema",
             ));
         }
+        if let Some(options) = &self.options {
+            options.parameters.numbers()?;
+        }
         keep_alive(self.keep_alive.as_ref())
     }
 }
