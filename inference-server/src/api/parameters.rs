@@ -110,15 +110,19 @@ impl<D: Dialect> Parameters<D> {
             .and_then(|(_, value)| value.clone().ok())
     }
 
-    /// The values, where all are numbers.
+    /// The values, where all are numbers of the parameters' types.
     pub(crate) fn numbers(&self) -> Result<Vec<(&'static Parameter, f64)>, ApiError> {
-        let number = |(parameter, value): &(&'static Parameter, Result<f64, String>)| match value {
-            Ok(value) => Ok((*parameter, *value)),
-            Err(shown) => {
-                let name = format!("{}{}", D::PREFIX, parameter.name());
-                let message = format!("{name} is {shown}; it must be a number");
-                Err(ApiError::field(name, message))
-            }
+        let number = |(parameter, value): &(&'static Parameter, Result<f64, String>)| {
+            let (shown, kind) = match value {
+                Ok(value) if !parameter.is_count() || value.fract() == 0.0 => {
+                    return Ok((*parameter, *value));
+                }
+                Ok(value) => (value.to_string(), "whole number from 0"),
+                Err(shown) => (shown.clone(), "number"),
+            };
+            let name = format!("{}{}", D::PREFIX, parameter.name());
+            let message = format!("{name} is {shown}; it must be a {kind}");
+            Err(ApiError::field(name, message))
         };
         self.values.iter().map(number).collect()
     }
@@ -141,7 +145,7 @@ impl<D: Dialect> Parameters<D> {
                 ApiError::field(name, message)
             };
             if parameter.is_count() {
-                if value.fract() != 0.0 || !(0.0..=u32::MAX.into()).contains(&value) {
+                if !(0.0..=u32::MAX.into()).contains(&value) {
                     return Err(refused(&"a whole number from 0"));
                 }
                 let value = ParameterValue::Count(value as usize);

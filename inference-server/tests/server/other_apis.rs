@@ -446,8 +446,10 @@ fn ollama_chats_in_lines() {
         .expect(200);
     assert_eq!(loaded["done_reason"], "load");
     // Types are checked there, too.
-    let wrong = json!({"model": "tiny", "options": {"min_p": {}}});
-    client.post("/api/chat", &wrong).expect(400);
+    for options in [json!({"min_p": {}}), json!({"top_k": 0.5})] {
+        let wrong = json!({"model": "tiny", "options": options});
+        client.post("/api/chat", &wrong).expect(400);
+    }
 
     for fields in [
         json!({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}),
