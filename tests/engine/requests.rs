@@ -255,7 +255,7 @@ fn closing_frees_all_that_a_model_brings() {
             .with_backend("cpu")
             .with_draft_model(fixture("tiny/llama"))
             .with_adapter_path(fixture("training/llama-4"));
-        let load = || inference::load_model(&fixture("tiny/llama"), &options).unwrap();
+        let load = || inference::load_model(fixture("tiny/llama"), &options).unwrap();
         let reply = |model: &dyn TextModel| {
             let stream = model.generate(&prompt(), &greedy(8)).unwrap();
             let output = stream.collect_output().unwrap();
