@@ -3,8 +3,8 @@
 use inference::{Error, ErrorKind, GenerateOptions, ParameterValues, Result};
 use serde_json::{Map, Value};
 
-/// What holds for a request that does not say it. What is not given here is left to the request's
-/// API, which has defaults of its own: OpenAI's temperature is 1, Ollama's 0.8.
+/// Defaults of options that a request leaves out. An option without a value here has the default of
+/// the request's API: OpenAI's temperature is 1, Ollama's 0.8.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestDefaults {

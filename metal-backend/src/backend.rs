@@ -739,7 +739,7 @@ mod tests {
         assert_eq!(warning(Some(20), Place::Cpu), None);
     }
 
-    /// What is logged as a warning while `body` runs.
+    /// Runs `body` and returns the warnings that it logs.
     fn logged(body: impl FnOnce()) -> String {
         let file = tempfile::NamedTempFile::new().unwrap();
         let subscriber = tracing_subscriber::fmt()

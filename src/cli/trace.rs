@@ -171,7 +171,7 @@ struct Report {
     activations: Option<Vec<Activated>>,
 }
 
-/// A prompt in the model as it is, or with edits.
+/// Inspects a prompt in the model, with or without edits.
 struct Look<'a> {
     inspector: &'a dyn AttentionInspector,
     steered: Option<(&'a dyn SteerableModel, &'a Steering)>,

@@ -103,12 +103,10 @@ macro_rules! parameter {
             documentation: concat!($($doc),+),
             range: $range,
             get: |options| Number::value(options.$place.$field),
-            put: |options, value| match Number::of(value) {
-                Some(value) => {
+            put: |options, value| {
+                if let Some(value) = Number::of(value) {
                     options.$place.$field = value;
-                    true
                 }
-                None => false,
             },
         })
     };

@@ -155,8 +155,8 @@ pub struct Parameter {
     pub(super) documentation: &'static str,
     pub(super) range: ParameterRange,
     pub(super) get: fn(&GenerateOptions) -> ParameterValue,
-    /// Returns false where the value is not of the field's type.
-    pub(super) put: fn(&mut GenerateOptions, ParameterValue) -> bool,
+    /// Leaves the options alone where the value is not of the field's type.
+    pub(super) put: fn(&mut GenerateOptions, ParameterValue),
 }
 
 impl fmt::Debug for Parameter {
@@ -253,8 +253,8 @@ impl Parameter {
     /// Checks the type and the range of a value.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) that names the parameter, the
-    /// value and what is allowed.
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) that names the parameter, its
+    /// value and the allowed range.
     pub fn check(&self, value: ParameterValue) -> Result<()> {
         let name = self.name;
         match (value, self.is_count()) {

@@ -20,7 +20,7 @@ use crate::error::ApiError;
 
 /// How an API takes the parameters.
 pub(crate) trait Dialect {
-    /// What stands before a field's name in errors.
+    /// The prefix of field names in error messages.
     const PREFIX: &'static str = "";
     /// The greatest temperature of a request. A default above it holds nevertheless.
     const MOST_TEMPERATURE: f32 = 10.0;
@@ -42,7 +42,7 @@ pub(crate) trait Dialect {
 
 /// The values of a request's fields.
 pub(crate) struct Parameters<D> {
-    /// Numbers, and what stands where a number should.
+    /// The number of each field. `Err` has the JSON of a value that is no number.
     values: Vec<(&'static Parameter, Result<f64, String>)>,
     dialect: PhantomData<D>,
 }

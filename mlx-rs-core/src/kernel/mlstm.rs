@@ -103,7 +103,7 @@ int b = id / CHUNK / L;
 int s = t / CHUNK * CHUNK + id % CHUNK;
 float score = 0.0f;
 if (s <= t) {
-    // Summed as it is: the difference of two long sums loses digits.
+    // Each sum starts anew: the difference of two long prefix sums would lose digits.
     float decay = 0.0f;
     for (int u = s + 1; u <= t; ++u) {
         decay += f[b * L + u];

@@ -224,7 +224,7 @@ impl Case {
             ("k", noise(b * l * dk, 2)),
             ("v", noise(b * l * dv, 3)),
             ("i", scaled(b * l, 4, gate)),
-            // Logarithms of what is kept.
+            // Logarithms of the forget gates, at most 0.
             ("f", forget.map(|x| (x - 1.0) * gate / 2.0).collect()),
             ("c", noise(b * dk * dv, 6)),
             ("n", noise(b * dk, 7)),
@@ -317,7 +317,7 @@ impl Case {
                     ("CHUNK", chunk),
                     ("CHUNKS", chunks),
                 ],
-                // One group beyond what is needed.
+                // One group more than the kernel needs: its threads must do nothing.
                 groups: [threads.div_ceil(64) + 1, 1],
                 group: [64, 1],
                 waits: false,
