@@ -106,13 +106,13 @@ fn what_is_called_the_same_is_known() {
         for name in &row.names {
             checked += 1;
             let known = if name.starts_with('/') {
-                super::chat_commands::words().iter().any(|word| {
+                crate::cli::talk::chat_commands::words().iter().any(|word| {
                     let first = name.split(' ').next().unwrap_or(name);
                     word.trim() == name || name == "/?" || word.trim() == first
                 })
             } else if let Some(theirs) = name.strip_prefix("mlx_lm.") {
                 let line = ["mlx", &format!("mlx_lm.{theirs}")].map(std::ffi::OsString::from);
-                let line = super::names::translate(line).unwrap();
+                let line = crate::cli::options::names::translate(line).unwrap();
                 let ours = line[1].to_str().unwrap();
                 assert_eq!(row.note, format!("`mlx {ours}`"));
                 program.find_subcommand(ours).is_some()

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap_complete::Shell;
 
-use super::console::Console;
-use super::failure::Failure;
+use crate::cli::terminal::console::Console;
+use crate::cli::terminal::failure::Failure;
 
 /// Print what a shell needs to complete commands and flags
 ///
@@ -28,18 +28,26 @@ pub struct ManArgs {
 }
 
 /// Runs `mlx completions`.
-pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+pub fn run(
+    args: &Args,
+    mut command: clap::Command,
+    console: &mut Console<'_>,
+) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut super::command(), "mlx", &mut script);
+    clap_complete::generate(args.shell, &mut command, "mlx", &mut script);
     console.text(&String::from_utf8_lossy(&script))
 }
 
 /// Runs `mlx man`.
-pub fn man(args: &ManArgs, console: &mut Console<'_>) -> Result<(), Failure> {
+pub fn man(
+    args: &ManArgs,
+    command: clap::Command,
+    console: &mut Console<'_>,
+) -> Result<(), Failure> {
     let failed =
         |e: std::io::Error| Failure::failed(format!("cannot write to {}: {e}", args.dir.display()));
     std::fs::create_dir_all(&args.dir).map_err(failed)?;
-    let mut command = without_help(super::command());
+    let mut command = without_help(command);
     command.build();
     let mut pages = Vec::new();
     write(&args.dir, &command, &mut pages).map_err(failed)?;

@@ -10,7 +10,7 @@ use inference::{
     Result, TextModel, Token, TokenLogprobs, TokenModel, TokenSource, TokenStream,
 };
 
-use super::console::Console;
+use crate::cli::terminal::console::Console;
 
 /// Standard streams in memory.
 pub struct Streams {

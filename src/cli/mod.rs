@@ -4,123 +4,25 @@
 //! it loads and runs (exit 1 on failure). Results go to standard output, everything else to
 //! standard error. No model code is here: it all goes through the `inference` contract.
 
-#[cfg(feature = "mlx-backend")]
-mod arch;
-mod backends;
-mod bandwidth;
-mod batch;
-mod bench;
-mod bench_many;
-mod bench_plans;
-mod bench_profile;
-mod bounded;
-mod cache_prompt;
-mod chat;
-mod chat_commands;
-mod classify;
-mod code;
 mod completions;
-mod console;
-mod context;
-#[cfg(feature = "mlx-backend")]
-mod convert;
-mod create;
-mod dialog;
-mod embed;
-mod engine;
-#[cfg(feature = "mlx-backend")]
-mod environment;
-#[cfg(feature = "mlx-backend")]
-mod evaluate;
-mod failure;
-#[cfg(feature = "mlx-backend")]
-mod files;
-mod foreign;
-#[cfg(feature = "mlx-backend")]
-mod fuse;
-mod generate;
-mod grammar;
-mod infer;
-mod inspect;
-mod interrupt;
-#[cfg(all(unix, feature = "mlx-backend"))]
-mod launch;
-mod lines;
-mod list;
-mod load;
-mod logits;
-#[cfg(all(unix, feature = "mlx-backend"))]
-mod member;
+mod learn;
+mod measure;
 #[cfg(test)]
 mod mock;
-mod modelfile;
 mod models;
-mod names;
-mod parameters;
-mod perplexity;
-#[cfg(all(unix, feature = "mlx-backend"))]
-mod ports;
-mod preset;
-#[cfg(feature = "probe")]
-mod probe;
-mod progress;
-mod prompt;
-mod pull;
-mod push;
-mod records;
-mod remote;
-mod remove;
-mod reply;
-mod rerank;
-mod run;
-mod sampling;
-mod screen;
-mod screen_table;
-#[cfg(feature = "serve")]
+mod options;
 mod serve;
-#[cfg(feature = "serve")]
-mod serve_defaults;
-#[cfg(feature = "serve")]
-mod serve_models;
-mod session;
-mod settings;
-#[cfg(feature = "mlx-backend")]
-mod show;
-#[cfg(feature = "mlx-backend")]
-mod standalone;
-mod steer;
-#[cfg(feature = "mlx-backend")]
-mod tasks;
+mod talk;
 mod terminal;
-mod tools;
-#[cfg(feature = "probe")]
-mod trace;
-#[cfg(feature = "probe")]
-mod trace_patch;
-#[cfg(feature = "mlx-backend")]
-mod train;
-#[cfg(feature = "mlx-backend")]
-mod train_flags;
-#[cfg(feature = "mlx-backend")]
-mod train_show;
 mod version;
-#[cfg(feature = "probe")]
-mod vindex;
-#[cfg(feature = "probe")]
-mod vindex_build;
-#[cfg(feature = "probe")]
-mod vindex_sweep;
-#[cfg(feature = "probe")]
-mod vindex_weights;
-mod wrap;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use console::Console;
-use failure::Failure;
+use terminal::console::Console;
+use terminal::failure::Failure;
 
 /// Freed bytes that the process keeps for its next allocations: about the keys and values of some
 /// prompts in one batch.
@@ -156,57 +58,57 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Args),
-    Generate(generate::Args),
-    Chat(chat::Args),
+    Run(talk::run::Args),
+    Generate(talk::generate::Args),
+    Chat(talk::chat::Args),
     #[cfg(feature = "serve")]
-    Serve(serve::Args),
-    Batch(batch::Args),
-    Classify(classify::Args),
-    Embed(embed::Args),
-    Rerank(rerank::Args),
-    CachePrompt(cache_prompt::Args),
-    Logits(logits::Args),
-    Infer(infer::Args),
-    Perplexity(perplexity::Args),
+    Serve(serve::command::Args),
+    Batch(talk::batch::Args),
+    Classify(talk::classify::Args),
+    Embed(talk::embed::Args),
+    Rerank(talk::rerank::Args),
+    CachePrompt(talk::cache_prompt::Args),
+    Logits(measure::logits::Args),
+    Infer(talk::infer::Args),
+    Perplexity(measure::perplexity::Args),
     #[cfg(feature = "probe")]
-    Probe(probe::Args),
+    Probe(measure::probe::Args),
     #[cfg(feature = "probe")]
-    Trace(trace::Args),
+    Trace(measure::trace::Args),
     #[cfg(feature = "probe")]
-    Vindex(vindex::Args),
+    Vindex(measure::vindex::Args),
     #[cfg(feature = "mlx-backend")]
     #[command(visible_alias = "lora")]
-    Train(Box<train::Args>),
+    Train(Box<learn::train::Args>),
     #[cfg(all(unix, feature = "mlx-backend"))]
-    Launch(launch::Args),
+    Launch(serve::launch::Args),
     #[cfg(feature = "mlx-backend")]
-    Evaluate(evaluate::Args),
+    Evaluate(learn::evaluate::Args),
     #[cfg(feature = "mlx-backend")]
-    Fuse(fuse::Args),
-    Backends(backends::Args),
+    Fuse(learn::fuse::Args),
+    Backends(models::backends::Args),
     #[cfg(feature = "mlx-backend")]
     #[command(visible_alias = "architectures")]
-    Arch(arch::Args),
-    Models(models::Args),
+    Arch(models::arch::Args),
+    Models(models::directory::Args),
     #[cfg(feature = "mlx-backend")]
-    Show(show::Args),
-    Inspect(inspect::Args),
+    Show(models::show::Args),
+    Inspect(models::inspect::Args),
     #[cfg(feature = "mlx-backend")]
-    Convert(convert::Args),
-    Create(create::Args),
-    Pull(pull::Args),
-    Push(push::Args),
-    Ps(remote::PsArgs),
-    Stop(remote::StopArgs),
+    Convert(models::convert::Args),
+    Create(models::create::Args),
+    Pull(models::pull::Args),
+    Push(models::push::Args),
+    Ps(serve::remote::PsArgs),
+    Stop(serve::remote::StopArgs),
     #[command(visible_alias = "list")]
-    Ls(list::Args),
-    Rm(remove::Args),
+    Ls(models::list::Args),
+    Rm(models::remove::Args),
     #[command(visible_alias = "benchmark")]
-    Bench(bench::Args),
+    Bench(measure::bench::Args),
     #[cfg(feature = "mlx-backend")]
     #[command(name = "self")]
-    Standalone(standalone::Args),
+    Standalone(models::standalone::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
 }
@@ -288,7 +190,7 @@ fn command() -> clap::Command {
 
 /// Runs the program and gives its exit code.
 pub fn main() -> ExitCode {
-    let given = match names::translate(std::env::args_os()) {
+    let given = match options::names::translate(std::env::args_os()) {
         Ok(given) => given,
         Err(failure) => return ExitCode::from(finish(Err(failure), false, &mut std::io::stderr())),
     };
@@ -300,7 +202,7 @@ pub fn main() -> ExitCode {
     // Wrong command lines exit with 2 here, help and version with 0.
     let matches = match line.try_get_matches_from_mut(&given) {
         Ok(matches) => matches,
-        Err(e) => match foreign::advice(&e, &given) {
+        Err(e) => match options::foreign::advice(&e, &given) {
             Some(text) => {
                 let failure = Failure::Failed(anyhow::Error::msg(text));
                 finish(Err(failure), false, &mut std::io::stderr());
@@ -315,7 +217,7 @@ pub fn main() -> ExitCode {
     };
     start_log(cli.verbose, cli.command.log_level());
     #[cfg(feature = "mlx-backend")]
-    if let Err(failure) = environment::check() {
+    if let Err(failure) = options::environment::check() {
         return ExitCode::from(finish(
             Err(failure),
             cli.verbose > 0,
@@ -352,7 +254,7 @@ pub fn main() -> ExitCode {
         catches_interrupts: true,
     };
     #[cfg(all(unix, feature = "mlx-backend"))]
-    if let Some(member) = member::current() {
+    if let Some(member) = inference_group::current() {
         // One of several processes speaks. Their input, where it is not ours to begin with, would
         // reach one of them.
         console.input = &mut nothing;
@@ -366,59 +268,59 @@ pub fn main() -> ExitCode {
         console.note("note: --trust-remote-code changes nothing; no code of a model is ever run");
     }
     let done = match &cli.command {
-        Command::Run(args) => run::run(args, &mut console),
-        Command::Generate(args) => generate::run(args, &mut console),
-        Command::Chat(args) => chat::run(args, &mut console),
+        Command::Run(args) => talk::run::run(args, &mut console),
+        Command::Generate(args) => talk::generate::run(args, &mut console),
+        Command::Chat(args) => talk::chat::run(args, &mut console),
         #[cfg(feature = "serve")]
-        Command::Serve(args) => serve::run(args, &mut console),
-        Command::Batch(args) => batch::run(args, &mut console),
-        Command::Classify(args) => classify::run(args, &mut console),
-        Command::Embed(args) => embed::run(args, &mut console),
-        Command::Rerank(args) => rerank::run(args, &mut console),
-        Command::CachePrompt(args) => cache_prompt::run(args, &mut console),
-        Command::Logits(args) => logits::run(args, &mut console),
-        Command::Infer(args) => infer::run(args, &mut console),
-        Command::Perplexity(args) => perplexity::run(args, &mut console),
+        Command::Serve(args) => serve::command::run(args, &mut console),
+        Command::Batch(args) => talk::batch::run(args, &mut console),
+        Command::Classify(args) => talk::classify::run(args, &mut console),
+        Command::Embed(args) => talk::embed::run(args, &mut console),
+        Command::Rerank(args) => talk::rerank::run(args, &mut console),
+        Command::CachePrompt(args) => talk::cache_prompt::run(args, &mut console),
+        Command::Logits(args) => measure::logits::run(args, &mut console),
+        Command::Infer(args) => talk::infer::run(args, &mut console),
+        Command::Perplexity(args) => measure::perplexity::run(args, &mut console),
         #[cfg(feature = "probe")]
-        Command::Probe(args) => probe::run(args, &mut console),
+        Command::Probe(args) => measure::probe::run(args, &mut console),
         #[cfg(feature = "probe")]
-        Command::Trace(args) => trace::run(args, &mut console),
+        Command::Trace(args) => measure::trace::run(args, &mut console),
         #[cfg(feature = "probe")]
-        Command::Vindex(args) => vindex::run(args, &mut console),
+        Command::Vindex(args) => measure::vindex::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
-        Command::Train(args) => train::run(args, &mut console),
+        Command::Train(args) => learn::train::run(args, &mut console),
         #[cfg(all(unix, feature = "mlx-backend"))]
-        Command::Launch(args) => launch::run(args, &mut console),
+        Command::Launch(args) => serve::launch::run(args, check_launched, &mut console),
         #[cfg(feature = "mlx-backend")]
-        Command::Evaluate(args) => evaluate::run(args, &mut console),
+        Command::Evaluate(args) => learn::evaluate::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
-        Command::Fuse(args) => fuse::run(args, &mut console),
-        Command::Backends(args) => backends::run(args, &mut console),
+        Command::Fuse(args) => learn::fuse::run(args, &mut console),
+        Command::Backends(args) => models::backends::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
-        Command::Arch(args) => arch::run(args, &mut console),
-        Command::Models(args) => models::run(args, &mut console),
+        Command::Arch(args) => models::arch::run(args, &mut console),
+        Command::Models(args) => models::directory::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
-        Command::Show(args) => show::run(args, &mut console),
-        Command::Inspect(args) => inspect::run(args, &mut console),
+        Command::Show(args) => models::show::run(args, &mut console),
+        Command::Inspect(args) => models::inspect::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
-        Command::Convert(args) => convert::run(args, &mut console),
-        Command::Create(args) => create::run(args, &mut console),
-        Command::Pull(args) => pull::run(args, &mut console),
-        Command::Push(args) => push::run(args, &mut console),
-        Command::Ps(args) => remote::ps(args, &mut console),
-        Command::Stop(args) => remote::stop(args, &mut console),
-        Command::Ls(args) => list::run(args, &mut console),
-        Command::Rm(args) => remove::run(args, &mut console),
-        Command::Bench(args) => bench::run(args, &mut console),
+        Command::Convert(args) => models::convert::run(args, &mut console),
+        Command::Create(args) => models::create::run(args, &mut console),
+        Command::Pull(args) => models::pull::run(args, &mut console),
+        Command::Push(args) => models::push::run(args, &mut console),
+        Command::Ps(args) => serve::remote::ps(args, &mut console),
+        Command::Stop(args) => serve::remote::stop(args, &mut console),
+        Command::Ls(args) => models::list::run(args, &mut console),
+        Command::Rm(args) => models::remove::run(args, &mut console),
+        Command::Bench(args) => measure::bench::run(args, &mut console),
         #[cfg(feature = "mlx-backend")]
-        Command::Standalone(args) => standalone::run(args, &mut console),
-        Command::Completions(args) => completions::run(args, &mut console),
-        Command::Man(args) => completions::man(args, &mut console),
+        Command::Standalone(args) => models::standalone::run(args, &mut console),
+        Command::Completions(args) => completions::run(args, command(), &mut console),
+        Command::Man(args) => completions::man(args, command(), &mut console),
     };
     let code = finish(done, cli.verbose > 0, &mut err);
     #[cfg(all(unix, feature = "mlx-backend"))]
     if code == 0 {
-        member::leave();
+        inference_group::leave();
     }
     ExitCode::from(code)
 }
@@ -438,8 +340,8 @@ impl Command {
             Command::Serve(_) => {}
             _ => return Ok(()),
         }
-        member::follow_launcher();
-        member::find()
+        inference_group::follow_launcher();
+        Ok(inference_group::find()?)
     }
 
     /// Refuses what several processes that divide a model cannot do, as far as the flags tell.
@@ -460,6 +362,20 @@ impl Command {
     }
 }
 
+/// Parses the command line that `mlx launch` is about to start, checks that several processes can
+/// run it, and gives the name of its command.
+#[cfg(all(unix, feature = "mlx-backend"))]
+fn check_launched(given: &[String], split: inference::Split) -> Result<String, Failure> {
+    let given = std::iter::once("mlx").chain(given.iter().map(String::as_str));
+    let matches = match command().try_get_matches_from(given) {
+        Ok(matches) => matches,
+        Err(e) => e.exit(),
+    };
+    let cli = Cli::from_arg_matches(&matches).map_err(|e| Failure::usage(e.to_string()))?;
+    cli.command.check_together(split)?;
+    Ok(matches.subcommand_name().unwrap_or_default().to_owned())
+}
+
 /// Reports a failure and chooses the exit code. `verbose` also shows where MLX was looked for.
 fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
     let Err(failure) = done else { return 0 };
@@ -469,11 +385,12 @@ fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
         // Without standard error no message can be shown.
         let columns = std::io::stderr()
             .is_terminal()
-            .then(terminal::error_columns);
-        let text = wrap::wrapped(&format!("error: {text}"), columns.flatten().unwrap_or(0));
+            .then(terminal::tty::error_columns);
+        let text =
+            terminal::wrap::wrapped(&format!("error: {text}"), columns.flatten().unwrap_or(0));
         let _ = writeln!(err, "{text}");
         #[cfg(feature = "mlx-backend")]
-        if let (Failure::Failed(_), Some(hint)) = (&failure, standalone::hint()) {
+        if let (Failure::Failed(_), Some(hint)) = (&failure, models::standalone::hint()) {
             let _ = writeln!(err, "{hint}");
             for place in mlx_rs_core::library::searched().iter().filter(|_| verbose) {
                 let _ = writeln!(err, "searched {place}");

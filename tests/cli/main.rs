@@ -7,11 +7,14 @@ mod devices;
 mod door;
 mod infer;
 mod inspect;
+#[path = "../common/layering.rs"]
+mod layering;
 mod presets;
 mod probe;
 #[path = "../common/program.rs"]
 mod program;
 mod python_habits;
+mod rooms;
 mod screen;
 mod steer;
 #[path = "../common/terminal.rs"]

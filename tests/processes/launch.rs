@@ -208,7 +208,7 @@ fn other_machines_are_reached_by_ssh() {
     std::fs::write(&hosts, list).unwrap();
     let path = model("llama");
     let asked = ["logits", "--model", &path, "--tokens", "5,17"];
-    let port = crate::ports::free_ports(8).unwrap()[0].to_string();
+    let port = inference_group::free_ports(8).unwrap()[0].to_string();
     let args = [
         &["launch", "--hostfile", hosts.to_str().unwrap(), "-p", &port],
         &["--program", env!("CARGO_BIN_EXE_mlx"), "--"][..],
@@ -259,7 +259,7 @@ fn member(rank: usize, file: &Path, args: &[&str]) -> Command {
 }
 
 fn ring(dir: &Path, n: usize) -> PathBuf {
-    let ports = crate::ports::free_ports(n).unwrap();
+    let ports = inference_group::free_ports(n).unwrap();
     let hosts: Vec<_> = ports.iter().map(|p| [format!("127.0.0.1:{p}")]).collect();
     let file = dir.join("ring.json");
     std::fs::write(&file, serde_json::to_string(&hosts).unwrap()).unwrap();

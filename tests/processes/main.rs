@@ -4,8 +4,6 @@
 mod common;
 mod launch;
 mod mlx_lm;
-#[path = "../../src/cli/ports.rs"]
-mod ports;
 #[path = "../common/program.rs"]
 mod program;
 #[path = "../common/python.rs"]

@@ -218,6 +218,10 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rust-mlx-sys", &[]),
     ("rust-mlx-core", &["rust-mlx-sys", "rust-mlx-cpu-kernels"]),
     (
+        "rust-mlx-inference-group",
+        &["rust-mlx-inference-api", "rust-mlx-core"],
+    ),
+    (
         "rust-mlx-metal-backend",
         &[
             "rust-mlx-inference-formats",
@@ -233,6 +237,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "rust-mlx-inference-formats",
             "rust-mlx-inference-text",
             "rust-mlx-inference-api",
+            "rust-mlx-inference-group",
             "rust-mlx-inference-probe",
             "rust-mlx-inference-server",
             "rust-mlx-metal-backend",

@@ -1,0 +1,18 @@
+//! Why a process cannot be a member of its group.
+
+/// The error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A variable of the environment has no meaning: whoever starts the processes must change it.
+    #[error("{0}")]
+    Environment(String),
+    /// A member did not come, was lost, or computes something else.
+    #[error("{0}")]
+    Group(String),
+    /// A model failed.
+    #[error(transparent)]
+    Model(#[from] inference::Error),
+}
+
+/// The result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

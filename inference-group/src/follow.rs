@@ -1,0 +1,243 @@
+//! A rank of a served group beyond the first: it has no server, and does what rank 0 says.
+
+use std::collections::BTreeMap;
+
+use inference::{BatchSession, Interrupt, Prompt, TextModel};
+
+use crate::error::{Error, Result};
+use crate::order::{Order, Seen};
+
+/// A session, as its copy in rank 0 goes on.
+struct Following {
+    session: Box<dyn BatchSession>,
+    seen: Seen,
+}
+
+/// Follows rank 0 until it ends. `next` waits for the next order, `None` when there will be none.
+///
+/// # Errors
+/// When rank 0 goes without a word, or this process computes something else than it.
+pub fn follow(
+    rank: usize,
+    models: &[Box<dyn TextModel>],
+    mut next: impl FnMut() -> Option<Vec<u8>>,
+) -> Result<()> {
+    let mut sessions: BTreeMap<u64, Following> = BTreeMap::new();
+    while let Some(bytes) = next() {
+        let order: Order = serde_json::from_slice(&bytes).map_err(|e| {
+            Error::Group(format!("rank {rank}: rank 0 says what has no meaning: {e}"))
+        })?;
+        // What fails here has failed in rank 0, which tells it to its client. Where it has not, the
+        // next step shows it.
+        match order {
+            Order::Begin { model, session } => {
+                let begun = model_of(rank, models, model)?.batch_session()?;
+                let seen = Seen::default();
+                sessions.insert(
+                    session,
+                    Following {
+                        session: begun,
+                        seen,
+                    },
+                );
+            }
+            Order::Add {
+                session,
+                tokens,
+                options,
+            } => {
+                let one = session_of(rank, &mut sessions, session)?;
+                if let Err(e) = one.session.add(&Prompt::Tokens(tokens), &options) {
+                    tracing::info!("a request is refused: {e}");
+                }
+            }
+            Order::Remove { session, row } => {
+                session_of(rank, &mut sessions, session)?
+                    .session
+                    .remove(row);
+            }
+            Order::Step { session, seen } => {
+                let one = session_of(rank, &mut sessions, session)?;
+                if one.seen.word() != seen {
+                    return Err(Error::Group(format!(
+                        "rank {rank} computes other tokens than rank 0; are the machines of one \
+                         kind, and the files of the model the same?"
+                    )));
+                }
+                match one.session.step() {
+                    Ok(events) => one.seen.step(&events),
+                    Err(e) => tracing::warn!("a step failed: {e}"),
+                }
+            }
+            Order::End { session } => {
+                sessions.remove(&session);
+            }
+            Order::Embed {
+                model,
+                prompts,
+                options,
+            } => {
+                let prompts: Vec<Prompt> = prompts.into_iter().map(Prompt::Tokens).collect();
+                if let Some(model) = model_of(rank, models, model)?.as_embedding_model()
+                    && let Err(e) = model.embed(&prompts, &options, &Interrupt::new())
+                {
+                    tracing::warn!("a vector failed: {e}");
+                }
+            }
+            Order::Stop => return Ok(()),
+        }
+    }
+    Err(Error::Group(format!(
+        "rank {rank}: rank 0 has ended without a word"
+    )))
+}
+
+fn model_of(rank: usize, models: &[Box<dyn TextModel>], number: usize) -> Result<&dyn TextModel> {
+    let model = models.get(number).map(AsRef::as_ref);
+    model.ok_or_else(|| {
+        Error::Group(format!(
+            "rank {rank} has {} models, and rank 0 asks for number {number}",
+            models.len()
+        ))
+    })
+}
+
+fn session_of(
+    rank: usize,
+    sessions: &mut BTreeMap<u64, Following>,
+    number: u64,
+) -> Result<&mut Following> {
+    let unknown = || Error::Group(format!("rank {rank}: there is no session {number}"));
+    sessions.get_mut(&number).ok_or_else(unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use inference::{
+        BatchEvent, BatchResult, ClassifyResult, Error, ErrorKind, GenerateMetrics,
+        GenerateOptions, Message, ModelInfo, RequestId, Result, Token, TokenStream,
+    };
+
+    use super::*;
+
+    /// Gives one token a step, and no replies outside of sessions.
+    struct Counting;
+
+    fn none<T>() -> Result<T> {
+        Err(Error::new(ErrorKind::Unsupported, "not asked for"))
+    }
+
+    impl TextModel for Counting {
+        fn generate(&self, _: &Prompt, _: &GenerateOptions) -> Result<TokenStream> {
+            none()
+        }
+        fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
+            none()
+        }
+        fn classify(
+            &self,
+            _: &[Prompt],
+            _: &GenerateOptions,
+            _: bool,
+        ) -> Result<Vec<ClassifyResult>> {
+            none()
+        }
+        fn batch_generate(&self, _: &[Prompt], _: &GenerateOptions) -> Result<Vec<BatchResult>> {
+            none()
+        }
+        fn model_type(&self) -> &str {
+            "counting"
+        }
+        fn info(&self) -> ModelInfo {
+            ModelInfo::default()
+        }
+        fn metrics(&self) -> GenerateMetrics {
+            GenerateMetrics::default()
+        }
+        fn close(&self) -> Result<()> {
+            Ok(())
+        }
+        fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
+            Ok(Box::new(Session(0)))
+        }
+    }
+
+    struct Session(u32);
+
+    impl BatchSession for Session {
+        fn add(&mut self, _: &Prompt, _: &GenerateOptions) -> Result<RequestId> {
+            Ok(RequestId::new(0))
+        }
+        fn remove(&mut self, _: RequestId) -> bool {
+            false
+        }
+        fn len(&self) -> usize {
+            1
+        }
+        fn step(&mut self) -> Result<VecDeque<BatchEvent>> {
+            self.0 += 1;
+            let row = RequestId::new(0);
+            let token = Token::new(self.0, "a");
+            Ok(VecDeque::from([BatchEvent::Token { row, token }]))
+        }
+    }
+
+    fn followed(orders: &[Order]) -> std::result::Result<(), String> {
+        let mut orders = orders.iter();
+        let models: Vec<Box<dyn TextModel>> = vec![Box::new(Counting)];
+        let next = || {
+            orders
+                .next()
+                .map(|order| serde_json::to_vec(order).unwrap())
+        };
+        follow(1, &models, next).map_err(|error| error.to_string())
+    }
+
+    fn step(seen: Seen) -> Order {
+        Order::Step {
+            session: 5,
+            seen: seen.word(),
+        }
+    }
+
+    #[test]
+    fn orders_are_followed_while_all_compute_the_same() {
+        let begin = Order::Begin {
+            model: 0,
+            session: 5,
+        };
+        let mut after = Seen::default();
+        after.step(&Session(0).step().unwrap());
+        let all = [
+            begin.clone(),
+            step(Seen::default()),
+            step(after),
+            Order::Stop,
+        ];
+        assert_eq!(followed(&all), Ok(()));
+        let mut other = Seen::default();
+        other.step(&Session(1).step().unwrap());
+        let error = followed(&[begin, step(Seen::default()), step(other)]).unwrap_err();
+        assert!(error.contains("rank 1 computes other tokens"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_told() {
+        let begin = Order::Begin {
+            model: 1,
+            session: 0,
+        };
+        for (orders, told) in [
+            (&[][..], "ended without a word"),
+            (&[begin], "rank 0 asks for number 1"),
+            (&[step(Seen::default())], "no session 5"),
+        ] {
+            let error = followed(orders).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+        let error = follow(1, &[], || Some(b"{".to_vec())).unwrap_err();
+        assert!(error.to_string().contains("no meaning"));
+    }
+}

@@ -1,0 +1,332 @@
+//! A process as a member of a group: several processes that `mlx launch`, Python's `mlx.launch` or
+//! `mpirun` started with the same command.
+//!
+//! [`find`] reads the environment. [`join`] meets the other members before a model is loaded. From
+//! then on this process ends when another one is lost. In a served group, rank 0 runs the server
+//! and gives orders ([`Leader`]); the other ranks [`follow`].
+
+mod error;
+mod follow;
+mod join;
+mod lead;
+mod link;
+mod order;
+mod ports;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use inference::Split;
+
+pub use error::{Error, Result};
+pub use follow::follow;
+pub use lead::{Leader, LedModel};
+pub use ports::free_ports;
+
+use link::Links;
+
+/// Set by `mlx launch`: the standard input is a pipe that closes when the launcher is gone.
+pub const LAUNCHED: &str = "MLX_LAUNCHED";
+/// Seconds that members wait for each other at the start.
+pub const JOIN_TIMEOUT: &str = "MLX_JOIN_TIMEOUT";
+
+/// How members divide a model: `tensor` (the default) or `pipeline`.
+pub const SPLIT: &str = "MLX_SPLIT";
+
+/// Without [`JOIN_TIMEOUT`].
+const DEFAULT_TIMEOUT: u64 = 60;
+/// The most bytes of the file with the addresses.
+const MAX_FILE: u64 = 1 << 20;
+
+/// This process among the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Which one it is, from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// How they divide a model.
+    pub split: Split,
+    /// The first address of each on MLX's ring; `None` under MPI, which watches by itself.
+    ring: Option<Vec<String>>,
+}
+
+static MEMBER: OnceLock<Member> = OnceLock::new();
+static LINKS: OnceLock<Links> = OnceLock::new();
+
+/// The member that this process is, once [`find`] was called. It may not have joined yet.
+pub fn current() -> Option<&'static Member> {
+    MEMBER.get()
+}
+
+/// Finds out of the environment whether this process is a member of a group.
+///
+/// # Errors
+/// When the variables make no sense.
+pub fn find() -> Result<()> {
+    if let Some(member) = Member::from_environment()? {
+        let _ = MEMBER.set(member);
+    }
+    Ok(())
+}
+
+/// Joins the other members, once; does nothing in a process alone. A command calls it when only
+/// loading is left to do: if its flags were refused after some members had joined, exit code and
+/// message would depend on which process fails first.
+///
+/// # Errors
+/// When one does not come in time, or is of another version.
+pub fn join() -> Result<()> {
+    static JOINED: Mutex<bool> = Mutex::new(false);
+    let Some(member) = current() else {
+        return Ok(());
+    };
+    let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*joined {
+        member.join()?;
+        *joined = true;
+    }
+    Ok(())
+}
+
+impl Member {
+    /// Whether members can tell each other what to do.
+    pub fn gives_orders(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// What the environment says: the variables of MLX's rings, or of Open MPI. `None` for a
+    /// process alone.
+    fn from_environment() -> Result<Option<Self>> {
+        let variable = |name: &str| match std::env::var(name) {
+            Ok(value) if value.is_empty() => Ok(None),
+            Ok(value) => Ok(Some(value)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(e) => Err(Error::Environment(format!("{name}: {e}"))),
+        };
+        let split = variable(SPLIT)?;
+        let split = split.as_deref().map_or(Ok(Split::Tensor), split_of)?;
+        if let (Some(rank), Some(file)) = (variable("MLX_RANK")?, variable("MLX_HOSTFILE")?) {
+            let wrong =
+                |message: String| Error::Environment(format!("MLX_HOSTFILE: {file}: {message}"));
+            let text = read_text(Path::new(&file)).map_err(|e| wrong(e.to_string()))?;
+            return Self::on_ring(&rank, &text, split).map_err(wrong);
+        }
+        let (rank, size) = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+        let (Some(rank), Some(size)) = (variable(rank)?, variable(size)?) else {
+            return Ok(None);
+        };
+        match (rank.parse(), size.parse()) {
+            (Ok(rank), Ok(size)) if rank < size => Ok((size > 1).then_some(Self {
+                rank,
+                size,
+                split,
+                ring: None,
+            })),
+            _ => Err(Error::Environment(format!(
+                "OMPI_COMM_WORLD_RANK is {rank:?} of {size:?}; start the program with `mpirun`"
+            ))),
+        }
+    }
+
+    /// A member of a ring, by the text of MLX's file: a list of addresses for each.
+    fn on_ring(rank: &str, text: &str, split: Split) -> Result<Option<Self>, String> {
+        let nodes: Vec<Vec<String>> = serde_json::from_str(text)
+            .map_err(|e| format!("it is no list of lists of addresses: {e}"))?;
+        let size = nodes.len();
+        let rank: usize = rank
+            .parse()
+            .ok()
+            .filter(|rank| *rank < size)
+            .ok_or_else(|| format!("MLX_RANK is {rank:?}; it must be 0 to {}", size.max(1) - 1))?;
+        let first: Option<Vec<String>> = nodes.into_iter().map(|n| n.into_iter().next()).collect();
+        let ring = first.ok_or("a process has no address")?;
+        Ok((size > 1).then_some(Self {
+            rank,
+            size,
+            split,
+            ring: Some(ring),
+        }))
+    }
+
+    /// Joins the others. From here on this process ends, with exit code 1 and a message that names
+    /// the other, when one is lost.
+    fn join(&self) -> Result<()> {
+        let timeout = timeout()?;
+        if let Some(ring) = &self.ring {
+            let links = join::ring(self.rank, ring, timeout)?;
+            let links = links.watch(self.rank, ring).map_err(|e| {
+                Error::Group(format!("rank {}: cannot watch others: {e}", self.rank))
+            })?;
+            let _ = LINKS.set(links);
+        }
+        let done = give_up_after(timeout, self.rank);
+        let group = mlx_rs_core::distributed::init(true).map_err(|e| {
+            Error::Group(format!(
+                "MLX cannot join the other processes: {}",
+                e.message()
+            ))
+        })?;
+        drop(done);
+        let (rank, size) = (usize::try_from(group.rank()), usize::try_from(group.size()));
+        if (rank, size) != (Ok(self.rank), Ok(self.size)) {
+            return Err(Error::Group(format!(
+                "MLX is process {} of {}, and the environment says {} of {}; is MLX's library \
+                 built with what started them?",
+                group.rank(),
+                group.size(),
+                self.rank,
+                self.size
+            )));
+        }
+        tracing::info!(rank = self.rank, size = self.size, "joined");
+        Ok(())
+    }
+}
+
+/// The text of MLX's file of addresses, of at most [`MAX_FILE`] bytes: it may be a pipe.
+fn read_text(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let read = File::open(path)?
+        .take(MAX_FILE + 1)
+        .read_to_string(&mut text)?;
+    if read as u64 > MAX_FILE {
+        return Err(std::io::Error::other(format!(
+            "it has more than {MAX_FILE} bytes"
+        )));
+    }
+    Ok(text)
+}
+
+/// What [`SPLIT`] says.
+fn split_of(text: &str) -> Result<Split> {
+    match text {
+        "tensor" => Ok(Split::Tensor),
+        "pipeline" => Ok(Split::Pipeline),
+        _ => Err(Error::Environment(format!(
+            "{SPLIT} is {text:?}; it must be tensor or pipeline"
+        ))),
+    }
+}
+
+/// Sends an order of rank 0 to all others.
+///
+/// # Errors
+/// When they cannot be reached, or this group has no connections of its own.
+pub fn order(bytes: &[u8]) -> inference::Result<()> {
+    let fault = |message| inference::Error::new(inference::ErrorKind::Engine, message);
+    let links = LINKS
+        .get()
+        .ok_or_else(|| fault("this process is in no ring"))?;
+    links
+        .order(bytes)
+        .map_err(|e| fault("the other processes cannot be reached").with_source(e))
+}
+
+/// Waits for the next order of rank 0; `None` when it has gone.
+pub fn next_order() -> Option<Vec<u8>> {
+    LINKS.get()?.next_order()
+}
+
+/// Tells the others that this process has done its part, so that its end is no loss.
+pub fn leave() {
+    if let Some(links) = LINKS.get() {
+        links.leave();
+    }
+}
+
+/// Returns when MLX does nothing: all its work holds one lock, also while it waits for others.
+fn wait_for_engine() {
+    let _ = mlx_rs_core::distributed::is_available();
+}
+
+/// Ends this process when the launcher is gone.
+pub fn follow_launcher() {
+    if std::env::var_os(LAUNCHED).is_none() {
+        return;
+    }
+    thread::spawn(|| {
+        let mut buffer = [0; 64];
+        // Nothing is sent; the pipe's end is what is waited for.
+        while let Ok(1..) = std::io::stdin().read(&mut buffer) {}
+        end("the launcher is gone");
+    });
+}
+
+/// Ends this process at once. It may be waiting inside of MLX, where no one can reach it, and its
+/// destructors would wait for threads that never end.
+fn end(message: &str) -> ! {
+    // The launcher that read it may be gone, and `eprintln!` would panic.
+    let _ = writeln!(std::io::stderr(), "error: {message}");
+    signal_hook::low_level::exit(1)
+}
+
+/// Ends this process unless what is returned is dropped in time: MLX waits for others for ever.
+fn give_up_after(timeout: Duration, rank: usize) -> mpsc::Sender<()> {
+    let (done, waiting) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if waiting.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            end(&format!(
+                "rank {rank} could not join MLX's group within {} s",
+                timeout.as_secs()
+            ));
+        }
+    });
+    done
+}
+
+fn timeout() -> Result<Duration> {
+    let seconds = match std::env::var(JOIN_TIMEOUT) {
+        Ok(text) => text
+            .parse()
+            .ok()
+            .filter(|n| (1..=86_400).contains(n))
+            .ok_or_else(|| {
+                Error::Environment(format!(
+                    "{JOIN_TIMEOUT} is {text:?}; it must be 1 to 86400 seconds"
+                ))
+            })?,
+        Err(_) => DEFAULT_TIMEOUT,
+    };
+    Ok(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_to_divide_are_known() {
+        assert_eq!(split_of("tensor").unwrap(), Split::Tensor);
+        assert_eq!(split_of("pipeline").unwrap(), Split::Pipeline);
+        let error = split_of("layers").unwrap_err();
+        assert!(matches!(&error, Error::Environment(text) if text.contains("tensor or pipeline")));
+    }
+
+    #[test]
+    fn rings_are_read_as_mlx_reads_them() {
+        let text = r#"[["10.0.0.1:5000", "10.0.0.1:5001"], ["10.0.0.2:5000"]]"#;
+        let member = Member::on_ring("1", text, Split::Pipeline)
+            .unwrap()
+            .unwrap();
+        assert_eq!((member.rank, member.size), (1, 2));
+        assert_eq!(member.split, Split::Pipeline);
+        assert_eq!(member.ring.unwrap(), ["10.0.0.1:5000", "10.0.0.2:5000"]);
+        let alone = Member::on_ring("0", r#"[["a:1"]]"#, Split::Tensor);
+        assert_eq!(alone.unwrap(), None);
+        for (rank, text, told) in [
+            ("2", text, "0 to 1"),
+            ("-1", text, "0 to 1"),
+            ("0", "[[], []]", "no address"),
+            ("0", "{}", "no list"),
+        ] {
+            let error = Member::on_ring(rank, text, Split::Tensor).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! The connections of a member to its neighbors on the ring, beside MLX's own: MLX 0.30 waits for
+//! ever for a peer that is gone. Each member tells its neighbors that it lives, and hears the same
+//! of them. It tells the ring which one was lost. Orders of rank 0 go around on the same
+//! connections.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How often a member says that it lives.
+const BEAT: Duration = Duration::from_secs(2);
+/// Silence after which a neighbor is lost.
+pub const SILENCE: Duration = Duration::from_secs(20);
+/// The most bytes of an order: a prompt of a million tokens is shorter.
+const MAX_ORDER: usize = 64 << 20;
+
+/// Orders that may wait here. All ranks compute each step together, so that few wait; where this
+/// process does not follow, they must not fill the memory.
+const MAX_WAITING: usize = 4096;
+/// Bytes of all orders that wait.
+const MAX_WAITING_BYTES: usize = 256 << 20;
+
+/// What is said on a connection: a byte, and a number of four.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// I live.
+    Alive,
+    /// I have done my part.
+    Bye,
+    /// This rank is lost.
+    Lost(u32),
+    /// I, and all before me, have closed what the next connections go to.
+    Ready,
+    /// All have.
+    Go,
+    /// An order of rank 0 follows, of so many bytes.
+    Order(u32),
+}
+
+impl Word {
+    fn bytes(self) -> [u8; 5] {
+        let (kind, number) = match self {
+            Self::Alive => (b'a', 0),
+            Self::Bye => (b'b', 0),
+            Self::Lost(rank) => (b'l', rank),
+            Self::Ready => (b'r', 0),
+            Self::Go => (b'g', 0),
+            Self::Order(length) => (b'o', length),
+        };
+        let [a, b, c, d] = number.to_le_bytes();
+        [kind, a, b, c, d]
+    }
+
+    /// Says it.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn say(self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(&self.bytes())
+    }
+
+    /// Hears the next one.
+    ///
+    /// # Errors
+    /// Those of the connection, and for what is none of these.
+    pub fn hear(from: &mut impl Read) -> io::Result<Self> {
+        let mut bytes = [0; 5];
+        from.read_exact(&mut bytes)?;
+        let [kind, number @ ..] = bytes;
+        match kind {
+            b'a' => Ok(Self::Alive),
+            b'b' => Ok(Self::Bye),
+            b'l' => Ok(Self::Lost(u32::from_le_bytes(number))),
+            b'r' => Ok(Self::Ready),
+            b'g' => Ok(Self::Go),
+            b'o' => Ok(Self::Order(u32::from_le_bytes(number))),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not a member")),
+        }
+    }
+}
+
+/// Connections to both neighbors, which are one and the same in a group of two.
+pub struct Neighbors {
+    /// To the rank before.
+    pub left: TcpStream,
+    /// To the rank after.
+    pub right: TcpStream,
+}
+
+/// The connections while they are watched.
+pub struct Links {
+    leaving: Arc<AtomicBool>,
+    /// To the left, and to the right.
+    writers: Arc<Mutex<[TcpStream; 2]>>,
+    orders: Mutex<Receiver<Vec<u8>>>,
+    /// Bytes of the orders that wait.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Neighbors {
+    /// Watches both from now on, and ends this process when a member is lost.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn watch(self, rank: usize, ring: &[String]) -> io::Result<Links> {
+        let size = ring.len();
+        let writers = [self.left.try_clone()?, self.right.try_clone()?];
+        let (heard, orders) = mpsc::sync_channel(MAX_WAITING);
+        let waiting = Arc::<AtomicUsize>::default();
+        let links = Links {
+            leaving: Arc::default(),
+            writers: Arc::new(Mutex::new(writers)),
+            orders: Mutex::new(orders),
+            waiting: Arc::clone(&waiting),
+        };
+        // Orders come from the left, and end before they come back to rank 0.
+        let relay = Relay {
+            rank: u32::try_from(rank).unwrap_or(u32::MAX),
+            heard,
+            waiting,
+            next: (rank + 1 < size).then(|| Arc::clone(&links.writers)),
+        };
+        let sides = [
+            (self.left, (rank + size - 1) % size, Some(relay)),
+            (self.right, (rank + 1) % size, None),
+        ];
+        for (stream, neighbor, relay) in sides {
+            let (leaving, writers) = (Arc::clone(&links.leaving), Arc::clone(&links.writers));
+            let address = ring.get(neighbor).cloned().unwrap_or_default();
+            thread::spawn(move || {
+                let lost = match listen(stream, neighbor, &address, relay.as_ref()) {
+                    None => ended_early(&leaving, neighbor, &address),
+                    lost => lost,
+                };
+                if let Some((lost, why)) = lost
+                    && !leaving.load(Ordering::Acquire)
+                {
+                    say(&writers, Word::Lost(lost));
+                    super::end(&format!("rank {rank}: {why}"));
+                }
+            });
+        }
+        let (leaving, writers) = (Arc::clone(&links.leaving), Arc::clone(&links.writers));
+        thread::spawn(move || {
+            while !leaving.load(Ordering::Acquire) {
+                say(&writers, Word::Alive);
+                thread::sleep(BEAT);
+            }
+        });
+        Ok(links)
+    }
+}
+
+/// What becomes of orders: they are heard here, and passed on.
+struct Relay {
+    /// That of this process.
+    rank: u32,
+    heard: SyncSender<Vec<u8>>,
+    waiting: Arc<AtomicUsize>,
+    /// `None` for the last rank.
+    next: Option<Arc<Mutex<[TcpStream; 2]>>>,
+}
+
+impl Relay {
+    fn take(&self, order: Vec<u8>) -> io::Result<()> {
+        if let Some(writers) = &self.next {
+            pass_on(writers, &order)?;
+        }
+        let bytes = self.waiting.fetch_add(order.len(), Ordering::AcqRel) + order.len();
+        let sent = match bytes <= MAX_WAITING_BYTES {
+            true => self.heard.try_send(order),
+            false => Err(TrySendError::Full(order)),
+        };
+        match sent {
+            // Without a listener this member has left.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
+            Err(TrySendError::Full(_)) => Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                format!(
+                    "it does not follow the orders of rank 0, of which at most {MAX_WAITING} or \
+                     {MAX_WAITING_BYTES} bytes may wait; do all run the same command?"
+                ),
+            )),
+        }
+    }
+}
+
+/// Sends an order to the right.
+fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
+    let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "the order is too long");
+    let length = u32::try_from(order.len()).ok();
+    let length = length.filter(|_| order.len() <= MAX_ORDER);
+    let mut bytes = Word::Order(length.ok_or_else(too_long)?).bytes().to_vec();
+    bytes.extend_from_slice(order);
+    let mut writers = writers.lock().unwrap_or_else(PoisonError::into_inner);
+    let [_, right] = &mut *writers;
+    right.write_all(&bytes)
+}
+
+impl Links {
+    /// Says good-bye, after which the neighbors do not miss this process.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+        say(&self.writers, Word::Bye);
+    }
+
+    /// Sends an order to all ranks behind this one.
+    ///
+    /// # Errors
+    /// For one that is too long, and those of the connection.
+    pub fn order(&self, order: &[u8]) -> io::Result<()> {
+        pass_on(&self.writers, order)
+    }
+
+    /// Waits for the next order; `None` when the ranks before have gone.
+    pub fn next_order(&self) -> Option<Vec<u8>> {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = orders.recv().ok()?;
+        self.waiting.fetch_sub(order.len(), Ordering::AcqRel);
+        Some(order)
+    }
+}
+
+fn say(writers: &Mutex<[TcpStream; 2]>, word: Word) {
+    for stream in &mut *writers.lock().unwrap_or_else(PoisonError::into_inner) {
+        // The reader finds out what is wrong.
+        let _ = word.say(stream);
+    }
+}
+
+/// Reads an order of so many bytes.
+fn read_order(stream: &mut TcpStream, length: u32) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    if length > MAX_ORDER {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not an order of a member",
+        ));
+    }
+    let mut order = vec![0; length];
+    stream.read_exact(&mut order)?;
+    Ok(order)
+}
+
+/// Hears a neighbor out: the rank that is lost, and why; `None` after a good-bye.
+fn listen(
+    mut stream: TcpStream,
+    neighbor: usize,
+    address: &str,
+    relay: Option<&Relay>,
+) -> Option<(u32, String)> {
+    let rank = u32::try_from(neighbor).unwrap_or(u32::MAX);
+    if stream.set_read_timeout(Some(SILENCE)).is_err() {
+        return Some((
+            rank,
+            format!("rank {neighbor} ({address}) cannot be watched"),
+        ));
+    }
+    loop {
+        let heard = Word::hear(&mut stream).and_then(|word| match (word, relay) {
+            (Word::Order(length), Some(relay)) => {
+                relay.take(read_order(&mut stream, length)?).map(|()| word)
+            }
+            (Word::Order(_), None) => Err(io::ErrorKind::InvalidData.into()),
+            _ => Ok(word),
+        });
+        match heard {
+            Ok(Word::Order(_)) => {}
+            Ok(Word::Alive | Word::Ready | Word::Go) => {}
+            Ok(Word::Bye) => return None,
+            Ok(Word::Lost(lost)) => return Some((lost, format!("rank {lost} was lost"))),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                ) =>
+            {
+                let seconds = SILENCE.as_secs();
+                let why = format!("rank {neighbor} ({address}) has been silent for {seconds} s");
+                return Some((rank, why));
+            }
+            // This process is at fault, not the neighbor.
+            Err(e) if e.kind() == io::ErrorKind::QuotaExceeded => {
+                let own = relay.map_or(rank, |relay| relay.rank);
+                return Some((own, e.to_string()));
+            }
+            Err(_) => return Some((rank, format!("rank {neighbor} ({address}) was lost"))),
+        }
+    }
+}
+
+/// Watches this process after a neighbor's good-bye. It may have something to write, but computing
+/// ends everywhere at the same time: where the engine does nothing else for [`SILENCE`], it waits
+/// for what never comes. `None` when this process leaves, too.
+fn ended_early(leaving: &AtomicBool, neighbor: usize, address: &str) -> Option<(u32, String)> {
+    while !leaving.load(Ordering::Acquire) {
+        let (done, waiting) = mpsc::channel();
+        thread::spawn(move || {
+            super::wait_for_engine();
+            // Without a listener it came too late.
+            let _ = done.send(());
+        });
+        if waiting.recv_timeout(SILENCE).is_err() {
+            let rank = u32::try_from(neighbor).unwrap_or(u32::MAX);
+            let why = format!(
+                "rank {neighbor} ({address}) has ended, and this one still waits for it; do all \
+                 run the same command?"
+            );
+            return Some((rank, why));
+        }
+        thread::sleep(BEAT);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn words_are_heard_as_they_were_said() {
+        let all = [
+            Word::Alive,
+            Word::Bye,
+            Word::Lost(7),
+            Word::Ready,
+            Word::Go,
+            Word::Order(1 << 20),
+        ];
+        let mut said = Vec::new();
+        all.iter().for_each(|word| word.say(&mut said).unwrap());
+        let mut heard = said.as_slice();
+        for word in all {
+            assert_eq!(Word::hear(&mut heard).unwrap(), word);
+        }
+        assert!(Word::hear(&mut heard).is_err());
+        assert!(Word::hear(&mut &b"GET /"[..]).is_err());
+    }
+
+    /// Neighbors of a ring of `n`, connected.
+    fn ring(n: usize) -> Vec<Neighbors> {
+        let listeners: Vec<_> = (0..n)
+            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+            .collect();
+        let rights: Vec<_> = (0..n)
+            .map(|rank| {
+                let next = &listeners[(rank + 1) % n];
+                TcpStream::connect(next.local_addr().unwrap()).unwrap()
+            })
+            .collect();
+        let lefts = listeners.iter().map(|one| one.accept().unwrap().0);
+        let lefts: Vec<_> = lefts.collect();
+        (lefts.into_iter().zip(rights))
+            .map(|(left, right)| Neighbors { left, right })
+            .collect()
+    }
+
+    #[test]
+    fn orders_that_are_not_followed_end_at_a_bound() {
+        let relay = |most| {
+            let (heard, orders) = mpsc::sync_channel(most);
+            let waiting = Arc::default();
+            let (rank, next) = (2, None);
+            let relay = Relay {
+                rank,
+                heard,
+                waiting,
+                next,
+            };
+            (relay, orders)
+        };
+        // By their number, as a neighbor hears of it.
+        let (few, orders) = relay(3);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut rank_0 = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        for _ in 0..4 {
+            Word::Order(1).say(&mut rank_0).unwrap();
+            rank_0.write_all(b"x").unwrap();
+        }
+        let (lost, why) = listen(stream, 1, "here", Some(&few)).unwrap();
+        assert_eq!(lost, 2);
+        assert!(
+            why.contains("does not follow the orders of rank 0"),
+            "{why}"
+        );
+        assert_eq!(orders.try_iter().count(), 3);
+        // By their bytes.
+        let (large, orders) = relay(MAX_WAITING);
+        large.take(vec![0; 8]).unwrap();
+        large
+            .waiting
+            .store(MAX_WAITING_BYTES - 7, Ordering::Release);
+        let full = large.take(vec![0; 8]).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::QuotaExceeded);
+        // Those of a member that has left are nobody's.
+        large.waiting.store(0, Ordering::Release);
+        drop(orders);
+        large.take(vec![0; 8]).unwrap();
+    }
+
+    #[test]
+    fn orders_reach_all_in_order_and_end_at_the_last() {
+        let addresses = vec![String::from("here"); 3];
+        let links: Vec<Links> = (ring(3).into_iter().enumerate())
+            .map(|(rank, neighbors)| neighbors.watch(rank, &addresses).unwrap())
+            .collect();
+        let long = vec![7; 1 << 20];
+        for order in [&b"one"[..], &long, b""] {
+            links[0].order(order).unwrap();
+        }
+        for follower in &links[1..] {
+            for order in [&b"one"[..], &long, b""] {
+                assert_eq!(follower.next_order().unwrap(), order);
+            }
+        }
+        assert!(links[0].order(&vec![0; MAX_ORDER + 1]).is_err());
+        // None has come around.
+        let first = links[0].orders.lock().unwrap();
+        assert!(first.try_recv().is_err());
+        drop(first);
+        links.iter().for_each(Links::leave);
+        assert_eq!(links[2].next_order(), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! What rank 0 of a served group tells the others to do, so that all make the same calls in the
+//! same order: `lead.rs` says it, `follow.rs` does it.
+
+use inference::{BatchEvent, EmbedOptions, GenerateOptions, RequestId};
+use serde::{Deserialize, Serialize};
+
+/// A call of all processes. Models have the numbers of their places on the command line; sessions
+/// count up.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Order {
+    /// Begin session `session` of a model.
+    Begin {
+        /// The model.
+        model: usize,
+        /// The session's number.
+        session: u64,
+    },
+    /// Add a request.
+    Add {
+        /// The session.
+        session: u64,
+        /// Its prompt.
+        tokens: Vec<u32>,
+        /// Its options, without what interrupts it.
+        options: Box<GenerateOptions>,
+    },
+    /// Take a request out.
+    Remove {
+        /// The session.
+        session: u64,
+        /// The request.
+        row: RequestId,
+    },
+    /// Compute a step.
+    Step {
+        /// The session.
+        session: u64,
+        /// [`Seen`] of rank 0 before it.
+        seen: u64,
+    },
+    /// End a session.
+    End {
+        /// The session.
+        session: u64,
+    },
+    /// Compute vectors of prompts.
+    Embed {
+        /// The model.
+        model: usize,
+        /// The prompts.
+        prompts: Vec<Vec<u32>>,
+        /// How vectors are made.
+        options: EmbedOptions,
+    },
+    /// The server has ended.
+    Stop,
+}
+
+/// A running hash of what the steps of a session gave. Where it differs between processes, they no
+/// longer compute the same.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Seen(u64);
+
+impl Seen {
+    /// Takes in the events of a step.
+    pub fn step<'a>(&mut self, events: impl IntoIterator<Item = &'a BatchEvent>) {
+        for event in events {
+            let (kind, token) = match event {
+                BatchEvent::Token { token, .. } => (1, token.id),
+                BatchEvent::Done { .. } => (2, 0),
+                _ => (3, 0),
+            };
+            for word in [event.row().number(), kind, u64::from(token)] {
+                // FNV-1a, by words.
+                self.0 = (self.0 ^ word).wrapping_mul(0x100_0000_01b3);
+            }
+        }
+    }
+
+    /// The hash.
+    pub fn word(self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use inference::{Error, ErrorKind, Token};
+
+    use super::*;
+
+    #[test]
+    fn orders_are_read_as_they_were_written() {
+        let options = GenerateOptions::default()
+            .with_temperature(0.7)
+            .with_stop(vec![String::from("\n")])
+            .with_seed(7);
+        let order = Order::Add {
+            session: 3,
+            tokens: vec![1, 2],
+            options: Box::new(options),
+        };
+        let text = serde_json::to_string(&order).unwrap();
+        let read: Order = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
+
+    #[test]
+    fn what_differs_is_seen() {
+        let row = RequestId::new(1);
+        let token = |id| BatchEvent::Token {
+            row,
+            token: Token::new(id, "a"),
+        };
+        let failed = BatchEvent::Failed {
+            row,
+            error: Error::new(ErrorKind::Engine, "a"),
+        };
+        let seen = |events: &[BatchEvent]| {
+            let mut seen = Seen::default();
+            seen.step(events);
+            seen.word()
+        };
+        assert_eq!(seen(&[token(1), token(2)]), seen(&[token(1), token(2)]));
+        assert_ne!(seen(&[token(1)]), seen(&[token(2)]));
+        assert_ne!(seen(&[token(1)]), seen(&[failed]));
+    }
+}

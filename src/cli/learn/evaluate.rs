@@ -1,0 +1,144 @@
+//! `mlx evaluate`: how good a model is on a data set of the kind that it is trained on. Tasks of
+//! lm-eval are in `tasks.rs`.
+
+use std::path::PathBuf;
+
+use inference::{CancelToken, LoadOptions};
+use metal_backend::train::dataset::DataOptions;
+use metal_backend::train::evaluate::{Dpo, EvalOptions, evaluate, evaluate_pairs};
+use serde_json::json;
+
+use crate::cli::learn::tasks::{self, TaskArgs};
+use crate::cli::learn::train::{directory, score, told};
+use crate::cli::options::load::{LoadArgs, ModelArgs, at_least_one, find_model};
+use crate::cli::terminal::console::Console;
+use crate::cli::terminal::failure::Failure;
+use crate::cli::terminal::interrupt::cancel_on_interrupt;
+use crate::cli::terminal::progress::{CountBar, Spinner};
+
+/// Measure loss, perplexity and accuracy on a data set, or run tasks of lm-eval
+#[derive(Debug, Clone, clap::Args)]
+#[command(group(clap::ArgGroup::new("subject").required(true).args(["data", "tasks"])))]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// A JSONL file, or a directory with test.jsonl; lines as for `mlx train`
+    #[arg(long, short, value_name = "PATH", value_parser = directory)]
+    data: Option<PathBuf>,
+    /// Count only the last message of a chat, or the completion
+    #[arg(long)]
+    mask_prompt: bool,
+    /// Examples at a time
+    #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
+    batch_size: usize,
+    /// Batches at most, drawn by --seed; without it, all
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    test_batches: Option<usize>,
+    /// Tokens of an example at most; longer ones are cut
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = at_least_one)]
+    max_seq_length: usize,
+    /// What batches are drawn by, and examples of tasks; default: 0, and 123 for tasks
+    #[arg(long, value_name = "N")]
+    seed: Option<u32>,
+    /// Go on without lines that cannot be used, instead of stopping
+    #[arg(long)]
+    skip_bad_lines: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    tasks: TaskArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let Some(data) = &args.data else {
+        return tasks::run(&args.tasks, &args.model, &args.load, args.seed, console);
+    };
+    if args.max_seq_length < 2 {
+        return Err(Failure::usage(
+            "--max-seq-length must be at least 2: one token to read and one to foresee",
+        ));
+    }
+    let backend = args.load.backend()?;
+    let options = args.load.checked(backend.name())?;
+    let subject = Subject {
+        model: args.model.model.as_deref(),
+        load: options,
+        data: data.clone(),
+        reading: DataOptions::new()
+            .with_mask_prompt(args.mask_prompt)
+            .with_skip_bad_lines(args.skip_bad_lines),
+        dpo: None,
+        portions: EvalOptions {
+            batch_size: args.batch_size,
+            batches: args.test_batches,
+            max_seq_length: args.max_seq_length,
+            seed: args.seed.unwrap_or_default(),
+        },
+    };
+    subject.measure(args.json, console)
+}
+
+/// The measured part: also `mlx train --test`.
+pub struct Subject<'a> {
+    /// As `--model` names it.
+    pub model: Option<&'a str>,
+    /// How the model is loaded, with the adapter if there is one.
+    pub load: LoadOptions,
+    /// A JSONL file, or a directory with `test.jsonl`.
+    pub data: PathBuf,
+    /// How the data is read.
+    pub reading: DataOptions,
+    /// How pairs of replies are weighed, where the data are pairs.
+    pub dpo: Option<Dpo>,
+    /// Which part of the data, in which portions.
+    pub portions: EvalOptions,
+}
+
+impl Subject<'_> {
+    /// Measures it and prints the result.
+    pub fn measure(&self, as_json: bool, console: &mut Console<'_>) -> Result<(), Failure> {
+        let path = find_model(self.model, console)?;
+        let cancel = CancelToken::new();
+        let guard = console
+            .catches_interrupts
+            .then(|| cancel_on_interrupt(&cancel));
+        let mut spinner = Some(Spinner::start("loading the model and the data", console));
+        let mut bar = None;
+        let on_batch = &mut |_, total| {
+            spinner = None;
+            bar.get_or_insert_with(|| CountBar::start("batches", total, console))
+                .advance(1);
+        };
+        let (load, data, reading) = (&self.load, &self.data, &self.reading);
+        let found = match self.dpo {
+            None => evaluate(
+                &path,
+                load,
+                data,
+                reading,
+                &self.portions,
+                &cancel,
+                on_batch,
+            ),
+            Some(dpo) => {
+                let options = &self.portions;
+                evaluate_pairs(&path, load, data, reading, dpo, options, &cancel, on_batch)
+            }
+        };
+        drop((spinner, bar, guard));
+        let found = found?;
+        for note in &found.notes {
+            console.warn(&format!("warning: {note}"));
+        }
+        if as_json {
+            let mut object = score(&found.score);
+            object["examples"] = json!(found.examples);
+            return console.json(&object);
+        }
+        console.line(&told(&found.score))
+    }
+}

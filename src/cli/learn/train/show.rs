@@ -1,0 +1,115 @@
+//! How a training run is shown: a bar and lines on a terminal, lines elsewhere, nothing when quiet.
+
+use std::io::Write;
+
+use indicatif::{ProgressBar, ProgressDrawTarget};
+use metal_backend::train::run::Event;
+use metal_backend::train::train_log::TrainReport;
+
+use crate::cli::learn::train::told;
+use crate::cli::terminal::console::{Console, bytes};
+use crate::cli::terminal::progress::style;
+
+/// How the model stood to the last batch of preferences.
+fn rewards(report: &TrainReport) -> String {
+    report.rewards.map_or_else(String::new, |r| {
+        format!(", rewards {:.3} and {:.3}", r.chosen, r.rejected)
+    })
+}
+
+const BAR: &str = "[{bar:16}] {pos}/{len} {wide_msg}{left}";
+
+/// Shows a run on standard error.
+pub struct Show<'c> {
+    err: &'c mut dyn Write,
+    bar: ProgressBar,
+    quiet: bool,
+    last: String,
+}
+
+impl<'c> Show<'c> {
+    /// Begins to show a run of `iters` steps, of which `done` are done.
+    pub fn start(iters: u64, done: u64, console: &'c mut Console<'_>) -> Self {
+        let shown = console.err_is_terminal && !console.quiet;
+        let target = if shown {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let bar = ProgressBar::with_draw_target(Some(iters), target)
+            .with_style(style(BAR))
+            .with_position(done);
+        // What an earlier run did is no measure of this one's speed.
+        bar.reset_eta();
+        Self {
+            err: &mut *console.err,
+            bar,
+            quiet: console.quiet,
+            last: String::new(),
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        if self.quiet {
+            return;
+        }
+        // Invisible progress is no reason to stop.
+        let err = &mut self.err;
+        self.bar.suspend(|| {
+            let _ = writeln!(err, "{text}");
+        });
+    }
+
+    /// Shows what happened.
+    pub fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Step {
+                step,
+                report,
+                tokens_per_second,
+                memory,
+                ..
+            } => {
+                tracing::trace!(step, loss = report.loss, tokens = report.tokens, "a step");
+                self.last = format!(
+                    "loss {:.3}, {tokens_per_second:.0} tok/s, {}",
+                    report.loss,
+                    bytes(*memory)
+                );
+                self.bar.set_message(self.last.clone());
+                self.bar.set_position(*step);
+            }
+            Event::Train(r) => self.line(&format!(
+                "step {}: loss {:.4}{}, learning rate {:.3e}, {:.3} steps/s, {:.1} tok/s, {} tokens, {} at most",
+                r.step,
+                r.loss,
+                rewards(r),
+                r.learning_rate,
+                r.steps_per_second,
+                r.tokens_per_second,
+                r.trained_tokens,
+                bytes(r.peak_memory_bytes)
+            )),
+            Event::Judging { done, total } => {
+                self.bar.set_message(format!("validating {done}/{total}"));
+                if done == total {
+                    self.bar.set_message(self.last.clone());
+                }
+            }
+            Event::Validation(score) => {
+                self.line(&format!("step {}: validation {}", score.step, told(score)));
+            }
+            Event::Test(score) => {
+                self.line(&format!("step {}: test {}", score.step, told(score)));
+            }
+            Event::Saved { step, dir } => {
+                self.line(&format!("step {step}: saved in {}", dir.display()));
+            }
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn end(self) {
+        self.bar.finish_and_clear();
+    }
+}

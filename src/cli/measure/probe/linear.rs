@@ -1,0 +1,118 @@
+//! `mlx probe train`: how well a label can be read from each layer.
+
+use std::path::PathBuf;
+
+use inference_probe::folds::{encode_labels, grouped, stratified};
+use inference_probe::linear::{ProbeOptions, distinct_rows, doubts, probe};
+use inference_probe::logistic::LogisticOptions;
+use inference_probe::report::Analysis;
+
+use super::{ActivationArgs, Extracted, OutputArgs, failed, put};
+use crate::cli::terminal::console::Console;
+use crate::cli::terminal::failure::Failure;
+
+/// Why a probe finds nothing, most often.
+const HINT: &str = "a causal model's state knows nothing of what comes after its position";
+
+/// Train a linear classifier on each layer, and test it on texts it has not seen
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    activations: ActivationArgs,
+    /// The texts that the hidden states are of
+    #[arg(long, short, value_name = "FILE")]
+    stimuli: PathBuf,
+    /// The field of the texts that is to be read from the states
+    #[arg(long, value_name = "FIELD")]
+    label: String,
+    /// `random` folds with each label as frequent as in all, or FIELD-heldout: a value of that
+    /// field is never on both sides
+    #[arg(long, value_name = "HOW", default_value = "random")]
+    split: String,
+    /// Into how many parts the texts are divided
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    folds: usize,
+    /// The order in which texts go to folds
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// The inverse of the L2 penalty's strength
+    #[arg(long, value_name = "C", default_value_t = 1.0)]
+    c: f64,
+    /// Repetitions with labels in random order
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    controls: usize,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    if !(args.c > 0.0 && args.c.is_finite()) {
+        return Err(Failure::usage("--c must be a positive number"));
+    }
+    let held_out = match args.split.as_str() {
+        "random" => None,
+        split => Some(split.strip_suffix("-heldout").ok_or_else(|| {
+            Failure::usage(format!(
+                "--split `{split}` is neither random nor FIELD-heldout"
+            ))
+        })?),
+    };
+    let extracted = Extracted::read(&args.activations.activations)?;
+    let names = extracted.labels(&args.stimuli, &args.label)?;
+    let (classes, labels) = encode_labels(&names);
+    let folds = match held_out {
+        None => stratified(&labels, args.folds, args.seed),
+        Some(field) => {
+            let (_, groups) = encode_labels(&extracted.labels(&args.stimuli, field)?);
+            grouped(&labels, &groups, args.folds, args.seed)
+        }
+    }
+    .map_err(failed)?;
+    let options = ProbeOptions {
+        logistic: LogisticOptions {
+            c: args.c,
+            ..LogisticOptions::default()
+        },
+        controls: args.controls,
+    };
+    let mut rows = vec![
+        ["layer", "accuracy", "control", "selectivity", "majority"]
+            .map(String::from)
+            .to_vec(),
+    ];
+    let mut layers = Vec::new();
+    let mut distinct = usize::MAX;
+    for layer in 0..extracted.activations.layers() {
+        let states = extracted.activations.layer(layer);
+        distinct = distinct.min(distinct_rows(&states));
+        let result = probe(&states, &labels, &folds, &options).map_err(failed)?;
+        rows.push(vec![
+            layer.to_string(),
+            format!("{:.3}", result.accuracy),
+            format!("{:.3}", result.control),
+            format!("{:.3}", result.selectivity),
+            format!("{:.3}", result.majority),
+        ]);
+        if !result.converged {
+            console.warn(&format!(
+                "layer {layer}: a regression ended by its limit of {} steps",
+                options.logistic.max_iterations
+            ));
+        }
+        layers.push(result);
+    }
+    let inputs = extracted.inputs();
+    for doubt in doubts(&layers, inputs.shape[0], distinct) {
+        console.warn(&format!("warning: {doubt}; {HINT}"));
+    }
+    let analysis = Analysis::Linear {
+        inputs,
+        label: args.label.clone(),
+        classes,
+        split: args.split.clone(),
+        layers,
+        distinct,
+    };
+    put(&analysis, &args.output, &rows, console)
+}

@@ -1,0 +1,148 @@
+//! `mlx convert`: a checkpoint to an MLX directory.
+
+use std::path::PathBuf;
+
+use metal_backend::convert::{
+    ConvertOptions, ConvertReport, FloatType, Quantization, Recipe, convert,
+};
+use rust_mlx::hub::{Progress, Stage};
+use rust_mlx::mlx::QuantMode;
+use serde_json::json;
+
+use crate::cli::options::load::{ModelArgs, find_model, size};
+use crate::cli::terminal::console::{Console, bytes};
+use crate::cli::terminal::failure::Failure;
+use crate::cli::terminal::progress::HubProgress;
+
+/// Convert a model to an MLX directory: copy, cast, quantize or dequantize its weights
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The directory to make
+    #[arg(
+        long,
+        short,
+        visible_alias = "mlx-path",
+        value_name = "DIR",
+        default_value = "mlx_model"
+    )]
+    output: PathBuf,
+    /// Quantize matrices (to 4 bits in groups of 64, unless told otherwise)
+    #[arg(long, short = 'q', visible_short_alias = 'Q')]
+    quantize: bool,
+    /// Bits of a weight: 2, 3, 4, 5, 6 or 8
+    #[arg(
+        long,
+        visible_alias = "q-bits",
+        value_name = "N",
+        requires = "quantize"
+    )]
+    bits: Option<i32>,
+    /// Neighboring weights that share a scale: 32, 64 or 128
+    #[arg(
+        long,
+        visible_alias = "q-group-size",
+        value_name = "N",
+        requires = "quantize"
+    )]
+    group_size: Option<i32>,
+    /// What the bits mean: affine, mxfp4, mxfp8 or nvfp4
+    #[arg(long, visible_alias = "q-mode", value_name = "MODE", requires = "quantize", value_parser = mode)]
+    mode: Option<QuantMode>,
+    /// Different bits for different layers: mixed_2_6, mixed_3_4, mixed_3_6 or mixed_4_6
+    #[arg(long, visible_alias = "recipe", value_name = "RECIPE", requires = "quantize", value_parser = recipe)]
+    quant_predicate: Option<Recipe>,
+    /// Make quantized matrices dense
+    #[arg(long, short, conflicts_with = "quantize")]
+    dequantize: bool,
+    /// Store floats as float32, float16 or bfloat16; without it, as they are
+    #[arg(long, value_name = "TYPE", value_parser = float_type)]
+    dtype: Option<FloatType>,
+    /// The size of a file with weights, such as 5GiB or 500MB
+    #[arg(long, value_name = "SIZE", default_value = "5GiB", value_parser = size)]
+    max_shard_size: u64,
+    /// Replace the output directory if it is not empty
+    #[arg(long)]
+    force: bool,
+    /// Print a JSON object about the result
+    #[arg(long)]
+    json: bool,
+}
+
+fn mode(text: &str) -> Result<QuantMode, String> {
+    QuantMode::from_name(text).ok_or_else(|| "must be affine, mxfp4, mxfp8 or nvfp4".to_owned())
+}
+
+fn recipe(text: &str) -> Result<Recipe, String> {
+    Recipe::from_name(text).ok_or_else(|| {
+        let all: Vec<_> = Recipe::ALL.iter().map(|r| r.name()).collect();
+        format!("must be one of {}", all.join(", "))
+    })
+}
+
+fn float_type(text: &str) -> Result<FloatType, String> {
+    FloatType::from_name(text).ok_or_else(|| "must be float32, float16 or bfloat16".to_owned())
+}
+
+impl Args {
+    fn options(&self) -> ConvertOptions {
+        let mut options = ConvertOptions::new()
+            .with_dequantize(self.dequantize)
+            .with_max_shard_bytes(self.max_shard_size)
+            .with_force(self.force);
+        options.dtype = self.dtype;
+        options.quantize = self.quantize.then(|| Quantization {
+            mode: self.mode.unwrap_or_default(),
+            bits: self.bits,
+            group_size: self.group_size,
+            recipe: self.quant_predicate,
+        });
+        options
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let options = args.options();
+    options
+        .validate()
+        .map_err(|e| Failure::usage(e.message()))?;
+    let path = find_model(args.model.model.as_deref(), console)?;
+    let mut progress = HubProgress::new(console);
+    let mut begun = false;
+    let made = convert(&path, &args.output, &options, &mut |done, total| {
+        if !begun {
+            progress.begin(Stage::Converting, &args.output.to_string_lossy(), total);
+            begun = true;
+        }
+        progress.advance(done);
+    });
+    progress.end();
+    let report = made?;
+    for note in &report.notes {
+        console.note(&format!("note: {note}"));
+    }
+    print(args, &report, console)
+}
+
+fn print(args: &Args, report: &ConvertReport, console: &mut Console<'_>) -> Result<(), Failure> {
+    if args.json {
+        return console.json(&json!({
+            "path": args.output.to_string_lossy(),
+            "parameters": report.parameters,
+            "bytes": report.bytes,
+            "files": report.shards,
+            "quantized_matrices": report.quantized,
+            "bits_per_weight": report.bits_per_weight(),
+            "notes": report.notes,
+        }));
+    }
+    console.note(&format!(
+        "{:.1} M weights in {} ({:.3} bits a weight)",
+        report.parameters as f64 / 1e6,
+        bytes(report.bytes),
+        report.bits_per_weight()
+    ));
+    console.line(&args.output.to_string_lossy())
+}

@@ -1,0 +1,18 @@
+//! Commands about models and backends: what is here, what it holds, fetch, convert, share, remove.
+
+#[cfg(feature = "mlx-backend")]
+pub mod arch;
+pub mod backends;
+#[cfg(feature = "mlx-backend")]
+pub mod convert;
+pub mod create;
+pub mod directory;
+pub mod inspect;
+pub mod list;
+pub mod pull;
+pub mod push;
+pub mod remove;
+#[cfg(feature = "mlx-backend")]
+pub mod show;
+#[cfg(feature = "mlx-backend")]
+pub mod standalone;

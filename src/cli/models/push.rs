@@ -1,0 +1,61 @@
+//! `mlx push owner/name`: upload a model to the Hugging Face Hub.
+
+use std::path::PathBuf;
+
+use rust_mlx::hub::{HfHub, ModelSpec, PushOptions};
+use serde_json::json;
+
+use crate::cli::terminal::console::{Console, bytes};
+use crate::cli::terminal::failure::Failure;
+use crate::cli::terminal::progress::HubProgress;
+
+/// Upload a model, an adapter or a .gguf file to the Hugging Face Hub
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// The repository, `OWNER/NAME` or `OWNER/NAME@BRANCH`; it is made if it is not there
+    #[arg(value_name = "NAME", required_unless_present = "upload_repo")]
+    name: Option<String>,
+    /// The same as NAME, as mlx-lm has it
+    #[arg(long, value_name = "NAME", hide = true, conflicts_with = "name")]
+    upload_repo: Option<String>,
+    /// The directory, or one file
+    #[arg(long, value_name = "PATH", default_value = "mlx_model")]
+    path: PathBuf,
+    /// A repository that is made is private
+    #[arg(long)]
+    private: bool,
+    /// The first line of the commit
+    #[arg(long, value_name = "TEXT")]
+    message: Option<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let name = args.name.as_ref().or(args.upload_repo.as_ref());
+    let name = name.map(String::as_str).unwrap_or_default();
+    let spec = ModelSpec::parse(name)
+        .ok_or_else(|| Failure::usage(format!("{name:?} is no repository: owner/name")))?;
+    let mut options = PushOptions::default();
+    options.private = args.private;
+    if let Some(message) = &args.message {
+        options.message.clone_from(message);
+    }
+    let hub = HfHub::from_env()?;
+    let pushed = hub.push(&spec, &args.path, &options, &mut HubProgress::new(console))?;
+    if args.json {
+        return console.json(&json!({
+            "url": pushed.url,
+            "files": pushed.files,
+            "sent_bytes": pushed.sent,
+        }));
+    }
+    console.note(&format!(
+        "{} files, {} sent; what the hub had already was not sent again",
+        pushed.files,
+        bytes(pushed.sent)
+    ));
+    console.line(&pushed.url)
+}

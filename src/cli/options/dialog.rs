@@ -1,0 +1,445 @@
+//! How a conversation becomes a prompt where the model's own template is not enough. There may be
+//! another template, more names for it, a reply that has begun already, or other tokens that end
+//! it.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use inference::{ChatEnd, ChatPrompt, Message, Prompt, TextModel, Tool};
+use serde_json::{Map, Value};
+
+use crate::cli::options::preset::Preset;
+use crate::cli::options::tools::{self, Reader};
+use crate::cli::terminal::failure::Failure;
+
+#[cfg(feature = "mlx-backend")]
+use inference_text::{ChatTemplate, TextPipeline};
+
+/// The largest file with a template, in bytes.
+#[cfg(any(feature = "mlx-backend", feature = "serve"))]
+const MAX_FILE: u64 = 4 << 20;
+
+/// How the conversation is written for the model.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Conversation")]
+pub struct DialogArgs {
+    /// Another chat template than the model's: a file with Jinja, or the template itself
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
+    pub chat_template: Option<String>,
+    /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
+    #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
+    pub chat_template_config: Option<Names>,
+    /// Let the model think before it answers, or not: `--think`, `--think=false`, or an effort such
+    /// as `--think=high`. It sets `enable_thinking` or `reasoning_effort` for the chat template
+    #[arg(
+        long,
+        value_name = "HOW",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = think
+    )]
+    pub think: Option<Think>,
+    /// Tools that the model may call: a JSON file with a list of them in OpenAI's form. A call is
+    /// printed as a line of JSON, and reasoning is left out
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<std::path::PathBuf>,
+    /// The reply begins with this text, which is not printed
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prefill_response: Option<String>,
+    /// Tokens that end the reply besides the model's own, by their texts or ids
+    #[arg(long, value_name = "TOKEN", num_args = 1..)]
+    pub extra_eos_token: Vec<String>,
+}
+
+/// Names for a template and their values.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Names(Map<String, Value>);
+
+/// Whether the model is to think, as ollama's `--think` says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Think {
+    /// Before it answers, or not.
+    Switch(bool),
+    /// So much.
+    Effort(&'static str),
+}
+
+fn think(text: &str) -> Result<Think, String> {
+    match text {
+        "true" => Ok(Think::Switch(true)),
+        "false" => Ok(Think::Switch(false)),
+        text => ["low", "medium", "high"]
+            .into_iter()
+            .find(|effort| *effort == text)
+            .map(Think::Effort)
+            .ok_or_else(|| "must be true, false, low, medium or high".into()),
+    }
+}
+
+impl From<Names> for Map<String, Value> {
+    fn from(names: Names) -> Self {
+        names.0
+    }
+}
+
+impl FromStr for Names {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match serde_json::from_str(text) {
+            Ok(Value::Object(names)) => Ok(Self(names)),
+            Ok(_) => Err("must be a JSON object".into()),
+            Err(e) => Err(format!("is no JSON: {e}")),
+        }
+    }
+}
+
+/// How conversations become prompts.
+#[derive(Default)]
+pub struct Dialog {
+    #[cfg(feature = "mlx-backend")]
+    text: Option<TextPipeline>,
+    names: Map<String, Value>,
+    tools: Vec<Tool>,
+    prefill: Option<String>,
+}
+
+impl Dialog {
+    /// As the flags say, for the model at `path`.
+    pub fn new(args: &DialogArgs, preset: Option<&Preset>, path: &Path) -> Result<Self, Failure> {
+        let mut names = args.chat_template_config.clone().unwrap_or_default().0;
+        match args.think {
+            None => {}
+            Some(Think::Switch(on)) => {
+                names.insert("enable_thinking".into(), on.into());
+            }
+            Some(Think::Effort(effort)) => {
+                names.insert("reasoning_effort".into(), effort.into());
+            }
+        }
+        let mut dialog = Self {
+            names,
+            tools: tools::of(args)?,
+            prefill: args
+                .prefill_response
+                .clone()
+                .filter(|text| !text.is_empty()),
+            ..Self::default()
+        };
+        let of_preset = preset.and_then(|preset| preset.template.as_deref());
+        match (&args.chat_template, of_preset) {
+            (Some(template), _) => dialog.set_template(compiled(template)?, path)?,
+            (None, Some(template)) => dialog.set_template(inline(template, "TEMPLATE")?, path)?,
+            (None, None) => {}
+        }
+        Ok(dialog)
+    }
+
+    /// Whether the model does it all by itself.
+    pub fn is_plain(&self) -> bool {
+        !self.has_template()
+            && self.prefill.is_none()
+            && self.names.is_empty()
+            && self.tools.is_empty()
+    }
+
+    /// The flag that needs a chat template.
+    pub fn needs_template(&self) -> Option<&'static str> {
+        let given = [
+            (!self.names.is_empty(), "--chat-template-config, --think"),
+            (!self.tools.is_empty(), "--tools"),
+            (self.prefill.is_some(), "--prefill-response"),
+        ];
+        given
+            .iter()
+            .find(|(given, _)| *given)
+            .map(|(_, flag)| *flag)
+    }
+
+    /// Whether the model may call tools.
+    pub fn has_tools(&self) -> bool {
+        !self.tools.is_empty()
+    }
+
+    /// Whether there is a template besides the model's.
+    #[cfg(feature = "mlx-backend")]
+    pub fn has_template(&self) -> bool {
+        self.text.is_some()
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn has_template(&self) -> bool {
+        false
+    }
+
+    /// Puts a template in the place of the model's.
+    #[cfg(feature = "mlx-backend")]
+    pub fn set_template(&mut self, template: ChatTemplate, path: &Path) -> Result<(), Failure> {
+        self.text = Some(crate::cli::options::files::Files::read(path, Some(template))?.text);
+        Ok(())
+    }
+
+    /// The template in use, where a user changed it.
+    #[cfg(feature = "mlx-backend")]
+    pub fn template(&self) -> Option<&str> {
+        let template = self.text.as_ref()?.template()?;
+        Some(template.source())
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn template(&self) -> Option<&str> {
+        None
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn set_template(&mut self, _: (), _: &Path) -> Result<(), Failure> {
+        Err(Failure::failed(
+            "templates need the MLX engine, which is not built in",
+        ))
+    }
+
+    /// The conversation as a prompt; `None` where the model's own way is the way.
+    pub fn prompt(
+        &self,
+        model: &dyn TextModel,
+        messages: &[Message],
+    ) -> Result<Option<Prompt>, Failure> {
+        if self.is_plain() {
+            return Ok(None);
+        }
+        let prompt = self.chat_prompt(messages);
+        Ok(Some(Prompt::Tokens(self.encode(model, &prompt)?)))
+    }
+
+    /// The conversation with all that a template is given.
+    fn chat_prompt(&self, messages: &[Message]) -> ChatPrompt {
+        let mut messages = messages.to_vec();
+        let mut end = ChatEnd::Reply;
+        if let Some(prefill) = &self.prefill {
+            messages.push(Message::assistant(prefill));
+            end = ChatEnd::LastMessage;
+        }
+        let mut prompt = ChatPrompt::new(messages)
+            .with_tools(self.tools.clone())
+            .with_end(end);
+        prompt.template.clone_from(&self.names);
+        prompt
+    }
+
+    /// What reads the reply to a conversation; `None` without tools, where all of it is text.
+    #[cfg(feature = "mlx-backend")]
+    pub fn reader(
+        &self,
+        model: &dyn TextModel,
+        messages: &[Message],
+    ) -> Result<Option<Reader>, Failure> {
+        use inference_text::reply;
+        if self.tools.is_empty() {
+            return Ok(None);
+        }
+        let prompt = self.chat_prompt(messages);
+        let (format, (_, rendered)) = self.written(model, &prompt)?;
+        Ok(Some(reply::reader(format, &prompt, &rendered)))
+    }
+
+    /// How the model writes replies, the conversation as its template can write it, and its text.
+    #[cfg(feature = "mlx-backend")]
+    fn written(
+        &self,
+        model: &dyn TextModel,
+        prompt: &ChatPrompt,
+    ) -> Result<(inference_text::reply::Format, (ChatPrompt, String)), Failure> {
+        use inference_text::reply;
+        let tokens = token_model(model)?;
+        let template = match &self.text {
+            Some(text) => text.template().map(|own| own.for_tools().source()),
+            None => tokens.chat_template(),
+        };
+        let template = template.unwrap_or_default();
+        let format = reply::Format::detect(template, Some(model.model_type()));
+        let written = reply::written(format, prompt, |prompt| match &self.text {
+            Some(text) => text.render_chat_prompt(prompt),
+            None => tokens.render_chat_with(prompt),
+        });
+        Ok((format, written?))
+    }
+
+    /// Only the engine has templates.
+    #[cfg(not(feature = "mlx-backend"))]
+    pub fn reader(&self, _: &dyn TextModel, _: &[Message]) -> Result<Option<Reader>, Failure> {
+        Ok(None)
+    }
+
+    #[cfg(feature = "mlx-backend")]
+    fn encode(&self, model: &dyn TextModel, prompt: &ChatPrompt) -> Result<Vec<u32>, Failure> {
+        let described;
+        let prompt = match self.tools.is_empty() {
+            true => prompt,
+            false => {
+                described = self.written(model, prompt)?.1.0;
+                &described
+            }
+        };
+        match &self.text {
+            Some(text) => Ok(text.encode_chat_prompt(prompt)?),
+            None => Ok(token_model(model)?.encode_chat_with(prompt)?),
+        }
+    }
+
+    #[cfg(not(feature = "mlx-backend"))]
+    fn encode(&self, model: &dyn TextModel, prompt: &ChatPrompt) -> Result<Vec<u32>, Failure> {
+        Ok(token_model(model)?.encode_chat_with(prompt)?)
+    }
+}
+
+/// The ids of `--extra-eos-token`.
+pub fn eos_ids(tokens: &[String], model: &dyn TextModel) -> Result<Vec<u32>, Failure> {
+    let mut ids = Vec::with_capacity(tokens.len());
+    for token in tokens {
+        if let Ok(id) = token.parse() {
+            ids.push(id);
+            continue;
+        }
+        match token_model(model)?.encode(token, false)?[..] {
+            [id] => ids.push(id),
+            ref many => {
+                return Err(Failure::usage(format!(
+                    "--extra-eos-token {token:?} is {} tokens of this model; --stop ends a reply at a text",
+                    many.len()
+                )));
+            }
+        }
+    }
+    Ok(ids)
+}
+
+fn token_model(model: &dyn TextModel) -> Result<&dyn inference::TokenModel, Failure> {
+    model
+        .as_token_model()
+        .ok_or_else(|| Failure::failed("this backend does not turn texts into tokens"))
+}
+
+/// A template from a file, or the text itself, which has tags.
+#[cfg(feature = "mlx-backend")]
+pub fn compiled(template: &str) -> Result<ChatTemplate, Failure> {
+    let (text, origin) = read(template)?;
+    inline(&text, origin)
+}
+
+/// The text of a template from a file, or the text itself, which has tags. It is checked where the
+/// MLX engine is linked, whose templates are Jinja.
+#[cfg(feature = "serve")]
+pub fn source(template: &str) -> Result<String, Failure> {
+    let (text, origin) = read(template)?;
+    inline(&text, origin)?;
+    Ok(text)
+}
+
+/// A template's text, and where it is from.
+#[cfg(any(feature = "mlx-backend", feature = "serve"))]
+fn read(template: &str) -> Result<(String, &str), Failure> {
+    use std::io::Read;
+    if template.contains("{%") || template.contains("{{") {
+        return Ok((template.to_owned(), "--chat-template"));
+    }
+    let fail = |why: String| Failure::usage(format!("--chat-template {template}: {why}"));
+    let mut text = String::new();
+    std::fs::File::open(template)
+        .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
+        .map_err(|e| fail(e.to_string()))?;
+    Ok((text, template))
+}
+
+#[cfg(not(feature = "mlx-backend"))]
+pub fn compiled(_: &str) -> Result<(), Failure> {
+    Ok(())
+}
+
+#[cfg(not(feature = "mlx-backend"))]
+pub fn inline(_: &str, _: &str) -> Result<(), Failure> {
+    Ok(())
+}
+
+/// A template as text; `origin` says where it is from.
+#[cfg(feature = "mlx-backend")]
+pub fn inline(template: &str, origin: &str) -> Result<ChatTemplate, Failure> {
+    // Go's templates begin names with a dot, which Jinja refuses without saying why.
+    let go = [
+        "{{ .",
+        "{{.",
+        "{{- .",
+        "{{ if .",
+        "{{- if .",
+        "{{- range",
+        "{{ range",
+    ];
+    if go.iter().any(|mark| template.contains(mark)) {
+        return Err(Failure::usage(format!(
+            "{origin}: this is a template in Go's language, as ollama has them; templates here are Jinja, as in \
+             the model's tokenizer_config.json"
+        )));
+    }
+    ChatTemplate::new(template, origin)
+        .map_err(|e| Failure::usage(crate::cli::terminal::failure::chain(&e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::mock::Mock;
+
+    #[test]
+    fn names_are_an_object() {
+        let names: Names = r#"{"enable_thinking": false}"#.parse().unwrap();
+        assert_eq!(names.0["enable_thinking"], false);
+        assert_eq!(think("false"), Ok(Think::Switch(false)));
+        assert_eq!(think("high"), Ok(Think::Effort("high")));
+        assert!(think("much").is_err());
+        for bad in ["", "[]", "1", "{enable_thinking: false}"] {
+            assert!(bad.parse::<Names>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn eos_tokens_are_ids_or_single_tokens() {
+        let model = Mock::instruct(&[]);
+        assert_eq!(eos_ids(&["7".into(), "8".into()], &model).unwrap(), [7, 8]);
+        // Every text is two tokens of the mock.
+        let failure = eos_ids(&["END".into()], &model).unwrap_err();
+        assert_eq!(failure.exit_code(), 2);
+        let failure = eos_ids(&["END".into()], &Mock::base(&[]).opaque()).unwrap_err();
+        assert_eq!(failure.exit_code(), 1);
+    }
+
+    #[cfg(feature = "mlx-backend")]
+    #[test]
+    fn templates_are_jinja_in_a_file_or_as_they_are() {
+        assert_eq!(
+            compiled("{{ messages }}").unwrap().source(),
+            "{{ messages }}"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("t.jinja");
+        std::fs::write(&file, "{% for m in messages %}{% endfor %}").unwrap();
+        assert!(
+            compiled(file.to_str().unwrap())
+                .unwrap()
+                .source()
+                .contains("for m")
+        );
+        for (bad, says) in [
+            ("{{ .System }} {{ .Prompt }}", "Go"),
+            ("{% for %}", "template"),
+            ("no-such-file.jinja", "no-such-file.jinja"),
+        ] {
+            let failure = compiled(bad).unwrap_err();
+            assert_eq!(failure.exit_code(), 2);
+            let said = failure.report().unwrap();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+}

@@ -1,0 +1,584 @@
+//! From `--model` and `--backend` to a loaded model.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use inference::{Backend, ComputeType, FeedForwardPlan, LoadOptions, Precision, TextModel};
+
+use crate::cli::options::preset::{self, Preset};
+use crate::cli::terminal::console::Console;
+use crate::cli::terminal::failure::Failure;
+use crate::cli::terminal::progress::{HubProgress, Spinner};
+
+/// Which model.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ModelArgs {
+    /// The model: a directory, a .gguf file, a known name (see `mlx pull --list`) or owner/name on
+    /// the Hugging Face Hub, fetched once; default: the first known model
+    #[arg(long, short, aliases = ["hf-path", "hf-repo"], value_name = "MODEL")]
+    pub model: Option<String>,
+}
+
+/// Where packing begins by default, as on mlx-lm's command line. Short contexts take little memory
+/// and stay exact.
+pub const QUANTIZED_KV_START: usize = 5000;
+
+/// How to load it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LoadArgs {
+    /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+    /// Layers to compute on a GPU. MLX computes all of them on one device: 0 is the CPU, any other
+    /// number or `all` a GPU where there is one
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", allow_negative_numbers = true, conflicts_with = "backend", value_parser = gpu_layers)]
+    pub gpu_layers: Option<GpuLayers>,
+    /// Positions that each layer remembers; beyond, the oldest are forgotten
+    #[arg(long, short = 'c', visible_alias = "max-kv-size", value_name = "N", value_parser = at_least_one)]
+    pub ctx_size: Option<usize>,
+    /// Pack the key/value cache to this many bits a number: 2, 3, 4, 5, 6 or 8
+    #[arg(long, value_name = "BITS", conflicts_with = "ctx_size")]
+    pub kv_bits: Option<u32>,
+    /// Numbers of the packed cache that share a scale: 32, 64 or 128
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
+    pub kv_group_size: u32,
+    /// Pack the cache once it holds more than this many positions; 0 packs from the first on
+    #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
+    pub quantized_kv_start: usize,
+    /// A trained adapter to put on the model: the directory with its adapters.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub adapter_path: Option<PathBuf>,
+    /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
+    #[arg(long, value_name = "TYPE", value_parser = compute_type)]
+    pub dtype: Option<ComputeType>,
+    /// Compute prompts exactly, or fast with inputs rounded to 8 bits; without it, MLX_CPU_PROMPTS
+    /// or the backend decides
+    #[arg(long, value_name = "PRECISION", value_parser = precision)]
+    pub precision: Option<Precision>,
+    #[command(flatten)]
+    pub feed_forward: FeedForwardArgs,
+}
+
+/// Where layers are computed, as llama.cpp's `-ngl` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// On the CPU.
+    None,
+    /// On a GPU, which computes all of them.
+    Some,
+}
+
+/// Parses a number of layers: `all` and `auto` are llama.cpp's, too, and -1 is all.
+pub fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
+    match (text, text.parse::<i32>()) {
+        ("all" | "auto", _) => Ok(GpuLayers::Some),
+        (_, Ok(0)) => Ok(GpuLayers::None),
+        (_, Ok(-1 | 1..)) => Ok(GpuLayers::Some),
+        _ => Err("must be 0 (the CPU), a number of layers, or `all`".into()),
+    }
+}
+
+/// How to compute the feed-forward parts.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct FeedForwardArgs {
+    /// How to compute the feed-forward parts of layers, such as `0-11=dense,12-=sparse:512`; also
+    /// `walk:K`, `attention-only` and `gain:G` (docs/feed-forward.md)
+    #[arg(long = "ffn", value_name = "PLAN", value_parser = plans)]
+    plan: Option<Plans>,
+    /// The features of layers that walk: a directory that `mlx vindex build` has written
+    #[arg(long, value_name = "DIR", requires = "plan")]
+    vindex: Option<PathBuf>,
+    /// Load nothing of the feed-forward parts of layers that walk: less memory, but the gate is
+    /// read from the features, too
+    #[arg(long)]
+    walk_only: bool,
+}
+
+/// One plan, or those that `mlx bench` compares.
+#[derive(Debug, Clone)]
+struct Plans(Vec<FeedForwardPlan>);
+
+impl FeedForwardArgs {
+    /// The plans to compare, where there are several.
+    pub fn several(&self) -> Option<&[FeedForwardPlan]> {
+        let plans = &self.plan.as_ref()?.0;
+        (plans.len() > 1).then_some(plans)
+    }
+
+    /// The same flags with one of these plans. Layers that do not walk need no vindex.
+    #[must_use]
+    pub fn only(&self, plan: &FeedForwardPlan) -> Self {
+        let walks = plan.walks();
+        Self {
+            plan: Some(Plans(vec![plan.clone()])),
+            vindex: self.vindex.clone().filter(|_| walks),
+            walk_only: self.walk_only && walks,
+        }
+    }
+
+    fn one(&self) -> FeedForwardPlan {
+        let first = self.plan.as_ref().and_then(|plans| plans.0.first());
+        first.cloned().unwrap_or_default()
+    }
+
+    /// Whether one of them is given.
+    pub fn is_given(&self) -> bool {
+        self.plan.is_some() || self.vindex.is_some() || self.walk_only
+    }
+
+    /// The plan as text.
+    pub fn shown(&self) -> String {
+        self.one().to_string()
+    }
+
+    /// Leaves the plan to the caller, who makes one for each measurement. Whether such plans load
+    /// nothing of layers that walk.
+    #[cfg(feature = "probe")]
+    pub fn without_plan(&mut self) -> Result<bool, Failure> {
+        if self.plan.is_some() || self.vindex.is_some() {
+            return Err(Failure::usage(
+                "this command makes its own plans; leave --ffn and --vindex out",
+            ));
+        }
+        Ok(std::mem::take(&mut self.walk_only))
+    }
+
+    /// Sets them in the options.
+    pub fn set(&self, options: &mut LoadOptions) {
+        options.feed_forward = self.one();
+        options.vindex.clone_from(&self.vindex);
+        options.walk_only = self.walk_only;
+    }
+}
+
+/// A loaded model and how it came to be.
+pub struct Loaded {
+    /// The model.
+    pub model: Box<dyn TextModel>,
+    /// The backend that loaded it.
+    pub backend: Arc<dyn Backend>,
+    /// Where it was loaded from.
+    pub path: PathBuf,
+    /// How long loading took, in seconds; fetching is not part of it.
+    pub load_seconds: f64,
+}
+
+/// Parses a count of at least one.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    match count(text) {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("must be a whole number, 1 or more".into()),
+    }
+}
+
+/// Parses a count.
+pub fn count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| "must be a whole number, 0 or more".into())
+}
+
+/// Parses a number of bytes with a unit.
+#[cfg(any(feature = "mlx-backend", feature = "serve"))]
+pub fn size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "kb" => 1_000,
+        "m" | "mib" => 1 << 20,
+        "mb" => 1_000_000,
+        "g" | "gib" => 1 << 30,
+        "gb" => 1_000_000_000,
+        other => {
+            return Err(format!(
+                "{other:?} is no unit; use B, KB, MB, GB, KiB, MiB or GiB"
+            ));
+        }
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "must be a whole number with a unit".to_owned())?;
+    match number.checked_mul(unit) {
+        Some(0) | None => Err("must be from 1 byte to 16 EiB".to_owned()),
+        Some(bytes) => Ok(bytes),
+    }
+}
+
+/// Parses strategies by layer: one plan, several with `;` between them, or several strategies for
+/// all layers, such as `dense,walk:64`.
+fn plans(text: &str) -> Result<Plans, String> {
+    let plan =
+        |text: &str| (text.trim().parse::<FeedForwardPlan>()).map_err(|e| e.message().to_owned());
+    if text.contains(';') {
+        return text
+            .split(';')
+            .map(plan)
+            .collect::<Result<_, _>>()
+            .map(Plans);
+    }
+    let own = plan(text).map(|plan| Plans(vec![plan]));
+    let for_all = |text: &str| !text.contains('=') && text.contains(',');
+    match own {
+        Err(why) if for_all(text) => {
+            let several = text.split(',').map(plan).collect::<Result<_, _>>();
+            several.map(Plans).map_err(|_| why)
+        }
+        own => own,
+    }
+}
+
+/// Parses a type to compute in.
+pub fn compute_type(text: &str) -> Result<ComputeType, String> {
+    text.parse()
+        .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
+}
+
+/// Parses how precisely prompts are computed.
+pub fn precision(text: &str) -> Result<Precision, String> {
+    text.parse().map_err(|_| "must be exact or fast".to_owned())
+}
+
+impl LoadArgs {
+    /// As if no flag was given.
+    #[cfg(test)]
+    pub fn none() -> Self {
+        let defaults = LoadOptions::default();
+        Self {
+            backend: None,
+            gpu_layers: None,
+            ctx_size: None,
+            kv_bits: None,
+            kv_group_size: defaults.kv_group_size,
+            quantized_kv_start: defaults.quantized_kv_start,
+            adapter_path: None,
+            dtype: None,
+            precision: None,
+            feed_forward: FeedForwardArgs::default(),
+        }
+    }
+
+    fn options(&self, backend: &str) -> LoadOptions {
+        let mut options = LoadOptions::default();
+        options.backend = Some(backend.to_owned());
+        options.context_len = self.ctx_size;
+        options.dtype = self.dtype;
+        options.precision = self.precision;
+        options.kv_bits = self.kv_bits;
+        options.kv_group_size = self.kv_group_size;
+        options.quantized_kv_start = self.quantized_kv_start;
+        options.adapter_path.clone_from(&self.adapter_path);
+        self.feed_forward.set(&mut options);
+        #[cfg(all(unix, feature = "mlx-backend"))]
+        if let Some(member) = inference_group::current() {
+            options.split = member.split;
+        }
+        options
+    }
+
+    /// Whether flags besides the backend and the type change what a model needs.
+    #[cfg(feature = "mlx-backend")]
+    pub fn changes_needs(&self) -> bool {
+        self.feed_forward.is_given()
+            || self.adapter_path.is_some()
+            || self.ctx_size.is_some()
+            || self.kv_bits.is_some()
+    }
+
+    /// Refuses what does not go together with a model that is divided among processes.
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    pub fn check_split(&self, split: inference::Split) -> Result<(), Failure> {
+        let options = self.options("").with_split(split);
+        options
+            .validate()
+            .map_err(|e| Failure::usage(e.to_string()))
+    }
+
+    /// The options for a backend, checked.
+    pub fn checked(&self, backend: &str) -> Result<LoadOptions, Failure> {
+        if self.feed_forward.several().is_some() {
+            return Err(Failure::usage(
+                "--ffn has several plans, which `mlx bench` compares; this command takes one",
+            ));
+        }
+        let options = self.options(backend);
+        options
+            .validate()
+            .map_err(|e| Failure::usage(e.to_string()))?;
+        Ok(options)
+    }
+}
+
+/// The best backend that works here.
+fn default_backend() -> Result<Arc<dyn Backend>, Failure> {
+    let error = match inference::default_backend() {
+        Ok(backend) => return Ok(backend),
+        Err(error) => error,
+    };
+    // One reason for most backends, which the error would repeat for each.
+    #[cfg(feature = "mlx-backend")]
+    if let Err(e) = mlx_rs_core::library::load() {
+        return Err(Failure::failed(format!("no backend can be used: {e}")));
+    }
+    Err(error.into())
+}
+
+/// The backends that compute on a GPU.
+pub const GPUS: [&str; 2] = ["metal", "cuda"];
+
+/// The name for whichever GPU there is.
+const GPU: &str = "gpu";
+
+/// The backend of a GPU that works here.
+fn gpu() -> Result<Option<Arc<dyn Backend>>, Failure> {
+    for name in GPUS {
+        // A program may be built without them.
+        let Ok(backend) = inference::backend(name) else {
+            continue;
+        };
+        if inference::availability(backend.as_ref()).is_ok() {
+            return Ok(Some(backend));
+        }
+    }
+    Ok(None)
+}
+
+impl LoadArgs {
+    /// The backend that its flags name, else the variable `MLX_BACKEND`, else the default one.
+    pub fn backend(&self) -> Result<Arc<dyn Backend>, Failure> {
+        backend_for(self.backend.as_deref(), self.gpu_layers)
+    }
+}
+
+/// The backend that `flag` names, or that computes layers where `--gpu-layers` says.
+pub fn backend_for(
+    flag: Option<&str>,
+    layers: Option<GpuLayers>,
+) -> Result<Arc<dyn Backend>, Failure> {
+    match layers {
+        None => choose_backend(flag),
+        Some(GpuLayers::None) => choose_backend(Some("cpu")),
+        // As llama.cpp: without a GPU the CPU computes.
+        Some(GpuLayers::Some) => match gpu()? {
+            Some(backend) => Ok(backend),
+            None => choose_backend(flag),
+        },
+    }
+}
+
+/// The backend that the flag, else the variable `MLX_BACKEND`, names, else the default one.
+pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
+    let variable = match std::env::var("MLX_BACKEND") {
+        Ok(name) => Some(name),
+        Err(std::env::VarError::NotPresent) => None,
+        Err(e) => return Err(Failure::failed(format!("MLX_BACKEND: {e}"))),
+    };
+    let (name, origin) = match (flag, variable.as_deref().map(str::trim)) {
+        (Some(name), _) => (name, "--backend"),
+        (None, Some(name)) if !name.is_empty() => (name, "MLX_BACKEND"),
+        _ => return default_backend(),
+    };
+    if name.eq_ignore_ascii_case(GPU) {
+        return gpu()?.ok_or_else(|| {
+            Failure::failed(format!(
+                "{origin}: no GPU works here; `mlx backends` says why not"
+            ))
+        });
+    }
+    // An empty name would mean the default one, but a user who passes a flag means another.
+    if name.trim().is_empty() {
+        return Err(Failure::usage("--backend needs a name; see `mlx backends`"));
+    }
+    Ok(inference::backend(name).map_err(|e| e.context(origin))?)
+}
+
+/// The preset that `--model` names, unless there is a file of that name.
+pub fn find_preset(model: Option<&str>) -> Result<Option<Preset>, Failure> {
+    match model {
+        Some(name) if !Path::new(name).exists() => preset::find(name),
+        _ => Ok(None),
+    }
+}
+
+/// Finds a model, fetching it if it is a known one that is not cached. Of a preset it is the model
+/// alone.
+///
+/// # Errors
+/// For a preset with an adapter: these callers would leave it out.
+pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
+    match find_preset(model)? {
+        None => fetched(model, console),
+        Some(Preset {
+            adapter: Some(adapter),
+            from,
+            ..
+        }) => Err(Failure::usage(format!(
+            "{} is a preset with an adapter, which is not for this command; give {from}, and the adapter {adapter} where \
+             one is taken",
+            model.unwrap_or_default()
+        ))),
+        Some(preset) => fetched(Some(&preset.from), console),
+    }
+}
+
+/// Finds a model that is no preset.
+pub fn fetched(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
+    let mut progress = HubProgress::new(console);
+    let error = match rust_mlx::hub::resolve(model, &mut progress) {
+        Ok(path) => return Ok(path),
+        Err(error) => error,
+    };
+    drop(progress);
+    if error.kind() == inference::ErrorKind::ModelNotFound
+        && !error.message().contains("did you mean")
+        && let (Some(name), Ok(presets)) = (model, preset::all())
+    {
+        let names: Vec<String> = presets.into_iter().map(|(name, ..)| name).collect();
+        let like = rust_mlx::hub::similar(name, &names);
+        if let Some(preset) = like.iter().find(|name| names.contains(name)) {
+            return Err(Failure::failed(format!(
+                "{}; did you mean {preset}?",
+                crate::cli::terminal::failure::chain(&error)
+            )));
+        }
+    }
+    Err(error.into())
+}
+
+/// Loads the model at `path` with `backend`, and `draft`, which guesses its tokens.
+pub fn load_with(
+    backend: Arc<dyn Backend>,
+    path: &Path,
+    args: &LoadArgs,
+    draft: Option<&str>,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    let mut options = args.checked(backend.name())?;
+    if let Some(draft) = draft {
+        options.draft_model = Some(find_model(Some(draft), console)?);
+    }
+    load_with_options(backend, path, &options, console)
+}
+
+/// Loads the model at `path` with `backend` and options that name it. A member of a group joins the
+/// others before.
+pub fn load_with_options(
+    backend: Arc<dyn Backend>,
+    path: &Path,
+    options: &LoadOptions,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    #[cfg(all(unix, feature = "mlx-backend"))]
+    inference_group::join()?;
+    tracing::info!(path = %path.display(), backend = backend.name(), "loading");
+    tracing::debug!(?options, "load options");
+    let spinner = Spinner::start("loading the model", console);
+    let started = Instant::now();
+    let model = inference::load_model(path, options);
+    let load_seconds = started.elapsed().as_secs_f64();
+    drop(spinner);
+    let model = model?;
+    tracing::info!(seconds = load_seconds, "loaded");
+    let info = model.info();
+    tracing::debug!(
+        architecture = info.architecture,
+        parameters = info.parameters,
+        layers = info.num_layers,
+        context = info.context_length,
+        device = info.device,
+        "the model"
+    );
+    Ok(Loaded {
+        model,
+        backend,
+        path: path.to_owned(),
+        load_seconds,
+    })
+}
+
+/// Chooses the backend first (cheap, and may fail), then finds and loads the model.
+pub fn load(
+    model: &ModelArgs,
+    args: &LoadArgs,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    load_drafted(model, args, None, console)
+}
+
+/// [`load`] with a model that guesses tokens, where one is named.
+pub fn load_drafted(
+    model: &ModelArgs,
+    args: &LoadArgs,
+    draft: Option<&str>,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    let backend = args.backend()?;
+    let path = find_model(model.model.as_deref(), console)?;
+    load_with(backend, &path, args, draft, console)
+}
+
+/// [`load_drafted`] of a preset's model, with its adapter and context where the flags do not say.
+pub fn load_preset(
+    preset: &Preset,
+    args: &LoadArgs,
+    draft: Option<&str>,
+    console: &mut Console<'_>,
+) -> Result<Loaded, Failure> {
+    let mut args = args.clone();
+    // A packed cache has no bound; the flag is the later wish.
+    if args.kv_bits.is_none() {
+        args.ctx_size = args.ctx_size.or(preset.ctx_size());
+    }
+    let adapter = preset.adapter.as_ref().map(PathBuf::from);
+    args.adapter_path = args.adapter_path.or(adapter);
+    let backend = args.backend()?;
+    let path = fetched(Some(&preset.from), console)?;
+    load_with(backend, &path, &args, draft, console)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_of_a_gpu_are_all_or_none() {
+        assert_eq!(gpu_layers("0"), Ok(GpuLayers::None));
+        for all in ["99", "1", "-1", "all", "auto"] {
+            assert_eq!(gpu_layers(all), Ok(GpuLayers::Some), "{all}");
+        }
+        for bad in ["", "-2", "x", "1.5"] {
+            assert!(gpu_layers(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[cfg(any(feature = "mlx-backend", feature = "serve"))]
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size("5GiB"), Ok(5 << 30));
+        assert_eq!(size("500 MB"), Ok(500_000_000));
+        assert_eq!(size("100"), Ok(100));
+        for bad in ["", "0", "GB", "-1", "1.5GB", "5 parsecs", "99999999999GiB"] {
+            assert!(size(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn counts_are_at_least_one() {
+        assert_eq!(at_least_one("1"), Ok(1));
+        for bad in ["0", "-1", "", "1.5", "99999999999999999999999"] {
+            assert!(at_least_one(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn types_are_named_in_the_error() {
+        assert_eq!(compute_type("bfloat16"), Ok(ComputeType::BFloat16));
+        assert!(compute_type("int8").unwrap_err().contains("float16"));
+        assert_eq!(precision("fast"), Ok(Precision::Fast));
+        assert!(precision("int8").unwrap_err().contains("exact"));
+    }
+}

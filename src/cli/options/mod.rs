@@ -1,0 +1,22 @@
+//! Flags and files that several commands share: the model to load, sampling, prompts,
+//! conversations, presets, and the names that other tools use.
+
+pub mod dialog;
+pub mod engine;
+#[cfg(feature = "mlx-backend")]
+pub mod environment;
+#[cfg(feature = "mlx-backend")]
+pub mod files;
+pub mod foreign;
+pub mod grammar;
+pub mod load;
+pub mod modelfile;
+pub mod names;
+pub mod parameters;
+pub mod preset;
+pub mod prompt;
+pub mod records;
+pub mod sampling;
+pub mod settings;
+pub mod steer;
+pub mod tools;

@@ -1,0 +1,297 @@
+//! Presets: a model with instructions, parameters, a template, an adapter and messages, under a
+//! name. They are small files of ours beside the chat's history; conversations are kept in the same
+//! form.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use inference::{GenerateOptions, Message};
+use rust_mlx::hub;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::options::settings;
+use crate::cli::terminal::bounded;
+use crate::cli::terminal::failure::Failure;
+
+/// The longest file of a preset, in bytes.
+const MAX_BYTES: u64 = 64 << 20;
+/// The parameter that says how many positions are remembered.
+const NUM_CTX: &str = "num_ctx";
+/// Parameters of ollama that say how its engine goes about it and change no reply.
+const RESOURCES: [&str; 10] = [
+    "num_gpu",
+    "num_thread",
+    "num_batch",
+    "num_keep",
+    "main_gpu",
+    "low_vram",
+    "numa",
+    "use_mmap",
+    "use_mlock",
+    "f16_kv",
+];
+
+/// A model and how it is to be used.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Preset {
+    /// The model: an absolute path, a known name or `owner/name`.
+    pub from: String,
+    /// Instructions.
+    pub system: Option<String>,
+    /// A chat template in Jinja.
+    pub template: Option<String>,
+    /// The directory of an adapter.
+    pub adapter: Option<String>,
+    /// Names and values as `/set` of the chat takes them, and `num_ctx`.
+    pub parameters: Vec<(String, String)>,
+    /// Licenses.
+    pub license: Vec<String>,
+    /// A conversation to go on from.
+    pub messages: Vec<Message>,
+}
+
+/// Where the presets are.
+pub fn dir() -> Result<PathBuf, Failure> {
+    Ok(hub::state_dir()?.join("presets"))
+}
+
+/// A name in the form in which it is compared: letter case does not matter, and neither does
+/// `:latest`.
+fn normal(name: &str) -> String {
+    let name = name.trim().to_lowercase();
+    name.strip_suffix(":latest").unwrap_or(&name).to_owned()
+}
+
+/// The file of the preset `name`; `None` for what cannot be a preset's name.
+fn file(name: &str) -> Result<Option<PathBuf>, Failure> {
+    let name = normal(name);
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':');
+    if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.chars().all(plain) {
+        return Ok(None);
+    }
+    // Not every file system has colons in names.
+    let name = name.replace(':', "%3a");
+    Ok(Some(dir()?.join(format!("{name}.json"))))
+}
+
+/// The preset of that name, if there is one.
+pub fn find(name: &str) -> Result<Option<Preset>, Failure> {
+    match file(name)? {
+        Some(path) => read(&path),
+        None => Ok(None),
+    }
+}
+
+/// What a file holds; `None` where there is no file.
+pub fn read(path: &Path) -> Result<Option<Preset>, Failure> {
+    let failed =
+        |e: std::io::Error| Failure::failed(format!("cannot read {}: {e}", path.display()));
+    match fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(failed(e)),
+        Ok(_) => {}
+    }
+    let text = bounded::read_text(path, MAX_BYTES).map_err(failed)?;
+    serde_json::from_str(&text)
+        .map(Some)
+        .map_err(|e| Failure::failed(format!("{} is damaged: {e}", path.display())))
+}
+
+/// Keeps a preset under a name, in the place of one that has it.
+pub fn save(name: &str, preset: &Preset) -> Result<(), Failure> {
+    let path = file(name)?.ok_or_else(|| {
+        Failure::usage(format!(
+            "{name:?} cannot name a preset; use letters, digits, `.`, `_`, `-` and `:`"
+        ))
+    })?;
+    if hub::find(name).is_some() {
+        return Err(Failure::usage(format!(
+            "{name:?} is the name of a known model; take another for the preset"
+        )));
+    }
+    write(&path, preset)
+}
+
+/// Writes it to a file that only its owner can read, whole or not at all.
+pub fn write(path: &Path, preset: &Preset) -> Result<(), Failure> {
+    let put = || {
+        let dir = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(dir)?;
+        // Temporary files are private from the start.
+        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        serde_json::to_writer_pretty(&mut file, preset)?;
+        file.write_all(b"\n")?;
+        file.persist(path).map_err(|e| e.error)
+    };
+    put().map(drop).map_err(|e: std::io::Error| {
+        Failure::failed(format!("cannot write {}: {e}", path.display()))
+    })
+}
+
+/// All presets by name; damaged ones are left out with a warning.
+pub fn all() -> Result<Vec<(String, PathBuf, Preset)>, Failure> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir()?).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().replace("%3a", ":");
+        let Some(name) = name.strip_suffix(".json") else {
+            continue;
+        };
+        match read(&path) {
+            Ok(Some(preset)) => found.push((name.to_owned(), path, preset)),
+            Ok(None) => {}
+            Err(failure) => tracing::warn!("{}", failure.report().unwrap_or_default()),
+        }
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(found)
+}
+
+/// Removes a preset; `None` where there is none of this name, else the bytes of its file.
+pub fn remove(name: &str) -> Result<Option<u64>, Failure> {
+    let Some(path) = file(name)? else {
+        return Ok(None);
+    };
+    let Ok(found) = fs::metadata(&path) else {
+        return Ok(None);
+    };
+    fs::remove_file(&path)
+        .map_err(|e| Failure::failed(format!("cannot remove {}: {e}", path.display())))?;
+    Ok(Some(found.len()))
+}
+
+/// What a parameter is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It changes the text of replies.
+    Used,
+    /// It says how another engine goes about it.
+    Resource,
+}
+
+/// Checks a parameter.
+///
+/// # Errors
+/// The fault of its name or value.
+pub fn check(name: &str, value: &str) -> Result<Kind, String> {
+    if RESOURCES.contains(&name) {
+        return Ok(Kind::Resource);
+    }
+    if name == NUM_CTX {
+        return match value.parse::<usize>() {
+            Ok(n) if n > 0 => Ok(Kind::Used),
+            _ => Err(format!(
+                "{value:?} is no value for {NUM_CTX}: 1 or more positions"
+            )),
+        };
+    }
+    if name == "num_predict" && matches!(value, "-1" | "-2") {
+        return Ok(Kind::Used);
+    }
+    settings::set(&mut GenerateOptions::default(), name, value).map(|()| Kind::Used)
+}
+
+impl Preset {
+    /// Puts its parameters into `options`.
+    pub fn apply(&self, options: &mut GenerateOptions) -> Result<(), Failure> {
+        for (name, value) in &self.parameters {
+            match (name.as_str(), value.as_str()) {
+                (NUM_CTX, _) => {}
+                // To the end of the context, as ollama has it.
+                ("num_predict", "-1" | "-2") => options.max_tokens = usize::MAX,
+                _ => settings::set(options, name, value).map_err(Failure::failed)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The positions to remember, if it says.
+    pub fn ctx_size(&self) -> Option<usize> {
+        let given = self
+            .parameters
+            .iter()
+            .rev()
+            .find(|(name, _)| name == NUM_CTX);
+        given?.1.parse().ok()
+    }
+
+    /// This over `base`: settings that it lacks come from there.
+    #[must_use]
+    pub fn over(self, base: Preset) -> Self {
+        let mut parameters = base.parameters;
+        let replaced = |name: &String| self.parameters.iter().any(|(n, _)| n == name);
+        parameters.retain(|(name, _)| !replaced(name));
+        parameters.extend(self.parameters);
+        Self {
+            from: base.from,
+            system: self.system.or(base.system),
+            template: self.template.or(base.template),
+            adapter: self.adapter.or(base.adapter),
+            parameters,
+            license: [base.license, self.license].concat(),
+            messages: if self.messages.is_empty() {
+                base.messages
+            } else {
+                self.messages
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_names_are_files() {
+        let at = |name: &str| {
+            file(name)
+                .unwrap()
+                .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+        };
+        assert_eq!(at("Pirate:Latest").as_deref(), Some("pirate.json"));
+        assert_eq!(at("pirate:v2").as_deref(), Some("pirate%3av2.json"));
+        for bad in [
+            "", ".", "..", "a/b", "../a", "a\\b", "a b", ".hidden", "a\0",
+        ] {
+            assert_eq!(at(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_reach_the_options() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let preset = Preset {
+            parameters: vec![
+                pair("temperature", "0.5"),
+                pair("stop", "A"),
+                pair("stop", "B"),
+                pair("num_ctx", "64"),
+                pair("num_predict", "-1"),
+            ],
+            ..Preset::default()
+        };
+        let mut options = GenerateOptions::default();
+        preset.apply(&mut options).unwrap();
+        assert_eq!(
+            (options.sampling.temperature, options.max_tokens),
+            (0.5, usize::MAX)
+        );
+        assert_eq!(options.stop.stop_strings, ["A", "B"]);
+        assert_eq!(preset.ctx_size(), Some(64));
+        assert_eq!(check("num_gpu", "1"), Ok(Kind::Resource));
+        for (name, value) in [("num_ctx", "0"), ("mirostat", "1"), ("top_p", "2")] {
+            assert!(check(name, value).is_err(), "{name}");
+        }
+        let over = Preset {
+            parameters: vec![pair("stop", "C")],
+            ..Preset::default()
+        }
+        .over(preset);
+        assert!(over.parameters.contains(&pair("temperature", "0.5")));
+        let stops = over.parameters.iter().filter(|(name, _)| name == "stop");
+        assert_eq!(stops.count(), 1);
+    }
+}

@@ -1,0 +1,70 @@
+//! `--steer`: edits inside the model, from a file.
+
+use std::path::PathBuf;
+
+use inference::{Interrupt, LogitsOutput, Prompt, SteerableModel, Steering, TextModel};
+
+use crate::cli::terminal::failure::{Failure, of_options};
+
+/// Edits inside the model.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct SteerArgs {
+    /// Change the model's states while it computes, by the edits in this JSON file (docs/edits.md)
+    #[arg(long, value_name = "FILE")]
+    steer: Option<PathBuf>,
+}
+
+impl SteerArgs {
+    /// The edits of the file, where one is given.
+    pub fn read(&self) -> Result<Option<Steering>, Failure> {
+        match &self.steer {
+            Some(path) => Steering::read(path).map(Some).map_err(of_options),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The model as one that takes edits.
+///
+/// # Errors
+/// When it takes none.
+pub fn steerable(model: &dyn TextModel) -> Result<&dyn SteerableModel, Failure> {
+    model.as_steerable().ok_or_else(|| {
+        let message = "this backend takes no edits; leave --steer out, or see `mlx backends`";
+        Failure::failed(message)
+    })
+}
+
+/// Logits after a prompt, with the edits there are.
+pub fn logits(
+    model: &dyn TextModel,
+    prompt: &Prompt,
+    all: bool,
+    steering: Option<&Steering>,
+    interrupt: &Interrupt,
+) -> Result<LogitsOutput, Failure> {
+    if let Some(steering) = steering {
+        let model = steerable(model)?;
+        let logits = model.steered_logits_until(prompt, all, steering, interrupt);
+        return logits.map_err(of_options);
+    }
+    let tokens = model.as_token_model().ok_or_else(|| {
+        inference::Error::new(
+            inference::ErrorKind::Unsupported,
+            "this backend gives no logits; `mlx backends` shows which do",
+        )
+    })?;
+    Ok(tokens.logits_until(prompt, all, interrupt)?)
+}
+
+/// Log-probabilities of a prompt's tokens, with these edits.
+pub fn logprobs(
+    model: &dyn TextModel,
+    prompt: &Prompt,
+    steering: &Steering,
+    interrupt: &Interrupt,
+) -> Result<Vec<f32>, Failure> {
+    let logprobs = steerable(model)?.steered_logprobs_until(prompt, steering, interrupt);
+    logprobs.map_err(of_options)
+}

@@ -1,0 +1,113 @@
+//! `--tools FILE`: the tools of a conversation, and the calls in a reply.
+
+use inference::{Tool, ToolCall};
+use serde_json::{Value, json};
+
+use crate::cli::options::dialog::DialogArgs;
+use crate::cli::terminal::failure::Failure;
+
+/// The largest file with tools, in bytes.
+#[cfg(feature = "mlx-backend")]
+const MAX_FILE: u64 = 4 << 20;
+
+/// What reads the tokens of a reply with calls.
+#[cfg(feature = "mlx-backend")]
+pub type Reader = inference_text::reply::TokenReader;
+
+/// Only the engine has templates, which tell how calls are written.
+#[cfg(not(feature = "mlx-backend"))]
+pub enum Reader {}
+
+/// The tools that the flags name.
+#[cfg(feature = "mlx-backend")]
+pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
+    let Some(path) = &args.tools else {
+        return Ok(Vec::new());
+    };
+    let wrong = |why: String| Failure::usage(format!("--tools {}: {why}", path.display()));
+    let text = crate::cli::terminal::bounded::read_text(path, MAX_FILE)
+        .map_err(|e| wrong(e.to_string()))?;
+    read(&text).map_err(wrong)
+}
+
+/// Only the engine has templates.
+#[cfg(not(feature = "mlx-backend"))]
+pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
+    match &args.tools {
+        None => Ok(Vec::new()),
+        Some(_) => Err(Failure::failed(
+            "--tools needs the MLX engine, which is not built in",
+        )),
+    }
+}
+
+/// Tools as JSON: a list, or an object whose `tools` is one. A tool is in OpenAI's form, the inner
+/// part of it, or Anthropic's form.
+#[cfg_attr(
+    not(feature = "mlx-backend"),
+    allow(dead_code, reason = "without templates no tools")
+)]
+fn read(text: &str) -> Result<Vec<Tool>, String> {
+    let value: Value = serde_json::from_str(text).map_err(|e| format!("no JSON: {e}"))?;
+    let list = match &value {
+        Value::Object(fields) if fields.contains_key("tools") => &value["tools"],
+        other => other,
+    };
+    let list = list
+        .as_array()
+        .ok_or("must be a list of tools, or an object with one as `tools`")?;
+    if list.is_empty() {
+        return Err(String::from("the list of tools is empty"));
+    }
+    let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
+    for (i, value) in list.iter().enumerate() {
+        let whole = match (value.get("function"), value.get("name")) {
+            (None, Some(name)) => json!({"type": "function", "function": {
+                "name": name,
+                "description": value.get("description"),
+                "parameters": value.get("parameters").or(value.get("input_schema")),
+            }}),
+            _ => value.clone(),
+        };
+        let tool: Tool =
+            serde_json::from_value(whole).map_err(|e| format!("tool {}: {e}", i + 1))?;
+        if tools.iter().any(|other| other.name == tool.name) {
+            return Err(format!("two tools are called {:?}", tool.name));
+        }
+        tools.push(tool);
+    }
+    Ok(tools)
+}
+
+/// A call for scripts: its arguments as an object.
+pub fn call(call: &ToolCall) -> Value {
+    json!({"id": call.id, "name": call.name, "arguments": call.arguments})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_come_in_three_forms() {
+        let openai = r#"[{"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}]"#;
+        let inner = r#"{"tools": [{"name": "a", "parameters": {"type": "object"}}]}"#;
+        let anthropic = r#"[{"name": "a", "input_schema": {"type": "object"}}]"#;
+        let wanted = [Tool::new("a", json!({"type": "object"}))];
+        for text in [openai, inner, anthropic] {
+            assert_eq!(read(text).unwrap(), wanted, "{text}");
+        }
+        for (bad, why) in [
+            ("", "no JSON"),
+            ("{}", "list of tools"),
+            ("[]", "empty"),
+            ("[1]", "tool 1"),
+            (r#"[{"name": "a"}, {"type": "retrieval"}]"#, "tool 2"),
+            (r#"[{"name": "a", "parameters": "x"}]"#, "schema"),
+            (r#"[{"name": "a"}, {"name": "a"}]"#, "two tools"),
+        ] {
+            let error = read(bad).unwrap_err();
+            assert!(error.contains(why), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What `mlx serve` takes for requests that do not say it, and how it loads the models beyond what
+//! other commands say.
+
+use clap::ValueEnum;
+use inference::{LoadOptions, Parameter};
+use inference_server::RequestDefaults;
+
+use crate::cli::options::dialog::{self, Names};
+use crate::cli::options::load::{QUANTIZED_KV_START, at_least_one};
+use crate::cli::options::parameters::{Otherwise, ParameterFlags};
+use crate::cli::terminal::failure::Failure;
+
+/// The note of a flag's default.
+#[derive(Debug)]
+pub struct OfTheApi;
+
+impl Otherwise for OfTheApi {
+    fn note(_: &Parameter) -> String {
+        "[default: that of the API a request uses]".into()
+    }
+}
+
+/// What holds for requests that do not say it.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Requests that do not say otherwise")]
+pub struct DefaultArgs {
+    #[command(flatten)]
+    parameters: ParameterFlags<OfTheApi>,
+    /// The most tokens of a reply [default: what the context has room for]
+    #[arg(long, short = 'n', aliases = ["predict", "n-predict"], value_name = "N", value_parser = at_least_one)]
+    max_tokens: Option<usize>,
+    /// Tokens of a prompt that are computed in one step, together with the tokens of other replies
+    /// [default: 512]
+    #[arg(long, aliases = ["batch-size", "ubatch-size"], value_name = "N", value_parser = at_least_one)]
+    prefill_step_size: Option<usize>,
+    /// More names for the chat template, as a JSON object: `{"enable_thinking": false}`
+    #[arg(long, aliases = ["chat-template-args", "chat-template-kwargs"], value_name = "JSON")]
+    chat_template_config: Option<Names>,
+}
+
+impl DefaultArgs {
+    pub fn defaults(&self) -> RequestDefaults {
+        let mut defaults = RequestDefaults::new();
+        defaults.parameters = self.parameters.values.clone();
+        defaults.max_tokens = self.max_tokens;
+        defaults.prefill_step_size = self.prefill_step_size;
+        if let Some(names) = &self.chat_template_config {
+            defaults.template = names.clone().into();
+        }
+        defaults
+    }
+}
+
+/// How the models are loaded.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "How models are loaded")]
+pub struct CacheArgs {
+    /// Another chat template than the models': a file with Jinja, or the template itself
+    #[arg(long, alias = "chat-template-file", value_name = "FILE")]
+    chat_template: Option<String>,
+    /// Pack the key/value caches to this many bits a number: 2, 3, 4, 5, 6 or 8
+    #[arg(long, value_name = "BITS")]
+    kv_bits: Option<u32>,
+    /// Numbers of a packed cache that share a scale: 32, 64 or 128
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_bits")]
+    kv_group_size: u32,
+    /// Pack a cache once it holds more than this many positions; 0 packs from the first on
+    #[arg(long, value_name = "N", default_value_t = QUANTIZED_KV_START, requires = "kv_bits")]
+    quantized_kv_start: usize,
+}
+
+impl CacheArgs {
+    /// Puts the flags into options.
+    pub fn set(&self, options: &mut LoadOptions) -> Result<(), Failure> {
+        if let Some(template) = &self.chat_template {
+            options.chat_template = Some(dialog::source(template)?);
+        }
+        options.kv_bits = self.kv_bits;
+        if self.kv_bits.is_some() {
+            options.kv_group_size = self.kv_group_size;
+            options.quantized_kv_start = self.quantized_kv_start;
+        }
+        Ok(())
+    }
+}
+
+/// How much is logged, by the names of Python's `logging` and of Rust's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// Failures.
+    #[value(alias = "critical")]
+    Error,
+    /// What may go wrong, too.
+    #[value(alias = "warning")]
+    Warn,
+    /// What is done, too.
+    Info,
+    /// Each step.
+    Debug,
+    /// All there is.
+    Trace,
+}
+
+impl LogLevel {
+    /// Its name for a log filter.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Which machines take part, and the addresses that they reach each other by: `--hosts`, or a file
+//! in the format of `mlx.launch`.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::cli::terminal::bounded;
+use crate::cli::terminal::failure::Failure;
+use inference_group::free_ports;
+
+/// The first port of `mlx.launch`.
+pub const STARTING_PORT: u16 = 32323;
+
+/// The most bytes of a hostfile, and processes in it.
+const MAX_FILE: u64 = 1 << 20;
+const MAX_HOSTS: usize = 1 << 10;
+
+/// One process to start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// What ssh calls the machine; `None` for this one.
+    pub ssh: Option<String>,
+    /// Its addresses, for the others.
+    pub ips: Vec<String>,
+}
+
+/// All processes, and what the file says of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hosts {
+    /// In order of rank.
+    pub all: Vec<Host>,
+    /// Variables for each, `NAME=VALUE`.
+    pub envs: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum File {
+    Full {
+        #[serde(default)]
+        backend: String,
+        #[serde(default)]
+        envs: Vec<String>,
+        hosts: Vec<Entry>,
+    },
+    List(Vec<Entry>),
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    ssh: String,
+    #[serde(default)]
+    ips: Vec<String>,
+}
+
+impl Hosts {
+    /// From the text of a hostfile.
+    ///
+    /// # Errors
+    /// When it is not in the format, or asks for a backend that is not started here.
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        let neither = || {
+            String::from(
+                "it is neither a list of {\"ssh\": NAME, \"ips\": [ADDRESS]} nor an object with \
+                 such a list as \"hosts\"",
+            )
+        };
+        let file: serde_json::Value = serde_json::from_str(text).map_err(|_| neither())?;
+        // A list could be read as the fields of a host, in their order.
+        let hosts = file.as_array().or_else(|| file["hosts"].as_array());
+        if hosts.is_some_and(|hosts| !hosts.iter().all(serde_json::Value::is_object)) {
+            return Err(neither());
+        }
+        let file: File = serde_json::from_value(file).map_err(|_| neither())?;
+        let (backend, envs, entries) = match file {
+            File::Full {
+                backend,
+                envs,
+                hosts,
+            } => (backend, envs, hosts),
+            File::List(hosts) => (String::new(), Vec::new(), hosts),
+        };
+        match backend.as_str() {
+            "" | "any" | "ring" => {}
+            "mpi" => {
+                return Err(String::from(
+                    "its backend is mpi: start the program with `mpirun`, without `mlx launch`",
+                ));
+            }
+            other => {
+                return Err(format!(
+                    "its backend is {other:?}; `mlx launch` starts rings, \"ring\""
+                ));
+            }
+        }
+        if entries.is_empty() || entries.len() > MAX_HOSTS {
+            return Err(format!(
+                "it has {} hosts; it must have 1 to {MAX_HOSTS}",
+                entries.len()
+            ));
+        }
+        let all = entries.into_iter().map(|entry| host(&entry.ssh, entry.ips));
+        Ok(Self {
+            all: all.collect::<Result<_, _>>()?,
+            envs,
+        })
+    }
+
+    /// From a hostfile.
+    ///
+    /// # Errors
+    /// As [`Self::from_json`], naming the file.
+    pub fn from_file(path: &Path) -> Result<Self, Failure> {
+        let wrong = |message: String| Failure::usage(format!("{}: {message}", path.display()));
+        let text = bounded::read_text(path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
+        Self::from_json(&text).map_err(wrong)
+    }
+
+    /// From names or addresses between commas, each `repeat` times.
+    ///
+    /// # Errors
+    /// When a name is empty or begins with a dash, and for too many.
+    pub fn from_list(list: &str, repeat: usize) -> Result<Self, String> {
+        let mut all = Vec::new();
+        for name in list.split(',') {
+            let one = host(name.trim(), Vec::new())?;
+            all.extend(std::iter::repeat_n(one, repeat.min(MAX_HOSTS + 1)));
+        }
+        if all.len() > MAX_HOSTS {
+            return Err(format!("there are more than {MAX_HOSTS} processes"));
+        }
+        Ok(Self {
+            all,
+            envs: Vec::new(),
+        })
+    }
+
+    /// Whether all processes are started here.
+    pub fn are_local(&self) -> bool {
+        self.all.iter().all(|host| host.ssh.is_none())
+    }
+
+    /// The addresses of each process as MLX's rings read them: `connections` for each address, on
+    /// ports from `first` on. Without `first` local ones get ports that are free.
+    ///
+    /// # Errors
+    /// When there are no more ports.
+    pub fn ring(&self, first: Option<u16>, connections: usize) -> Result<Vec<Vec<String>>, String> {
+        let wanted: usize = self.all.iter().map(|h| h.ips.len() * connections).sum();
+        let ports = match first {
+            None if self.are_local() => free_ports(wanted)?,
+            first => {
+                let first = first.unwrap_or(STARTING_PORT);
+                (first..=u16::MAX).take(wanted).collect()
+            }
+        };
+        if ports.len() < wanted {
+            return Err(format!("{wanted} ports are needed, more than there are"));
+        }
+        let mut ports = ports.into_iter();
+        let addresses = |host: &Host| {
+            let each = host
+                .ips
+                .iter()
+                .flat_map(|ip| std::iter::repeat_n(ip, connections));
+            each.zip(ports.by_ref())
+                .map(|(ip, port)| format!("{ip}:{port}"))
+                .collect()
+        };
+        Ok(self.all.iter().map(addresses).collect())
+    }
+}
+
+/// A host by what ssh calls it.
+fn host(name: &str, ips: Vec<String>) -> Result<Host, String> {
+    // ssh would take the latter as an option.
+    if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
+        return Err(format!("{name:?} is no name of a host"));
+    }
+    let address = name.rsplit_once('@').map_or(name, |(_, host)| host);
+    let ips = if ips.is_empty() {
+        vec![address.to_owned()]
+    } else {
+        ips
+    };
+    if let Some(ip) = ips.iter().find(|ip| ip.contains(':') || ip.is_empty()) {
+        return Err(format!(
+            "{ip:?} is no address that MLX's rings can use: they speak IPv4"
+        ));
+    }
+    Ok(Host {
+        ssh: (!is_this_machine(name)).then(|| name.to_owned()),
+        ips,
+    })
+}
+
+fn is_this_machine(name: &str) -> bool {
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_mlx_launch_are_read() {
+        let list = r#"[{"ssh": "one", "ips": ["10.0.0.1", "10.0.1.1"]}, {"ssh": "127.0.0.1"}]"#;
+        let full = format!(
+            r#"{{"backend": "ring", "envs": ["A=1"], "hosts": {}}}"#,
+            list.replace("\"one\"", "\"one\", \"rdma\": [null, \"rdma_en2\"]")
+        );
+        let (list, full) = (
+            Hosts::from_json(list).unwrap(),
+            Hosts::from_json(&full).unwrap(),
+        );
+        assert_eq!(list.all, full.all);
+        assert_eq!((list.envs.len(), full.envs), (0, vec!["A=1".to_owned()]));
+        assert_eq!(list.all[0].ssh.as_deref(), Some("one"));
+        assert_eq!(list.all[1].ssh, None);
+        assert_eq!(
+            list.ring(None, 2).unwrap(),
+            [
+                vec![
+                    "10.0.0.1:32323",
+                    "10.0.0.1:32324",
+                    "10.0.1.1:32325",
+                    "10.0.1.1:32326"
+                ],
+                vec!["127.0.0.1:32327", "127.0.0.1:32328"],
+            ]
+        );
+    }
+
+    #[test]
+    fn files_of_other_kinds_are_refused() {
+        for (text, told) in [
+            ("[]", "1 to"),
+            ("{}", "neither"),
+            ("[[\"10.0.0.1:5000\"]]", "neither"),
+            (r#"{"backend": "jaccl", "hosts": [{"ssh": "a"}]}"#, "jaccl"),
+            (
+                r#"{"backend": "mpi", "envs": [], "hosts": [{"ssh": "a"}]}"#,
+                "mpirun",
+            ),
+            (r#"[{"ssh": "-oProxyCommand=x"}]"#, "no name"),
+            (r#"[{"ssh": "a", "ips": ["fe80::1"]}]"#, "IPv4"),
+        ] {
+            let error = Hosts::from_json(text).unwrap_err();
+            assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn lists_are_repeated() {
+        let hosts = Hosts::from_list("127.0.0.1", 3).unwrap();
+        assert!(hosts.are_local());
+        let ring = hosts.ring(None, 1).unwrap();
+        let distinct: std::collections::BTreeSet<_> = ring.concat().into_iter().collect();
+        assert_eq!(distinct.len(), 3);
+        let hosts = Hosts::from_list("me@10.0.0.1, two", 1).unwrap();
+        assert_eq!(hosts.all[0].ips, ["10.0.0.1"]);
+        assert_eq!(hosts.all[1].ssh.as_deref(), Some("two"));
+        assert!(hosts.ring(Some(65535), 1).is_err());
+        assert!(Hosts::from_list("a,,b", 1).is_err());
+        assert!(Hosts::from_list("a", usize::MAX).is_err());
+    }
+}

@@ -1,0 +1,11 @@
+//! Commands that keep models running: the server, what asks a running one, and groups of processes.
+
+#[cfg(feature = "serve")]
+pub mod command;
+#[cfg(feature = "serve")]
+pub mod defaults;
+#[cfg(all(unix, feature = "mlx-backend"))]
+pub mod launch;
+#[cfg(feature = "serve")]
+pub mod models;
+pub mod remote;

@@ -1,0 +1,395 @@
+//! The models that `mlx serve` loads by name: an allow-list of directories and caches.
+
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use inference::{DiscoveredModel, Error, ErrorKind, LoadOptions, ModelInfo, Result};
+use inference_server::{ModelDescription, ModelEntry, ModelSource, PullProgress, ServedModel};
+use rust_mlx::hub::{self, Stage};
+
+use crate::cli::models::directory::{format_name, quantization};
+use crate::cli::models::remove;
+use crate::cli::terminal::failure::Failure;
+
+/// An adapter that models may be served with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adapter {
+    /// What stands after the model's name and a colon.
+    pub name: String,
+    /// Its directory.
+    pub path: PathBuf,
+}
+
+/// Which models may be loaded, and how.
+pub struct Source {
+    /// How to load; they name the backend.
+    pub options: LoadOptions,
+    /// The most tokens of a prompt and its reply.
+    pub context: Option<usize>,
+    /// Models below these directories.
+    pub dirs: Vec<PathBuf>,
+    /// Models in the caches.
+    pub cached: bool,
+    /// Whether clients may fetch models.
+    pub pulls: bool,
+    /// Whether clients may delete models of the caches.
+    pub deletes: bool,
+    /// Models that were named at the start, and where they are.
+    pub named: Vec<(String, PathBuf)>,
+    /// Whether those may be unloaded and loaded again.
+    pub reload: bool,
+    /// Adapters for the models.
+    pub adapters: Vec<Adapter>,
+}
+
+/// A model that may be loaded.
+struct Candidate {
+    entry: ModelEntry,
+    path: PathBuf,
+    adapter: Option<PathBuf>,
+}
+
+impl Source {
+    /// Checks what a mistyped flag would break.
+    pub fn check(&self) -> std::result::Result<(), Failure> {
+        for dir in &self.dirs {
+            inference::discover(dir).map_err(|e| e.context("--models-dir"))?;
+        }
+        for (i, adapter) in self.adapters.iter().enumerate() {
+            if !adapter.path.is_dir() {
+                return Err(Failure::failed(format!(
+                    "--adapter: {} is no directory",
+                    adapter.path.display()
+                )));
+            }
+            if self.adapters[..i].iter().any(|a| a.name == adapter.name) {
+                let name = &adapter.name;
+                return Err(Failure::usage(format!("two adapters have the name {name}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// All models without adapters, those of the start first; of two with one name the first. The
+    /// same files under another name refer to the first one.
+    fn bases(&self) -> Vec<Candidate> {
+        let mut bases: Vec<Candidate> = Vec::new();
+        let mut files: Vec<PathBuf> = Vec::new();
+        let mut add = |name: String, path: &Path, found: Option<&DiscoveredModel>| {
+            if bases.iter().any(|b| b.entry.name == name) {
+                return;
+            }
+            let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            let same = files.iter().position(|other| *other == real);
+            let same = same.and_then(|at| bases.get(at)).map(|b| &b.entry);
+            let same = same.map(|entry| entry.same_as.clone().unwrap_or(entry.name.clone()));
+            files.push(real);
+            bases.push(Candidate {
+                entry: entry(name, path, found).with_same_as(same),
+                path: path.to_owned(),
+                adapter: None,
+            });
+        };
+        for (name, path) in &self.named {
+            add(name.clone(), path, one(path).as_ref());
+        }
+        for dir in &self.dirs {
+            for found in models_below(dir) {
+                if let Some(name) = name_below(dir, &found.path) {
+                    add(name, &found.path, Some(&found));
+                }
+            }
+        }
+        if self.cached {
+            for (name, path) in cached() {
+                add(name, &path, one(&path).as_ref());
+            }
+        }
+        bases
+    }
+
+    /// All that may be loaded.
+    fn candidates(&self) -> Vec<Candidate> {
+        let mut bases = self.bases();
+        let with_adapters: Vec<Candidate> = bases
+            .iter()
+            .flat_map(|base| {
+                self.adapters.iter().map(|adapter| {
+                    let mut entry = base.entry.clone();
+                    let with = |name: String| format!("{name}:{}", adapter.name);
+                    entry.same_as = entry.same_as.map(with);
+                    entry.name = format!("{}:{}", entry.name, adapter.name);
+                    Candidate {
+                        entry,
+                        path: base.path.clone(),
+                        adapter: Some(adapter.path.clone()),
+                    }
+                })
+            })
+            .collect();
+        if !self.reload {
+            // They stay loaded, so that they are not to be loaded.
+            bases.drain(..self.named.len().min(bases.len()));
+        }
+        bases.extend(with_adapters);
+        bases
+    }
+}
+
+/// The name of a model below a directory: its path from there, without `.gguf`.
+fn name_below(dir: &Path, path: &Path) -> Option<String> {
+    let path = match path.extension() {
+        Some(extension) if extension == "gguf" => path.with_extension(""),
+        _ => path.to_owned(),
+    };
+    let below = path.strip_prefix(dir).ok()?;
+    let parts: Option<Vec<&str>> = below.iter().map(|part| part.to_str()).collect();
+    match parts?.join("/") {
+        // The directory itself is a model.
+        name if name.is_empty() => {
+            let own = dir.canonicalize().ok()?;
+            Some(own.file_name()?.to_str()?.to_owned())
+        }
+        name => Some(name),
+    }
+}
+
+fn models_below(dir: &Path) -> Vec<DiscoveredModel> {
+    let found = match inference::discover(dir) {
+        Ok(found) => found,
+        Err(e) => {
+            tracing::warn!("cannot read {}: {e}", dir.display());
+            return Vec::new();
+        }
+    };
+    // One bad model must not hide the others.
+    let mut models: Vec<DiscoveredModel> = found.filter_map(Result::ok).collect();
+    models.sort_by(|a, b| a.path.cmp(&b.path));
+    models
+}
+
+/// The one model of a path.
+pub fn one(path: &Path) -> Option<DiscoveredModel> {
+    inference::discover(path).ok()?.find_map(Result::ok)
+}
+
+/// The models of both caches that are complete: names and paths.
+fn cached() -> Vec<(String, PathBuf)> {
+    let known = hub::catalog().iter().filter_map(|model| {
+        let there = hub::is_cached(model.name).ok()?;
+        let path = there.then(|| hub::cached_path(model.name))?;
+        Some((model.name.to_owned(), path.ok()?))
+    });
+    let mut all: Vec<(String, PathBuf)> = known.collect();
+    let shared = hub::HfHub::from_env().and_then(|hub| Ok((hub.list()?, hub)));
+    match shared {
+        Ok((list, hub)) => {
+            all.extend(list.into_iter().filter(|m| m.complete).filter_map(|model| {
+                let spec = hub::ModelSpec::parse(&model.id)?;
+                Some((model.id, hub.cached(&spec)?))
+            }));
+        }
+        Err(e) => tracing::warn!("cannot read the Hugging Face cache: {e}"),
+    }
+    all
+}
+
+/// What a list shows of the model at `path`.
+pub fn entry(name: String, path: &Path, found: Option<&DiscoveredModel>) -> ModelEntry {
+    let modified = std::fs::metadata(path).and_then(|m| m.modified());
+    let modified = modified
+        .ok()
+        .and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+    let modified = modified.map_or(0, |d| d.as_secs());
+    let info = found.map(|found| {
+        let mut info = ModelInfo::default();
+        info.architecture.clone_from(&found.model_type);
+        info.weight_bytes = found.bytes;
+        info.quantization_bits = found.quantization.map(|q| q.bits);
+        info.quantization_group = found.quantization.map(|q| q.group_size);
+        info
+    });
+    let bytes = found.map_or(0, |found| found.bytes);
+    let format = found.map_or("", |found| format_name(found.format));
+    let stored = found.map(quantization).filter(|name| name != "-");
+    ModelEntry::new(name)
+        .with_format(format, stored.unwrap_or_default())
+        .with_files(bytes, modified)
+        .with_info(info)
+}
+
+impl ModelSource for Source {
+    fn entries(&self) -> Vec<ModelEntry> {
+        self.candidates().into_iter().map(|c| c.entry).collect()
+    }
+
+    fn load(&self, name: &str) -> Result<ServedModel> {
+        let candidates = self.candidates();
+        let Some(candidate) = candidates.into_iter().find(|c| c.entry.name == name) else {
+            return Err(Error::new(
+                ErrorKind::ModelNotFound,
+                format!("there is no {name} any more"),
+            ));
+        };
+        let mut options = self.options.clone();
+        if candidate.adapter.is_some() {
+            options.adapter_path = candidate.adapter;
+        }
+        let backend = inference::backend(options.backend.as_deref().unwrap_or_default())?;
+        let model = inference::load_model(&candidate.path, &options)?;
+        let served = ServedModel::new(name, model, backend.capabilities())?;
+        Ok(served.with_context(self.context))
+    }
+
+    fn describe(&self, name: &str) -> Option<ModelDescription> {
+        let mut all = self.bases();
+        all.extend(
+            self.candidates()
+                .into_iter()
+                .filter(|c| c.adapter.is_some()),
+        );
+        let candidate = all.into_iter().find(|c| c.entry.name == name)?;
+        let known = hub::find(name).map(|known| known.license.to_owned());
+        Some(described(&candidate, known))
+    }
+
+    fn can_delete(&self) -> bool {
+        self.deletes
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        let ours = cached().into_iter().any(|(cached, _)| cached == name);
+        if !ours {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{name} is not in the caches; models of directories are not deleted"),
+            ));
+        }
+        remove::take(name).map(drop).map_err(|failure| {
+            let why = failure.report().unwrap_or_default();
+            Error::new(ErrorKind::Io, format!("{name} cannot be deleted: {why}"))
+        })
+    }
+
+    fn can_pull(&self) -> bool {
+        self.pulls
+    }
+
+    fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
+        let mut told = Told {
+            tell: progress,
+            now: PullProgress::default(),
+        };
+        // Of a name that is also a path nothing but the name counts.
+        if hub::find(name).is_some() {
+            return hub::fetch(name, &mut told).map(drop);
+        }
+        let spec = hub::on_the_hub(name).unwrap_or(name);
+        let spec = hub::ModelSpec::parse(spec).ok_or_else(|| {
+            Error::new(
+                ErrorKind::ModelNotFound,
+                format!("{name:?} is neither a known name nor owner/name"),
+            )
+        })?;
+        hub::HfHub::from_env()?
+            .pull(&spec, false, &mut told)
+            .map(drop)
+    }
+}
+
+/// What the headers of a model's files say. A fault there leaves the parts out.
+#[cfg(feature = "mlx-backend")]
+fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
+    let mut info = candidate.entry.info.clone().unwrap_or_default();
+    let report = metal_backend::model_report::ModelReport::of(&candidate.path, None, None);
+    if let Ok(report) = report {
+        info.parameters = report.parameters;
+        info.context_length = report.context_length.and_then(|n| usize::try_from(n).ok());
+        info.architecture = report.model_type;
+    }
+    let mut description = ModelDescription::new();
+    if let Ok(files) = crate::cli::options::files::Files::read(&candidate.path, None) {
+        let config = &files.config;
+        info.hidden_size = config.hidden_size;
+        info.num_layers = config.num_hidden_layers;
+        info.num_heads = config.num_attention_heads;
+        info.num_kv_heads = config.num_key_value_heads;
+        info.vocab_size = config.vocab_size;
+        let template = files.text.template().map(|t| t.source().to_owned());
+        description = description
+            .with_license(files.license.or(license))
+            .with_template(template);
+    }
+    description.with_info(info)
+}
+
+/// Only the engine reads files.
+#[cfg(not(feature = "mlx-backend"))]
+fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
+    ModelDescription::new()
+        .with_info(candidate.entry.info.clone())
+        .with_license(license)
+}
+
+/// The hub's progress, as the server's.
+struct Told<'a> {
+    tell: &'a mut dyn FnMut(PullProgress),
+    now: PullProgress,
+}
+
+impl hub::Progress for Told<'_> {
+    fn begin(&mut self, stage: Stage, what: &str, total: u64) {
+        let total = (total > 0).then_some(total);
+        let now = PullProgress::new(format!("{} {what}", stage.as_str()));
+        self.now = now.with_file(what, 0, total);
+        (self.tell)(self.now.clone());
+    }
+
+    fn advance(&mut self, done: u64) {
+        // A line for each percent is enough.
+        let step = self.now.total.map_or(1 << 24, |total| (total / 100).max(1));
+        if done >= self.now.completed.saturating_add(step) {
+            self.now.completed = done;
+            (self.tell)(self.now.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_paths_from_the_directory() {
+        let dir = Path::new("models");
+        for (path, name) in [
+            ("models/tiny", "tiny"),
+            ("models/owner/tiny-4bit", "owner/tiny-4bit"),
+            ("models/tiny.Q4_0.gguf", "tiny.Q4_0"),
+        ] {
+            let found = name_below(dir, Path::new(path));
+            assert_eq!(found.as_deref(), Some(name));
+        }
+        assert_eq!(name_below(dir, Path::new("elsewhere/tiny")), None);
+    }
+
+    #[test]
+    fn what_clients_ask_to_fetch_is_never_a_path() {
+        let source = Source {
+            options: LoadOptions::default(),
+            context: None,
+            dirs: Vec::new(),
+            cached: false,
+            pulls: true,
+            deletes: false,
+            named: Vec::new(),
+            reload: false,
+            adapters: Vec::new(),
+        };
+        let here = env!("CARGO_MANIFEST_DIR");
+        for name in [here, "..", "../x", "/etc/passwd", "Cargo.toml", "a/b/c", ""] {
+            let error = source.pull(name, &mut |_| {}).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ModelNotFound, "{name}");
+        }
+    }
+}

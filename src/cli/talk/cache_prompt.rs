@@ -1,0 +1,55 @@
+//! `mlx cache-prompt`: computes a prompt once and keeps it in a file.
+
+use std::path::PathBuf;
+
+use inference::{ChatEnd, ChatPrompt, Message, Prompt};
+use serde_json::json;
+
+use crate::cli::options::load::{LoadArgs, ModelArgs, load};
+use crate::cli::options::prompt::read_text;
+use crate::cli::terminal::console::Console;
+use crate::cli::terminal::failure::Failure;
+
+/// Compute a prompt once and keep it in a file, for `mlx generate --prompt-cache-file`
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The beginning of the user's message; `-` reads it from standard input
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: String,
+    /// Use the prompt unchanged, without the model's chat template
+    #[arg(long, alias = "ignore-chat-template")]
+    raw: bool,
+    /// The file, in mlx-lm's format; replaced if it is there
+    #[arg(long, value_name = "FILE")]
+    prompt_cache_file: PathBuf,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
+    let text = read_text(&args.prompt, console)?;
+    let loaded = load(&args.model, &args.load, console)?;
+    let model = loaded
+        .model
+        .as_prompt_cache()
+        .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
+    let prompt = match loaded.model.as_token_model() {
+        Some(tokens) if !args.raw && loaded.model.info().has_chat_template => {
+            let chat = ChatPrompt::new([Message::user(text)]).with_end(ChatEnd::LastMessage);
+            Prompt::Tokens(tokens.encode_chat_with(&chat)?)
+        }
+        _ => Prompt::Text(text),
+    };
+    let tokens = model.save_prompt_cache(&prompt, &args.prompt_cache_file)?;
+    let bytes = std::fs::metadata(&args.prompt_cache_file)
+        .map_err(|e| Failure::failed(format!("{}: {e}", args.prompt_cache_file.display())))?
+        .len();
+    console.json(&json!({
+        "file": args.prompt_cache_file.to_string_lossy(),
+        "tokens": tokens,
+        "bytes": bytes,
+    }))
+}

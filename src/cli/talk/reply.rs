@@ -1,0 +1,222 @@
+//! One reply: its tokens, shown as they come, and its statistics.
+
+use inference::{
+    Error, ErrorKind, FinishReason, GenerateMetrics, Token, TokenLogprobs, TokenStream, ToolCall,
+};
+use serde_json::{Value, json};
+
+use crate::cli::options::tools::Reader;
+use crate::cli::terminal::console::{Console, bytes};
+use crate::cli::terminal::failure::Failure;
+use crate::cli::terminal::screen::Screen;
+
+/// The result of a generation, complete or not.
+pub struct Reply {
+    /// All text so far; of a reply with a reader what is neither reasoning nor a call.
+    pub text: String,
+    /// The reasoning that a reader found.
+    pub reasoning: String,
+    /// The calls of tools that a reader found.
+    pub calls: Vec<ToolCall>,
+    /// All token ids so far.
+    pub tokens: Vec<u32>,
+    /// Log-probabilities of the tokens, where asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Why it ended.
+    pub finish_reason: Option<FinishReason>,
+    /// Its metrics.
+    pub metrics: GenerateMetrics,
+    /// The error that ended it early.
+    pub error: Option<Error>,
+}
+
+impl Reply {
+    /// Draws a stream to its end, writing the text as it comes if `show` is set: on `screen`, if
+    /// there is one, else unchanged. A `reader` tells text from
+    /// reasoning and calls.
+    ///
+    /// # Errors
+    /// Only those of writing; an error of the stream is part of the reply.
+    pub fn draw(
+        mut stream: TokenStream,
+        show: bool,
+        mut screen: Option<Screen>,
+        reader: Option<Reader>,
+        console: &mut Console<'_>,
+    ) -> Result<Self, Failure> {
+        let (mut text, mut tokens, mut error) = (String::new(), Vec::new(), None);
+        let mut logprobs = Vec::new();
+        let mut parts = Parts::new(reader);
+        let mut write = |piece: &str, screen: &mut Option<Screen>| {
+            text.push_str(piece);
+            match screen {
+                Some(screen) if show => console.drawn(&screen.push(piece)),
+                _ if show => console.text(piece),
+                _ => Ok(()),
+            }
+        };
+        for token in stream.by_ref() {
+            match token {
+                Ok(token) => {
+                    tracing::trace!(id = token.id, text = token.text, "token");
+                    tokens.push(token.id);
+                    write(&parts.feed(&token), &mut screen)?;
+                    logprobs.extend(token.logprobs);
+                }
+                Err(e) => {
+                    error = Some(e);
+                    break;
+                }
+            }
+        }
+        write(&parts.finish(), &mut screen)?;
+        // A new line for the next output, on a terminal and in a pipe alike.
+        if let Some(screen) = &mut screen {
+            console.drawn(&screen.end())?;
+        } else if show && !text.is_empty() && !text.ends_with('\n') {
+            console.text("\n")?;
+        }
+        tracing::debug!(metrics = ?stream.metrics(), "the reply");
+        Ok(Self {
+            finish_reason: stream.finish_reason(),
+            metrics: stream.metrics(),
+            text,
+            reasoning: parts.reasoning,
+            calls: parts.calls,
+            tokens,
+            logprobs,
+            error,
+        })
+    }
+
+    /// Whether it was stopped on request: by Ctrl-C or the deadline.
+    pub fn was_interrupted(&self) -> bool {
+        let on_request =
+            |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
+        self.error.as_ref().is_some_and(on_request)
+    }
+}
+
+/// What a reply consists of besides its text.
+#[derive(Default)]
+struct Parts {
+    reader: Option<Reader>,
+    reasoning: String,
+    calls: Vec<ToolCall>,
+    #[cfg(feature = "mlx-backend")]
+    open: Vec<inference_text::reply::Event>,
+}
+
+impl Parts {
+    fn new(reader: Option<Reader>) -> Self {
+        Self {
+            reader,
+            ..Self::default()
+        }
+    }
+
+    /// The text that a token completes.
+    #[cfg(feature = "mlx-backend")]
+    fn feed(&mut self, token: &Token) -> String {
+        match &mut self.reader {
+            None => token.text.clone(),
+            Some(reader) => {
+                let events = reader.feed(token);
+                self.take(events)
+            }
+        }
+    }
+
+    /// The text that was held back.
+    #[cfg(feature = "mlx-backend")]
+    fn finish(&mut self) -> String {
+        match &mut self.reader {
+            None => String::new(),
+            Some(reader) => {
+                let events = reader.finish();
+                self.take(events)
+            }
+        }
+    }
+
+    #[cfg(feature = "mlx-backend")]
+    fn take(&mut self, events: Vec<inference_text::reply::Event>) -> String {
+        use inference_text::reply::{Event, Reply as Whole};
+        let mut text = String::new();
+        for event in events {
+            match event {
+                Event::Content(more) => text.push_str(&more),
+                Event::Reasoning(more) => self.reasoning.push_str(&more),
+                Event::Malformed(diagnosis) => {
+                    self.open.clear();
+                    tracing::warn!("a tool call is printed as text: {diagnosis}");
+                }
+                end @ Event::CallEnded { .. } => {
+                    self.open.push(end);
+                    let whole = Whole::collect(self.open.drain(..));
+                    self.calls
+                        .extend(whole.calls.into_iter().map(ToolCall::from));
+                }
+                part => self.open.push(part),
+            }
+        }
+        text
+    }
+
+    /// There is no reader.
+    #[cfg(not(feature = "mlx-backend"))]
+    fn feed(&mut self, token: &Token) -> String {
+        token.text.clone()
+    }
+
+    /// There is no reader.
+    #[cfg(not(feature = "mlx-backend"))]
+    fn finish(&mut self) -> String {
+        let _ = &self.reader;
+        String::new()
+    }
+}
+
+/// The figures of a generation for scripts. Without a token there was no prefill whose speed could
+/// be told.
+pub fn figures(metrics: &GenerateMetrics) -> Value {
+    let mut figures = json!(metrics);
+    if metrics.generated_tokens == 0 {
+        figures["prefill_tokens_per_second"] = json!(0.0);
+    }
+    figures
+}
+
+/// The statistics of a generation, on one line.
+pub fn statistics(metrics: &GenerateMetrics, finish_reason: Option<FinishReason>) -> String {
+    let mut line = format!("prompt: {} tokens", metrics.prompt_tokens);
+    if metrics.generated_tokens > 0 {
+        let rate = metrics.prefill_tokens_per_second();
+        line.push_str(&format!(", {rate:.1} tok/s"));
+    }
+    line.push_str(&format!(
+        " | generated: {} tokens",
+        metrics.generated_tokens
+    ));
+    if metrics.generated_tokens > 0 {
+        let rate = metrics.decode_tokens_per_second();
+        line.push_str(&format!(", {rate:.1} tok/s"));
+    }
+    line.push_str(&format!(
+        " | {:.2} s | peak memory: {}",
+        metrics.total_time.as_secs_f64(),
+        bytes(metrics.peak_memory_bytes)
+    ));
+    if metrics.cached_tokens > 0 {
+        line.push_str(&format!(" | reused: {} tokens", metrics.cached_tokens));
+    }
+    if metrics.draft_tokens > 0 {
+        let share = 100.0 * metrics.draft_acceptance();
+        line.push_str(&format!(" | guessed right: {share:.0} %"));
+    }
+    if let Some(reason) = finish_reason {
+        line.push_str(" | ended by: ");
+        line.push_str(reason.as_str());
+    }
+    line
+}

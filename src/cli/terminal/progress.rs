@@ -1,0 +1,297 @@
+//! Progress on standard error: bars on a terminal, plain lines elsewhere, nothing when quiet.
+
+use std::fmt;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use inference::GenerateOptions;
+use rust_mlx::hub::{Progress, Stage};
+
+use crate::cli::terminal::console::{Console, bytes};
+
+// The message takes the rest of the line and is cut there: a line that wraps would be drawn again
+// and again.
+const BYTES_BAR: &str = "{wide_msg} [{bar:16}] {bytes}/{total_bytes}{speed}{left}";
+const TOKEN_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len} tokens{left}";
+const COUNT_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len}{left}";
+/// How long a prompt may take before a bar is worth showing.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often a plain line is written while a download goes on.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// The look of a bar, with `{speed}` and `{left}` once there is something to tell them from.
+pub fn style(template: &str) -> ProgressStyle {
+    // A template is ours and valid; were it not, the default look is no reason to stop.
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
+        .with_key(
+            "speed",
+            |state: &ProgressState, line: &mut dyn fmt::Write| {
+                if state.per_sec() >= 1.0 {
+                    // The line is in memory.
+                    let _ = write!(line, " {}/s", bytes(state.per_sec() as u64));
+                }
+            },
+        )
+        .with_key(
+            "left",
+            |state: &ProgressState, line: &mut dyn fmt::Write| {
+                if state.pos() > 0 && state.per_sec() > 0.0 {
+                    let _ = write!(line, ", {:#} left", HumanDuration(state.eta()));
+                }
+            },
+        )
+}
+
+fn bar(total: u64, template: &str, message: String) -> ProgressBar {
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
+        .with_style(style(template))
+        .with_message(message)
+}
+
+/// A bar for a prompt that takes long, until its first token; gone when dropped.
+pub struct PrefillBar(Option<Arc<Mutex<ProgressBar>>>);
+
+impl PrefillBar {
+    /// Lets `options` tell it how far the prompt is, on a terminal.
+    pub fn start(options: &mut GenerateOptions, console: &Console<'_>) -> Self {
+        if console.quiet || !console.err_is_terminal {
+            return Self(None);
+        }
+        let hidden = bar(0, TOKEN_BAR, String::from("reading the prompt"));
+        hidden.set_draw_target(ProgressDrawTarget::hidden());
+        let bar = Arc::new(Mutex::new(hidden));
+        let (shown, started) = (Arc::clone(&bar), Instant::now());
+        options.prefill.progress = Some(inference::Progress::new(move |done, total| {
+            let bar = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            if bar.is_finished() {
+                return;
+            }
+            if done >= total {
+                bar.finish_and_clear();
+            } else if started.elapsed() >= PATIENCE {
+                if bar.is_hidden() {
+                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                }
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+            }
+        }));
+        Self(Some(bar))
+    }
+}
+
+impl Drop for PrefillBar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .finish_and_clear();
+        }
+    }
+}
+
+/// Shows a fetch.
+pub struct HubProgress<'c> {
+    err: &'c mut dyn Write,
+    terminal: bool,
+    quiet: bool,
+    bar: Option<ProgressBar>,
+    what: String,
+    total: u64,
+    started: Instant,
+    last_line: Instant,
+}
+
+impl<'c> HubProgress<'c> {
+    /// Shows it on `console`'s standard error.
+    pub fn new(console: &'c mut Console<'_>) -> Self {
+        Self {
+            terminal: console.err_is_terminal,
+            quiet: console.quiet,
+            err: &mut *console.err,
+            bar: None,
+            what: String::new(),
+            total: 0,
+            started: Instant::now(),
+            last_line: Instant::now(),
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        // Invisible progress is no reason to stop.
+        let _ = writeln!(self.err, "{text}");
+    }
+}
+
+impl Progress for HubProgress<'_> {
+    fn begin(&mut self, stage: Stage, what: &str, total: u64) {
+        (self.started, self.last_line) = (Instant::now(), Instant::now());
+        self.what = format!("{} {what}", stage.as_str());
+        self.total = total;
+        if self.quiet {
+            return;
+        }
+        if self.terminal && total > 0 {
+            self.bar = Some(bar(total, BYTES_BAR, self.what.clone()));
+        } else if total > 0 {
+            let line = format!("{} ({})", self.what, bytes(total));
+            self.line(&line);
+        } else {
+            let line = self.what.clone();
+            self.line(&line);
+        }
+    }
+
+    fn advance(&mut self, done: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        } else if !self.quiet && !self.terminal && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            let rate = done as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
+            let left = if rate >= 1.0 {
+                format!(
+                    ", {:.0} s left",
+                    self.total.saturating_sub(done) as f64 / rate
+                )
+            } else {
+                String::new()
+            };
+            let (done, total) = (bytes(done), bytes(self.total));
+            let line = format!(
+                "{}: {done} of {total}, {}/s{left}",
+                self.what,
+                bytes(rate as u64)
+            );
+            self.line(&line);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Something turning while a step without known length goes on; gone when dropped.
+pub struct Spinner(Option<ProgressBar>);
+
+impl Spinner {
+    /// Starts it, on a terminal.
+    pub fn start(message: &'static str, console: &Console<'_>) -> Self {
+        let shown = console.err_is_terminal && !console.quiet;
+        Spinner(shown.then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+                .with_style(ProgressStyle::default_spinner());
+            bar.set_message(message);
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        }))
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A bar that counts tokens; hidden where standard error is no terminal or quiet.
+pub struct TokenBar(ProgressBar);
+
+impl TokenBar {
+    /// A bar of `total` tokens.
+    pub fn start(message: &'static str, total: u64, console: &Console<'_>) -> Self {
+        let bar = bar(total, TOKEN_BAR, message.to_owned());
+        if console.quiet || !console.err_is_terminal {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        TokenBar(bar)
+    }
+
+    /// `n` more tokens are done.
+    pub fn advance(&self, n: u64) {
+        self.0.inc(n);
+    }
+}
+
+impl Drop for TokenBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// A bar that counts; hidden where standard error is no terminal or quiet.
+pub struct CountBar(ProgressBar);
+
+impl CountBar {
+    /// A bar of `total` things.
+    pub fn start(message: &'static str, total: u64, console: &Console<'_>) -> Self {
+        let bar = bar(total, COUNT_BAR, message.to_owned());
+        if console.quiet || !console.err_is_terminal {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        CountBar(bar)
+    }
+
+    /// `n` more are done.
+    pub fn advance(&self, n: u64) {
+        self.0.inc(n);
+    }
+}
+
+impl Drop for CountBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::mock::Streams;
+
+    #[test]
+    fn without_a_terminal_stages_are_plain_lines() {
+        let mut streams = Streams::new("");
+        {
+            let mut console = streams.console();
+            let mut progress = HubProgress::new(&mut console);
+            progress.begin(Stage::Downloading, "tiny", 3 << 20);
+            progress.last_line = Instant::now() - 2 * LINE_EVERY;
+            progress.advance(1 << 20);
+            progress.advance(2 << 20);
+            progress.end();
+            progress.begin(Stage::Waiting, "tiny", 0);
+        }
+        let err = streams.err();
+        let lines: Vec<&str> = err.lines().collect();
+        assert_eq!(lines.len(), 3, "{err}");
+        assert_eq!(lines[0], "downloading tiny (3.0 MiB)");
+        assert!(
+            lines[1].starts_with("downloading tiny: 1.0 MiB of 3.0 MiB, "),
+            "{err}"
+        );
+        assert_eq!(lines[2], "waiting for another process to fetch tiny");
+        assert_eq!(streams.out(), "");
+    }
+
+    #[test]
+    fn quiet_is_quiet() {
+        let mut streams = Streams::new("");
+        let mut console = streams.console();
+        console.quiet = true;
+        let mut progress = HubProgress::new(&mut console);
+        progress.begin(Stage::Unpacking, "tiny", 5);
+        progress.last_line = Instant::now() - 2 * LINE_EVERY;
+        progress.advance(5);
+        progress.end();
+        assert_eq!(streams.err(), "");
+    }
+}
