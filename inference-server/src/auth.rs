@@ -7,15 +7,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, Uri, header};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
-
-use crate::app::App;
-use crate::error::ApiError;
 
 /// What the checks need to know.
 pub(crate) struct Access {
@@ -40,19 +34,25 @@ impl Access {
         }
     }
 
-    fn allows_key(&self, given: Option<&str>) -> bool {
+    pub(crate) fn allows_key(&self, given: Option<&str>) -> bool {
         let Some(key) = &self.key else { return true };
         // Without a key something is compared too, so that both refusals take as long.
         let same: bool = digest(given.unwrap_or_default()).ct_eq(key).into();
         same && given.is_some()
     }
 
+    /// Waits after a wrong key. Callers wait one after another, so that guessing is slow.
+    pub(crate) async fn pause(&self) {
+        let _turn = self.turn.lock().await;
+        tokio::time::sleep(self.pause).await;
+    }
+
     /// Whether a request for this host may be one of ours.
-    fn allows_host(&self, host: Option<&str>) -> bool {
+    pub(crate) fn allows_host(&self, host: Option<&str>) -> bool {
         !self.local || host.is_some_and(is_local_host)
     }
 
-    fn allows_origin(&self, origin: &str, host: Option<&str>) -> bool {
+    pub(crate) fn allows_origin(&self, origin: &str, host: Option<&str>) -> bool {
         let listed = |o: &String| o == "*" || o.eq_ignore_ascii_case(origin);
         if self.origins.iter().any(listed) {
             return true;
@@ -86,7 +86,7 @@ fn is_local_host(authority: &str) -> bool {
 }
 
 /// The authority that a request is for: of its target, else of its one `Host`.
-fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+pub(crate) fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|h| h.to_str().ok());
     if hosts.next().is_some() {
@@ -98,57 +98,6 @@ fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
         Some(target) => Some(target.as_str()),
         None => host,
     }
-}
-
-/// Refuses requests that a web page makes through a browser.
-pub(crate) async fn check_source(State(app): State<App>, request: Request, next: Next) -> Response {
-    let access = &app.access;
-    let host = host_of(request.uri(), request.headers());
-    let forbidden = |message: &str| {
-        ApiError::new(StatusCode::FORBIDDEN, "permission_error", message).into_response()
-    };
-    if !access.allows_host(host) {
-        return forbidden(
-            "the header Host is not of this machine, and this server is for this machine alone",
-        );
-    }
-    if let Some(origin) = request.headers().get(header::ORIGIN) {
-        let allowed = origin
-            .to_str()
-            .is_ok_and(|origin| access.allows_origin(origin, host));
-        if !allowed {
-            return forbidden(
-                "web pages of this origin may not ask; the server's --allow-origin lists those that may",
-            );
-        }
-    }
-    next.run(request).await
-}
-
-/// Refuses requests without the key.
-pub(crate) async fn check_key(State(app): State<App>, request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
-    let bearer = text("authorization").and_then(|value| {
-        let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-    });
-    if app.access.allows_key(bearer.or_else(|| text("x-api-key"))) {
-        return next.run(request).await;
-    }
-    // One wrong key after another, whoever sends them: guessing is slow. Right keys do not wait.
-    if bearer.is_some() || text("x-api-key").is_some() {
-        let _turn = app.access.turn.lock().await;
-        tokio::time::sleep(app.access.pause).await;
-    }
-    // One answer for a key that is missing and one that is wrong.
-    ApiError::new(
-        StatusCode::UNAUTHORIZED,
-        "authentication_error",
-        "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
-    )
-    .with_code("invalid_api_key")
-    .into_response()
 }
 
 #[cfg(test)]

@@ -6,9 +6,11 @@
 //! everything that a client can ask for. All requests of all models run on one thread over their
 //! [`BatchSession`](inference::BatchSession)s.
 //!
-//! - `app` has the one table of routes; `net` accepts connections; `auth` says who may ask.
+//! - `routes` joins the routes of all dialects; `state` is what handlers share; `net` accepts
+//!   connections; `auth` says who may ask, and `middleware` asks it.
 //! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
-//! - `api` has one directory a family: types, conversion, streams.
+//! - `pipeline` takes a request from its body to its reply. `dialect` has a folder for each API:
+//!   what clients send and get, and the routes.
 //! - `ui` is the page at `/`, with its files.
 //! - [`ReplyFormat`] is how a model writes tool calls and reasoning. [`DetectedFormat`] follows the
 //!   model's chat template.
@@ -20,21 +22,25 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-mod api;
-mod app;
 mod auth;
 mod config;
 mod defaults;
+mod dialect;
 mod engine;
 mod error;
 mod limits;
 mod measure;
 mod metrics;
+mod middleware;
 mod models;
 mod net;
 mod openapi;
 mod patience;
+mod pipeline;
 mod reply;
+mod routes;
+mod state;
+mod status;
 mod ui;
 
 pub use config::Config;

@@ -14,10 +14,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-use crate::app::{self, App};
 use crate::config::Config;
 use crate::models::{ModelSource, ServedModel};
+use crate::openapi::openapi_json;
 use crate::patience::{Patience, Waited};
+use crate::routes::router;
+use crate::state::App;
 
 /// The most bytes of a request's head, and of read-ahead data.
 const HEAD_BYTES: usize = 64 << 10;
@@ -75,7 +77,7 @@ impl Server {
         let listener = std::net::TcpListener::bind(config.address).map_err(listening)?;
         listener.set_nonblocking(true).map_err(listening)?;
         let address = listener.local_addr().map_err(listening)?;
-        let app = App::new(config, models, source)?;
+        let app = App::new(config, models, source, openapi_json())?;
         Ok(Self {
             listener,
             address,
@@ -117,7 +119,7 @@ impl Server {
     async fn serve(self, stop: &CancelToken) -> Result<()> {
         let listener = TcpListener::from_std(self.listener).map_err(|e| io("cannot listen", e))?;
         let app = self.app;
-        let router = app::router(&app);
+        let router = router(&app);
         let connections = Arc::new(Semaphore::new(app.limits.connections));
         let models = Arc::clone(&app.models);
         // It goes with the runtime.

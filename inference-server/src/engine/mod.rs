@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use inference::{
     CancelToken, EmbedOptions, Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions,
     Interrupt, Prepared, Ranking, RerankOptions, Result, StopCause, Token,
@@ -21,7 +22,7 @@ use inference::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::metrics::Metrics;
-use crate::models::Lease;
+use crate::models::{Lease, Unload};
 
 /// What happened to a request.
 #[derive(Debug)]
@@ -334,14 +335,6 @@ impl Engine {
         receiver
     }
 
-    /// Drops what the thread holds of a model that no request uses.
-    pub(crate) async fn unload(&self, model: u64) {
-        let (sender, receiver) = oneshot::channel();
-        let _ = self.commands.send(Command::Unload(model, sender));
-        // Without a thread the sender is dropped: nothing is held.
-        let _ = receiver.await;
-    }
-
     /// How it is.
     pub(crate) fn health(&self) -> Health {
         let shared = &self.shared;
@@ -399,5 +392,16 @@ impl Engine {
                 tracing::warn!("the engine's step did not end in time; it is left behind");
             }
         }
+    }
+}
+
+impl Unload for Engine {
+    fn unload(&self, model: u64) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let (sender, receiver) = oneshot::channel();
+            let _ = self.commands.send(Command::Unload(model, sender));
+            // Without a thread the sender is dropped: nothing is held.
+            let _ = receiver.await;
+        })
     }
 }

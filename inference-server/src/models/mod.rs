@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use crate::reply::{DetectedFormat, PlainText, ReplyFormat};
 
 pub use keep_alive::parse_keep_alive;
-pub(crate) use registry::{KeepAlive, Lease, Listed, Models};
+pub(crate) use registry::{KeepAlive, Lease, Listed, Models, Unload};
 pub use source::{ModelDescription, ModelEntry, ModelSource, PullProgress};
 
 /// A loaded model and how it is served.

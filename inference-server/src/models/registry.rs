@@ -16,8 +16,8 @@ use tokio::sync::{Notify, Semaphore, watch};
 use super::table::{Table, bare};
 use super::{ModelEntry, ModelSource, ServedModel};
 use crate::config::Config;
-use crate::engine::Engine;
 use crate::error::ApiError;
+use futures_util::future::BoxFuture;
 
 /// How long a model stays after its last request; `None` is forever.
 pub(crate) type KeepAlive = Option<Duration>;
@@ -28,11 +28,17 @@ const FREE: Duration = Duration::from_secs(10);
 /// What a load came to.
 pub(super) type Outcome = Option<std::result::Result<Lease, ApiError>>;
 
+/// What holds parts of models, such as running sessions, and must drop them before a model goes.
+pub(crate) trait Unload: Send + Sync {
+    /// Drops what is held of the model with this key, which no request uses.
+    fn unload(&self, model: u64) -> BoxFuture<'_, ()>;
+}
+
 /// All models.
 pub(crate) struct Models {
     table: Mutex<Table>,
     source: Option<Arc<dyn ModelSource>>,
-    engine: Arc<Engine>,
+    engine: Arc<dyn Unload>,
     keep: KeepAlive,
     /// The longest that a request may keep a model, unless all stay forever.
     most_keep: Duration,
@@ -107,7 +113,7 @@ impl Models {
         loaded: Vec<ServedModel>,
         source: Option<Arc<dyn ModelSource>>,
         config: &Config,
-        engine: Arc<Engine>,
+        engine: Arc<dyn Unload>,
     ) -> Result<Arc<Self>> {
         let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if loaded.is_empty() && source.is_none() {

@@ -7,6 +7,8 @@ mod access;
 mod common;
 mod defaults;
 mod description;
+#[path = "../../../tests/common/layering.rs"]
+mod layering;
 mod lifecycle;
 mod models;
 mod native;
@@ -14,6 +16,7 @@ mod openai;
 mod other_apis;
 mod page;
 mod responses;
+mod rooms;
 mod strict;
 mod thinking;
 mod tools;

@@ -1,0 +1,53 @@
+//! `/infill`: what belongs between two texts.
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::completion::{self, Sampling};
+use crate::error::ApiError;
+use crate::pipeline::infill::{File, Parts, prompt};
+use crate::pipeline::{Work, at_most};
+use crate::state::App;
+
+/// A place in a text.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct InfillRequest {
+    /// The model's name; without one, the first that is served.
+    model: Option<String>,
+    /// What stands before it.
+    #[serde(default)]
+    input_prefix: String,
+    /// What stands after it.
+    #[serde(default)]
+    input_suffix: String,
+    /// Other files of the project.
+    input_extra: Option<Vec<File>>,
+    /// What the text in between begins with.
+    #[serde(default)]
+    prompt: String,
+    #[serde(flatten)]
+    rest: Sampling,
+}
+
+/// Fills in the text between two others.
+#[utoipa::path(post, path = "/infill", request_body = InfillRequest, responses(
+    (status = 200, description = "a completion, or with `stream` events", content((Object = "application/json"), (String = "text/event-stream"))),
+    (status = 400, description = "the request cannot be served as it is, or the model has no such tokens", body = Object)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Work(request, places): Work<InfillRequest>,
+) -> Result<Response, ApiError> {
+    let model = &app.models.get(request.model.as_deref(), None).await?;
+    let files = request.input_extra.unwrap_or_default();
+    at_most("input_extra", files.len(), app.limits.messages)?;
+    let parts = Parts {
+        prefix: request.input_prefix,
+        suffix: request.input_suffix,
+        middle: request.prompt,
+        files,
+    };
+    let (places, prompt) = prompt(&app, model, places, "input_prefix", parts).await?;
+    completion::answer(&app, model, places, vec![prompt], false, &request.rest).await
+}

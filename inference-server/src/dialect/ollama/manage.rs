@@ -1,0 +1,102 @@
+//! `/api/delete`, `/api/copy`, `/api/create`: a client changes which models there are. Here it may
+//! delete some. What it cannot do is an error that says what does it.
+
+use axum::extract::State;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::pipeline::Json;
+use crate::state::App;
+
+/// Which model to delete.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct DeleteRequest {
+    /// The model's name.
+    #[serde(alias = "name")]
+    model: Option<String>,
+}
+
+/// Deletes a model's files, if the server was started to allow it. The answer has no body.
+#[utoipa::path(delete, path = "/api/delete", request_body = DeleteRequest, responses(
+    (status = 200, description = "it is deleted"),
+    (status = 400, description = "the request cannot be served as it is", body = Object),
+    (status = 403, description = "this server deletes no models", body = Object),
+    (status = 404, description = "it is not served", body = Object),
+    (status = 409, description = "its replies still run", body = Object)))]
+pub(crate) async fn delete(
+    State(app): State<App>,
+    Json(request): Json<DeleteRequest>,
+) -> Result<(), ApiError> {
+    let name = request.model.filter(|name| !name.is_empty());
+    let name =
+        name.ok_or_else(|| ApiError::field("model", "model is missing: the name to delete"))?;
+    app.models.delete(&name).await
+}
+
+/// What to copy.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct CopyRequest {
+    /// The model's name.
+    source: Option<String>,
+    /// Another name for it.
+    destination: Option<String>,
+}
+
+/// Refuses to copy a model: a served model has the name of its files.
+#[utoipa::path(post, path = "/api/copy", request_body = CopyRequest, responses(
+    (status = 400, description = "models are not copied", body = Object),
+    (status = 404, description = "it is not served", body = Object)))]
+pub(crate) async fn copy(
+    State(app): State<App>,
+    Json(request): Json<CopyRequest>,
+) -> Result<(), ApiError> {
+    for (name, there) in [
+        ("source", &request.source),
+        ("destination", &request.destination),
+    ] {
+        if there.as_deref().unwrap_or_default().is_empty() {
+            return Err(ApiError::field(
+                name,
+                format!("{name} is missing: the name of a model"),
+            ));
+        }
+    }
+    app.models.look(request.source.as_deref()).await?;
+    Err(ApiError::unsupported(
+        "destination",
+        "models are not copied: a served model has the name of its files",
+    ))
+}
+
+/// What to make.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct CreateRequest {
+    /// The new model's name.
+    #[serde(alias = "name")]
+    model: Option<String>,
+    /// The model that it is made of.
+    from: Option<String>,
+}
+
+/// Refuses to make a model.
+#[utoipa::path(post, path = "/api/create", request_body = CreateRequest, responses(
+    (status = 400, description = "models are not made by requests", body = Object)))]
+pub(crate) async fn create(Json(request): Json<CreateRequest>) -> Result<(), ApiError> {
+    let from = request.from.as_deref().unwrap_or("NAME");
+    let from: String = from.chars().take(100).filter(|c| !c.is_control()).collect();
+    if request.model.as_deref().unwrap_or_default().is_empty() {
+        return Err(ApiError::field(
+            "model",
+            "model is missing: the name of the new model",
+        ));
+    }
+    Err(ApiError::unsupported(
+        "from",
+        format!(
+            "models are not made by requests. On the server's machine `mlx convert -m {from} \
+             -q` quantizes one, and `mlx create` makes a preset for `mlx run`; a system message, a \
+             template and options can be part of each request"
+        ),
+    ))
+}

@@ -1,0 +1,153 @@
+//! OpenAI's sampling fields to options of the contract, and figures to its `usage`.
+
+use std::collections::BTreeMap;
+
+use inference::{GenerateMetrics, GenerateOptions, Parameter, ParameterValue};
+use serde_json::{Value, json};
+
+use super::types::Sampling;
+use crate::error::ApiError;
+use crate::models::ServedModel;
+use crate::pipeline::parameters::{self, Dialect, Parameters};
+use crate::pipeline::{at_most, prepare, within};
+use crate::state::App;
+
+/// OpenAI's fields, and those that others added to its API.
+#[derive(Debug)]
+pub(crate) struct OpenAi;
+
+/// Without generics, as the derived schemas need it.
+pub(crate) type OpenAiParameters = Parameters<OpenAi>;
+
+impl Dialect for OpenAi {
+    const NAME: &'static str = "openai";
+    const MOST_TEMPERATURE: f32 = 2.0;
+
+    fn default_of(parameter: &Parameter) -> Option<ParameterValue> {
+        (parameter.name() == "temperature").then_some(ParameterValue::Real(1.0))
+    }
+}
+
+/// The options that a request to `model` begins with: what the server was started with, else what
+/// the model's files recommend, as in vLLM, else OpenAI's default.
+pub(crate) fn base(app: &App, model: &ServedModel) -> Result<GenerateOptions, ApiError> {
+    parameters::base::<OpenAi>(app, &model.info().sampling)
+}
+
+/// The options that a request's fields describe, without `max_tokens`.
+pub(crate) fn options(
+    app: &App,
+    model: &ServedModel,
+    fields: &Sampling<'_>,
+) -> Result<GenerateOptions, ApiError> {
+    let limits = &app.limits;
+    if fields.grammar.is_some_and(|g| !g.is_empty()) {
+        let message = "grammar is not supported; use a JSON schema";
+        return Err(ApiError::unsupported("grammar", message));
+    }
+    let mut o = base(app, model)?;
+    fields.parameters.apply(&mut o)?;
+    if let Some(bias) = fields.logit_bias {
+        at_most("logit_bias", bias.len(), limits.logit_bias)?;
+        o.constraints.logit_bias = logit_bias(bias, model.info().vocab_size)?;
+    }
+    if let Some(stop) = fields.stop {
+        o.stop.stop_strings = prepare::stops(app, "stop", stop.list())?;
+    }
+    if let Some(ids) = fields.stop_token_ids {
+        at_most("stop_token_ids", ids.len(), limits.stops)?;
+        o.stop.stop_tokens = ids.to_vec();
+    }
+    o.stop.ignore_eos = fields.ignore_eos.unwrap_or(false);
+    o.stop.min_tokens = fields.min_tokens.unwrap_or(0);
+    // Any number will do, and negative ones are numbers.
+    o.sampling.seed = fields.seed.map(i64::cast_unsigned);
+    o.prefill.cache_prompt = fields.cache_prompt.unwrap_or(true);
+    o.prefill.cache_salt = prepare::salt(fields.cache_salt)?;
+    o.steering = prepare::steering(app, model, fields.steering)?;
+    Ok(o)
+}
+
+fn logit_bias(
+    bias: &BTreeMap<String, f32>,
+    vocabulary: usize,
+) -> Result<BTreeMap<u32, f32>, ApiError> {
+    let mut out = BTreeMap::new();
+    for (id, bias) in bias {
+        let param = "logit_bias";
+        let shown: String = id.chars().take(40).collect();
+        let known = id.parse::<u32>().ok();
+        let Some(id) = known.filter(|id| (*id as usize) < vocabulary) else {
+            return Err(ApiError::field(
+                param,
+                format!("logit_bias has the key {shown:?}, which is no token below {vocabulary}"),
+            ));
+        };
+        within(&format!("{param}.{shown}"), *bias, -100.0, 100.0)?;
+        out.insert(id, *bias);
+    }
+    Ok(out)
+}
+
+/// How many replies to each prompt.
+pub(crate) fn choices(app: &App, fields: &Sampling<'_>) -> Result<usize, ApiError> {
+    let n = fields.n.unwrap_or(1);
+    if n == 0 || n > app.limits.choices {
+        return Err(ApiError::field(
+            "n",
+            format!("n is {n}; it must lie between 1 and {}", app.limits.choices),
+        ));
+    }
+    Ok(n)
+}
+
+/// Whether a stream ends with the counts of tokens.
+pub(crate) fn wants_usage(fields: &Sampling<'_>) -> Result<bool, ApiError> {
+    if fields.stream_options.is_some() && fields.stream != Some(true) {
+        return Err(ApiError::field(
+            "stream_options",
+            "stream_options are only allowed when stream is true",
+        ));
+    }
+    let options = fields.stream_options;
+    Ok(options.and_then(|o| o.include_usage).unwrap_or(false))
+}
+
+/// The most tokens that were asked for; 0 is refused, as by OpenAI.
+pub(crate) fn asked(param: &str, tokens: Option<usize>) -> Result<Option<usize>, ApiError> {
+    match tokens {
+        Some(0) => Err(ApiError::field(
+            param,
+            format!("{param} is 0; it must be at least 1"),
+        )),
+        tokens => Ok(tokens),
+    }
+}
+
+/// Counts of tokens.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Usage {
+    prompt: usize,
+    cached: usize,
+    generated: usize,
+}
+
+impl Usage {
+    /// Adds a reply. A prompt with several replies counts once.
+    pub(crate) fn add(&mut self, metrics: &GenerateMetrics, first_of_prompt: bool) {
+        if first_of_prompt {
+            self.prompt += metrics.prompt_tokens;
+            self.cached += metrics.cached_tokens;
+        }
+        self.generated += metrics.generated_tokens;
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        })
+    }
+}

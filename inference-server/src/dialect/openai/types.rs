@@ -1,0 +1,210 @@
+//! What OpenAI's clients send. Fields that OpenAI knows and that cannot be served are read, to be
+//! refused by name; unknown fields are ignored, since clients
+//! send fields of their own.
+
+use std::collections::BTreeMap;
+
+use inference::{Message, Tool};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::options::OpenAiParameters;
+use crate::pipeline::{OneOrMore, Prompts};
+
+/// A request with the fields that chats and completions share.
+macro_rules! request {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Deserialize, ToSchema)]
+        pub(crate) struct $name {
+            /// The model's name; without one, the first that is served.
+            pub(crate) model: Option<String>,
+            $($(#[$field_doc])* pub(crate) $field: $ty,)*
+            /// The most tokens of a reply.
+            pub(crate) max_tokens: Option<usize>,
+            /// How tokens are chosen; some are not OpenAI's.
+            #[serde(flatten)]
+            pub(crate) parameters: OpenAiParameters,
+            /// Added to the logits of tokens, by id.
+            pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+            /// Strings that end the reply.
+            #[schema(value_type = Option<crate::pipeline::described::OneOrMore>)]
+            pub(crate) stop: Option<OneOrMore>,
+            /// Tokens that end the reply (not OpenAI's).
+            pub(crate) stop_token_ids: Option<Vec<u32>>,
+            /// Go on after the end of the text (not OpenAI's).
+            pub(crate) ignore_eos: Option<bool>,
+            /// The fewest tokens of a reply (not OpenAI's).
+            pub(crate) min_tokens: Option<usize>,
+            /// The same seed gives the same reply.
+            pub(crate) seed: Option<i64>,
+            /// How many replies.
+            pub(crate) n: Option<usize>,
+            /// Send the reply as it is generated.
+            pub(crate) stream: Option<bool>,
+            /// How to stream.
+            pub(crate) stream_options: Option<StreamOptions>,
+            /// Reuse what was computed of prompts that begin alike (not OpenAI's).
+            pub(crate) cache_prompt: Option<bool>,
+            /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
+            pub(crate) cache_salt: Option<String>,
+            /// Edits of the model's states, `{"edits": [..]}`, where the server allows them (not
+            /// OpenAI's).
+            #[schema(value_type = Option<Object>)]
+            pub(crate) steering: Option<inference::Steering>,
+            /// Not supported.
+            pub(crate) grammar: Option<String>,
+        }
+
+        impl $name {
+            /// The fields that both have.
+            pub(crate) fn sampling(&self) -> Sampling<'_> {
+                Sampling {
+                    parameters: &self.parameters,
+                    logit_bias: self.logit_bias.as_ref(),
+                    stop: self.stop.as_ref(),
+                    stop_token_ids: self.stop_token_ids.as_deref(),
+                    ignore_eos: self.ignore_eos,
+                    min_tokens: self.min_tokens,
+                    seed: self.seed,
+                    n: self.n,
+                    stream: self.stream,
+                    stream_options: self.stream_options.as_ref(),
+                    cache_prompt: self.cache_prompt,
+                    cache_salt: self.cache_salt.as_ref(),
+                    steering: self.steering.as_ref(),
+                    grammar: self.grammar.as_deref(),
+                }
+            }
+        }
+    };
+}
+
+/// What chats and completions share.
+pub(crate) struct Sampling<'a> {
+    pub(crate) parameters: &'a OpenAiParameters,
+    pub(crate) logit_bias: Option<&'a BTreeMap<String, f32>>,
+    pub(crate) stop: Option<&'a OneOrMore>,
+    pub(crate) stop_token_ids: Option<&'a [u32]>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) min_tokens: Option<usize>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) n: Option<usize>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<&'a StreamOptions>,
+    pub(crate) cache_prompt: Option<bool>,
+    pub(crate) cache_salt: Option<&'a String>,
+    pub(crate) steering: Option<&'a inference::Steering>,
+    pub(crate) grammar: Option<&'a str>,
+}
+
+/// How to stream.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// Send a last chunk with the counts of tokens.
+    pub(crate) include_usage: Option<bool>,
+}
+
+request! {
+    /// A conversation to answer.
+    ChatRequest {
+        /// The turns, oldest first: `{"role": .., "content": ..}` and, for tools, `tool_calls` and
+        /// `tool_call_id`.
+        #[schema(value_type = Vec<Object>)]
+        messages: Vec<Message>,
+        /// The most tokens of a reply, reasoning included.
+        max_completion_tokens: Option<usize>,
+        /// Return log-probabilities.
+        logprobs: Option<bool>,
+        /// How many alternatives of each token.
+        top_logprobs: Option<usize>,
+        /// `text`, `json_object` or `json_schema`.
+        #[schema(value_type = Option<Object>)]
+        response_format: Option<ResponseFormat>,
+        /// A schema, as of `response_format` (llama.cpp's).
+        #[schema(value_type = Option<Object>)]
+        json_schema: Option<Value>,
+        /// Functions that the model may call.
+        #[schema(value_type = Option<Vec<Object>>)]
+        tools: Option<Vec<Tool>>,
+        /// `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ..}}`.
+        #[schema(value_type = Option<crate::pipeline::described::TextOrObject>)]
+        tool_choice: Option<Value>,
+        /// Whether several calls may come at once.
+        parallel_tool_calls: Option<bool>,
+        /// How long to think, for templates that know `reasoning_effort`.
+        reasoning_effort: Option<String>,
+        /// More names for the model's chat template (not OpenAI's).
+        #[schema(value_type = Option<Object>)]
+        chat_template_kwargs: Option<Map<String, Value>>,
+        /// Go on with the last message (not OpenAI's).
+        continue_final_message: Option<bool>,
+        /// End the prompt where the model is to answer (not OpenAI's); true by default.
+        add_generation_prompt: Option<bool>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        functions: Option<Value>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        function_call: Option<Value>,
+        /// Only `text`.
+        modalities: Option<Vec<String>>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        audio: Option<Value>,
+        /// Not supported.
+        #[schema(value_type = Option<Object>)]
+        web_search_options: Option<Value>,
+    }
+}
+
+request! {
+    /// A text to continue.
+    CompletionRequest {
+        /// A text, several, token ids, or several lists of them.
+        #[schema(value_type = Option<crate::pipeline::described::Prompts>)]
+        prompt: Option<Prompts>,
+        /// Return log-probabilities, with this number of alternatives of each token.
+        logprobs: Option<usize>,
+        /// Put the prompt before the reply.
+        echo: Option<bool>,
+        /// What stands after the reply, for models whose vocabulary has tokens for it.
+        suffix: Option<String>,
+        /// Only as large as `n`.
+        best_of: Option<usize>,
+    }
+}
+
+/// What a reply must look like.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ResponseFormat {
+    Text,
+    JsonObject {
+        /// llama.cpp's: what the object must look like.
+        schema: Option<Value>,
+    },
+    JsonSchema {
+        json_schema: JsonSchema,
+    },
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct JsonSchema {
+    pub(crate) schema: Option<Value>,
+}
+
+/// Texts to make vectors of.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct EmbeddingRequest {
+    /// The model's name; without one, the first that is served.
+    pub(crate) model: Option<String>,
+    /// A text, several, token ids, or several lists of them.
+    #[schema(value_type = crate::pipeline::described::Prompts)]
+    pub(crate) input: Prompts,
+    /// `float` (the default) or `base64`, of little-endian float32.
+    pub(crate) encoding_format: Option<String>,
+    /// Only the first elements of each vector, for models that are trained so.
+    pub(crate) dimensions: Option<usize>,
+}

@@ -1,0 +1,190 @@
+//! The one way from a checked request to its replies.
+
+use std::time::Instant;
+
+use inference::{ChatPrompt, GenerateOptions, Prompt};
+
+use super::choice::ToolChoice;
+use super::prepare::{self, Prepared};
+use super::run::{self, Reply};
+use crate::engine::Places;
+use crate::error::ApiError;
+use crate::models::Lease;
+use crate::state::App;
+
+/// What a request asks for, besides its prompts.
+pub(crate) struct Ask {
+    /// How tokens are chosen. The most tokens depend on the prompt, and are set later.
+    options: GenerateOptions,
+    /// The request's field for the most tokens, and its value.
+    pub(crate) most: (&'static str, Option<usize>),
+    /// The request's field for the size of the context, and its value.
+    pub(crate) context: (&'static str, Option<usize>),
+    /// The most tokens of reasoning.
+    pub(crate) reasoning: Option<usize>,
+    /// Replies to each prompt.
+    pub(crate) choices: usize,
+    /// Whether replies are sent as they come.
+    pub(crate) streamed: bool,
+    arrived: Instant,
+}
+
+/// The replies of a request.
+pub(crate) struct Asked {
+    /// The replies to the first prompt, then those to the next.
+    pub(crate) replies: Vec<Reply>,
+    /// The prompts.
+    pub(crate) prompts: Vec<Prepared>,
+    /// The options of the replies to each prompt.
+    pub(crate) options: Vec<GenerateOptions>,
+}
+
+impl Ask {
+    /// One reply, sent as a whole, of as many tokens as there is room for.
+    ///
+    /// # Errors
+    /// For options that exclude each other or are out of range.
+    pub(crate) fn new(
+        app: &App,
+        options: GenerateOptions,
+        arrived: Instant,
+    ) -> Result<Self, ApiError> {
+        let options = options.with_max_tokens(usize::MAX);
+        Ok(Self {
+            options: prepare::finish_options(app, options, arrived)?,
+            most: ("max_tokens", None),
+            context: ("context", None),
+            reasoning: None,
+            choices: 1,
+            streamed: false,
+            arrived,
+        })
+    }
+
+    /// Starts replies to a conversation. `places` may be fewer than the replies.
+    ///
+    /// # Errors
+    /// For a conversation, tools or a length that cannot be served, and a full queue.
+    pub(crate) async fn chat(
+        mut self,
+        app: &App,
+        model: &Lease,
+        mut places: Places,
+        prompt: ChatPrompt,
+        choice: &ToolChoice,
+    ) -> Result<Asked, ApiError> {
+        // What needs no prompt is checked before a place is taken.
+        let constrained = self.options.constraints.grammar.is_some();
+        choice.check(app, model, &prompt, constrained)?;
+        prepare::grow(app, &mut places, self.choices)?;
+        let (places, mut prepared) = prepare::chat(app, model, places, prompt).await?;
+        choice.apply(app, model, &mut prepared, &mut self.options)?;
+        // A reply that must match a grammar has no reasoning.
+        if let Some(budget) = self.reasoning
+            && self.options.constraints.grammar.is_none()
+            && let Some(marks) = model.format().reasoning_marks(&prepared.request)
+        {
+            let bound = crate::reply::bound(model.model(), marks, budget);
+            let bound = bound.map_err(|e| ApiError::of_engine(&e))?;
+            self.options.constraints.logits_processors.extend(bound);
+        }
+        self.start(app, model, places, vec![prepared]).await
+    }
+
+    /// Starts replies that continue texts, which are the request's field `param`.
+    ///
+    /// # Errors
+    /// For texts or a length that cannot be served, and a full queue.
+    pub(crate) async fn texts(
+        self,
+        app: &App,
+        model: &Lease,
+        mut places: Places,
+        param: &'static str,
+        prompts: Vec<Prompt>,
+    ) -> Result<Asked, ApiError> {
+        prepare::grow(app, &mut places, prompts.len() * self.choices)?;
+        let (places, prepared) = prepare::raw(app, model, places, param, prompts).await?;
+        self.start(app, model, places, prepared).await
+    }
+
+    async fn start(
+        self,
+        app: &App,
+        model: &Lease,
+        mut places: Places,
+        prompts: Vec<Prepared>,
+    ) -> Result<Asked, ApiError> {
+        let mut replies = Vec::with_capacity(prompts.len() * self.choices);
+        let mut all = Vec::with_capacity(prompts.len());
+        for prompt in &prompts {
+            let most = self.most_tokens(app, model, prompt.ids.len(), prompts.len())?;
+            let options = self.options.clone().with_max_tokens(most);
+            // A client may have asked for none.
+            options.validate().map_err(|e| ApiError::of_engine(&e))?;
+            for i in 0..self.choices {
+                let place = places.one().ok_or_else(ApiError::internal)?;
+                let options = of_choice(&options, i);
+                replies.push(Reply::start(
+                    app,
+                    model,
+                    place,
+                    prompt,
+                    options,
+                    self.arrived,
+                ));
+            }
+            all.push(options);
+        }
+        if self.streamed {
+            run::first_signs(&mut replies, app.limits.first_event).await?;
+        }
+        Ok(Asked {
+            replies,
+            prompts,
+            options: all,
+        })
+    }
+
+    /// The most tokens of each reply to one of `prompts` prompts, of `tokens` tokens.
+    fn most_tokens(
+        &self,
+        app: &App,
+        model: &Lease,
+        tokens: usize,
+        prompts: usize,
+    ) -> Result<usize, ApiError> {
+        let mut most = prepare::reply_tokens(app, model, tokens, self.most.1);
+        if let (param, Some(context)) = self.context {
+            if tokens >= context {
+                return Err(ApiError::context(tokens, context).with_param(param));
+            }
+            most = most.min(context - tokens);
+        }
+        if self.streamed {
+            return Ok(most);
+        }
+        let logprobs = self.options.output.logprobs;
+        prepare::whole_tokens(app, self.most, prompts * self.choices, logprobs, most)
+    }
+}
+
+impl Asked {
+    /// The only reply to the only prompt.
+    ///
+    /// # Errors
+    /// When there is none, which is a fault of the server.
+    pub(crate) fn one(mut self) -> Result<Reply, ApiError> {
+        self.replies.pop().ok_or_else(ApiError::internal)
+    }
+}
+
+/// The options of the `i`th reply to a prompt: with another seed, replies differ.
+fn of_choice(options: &GenerateOptions, i: usize) -> GenerateOptions {
+    let mut options = options.clone();
+    options.sampling.seed = options
+        .sampling
+        .seed
+        .map(|seed| seed.wrapping_add(i as u64));
+    options
+}

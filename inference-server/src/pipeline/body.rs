@@ -1,0 +1,328 @@
+//! Bodies, read within bounds. Before values are made of a body, a place for its request is
+//! reserved, and the memory that the values may take.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::prepare;
+use crate::engine::Places;
+use crate::error::ApiError;
+use crate::limits::Limits;
+use crate::measure::Measure;
+use crate::state::App;
+
+/// Bytes of a body above which a thread of its own reads the JSON; also the most bytes of a body
+/// whose request needs no place.
+const SMALL: usize = 64 << 10;
+
+/// The JSON body of a request, and the place that the request has. The place holds the memory of
+/// the values.
+pub(crate) struct Work<T>(pub(crate) T, pub(crate) Places);
+
+/// The JSON body of a request that may ask for nothing: it only loads or unloads a model. Then it
+/// is small and has no place, so that a full queue does not refuse it.
+pub(crate) struct Maybe<T> {
+    pub(crate) request: T,
+    /// The place of one that asks for something.
+    pub(crate) places: Option<Places>,
+    /// The memory of the values of one that does not.
+    pub(crate) _held: Option<OwnedSemaphorePermit>,
+}
+
+/// The JSON body of a request that needs no place. It is small.
+pub(crate) struct Json<T>(pub(crate) T);
+
+/// The body is larger than it may be.
+pub(crate) fn body_too_large(most: usize) -> ApiError {
+    too_large(format!("the body is larger than {most} bytes"))
+}
+
+fn too_large(message: String) -> ApiError {
+    let kind = "invalid_request_error";
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, kind, message).with_code("body_too_large")
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Work<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let (body, held) = read_in_time(app, request, app.limits.body_bytes).await?;
+        work(app, body, held).await
+    }
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<App> for Maybe<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let (body, held) = read_in_time(app, request, app.limits.body_bytes).await?;
+        if body.len() <= SMALL && measured(&body, &app.limits).is_ok() && asks_nothing(&body) {
+            prepare::goes_on(app)?;
+            let (request, held) = values(app, &body, held)?;
+            return Ok(Maybe {
+                request,
+                places: None,
+                _held: held,
+            });
+        }
+        let Work(request, places) = work(app, body, held).await?;
+        Ok(Maybe {
+            request,
+            places: Some(places),
+            _held: None,
+        })
+    }
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let most = app.limits.body_bytes.min(SMALL);
+        let (body, held) = read_in_time(app, request, most).await?;
+        values(app, &body, held).map(|(value, _)| Json(value))
+    }
+}
+
+/// The values of a body, once its request has a place.
+async fn work<T: DeserializeOwned + Send + 'static>(
+    app: &App,
+    body: Vec<u8>,
+    held: Option<OwnedSemaphorePermit>,
+) -> Result<Work<T>, ApiError> {
+    let places = prepare::reserve(app, 1)?;
+    let app = app.clone();
+    let is_small = body.len() <= SMALL;
+    // It goes on when the client leaves, and so does what it holds.
+    let read = move || {
+        let (value, held) = values(&app, &body, held)?;
+        Ok(Work(value, places.holding(held)))
+    };
+    if is_small {
+        return read();
+    }
+    let done = tokio::task::spawn_blocking(read).await;
+    done.unwrap_or_else(|e| {
+        tracing::error!("reading a body failed: {e}");
+        Err(ApiError::internal())
+    })
+}
+
+/// Whether a body of Ollama's has neither prompt nor messages. Nothing is made of its values.
+fn asks_nothing(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Asked {
+        #[serde(default)]
+        prompt: Nothing,
+        #[serde(default)]
+        messages: Nothing,
+    }
+    let asked = serde_json::from_slice::<Asked>(body);
+    asked.is_ok_and(|asked| asked.prompt.0 && asked.messages.0)
+}
+
+/// Whether a text or list is empty.
+struct Nothing(bool);
+
+impl Default for Nothing {
+    fn default() -> Self {
+        Self(true)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nothing {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Look;
+        impl<'de> Visitor<'de> for Look {
+            type Value = Nothing;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a text or a list")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Nothing, E> {
+                Ok(Nothing(text.is_empty()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Nothing, A::Error> {
+                let mut empty = true;
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    empty = false;
+                }
+                Ok(Nothing(empty))
+            }
+        }
+        from.deserialize_any(Look)
+    }
+}
+
+async fn read_in_time(
+    app: &App,
+    request: Request,
+    most: usize,
+) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+    let read = read_body(app, request.into_body(), most);
+    let read = tokio::time::timeout(app.limits.body_timeout, read).await;
+    read.map_err(|_| {
+        let message = "the body took too long to arrive";
+        let kind = "invalid_request_error";
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, kind, message)
+    })?
+}
+
+/// Takes memory of bodies, and adds it to `held`.
+fn hold(
+    bodies: &Arc<Semaphore>,
+    held: &mut Option<OwnedSemaphorePermit>,
+    bytes: usize,
+) -> Result<(), ApiError> {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    let permit = Arc::clone(bodies).try_acquire_many_owned(bytes);
+    let permit = permit.map_err(|_| ApiError::busy())?;
+    match held {
+        Some(held) => held.merge(permit),
+        None => *held = Some(permit),
+    }
+    Ok(())
+}
+
+/// Reads a body. The bytes of all bodies together are bounded, too. Received bytes count rather
+/// than announced ones, so that a slow client does not keep others out.
+async fn read_body(
+    app: &App,
+    mut body: Body,
+    most: usize,
+) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+    let (mut bytes, mut held) = (Vec::new(), None);
+    while let Some(frame) = body.frame().await {
+        let cut = |_| ApiError::invalid("the body ended before it was complete");
+        let Ok(data) = frame.map_err(cut)?.into_data() else {
+            continue;
+        };
+        if data.len() > most.saturating_sub(bytes.len()) {
+            return Err(body_too_large(most));
+        }
+        hold(&app.bodies, &mut held, data.len())?;
+        bytes.extend_from_slice(&data);
+    }
+    Ok((bytes, held))
+}
+
+/// The values of a body, for which memory is taken first.
+fn values<T: DeserializeOwned>(
+    app: &App,
+    body: &[u8],
+    mut held: Option<OwnedSemaphorePermit>,
+) -> Result<(T, Option<OwnedSemaphorePermit>), ApiError> {
+    let limits = &app.limits;
+    let weight = measured(body, limits)?.weight();
+    if weight.saturating_add(body.len()) > limits.all_bodies_bytes {
+        return Err(too_large(String::from(
+            "the body has more values than this server has memory for",
+        )));
+    }
+    hold(&app.bodies, &mut held, weight)?;
+    Ok((parse(body)?, held))
+}
+
+fn measured(body: &[u8], limits: &Limits) -> Result<Measure, ApiError> {
+    Measure::of(body, limits).map_err(|e| ApiError::invalid(format!("the body has {e}")))
+}
+
+/// The number of characters of the input that an error may repeat.
+fn short(text: &str) -> String {
+    text.chars().take(300).collect()
+}
+
+/// Reads JSON; an error names the field.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let text = std::str::from_utf8(body)
+        .map_err(|e| ApiError::invalid(format!("the body is no UTF-8: {e}")))?;
+    // A struct's reader takes a list of the fields' values, too.
+    if text.trim_start().starts_with('[') {
+        return Err(ApiError::invalid("the body must be an object, not a list"));
+    }
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
+        let path = e.path().to_string();
+        let what = short(&e.inner().to_string());
+        let error = ApiError::invalid(format!("the body cannot be used: {what}"));
+        match path.as_str() {
+            "." | "?" => error,
+            _ => error.with_param(short(&path)),
+        }
+    })?;
+    json.end()
+        .map_err(|e| ApiError::invalid(format!("the body has more than one value: {e}")))?;
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Inner {
+        #[allow(dead_code)]
+        b: Vec<u8>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Outer {
+        #[allow(dead_code)]
+        a: Inner,
+    }
+
+    #[test]
+    fn requests_for_nothing_are_told_without_their_values() {
+        for nothing in [
+            "{}",
+            r#"{"model": "m", "keep_alive": 0}"#,
+            r#"{"prompt": "", "messages": [], "options": {"seed": [1, {}]}}"#,
+        ] {
+            assert!(asks_nothing(nothing.as_bytes()), "{nothing}");
+        }
+        for asks in [
+            r#"{"prompt": "x"}"#,
+            r#"{"messages": [{}]}"#,
+            r#"{"prompt": "", "messages": [null]}"#,
+            r#"{"prompt": null}"#,
+            r#"{"messages": {}}"#,
+            // Fields that come twice, and what is no JSON.
+            r#"{"prompt": "", "prompt": "x"}"#,
+            "{",
+            "",
+        ] {
+            assert!(!asks_nothing(asks.as_bytes()), "{asks}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        let error = |text: &str| parse::<Outer>(text.as_bytes()).unwrap_err();
+        assert_eq!(
+            error(r#"{"a": {"b": [1, "x"]}}"#).param.as_deref(),
+            Some("a.b[1]")
+        );
+        assert_eq!(error("nonsense").param, None);
+        assert!(error(r#" [{"b": []}]"#).message.contains("not a list"));
+        assert!(error("{} {}").message.contains("missing field"));
+        assert!(
+            error(r#"{"a": {"b": []}} 1"#)
+                .message
+                .contains("more than one")
+        );
+        let bad = parse::<Outer>(b"\xff").unwrap_err();
+        assert!(bad.message.contains("UTF-8"));
+        let limits = Limits {
+            json_depth: 8,
+            ..Limits::default()
+        };
+        let deep = measured("[".repeat(9).as_bytes(), &limits).unwrap_err();
+        assert!(deep.message.contains("more than 8"));
+    }
+}

@@ -1,0 +1,131 @@
+//! Which tools a reply may or must call, for all APIs.
+
+use inference::{ChatPrompt, GenerateOptions, Tool};
+
+use super::prepare::Prepared;
+use crate::error::ApiError;
+use crate::models::ServedModel;
+use crate::reply::ReplyRequest;
+use crate::state::App;
+
+/// What a request asks of calls.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ToolChoice {
+    /// The reply must be a call.
+    pub(crate) required: bool,
+    /// The tool that it must call.
+    pub(crate) named: Option<String>,
+    /// One call at most.
+    pub(crate) one: bool,
+}
+
+/// Bytes of a tool's name; parsers read no longer ones.
+const NAME_BYTES: usize = 256;
+
+impl ToolChoice {
+    /// The tool `name` must be called.
+    pub(crate) fn tool(name: String) -> Self {
+        Self {
+            required: true,
+            named: Some(name),
+            one: true,
+        }
+    }
+
+    fn request(&self, tools: &[Tool]) -> ReplyRequest {
+        ReplyRequest {
+            tools: tools.to_vec(),
+            one_call: self.one,
+            ..ReplyRequest::default()
+        }
+    }
+
+    /// Checks that need no tokenized prompt. `constrained` is whether the reply must match a
+    /// schema.
+    pub(crate) fn check(
+        &self,
+        app: &App,
+        model: &ServedModel,
+        prompt: &ChatPrompt,
+        constrained: bool,
+    ) -> Result<(), ApiError> {
+        let usable = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
+        super::prepare::check_tools(app, &prompt.tools)?;
+        for (i, Tool { name, .. }) in prompt.tools.iter().enumerate() {
+            if name.is_empty() || name.len() > NAME_BYTES || !name.chars().all(usable) {
+                return Err(ApiError::field(
+                    format!("tools[{i}]"),
+                    format!(
+                        "the name of a tool has 1 to {NAME_BYTES} bytes of letters, digits and _-.:/"
+                    ),
+                ));
+            }
+        }
+        if !self.required {
+            return Ok(());
+        }
+        if prompt.tools.is_empty() {
+            let message = "tool_choice demands a call, and there are no tools";
+            return Err(ApiError::field("tool_choice", message));
+        }
+        if constrained {
+            return Err(ApiError::field(
+                "tool_choice",
+                "a reply cannot be a call and match a schema; leave one of the two out",
+            ));
+        }
+        self.grammar(app, model, &self.request(&prompt.tools))
+            .map(drop)
+    }
+
+    /// Puts the choice into a prepared request and its options.
+    pub(crate) fn apply(
+        &self,
+        app: &App,
+        model: &ServedModel,
+        prepared: &mut Prepared,
+        options: &mut GenerateOptions,
+    ) -> Result<(), ApiError> {
+        prepared.request.one_call = self.one;
+        if self.required {
+            options.constraints.grammar = Some(self.grammar(app, model, &prepared.request)?);
+        } else if options.constraints.grammar.is_some() {
+            // All of what matches a schema is the answer.
+            prepared.verbatim = true;
+        }
+        Ok(())
+    }
+
+    fn grammar(
+        &self,
+        app: &App,
+        model: &ServedModel,
+        request: &ReplyRequest,
+    ) -> Result<inference::Grammar, ApiError> {
+        let refuse = |why: String| {
+            let message = format!(
+                "the model {} cannot be made to call a tool: {why}; use tool_choice auto",
+                model.id()
+            );
+            ApiError::unsupported("tool_choice", message)
+        };
+        if !model.capabilities().grammars {
+            return Err(refuse(String::from("its backend has no grammars")));
+        }
+        // Bounds first: the time of later steps grows with them.
+        for (i, tool) in request.tools.iter().enumerate() {
+            if let Some(schema) = &tool.parameters {
+                super::prepare::grammar(app, model, "tools", schema)
+                    .map_err(|e| e.with_param(format!("tools[{i}]")))?;
+            }
+        }
+        let grammar = model
+            .format()
+            .forced_call(request, self.named.as_deref())
+            .map_err(refuse)?;
+        grammar
+            .validate()
+            .map_err(|e| ApiError::of_engine(&e).with_param("tools"))?;
+        Ok(grammar)
+    }
+}

@@ -1,0 +1,516 @@
+//! Prompts to ids, within bounds, and away from the threads that answer.
+
+use std::time::Instant;
+
+use inference::{
+    ChatPrompt, Edit, EditOperation, EmbedOptions, GenerateOptions, Grammar, Prompt, Steering, Tool,
+};
+
+use crate::engine::{Places, Refused};
+use crate::error::ApiError;
+use crate::measure::json_bytes;
+use crate::models::{Lease, ServedModel};
+use crate::reply::ReplyRequest;
+use crate::state::App;
+
+/// A prompt as the engine takes it.
+#[derive(Debug, Clone)]
+pub(crate) struct Prepared {
+    pub(crate) ids: Vec<u32>,
+    /// What a parser of the reply is told.
+    pub(crate) request: ReplyRequest,
+    /// Whether all of the reply is its answer, whatever it looks like.
+    pub(crate) verbatim: bool,
+}
+
+/// Characters of a prompt's end that parsers see.
+const END: usize = 256;
+
+/// Refuses log-probabilities where the backend has none.
+pub(crate) fn with_logprobs(
+    model: &ServedModel,
+    asked: Option<usize>,
+) -> Result<Option<usize>, ApiError> {
+    if asked.is_some() && !model.capabilities().logprobs {
+        return Err(ApiError::unsupported(
+            "logprobs",
+            format!("the model {} gives no log-probabilities", model.id()),
+        ));
+    }
+    Ok(asked)
+}
+
+/// Places for `n` requests, before anything is done for them.
+pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
+    app.engine.reserve(n).map_err(|refused| match refused {
+        Refused::Full => ApiError::busy(),
+        Refused::Stopping => ApiError::stopping(),
+    })
+}
+
+/// The place of a request, which may have none yet.
+pub(crate) fn place(app: &App, place: Option<Places>) -> Result<Places, ApiError> {
+    place.map_or_else(|| reserve(app, 1), Ok)
+}
+
+/// Refuses a request that needs no place once the server stops.
+pub(crate) fn goes_on(app: &App) -> Result<(), ApiError> {
+    match app.engine.is_draining() {
+        true => Err(ApiError::stopping()),
+        false => Ok(()),
+    }
+}
+
+/// Makes the places of a request `n`, of which it has fewer. A request for none has none.
+pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiError> {
+    let more = n.saturating_sub(places.len());
+    if more > 0 {
+        places.add(reserve(app, more)?);
+    }
+    Ok(())
+}
+
+/// Runs what takes a while on a thread of its own. It goes on when the client leaves, so it holds
+/// the places that the request has.
+pub(crate) async fn aside<T: Send + 'static>(
+    places: Places,
+    run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<(Places, T), ApiError> {
+    let done = tokio::task::spawn_blocking(move || run().map(|value| (places, value)));
+    done.await.unwrap_or_else(|e| {
+        tracing::error!("preparing a request failed: {e}");
+        Err(ApiError::internal())
+    })
+}
+
+/// A failure of a chat template, which fails on its input.
+pub(crate) fn template_error(e: &inference::Error) -> ApiError {
+    match e.kind() {
+        inference::ErrorKind::InvalidModel => ApiError::field(
+            "messages",
+            format!("the chat template failed: {}", e.message()),
+        ),
+        inference::ErrorKind::InvalidOption => ApiError::of_engine(e).with_param("messages"),
+        _ => ApiError::of_engine(e),
+    }
+}
+
+/// Adds the names for the template that the server was started with.
+pub(crate) fn add_names(app: &App, prompt: &mut ChatPrompt) {
+    for (name, value) in &app.defaults.template {
+        if !prompt.template.contains_key(name) {
+            prompt.template.insert(name.clone(), value.clone());
+        }
+    }
+}
+
+/// The ids of a conversation.
+pub(crate) async fn chat(
+    app: &App,
+    model: &Lease,
+    places: Places,
+    mut prompt: ChatPrompt,
+) -> Result<(Places, Prepared), ApiError> {
+    add_names(app, &mut prompt);
+    let (app, model) = (app.clone(), model.clone());
+    aside(places, move || {
+        check_chat(&app, &model, &prompt)?;
+        let tokens = model.tokens()?;
+        let failed = |e: inference::Error| template_error(&e);
+        let render = |prompt: &ChatPrompt| tokens.render_chat_with(prompt);
+        let (written, text) = model.format().written(&prompt, &render).map_err(failed)?;
+        let ids = tokens.encode_chat_with(&written).map_err(failed)?;
+        check_length(&model, ids.len())?;
+        let start = text
+            .char_indices()
+            .rev()
+            .nth(END - 1)
+            .map_or(0, |(at, _)| at);
+        let request = ReplyRequest {
+            prompt_end: text[start..].to_owned(),
+            earlier_calls: prompt.messages.iter().map(|m| m.tool_calls.len()).sum(),
+            tools: prompt.tools,
+            one_call: false,
+        };
+        Ok(Prepared {
+            ids,
+            request,
+            verbatim: false,
+        })
+    })
+    .await
+}
+
+/// The ids of raw prompts, which are the request's field `param`.
+pub(crate) async fn raw(
+    app: &App,
+    model: &Lease,
+    places: Places,
+    param: &'static str,
+    prompts: Vec<Prompt>,
+) -> Result<(Places, Vec<Prepared>), ApiError> {
+    let bytes: usize = prompts
+        .iter()
+        .map(|prompt| match prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(ids) => ids.len(),
+            _ => 0,
+        })
+        .sum();
+    check_bytes(app, bytes)?;
+    let model = model.clone();
+    aside(places, move || {
+        let tokens = model.tokens()?;
+        let mut all = Vec::new();
+        for prompt in prompts {
+            let ids = match prompt {
+                Prompt::Text(text) => tokens
+                    .encode(&text, true)
+                    .map_err(|e| ApiError::of_engine(&e).with_param(param))?,
+                Prompt::Tokens(ids) => ids,
+                _ => return Err(ApiError::internal()),
+            };
+            if ids.is_empty() {
+                let message = format!("{param} is empty; give it some text");
+                return Err(ApiError::field(param, message));
+            }
+            check_ids(&model, param, &ids)?;
+            check_length(&model, ids.len())?;
+            let request = ReplyRequest::default();
+            all.push(Prepared {
+                ids,
+                request,
+                verbatim: true,
+            });
+        }
+        Ok(all)
+    })
+    .await
+}
+
+/// Refuses token ids that the model's vocabulary does not have. `param` is the request's field.
+pub(crate) fn check_ids(
+    model: &ServedModel,
+    param: &'static str,
+    ids: &[u32],
+) -> Result<(), ApiError> {
+    let most = model.info().vocab_size;
+    match ids.iter().find(|id| **id as usize >= most) {
+        None => Ok(()),
+        Some(id) => {
+            let message = format!("the token {id} is not in the vocabulary of {most}");
+            Err(ApiError::field(param, message))
+        }
+    }
+}
+
+/// The ids of texts that become vectors, which are the request's field `param`.
+pub(crate) async fn texts(
+    app: &App,
+    model: &Lease,
+    places: Places,
+    (param, texts): (&'static str, Vec<Prompt>),
+    options: EmbedOptions,
+) -> Result<(Places, Vec<Vec<u32>>), ApiError> {
+    let sizes = texts.iter().map(|text| match text {
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(ids) => ids.len(),
+        _ => 0,
+    });
+    check_bytes(app, sizes.sum())?;
+    let model = model.clone();
+    aside(places, move || {
+        let Some(embedder) = model.model().as_embedding_model() else {
+            return Err(no_embeddings(&model));
+        };
+        let failed = |e: inference::Error| ApiError::of_engine(&e).with_param(param);
+        let mut all = Vec::with_capacity(texts.len());
+        for text in texts {
+            if text == Prompt::Tokens(Vec::new()) || text == Prompt::Text(String::new()) {
+                let message = format!("{param} is empty; give it some text");
+                return Err(ApiError::field(param, message));
+            }
+            let ids = embedder.embedding_tokens(&text, &options).map_err(failed)?;
+            check_ids(&model, param, &ids)?;
+            match model.context() {
+                Some(most) if ids.len() > most => return Err(ApiError::context(ids.len(), most)),
+                _ => all.push(ids),
+            }
+        }
+        Ok(all)
+    })
+    .await
+}
+
+/// What is said where a model has no vectors.
+pub(crate) fn no_embeddings(model: &ServedModel) -> ApiError {
+    let message = format!("the model {} makes no embeddings", model.id());
+    ApiError::unsupported("model", message)
+}
+
+/// Checks of a conversation that need no template.
+pub(crate) fn check_chat(
+    app: &App,
+    model: &ServedModel,
+    prompt: &ChatPrompt,
+) -> Result<(), ApiError> {
+    let limits = &app.limits;
+    super::at_most("messages", prompt.messages.len(), limits.messages)?;
+    if prompt.messages.is_empty() {
+        return Err(ApiError::field("messages", "there are no messages"));
+    }
+    if !model.capabilities().chat || !model.info().has_chat_template {
+        return Err(ApiError::unsupported(
+            "messages",
+            format!(
+                "the model {} has no chat template; use completions with a prompt",
+                model.id()
+            ),
+        ));
+    }
+    if !prompt.tools.is_empty() && !model.format().reads_tools() {
+        return Err(ApiError::unsupported(
+            "tools",
+            format!(
+                "the model {} has no format of tool calls that is known here; leave tools out, or set \
+                 tool_choice to \"none\"",
+                model.id()
+            ),
+        ));
+    }
+    check_tools(app, &prompt.tools)?;
+    let (bytes, most) = (json_bytes(&prompt.template), limits.template_bytes);
+    if bytes > most {
+        return Err(ApiError::field(
+            "chat_template_kwargs",
+            format!(
+                "the template's arguments have {bytes} bytes as JSON; at most {most} are allowed"
+            ),
+        ));
+    }
+    let mut bytes = 0usize;
+    for (i, message) in prompt.messages.iter().enumerate() {
+        if !ROLES.contains(&message.role.as_str()) {
+            let shown: String = message.role.chars().take(40).collect();
+            let roles = ROLES.join(", ");
+            return Err(ApiError::field(
+                format!("messages[{i}].role"),
+                format!("the role {shown:?} is not known; the roles are {roles}"),
+            ));
+        }
+        let calls = &message.tool_calls;
+        let param = format!("messages[{i}].tool_calls");
+        super::at_most(&param, calls.len(), limits.tool_calls)?;
+        bytes += message.role.len() + message.content.len();
+        bytes += message.name.as_ref().map_or(0, String::len);
+        bytes += message.reasoning.as_ref().map_or(0, String::len);
+        bytes += message.tool_call_id.as_ref().map_or(0, String::len);
+        for call in calls {
+            bytes += call.id.len() + call.name.len() + json_bytes(&call.arguments);
+        }
+    }
+    check_bytes(app, bytes)
+}
+
+/// The roles of messages.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// Checks how many tools there are, and how large.
+pub(crate) fn check_tools(app: &App, tools: &[Tool]) -> Result<(), ApiError> {
+    let limits = &app.limits;
+    super::at_most("tools", tools.len(), limits.tools)?;
+    let mut all = 0usize;
+    for (i, tool) in tools.iter().enumerate() {
+        let schema = tool.parameters.as_ref().map_or(0, json_bytes);
+        let most = limits.schema_bytes;
+        if schema > most {
+            return Err(ApiError::field(
+                format!("tools[{i}]"),
+                format!("the schema has {schema} bytes; at most {most} are allowed"),
+            ));
+        }
+        all += schema + tool.name.len() + tool.description.as_ref().map_or(0, String::len);
+    }
+    let most = limits.tools_bytes;
+    if all > most {
+        let message = format!("the tools have {all} bytes; at most {most} are allowed");
+        return Err(ApiError::field("tools", message));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_bytes(app: &App, bytes: usize) -> Result<(), ApiError> {
+    let most = app.limits.prompt_bytes;
+    if bytes > most {
+        return Err(ApiError::invalid(format!(
+            "the prompt has {bytes} bytes; at most {most} are allowed"
+        ))
+        .with_code("prompt_too_large"));
+    }
+    Ok(())
+}
+
+/// Prompt and one token must fit: nothing of a prompt is cut silently.
+fn check_length(model: &ServedModel, prompt: usize) -> Result<(), ApiError> {
+    match model.context() {
+        Some(context) if prompt >= context => Err(ApiError::context(prompt, context)),
+        _ => Ok(()),
+    }
+}
+
+/// Tokens that a reply may have: as asked for, within the context and the limits.
+pub(crate) fn reply_tokens(
+    app: &App,
+    model: &ServedModel,
+    prompt: usize,
+    asked: Option<usize>,
+) -> usize {
+    let room = model
+        .context()
+        .map_or(usize::MAX, |c| c.saturating_sub(prompt));
+    asked
+        .or(app.defaults.max_tokens)
+        .unwrap_or(usize::MAX)
+        .min(room)
+        .min(app.limits.reply_tokens)
+}
+
+/// The most tokens of a reply, of those that it may have, where the answer has log-probabilities
+/// and is sent as a whole. What a client asked for beyond that is refused.
+pub(crate) fn whole_tokens(
+    app: &App,
+    (param, asked): (&str, Option<usize>),
+    replies: usize,
+    logprobs: Option<usize>,
+    most: usize,
+) -> Result<usize, ApiError> {
+    let Some(top) = logprobs else { return Ok(most) };
+    let all = app.limits.whole_logprobs;
+    let each = (all / (replies.max(1) * (top + 1))).max(1);
+    if let Some(asked) = asked.map(|n| n.min(most)).filter(|n| *n > each) {
+        return Err(ApiError::field(
+            param,
+            format!(
+                "an answer that is not streamed has at most {all} log-probabilities, which {each} tokens \
+                 of each reply have here, and {param} is {asked}; stream it, or ask for less"
+            ),
+        ));
+    }
+    Ok(most.min(each))
+}
+
+/// A grammar of a request, if this model has grammars.
+pub(crate) fn grammar(
+    app: &App,
+    model: &ServedModel,
+    param: &'static str,
+    schema: &serde_json::Value,
+) -> Result<Grammar, ApiError> {
+    if !model.capabilities().grammars {
+        return Err(ApiError::unsupported(
+            param,
+            format!("the model {} cannot be held to a schema", model.id()),
+        ));
+    }
+    // Bounds first: the time of later steps grows with it.
+    let (bytes, most) = (json_bytes(schema), app.limits.schema_bytes);
+    if bytes > most {
+        return Err(ApiError::field(
+            param,
+            format!("the schema has {bytes} bytes; at most {most} are allowed"),
+        ));
+    }
+    let grammar = Grammar::JsonSchema(schema.clone());
+    grammar
+        .validate()
+        .map_err(|e| ApiError::of_engine(&e).with_param(param))?;
+    Ok(grammar)
+}
+
+/// Checks options, and sets the time that ends the request.
+pub(crate) fn finish_options(
+    app: &App,
+    mut options: GenerateOptions,
+    arrived: Instant,
+) -> Result<GenerateOptions, ApiError> {
+    if let Some(step) = app.defaults.prefill_step_size {
+        options.prefill.prefill_step_size = step;
+    }
+    options.validate().map_err(|e| ApiError::of_engine(&e))?;
+    options.interrupt.deadline = Some(arrived + app.limits.request_timeout);
+    Ok(options)
+}
+
+/// Bytes of a `cache_salt`.
+const SALT_BYTES: usize = 256;
+
+/// Checks a `cache_salt`.
+pub(crate) fn salt(salt: Option<&String>) -> Result<Option<String>, ApiError> {
+    match salt {
+        Some(salt) if salt.is_empty() || salt.len() > SALT_BYTES => Err(ApiError::field(
+            "cache_salt",
+            format!(
+                "cache_salt has {} bytes; it must have 1 to {SALT_BYTES}",
+                salt.len()
+            ),
+        )),
+        salt => Ok(salt.cloned()),
+    }
+}
+
+/// Checks edits of the model's states: that the server allows them, and that they fit the model.
+pub(crate) fn steering(
+    app: &App,
+    model: &ServedModel,
+    steering: Option<&Steering>,
+) -> Result<Option<Steering>, ApiError> {
+    let Some(steering) = steering else {
+        return Ok(None);
+    };
+    if !app.steering {
+        let message = "this server takes no edits of the model's states; it would with \
+                       --allow-steering";
+        return Err(ApiError::field("steering", message));
+    }
+    let patched = |edit: &Edit| match &edit.operation {
+        EditOperation::Patch { prompt, .. } => match prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(tokens) => tokens.len(),
+            _ => 0,
+        },
+        _ => 0,
+    };
+    let edits = steering.edits();
+    super::at_most("steering.edits", edits.len(), MOST_EDITS)?;
+    let patched: usize = edits.iter().map(patched).sum();
+    super::at_most("steering.edits[..].prompt", patched, MOST_PATCHED)?;
+    let steerable = model.model().as_steerable().ok_or_else(|| {
+        ApiError::unsupported("steering", "the backend of this model takes no edits")
+    })?;
+    let checked = steerable
+        .steering_shape()
+        .and_then(|shape| steering.check(&shape));
+    checked.map_err(|e| ApiError::of_engine(&e).with_param("steering"))?;
+    Ok(Some(steering.clone()))
+}
+
+/// Edits of a request.
+const MOST_EDITS: usize = 256;
+
+/// Bytes or tokens of all prompts that a request's edits patch in, which are computed before it.
+const MOST_PATCHED: usize = 4096;
+
+/// Checks stop strings.
+pub(crate) fn stops(app: &App, param: &str, stops: Vec<String>) -> Result<Vec<String>, ApiError> {
+    super::at_most(param, stops.len(), app.limits.stops)?;
+    if let Some(at) = stops
+        .iter()
+        .position(|s| s.is_empty() || s.len() > app.limits.stop_bytes)
+    {
+        return Err(ApiError::field(
+            format!("{param}[{at}]"),
+            format!("a stop string has 1 to {} bytes", app.limits.stop_bytes),
+        ));
+    }
+    Ok(stops)
+}

@@ -1,0 +1,270 @@
+//! A request in the engine, read as what its API needs: pieces of text, reasoning and calls, and
+//! one end. Streams and whole replies are read by the same code.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use inference::{FinishReason, GenerateMetrics, GenerateOptions, StopCause, Token};
+
+use super::prepare::Prepared;
+use crate::engine::{Event, Job, Places, Running};
+use crate::error::ApiError;
+use crate::models::Lease;
+use crate::reply::{Delta, PlainText, ReplyParser};
+use crate::state::App;
+
+/// News of a reply.
+#[derive(Debug)]
+pub(crate) enum Item {
+    /// It left the queue.
+    Started,
+    /// A token, and the deltas that are final with it.
+    Token {
+        token: Box<Token>,
+        deltas: Vec<Delta>,
+    },
+    /// The end of a reply, and the deltas held back until then.
+    End { deltas: Vec<Delta>, end: End },
+    /// Its failure, which is its end.
+    Failed(ApiError),
+}
+
+/// How a reply ended.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    pub(crate) reason: FinishReason,
+    pub(crate) stop: Option<StopCause>,
+    pub(crate) metrics: GenerateMetrics,
+    pub(crate) queued: Duration,
+}
+
+/// One reply.
+pub(crate) struct Reply {
+    running: Running,
+    parser: Box<dyn ReplyParser>,
+    queued: Duration,
+    over: bool,
+    /// Read already, to be given again.
+    ahead: VecDeque<Item>,
+}
+
+impl Reply {
+    /// Queues a request.
+    pub(crate) fn start(
+        app: &App,
+        model: &Lease,
+        place: Places,
+        prepared: &Prepared,
+        options: GenerateOptions,
+        arrived: Instant,
+    ) -> Self {
+        let format = match prepared.verbatim {
+            true => &PlainText,
+            false => model.format(),
+        };
+        let parser = format.parser(&prepared.request);
+        let most = prepared.ids.len().saturating_add(options.max_tokens);
+        let running = app.engine.submit(Job {
+            kv_bytes: model.kv_bytes().saturating_mul(most as u64),
+            model: model.clone(),
+            prompt: prepared.ids.clone(),
+            options,
+            arrived,
+            place,
+        });
+        Self {
+            running,
+            parser,
+            queued: Duration::ZERO,
+            over: false,
+            ahead: VecDeque::new(),
+        }
+    }
+
+    /// The next news; `None` after the end.
+    pub(crate) async fn next(&mut self) -> Option<Item> {
+        if let Some(item) = self.ahead.pop_front() {
+            return Some(item);
+        }
+        if self.over {
+            return None;
+        }
+        let item = match self.running.next().await {
+            Some(Event::Started { queued }) => {
+                self.queued = queued;
+                Item::Started
+            }
+            Some(Event::Token(token)) => {
+                let deltas = self.parser.feed(&token);
+                Item::Token { token, deltas }
+            }
+            Some(Event::Done {
+                reason,
+                stop,
+                metrics,
+            }) => {
+                let deltas = self.parser.finish(stop.as_ref());
+                let end = End {
+                    reason,
+                    stop,
+                    metrics: *metrics,
+                    queued: self.queued,
+                };
+                Item::End { deltas, end }
+            }
+            Some(Event::Failed(error)) => Item::Failed(ApiError::of_engine(&error)),
+            None => Item::Failed(ApiError::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                "the reply was given up: its reader was too far behind, or the engine is gone",
+            )),
+        };
+        self.over = matches!(item, Item::End { .. } | Item::Failed(_));
+        Some(item)
+    }
+}
+
+/// Waits for the first event of each reply, up to `wait` for all together. A request that fails at
+/// once then has the status of its error. Otherwise the client would get a stream with an error in
+/// it.
+///
+/// # Errors
+/// That of a request that failed.
+pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result<(), ApiError> {
+    let until = tokio::time::Instant::now() + wait;
+    for reply in replies {
+        match tokio::time::timeout_at(until, reply.next()).await {
+            // It waits in the queue: the client must not.
+            Err(_) | Ok(None) => {}
+            Ok(Some(Item::Failed(error))) => return Err(error),
+            Ok(Some(item)) => reply.ahead.push_back(item),
+        }
+    }
+    Ok(())
+}
+
+/// What a whole reply keeps of its tokens, besides their text.
+pub(crate) trait Keep: Send {
+    fn add(&mut self, token: Token);
+}
+
+/// Nothing.
+impl Keep for () {
+    fn add(&mut self, _: Token) {}
+}
+
+/// All, for replies of few tokens.
+impl Keep for Vec<Token> {
+    fn add(&mut self, mut token: Token) {
+        // As large as the vocabulary.
+        token.logits = None;
+        self.push(token);
+    }
+}
+
+/// A whole reply.
+#[derive(Debug)]
+pub(crate) struct Whole<K> {
+    pub(crate) content: String,
+    pub(crate) reasoning: String,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) kept: K,
+    pub(crate) end: End,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) arguments: String,
+}
+
+/// The calls of a reply, of which only complete ones count.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    /// Complete ones.
+    pub(crate) done: Vec<Call>,
+    open: Option<Call>,
+}
+
+impl Calls {
+    pub(crate) fn begin(&mut self, id: String, name: String) {
+        self.open = Some(Call {
+            id,
+            name,
+            arguments: String::new(),
+        });
+    }
+
+    pub(crate) fn arguments(&mut self, json: &str) {
+        if let Some(call) = &mut self.open {
+            call.arguments.push_str(json);
+        }
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.done.extend(self.open.take());
+    }
+
+    pub(crate) fn give_up(&mut self) {
+        self.open = None;
+    }
+}
+
+/// Reads a reply to its end.
+///
+/// # Errors
+/// Its failure.
+pub(crate) async fn whole<K: Keep>(mut reply: Reply, mut kept: K) -> Result<Whole<K>, ApiError> {
+    let (mut content, mut reasoning) = (String::new(), String::new());
+    let mut calls = Calls::default();
+    let mut put = |deltas: Vec<Delta>| {
+        for delta in deltas {
+            match delta {
+                Delta::Content(text) => content.push_str(&text),
+                Delta::Reasoning(text) => reasoning.push_str(&text),
+                Delta::ToolCall { id, name, .. } => calls.begin(id, name),
+                Delta::Arguments { json, .. } => calls.arguments(&json),
+                Delta::CallEnded { .. } => calls.end(),
+                Delta::CallBroken { .. } => calls.give_up(),
+            }
+        }
+    };
+    let mut ended = None;
+    while let Some(item) = reply.next().await {
+        match item {
+            Item::Started => {}
+            Item::Token { token, deltas } => {
+                kept.add(*token);
+                put(deltas);
+            }
+            Item::End { deltas, end } => {
+                put(deltas);
+                ended = Some(end);
+            }
+            Item::Failed(error) => return Err(error),
+        }
+    }
+    let end = ended.ok_or_else(ApiError::internal)?;
+    Ok(Whole {
+        content,
+        reasoning,
+        calls: calls.done,
+        kept,
+        end,
+    })
+}
+
+/// Reads replies to their ends, all at once: one that is not read would be given up.
+///
+/// # Errors
+/// The first failure; the others are cancelled.
+pub(crate) async fn all<K: Keep>(
+    replies: Vec<Reply>,
+    keep: impl Fn() -> K,
+) -> Result<Vec<Whole<K>>, ApiError> {
+    let replies = replies.into_iter().map(|reply| whole(reply, keep()));
+    futures_util::future::try_join_all(replies).await
+}

@@ -1,0 +1,98 @@
+//! What the handlers of all routes share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use inference::Result;
+
+use crate::auth::Access;
+use crate::config::Config;
+use crate::defaults::RequestDefaults;
+use crate::engine::{Engine, EngineOptions};
+use crate::limits::Limits;
+use crate::metrics::Metrics;
+use crate::models::{ModelSource, Models, ServedModel, Unload};
+
+/// What handlers share.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) models: Arc<Models>,
+    pub(crate) engine: Arc<Engine>,
+    /// Requests that run together.
+    pub(crate) parallel: usize,
+    pub(crate) limits: Limits,
+    /// What holds for a request that does not say it.
+    pub(crate) defaults: RequestDefaults,
+    /// Bytes that bodies and their values may take together.
+    pub(crate) bodies: Arc<tokio::sync::Semaphore>,
+    /// One model is fetched at a time.
+    pub(crate) pulls: Arc<tokio::sync::Semaphore>,
+    pub(crate) access: Access,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Whether requests may edit the model's states.
+    pub(crate) steering: bool,
+    /// `/openapi.json`.
+    pub(crate) description: String,
+    /// Whether there is a page.
+    pub(crate) ui: bool,
+    /// Origins of web pages that may ask.
+    pub(crate) origins: Vec<String>,
+    names: AtomicU64,
+    /// Makes names that cannot be guessed.
+    hasher: std::hash::RandomState,
+}
+
+impl std::ops::Deref for App {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl App {
+    pub(crate) fn new(
+        config: &Config,
+        models: Vec<ServedModel>,
+        source: Option<Arc<dyn ModelSource>>,
+        description: String,
+    ) -> Result<Self> {
+        let metrics = Arc::new(Metrics::new());
+        let options = EngineOptions {
+            parallel: config.parallel,
+            max_queue: config.max_queue,
+            kv_budget: config.kv_budget,
+            buffered: config.limits.buffered_tokens,
+            stall: config.limits.stall,
+        };
+        let engine = Arc::new(Engine::start(&options, Arc::clone(&metrics))?);
+        let unload = Arc::clone(&engine) as Arc<dyn Unload>;
+        let models = Models::new(models, source, config, unload)?;
+        Ok(Self(Arc::new(Inner {
+            models,
+            engine,
+            parallel: config.parallel,
+            limits: config.limits.clone(),
+            defaults: config.defaults.clone(),
+            bodies: Arc::new(tokio::sync::Semaphore::new(config.limits.all_bodies_bytes)),
+            pulls: Arc::new(tokio::sync::Semaphore::new(1)),
+            access: Access::new(config),
+            metrics,
+            steering: config.steering,
+            description,
+            ui: config.ui,
+            origins: config.allowed_origins.clone(),
+            names: AtomicU64::new(0),
+            hasher: std::hash::RandomState::new(),
+        })))
+    }
+
+    /// A new name for an answer: `prefix` and 24 hexadecimal digits.
+    pub(crate) fn name(&self, prefix: &str) -> String {
+        use std::hash::BuildHasher;
+        let n = self.names.fetch_add(1, Ordering::Relaxed);
+        let noise = self.hasher.hash_one(n);
+        format!("{prefix}{noise:016x}{:08x}", n & 0xFFFF_FFFF)
+    }
+}
