@@ -1,6 +1,6 @@
-//! Attention in double precision: the option reaches every kind of attention layer, changes roundings
-//! alone, and is refused where it would say nothing. How near the results are to numpy's is in
-//! `metal-backend/src/nn/attention_tests.rs`.
+//! Attention in double precision: the option reaches every kind of attention layer, changes
+//! roundings alone, and is refused where it would say nothing. How near the results are to numpy's
+//! is in `metal-backend/src/nn/attention_tests.rs`.
 
 use inference::{
     AttentionSums, EmbedOptions, ErrorKind, Interrupt, LoadOptions, Prompt, TextModel,
@@ -53,8 +53,8 @@ fn double_precision_changes_roundings_alone() {
             // The bound of golden.rs, and how far rounding of float32 goes.
             let off = max_difference(&double, &wanted) / greatest;
             let apart = max_difference(&native, &double) / greatest;
-            // Products by the kernels round in another order where a block is not one operation, and
-            // those of packed matrices round their inputs. Gemma 4 magnifies that: with
+            // Products by the kernels round in another order where a block is not one operation,
+            // and those of packed matrices round their inputs. Gemma 4 magnifies that: with
             // MLX_CPU_KERNELS=off the two differ by less than 1e-5.
             let bound = match name {
                 "gemma4-small" => 2e-4,

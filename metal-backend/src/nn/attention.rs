@@ -575,8 +575,8 @@ impl Attention {
         }
     }
 
-    /// The same with a cap on the scores, with sinks, with packed keys or in double precision, which
-    /// MLX's fused kernel does not have.
+    /// The same with a cap on the scores, with sinks, with packed keys or in double precision,
+    /// which MLX's fused kernel does not have.
     pub(super) fn attend_in_steps(
         &self,
         queries: &Array,
