@@ -109,10 +109,10 @@ pub use inspect::{
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{
-    ComputeType, ConstraintOptions, FeedForwardPlan, FeedForwardStrategy, GenerateOptions,
-    LoadOptions, OutputOptions, Parameter, ParameterRange, ParameterValue, ParameterValues,
-    PenaltyOptions, Precision, PrefillOptions, Progress, SamplerOrder, SamplingOptions,
-    SpeculativeOptions, Split, StopOptions,
+    AttentionSums, ComputeType, ConstraintOptions, FeedForwardPlan, FeedForwardStrategy,
+    GenerateOptions, LoadOptions, OutputOptions, Parameter, ParameterRange, ParameterValue,
+    ParameterValues, PenaltyOptions, Precision, PrefillOptions, Progress, SamplerOrder,
+    SamplingOptions, SpeculativeOptions, Split, StopOptions,
 };
 pub use profile::{PartTime, ProfiledModel, StepPart, StepProfile};
 pub use prompt_cache::PromptCacheModel;

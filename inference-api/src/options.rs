@@ -35,7 +35,7 @@ pub use groups::{
     ConstraintOptions, OutputOptions, PenaltyOptions, PrefillOptions, Progress, SamplerOrder,
     SamplingOptions, SpeculativeOptions, StopOptions,
 };
-pub use load::{ComputeType, LoadOptions, Precision, Split};
+pub use load::{AttentionSums, ComputeType, LoadOptions, Precision, Split};
 pub use parameter::{Parameter, ParameterRange, ParameterValue, ParameterValues};
 
 fn invalid<T>(message: String) -> Result<T> {

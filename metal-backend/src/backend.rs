@@ -4,8 +4,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 
 use inference::{
-    Backend, Capabilities, ComputeType, Error, ErrorKind, FeedForwardPlan, LoadOptions, ModelInfo,
-    Precision, Result, SamplingDefaults, Split, TextModel,
+    AttentionSums, Backend, Capabilities, ComputeType, Error, ErrorKind, FeedForwardPlan,
+    LoadOptions, ModelInfo, Precision, Result, SamplingDefaults, Split, TextModel,
 };
 use inference_formats::footprint::{Footprint, WeightStorage};
 use mlx_rs_core::distributed::Group;
@@ -279,7 +279,8 @@ impl MlxBackend {
             // And it is dense: another plan would be about the model's layers.
             let own = (own.with_feed_forward(FeedForwardPlan::dense()))
                 .with_vindex(None)
-                .with_walk_only(false);
+                .with_walk_only(false)
+                .with_attention_sums(AttentionSums::Native);
             let draft = stream
                 // Small, and so whole in each process.
                 .scope(|| load(draft, (&own, &FfnRouter::new()), self.0, None))
@@ -408,6 +409,8 @@ fn hold(weights: &mut Weights, options: &LoadOptions, place: Place) -> Result<Op
     if let Some(half) = place.kept_half(options.dtype) {
         weights.keep_half(half);
     }
+    check_attention_sums(options, place)?;
+    weights.set_attention_sums(options.attention_sums);
     Ok(prompts)
 }
 
@@ -537,6 +540,9 @@ fn load(
     let has_keys = states.iter().any(|state| state.as_kv().is_some());
     if !has_keys {
         check_keyless(options, &architecture)?;
+        if decoder.encoder().is_none() {
+            check_attends(options, &architecture)?;
+        }
     }
 
     let (mut eos, sampling) = own;
@@ -632,6 +638,39 @@ fn warn_of_gpu_layers(options: &LoadOptions, place: Place) {
     }
 }
 
+/// Refuses double precision where a device lacks it.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`].
+pub(crate) fn check_attention_sums(options: &LoadOptions, place: Place) -> Result<()> {
+    if options.attention_sums == AttentionSums::Native || place == Place::Cpu {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "attention_sums is {}, which MLX has on a CPU only; take backend `cpu`, or leave the \
+             option out",
+            options.attention_sums
+        ),
+    ))
+}
+
+/// Refuses the type of attention for an architecture without attention.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`].
+fn check_attends(options: &LoadOptions, architecture: &str) -> Result<()> {
+    if options.attention_sums == AttentionSums::Native {
+        return Ok(());
+    }
+    let message = format!(
+        "attention_sums is about attention, which {architecture} does not have; leave the option \
+         out"
+    );
+    Err(Error::new(ErrorKind::Unsupported, message))
+}
+
 /// Refuses options about keys and values for an architecture that keeps none.
 ///
 /// # Errors
@@ -718,6 +757,18 @@ fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn double_precision_is_for_cpus() {
+        let wide = LoadOptions::new().with_attention_sums(AttentionSums::Float64);
+        check_attention_sums(&wide, Place::Cpu).unwrap();
+        for place in [Place::Metal, Place::Cuda] {
+            check_attention_sums(&LoadOptions::new(), place).unwrap();
+            let error = check_attention_sums(&wide, place).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().contains("backend `cpu`"), "{error}");
+        }
+    }
 
     #[test]
     fn layers_for_a_gpu_are_warned_of_where_there_is_one() {

@@ -108,13 +108,14 @@ pub fn tensors_of_gguf() -> Error {
 /// [`ErrorKind::InvalidOption`] naming the ranks that differ from the first.
 pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Result<()> {
     let text = format!(
-        "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {:?} {:?}",
+        "{:?} {:?} {:?} {} {} {} {} {} {} {} {} {} {} {:?} {:?}",
         options.split,
         options.context_len,
         options.kv_bits,
         options.kv_group_size,
         options.quantized_kv_start,
         options.draft_model.is_some(),
+        options.attention_sums,
         info.architecture,
         info.vocab_size,
         info.num_layers,

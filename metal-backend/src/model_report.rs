@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::adapter::stored_bytes;
 use crate::arch;
 pub use crate::arch::wiring::{BlockInfo, BlockKind};
-use crate::backend::{Place, cache_options, check_keyless, copied, reduced};
+use crate::backend::{Place, cache_options, check_attention_sums, check_keyless, copied, reduced};
 use crate::cache::CacheOptions;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
@@ -97,6 +97,7 @@ impl ModelReport {
             Place::named_or_best(options.backend.as_deref()),
             options.dtype,
         );
+        check_attention_sums(options, place)?;
         let adapter = match &options.adapter_path {
             Some(dir) => stored_bytes(dir)?,
             None => 0,

@@ -114,9 +114,10 @@ enum Command {
 }
 
 /// Flags that `--help` shows and `-h` does not: most people never need them.
-const RARE: [&str; 43] = [
+const RARE: [&str; 44] = [
     "all",
     "alpha",
+    "attention_sums",
     "banned_tokens",
     "beta",
     "chat_feature",

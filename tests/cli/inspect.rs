@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::common::{fixture, load, tiny_names};
+use crate::common::{fixture, floats, load, max_difference, tiny_names};
 use serde_json::{Value, json};
 
 fn mlx(arguments: &[&str]) -> Output {
@@ -274,6 +274,40 @@ fn a_recurrent_model_is_computed_in_float32_on_a_gpu_too() {
     assert_eq!(compute_type("xlstm", &[]), "float32");
     assert_eq!(compute_type("llama-bf16", &[]), "bfloat16");
     assert_eq!(compute_type("xlstm", &["--dtype", "bfloat16"]), "bfloat16");
+}
+
+/// Attention in double precision is a flag that reaches the model. A GPU refuses it, loaded or not.
+#[test]
+fn attention_in_double_precision_changes_roundings_and_needs_a_cpu() {
+    let path = fixture("tiny/llama").display().to_string();
+    let logits = |sums: &str| {
+        let base = ["logits", "--backend", "cpu", "--model", &path];
+        let more = ["--tokens", "5,17,42,99,7,63", "--attention-sums", sums];
+        let json: Value = serde_json::from_str(&stdout(&[&base[..], &more].concat())).unwrap();
+        floats(&json["logits"])
+    };
+    let (native, wide) = (logits("native"), logits("float64"));
+    assert_eq!(native.len(), 300);
+    assert_ne!(native, wide);
+    assert!(max_difference(&native, &wide) < 1e-4);
+    let refused = |more: &[&str], code: i32, message: &str| {
+        let run = mlx(&[&["inspect", "--no-load", &path], more].concat());
+        let stderr = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.code(), Some(code), "{stderr}");
+        assert!(stderr.contains(message), "{stderr}");
+    };
+    let gpu = ["--backend", "cuda", "--attention-sums", "float64"];
+    refused(&gpu, 1, "take backend `cpu`");
+    refused(
+        &["--attention-sums", "float16"],
+        2,
+        "must be native or float64",
+    );
+    refused(
+        &["--attention-sums", "float64", "--kv-bits", "4"],
+        2,
+        "do not go together",
+    );
 }
 
 #[test]

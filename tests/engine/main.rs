@@ -2,6 +2,7 @@
 
 #[path = "../common/alone.rs"]
 mod alone;
+mod attention_sums;
 #[path = "../common/mod.rs"]
 mod common;
 mod encoders;

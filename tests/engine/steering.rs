@@ -1,5 +1,6 @@
 //! Edits of a request inside the model, beside numbers of transformers with hooks of PyTorch
-//! (`tools/golden/steering.py`); their caches, and batches with plain requests.
+//! (`tools/golden/steering.py`), of TransformerLens and of nnsight
+//! (`tools/golden/steering_libraries.py`); their caches, and batches with plain requests.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::common::{fixture, floats, greedy, ids, max_difference, tiny};
 
-fn golden() -> Value {
-    let text = std::fs::read_to_string(fixture("steering.json")).unwrap();
+fn golden_of(name: &str) -> Value {
+    let text = std::fs::read_to_string(fixture(name)).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
@@ -48,7 +49,7 @@ fn plain(model: &dyn TextModel, prompt: &Prompt) -> Vec<f32> {
 /// The logits, and replies of one token a step and of guessed ones.
 #[test]
 fn edits_give_what_hooks_in_transformers_give() {
-    let golden = golden();
+    let golden = golden_of("steering.json");
     let (prompt, stride) = (Prompt::Tokens(ids(&golden["prompt"])), &golden["stride"]);
     let stride = stride.as_u64().unwrap() as usize;
     let mut cases = 0;
@@ -440,4 +441,68 @@ fn a_trace_shows_the_edited_model() {
     let outside = steering(json!([{"layers": 9, "hook": "z", "op": "zero"}]));
     let refused = trace(Some(&outside)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidOption);
+}
+
+const LIBRARIES: [&str; 2] = ["transformer_lens", "nnsight"];
+
+/// The same edits by two other implementations (`tools/golden/steering_libraries.py`).
+#[test]
+fn edits_give_what_transformer_lens_and_nnsight_give() {
+    let golden = golden_of("steering_libraries.json");
+    let prompt = Prompt::Tokens(ids(&golden["prompt"]));
+    let stride = golden["stride"].as_u64().unwrap() as usize;
+    let mut cases = 0;
+    for (name, all) in golden["models"].as_object().unwrap() {
+        let model = tiny(name);
+        for (case, golden) in all.as_object().unwrap() {
+            let steering: Steering = serde_json::from_value(golden["steering"].clone()).unwrap();
+            let ours = logits(model.as_ref(), &prompt, &steering);
+            let ours: Vec<f32> = ours.into_iter().step_by(stride).collect();
+            for library in LIBRARIES {
+                let wanted = floats(&golden[library]);
+                let greatest = wanted.iter().fold(1.0f32, |most, v| most.max(v.abs()));
+                let difference = max_difference(&ours, &wanted) / greatest;
+                assert!(difference < 1e-4, "{name}, {case}, {library}: {difference}");
+            }
+            let options = greedy(4).with_ignore_eos(true).with_steering(steering);
+            let wanted = ids(&golden["reply"]);
+            assert_eq!(
+                reply(model.as_ref(), &prompt, &options),
+                wanted,
+                "{name}, {case}"
+            );
+            cases += 1;
+        }
+    }
+    assert!(cases >= 50, "{cases}");
+}
+
+/// Each head at each position, patched in alone. `tests/cli/steer.rs` has whole states.
+#[test]
+fn patched_heads_bring_back_what_transformer_lens_and_nnsight_say() {
+    let golden = &golden_of("steering_libraries.json")["patching"];
+    let model = tiny(golden["model"].as_str().unwrap());
+    let corrupted = Prompt::Tokens(ids(&golden["corrupted"]));
+    let [answer, against] =
+        ["answer", "against"].map(|name| golden[name].as_u64().unwrap() as usize);
+    let ends = floats(&golden["differences"]);
+    let mut cells = 0;
+    for library in LIBRARIES {
+        let layers = golden[library]["z by head"].as_array().unwrap();
+        for (layer, positions) in layers.iter().enumerate() {
+            for (position, heads) in positions.as_array().unwrap().iter().enumerate() {
+                for (head, wanted) in floats(heads).into_iter().enumerate() {
+                    let patch = steering(json!([{"layers": layer, "hook": "z", "heads": [head],
+                        "positions": [position], "op": "patch", "tokens": golden["tokens"]}]));
+                    let found = logits(model.as_ref(), &corrupted, &patch);
+                    let difference = found[answer] - found[against];
+                    let recovered = (difference - ends[1]) / (ends[0] - ends[1]);
+                    let what = format!("{library}, layer {layer}, head {head} at {position}");
+                    assert!((recovered - wanted).abs() < 1e-4, "{what}: {recovered}");
+                    cells += usize::from(wanted.abs() > 1e-3);
+                }
+            }
+        }
+    }
+    assert!(cells > 50, "{cells}");
 }

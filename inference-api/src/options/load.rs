@@ -92,6 +92,49 @@ impl FromStr for Precision {
     }
 }
 
+/// The type in which attention layers compute: scores, their softmax, and the sums over values.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionSums {
+    /// The one that is fast in the backend, with sums of float32.
+    #[default]
+    Native,
+    /// Double precision. It is slow, and a check of the other one: queries, keys and values are
+    /// those that the model computes otherwise.
+    Float64,
+}
+
+impl AttentionSums {
+    /// `native` or `float64`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AttentionSums::Native => "native",
+            AttentionSums::Float64 => "float64",
+        }
+    }
+}
+
+impl std::fmt::Display for AttentionSums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for AttentionSums {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "native" => Ok(AttentionSums::Native),
+            "float64" | "f64" => Ok(AttentionSums::Float64),
+            _ => invalid(format!(
+                "type of attention `{s}` is not one of native, float64"
+            )),
+        }
+    }
+}
+
 /// How the processes of a group compute one model together.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -142,6 +185,8 @@ pub struct LoadOptions {
     pub dtype: Option<ComputeType>,
     /// How precisely prompts are computed; `None` lets the backend choose.
     pub precision: Option<Precision>,
+    /// The type in which attention layers compute. Double precision needs a CPU.
+    pub attention_sums: AttentionSums,
     /// How the model is divided among the processes of the group that this one was started in.
     pub split: Split,
     /// How each layer's feed-forward part is computed.
@@ -171,6 +216,7 @@ impl Default for LoadOptions {
             chat_template: None,
             dtype: None,
             precision: None,
+            attention_sums: AttentionSums::Native,
             split: Split::None,
             feed_forward: FeedForwardPlan::dense(),
             vindex: None,
@@ -199,6 +245,8 @@ impl LoadOptions {
         with_dtype(dtype: impl Into<Option<ComputeType>>);
         /// Sets how precisely prompts are computed.
         with_precision(precision: impl Into<Option<Precision>>);
+        /// Sets the type in which attention layers compute.
+        with_attention_sums(attention_sums: AttentionSums);
         /// Sets the bits of each number in the cache.
         with_kv_bits(kv_bits: impl Into<Option<u32>>);
         /// Sets how many numbers of the cache share a scale.
@@ -291,6 +339,12 @@ impl LoadOptions {
             return invalid(String::from(
                 "kv_bits and context_len do not go together: a bounded cache is not packed (nor is it by \
                  mlx-lm); leave one of them out",
+            ));
+        }
+        if self.kv_bits.is_some() && self.attention_sums != AttentionSums::Native {
+            return invalid(String::from(
+                "kv_bits and attention_sums do not go together: packed keys are multiplied in \
+                 float32; leave one of them out",
             ));
         }
         if self.split != Split::None && self.adapter_path.is_some() {

@@ -68,6 +68,7 @@ fn load_from(
                     softcap: None,
                     growth: None,
                     sinks: None,
+                    sums: b.weights.attention_sums(),
                 },
                 reach: None,
                 attention_out: None,

@@ -423,6 +423,7 @@ impl<'a> Builder<'a> {
             softcap: None,
             growth: None,
             sinks: None,
+            sums: self.weights.attention_sums(),
         })
     }
 

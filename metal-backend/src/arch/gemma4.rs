@@ -557,6 +557,7 @@ fn attention_of(
         softcap: None,
         growth: None,
         sinks: None,
+        sums: b.weights.attention_sums(),
     })
 }
 

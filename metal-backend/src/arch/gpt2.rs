@@ -80,6 +80,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     softcap: None,
                     growth: None,
                     sinks: None,
+                    sums: b.weights.attention_sums(),
                 },
                 mixer_out: None,
                 mlp_in: Some(b.hidden_norm(&at("ln_2"))?),

@@ -127,6 +127,7 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<
             softcap: None,
             growth: None,
             sinks: None,
+            sums: b.weights.attention_sums(),
         },
     })
 }

@@ -53,6 +53,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     softcap: None,
                     growth: None,
                     sinks: None,
+                    sums: b.weights.attention_sums(),
                 },
                 // The window is the positions on both sides.
                 reach: b.window(i)?.map(|window| window / 2),

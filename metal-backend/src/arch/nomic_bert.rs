@@ -71,6 +71,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     softcap: None,
                     growth: None,
                     sinks: None,
+                    sums: b.weights.attention_sums(),
                 },
                 reach: None,
                 attention_out: None,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use inference::AttentionSums;
 use mlx_rs_core::{Array, cpu};
 
 use super::matrix::NormSpec;
@@ -37,6 +38,8 @@ pub struct AttentionSpec<'a> {
     pub rotary: RotarySpec<'a>,
     /// A score for each head that takes its share and adds nothing, `[n_heads]`.
     pub sinks: Option<&'a Array>,
+    /// The type in which the layer computes.
+    pub sums: AttentionSums,
     /// Whether the result must have derivatives.
     pub differentiated: bool,
 }
@@ -64,7 +67,11 @@ impl AttentionSpec<'_> {
     pub fn heads(&self) -> Option<Heads> {
         let across = self.across_heads && !matches!(self.q_norm, NormSpec::None);
         let across = across || self.after_rotation;
-        if self.differentiated || across || !matches!(self.v_norm, NormSpec::None) {
+        if self.sums != AttentionSums::Native
+            || self.differentiated
+            || across
+            || !matches!(self.v_norm, NormSpec::None)
+        {
             return None;
         }
         let norm = |norm: NormSpec<'_>| {

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use inference::{Error, Result};
+use inference::{AttentionSums, Error, Result};
 use inference_formats::footprint::{WeightStorage, feed_forward_layer};
 use mlx_rs_core::{Array, Dtype};
 
@@ -51,6 +51,8 @@ pub struct Weights {
     /// The type that dense matrices are rounded to and kept in for the kernels, whatever type they
     /// are stored in.
     half: Option<Dtype>,
+    /// How attention layers sum.
+    sums: AttentionSums,
     /// About how many stored bytes of a tensor are read at a time.
     chunk_bytes: usize,
     config: ModelConfig,
@@ -107,6 +109,7 @@ impl Weights {
     ) -> Self {
         let mut own = Self::from_safetensors(checkpoint, path, config, self.dtype);
         (own.on_cpu, own.prompts, own.half) = (self.on_cpu, self.prompts, self.half);
+        own.sums = self.sums;
         own
     }
 
@@ -124,6 +127,7 @@ impl Weights {
             on_cpu: false,
             prompts: Prompts::Float32,
             half: None,
+            sums: AttentionSums::Native,
             chunk_bytes: streaming::CHUNK_BYTES,
             config: config.clone(),
             unused,
@@ -171,6 +175,16 @@ impl Weights {
     /// it.
     pub fn keep_half(&mut self, half: Dtype) {
         self.half = Some(half);
+    }
+
+    /// Sets how attention layers sum.
+    pub fn set_attention_sums(&mut self, sums: AttentionSums) {
+        self.sums = sums;
+    }
+
+    /// How attention layers sum.
+    pub fn attention_sums(&self) -> AttentionSums {
+        self.sums
     }
 
     /// An embedding table below a name.

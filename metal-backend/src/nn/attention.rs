@@ -1,7 +1,7 @@
 //! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023). What tells
 //! families apart (biases, norms, windows, caps, sinks, rotation or none) are fields, not copies.
 
-use inference::{Hook, StepPart};
+use inference::{AttentionSums, Hook, StepPart};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
 
 use super::adapter;
@@ -46,6 +46,8 @@ pub struct Attention {
     /// A learned score for each head that takes its share of the softmax and adds nothing
     /// (`[n_heads]`, gpt-oss).
     pub sinks: Option<Array>,
+    /// The type in which scores, their softmax and the sums over values are computed.
+    pub sums: AttentionSums,
 }
 
 /// Which positions of a step the caller needs the outputs of.
@@ -159,6 +161,7 @@ impl Attention {
             after_rotation: self.norms.after_rotation,
             rotary: self.rope.as_ref().map_or(RotarySpec::None, Rope::spec),
             sinks: self.sinks.as_ref(),
+            sums: self.sums,
             differentiated: adapter::differentiated(),
         }
     }
@@ -474,6 +477,7 @@ impl Attention {
         let window = nearer(self.window, view.window);
         let mask = visible(view.order, position, 1, total, window)?;
         self.weights(&last, &view.keys, Some(&mask))?
+            .astype(queries.dtype())?
             .reshape(&[self.n_heads, total])
     }
 
@@ -486,7 +490,8 @@ impl Attention {
         length: i32,
     ) -> Result<Array> {
         let (keys, values, mask) = attention_mask(self.window, view, offset, length)?;
-        let in_steps = self.softcap.is_some() || self.sinks.is_some();
+        let wide = self.sums != AttentionSums::Native;
+        let in_steps = wide || self.softcap.is_some() || self.sinks.is_some();
         match (&keys, &values) {
             (Stored::Plain(keys), Stored::Plain(values)) if !in_steps => {
                 let mask = match &mask {
@@ -513,8 +518,18 @@ impl Attention {
         }
     }
 
-    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`.
+    /// The type in which the layer computes for inputs of type `own`.
+    fn sum_type(&self, own: Dtype) -> Dtype {
+        match self.sums {
+            AttentionSums::Float64 => Dtype::Float64,
+            _ => own,
+        }
+    }
+
+    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, in the type in
+    /// which the layer computes.
     fn weights(&self, queries: &Array, keys: &Stored, mask: Option<&Array>) -> Result<Array> {
+        let queries = &queries.astype(self.sum_type(queries.dtype()))?;
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
         let (groups, repeats) = (self.n_kv_heads, self.n_heads / self.n_kv_heads);
         let scalar = |v: f32| Array::scalar(v)?.astype(queries.dtype());
@@ -527,7 +542,10 @@ impl Attention {
             self.head_dim,
         ])?;
         let mut scores = match keys {
-            Stored::Plain(keys) => queries.matmul(&keys.expand_dims(2)?.swap_axes(-1, -2)?)?,
+            Stored::Plain(keys) => {
+                let keys = keys.astype(self.sum_type(keys.dtype()))?;
+                queries.matmul(&keys.expand_dims(2)?.swap_axes(-1, -2)?)?
+            }
             Stored::Quantized(keys) => {
                 map(keys, |a| a.expand_dims(2))?.matmul_transposed(&queries)?
             }
@@ -545,23 +563,21 @@ impl Attention {
             scores = where_(mask, &scores, &scalar(least)?)?;
         }
         match &self.sinks {
-            None => scores.softmax(-1, true),
+            None => shares(&scores),
             Some(sinks) => {
                 let sinks = sinks
                     .astype(scores.dtype())?
                     .reshape(&[1, groups, repeats, 1, 1])?
                     .broadcast_to(&[batch, groups, repeats, length, 1])?;
                 let total = scores.dim(-1)?;
-                concatenate(&[&scores, &sinks], -1)?
-                    .softmax(-1, true)?
-                    .slice_axis(-1, 0, total)
+                shares(&concatenate(&[&scores, &sinks], -1)?)?.slice_axis(-1, 0, total)
             }
         }
     }
 
-    /// The same with a cap on the scores, with sinks or with packed keys, which MLX's fused kernel
-    /// does not have.
-    fn attend_in_steps(
+    /// The same with a cap on the scores, with sinks, with packed keys or in double precision,
+    /// which MLX's fused kernel does not have.
+    pub(super) fn attend_in_steps(
         &self,
         queries: &Array,
         keys: &Stored,
@@ -571,11 +587,29 @@ impl Attention {
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
         let shares = self.weights(queries, keys, mask)?;
         let found = match values {
-            Stored::Plain(values) => shares.matmul(&values.expand_dims(2)?)?,
+            Stored::Plain(values) => {
+                let values = values.astype(self.sum_type(values.dtype()))?;
+                shares.matmul(&values.expand_dims(2)?)?
+            }
             Stored::Quantized(values) => map(values, |a| a.expand_dims(2))?.matmul(&shares)?,
         };
-        found.reshape(&[batch, self.n_heads, length, self.head_dim])
+        found
+            .astype(queries.dtype())?
+            .reshape(&[batch, self.n_heads, length, self.head_dim])
     }
+}
+
+/// The softmax of scores along the last axis, in their type. MLX computes exponentials of float64
+/// with the precision of float32, but not `exp(x) - 1`.
+fn shares(scores: &Array) -> Result<Array> {
+    if scores.dtype() != Dtype::Float64 {
+        return scores.softmax(-1, true);
+    }
+    let below = scores.subtract(&scores.max(-1, true)?)?;
+    let weights = below
+        .expm1()?
+        .add(&Array::scalar(1.0f32)?.astype(Dtype::Float64)?)?;
+    weights.divide(&weights.sum(-1, true)?)
 }
 
 /// The most positions that one of the rows will have.

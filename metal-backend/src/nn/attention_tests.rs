@@ -1,11 +1,13 @@
 //! Attention over every kind of cache against its definition: loops in float64 over all keys and
 //! values. They go far beyond the capacity of bounded caches, with and without our kernels.
 
+use inference::AttentionSums;
 use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream};
 
 use super::*;
 use crate::cache::{
-    Caches, KvCache, LayerState, Packing, QuantizedCache, RotatingCache, WindowedCache,
+    Caches, InPlaceCache, KvCache, LayerState, Packing, QuantizedCache, RotatingCache,
+    WindowedCache,
 };
 use crate::exec::Weight;
 use crate::nn::hooks::Watch;
@@ -55,6 +57,7 @@ fn layer(d: usize, on_cpu: bool) -> Attention {
         softcap: None,
         growth: None,
         sinks: None,
+        sums: AttentionSums::Native,
     }
 }
 
@@ -220,6 +223,77 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                 let off = distance((&rows, &rows), d, cache, &[29, 1], &all, true);
                 assert!(off < 2e-5, "{what}: {off}");
             }
+        }
+    });
+}
+
+/// What the layer finds for all positions of `rows`, 512 a step: `[H * D]` each.
+fn outputs(layer: &Attention, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let mut caches = Caches::from(Box::new(InPlaceCache::new()) as Box<dyn LayerState>);
+    let mut all = Vec::new();
+    for step in rows.chunks(512) {
+        let shape = [1, step.len() as i32, rows[0].len() as i32];
+        let x = Array::from_slice(&step.concat(), &shape).unwrap();
+        let mut own = [Row {
+            length: step.len() as i32,
+            caches: &mut caches,
+        }];
+        let watch = &mut Watch::nothing();
+        let out = layer.forward((&x, None, false), &mut own, 0, Positions::All, watch);
+        let out = out.unwrap().to_vec::<f32>().unwrap();
+        let width = out.len() / step.len();
+        all.extend(out.chunks_exact(width).map(<[f32]>::to_vec));
+    }
+    all
+}
+
+/// Against numpy in float64 (`tools/golden/attention.py`), with long queries over 2,048 keys. In
+/// double precision a result is the number nearest to numpy's, or its neighbor.
+#[test]
+fn double_precision_finds_what_numpy_finds_and_the_kernels_come_near() {
+    let d = 64;
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/attention.json");
+    let golden = std::fs::read_to_string(golden).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(&golden).unwrap();
+    let length = golden["length"].as_u64().unwrap() as usize;
+    let width = (HEADS + 2 * KV_HEADS) * d;
+    let mut rows: Vec<Vec<f32>> = (0..length).map(|i| numbers(width, i as u64 + 1)).collect();
+    for row in &mut rows {
+        row[..HEADS * d].iter_mut().for_each(|q| *q *= 24.0);
+    }
+    let cpu = Stream::default_of(Device::cpu()).unwrap();
+    cpu.scope(|| {
+        let [kernels, mlx, wide] = [
+            (true, AttentionSums::Native),
+            (false, AttentionSums::Native),
+            (true, AttentionSums::Float64),
+        ]
+        .map(|(on_cpu, sums)| {
+            let layer = Attention {
+                sums,
+                ..layer(d, on_cpu)
+            };
+            let found = outputs(&layer, &rows);
+            let mut worst = (0f64, 0f64);
+            for case in golden["found"].as_array().unwrap() {
+                let at = |name: &str| case[name].as_u64().unwrap() as usize;
+                let from = at("head") * d;
+                let own = &found[at("position")][from..from + d];
+                let expected = case["outputs"].as_array().unwrap();
+                assert_eq!(expected.len(), d);
+                for (a, b) in own.iter().zip(expected) {
+                    let b = b.as_f64().unwrap();
+                    let off = (f64::from(*a) - b).abs();
+                    worst = (worst.0.max(off), worst.1.max(off / b.abs()));
+                }
+            }
+            worst
+        });
+        // Half a unit in the last place, and the rounding of float64.
+        assert!(wide.1 < 6.1e-8, "{wide:?}");
+        for native in [kernels, mlx] {
+            assert!(native.0 < 1e-5, "{native:?}");
+            assert!(native.0 > 8.0 * wide.0, "{native:?} beside {wide:?}");
         }
     });
 }

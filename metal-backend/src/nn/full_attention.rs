@@ -1,11 +1,13 @@
 //! Attention of encoders: sequences packed one after another, each of which attends to all of
 //! itself, or to what is near on both sides. It has no cache and no causal mask.
 
+use inference::AttentionSums;
 use mlx_rs_core::{Array, Dtype, Result, arange, concatenate, fast};
 
 use super::attention::Attention;
 use super::linear::project;
 use super::norm::{Norm, through};
+use crate::cache::Stored;
 use crate::exec::Epilogue;
 
 impl Attention {
@@ -54,8 +56,13 @@ impl Attention {
             let (q, k) = (self.rotate(&q, 0, length)?, self.rotate(&k, 0, length)?);
             let mask = reach.filter(|&n| n < length - 1);
             let mask = mask.map(|n| near(length, n)).transpose()?;
-            let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
-            let one = fast::scaled_dot_product_attention(&q, &k, &own(&v)?, self.scale, mask)?;
+            let v = own(&v)?;
+            let one = if self.sums == AttentionSums::Native {
+                let mask = mask.as_ref().map_or(fast::Mask::None, fast::Mask::Array);
+                fast::scaled_dot_product_attention(&q, &k, &v, self.scale, mask)?
+            } else {
+                self.attend_in_steps(&q, &Stored::Plain(k), &Stored::Plain(v), mask.as_ref())?
+            };
             // [1, H, L, D] -> [1, L, H * D]
             found.push(
                 one.transpose_axes(&[0, 2, 1, 3])?

@@ -51,7 +51,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         if args.load.changes_needs() {
             return Err(Failure::usage(
                 "--split shows weights alone, each process's; leave out --ffn, --vindex, \
-                 --walk-only, --adapter-path, --ctx-size and --kv-bits",
+                 --walk-only, --adapter-path, --ctx-size, --kv-bits and --attention-sums",
             ));
         }
         if args.pipeline {

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use inference::{Backend, ComputeType, FeedForwardPlan, LoadOptions, Precision, TextModel};
+use inference::{
+    AttentionSums, Backend, ComputeType, FeedForwardPlan, LoadOptions, Precision, TextModel,
+};
 
 use crate::cli::options::preset::{self, Preset};
 use crate::cli::terminal::console::Console;
@@ -56,6 +58,9 @@ pub struct LoadArgs {
     /// or the backend decides
     #[arg(long, value_name = "PRECISION", value_parser = precision)]
     pub precision: Option<Precision>,
+    /// Compute attention in this type: native, or float64 to check it (slow, on a CPU only)
+    #[arg(long, value_name = "TYPE", default_value_t = AttentionSums::Native, value_parser = attention_sums)]
+    pub attention_sums: AttentionSums,
     #[command(flatten)]
     pub feed_forward: FeedForwardArgs,
 }
@@ -243,6 +248,12 @@ pub fn precision(text: &str) -> Result<Precision, String> {
     text.parse().map_err(|_| "must be exact or fast".to_owned())
 }
 
+/// Parses the type of attention.
+pub fn attention_sums(text: &str) -> Result<AttentionSums, String> {
+    text.parse()
+        .map_err(|_| "must be native or float64".to_owned())
+}
+
 impl LoadArgs {
     /// As if no flag was given.
     #[cfg(test)]
@@ -258,6 +269,7 @@ impl LoadArgs {
             adapter_path: None,
             dtype: None,
             precision: None,
+            attention_sums: defaults.attention_sums,
             feed_forward: FeedForwardArgs::default(),
         }
     }
@@ -268,6 +280,7 @@ impl LoadArgs {
         options.context_len = self.ctx_size;
         options.dtype = self.dtype;
         options.precision = self.precision;
+        options.attention_sums = self.attention_sums;
         options.kv_bits = self.kv_bits;
         options.kv_group_size = self.kv_group_size;
         options.quantized_kv_start = self.quantized_kv_start;
@@ -280,13 +293,15 @@ impl LoadArgs {
         options
     }
 
-    /// Whether flags besides the backend and the type change what a model needs.
+    /// Whether flags besides the backend and the type change what a model needs, or are refused by
+    /// some models and devices.
     #[cfg(feature = "mlx-backend")]
     pub fn changes_needs(&self) -> bool {
         self.feed_forward.is_given()
             || self.adapter_path.is_some()
             || self.ctx_size.is_some()
             || self.kv_bits.is_some()
+            || self.attention_sums != AttentionSums::Native
     }
 
     /// Refuses what does not go together with a model that is divided among processes.
