@@ -1,5 +1,5 @@
-//! Attention of encoders: packed sequences, each attending to itself fully or within a distance on
-//! both sides. It has no cache and no causal mask.
+//! Attention of encoders: sequences packed one after another, each of which attends to all of
+//! itself, or to what is near on both sides. It has no cache and no causal mask.
 
 use mlx_rs_core::{Array, Dtype, Result, arange, concatenate, fast};
 
@@ -9,9 +9,9 @@ use super::norm::{Norm, through};
 use crate::exec::Epilogue;
 
 impl Attention {
-    /// Full attention of `x` `[1, T, hidden]`, through `norm` if given, to `[1, T, hidden]`. Each
-    /// sequence attends to itself, and positions to those at most `reach` away. With `add` the
-    /// result is added to `x`. [`Attention::window`] is ignored.
+    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T, hidden]`. Sequences of
+    /// these lengths attend to themselves: a position to those that are at most `reach` away. With
+    /// `add` the result is added to `x`. [`Attention::window`] does not count.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -70,7 +70,7 @@ impl Attention {
         self.o_proj.forward_from(None, &found, residual)
     }
 
-    /// The heads' outputs, `[1, T, H * D]`, by our kernels; `None` if they do not support it.
+    /// What the queries find, `[1, T, H * D]`, by our kernels; `None` where they do not have it.
     fn encode_fused(
         &self,
         (x, norm): (&Array, Option<&Norm>),
@@ -85,7 +85,7 @@ impl Attention {
         let layers = [&self.q_proj, k_proj, v_proj];
         let packed = match project(&layers, norm, Epilogue::None, x)? {
             Some(packed) => packed,
-            // A norm that is not fused with the product precedes it.
+            // A norm that is no part of a product stands before it.
             None => match project(&layers, None, Epilogue::None, &through(norm, x)?)? {
                 Some(packed) => packed,
                 None => return Ok(None),
