@@ -20,18 +20,18 @@
 //! }
 //! ```
 //!
-//! - - [`backends`] lists the linked backends, [`backend()`] finds one by name, [`default_backend`]
+//! - [`backends`] lists the linked backends, [`backend()`] finds one by name, [`default_backend`]
 //!   takes the best available one, and [`load_model`] does all of this. [`discover()`] finds models
 //!   on disk.
 //! - A [`TokenStream`] is an iterator of `Result<Token>`; dropping it cancels the request, and so
 //!   do a [`CancelToken`] and a deadline in [`GenerateOptions`].
-//! - - Asynchronous programs enable the feature `async`: `AsyncTokens` is a `Stream` of tokens for
+//! - Asynchronous programs enable the feature `async`: `AsyncTokens` is a `Stream` of tokens for
 //!   any executor.
-//! - - Optional abilities are separate traits: [`TextModel::as_token_model`] (ids and logits),
+//! - Optional abilities are separate traits: [`TextModel::as_token_model`] (ids and logits),
 //!   [`TextModel::as_trainable`], [`TextModel::as_steerable`], [`TextModel::as_profiled`],
 //!   [`TextModel::as_attention_inspector`], [`TextModel::as_embedding_model`] and
 //!   [`TextModel::as_rerank_model`]. [`Capabilities`] say beforehand which ones exist.
-//! - - Programs match on [`ErrorKind`]; the message of an [`Error`] says the fault and the remedy.
+//! - Programs match on [`ErrorKind`]; the message of an [`Error`] says the fault and the remedy.
 //!
 //! # Writing a backend
 //!
