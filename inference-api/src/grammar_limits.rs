@@ -42,7 +42,7 @@ pub const LARK_COLONS: usize = 4_000;
 /// `&` in a Lark grammar, as [`COMBINED_PATTERNS`].
 pub const LARK_INTERSECTIONS: usize = 10;
 
-/// Characters of a JSON pointer that an error shows.
+/// The maximum length of a JSON pointer in an error, in characters.
 const SHOWN: usize = 200;
 
 fn invalid<T>(message: String) -> Result<T> {

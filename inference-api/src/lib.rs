@@ -1,8 +1,8 @@
 //! The contract between programs and language-model backends.
 //!
 //! A program chooses a backend **by name** (or lets the registry choose) and talks to the model
-//! through [`TextModel`]; a backend crate registers itself by being linked. This crate knows no
-//! backend, contains no engine and compiles anywhere in seconds.
+//! through [`TextModel`]; a backend crate registers itself by being linked. This crate does not
+//! depend on a backend, contains no engine and compiles on all platforms in seconds.
 //!
 //! # Using a model
 //!

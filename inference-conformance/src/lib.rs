@@ -15,13 +15,13 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] is all of them.
+//! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] lists all of them.
 //! - [`inference::Capabilities`] decides the checks. Checks of a declared capability are required,
-//!   and others are skipped. It is a check of its own that a call without its capability answers
+//!   and others are skipped. A separate check tests that a call without its capability returns
 //!   `Unsupported`. **A required check that is skipped fails the report**, such as chat on a model
 //!   without a template. Give the suite a model that has one.
 //! - A panic in the backend is caught and fails the check. So does a check that does not end within
-//!   [`Suite::with_timeout`]. The suite then goes on with a freshly loaded model.
+//!   [`Suite::with_timeout`]. The suite then loads the model again and continues.
 //! - Every refusal must be an [`inference::Error`] of the kind that the contract names. A request
 //!   that was refused, cancelled or dropped must leave a model that answers as before.
 //!

@@ -1,9 +1,10 @@
 //! Inserts checks into a chat template, so that running it takes limited memory and time.
 //!
-//! The template engine counts instructions, but one instruction can double a string. So each
-//! assigned value passes a filter that measures it. Loops, macros and blocks with variables of
-//! their own call a function in each round. Tags with very many operators are refused. The output
-//! and the line numbers of the template do not change. The module `template_env` has the checks.
+//! The template engine counts instructions, but one instruction can double a string. Therefore each
+//! assigned value passes a filter that measures it. Loops, macros and blocks that have their own
+//! variables call a function in each iteration. Tags with too many operators are rejected. The
+//! output and the line numbers of the template do not change. The module `template_env` has the
+//! checks.
 
 use inference::{Error, ErrorKind, Result};
 

@@ -337,7 +337,7 @@ fn fitted(
         return Err(format!("A is {:?} and B {:?}", a.shape(), b.shape()));
     }
     let (at, bt) = (turn(&a)?, turn(&b)?);
-    // If both orientations fit, the one usual for such files.
+    // If both orientations fit, the usual one for such files is used.
     let (as_is, turned) = (fits(a.shape(), b.shape()), fits(at.shape(), bt.shape()));
     match (as_is, turned) {
         (true, true) if rows_first || !leading.is_empty() => Ok((a, b)),

@@ -15,8 +15,8 @@ pub(crate) const BLOCK: usize = 32;
 /// Elements of a vector.
 const LANES: usize = 8;
 
-/// Logits further below the maximum have no weight: their sum is below the rounding error of the
-/// rest.
+/// Logits that are further below the maximum are ignored, because their total weight is below the
+/// rounding error of the rest.
 pub(crate) const MIN_RELATIVE_LOGIT: f32 = 60.0;
 
 /// The distance of `x` to the maximum: 0 or less. An infinity equal to the maximum has distance 0.
