@@ -1,4 +1,4 @@
-//! Hands what mlx-sys says about the native library on to dependents (`DEP_MLX_RS_CORE_*`), and
+//! Passes mlx-sys's information about the native library to dependents (`DEP_MLX_RS_CORE_*`), and
 //! sets the cfg of its API level.
 
 fn main() {

@@ -1,5 +1,5 @@
 //! Builds the binding: provision (MLX, mlx-c, tools) -> cmake -> bindgen -> link. Each step is a
-//! module in `build/`; everything that can be set from outside is in `build/env.rs`.
+//! module in `build/`; `build/env.rs` reads all external settings.
 
 #[path = "build/bindings.rs"]
 mod bindings;
@@ -30,7 +30,7 @@ mod tools;
 
 fn main() {
     if let Err(message) = run() {
-        // A message, not a panic: the reader needs the way out, not a backtrace.
+        // A message, not a panic: the reader needs the remedy, not a backtrace.
         for line in message.lines() {
             println!("cargo:warning={line}");
         }

@@ -1,8 +1,6 @@
-//! Tokens for asynchronous programs (feature `async`): a [`Stream`] over a generation, on any
-//! executor.
+//! Asynchronous token streams (feature `async`): a generation as a [`Stream`], on any executor.
 //!
-//! A generation computes, so it blocks. It has a thread of its own here, and the stream hands its
-//! tokens over.
+//! Generation blocks, so it runs on a separate thread that passes its tokens to the stream.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,13 +18,13 @@ use crate::metrics::GenerateMetrics;
 use crate::options::GenerateOptions;
 use crate::token::{FinishReason, StopCause, Token, TokenStream};
 
-/// Tokens that wait for a slow reader; then the generation waits.
+/// Capacity of the queue between generation and reader; generation waits while it is full.
 const AHEAD: usize = 32;
 
-/// A reply as it is generated, for asynchronous programs: a [`Stream`] of
-/// [`Result`]`<`[`Token`]`>`. It ends after an error, and dropping it cancels the request.
+/// The reply of a running generation as a [`Stream`] of [`Result`]`<`[`Token`]`>`. It ends after an
+/// error, and dropping it cancels the request.
 ///
-/// It needs no particular executor. At most 32 tokens are computed ahead of the reader.
+/// Any executor can poll it. At most 32 tokens are computed ahead of the reader.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -45,14 +43,14 @@ const AHEAD: usize = 32;
 #[derive(Debug)]
 pub struct AsyncTokens {
     shared: Arc<Shared>,
-    /// What ends a prompt that is still being read, unless the caller has a token of their own.
+    /// Cancels the prefill when the stream is dropped, unless the caller set a token.
     own_cancel: Option<CancelToken>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Told when a token was taken, or the reader left.
+    /// Notified when a token was taken or the reader was dropped.
     room: Condvar,
 }
 
@@ -60,9 +58,9 @@ struct Shared {
 struct State {
     tokens: VecDeque<Result<Token>>,
     waker: Option<Waker>,
-    /// No more tokens come.
+    /// The generation has ended.
     done: bool,
-    /// Nobody reads.
+    /// The reader was dropped.
     left: bool,
     finish_reason: Option<FinishReason>,
     stop_cause: Option<StopCause>,
@@ -70,11 +68,11 @@ struct State {
 }
 
 impl AsyncTokens {
-    /// Continues a prompt, as [`TextModel::generate`].
+    /// Continues a prompt, like [`TextModel::generate`].
     ///
-    /// An error of the beginning is the stream's first item. When the stream is dropped while the
-    /// prompt is read, the request ends at once, unless [`GenerateOptions::interrupt`] is set: then
-    /// at its first token, or by that.
+    /// An error at the start is the stream's first item. Dropping the stream during prefill ends
+    /// the request at once. If [`GenerateOptions::interrupt`] is set, the request ends at its first
+    /// token or by that interrupt.
     pub fn generate(
         model: Arc<dyn TextModel>,
         prompt: impl Into<Prompt>,
@@ -84,7 +82,7 @@ impl AsyncTokens {
         Self::cancelled(options, move |options| model.generate(&prompt, options))
     }
 
-    /// Answers a conversation, as [`TextModel::chat`]; else as [`AsyncTokens::generate`].
+    /// Answers a conversation, like [`TextModel::chat`]; otherwise like [`AsyncTokens::generate`].
     pub fn chat(
         model: Arc<dyn TextModel>,
         messages: impl Into<Vec<Message>>,
@@ -107,14 +105,13 @@ impl AsyncTokens {
         tokens
     }
 
-    /// Hands over the tokens of a stream that `begin` makes, on a thread of its own. What `begin`
-    /// does may take long.
+    /// Runs the stream that `begin` makes on a separate thread. `begin` itself may be slow.
     pub fn start(begin: impl FnOnce() -> Result<TokenStream> + Send + 'static) -> Self {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(String::from("inference-tokens"));
         let spawned = thread.spawn(move || {
-            // A backend that panics must not leave a reader waiting.
+            // A panic of the backend must not leave a reader waiting forever.
             let ended = catch_unwind(AssertUnwindSafe(|| theirs.run(begin)));
             let error = ended
                 .err()
@@ -143,7 +140,7 @@ impl AsyncTokens {
         state.finish_reason.filter(|_| state.is_over())
     }
 
-    /// As [`TokenStream::stop_cause`].
+    /// Same as [`TokenStream::stop_cause`].
     #[must_use]
     pub fn stop_cause(&self) -> Option<StopCause> {
         let state = self.shared.state();
@@ -158,7 +155,7 @@ impl AsyncTokens {
 }
 
 impl TokenStream {
-    /// The rest of this reply for an asynchronous program.
+    /// Converts the rest of this reply into an asynchronous stream.
     #[must_use]
     pub fn into_async(self) -> AsyncTokens {
         AsyncTokens::start(move || Ok(self))
@@ -176,7 +173,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a token, and returns whether somebody waits for the next one.
+    /// Adds a token; false when the reader is gone.
     fn put(&self, token: Result<Token>, stream: &TokenStream) -> bool {
         let mut state = self.state();
         state.tokens.push_back(token);

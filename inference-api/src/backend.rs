@@ -1,4 +1,4 @@
-//! What a backend implements: itself, and the models it loads.
+//! The traits that a backend implements: the backend, and the models it loads.
 
 use std::path::Path;
 
@@ -20,15 +20,15 @@ use crate::token::{BatchResult, ClassifyResult, TokenStream};
 use crate::token_model::TokenModel;
 use crate::train::TrainableModel;
 
-/// What a backend can do. A capability that is not declared must answer with an error of kind
+/// What a backend can do. Use of an undeclared capability must return an error of kind
 /// [`crate::ErrorKind::Unsupported`].
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Capabilities {
-    /// Tokens are handed out as they are generated.
+    /// Tokens are returned one by one during generation.
     pub streaming: bool,
-    /// Conversations are formatted by the model's template.
+    /// Conversations are formatted with the model's chat template.
     pub chat: bool,
     /// [`TextModel::classify`] works.
     pub classify: bool,
@@ -66,7 +66,7 @@ pub struct Capabilities {
     pub pipeline_parallel: bool,
     /// [`GenerateOptions::steering`] is honored.
     pub steering: bool,
-    /// Models that are made for it are [`RerankModel`]s.
+    /// Models trained for reranking are [`RerankModel`]s.
     pub reranking: bool,
 }
 
@@ -82,7 +82,7 @@ macro_rules! capabilities {
                 }
             )*
 
-            /// The names of the declared ones, in order.
+            /// The names of the declared capabilities, in order.
             #[must_use]
             pub fn names(&self) -> Vec<&'static str> {
                 [$((stringify!($field), self.$field)),*]
@@ -119,7 +119,7 @@ capabilities! {
 }
 
 impl Capabilities {
-    /// Nothing yet.
+    /// No capabilities.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -150,29 +150,29 @@ impl Capabilities {
 
 /// An engine that loads models, known by name.
 pub trait Backend: Send + Sync {
-    /// Its name in the registry: lower case, such as `metal`.
+    /// The backend's name in the registry, in lower case, such as `metal`.
     fn name(&self) -> &str;
 
-    /// Whether it can work on this machine now.
+    /// Whether the backend can work on this machine now.
     fn available(&self) -> bool;
 
-    /// Why it cannot, and a remedy.
+    /// Why the backend is unavailable, and a remedy.
     fn unavailable_reason(&self) -> Option<String> {
         None
     }
 
-    /// The device it runs on, for people.
+    /// The device, as a text for people.
     fn device(&self) -> String;
 
-    /// Its capabilities.
+    /// The backend's capabilities.
     fn capabilities(&self) -> Capabilities;
 
     /// Loads the model at `path`: a directory or a file.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidModel`] naming the file and the fault,
-    /// [`crate::ErrorKind::Unsupported`] for what the backend does not have,
-    /// [`crate::ErrorKind::OutOfMemory`] before anything is allocated that would not fit.
+    /// [`crate::ErrorKind::InvalidModel`] naming the file and the fault;
+    /// [`crate::ErrorKind::Unsupported`] for features that the backend lacks;
+    /// [`crate::ErrorKind::OutOfMemory`], before allocation, for a model that does not fit.
     fn load_model(&self, path: &Path, options: &LoadOptions) -> Result<Box<dyn TextModel>>;
 }
 
@@ -188,13 +188,13 @@ pub trait TextModel: Send + Sync {
     /// Answers a conversation, formatted by the model's template.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], and when the template refuses the messages.
+    /// As [`TextModel::generate`], and an error when the template refuses the messages.
     fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream>;
 
     /// The next token of each prompt, in the prompts' order.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], for any of the prompts.
+    /// As [`TextModel::generate`], for each prompt.
     fn classify(
         &self,
         prompts: &[Prompt],
@@ -202,10 +202,10 @@ pub trait TextModel: Send + Sync {
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>>;
 
-    /// Continues many prompts; each result has its own error.
+    /// Continues several prompts; each result has a separate error.
     ///
     /// # Errors
-    /// When the call as a whole cannot start: bad options, a closed model.
+    /// When the whole call cannot start: invalid options or a closed model.
     fn batch_generate(
         &self,
         prompts: &[Prompt],
@@ -215,34 +215,34 @@ pub trait TextModel: Send + Sync {
     /// The architecture's name, such as `llama`.
     fn model_type(&self) -> &str;
 
-    /// What the model is.
+    /// The model's architecture, sizes and types.
     fn info(&self) -> ModelInfo;
 
-    /// The figures of the request that ended last. A stream carries its own.
+    /// The metrics of the request that ended last. Each stream has separate metrics.
     fn metrics(&self) -> GenerateMetrics;
 
     /// Frees the model's memory once running requests have ended. They end with an error of kind
-    /// [`crate::ErrorKind::Closed`], as do later calls. Closing twice is fine.
+    /// [`crate::ErrorKind::Closed`], as do later calls. A second close does nothing.
     ///
     /// # Errors
-    /// When the engine fails to free.
+    /// When the engine cannot free the memory.
     fn close(&self) -> Result<()>;
 
-    /// The model as one that can be trained, where it is.
+    /// The training interface, if the model supports it.
     fn as_trainable(&self) -> Option<&dyn TrainableModel> {
         None
     }
 
-    /// The model as one whose attention can be looked at, where it is.
+    /// The inspection interface for attention and hidden states, if supported.
     fn as_attention_inspector(&self) -> Option<&dyn AttentionInspector> {
         None
     }
 
-    /// A session in which many requests run together.
+    /// A session that runs several requests together.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] where there is none, [`crate::ErrorKind::Closed`] after
-    /// [`TextModel::close`].
+    /// [`crate::ErrorKind::Unsupported`] if the backend has no sessions,
+    /// [`crate::ErrorKind::Closed`] after [`TextModel::close`].
     fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
@@ -250,48 +250,48 @@ pub trait TextModel: Send + Sync {
         ))
     }
 
-    /// Does the slow work of starting a request with these options, such as compiling its grammar.
-    /// It runs on the caller's thread, beside steps of sessions. Requests that start while its
-    /// result lives find the work done. A backend without such work does nothing.
+    /// Prepares a request with these options: slow work, such as compiling a grammar. The work runs
+    /// on the caller's thread, in parallel with session steps. Requests that start while the result
+    /// is alive reuse it. A backend without such work does nothing.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], for the options.
+    /// As [`TextModel::generate`], for invalid options.
     fn prepare(&self, options: &GenerateOptions) -> Result<Prepared> {
         let _ = options;
         Ok(Prepared::default())
     }
 
-    /// The model as one that was loaded with a plan for its feed-forward parts, where it was.
+    /// The interface of models loaded with a feed-forward plan, if there is a plan.
     fn as_routed(&self) -> Option<&dyn RoutedModel> {
         None
     }
 
-    /// The model as one that measures its steps, where it does.
+    /// The profiling interface for decode steps, if supported.
     fn as_profiled(&self) -> Option<&dyn ProfiledModel> {
         None
     }
 
-    /// The model as one that takes edits, where it does.
+    /// The interface for edits of activations, if supported.
     fn as_steerable(&self) -> Option<&dyn SteerableModel> {
         None
     }
 
-    /// The model as one that makes vectors of texts, where it is.
+    /// The embedding interface, if supported.
     fn as_embedding_model(&self) -> Option<&dyn EmbeddingModel> {
         None
     }
 
-    /// The model as one that scores documents, where it is made for it.
+    /// The reranking interface, if the model is trained for it.
     fn as_rerank_model(&self) -> Option<&dyn RerankModel> {
         None
     }
 
-    /// The model as one that keeps computed prompts in files, where it is.
+    /// The interface for prompt cache files, if supported.
     fn as_prompt_cache(&self) -> Option<&dyn PromptCacheModel> {
         None
     }
 
-    /// The model as one that shows ids and logits, where it is.
+    /// The interface for token ids and logits, if supported.
     fn as_token_model(&self) -> Option<&dyn TokenModel> {
         None
     }

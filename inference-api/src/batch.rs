@@ -1,4 +1,4 @@
-//! Many requests at once, for servers: requests come and go while others run.
+//! Concurrent requests for servers: requests join and leave while others run.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use crate::token::{FinishReason, StopCause, Token};
 pub struct RequestId(u64);
 
 impl RequestId {
-    /// The request of this number.
+    /// The request with this number.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number)
@@ -31,29 +31,29 @@ impl RequestId {
     }
 }
 
-/// What happened to a request in a step.
+/// An event of one request during a step.
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub enum BatchEvent {
-    /// It has one more token.
+    /// A new token.
     Token {
         /// The request.
         row: RequestId,
-        /// Its token.
+        /// The token.
         token: Token,
     },
-    /// It ended, and has left the session.
+    /// The request ended and left the session.
     Done {
         /// The request.
         row: RequestId,
         /// Why it ended.
         reason: FinishReason,
-        /// What stopped it, where the reason is [`FinishReason::Stop`] and the backend says.
+        /// The cause of a [`FinishReason::Stop`], if the backend reports it.
         stop: Option<StopCause>,
-        /// Its metrics.
+        /// The request's metrics.
         metrics: Box<GenerateMetrics>,
     },
-    /// It failed, and has left the session. The others are not affected.
+    /// The request failed and left the session. The others are not affected.
     Failed {
         /// The request.
         row: RequestId,
@@ -63,7 +63,7 @@ pub enum BatchEvent {
 }
 
 impl BatchEvent {
-    /// The request it is about.
+    /// The request of this event.
     #[must_use]
     pub fn row(&self) -> RequestId {
         match self {
@@ -74,12 +74,13 @@ impl BatchEvent {
     }
 }
 
-/// What [`TextModel::prepare`](crate::TextModel::prepare) made, kept while a copy of this lives.
+/// The result of [`TextModel::prepare`](crate::TextModel::prepare), alive while a clone of it
+/// exists.
 #[derive(Clone, Default)]
 pub struct Prepared(Option<Arc<dyn Any + Send + Sync>>);
 
 impl Prepared {
-    /// Keeps a value.
+    /// Wraps a value.
     #[must_use]
     pub fn new(kept: Arc<dyn Any + Send + Sync>) -> Self {
         Self(Some(kept))
@@ -92,32 +93,33 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// Requests that run together, one forward pass a step for all. Each gets the same as alone.
+/// Requests that run together: each step is one forward pass for all of them. Each request gets the
+/// same reply as if it ran alone.
 ///
-/// A server adds requests as they come, calls [`BatchSession::step`] while there are any, and hands
-/// the events out. Dropping the session cancels all of them.
+/// A server adds requests as they arrive, calls [`BatchSession::step`] while any are running, and
+/// delivers the events. Dropping the session cancels all of them.
 pub trait BatchSession: Send {
-    /// Adds a request; it runs from the next step on.
+    /// Adds a request, which runs from the next step on.
     ///
     /// # Errors
     /// As [`TextModel::generate`](crate::TextModel::generate). The others are not affected.
     fn add(&mut self, prompt: &Prompt, options: &GenerateOptions) -> Result<RequestId>;
 
-    /// Takes a request out before it ended; false when there is none of this number.
+    /// Removes a running request; false if the number is unknown.
     fn remove(&mut self, row: RequestId) -> bool;
 
-    /// The number of requests in it.
+    /// The number of requests in the session.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether the session has no requests.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Computes one step: a part of the prompts that are new, and a token for each of the others. A
-    /// request's cancellation, deadline and failure are events of its own.
+    /// Computes one step: a part of each new prompt, and one token of each other request.
+    /// Cancellation, deadline and failure of a request are reported as its events.
     ///
     /// # Errors
-    /// When the session as a whole cannot go on.
+    /// When the whole session cannot continue.
     fn step(&mut self) -> Result<VecDeque<BatchEvent>>;
 }

@@ -1,4 +1,4 @@
-//! Cancellation of a request from another thread, and at a time.
+//! Cancellation of a request from another thread or at a deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A flag shared between a request and anyone who may want to stop it. Clones share the flag.
+/// A flag shared by a request and the threads that may stop it. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// A flag not yet raised.
+    /// A flag that is not raised.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -29,9 +29,9 @@ impl CancelToken {
     }
 }
 
-/// What ends a computation early: a flag, a time, or both. The default never does.
+/// Conditions that end a computation early: a flag, a deadline, or both. By default there are none.
 ///
-/// [`GenerateOptions`](crate::GenerateOptions) have the same two for generation.
+/// [`GenerateOptions`](crate::GenerateOptions) has one for generation.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -49,34 +49,34 @@ impl CancelToken {
 #[non_exhaustive]
 #[derive(Debug, Clone, Default)]
 pub struct Interrupt {
-    /// Ends it from another thread.
+    /// Lets another thread end the computation.
     pub cancel: Option<CancelToken>,
-    /// Ends it at a time.
+    /// The time at which the computation ends.
     pub deadline: Option<Instant>,
 }
 
 impl Interrupt {
-    /// Never.
+    /// An interrupt without conditions.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the flag that ends it.
+    /// Sets the flag.
     #[must_use]
     pub fn with_cancel(mut self, cancel: impl Into<Option<CancelToken>>) -> Self {
         self.cancel = cancel.into();
         self
     }
 
-    /// Sets the time that ends it.
+    /// Sets the deadline.
     #[must_use]
     pub fn with_deadline(mut self, deadline: impl Into<Option<Instant>>) -> Self {
         self.deadline = deadline.into();
         self
     }
 
-    /// Whether to end now; engines ask between steps.
+    /// Checks whether to end now; engines call it between steps.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].

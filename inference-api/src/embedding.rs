@@ -1,4 +1,4 @@
-//! Vectors of texts, and documents in the order in which they answer a query.
+//! Embeddings of texts, and documents ranked by how well they answer a query.
 
 use std::collections::BTreeMap;
 
@@ -14,24 +14,23 @@ use crate::message::Prompt;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// Their mean.
+    /// The mean of all tokens' states.
     #[default]
     Mean,
-    /// That of the last token.
+    /// The state of the last token.
     Last,
-    /// That of the first token, which many encoders train for this (`[CLS]`).
+    /// The state of the first token (`[CLS]`), which many encoders train for this.
     Cls,
-    /// The greatest number of each element.
+    /// The maximum of each element over all tokens.
     Max,
-    /// Their sum divided by the square root of their number.
+    /// The sum of the states divided by the square root of their number.
     MeanSqrtLength,
-    /// Their mean, where the state of token `i` of `n` counts `i + 1` times (Muennighoff 2022,
-    /// arXiv:2202.08904).
+    /// The weighted mean: token `i` of `n` has weight `i + 1` (Muennighoff 2022, arXiv:2202.08904).
     WeightedMean,
 }
 
 impl Pooling {
-    /// All of them, with their names.
+    /// All variants with their names.
     pub const ALL: [(&'static str, Pooling); 6] = [
         ("mean", Pooling::Mean),
         ("last", Pooling::Last),
@@ -41,7 +40,7 @@ impl Pooling {
         ("weighted_mean", Pooling::WeightedMean),
     ];
 
-    /// Its name.
+    /// The variant's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         let own = Self::ALL.iter().find(|(_, pooling)| *pooling == self);
@@ -64,95 +63,95 @@ impl std::str::FromStr for Pooling {
     }
 }
 
-/// The prefix of a text that becomes a vector.
+/// The prefix put before a text to embed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum EmbedPrompt {
-    /// The model's default prompt, where it has one.
+    /// The model's default prompt, if it has one.
     #[default]
     Default,
-    /// Nothing.
+    /// No prefix.
     None,
     /// The prompt of this name among [`EmbeddingInfo::prompts`], such as `query`.
     Named(String),
-    /// This text.
+    /// This prefix.
     Text(String),
 }
 
-/// How texts become vectors. What is `None` is as the model was trained.
+/// Options for embeddings. `None` means the model's own setting.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EmbedOptions {
     /// How hidden states become one vector.
     pub pooling: Option<Pooling>,
-    /// Whether vectors are scaled to length one.
+    /// Whether vectors are normalized to length one.
     pub normalize: Option<bool>,
-    /// Only the first elements of each vector, for models trained so (Kusupati et al. 2022,
-    /// arXiv:2205.13147). They are scaled to length one again where vectors are normalized.
+    /// Return only the first elements of each vector, for models trained that way (Kusupati et al.
+    /// 2022, arXiv:2205.13147). The shortened vectors are normalized again, if normalization is on.
     pub dimensions: Option<usize>,
-    /// The most tokens of a text, at most the model's own bound.
+    /// The maximum tokens of a text, limited by the model's own maximum.
     pub max_length: Option<usize>,
-    /// Cut a text of more tokens, instead of refusing it.
+    /// Truncate a text that is too long, instead of refusing it.
     pub truncate: bool,
-    /// The prefix of each text. Token ids get none.
+    /// The prefix of each text. Token ids get no prefix.
     pub prompt: EmbedPrompt,
 }
 
 impl EmbedOptions {
-    /// As the model was trained; a text that is too long is an error.
+    /// The model's own settings; a text that is too long is an error.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With this pooling.
+    /// Sets the pooling.
     #[must_use]
     pub fn with_pooling(mut self, pooling: impl Into<Option<Pooling>>) -> Self {
         self.pooling = pooling.into();
         self
     }
 
-    /// With vectors of length one, or as they come.
+    /// Sets whether vectors are normalized.
     #[must_use]
     pub fn with_normalize(mut self, normalize: impl Into<Option<bool>>) -> Self {
         self.normalize = normalize.into();
         self
     }
 
-    /// Sets the number of elements of a vector.
+    /// Sets the number of elements per vector.
     #[must_use]
     pub fn with_dimensions(mut self, dimensions: impl Into<Option<usize>>) -> Self {
         self.dimensions = dimensions.into();
         self
     }
 
-    /// Sets the most tokens that are read of a text.
+    /// Sets the maximum tokens of a text.
     #[must_use]
     pub fn with_max_length(mut self, max_length: impl Into<Option<usize>>) -> Self {
         self.max_length = max_length.into();
         self
     }
 
-    /// With texts cut that are too long, or refused.
+    /// Sets whether texts that are too long are truncated.
     #[must_use]
     pub fn with_truncate(mut self, truncate: bool) -> Self {
         self.truncate = truncate;
         self
     }
 
-    /// With this in front of each text.
+    /// Sets the prefix of each text.
     #[must_use]
     pub fn with_prompt(mut self, prompt: EmbedPrompt) -> Self {
         self.prompt = prompt;
         self
     }
 
-    /// Checks the numbers against what a model makes.
+    /// Checks the options against the model's limits.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the option and what it may be.
+    /// [`ErrorKind::InvalidOption`] naming the option and the allowed values.
     pub fn validate(&self, info: &EmbeddingInfo) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if let Some(n) = self.dimensions
@@ -179,27 +178,27 @@ impl EmbedOptions {
     }
 }
 
-/// How a model makes vectors when nothing else is asked for.
+/// The model's default settings for embeddings.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EmbeddingInfo {
-    /// Elements of a vector.
+    /// Elements per vector.
     pub dimensions: usize,
-    /// The most tokens of a text; `None` without a bound.
+    /// The maximum tokens of a text; `None` if unlimited.
     pub max_length: Option<usize>,
     /// How hidden states become one vector.
     pub pooling: Pooling,
     /// Whether vectors are scaled to length one.
     pub normalize: bool,
-    /// Texts that stand in front of others, by name, such as `query` and `document`.
+    /// Named prefixes, such as `query` and `document`.
     pub prompts: BTreeMap<String, String>,
-    /// The name of the one that is used unless another is asked for.
+    /// The name of the default prefix.
     pub default_prompt: Option<String>,
 }
 
 impl EmbeddingInfo {
-    /// What `prompt` puts in front of a text. `None` for a name that is not there.
+    /// The prefix that `prompt` selects. `None` for an unknown name.
     #[must_use]
     pub fn prefix<'a>(&'a self, prompt: &'a EmbedPrompt) -> Option<&'a str> {
         match prompt {
@@ -214,21 +213,20 @@ impl EmbeddingInfo {
     }
 }
 
-/// A model that makes vectors of texts.
+/// A model that embeds texts.
 pub trait EmbeddingModel: TextModel {
-    /// How it makes them when nothing else is asked for.
+    /// The model's default settings.
     fn embedding_info(&self) -> EmbeddingInfo;
 
-    /// The ids that [`EmbeddingModel::embed`] runs for a prompt: with the text in front, with the
-    /// tokens around it, and cut where `options` say so.
+    /// The token ids that [`EmbeddingModel::embed`] runs for a prompt, with prefix, special tokens
+    /// and truncation by `options`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a prompt that is empty or too long, for ids outside of the
-    /// vocabulary, and as [`EmbedOptions::validate`].
+    /// [`ErrorKind::InvalidOption`] for an empty or too long prompt and for ids outside the
+    /// vocabulary; otherwise as [`EmbedOptions::validate`].
     fn embedding_tokens(&self, prompt: &Prompt, options: &EmbedOptions) -> Result<Vec<u32>>;
 
-    /// One vector for each prompt, in their order. Engines look at `interrupt` between the steps of
-    /// a call.
+    /// One vector per prompt, in order. Engines check `interrupt` between steps.
     ///
     /// # Errors
     /// As [`EmbeddingModel::embedding_tokens`], for any of the prompts; those of
@@ -241,18 +239,18 @@ pub trait EmbeddingModel: TextModel {
     ) -> Result<Vec<Vec<f32>>>;
 }
 
-/// How documents are scored.
+/// Options for scoring documents.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RerankOptions {
-    /// Scores as the model's last layer gives them, instead of numbers from 0 to 1.
+    /// Return the raw scores of the last layer, instead of scores from 0 to 1.
     pub raw_scores: bool,
-    /// The most tokens of a query with a document, at most the model's own bound.
+    /// The maximum tokens of a query with a document, limited by the model's own maximum.
     pub max_length: Option<usize>,
-    /// Cut the document of a pair with more tokens, instead of refusing it.
+    /// Truncate the document of a pair that is too long, instead of refusing it.
     pub truncate: bool,
-    /// What the model is told to look for, for models that read an instruction.
+    /// The task, for models that read an instruction.
     pub instruction: Option<String>,
 }
 
@@ -263,28 +261,28 @@ impl RerankOptions {
         Self::default()
     }
 
-    /// With scores as the last layer gives them.
+    /// Sets whether scores are those of the last layer.
     #[must_use]
     pub fn with_raw_scores(mut self, raw_scores: bool) -> Self {
         self.raw_scores = raw_scores;
         self
     }
 
-    /// Sets the most tokens that are read of a text.
+    /// Sets the maximum tokens of a pair.
     #[must_use]
     pub fn with_max_length(mut self, max_length: impl Into<Option<usize>>) -> Self {
         self.max_length = max_length.into();
         self
     }
 
-    /// With documents cut that are too long, or refused.
+    /// Sets whether documents that are too long are truncated.
     #[must_use]
     pub fn with_truncate(mut self, truncate: bool) -> Self {
         self.truncate = truncate;
         self
     }
 
-    /// With this instruction.
+    /// Sets the instruction.
     #[must_use]
     pub fn with_instruction(mut self, instruction: impl Into<Option<String>>) -> Self {
         self.instruction = instruction.into();
@@ -296,21 +294,20 @@ impl RerankOptions {
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ranking {
-    /// One for each document, in their order. A greater one fits the query better.
+    /// One score per document, in order. A higher score is a better match.
     pub scores: Vec<f32>,
-    /// Tokens that the model has read.
+    /// Tokens that the model processed.
     pub tokens: usize,
 }
 
 impl Ranking {
-    /// Scores, and the tokens that were read for them.
+    /// Scores, and the number of tokens processed for them.
     #[must_use]
     pub fn new(scores: Vec<f32>, tokens: usize) -> Self {
         Self { scores, tokens }
     }
 
-    /// The numbers of the documents, the best one first. Documents with equal scores stay in their
-    /// order.
+    /// The indices of the documents, best first. Equal scores keep the order of the documents.
     #[must_use]
     pub fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.scores.len()).collect();
@@ -319,13 +316,13 @@ impl Ranking {
     }
 }
 
-/// A model that says how well documents answer a query.
+/// A model that scores how well documents answer a query.
 pub trait RerankModel: TextModel {
-    /// A score for each document. Engines look at `interrupt` between the steps of a call.
+    /// A score for each document. Engines check `interrupt` between steps.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a pair that is too long, and for an instruction that the
-    /// model does not read; those of [`Interrupt::check`]; [`ErrorKind::Closed`] after
+    /// [`ErrorKind::InvalidOption`] for a pair that is too long, and for an instruction if the
+    /// model reads none; errors of [`Interrupt::check`]; [`ErrorKind::Closed`] after
     /// [`TextModel::close`].
     fn rerank(
         &self,

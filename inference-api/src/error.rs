@@ -1,4 +1,4 @@
-//! The one error type of the contract. How a program shows it (exit codes, colors) is not here.
+//! The one error type of the contract. Exit codes and colors belong to the programs.
 
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What class of fault an [`Error`] reports. Programs decide by this, people read the message.
+/// The class of an [`Error`]. Programs match on it; the message is for people.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -42,7 +42,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The name as JSON would have it, such as `unknown_backend`.
+    /// The name in JSON, such as `unknown_backend`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A failure: its kind, the action, the reason, the place, and the cause.
+/// A failure: kind, action, reason, place and cause.
 #[derive(Clone)]
 pub struct Error {
     inner: Box<Inner>,
@@ -86,7 +86,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind` with a message that says the fault and the remedy.
+    /// An error of `kind`; the message says the fault and the remedy.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {
@@ -99,14 +99,14 @@ impl Error {
         }
     }
 
-    /// Names the file or directory at fault, unless one is named already.
+    /// Sets the path of the file or directory at fault, unless one is set.
     #[must_use]
     pub fn with_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.inner.path.get_or_insert_with(|| path.into());
         self
     }
 
-    /// Keeps the error that caused this one.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(
         mut self,
@@ -116,7 +116,7 @@ impl Error {
         self
     }
 
-    /// Adds the action that failed. An outer context goes in front of an inner one.
+    /// Adds the action that failed. An outer context precedes an inner one.
     #[must_use]
     pub fn context(mut self, doing: impl Into<String>) -> Self {
         let doing = doing.into();
@@ -139,7 +139,7 @@ impl Error {
         &self.inner.message
     }
 
-    /// The file or directory at fault, where one is.
+    /// The path of the file or directory at fault, if known.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.inner.path.as_deref()
@@ -155,7 +155,7 @@ impl From<inference_formats::Error> for Error {
             Formats::Unsupported => ErrorKind::Unsupported,
             Formats::OutOfMemory => ErrorKind::OutOfMemory,
             Formats::Io => ErrorKind::Io,
-            // Kinds of later versions too: the file is what cannot be used.
+            // Kinds added in later versions are also faults of the file.
             _ => ErrorKind::InvalidModel,
         };
         let message = match e.tensor() {
@@ -174,9 +174,9 @@ impl From<inference_formats::Error> for Error {
 }
 
 impl fmt::Display for Error {
-    /// One line: `context: message (path)`. The alternate form, `{:#}`, adds the causes, which the
-    /// message does not repeat: `message (path): cause: its cause`. Programs print that form.
-    /// Control characters, which names from files may hold, are escaped.
+    /// One line: `context: message (path)`. The alternate form `{:#}` appends the causes: `message
+    /// (path): cause: its cause`. Programs print that form. Control characters are escaped, because
+    /// names from files may contain them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = String::new();
         if let Some(context) = &self.inner.context {
@@ -227,7 +227,7 @@ mod tests {
             "load: gguf: cannot read the header (/m/model.gguf)"
         );
         assert_eq!(e.source().unwrap().to_string(), "disk on fire");
-        // The causes follow, each once.
+        // The causes follow, each one once.
         assert_eq!(
             format!("{e:#}"),
             "load: gguf: cannot read the header (/m/model.gguf): disk on fire"
@@ -248,7 +248,7 @@ mod tests {
         let line = e.to_string();
         assert!(!line.chars().any(char::is_control), "{line:?}");
         assert_eq!(line, "tensor `a\\nb\\u{1b}[2J` ends\\r (/m/\\u{9b}x\\ty)");
-        // The message stays unescaped for programs.
+        // `message` returns the unescaped text, for programs.
         assert!(e.message().contains('\n'));
     }
 

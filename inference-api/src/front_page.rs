@@ -11,12 +11,12 @@ use inference::{
     Token, TokenSource, TokenStream,
 };
 
-/// A backend whose models recite a text, of which each byte is a token.
+/// A backend whose models recite a text, one token per byte.
 pub struct Parrot;
 
 inference::register_backend!("parrot", || Box::new(Parrot));
 
-/// The token that ends a reply; those below are bytes.
+/// The token that ends a reply; smaller ids are bytes.
 const END: u32 = 128;
 
 fn error<T>(kind: ErrorKind, message: impl Into<String>) -> Result<T> {
@@ -28,7 +28,7 @@ impl Backend for Parrot {
         "parrot" // the name it is registered by
     }
     fn available(&self) -> bool {
-        true // whether its device is there; say why not in `unavailable_reason`
+        true // whether the device exists; give the reason in `unavailable_reason`
     }
     fn device(&self) -> String {
         String::from("no device at all")
@@ -55,7 +55,7 @@ impl Backend for Parrot {
     }
 }
 
-/// What the requests of a model share.
+/// State shared by a model's requests.
 struct Shared {
     text: Vec<u8>,
     closed: AtomicBool,
@@ -73,7 +73,7 @@ impl Shared {
 
 struct ParrotModel(Arc<Shared>);
 
-/// The options that it honors, besides the cancel token and the deadline.
+/// The honored options, besides the cancel token and the deadline.
 const HONORED: [&str; 7] = [
     "max_tokens",
     "temperature",
@@ -87,7 +87,7 @@ const HONORED: [&str; 7] = [
 impl TextModel for ParrotModel {
     fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
         options.validate()?;
-        options.refuse_all_but("parrot", &HONORED)?; // what it would pass over
+        options.refuse_all_but("parrot", &HONORED)?; // refuses options that it would ignore
         self.0.check_open()?;
         let prompt_tokens = match prompt {
             Prompt::Text(text) => text.len(),
@@ -139,7 +139,7 @@ impl TextModel for ParrotModel {
         self.0.closed.store(true, Ordering::Release);
         Ok(())
     }
-    // Options that the capabilities do not declare:
+    // The capabilities do not declare the following methods.
     fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
         error(
             ErrorKind::Unsupported,
@@ -160,7 +160,7 @@ impl TextModel for ParrotModel {
     }
 }
 
-/// One request. Dropping it ends it.
+/// One request. Dropping it ends the request.
 struct Recital {
     model: Arc<Shared>,
     options: GenerateOptions,
@@ -168,19 +168,19 @@ struct Recital {
     random: u64,
     prompt_tokens: usize,
     produced: usize,
-    /// Tokens that a stop string may still take back.
+    /// Tokens that a stop string may still remove.
     waiting: VecDeque<Token>,
     ready: VecDeque<Token>,
     handed_out: usize,
     finish: Option<FinishReason>,
     started: Instant,
-    /// When the first token came, and the last.
+    /// When the first and the last token came.
     times: Option<(Duration, Duration)>,
     total: Option<Duration>,
 }
 
 impl Recital {
-    /// The next token of the text, or at a temperature sometimes another.
+    /// The next token of the text; above temperature 0 sometimes another one.
     fn draw(&mut self) -> u32 {
         let text = &self.model.text;
         let place = self.at % (text.len() + 1);
@@ -241,14 +241,14 @@ impl Recital {
             self.finish(FinishReason::Stop);
             return Ok(());
         }
-        // The longest end of the text that a stop string begins with.
+        // The longest suffix of the text that is a prefix of a stop string.
         let begun =
             (0..text.len()).find(|&from| stops.iter().any(|stop| stop.starts_with(&text[from..])));
         self.release(begun.unwrap_or(text.len()));
         Ok(())
     }
 
-    /// Hands out the tokens of the first `bytes` of the text that waits.
+    /// Emits the tokens of the first `bytes` of the pending text.
     fn release(&mut self, mut bytes: usize) {
         while let Some(token) = self.waiting.front() {
             if token.text.len() > bytes {
@@ -300,7 +300,7 @@ impl Iterator for Recital {
 
 impl TokenSource for Recital {
     fn finish_reason(&self) -> Option<FinishReason> {
-        self.finish.filter(|_| self.ready.is_empty()) // not before the last token is read
+        self.finish.filter(|_| self.ready.is_empty()) // the reply ends when the last token is read
     }
     fn metrics(&self) -> GenerateMetrics {
         let total = self.total.unwrap_or_else(|| self.started.elapsed());

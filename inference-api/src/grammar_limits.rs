@@ -1,6 +1,6 @@
-//! How large a grammar may be. Grammar libraries recurse over schemas, and some schemas take them
-//! exponential time. A grammar beyond these limits is refused before a library sees it. The walk
-//! itself does not recurse, so that it fits every stack.
+//! Limits on the size of a grammar. Grammar libraries recurse over schemas, and some schemas take
+//! exponential time. A grammar beyond the limits is refused before it reaches a library. The check
+//! does not recurse, so it works on any stack.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes of a schema, about as its text has them.
+/// Bytes of a schema, approximately the length of its text.
 pub const SCHEMA_BYTES: usize = 1 << 20;
-/// JSON values within each other, as many as `serde_json` reads.
+/// Nesting of JSON values, the limit of `serde_json`.
 pub const SCHEMA_DEPTH: usize = 128;
 /// JSON values of a schema.
 pub const SCHEMA_VALUES: usize = 100_000;
@@ -20,37 +20,36 @@ pub const MEMBERS: usize = 2_000;
 pub const ENUM: usize = 10_000;
 /// Elements of any other array: `anyOf`, `prefixItems`.
 pub const ELEMENTS: usize = 2_000;
-/// Different targets of `$ref`, which is also how long a chain of them can be.
+/// Distinct targets of `$ref`, which also bounds the length of a chain of references.
 pub const REFERENCES: usize = 1_000;
-/// The depths of all targets of `$ref` together: how deep schemas are within each other through
-/// them.
+/// Sum of the depths of all `$ref` targets, which bounds nesting through references.
 pub const REFERENCED_DEPTH: usize = 4_096;
 /// Bytes of one `pattern`, or of a key of `patternProperties`.
 pub const PATTERN: usize = 4_096;
-/// Keys of one `patternProperties`, each of which is compared with each.
+/// Keys of one `patternProperties`; each is compared with every other.
 pub const PATTERN_PROPERTIES: usize = 64;
 /// Patterns and formats that one string must match at once, through `allOf` and `$ref`. The time to
-/// combine them doubles with each.
+/// combine them doubles with each one.
 pub const COMBINED_PATTERNS: usize = 10;
-/// A number of repetitions, such as `maxItems`.
+/// A repetition count, such as `maxItems`.
 pub const REPETITIONS: u64 = i32::MAX as u64;
 /// Bytes of a regular expression.
 pub const REGEX_BYTES: usize = 256 << 10;
 /// Bytes of a Lark grammar.
 pub const LARK_BYTES: usize = 128 << 10;
-/// Colons of a Lark grammar, of which each rule and each terminal has one.
+/// Colons of a Lark grammar; each rule and each terminal has one.
 pub const LARK_COLONS: usize = 4_000;
 /// `&` in a Lark grammar, as [`COMBINED_PATTERNS`].
 pub const LARK_INTERSECTIONS: usize = 10;
 
-/// Characters of a place that an error shows.
+/// The maximum length of a JSON pointer in an error, in characters.
 const SHOWN: usize = 200;
 
 fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))
 }
 
-/// How one value is found in another.
+/// The step from a value to one of its children.
 #[derive(Clone, Copy)]
 enum Step<'a> {
     Root,
@@ -63,7 +62,7 @@ struct Node<'a> {
     parent: usize,
     step: Step<'a>,
     depth: usize,
-    /// Its members or elements are nodes `first..first + count`.
+    /// Its members or elements are the nodes `first..first + count`.
     first: usize,
     count: usize,
 }
@@ -72,7 +71,7 @@ struct Walk<'a> {
     nodes: Vec<Node<'a>>,
 }
 
-/// Refuses a schema that is too large or too deep, or that means too much work.
+/// Refuses a schema that is too large, too deep, or too expensive to compile.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the limit and the JSON pointer of the place.
@@ -86,7 +85,7 @@ pub fn check_schema(schema: &Value) -> Result<()> {
 }
 
 impl<'a> Walk<'a> {
-    /// All values, each before those in it.
+    /// Lists all values; each precedes its children.
     fn new(schema: &'a Value) -> Result<Self> {
         let mut walk = Self {
             nodes: vec![Node {
@@ -207,7 +206,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The node that each `$ref` means, where there is one in the schema.
+    /// The target node of each `$ref`, if the schema contains it.
     fn check_references(&self, schema: &'a Value) -> Result<HashMap<&'a str, usize>> {
         let places: HashMap<*const Value, usize> = self
             .nodes
@@ -253,9 +252,9 @@ impl<'a> Walk<'a> {
         Ok(targets)
     }
 
-    /// Refuses strings that must match too many patterns at once.
+    /// Refuses schemas in which one string must match too many patterns at once.
     fn check_patterns(&self, targets: &HashMap<&str, usize>) -> Result<()> {
-        /// Of a node: not looked at, looked at now, or how many patterns a string in it must match.
+        /// State of a node: unvisited, in progress, or the number of patterns for a string in it.
         #[derive(Clone, Copy, PartialEq)]
         enum State {
             New,
@@ -263,7 +262,7 @@ impl<'a> Walk<'a> {
             Done(usize),
         }
         let mut states = vec![State::New; self.nodes.len()];
-        // Another visit of a node follows those of the nodes that it depends on.
+        // A node is visited again after the nodes that it depends on.
         let mut stack = vec![0];
         while let Some(&at) = stack.last() {
             let node = &self.nodes[at];
@@ -282,7 +281,7 @@ impl<'a> Walk<'a> {
             if states[at] != State::Open {
                 continue;
             }
-            // A node that is still open closes a cycle, which adds nothing.
+            // A node in progress closes a cycle, which adds no patterns.
             let of = |other: usize| match states[other] {
                 State::Done(n) => n,
                 _ => 0,
@@ -293,7 +292,8 @@ impl<'a> Walk<'a> {
                 (Step::Key("pattern" | "format"), Value::String(_)) => 1,
                 (Step::Key("allOf"), Value::Array(_)) => children.clone().map(of).sum(),
                 (Step::Key("enum" | "const" | "default" | "examples"), _) => 0,
-                // Members of a schema hold at once, those of properties each for another value.
+                // Keywords of a schema apply to the same value; entries of `properties` to
+                // different ones.
                 (_, Value::Object(_)) if !self.is_map(at) => {
                     let mut together = 0;
                     let mut apart = 0;
@@ -328,13 +328,13 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Whether an object's members are schemas by name, rather than keywords.
+    /// Whether an object maps names to schemas, instead of holding keywords.
     fn is_map(&self, at: usize) -> bool {
         let maps = ["properties", "patternProperties", "$defs", "definitions"];
         let Step::Key(key) = self.nodes[at].step else {
             return false;
         };
-        // A property may have such a name.
+        // A property may have the name of a keyword.
         maps.contains(&key) && (at == 0 || !self.is_map_key(self.nodes[at].parent))
     }
 
@@ -343,7 +343,7 @@ impl<'a> Walk<'a> {
         matches!(self.nodes[at].step, Step::Key(key) if maps.contains(&key))
     }
 
-    /// The error about a place.
+    /// The error about a node.
     fn refuse<T>(&self, at: usize, message: String) -> Result<T> {
         let mut steps = Vec::new();
         let mut here = at;
@@ -360,7 +360,7 @@ impl<'a> Walk<'a> {
             pointer.push('/');
             pointer.push_str(step);
         }
-        // Names may be long, and so may paths.
+        // Names and paths may be long.
         let place = match pointer.chars().count() {
             0 => String::from("its root"),
             1..=SHOWN => format!("`{pointer}`"),
@@ -372,13 +372,13 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The place in `schema` that a `$ref` means, if it is in it.
+/// The value in `schema` that a `$ref` refers to, if it exists.
 fn resolve<'a>(schema: &'a Value, target: &str) -> Option<&'a Value> {
     let pointer = target.strip_prefix('#')?;
     if pointer.is_empty() || pointer == "/" {
         return Some(schema);
     }
-    // Libraries differ in whether they undo the escapes of JSON pointers.
+    // Libraries differ in whether they decode the escapes of JSON pointers.
     let plain = pointer.strip_prefix('/')?.split('/');
     let plain = plain
         .into_iter()
@@ -403,7 +403,7 @@ pub fn check_regex(regex: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a Lark grammar that is too large, and one with a schema that is.
+/// Refuses a Lark grammar that is too large or contains a schema that is.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the limit, and the line of a schema.
@@ -424,7 +424,7 @@ pub fn check_lark(text: &str) -> Result<()> {
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
         let schemas = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-        // The library reports text that is not JSON.
+        // The library reports invalid JSON.
         if let Some(Ok(schema)) = schemas.into_iter().next() {
             let line = text[..at].lines().count().max(1);
             check_schema(&schema).map_err(|e| e.context(format!("line {line} of the grammar")))?;

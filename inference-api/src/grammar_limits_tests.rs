@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::sampling::Grammar;
 
-/// Runs on a stack as small as threads have.
+/// Runs `f` on the smallest usual thread stack.
 fn on_a_small_stack<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let builder = thread::Builder::new().stack_size(128 << 10);
@@ -13,7 +13,7 @@ fn on_a_small_stack<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Values that deep are dropped where there is room for it.
+/// Drops deeply nested values on a large stack.
 fn on_a_large_stack(f: impl FnOnce() + Send + 'static) {
     let builder = thread::Builder::new().stack_size(1 << 30);
     builder.spawn(f).unwrap().join().unwrap();
@@ -29,7 +29,7 @@ fn schema(value: Value) -> Grammar {
     Grammar::JsonSchema(value)
 }
 
-/// `make` of a size that is right, and of one more.
+/// `make` must pass at the limit and fail one above it.
 fn at_the_limit(most: usize, make: impl Fn(usize) -> Value, place: &str) {
     schema(make(most)).validate().unwrap();
     let said = error(&schema(make(most + 1)));
@@ -61,7 +61,7 @@ fn depth_is_limited_without_recursion() {
             assert!(said.len() < 400, "{said}");
         }
         let lark = format!("start: %json {}{}", "[".repeat(5000), "]".repeat(5000));
-        // The library refuses JSON that it cannot parse.
+        // The library refuses invalid JSON.
         on_a_small_stack(|| Grammar::Lark(lark).validate()).unwrap();
     });
 }
@@ -120,10 +120,10 @@ fn chain(n: usize, link: impl Fn(String) -> Value) -> Value {
 
 #[test]
 fn references_are_limited() {
-    // The root refers to the first, and the last refers to none.
+    // The root refers to the first definition; the last refers to none.
     let direct = |n: usize| chain(n - 1, |next| json!({"$ref": next}));
     at_the_limit(REFERENCES, direct, "/$ref");
-    // Each is four levels: properties, a, items, and their values.
+    // Each adds four levels: `properties`, `a`, `items` and their values.
     let through = |n| {
         chain(
             n,
@@ -136,7 +136,7 @@ fn references_are_limited() {
         said.contains("4096 levels together") && said.contains("/$defs/d"),
         "{said}"
     );
-    // Cycles and targets that are not there are no chains.
+    // Cycles and missing targets are not chains.
     let cycle = json!({"$defs": {"a": {"properties": {"x": {"$ref": "#/$defs/a"}}}},
         "$ref": "#/$defs/a", "items": {"$ref": "#"}, "not": {"$ref": "http://example.com"}});
     schema(cycle).validate().unwrap();
@@ -150,7 +150,7 @@ fn patterns_at_once_are_limited() {
     let one = |i: usize| json!({"type": "string", "pattern": format!("a{i}|b")});
     let all = |n: usize| -> Vec<Value> { (0..n).map(one).collect() };
     at_the_limit(COMBINED_PATTERNS, |n| json!({"allOf": all(n)}), "/allOf");
-    // However they come together.
+    // Patterns count in every kind of combination.
     let nested = |n: usize| (1..n).fold(one(0), |inner, i| json!({"allOf": [one(i), inner]}));
     at_the_limit(COMBINED_PATTERNS, nested, "/allOf");
     let referred = |n: usize| {
@@ -168,7 +168,7 @@ fn patterns_at_once_are_limited() {
         json!({"allOf": parts})
     };
     at_the_limit(COMBINED_PATTERNS, merged, "/allOf");
-    // Not those of different strings.
+    // Patterns of different strings do not add up.
     let apart: Map<_, _> = (0..200).map(|i| (format!("p{i}"), one(i))).collect();
     schema(json!({"properties": apart, "required": ["p0"]}))
         .validate()

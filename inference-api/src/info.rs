@@ -1,4 +1,4 @@
-//! What a loaded model is. [`crate::discover`] describes the files on disk.
+//! Facts about a loaded model. [`crate::discover`] describes the files on disk.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,18 +33,18 @@ pub struct ModelInfo {
     pub quantization_group: Option<u32>,
     /// Weights in the network.
     pub parameters: u64,
-    /// Bytes the weights take in memory.
+    /// Bytes of the weights in memory.
     pub weight_bytes: u64,
-    /// Where it runs, such as `cpu`.
+    /// The device, such as `cpu`.
     pub device: String,
     /// The type it computes in.
     pub compute_type: Option<ComputeType>,
-    /// What inputs of quantized matrices become in prompts, such as `float32` or `int8`; `bfloat16x2`
-    /// is the sum of two bfloat16. `None` where the backend does not say.
+    /// The type to which inputs of quantized matrices are converted in prompts, such as `float32`
+    /// or `int8`; `bfloat16x2` is the sum of two bfloat16. `None` where the backend does not say.
     pub prompts: Option<String>,
-    /// Whether it knows how to format a conversation.
+    /// Whether it has a chat template.
     pub has_chat_template: bool,
-    /// The sampling that its makers recommend. The engine does not apply it: callers without wishes
-    /// of their own may.
+    /// The sampling options recommended by the model's authors. The engine does not apply them; a
+    /// caller may use them as defaults.
     pub sampling: SamplingDefaults,
 }

@@ -7,8 +7,8 @@ use crate::cancel::Interrupt;
 use crate::error::Result;
 use crate::message::Prompt;
 
-/// Keys, and queries where known, of every layer after one pass over a prompt, with positions
-/// applied (after RoPE).
+/// Keys, and queries where known, of every layer after one pass over a prompt. Rotary positions
+/// (RoPE) are applied.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -19,15 +19,16 @@ pub struct AttentionSnapshot {
     pub num_layers: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Key heads; fewer than query heads when groups share one. A model may have layers with
-    /// another number: the lists say how many each has.
+    /// Key heads; fewer than query heads where groups of queries share one. Layers may differ; the
+    /// length of each layer's list is its own number of heads.
     pub num_kv_heads: usize,
     /// Positions.
     pub seq_len: usize,
-    /// Elements per head. A model may have layers with another size: the vectors' lengths say.
+    /// Elements per head. Layers may differ; the length of each vector is `seq_len * head_dim` of
+    /// its layer.
     pub head_dim: usize,
-    /// `[layer][kv_head]`, each `seq_len * head_dim` row-major. A layer without keys of its own has
-    /// those that it looks at; one without attention has an empty list.
+    /// `[layer][kv_head]`, each `seq_len * head_dim` row-major. A layer that shares another layer's
+    /// keys has those keys; one without attention has an empty list.
     pub keys: Vec<Vec<Vec<f32>>>,
     /// `[layer][head]`, each `seq_len * head_dim` row-major. A layer without attention has an empty
     /// list.
@@ -41,54 +42,54 @@ pub struct AttentionSnapshot {
 pub struct HiddenStates {
     /// The prompt's ids.
     pub tokens: Vec<u32>,
-    /// The positions, as asked for.
+    /// The requested positions.
     pub positions: Vec<usize>,
     /// Elements of a hidden state.
     pub hidden_size: usize,
-    /// What the first block reads, `positions * hidden_size` row-major. Empty where the backend
-    /// does not show it.
+    /// The input of the first block, `positions * hidden_size` row-major. Empty if the backend does
+    /// not report it.
     pub embedding: Vec<f32>,
     /// `[block]`, each `positions * hidden_size` row-major.
     pub blocks: Vec<Vec<f32>>,
 }
 
-/// What the parts of a model add to the residual stream at some positions of a prompt.
+/// The contributions of a model's parts to the residual stream at some positions of a prompt.
 ///
-/// All lists are `positions * hidden_size`, row-major. Norms, scales and gates of a part count as
-/// its own, so that for each layer `l`, up to the rounding of float32, `residual[l] =
-/// residual[l - 1] + mixer[l] + feed_forward[l]`, and the embedding stands before layer 0.
+/// All lists are `positions * hidden_size`, row-major. A part includes its norms, scales and gates.
+/// For each layer `l`, up to float32 rounding, `residual[l] = residual[l - 1] + mixer[l] +
+/// feed_forward[l]`; the embedding precedes layer 0.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResidualTrace {
     /// The prompt's ids.
     pub tokens: Vec<u32>,
-    /// The positions, as asked for.
+    /// The requested positions.
     pub positions: Vec<usize>,
     /// Elements of a hidden state.
     pub hidden_size: usize,
-    /// What the first block reads.
+    /// The input of the first block.
     pub embedding: Vec<f32>,
     /// The blocks, first to last.
     pub layers: Vec<LayerTrace>,
 }
 
-/// What one block adds to the residual stream; see [`ResidualTrace`].
+/// The contributions of one block to the residual stream; see [`ResidualTrace`].
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LayerTrace {
-    /// What attention, or a recurrent layer, adds.
+    /// The contribution of attention or of a recurrent layer.
     pub mixer: Vec<f32>,
-    /// What the rest of the block adds.
+    /// The contribution of the rest of the block.
     pub feed_forward: Vec<f32>,
     /// The residual stream after the block.
     pub residual: Vec<f32>,
 }
 
 impl ResidualTrace {
-    /// The residual stream between the mixer and the feed-forward part of a layer. `None` for a
-    /// layer that is not there.
+    /// The residual stream between the mixer and the feed-forward part of a layer. `None` for an
+    /// unknown layer.
     #[must_use]
     pub fn between(&self, layer: usize) -> Option<Vec<f32>> {
         let traced = self.layers.get(layer)?;
@@ -106,54 +107,55 @@ impl ResidualTrace {
     }
 }
 
-/// How the last token of a prompt divides its attention.
+/// The attention weights of a prompt's last token.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AttentionWeights {
     /// The prompt's ids.
     pub tokens: Vec<u32>,
-    /// The layers that have attention and were asked for.
+    /// The requested layers that have attention.
     pub layers: Vec<usize>,
-    /// `[layer][head]`, each a weight for every position. They add up to 1, or to less where an
+    /// `[layer][head]`, each with one weight per position. Their sum is 1, or less where an
     /// attention sink takes a share.
     pub weights: Vec<Vec<Vec<f32>>>,
 }
 
-/// What the feed-forward part of each layer reads at some positions of a prompt: the residual
-/// stream after the norm that stands before the part.
+/// The input of each layer's feed-forward part at some positions of a prompt: the residual stream
+/// after the norm before that part.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FeedForwardInputs {
     /// The prompt's ids.
     pub tokens: Vec<u32>,
-    /// The positions, as asked for.
+    /// The requested positions.
     pub positions: Vec<usize>,
     /// Elements of a hidden state.
     pub hidden_size: usize,
-    /// `[layer]`, each `positions * hidden_size` row-major; empty for a layer without such a part.
+    /// `[layer]`, each `positions * hidden_size` row-major; empty for a layer without a
+    /// feed-forward part.
     pub layers: Vec<Vec<f32>>,
 }
 
-/// What the features of each layer's feed-forward part are worth at some positions of a prompt: what
-/// the down matrix reads, `act(gate(x)) * up(x)`, or without a gate `act(up(x))`. Of a layer that
-/// computes some features only, the others are 0.
+/// The activations of each layer's feed-forward features at some positions of a prompt: the input
+/// of the down matrix, `act(gate(x)) * up(x)`, or `act(up(x))` without a gate. In a layer that
+/// computes only some features, the others are 0.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FeedForwardActivations {
     /// The prompt's ids.
     pub tokens: Vec<u32>,
-    /// The positions, as asked for.
+    /// The requested positions.
     pub positions: Vec<usize>,
-    /// `[layer]`, each `positions * features` row-major; empty for a layer whose features are not
-    /// one list (experts), and for one without a feed-forward part.
+    /// `[layer]`, each `positions * features` row-major; empty for layers with experts and for
+    /// layers without a feed-forward part.
     pub layers: Vec<Vec<f32>>,
 }
 
 /// The feed-forward part of a layer, feature by feature. Matrices are `[features, hidden_size]`,
-/// row-major, in the numbers that the backend computes with.
+/// row-major, with the values that the backend computes with.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -162,34 +164,34 @@ pub struct FeedForwardWeights {
     pub features: usize,
     /// Elements of a hidden state.
     pub hidden_size: usize,
-    /// What the gate, or without one the up matrix, goes through: `silu`, `gelu`, `gelu_tanh`,
-    /// `relu` or `relu2`.
+    /// The activation of the gate, or of the up matrix where there is no gate: `silu`, `gelu`,
+    /// `gelu_tanh`, `relu` or `relu2`.
     pub activation: String,
-    /// The rows of the gate; without a gate those of the up matrix.
+    /// The rows of the gate matrix; of the up matrix where there is no gate.
     pub gate: Vec<f32>,
-    /// The rows of the up matrix, where there is a gate beside it.
+    /// The rows of the up matrix, if there is also a gate.
     pub up: Option<Vec<f32>>,
     /// The columns of the down matrix.
     pub down: Vec<f32>,
-    /// Of the gate, `[features]`.
+    /// The gate's bias, `[features]`.
     pub gate_bias: Option<Vec<f32>>,
-    /// Of the up matrix, `[features]`.
+    /// The up matrix's bias, `[features]`.
     pub up_bias: Option<Vec<f32>>,
-    /// Of the output, `[hidden_size]`; of experts, `[experts, hidden_size]`.
+    /// The output's bias, `[hidden_size]`; with experts, `[experts, hidden_size]`.
     pub down_bias: Option<Vec<f32>>,
-    /// How many experts the features are of, one expert's after another's, where the layer has
-    /// experts. A router chooses some for each token; an expert for all tokens is not among them.
+    /// The number of experts, if the layer has them; features are listed expert by expert. Only
+    /// experts that the router chooses count, not one that serves all tokens.
     pub experts: Option<usize>,
 }
 
-/// The matrices of a layer's attention, row by row, in the numbers that the backend computes with.
+/// The matrices of a layer's attention, row by row, with the values that the backend computes with.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AttentionProjections {
     /// Query heads.
     pub num_heads: usize,
-    /// Key heads; those of queries are groups that share one.
+    /// Key heads; groups of query heads share one.
     pub num_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -207,14 +209,14 @@ pub struct AttentionProjections {
 
 /// A model that shows its attention.
 pub trait AttentionInspector: TextModel {
-    /// Runs the prompt once and returns what attention saw.
+    /// Runs the prompt once and returns keys and queries of its attention.
     ///
     /// # Errors
     /// As [`TextModel::generate`].
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot>;
 
-    /// [`AttentionInspector::inspect_attention`], unless `interrupt` ends it. Engines ask between
-    /// the steps of a prompt; this one, for those that do not, asks before and after.
+    /// [`AttentionInspector::inspect_attention`], unless `interrupt` ends it. Engines check between
+    /// the steps of a prompt. This default checks before and after.
     ///
     /// # Errors
     /// As [`AttentionInspector::inspect_attention`] and [`Interrupt::check`].
@@ -232,8 +234,8 @@ pub trait AttentionInspector: TextModel {
     /// Runs the prompt once and returns the output of every block at `positions`.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], [`crate::ErrorKind::InvalidOption`] for positions beyond the
-    /// prompt, and [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    /// As [`TextModel::generate`]; [`crate::ErrorKind::InvalidOption`] for positions beyond the
+    /// prompt; [`crate::ErrorKind::Unsupported`] if the backend cannot report hidden states.
     fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
         let _ = (prompt, positions);
         Err(crate::error::Error::new(
@@ -259,8 +261,8 @@ pub trait AttentionInspector: TextModel {
         Ok(states)
     }
 
-    /// [`AttentionInspector::hidden_states_until`] of many prompts, each with positions of its own.
-    /// Engines run several in one pass; this one, for those that do not, runs one after the other.
+    /// [`AttentionInspector::hidden_states_until`] for several prompts, each with a list of
+    /// positions. Engines may run several prompts in one pass. This default runs them one by one.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states_until`], for any of the prompts, and
@@ -279,8 +281,8 @@ pub trait AttentionInspector: TextModel {
             .collect()
     }
 
-    /// What each part of the model adds to the residual stream at `positions` of a prompt, unless
-    /// `interrupt` ends it.
+    /// The contribution of each part of the model to the residual stream at `positions` of a
+    /// prompt, unless `interrupt` ends it.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states_until`].
@@ -297,12 +299,12 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The attention weights of the prompt's last token in `layers`, or in all; after the cap on
-    /// scores, windows and sinks. `interrupt` ends it.
+    /// The attention weights of the prompt's last token in `layers`, or in all layers, after the
+    /// score cap, sliding windows and sinks. `interrupt` ends it.
     ///
     /// # Errors
-    /// As [`AttentionInspector::inspect_attention_until`];
-    /// [`crate::ErrorKind::InvalidOption`] for a layer that is not there.
+    /// As [`AttentionInspector::inspect_attention_until`]; [`crate::ErrorKind::InvalidOption`] for
+    /// an unknown layer.
     fn attention_weights(
         &self,
         prompt: &Prompt,
@@ -316,8 +318,7 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// What the feed-forward part of each layer reads at `positions` of a prompt. `interrupt` ends
-    /// it.
+    /// The input of each layer's feed-forward part at `positions` of a prompt. `interrupt` ends it.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states_until`].
@@ -334,12 +335,12 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// What the features of each layer's feed-forward part are worth at `positions` of a prompt.
+    /// The activations of each layer's feed-forward features at `positions` of a prompt.
     /// `interrupt` ends it.
     ///
     /// # Errors
     /// As [`AttentionInspector::hidden_states_until`]. [`crate::ErrorKind::Unsupported`] also for a
-    /// layer that is computed by something that shows none.
+    /// layer whose implementation does not report them.
     fn feed_forward_activations(
         &self,
         prompt: &Prompt,
@@ -356,9 +357,9 @@ pub trait AttentionInspector: TextModel {
     /// The feed-forward part of a layer, feature by feature.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidOption`] for a layer that is not there, and
-    /// [`crate::ErrorKind::Unsupported`] for one without features of its own, and where the backend
-    /// does not have it.
+    /// [`crate::ErrorKind::InvalidOption`] for an unknown layer, and
+    /// [`crate::ErrorKind::Unsupported`] for one without separate features, or if the backend
+    /// cannot report them.
     fn feed_forward_weights(&self, layer: usize) -> Result<FeedForwardWeights> {
         let _ = layer;
         Err(crate::error::Error::new(
@@ -370,9 +371,9 @@ pub trait AttentionInspector: TextModel {
     /// The matrices of a layer's attention.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidOption`] for a layer that is not there, and
-    /// [`crate::ErrorKind::Unsupported`] for one without plain attention or without keys of its
-    /// own, and where the backend does not have it.
+    /// [`crate::ErrorKind::InvalidOption`] for an unknown layer, and
+    /// [`crate::ErrorKind::Unsupported`] for one without plain attention or that shares another
+    /// layer's keys, or if the backend cannot report them.
     fn attention_projections(&self, layer: usize) -> Result<AttentionProjections> {
         let _ = layer;
         Err(crate::error::Error::new(
@@ -381,11 +382,11 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The embeddings of tokens, `[tokens, hidden_size]` row-major, as the table has them.
+    /// The embeddings of tokens, `[tokens, hidden_size]` row-major, as stored in the table.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidOption`] for a token outside of the vocabulary, and
-    /// [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    /// [`crate::ErrorKind::InvalidOption`] for a token outside the vocabulary, and
+    /// [`crate::ErrorKind::Unsupported`] if the backend cannot report embeddings.
     fn token_embeddings(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         let _ = tokens;
         Err(crate::error::Error::new(
@@ -394,8 +395,8 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The products of the embeddings of all tokens, as the table has them, and some vectors,
-    /// `[vectors, hidden_size]` row-major: one list of `vocab_size` numbers a vector.
+    /// The dot products of all token embeddings, as stored, with `vectors`, `[vectors,
+    /// hidden_size]` row-major: one list of `vocab_size` numbers per vector.
     ///
     /// # Errors
     /// As [`AttentionInspector::unembed`].
@@ -407,14 +408,13 @@ pub trait AttentionInspector: TextModel {
         ))
     }
 
-    /// The logits that the model's last norm and head make of hidden states, `[states,
-    /// hidden_size]` row-major: of the last block's output these are the model's own, of an earlier
-    /// block's they are its "logit lens" (nostalgebraist, 2020). One list of `vocab_size` logits a
-    /// state.
+    /// The logits of hidden states, `[states, hidden_size]` row-major, by the model's last norm and
+    /// head. From the last block's output they are the model's own logits; from an earlier block's,
+    /// its "logit lens" (nostalgebraist, 2020). One list of `vocab_size` logits per state.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidOption`] when the numbers are no whole states, and
-    /// [`crate::ErrorKind::Unsupported`] where the backend does not have it.
+    /// [`crate::ErrorKind::InvalidOption`] if `states` is not a multiple of `hidden_size`, and
+    /// [`crate::ErrorKind::Unsupported`] if the backend cannot compute them.
     fn unembed(&self, states: &[f32]) -> Result<Vec<Vec<f32>>> {
         let _ = states;
         Err(crate::error::Error::new(
@@ -424,7 +424,7 @@ pub trait AttentionInspector: TextModel {
     }
 }
 
-/// Each prompt has its positions.
+/// Checks that each prompt has a list of positions.
 fn check_lists(prompts: &[Prompt], positions: &[Vec<usize>]) -> Result<()> {
     if prompts.len() == positions.len() {
         return Ok(());

@@ -1,8 +1,8 @@
 //! The contract between programs and language-model backends.
 //!
 //! A program chooses a backend **by name** (or lets the registry choose) and talks to the model
-//! through [`TextModel`]; a backend crate registers itself by being linked. This crate knows no
-//! backend, contains no engine and compiles anywhere in seconds.
+//! through [`TextModel`]; a backend crate registers itself by being linked. This crate does not
+//! depend on a backend, contains no engine and compiles on all platforms in seconds.
 //!
 //! # Using a model
 //!
@@ -20,26 +20,25 @@
 //! }
 //! ```
 //!
-//! - [`backends`] lists what is linked, [`backend()`] finds one by name, [`default_backend`] takes
-//!   the best that works here, [`load_model`] does all of it; [`discover()`] finds models on disk.
+//! - [`backends`] lists the linked backends, [`backend()`] finds one by name, [`default_backend`]
+//!   takes the best available one, and [`load_model`] does all of this. [`discover()`] finds models
+//!   on disk.
 //! - A [`TokenStream`] is an iterator of `Result<Token>`; dropping it cancels the request, and so
 //!   do a [`CancelToken`] and a deadline in [`GenerateOptions`].
-//! - Asynchronous programs have the feature `async`: `AsyncTokens` is a `Stream` of tokens on any
-//!   executor.
-//! - What only some models can do is reached through [`TextModel::as_token_model`] (ids and
-//!   logits), [`TextModel::as_trainable`], [`TextModel::as_steerable`],
-//!   [`TextModel::as_profiled`], [`TextModel::as_attention_inspector`],
-//!   [`TextModel::as_embedding_model`] and [`TextModel::as_rerank_model`]; [`Capabilities`] tell
-//!   beforehand.
-//! - Programs decide by [`ErrorKind`]; the text of an [`Error`] says what is wrong and what would
-//!   work.
+//! - Asynchronous programs enable the feature `async`: `AsyncTokens` is a `Stream` of tokens for
+//!   any executor.
+//! - Optional abilities are separate traits: [`TextModel::as_token_model`] (ids and logits),
+//!   [`TextModel::as_trainable`], [`TextModel::as_steerable`], [`TextModel::as_profiled`],
+//!   [`TextModel::as_attention_inspector`], [`TextModel::as_embedding_model`] and
+//!   [`TextModel::as_rerank_model`]. [`Capabilities`] say beforehand which ones exist.
+//! - Programs match on [`ErrorKind`]; the message of an [`Error`] says the fault and the remedy.
 //!
 //! # Writing a backend
 //!
-//! Implement [`Backend`], [`TextModel`] and, for its streams, [`TokenSource`]; then register it by
-//! name. This is a whole one, whose models recite a text. It passes the conformance suite, and so
-//! should yours (the crate `rust-mlx-inference-conformance`): options that a backend does not honor
-//! are refused ([`GenerateOptions::refuse_all_but`]), never passed over.
+//! Implement [`Backend`], [`TextModel`] and, for its streams, [`TokenSource`]; then register the
+//! backend by name. This is a complete backend, whose models recite a text. It passes the
+//! conformance suite, the crate `rust-mlx-inference-conformance`, and so should yours. A backend
+//! refuses the options that it does not honor ([`GenerateOptions::refuse_all_but`]).
 //!
 //! ```
 #![doc = include_str!("front_page.rs")]
@@ -133,5 +132,5 @@ pub use token::{
 pub use token_model::{LogitsOutput, TokenModel};
 pub use train::{Adapter, LoraConfig, TrainableModel};
 
-/// For [`register_backend!`]: a plugin needs no dependency of its own on it.
+/// For [`register_backend!`]: a plugin then needs no direct dependency on it.
 pub use inventory;

@@ -8,25 +8,24 @@ use serde_json::{Map, Value, json};
 
 /// One turn of a conversation.
 ///
-/// In JSON it has the shape of OpenAI's chat API: `role`, `content`, and where set `name`,
-/// `reasoning_content`, `tool_calls` and `tool_call_id`. The arguments of `tool_calls` are a text
-/// that is JSON. `content` may also be a list of text parts, which are put together, and `null`
-/// beside tool calls. Other fields are passed over.
+/// In JSON it has the shape of OpenAI's chat API: `role` and `content`, and if set, `name`,
+/// `reasoning_content`, `tool_calls` and `tool_call_id`. The arguments of `tool_calls` are a string
+/// that contains JSON. `content` may also be a list of text parts, which are concatenated, or
+/// `null` beside tool calls. Other fields are ignored.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what the model's template knows
-    /// besides.
+    /// The role: `system`, `user`, `assistant`, `tool`, or another one that the template knows.
     pub role: String,
     /// The text.
     pub content: String,
     /// The name of the participant, or of the tool that answers.
     pub name: Option<String>,
-    /// What the model thought before it answered.
+    /// The model's reasoning before its answer.
     pub reasoning: Option<String>,
     /// The tools that the model calls.
     pub tool_calls: Vec<ToolCall>,
-    /// The call that a message of the role `tool` answers.
+    /// The id of the call that a message with the role `tool` answers.
     pub tool_call_id: Option<String>,
 }
 
@@ -34,7 +33,7 @@ pub struct Message {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Its name within the conversation, which the answer repeats.
+    /// Its id within the conversation; the answer repeats it.
     pub id: String,
     /// The tool.
     pub name: String,
@@ -55,8 +54,8 @@ pub struct Tool {
     pub description: Option<String>,
     /// The JSON schema of its arguments, an object.
     pub parameters: Option<Value>,
-    /// Whether the client wants arguments to match the schema. Backends do not enforce it. A grammar
-    /// of the call does, where one is set.
+    /// Whether the client wants arguments to match the schema. Backends do not enforce it. A
+    /// grammar for the call does, if one is set.
     pub strict: bool,
 }
 
@@ -79,14 +78,14 @@ pub enum ChatEnd {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChatStart {
-    /// From its beginning, with what the template puts before the first message.
+    /// At its beginning, including the text that the template puts before the first message.
     #[default]
     Conversation,
-    /// From the text of the last message on. The messages before it are in a cache already.
+    /// At the text of the last message. The earlier messages are already in a cache.
     LastMessage,
 }
 
-/// A conversation, and everything else that a chat template is given.
+/// A conversation with the other inputs of a chat template.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChatPrompt {
@@ -94,7 +93,7 @@ pub struct ChatPrompt {
     pub messages: Vec<Message>,
     /// The tools that the model may call.
     pub tools: Vec<Tool>,
-    /// More names for the template, such as `enable_thinking`.
+    /// Additional variables for the template, such as `enable_thinking`.
     pub template: Map<String, Value>,
     /// Where the text ends.
     pub end: ChatEnd,
@@ -103,7 +102,7 @@ pub struct ChatPrompt {
 }
 
 impl Message {
-    /// A turn of any role.
+    /// A message with any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self {
             role: role.into(),
@@ -112,7 +111,7 @@ impl Message {
         }
     }
 
-    /// A turn of the user.
+    /// A message of the user.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new("user", content)
     }
@@ -122,7 +121,7 @@ impl Message {
         Self::new("system", content)
     }
 
-    /// A turn of the model.
+    /// A message of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
     }
@@ -142,7 +141,7 @@ impl Message {
         self
     }
 
-    /// Sets what the model thought before it answered.
+    /// Sets the model's reasoning.
     #[must_use]
     pub fn with_reasoning(mut self, reasoning: impl Into<String>) -> Self {
         self.reasoning = Some(reasoning.into());
@@ -156,7 +155,7 @@ impl Message {
         self
     }
 
-    /// Whether it has nothing but a role and a content.
+    /// Whether it has only a role and a content.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.name.is_none()
@@ -165,8 +164,8 @@ impl Message {
             && self.tool_call_id.is_none()
     }
 
-    /// The message as chat templates read it, by Hugging Face's convention: arguments of tool calls
-    /// are objects rather than texts.
+    /// The message as chat templates read it by Hugging Face's convention: arguments of tool calls
+    /// are objects, not strings.
     #[must_use]
     pub fn to_template(&self) -> Value {
         self.json(|arguments| Value::Object(arguments.clone()))
@@ -265,7 +264,7 @@ impl ChatPrompt {
         self
     }
 
-    /// Adds a name for the template.
+    /// Adds a variable for the template.
     #[must_use]
     pub fn with_template(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.template.insert(name.into(), value.into());
@@ -286,7 +285,7 @@ impl ChatPrompt {
         self
     }
 
-    /// Whether a backend can honor it that knows only roles and contents.
+    /// Whether a backend that knows only roles and contents can honor it.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.messages.iter().all(Message::is_plain)
@@ -323,7 +322,7 @@ impl<'de> Deserialize<'de> for Message {
         let tool_calls = fields.tool_calls.unwrap_or_default();
         let content = match fields.content {
             Some(content) => content.text().map_err(D::Error::custom)?,
-            // A call needs no words.
+            // A tool call needs no content.
             None if !tool_calls.is_empty() => String::new(),
             None => return Err(D::Error::missing_field("content")),
         };
@@ -338,8 +337,8 @@ impl<'de> Deserialize<'de> for Message {
     }
 }
 
-/// A content as clients write it. The readers of both are written by hand: serde's `untagged`
-/// copies a value before it reads it.
+/// The content in the forms that clients send. Its deserializer is handwritten, because serde's
+/// `untagged` first copies the value.
 enum Content {
     Text(String),
     Parts(Vec<Part>),
@@ -534,13 +533,14 @@ impl<'de> Deserialize<'de> for Tool {
     }
 }
 
-/// What a model continues.
+/// The input that a model continues.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
-    /// Text, encoded with the special tokens the model wants around it, without a chat template.
+    /// Text without a chat template, encoded with the special tokens that the model expects around
+    /// it.
     Text(String),
-    /// Token ids, used exactly as they are.
+    /// Token ids, used unchanged.
     Tokens(Vec<u32>),
 }
 

@@ -1,4 +1,4 @@
-//! Messages, tools and prompts: their JSON is OpenAI's.
+//! The JSON of messages, tools and prompts is OpenAI's.
 
 use super::*;
 

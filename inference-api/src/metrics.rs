@@ -1,4 +1,5 @@
-//! What a request took. Measuring is the backend's; here are the figures and their rates.
+//! The cost of a request in time, tokens and memory. Backends measure; this file holds the figures
+//! and computes rates.
 
 use std::time::Duration;
 
@@ -12,13 +13,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct GenerateMetrics {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt that earlier requests had computed.
+    /// Tokens of the prompt that came from the cache of earlier requests.
     pub cached_tokens: usize,
     /// Tokens produced.
     pub generated_tokens: usize,
-    /// Tokens guessed, by a draft model or by looking up.
+    /// Tokens proposed by a draft model or by prompt lookup.
     pub draft_tokens: usize,
-    /// Those of them that were right.
+    /// Proposed tokens that the model accepted.
     pub accepted_draft_tokens: usize,
     /// From the start to the first token.
     pub prefill_time: Duration,
@@ -26,11 +27,10 @@ pub struct GenerateMetrics {
     pub decode_time: Duration,
     /// From the start to the end.
     pub total_time: Duration,
-    /// From the start to the first token, queueing included.
+    /// From the start to the first token, including queueing.
     pub time_to_first_token: Duration,
-    /// The most memory that the backend had in use at once while the request ran, weights included,
-    /// in bytes. Concurrent requests share it. It is the peak of all of them, from the start of the
-    /// first overlapping one on.
+    /// Peak memory of the backend during the request, including weights, in bytes. Concurrent
+    /// requests share this figure: it is the peak since the first overlapping request began.
     pub peak_memory_bytes: u64,
     /// Memory in use at the end, in bytes.
     pub active_memory_bytes: u64,
@@ -55,7 +55,7 @@ impl GenerateMetrics {
         )
     }
 
-    /// The part of the guessed tokens that was right; 0 when none was guessed.
+    /// The fraction of proposed tokens that were accepted; 0 when none were proposed.
     #[must_use]
     pub fn draft_acceptance(&self) -> f64 {
         if self.draft_tokens == 0 {
@@ -64,7 +64,7 @@ impl GenerateMetrics {
         self.accepted_draft_tokens as f64 / self.draft_tokens as f64
     }
 
-    /// Tokens per second after the first (which the prefill paid for); 0 when unknown.
+    /// Tokens per second after the first token, which counts as prefill; 0 when unknown.
     #[must_use]
     pub fn decode_tokens_per_second(&self) -> f64 {
         rate(self.generated_tokens.saturating_sub(1), self.decode_time)
@@ -98,8 +98,8 @@ impl Serialize for GenerateMetrics {
 }
 
 impl<'de> Deserialize<'de> for GenerateMetrics {
-    /// Reads what [`Serialize`] writes. Fields left out are zero; the rates are computed, so those
-    /// in the input are passed over.
+    /// Reads what [`Serialize`] writes. Missing fields are zero; rates are computed, so those in
+    /// the input are ignored.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]

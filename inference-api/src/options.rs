@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sampling::{Grammar, LogitsProcessorFactory};
 use crate::steering::Steering;
 
-/// Chained setters, `with_x(value)`, of a field or of a field of a group.
+/// Defines chained setters, `with_x(value)`, for fields and for fields of groups.
 macro_rules! setters {
     ($($(#[$doc:meta])* $with:ident($($field:ident).+: $ty:ty);)*) => {
         $(
@@ -49,8 +49,7 @@ fn unsupported<T>(backend: &str, option: &str) -> Result<T> {
     ))
 }
 
-/// The first field of `options`, or of a group of them, that differs from `usual` and is not
-/// `known`.
+/// The first field of `options`, or of its groups, that differs from `usual` and is not `known`.
 fn first_changed<T: Serialize>(
     options: &T,
     usual: &T,
@@ -74,12 +73,12 @@ const GROUPS: [&str; 7] = [
     "speculative",
 ];
 
-/// The fields of options in JSON, with those of groups in the groups' places.
+/// The options as JSON, with the fields of groups moved to the top level.
 fn fields<T: Serialize>(options: &T) -> Result<serde_json::Map<String, serde_json::Value>> {
     use serde_json::Value;
     let all = match serde_json::to_value(options) {
         Ok(Value::Object(all)) => all,
-        // A number that JSON does not have, which no valid option is.
+        // JSON has no such number, and no valid option has it.
         other => return invalid(format!("the options cannot be written as JSON: {other:?}")),
     };
     let mut fields = serde_json::Map::new();
@@ -94,7 +93,7 @@ fn fields<T: Serialize>(options: &T) -> Result<serde_json::Map<String, serde_jso
 
 /// How to generate.
 ///
-/// The setters take the fields of all groups, and the groups:
+/// There are setters for groups, and for the fields of all groups:
 ///
 /// ```
 /// use inference::{GenerateOptions, StopOptions};
@@ -114,9 +113,9 @@ fn fields<T: Serialize>(options: &T) -> Result<serde_json::Map<String, serde_jso
 /// # Ok::<(), inference::Error>(())
 /// ```
 ///
-/// What changes logits applies in this order: repetition, presence and frequency penalties, logit
-/// bias, logits processors, banned tokens, `min_tokens`, grammar. What chooses among tokens
-/// follows, as [`SamplingOptions`] say.
+/// Changes of logits apply in this order: repetition, presence and frequency penalties, logit bias,
+/// logits processors, banned tokens, `min_tokens`, grammar. Then [`SamplingOptions`] choose a
+/// token.
 #[non_exhaustive]
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -124,24 +123,24 @@ pub struct GenerateOptions {
     /// The most tokens to produce; 0 produces none and ends with
     /// [`FinishReason::Length`](crate::FinishReason::Length).
     pub max_tokens: usize,
-    /// How one token is chosen among many.
+    /// How a token is chosen.
     pub sampling: SamplingOptions,
-    /// What discourages repetition.
+    /// Penalties for repetition.
     pub penalties: PenaltyOptions,
-    /// What the reply may hold.
+    /// Constraints on the reply.
     pub constraints: ConstraintOptions,
-    /// What ends the reply, besides its length.
+    /// Conditions that end the reply, besides its length.
     pub stop: StopOptions,
-    /// What comes with each token.
+    /// Additional data returned with each token.
     pub output: OutputOptions,
-    /// How the prompt is computed.
+    /// Prefill of the prompt.
     pub prefill: PrefillOptions,
     /// Speculative decoding.
     pub speculative: SpeculativeOptions,
-    /// What is changed inside the model for this request.
+    /// Edits of activations for this request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steering: Option<Steering>,
-    /// What ends the request early: another thread, or a time.
+    /// Conditions that end the request early.
     #[serde(skip)]
     pub interrupt: Interrupt,
 }
@@ -177,23 +176,23 @@ impl GenerateOptions {
         /// Sets how tokens are chosen.
         with_sampling(sampling: SamplingOptions);
 
-        /// Sets what discourages repetition.
+        /// Sets the penalties for repetition.
         with_penalties(penalties: PenaltyOptions);
 
-        /// Sets what the reply may hold.
+        /// Sets the constraints on the reply.
         with_constraints(constraints: ConstraintOptions);
-        /// Sets tokens that the reply begins with.
+        /// Sets tokens with which the reply begins.
         with_forced_tokens(constraints.forced_tokens: impl Into<Vec<u32>>);
-        /// Sets what is added to the logits of single tokens.
+        /// Sets values added to the logits of single tokens.
         with_logit_bias(constraints.logit_bias: impl Into<BTreeMap<u32, f32>>);
-        /// Sets what changes the logits.
+        /// Sets functions that change the logits.
         with_logits_processors(constraints.logits_processors: impl Into<Vec<LogitsProcessorFactory>>);
         /// Sets tokens that are never drawn.
         with_banned_tokens(constraints.banned_tokens: impl Into<Vec<u32>>);
-        /// Sets what the reply must look like.
+        /// Sets the grammar of the reply.
         with_grammar(constraints.grammar: impl Into<Option<Grammar>>);
 
-        /// Sets what ends the reply.
+        /// Sets the stop conditions.
         with_stop_options(stop: StopOptions);
         /// Sets strings that end the reply.
         with_stop(stop.stop_strings: impl Into<Vec<String>>);
@@ -201,10 +200,10 @@ impl GenerateOptions {
         with_stop_tokens(stop.stop_tokens: impl Into<Vec<u32>>);
         /// Sets whether to go on after the end-of-text token.
         with_ignore_eos(stop.ignore_eos: bool);
-        /// Sets the least tokens of the reply.
+        /// Sets the minimum number of tokens in the reply.
         with_min_tokens(stop.min_tokens: usize);
 
-        /// Sets what comes with each token.
+        /// Sets the data returned with each token.
         with_output(output: OutputOptions);
         /// Sets how many alternatives come with each token's log-probability; `None` is off.
         with_logprobs(output.logprobs: impl Into<Option<usize>>);
@@ -215,35 +214,35 @@ impl GenerateOptions {
         with_prefill(prefill: PrefillOptions);
         /// Sets how many positions of the prompt go into one forward pass.
         with_prefill_step_size(prefill.prefill_step_size: usize);
-        /// Sets whether earlier requests are reused and this one is kept.
+        /// Sets whether the caches of earlier requests are reused and this one's are kept.
         with_cache_prompt(prefill.cache_prompt: bool);
-        /// Sets with whom computed beginnings of prompts are shared.
+        /// Sets the group of requests that share cached prompt prefixes.
         with_cache_salt(prefill.cache_salt: impl Into<Option<String>>);
-        /// Sets the function that is told of the prompt's progress.
+        /// Sets the function that receives the prefill progress.
         with_progress(prefill.progress: impl Into<Option<Progress>>);
 
         /// Sets speculative decoding.
         with_speculative(speculative: SpeculativeOptions);
-        /// Sets how many tokens are proposed at a time.
+        /// Sets how many tokens are proposed per step.
         with_num_draft_tokens(speculative.num_draft_tokens: usize);
         /// Sets the length of the n-gram of the prompt lookup.
         with_prompt_lookup(speculative.prompt_lookup: usize);
 
-        /// Sets what is changed inside the model.
+        /// Sets the edits of activations.
         with_steering(steering: impl Into<Option<Steering>>);
 
-        /// Sets what ends the request early.
+        /// Sets the conditions that end the request early.
         with_interrupt(interrupt: Interrupt);
-        /// Sets the flag that stops the request.
+        /// Sets the flag that cancels the request.
         with_cancel(interrupt.cancel: impl Into<Option<CancelToken>>);
-        /// Sets the time that stops the request.
+        /// Sets the deadline of the request.
         with_deadline(interrupt.deadline: impl Into<Option<Instant>>);
     }
 
-    /// Checks every field of every group. A backend calls it once, where a request enters.
+    /// Checks every field of every group. A backend calls it once, when a request arrives.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the field, its value and what is allowed.
+    /// [`ErrorKind::InvalidOption`] naming the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         Parameter::all().try_for_each(|parameter| parameter.check(parameter.of(self)))?;
         self.stop.validate()?;
@@ -262,11 +261,11 @@ impl GenerateOptions {
                  set one of them",
             ));
         }
-        // Last: a grammar may be long.
+        // Checked last, because a grammar may be long.
         self.constraints.validate()
     }
 
-    /// Whether the request should end now; engines ask between steps.
+    /// Checks whether the request should end now; engines call it between steps.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] or [`ErrorKind::DeadlineExceeded`].
@@ -274,11 +273,11 @@ impl GenerateOptions {
         self.interrupt.check()
     }
 
-    /// Refuses every option that is neither as by default nor in `honored`, by the names of the
-    /// fields, without their groups. A backend that calls it after [`GenerateOptions::validate`]
-    /// passes over none of them, those of later versions included. Options that only change how
-    /// fast the same reply comes are not refused. The cancel token and the deadline are for
-    /// every backend to honor.
+    /// Refuses every option that differs from its default and is not in `honored`; options are
+    /// named by field, without the group. A backend that calls it after
+    /// [`GenerateOptions::validate`] ignores no option, including those of later versions. Options
+    /// that change only the speed are not refused. Every backend must honor the cancel token and
+    /// the deadline.
     ///
     /// ```
     /// use inference::{ErrorKind, GenerateOptions};
@@ -300,11 +299,11 @@ impl GenerateOptions {
         }
     }
 
-    /// The name of the first option that [`GenerateOptions::refuse_all_but`] refuses, for backends
-    /// with a message of their own.
+    /// The first option that [`GenerateOptions::refuse_all_but`] would refuse, for backends with
+    /// their own message.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a number that JSON does not have; valid options have none.
+    /// [`ErrorKind::InvalidOption`] for a number that JSON lacks; valid options have none.
     pub fn first_not_of(&self, honored: &[&str]) -> Result<Option<String>> {
         const FASTER: [&str; 4] = [
             "prefill_step_size",
@@ -313,18 +312,18 @@ impl GenerateOptions {
             "prompt_lookup",
         ];
         let known = |name: &str| honored.contains(&name) || FASTER.contains(&name);
-        // Functions are not in JSON.
+        // Functions have no form in JSON.
         if !self.constraints.logits_processors.is_empty() && !known("logits_processors") {
             return Ok(Some(String::from("logits_processors")));
         }
         first_changed(self, &Self::default(), known)
     }
 
-    /// The fields of all groups by name, as [`GenerateOptions::refuse_all_but`] names them: for
-    /// backends that send options to another process.
+    /// The fields of all groups by name, as in [`GenerateOptions::refuse_all_but`]. Backends use it
+    /// to send options to another process.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a number that JSON does not have; valid options have none.
+    /// [`ErrorKind::InvalidOption`] for a number that JSON lacks; valid options have none.
     pub fn to_flat_json(&self) -> Result<serde_json::Map<String, serde_json::Value>> {
         fields(self)
     }

@@ -1,4 +1,4 @@
-//! Where the time of a decode step goes: the parts of a step, measured one by one.
+//! The time of each part of a decode step, measured one by one.
 
 use std::fmt;
 
@@ -17,26 +17,26 @@ use crate::options::GenerateOptions;
 pub enum StepPart {
     /// Ids to vectors.
     Embedding,
-    /// Norms, and sums with the residual stream that no product computes along.
+    /// Norms, and residual sums that are not fused into a product.
     Norm,
     /// The projections of queries, keys and values.
     Qkv,
     /// Norms and rotation of queries and keys, the KV cache, scores, softmax and the sum of values.
     Attention,
-    /// The projection of what attention found.
+    /// The output projection of attention.
     Output,
     /// The whole mixer of a layer that is not plain attention, such as a recurrent one, with the norm
     /// before it.
     Mixer,
     /// The feed-forward part: one expert, or a mixture.
     Mlp,
-    /// Inputs and factors that a family has besides.
+    /// Inputs and factors that only some families have.
     Extra,
     /// The last hidden state to logits.
     Head,
     /// Logits to a token.
     Sampling,
-    /// The caches, and whatever else the step leaves.
+    /// Caches and everything else in the step.
     Rest,
 }
 
@@ -85,16 +85,16 @@ impl fmt::Display for StepPart {
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PartTime {
-    /// The layer; `None` for what all layers share.
+    /// The layer; `None` for parts outside the layers.
     pub layer: Option<usize>,
     /// The part.
     pub part: StepPart,
-    /// Seconds of a step, the mean of all steps.
+    /// The mean seconds per step.
     pub seconds: f64,
 }
 
 impl PartTime {
-    /// These.
+    /// A time of one part.
     #[must_use]
     pub fn new(layer: Option<usize>, part: StepPart, seconds: f64) -> Self {
         Self {
@@ -105,29 +105,29 @@ impl PartTime {
     }
 }
 
-/// The times of a decode step. Each part is evaluated before the next begins, so that its time is
-/// its own. A step without that shares operations between parts and is faster:
+/// The times of a decode step. Each part is evaluated before the next one begins, so times do not
+/// overlap. An ordinary step fuses operations across parts and is faster:
 /// [`plain_step_seconds`](Self::plain_step_seconds).
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepProfile {
-    /// Measured steps.
+    /// The number of measured steps.
     pub steps: usize,
-    /// Positions in the caches before the first of them.
+    /// Positions in the caches before the first measured step.
     pub context: usize,
-    /// The mean time of a measured step, by a clock around it: the sum of [`Self::parts`].
+    /// The mean wall-clock time of a measured step; equals the sum of [`Self::parts`].
     pub step_seconds: f64,
-    /// The mean time of a step whose parts are not evaluated one by one, at the same positions.
+    /// The mean time of an ordinary step at the same positions.
     pub plain_step_seconds: f64,
-    /// The tokens, in order; plain and measured steps draw one in turn.
+    /// The tokens in order; ordinary and measured steps alternate.
     pub tokens: Vec<u32>,
-    /// The parts, sorted by layer, then in the order of a step; what all layers share comes first.
+    /// The parts, sorted by layer, then by order in a step; parts outside the layers come first.
     pub parts: Vec<PartTime>,
 }
 
 impl StepProfile {
-    /// The seconds of a part in all layers.
+    /// The seconds of a part, summed over all layers.
     #[must_use]
     pub fn total(&self, part: StepPart) -> f64 {
         let own = self.parts.iter().filter(|time| time.part == part);
@@ -141,11 +141,11 @@ impl StepProfile {
     }
 }
 
-/// A model that measures its steps.
+/// A model that can profile its decode steps.
 pub trait ProfiledModel: TextModel {
-    /// Runs `prompt`, then decodes [`GenerateOptions::max_tokens`] tokens by the options' sampling,
-    /// each in a step whose parts are measured, and as many without, in turn. Nothing stops early,
-    /// and no cache is kept. `interrupt` ends it.
+    /// Runs `prompt`, then decodes [`GenerateOptions::max_tokens`] tokens in measured steps and as
+    /// many in ordinary steps, alternating, with the options' sampling. Generation does not stop
+    /// early, and no cache is kept. `interrupt` ends it.
     ///
     /// # Errors
     /// As [`TextModel::generate`], and [`Interrupt::check`];

@@ -1,4 +1,4 @@
-//! What a model has computed of a prompt, kept in a file.
+//! The computed state of a prompt, saved in a file.
 
 use std::path::Path;
 
@@ -12,15 +12,14 @@ use crate::token::TokenStream;
 /// A model that saves the computed state of a prompt.
 pub trait PromptCacheModel: TextModel {
     /// Runs a prompt and writes its computed state to the file `path`, with its tokens and the
-    /// model's identity. Returns the number of tokens. The file is replaced as a whole or not at
-    /// all.
+    /// model's identity. Returns the number of tokens. The file is replaced atomically.
     ///
     /// # Errors
     /// As [`TextModel::generate`], and [`crate::ErrorKind::Io`] when the file cannot be written.
     fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize>;
 
-    /// [`PromptCacheModel::save_prompt_cache`], unless `interrupt` ends it. Engines ask between the
-    /// steps of the prompt, and then write nothing. This default, for those that do not, asks
+    /// [`PromptCacheModel::save_prompt_cache`], unless `interrupt` ends it. Engines check between
+    /// the steps of the prompt; an interrupted call writes no file. This default checks only
     /// before.
     ///
     /// # Errors
@@ -35,15 +34,15 @@ pub trait PromptCacheModel: TextModel {
         self.save_prompt_cache(prompt, path)
     }
 
-    /// Reads the file of [`PromptCacheModel::save_prompt_cache`]. The next prompt that begins with
-    /// the tokens returned is then not computed from the start.
+    /// Loads a file of [`PromptCacheModel::save_prompt_cache`]. A later prompt that begins with the
+    /// returned tokens reuses the state.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidModel`] for a damaged file or one of another model, and
-    /// [`crate::ErrorKind::Unsupported`] for one that does not say its tokens.
+    /// [`crate::ErrorKind::Unsupported`] for one without token ids.
     fn load_prompt_cache(&self, path: &Path) -> Result<Vec<u32>>;
 
-    /// The number of tokens that a file holds. This default reads all of it.
+    /// The number of tokens that a file holds. This default reads the whole file.
     ///
     /// # Errors
     /// As [`PromptCacheModel::load_prompt_cache`].
@@ -51,9 +50,9 @@ pub trait PromptCacheModel: TextModel {
         self.load_prompt_cache(path).map(|tokens| tokens.len())
     }
 
-    /// Goes on from a file with `prompt`, which begins where the file's prompt ends: a text gets no
-    /// tokens that begin one. Engines do it also for files that do not say their tokens, such as
-    /// those of mlx-lm; penalties then see `prompt` alone.
+    /// Continues a file with `prompt`, which follows the file's prompt: a text gets no start
+    /// tokens. Engines may accept files without token ids, such as those of mlx-lm; penalties then
+    /// apply to `prompt` alone.
     ///
     /// # Errors
     /// As [`PromptCacheModel::load_prompt_cache`] and [`TextModel::generate`].

@@ -1,6 +1,5 @@
-//! Which backends there are, and choosing among them. Backends come from linked crates (through
-//! `inventory`) and from explicit calls of [`register`]. No backend is known here by more than its
-//! name.
+//! The registry of backends, and the choice among them. Backends come from linked crates (through
+//! `inventory`) and from explicit calls of [`register`]. The registry knows backends only by name.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +10,7 @@ use crate::backend::{Backend, Capabilities, TextModel};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::LoadOptions;
 
-/// The order in which [`default_backend`] prefers names; then any other, by name.
+/// The preferred order of names for [`default_backend`]; other names follow in sorted order.
 pub const PREFERENCE: [&str; 5] = ["metal", "cuda", "rocm", "llama_cpp", "cpu"];
 
 const NOTHING_LINKED: &str = "no backend is linked into this program; depend on a backend crate such as `rust-mlx-metal-backend` and \
@@ -26,8 +25,8 @@ pub struct BackendRegistration {
 }
 
 impl BackendRegistration {
-    /// A backend called `name`, which `make` makes when the registry is first asked. The backend's
-    /// own [`Backend::name`] must be the same. `make` must not ask the registry.
+    /// A backend called `name`, created by `make` at the first use of the registry. The backend's
+    /// own [`Backend::name`] must be the same. `make` must not use the registry.
     #[must_use]
     pub const fn new(name: &'static str, make: fn() -> Box<dyn Backend>) -> Self {
         Self {
@@ -37,7 +36,7 @@ impl BackendRegistration {
         }
     }
 
-    /// Says where the registration stands in source, for the error about two of one name.
+    /// Sets the place of the registration in source, for the error about duplicate names.
     #[must_use]
     pub const fn with_origin(mut self, origin: &'static str) -> Self {
         self.origin = origin;
@@ -60,8 +59,8 @@ macro_rules! register_backend {
     };
 }
 
-/// A backend under the name it was registered by. The name is kept here, since asking the backend
-/// runs a plugin's code.
+/// A backend with the name under which it was registered. The name is stored, because a call to the
+/// backend runs plugin code.
 struct Entry {
     name: String,
     origin: &'static str,
@@ -91,13 +90,13 @@ impl Duplicate {
 struct Registry {
     /// Sorted by name, each name once.
     entries: Vec<Entry>,
-    /// Sorted by name. None of these is served, so that neither claimant shadows the other.
+    /// Sorted by name. They are never returned, so that neither claimant shadows the other.
     duplicates: Vec<Duplicate>,
 }
 
 static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(|| {
     let mut linked: Vec<_> = inventory::iter::<BackendRegistration>.into_iter().collect();
-    // The linker's order is not stable; names and places in source are.
+    // The linker's order is not stable, so entries are sorted by name and place in source.
     linked.sort_by_key(|r| (r.name, r.origin));
     let mut registry = Registry {
         entries: Vec::new(),
@@ -119,9 +118,10 @@ static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(|| {
     RwLock::new(registry)
 });
 
-/// Makes a linked backend; a plugin that fails at that is listed as unavailable.
+/// Creates a linked backend; a plugin that fails is listed as unavailable.
 fn make(registration: &BackendRegistration) -> Arc<dyn Backend> {
-    // Names are compared in here too: `name` and the drop of a refused backend are plugin code.
+    // The name is compared in here, because `name` and the drop of a refused backend are plugin
+    // code.
     let made = catch_unwind(|| {
         let backend = (registration.make)();
         if backend.name() == registration.name {
@@ -149,7 +149,7 @@ fn make(registration: &BackendRegistration) -> Arc<dyn Backend> {
     })
 }
 
-/// Stands in the list for a plugin that could not be made.
+/// Represents a plugin that could not be created.
 struct Broken {
     name: &'static str,
     reason: String,
@@ -179,7 +179,7 @@ impl Backend for Broken {
     }
 }
 
-/// `: message` of a panic that has one.
+/// `: message` of a panic, if it has a message.
 fn said(panic: &(dyn Any + Send)) -> String {
     let message = panic
         .downcast_ref::<&str>()
@@ -197,7 +197,7 @@ fn read<R>(f: impl FnOnce(&Registry) -> R) -> R {
 ///
 /// # Errors
 /// [`ErrorKind::DuplicateBackend`] when the name is taken; [`ErrorKind::InvalidOption`] when it is
-/// empty or has white space around it.
+/// empty or has surrounding white space.
 pub fn register(backend: Arc<dyn Backend>) -> Result<()> {
     let name = backend.name().to_owned();
     if name.is_empty() || name.trim() != name {
@@ -235,9 +235,8 @@ pub fn register(backend: Arc<dyn Backend>) -> Result<()> {
     }
 }
 
-/// Every backend there is, available or not, sorted by name. A linked backend that could not be
-/// made is among them, as an unavailable one with the reason; names claimed twice are not, see
-/// [`duplicates`].
+/// All backends, available or not, sorted by name. A linked backend that could not be created is
+/// listed as unavailable with the reason. Names claimed twice are not listed; see [`duplicates`].
 #[must_use]
 pub fn backends() -> Vec<Arc<dyn Backend>> {
     read(|r| r.entries.iter().map(|e| Arc::clone(&e.backend)).collect())
@@ -250,13 +249,13 @@ pub fn duplicates() -> Vec<String> {
     read(|r| r.duplicates.iter().map(|d| d.name.clone()).collect())
 }
 
-/// Names and backends, sorted by name.
+/// All backends with their names, sorted by name.
 fn named() -> Vec<(String, Arc<dyn Backend>)> {
     let pair = |e: &Entry| (e.name.clone(), Arc::clone(&e.backend));
     read(|r| r.entries.iter().map(pair).collect())
 }
 
-/// The error about `name`, if several crates claim it.
+/// Fails if several crates claim `name`.
 fn refuse_duplicate(name: &str) -> Result<()> {
     let found = |r: &Registry| {
         let duplicate = r.duplicates.iter().find(|d| d.name == name);
@@ -265,10 +264,10 @@ fn refuse_duplicate(name: &str) -> Result<()> {
     read(found).map_or(Ok(()), Err)
 }
 
-/// Whether a backend can work. A plugin that panics when asked cannot.
+/// Whether a backend can work. A plugin that panics counts as unavailable.
 ///
 /// # Errors
-/// The reason why it cannot.
+/// The reason why it is unavailable.
 pub fn availability(backend: &dyn Backend) -> Result<(), String> {
     let asked = catch_unwind(AssertUnwindSafe(|| {
         if backend.available() {
@@ -301,8 +300,9 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// The backend called `name`; an empty name means [`default_backend`].
 ///
 /// # Errors
-/// [`ErrorKind::UnknownBackend`] listing what there is, [`ErrorKind::UnavailableBackend`] with the
-/// reason and what is available, [`ErrorKind::DuplicateBackend`] when several crates claim it.
+/// [`ErrorKind::UnknownBackend`] listing the known names; [`ErrorKind::UnavailableBackend`] with
+/// the reason and the available names; [`ErrorKind::DuplicateBackend`] when several crates claim
+/// the name.
 pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
     if name.is_empty() {
         return default_backend();
@@ -348,8 +348,7 @@ fn unknown(name: &str, all: &[(String, Arc<dyn Backend>)]) -> Error {
     Error::new(ErrorKind::UnknownBackend, message)
 }
 
-/// Edits from one name to the other (Levenshtein), case aside. Long names are compared by their
-/// beginnings.
+/// The Levenshtein distance between two names, ignoring case. Long names are truncated.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_lowercase(), b.to_lowercase());
     let b: Vec<char> = b.chars().take(64).collect();
@@ -366,11 +365,11 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The best available backend: the first of [`PREFERENCE`], then any other by name.
+/// The best available backend by [`PREFERENCE`], then by name.
 ///
 /// # Errors
-/// [`ErrorKind::NoBackend`] when none is linked or none can work, with the reasons;
-/// [`ErrorKind::DuplicateBackend`] when several crates claim a name that stands before the first
+/// [`ErrorKind::NoBackend`] with the reasons when none is linked or available;
+/// [`ErrorKind::DuplicateBackend`] when several crates claim a name that precedes the first
 /// available one.
 pub fn default_backend() -> Result<Arc<dyn Backend>> {
     let all = named();
@@ -405,8 +404,8 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
 /// Loads the model at `path` with the backend that `options` name, or the default one.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] when there is nothing at `path`, before a backend is asked; else as
-/// [`LoadOptions::validate`], [`backend()`] and [`Backend::load_model`].
+/// [`ErrorKind::ModelNotFound`] when `path` does not exist, before any backend is called; otherwise
+/// as [`LoadOptions::validate`], [`backend()`] and [`Backend::load_model`].
 pub fn load_model(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Box<dyn TextModel>> {
     let path = path.as_ref();
     options.validate()?;

@@ -1,4 +1,4 @@
-//! Models whose feed-forward parts can be computed in two ways: by a plan, and as they were trained.
+//! Models that compute feed-forward parts in two ways: by a plan, and densely.
 
 use crate::backend::TextModel;
 use crate::cancel::Interrupt;
@@ -7,22 +7,22 @@ use crate::message::Prompt;
 use crate::options::FeedForwardPlan;
 use crate::token_model::LogitsOutput;
 
-/// A model that was loaded with a plan for its feed-forward parts other than dense.
+/// A model loaded with a feed-forward plan that is not dense.
 pub trait RoutedModel: TextModel {
     /// The plan.
     fn feed_forward_plan(&self) -> &FeedForwardPlan;
 
-    /// Whether all parts as they were trained are in memory:
+    /// Whether all parts are in memory for dense computation;
     /// [`LoadOptions::walk_only`](crate::LoadOptions::walk_only) leaves some out.
     fn has_dense(&self) -> bool;
 
-    /// Logits after the last token of a prompt, `[1, vocab]`, by the plan or, where `dense`, with all
-    /// parts as they were trained. Nothing that earlier requests have computed is used.
+    /// Logits after the last token of a prompt, `[1, vocab]`, by the plan, or densely if `dense` is
+    /// set. Caches of earlier requests are not used.
     ///
     /// # Errors
     /// As [`TokenModel::logits_until`](crate::TokenModel::logits_until);
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for `dense` where the model does
-    /// not have it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for `dense` if parts are not in
+    /// memory.
     fn routed_logits_until(
         &self,
         prompt: &Prompt,

@@ -1,5 +1,5 @@
-//! What constrains or changes the choice of tokens beyond plain numbers: grammars, and logits
-//! processors written in Rust. How tokens are drawn is each backend's own; the numbers are in
+//! Constraints on tokens that are not plain numbers: grammars, and logits processors written in
+//! Rust. Each backend implements its sampling; the numeric options are in
 //! [`GenerateOptions`](crate::GenerateOptions).
 
 use std::fmt;
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 use crate::grammar_limits;
 
-/// What a reply must look like. Only tokens that lead to such a reply are drawn.
+/// The form of a reply. Only tokens that can lead to such a reply are drawn.
 ///
 /// A reply that ends with [`FinishReason::Stop`](crate::FinishReason::Stop) by the model's
-/// end-of-text token matches as a whole. A truncated one (by `max_tokens`, a stop string, a stop
-/// token, a deadline or a cancellation) is the beginning of one that matches.
+/// end-of-text token matches completely. A truncated reply (by `max_tokens`, a stop string, a stop
+/// token, a deadline or a cancellation) is a prefix of one that matches.
 ///
-/// A grammar that is too large is an error before anything is made of it. A schema may have 1 MiB
-/// and 100,000 values that are 128 levels deep at most. An object has at most 2,000 members, an
-/// array 2,000 elements (10,000 in an `enum`). There are at most 1,000 different targets of `$ref`
-/// with 4,096 levels in all, patterns of 4,096 bytes, and 64 `patternProperties`. One string must
-/// match at most 10 patterns or formats at once, and bounds such as `maxItems` go up to
-/// 2,147,483,647. A regular expression may have 256 KiB, a Lark grammar 128 KiB, 4,000 colons and
-/// 10 intersections (`&`).
+/// A grammar that is too large is refused before it is compiled. A schema may have 1 MiB and
+/// 100,000 values that are 128 levels deep at most. An object has at most 2,000 members, an array
+/// 2,000 elements (10,000 in an `enum`). There are at most 1,000 different targets of `$ref` with
+/// 4,096 levels in all, patterns of 4,096 bytes, and 64 `patternProperties`. One string must match
+/// at most 10 patterns or formats at once, and bounds such as `maxItems` go up to 2,147,483,647. A
+/// regular expression may have 256 KiB, a Lark grammar 128 KiB, 4,000 colons and 10 intersections
+/// (`&`).
 ///
 /// In JSON: `{"json_schema": {"type": "object"}}`, `{"regex": "yes|no"}` or
 /// `{"lark": "start: ..."}`.
@@ -50,7 +50,7 @@ impl Grammar {
     /// The schema in `text`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when it is no JSON, or longer than a schema may be.
+    /// [`ErrorKind::InvalidOption`] when it is not JSON or exceeds the size of a schema.
     pub fn from_json_schema(text: &str) -> Result<Self> {
         if text.len() > grammar_limits::SCHEMA_BYTES {
             return Err(invalid(format!(
@@ -74,15 +74,14 @@ impl Grammar {
         }
     }
 
-    /// Checks that need no vocabulary, the size first. The engine checks the rest when a request
-    /// starts.
+    /// Checks everything that needs no vocabulary, the size first. The engine checks the rest when
+    /// a request starts.
     ///
-    /// A value that a program made may be deeper than any parsed text. Call this before anything
-    /// that recurses over it, such as a clone. It does not recurse itself.
+    /// A value made by a program may be nested deeper than any parsed text. Call this before
+    /// anything that recurses over the value, such as a clone. This check does not recurse.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] with the fault; for a limit, its name and the JSON pointer of
-    /// the place.
+    /// [`ErrorKind::InvalidOption`] with the fault; for a limit, with its name and a JSON pointer.
     pub fn validate(&self) -> Result<()> {
         match self {
             Grammar::JsonSchema(value) => grammar_limits::check_schema(value)?,
@@ -116,19 +115,18 @@ fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Changes logits before a token is drawn from them: what no option offers.
+/// Changes logits before a token is drawn, for needs that no option covers.
 ///
 /// The engine copies the logits of such a request to the host at every step, and waits for each
-/// token before it starts on the next. Everything else in
-/// [`GenerateOptions`](crate::GenerateOptions) stays on the device. Use it for what cannot be said
-/// otherwise.
+/// token before the next step. Everything else in [`GenerateOptions`](crate::GenerateOptions) stays
+/// on the device. Use it only if no option will do.
 pub trait LogitsProcessor: Send {
     /// Changes `logits`, one per token of the vocabulary, in place; minus infinity forbids a token.
-    /// `prompt` and `reply` are the ids so far. It sees the logits after penalties and biases.
+    /// `prompt` and `reply` are the ids up to now. It sees the logits after penalties and biases.
     /// Banned tokens and the grammar come after it, so it cannot allow tokens that they forbid.
     ///
     /// # Errors
-    /// Any error ends the reply with it.
+    /// Any error ends the reply with that error.
     fn process(&mut self, prompt: &[u32], reply: &[u32], logits: &mut [f32]) -> Result<()>;
 }
 
@@ -141,8 +139,8 @@ where
     }
 }
 
-/// Makes a [`LogitsProcessor`] for each reply. So one set of options can serve many requests at
-/// once, and a processor may keep state.
+/// Makes a [`LogitsProcessor`] for each reply. One set of options can then serve several requests
+/// at once, and each processor may keep state.
 #[derive(Clone)]
 pub struct LogitsProcessorFactory(Arc<dyn Fn() -> Box<dyn LogitsProcessor> + Send + Sync>);
 
@@ -169,13 +167,13 @@ impl fmt::Debug for LogitsProcessorFactory {
     }
 }
 
-/// One entry of a logit bias as programs write it: `15=-2.5` or `15:-2.5`, llama.cpp's `15-1`,
-/// `15+1` included.
+/// One entry of a logit bias in text form: `15=-2.5` or `15:-2.5`, and llama.cpp's `15-1` or
+/// `15+1`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitBias {
     /// The token.
     pub id: u32,
-    /// The bias of its logit.
+    /// The value added to its logit.
     pub bias: f32,
 }
 

@@ -1,5 +1,5 @@
-//! A program that links no backend: every way of asking says what to do about it. One test, since
-//! the registry is one per process and the last step fills it.
+//! In a program without backends, each request for one returns an error with a remedy. A single
+//! test, because there is one registry per process and the last step fills it.
 
 #![forbid(unsafe_code)]
 
@@ -50,7 +50,7 @@ fn an_empty_registry_names_a_crate_to_link() {
         .unwrap();
     assert_eq!(e.kind(), ErrorKind::NoBackend);
 
-    // A missing model is said first: no backend would help.
+    // The missing model is reported first, because no backend would help.
     let e = inference::load_model("/no/such/model", &LoadOptions::new())
         .err()
         .unwrap();

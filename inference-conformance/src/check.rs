@@ -12,16 +12,16 @@ use crate::checks::{
 };
 use crate::context::{Context, Verdict};
 
-/// When a check is run, and whether it must be.
+/// When a check runs, and when it is required.
 #[derive(Clone, Copy)]
 pub(crate) enum Need {
-    /// The contract asks it of every backend.
+    /// Required for every backend.
     Always,
-    /// Asked of backends that declare the capability of this name.
+    /// Required for backends that declare the capability of this name.
     Declared(&'static str, fn(&Capabilities) -> bool),
-    /// Run wherever the model allows; a skip is fine.
+    /// Run if the model allows it; a skip is not a failure.
     WherePossible,
-    /// More than the contract promises: run only when required.
+    /// Tests more than the contract promises, so it runs only when the caller requires it.
     OnRequest,
 }
 
@@ -40,7 +40,7 @@ macro_rules! capability {
 
 macro_rules! checks {
     ($($variant:ident $name:literal $description:literal $need:expr, $run:path;)*) => {
-        /// One promise of the contract that the suite checks.
+        /// A promise of the contract that the suite checks.
         #[non_exhaustive]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(into = "String", try_from = "String")]
@@ -49,7 +49,7 @@ macro_rules! checks {
         }
 
         impl Check {
-            /// All checks, in the order in which they are run.
+            /// All checks, in the order in which they run.
             pub const ALL: &'static [Check] = &[$(Check::$variant),*];
 
             pub(crate) fn definition(self) -> Definition {
@@ -308,13 +308,13 @@ checks! {
 }
 
 impl Check {
-    /// Its name, such as `stop_strings`.
+    /// The check's name, such as `stop_strings`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.definition().name
     }
 
-    /// The promise in one line.
+    /// The promise, in one line.
     #[must_use]
     pub fn description(self) -> &'static str {
         self.definition().description

@@ -1,4 +1,5 @@
-//! What a check is given: the backend, a model that is loaded once, prompts. And how it answers.
+//! The input of a check: the backend, a model that is loaded once, and prompts. Also the results
+//! that a check returns.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,10 +40,10 @@ pub(crate) struct Context {
     pub(crate) capabilities: Capabilities,
     pub(crate) path: PathBuf,
     pub(crate) load: LoadOptions,
-    /// At least two, different.
+    /// At least two different ones.
     pub(crate) prompts: Vec<String>,
     pub(crate) timeout: Duration,
-    /// Shared by the checks that leave it as it was.
+    /// Shared by the checks that do not change it.
     shared: Mutex<Option<Arc<dyn TextModel>>>,
 }
 
@@ -67,11 +68,13 @@ impl Context {
     }
 
     fn shared(&self) -> MutexGuard<'_, Option<Arc<dyn TextModel>>> {
-        // The lock is not held while a backend works; nothing can poison it half way.
+        // The lock is not held while a backend works, so a panic cannot leave the value
+        // inconsistent.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shared model. That it loads is the business of the check `load`, so others only skip.
+    /// The shared model. The check `load` tests that it loads, so other checks are skipped if it
+    /// does not.
     pub(crate) fn model(&self) -> Result<Arc<dyn TextModel>, Stop> {
         if let Some(model) = self.shared().as_ref() {
             return Ok(Arc::clone(model));
@@ -81,7 +84,7 @@ impl Context {
         Ok(model)
     }
 
-    /// A model of the check's own, which it may close or change.
+    /// A separate model, which the check may close or change.
     pub(crate) fn own_model(&self) -> Result<Arc<dyn TextModel>, Stop> {
         match self.backend.load_model(&self.path, &self.load) {
             Ok(model) => Ok(Arc::from(model)),
@@ -89,10 +92,11 @@ impl Context {
         }
     }
 
-    /// The next checks load the model anew: after a panic or a hang it is not to be trusted.
+    /// Makes the next checks load the model again, because it is unreliable after a panic or a
+    /// timeout.
     pub(crate) fn forget_model(&self) {
         let model = self.shared().take();
-        // The drop runs the backend's code, which may be what hangs.
+        // Dropping runs code of the backend, which may hang.
         std::thread::spawn(move || drop(model));
     }
 

@@ -1,6 +1,6 @@
-//! Checks whether a backend keeps the promises of the contract (`inference-api`).
+//! Checks whether a backend conforms to the contract (`inference-api`).
 //!
-//! A backend's author runs the suite in a test, on a small model of the backend's:
+//! The author of a backend runs the suite in a test, on a small model:
 //!
 //! ```no_run
 //! use inference_conformance::{Check, Suite};
@@ -15,20 +15,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] is all of them.
+//! - Each [`Check`] has a name, a description and an [`Outcome`]. [`Check::ALL`] lists all of them.
 //! - [`inference::Capabilities`] decides the checks. Checks of a declared capability are required,
-//!   and others are skipped. It is a check of its own that a call without its capability answers
+//!   and others are skipped. A separate check tests that a call without its capability returns
 //!   `Unsupported`. **A required check that is skipped fails the report**, such as chat on a model
 //!   without a template. Give the suite a model that has one.
 //! - A panic in the backend is caught and fails the check. So does a check that does not end within
-//!   [`Suite::with_timeout`]. The suite then goes on with a freshly loaded model.
+//!   [`Suite::with_timeout`]. The suite then loads the model again and continues.
 //! - Every refusal must be an [`inference::Error`] of the kind that the contract names. A request
 //!   that was refused, cancelled or dropped must leave a model that answers as before.
 //!
-//! The traits themselves promise `Send` and `Sync`, and [`inference::TokenStream`] promises that a
-//! stream is fused. The checks use both: they run in threads and read past the end.
+//! The traits require `Send` and `Sync`, and [`inference::TokenStream`] must be a fused stream. The
+//! checks rely on both: they run in threads and read past the end.
 //!
-//! This crate runs no model of its own, knows no backend, and measures no speed.
+//! This crate contains no model, does not depend on a backend, and does not measure speed.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -44,7 +44,7 @@ pub use check::Check;
 pub use report::{CheckResult, Outcome, Report};
 pub use suite::Suite;
 
-/// Compile-time: what crosses threads here may.
+/// Checked at compile time: these types may be sent to other threads.
 const _: () = {
     const fn crosses<T: Send + Sync + ?Sized>() {}
     const fn moves<T: Send>() {}

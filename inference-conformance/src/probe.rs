@@ -1,4 +1,5 @@
-//! How the checks ask a model: replies read to the end, and refusals of the right kind.
+//! Requests that the checks send to a model: complete replies, and calls that must be rejected with
+//! an error of the right kind.
 
 use inference::{
     Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Prompt, Result as Answer,
@@ -7,29 +8,30 @@ use inference::{
 
 use crate::context::{Stop, Verdict, ensure, fail};
 
-/// Tokens of an ordinary reply.
+/// The number of tokens of an ordinary reply.
 pub(crate) const N: usize = 16;
-/// Tokens that may still come after a request was stopped: those whose text was ready or held back.
+/// The number of tokens that may follow after a request was stopped, because their text was ready
+/// or held back.
 pub(crate) const LAG: usize = 32;
-/// A reply that is never read to its end.
+/// The length of a reply that is never read to its end.
 pub(crate) const LONG: usize = 100_000;
 
-/// Growth of memory that is too much to be noise: tiny models count, too.
+/// An increase of memory that is too large for noise, but that even tiny models exceed.
 pub(crate) const GROWTH: u64 = 1 << 18;
 
-/// Greedy, to the last token asked for.
+/// A greedy request with exactly this number of tokens.
 pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions::new()
         .with_max_tokens(max_tokens)
         .with_ignore_eos(true)
 }
 
-/// Drawn from a flat distribution.
+/// A request that samples from a flat distribution.
 pub(crate) fn sampled(max_tokens: usize, seed: Option<u64>) -> GenerateOptions {
     greedy(max_tokens).with_temperature(1.5).with_seed(seed)
 }
 
-/// A reply read to its end.
+/// A complete reply.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Reply {
     pub(crate) ids: Vec<u32>,
@@ -64,7 +66,7 @@ pub(crate) fn read(mut stream: TokenStream) -> Result<(Reply, GenerateMetrics), 
     Ok((reply, metrics))
 }
 
-/// A stream of `prompt`; a refusal fails the check.
+/// Starts a stream for `prompt`; an error fails the check.
 pub(crate) fn start(
     model: &dyn TextModel,
     prompt: &Prompt,
@@ -83,7 +85,7 @@ pub(crate) fn reply(
     Ok(read(start(model, prompt, options)?)?.0)
 }
 
-/// The reply, or `None` where the backend answers that it lacks the feature.
+/// The reply, or `None` if the backend reports the feature as unsupported.
 pub(crate) fn reply_if_supported(
     model: &dyn TextModel,
     prompt: &Prompt,
@@ -125,7 +127,7 @@ pub(crate) fn refused<T>(
     }
 }
 
-/// A call whose fault may show when its stream is first read.
+/// The first result of a call whose error may come with the first read of the stream.
 pub(crate) fn first_item(started: Answer<TokenStream>) -> Answer<()> {
     match started?.next() {
         Some(Err(e)) => Err(e),
@@ -133,8 +135,8 @@ pub(crate) fn first_item(started: Answer<TokenStream>) -> Answer<()> {
     }
 }
 
-/// Reads on until the stream ends. It must do so with an error of `kind` after few tokens, and say
-/// so.
+/// Reads until the stream ends. It must end after a few tokens with an error of `kind`, and its
+/// metrics must agree.
 pub(crate) fn ends_with(stream: &mut TokenStream, kind: ErrorKind) -> Verdict {
     for _ in 0..=LAG {
         match stream.next() {
@@ -169,13 +171,13 @@ pub(crate) fn ends_with(stream: &mut TokenStream, kind: ErrorKind) -> Verdict {
     ))
 }
 
-/// The model answers as it did before.
+/// Checks that the model answers as before.
 pub(crate) fn usable(model: &dyn TextModel, prompt: &Prompt, before: &Reply) -> Verdict {
     let after = reply(model, prompt, &greedy(N))?;
     same("the model's reply afterwards", &after, before)
 }
 
-/// Two replies are one.
+/// Checks that two replies are equal.
 pub(crate) fn same(what: &str, got: &Reply, expected: &Reply) -> Verdict {
     ensure!(
         got.ids == expected.ids,
@@ -194,7 +196,7 @@ pub(crate) fn same(what: &str, got: &Reply, expected: &Reply) -> Verdict {
     Ok(())
 }
 
-/// Whether no logit is greater than that of `id`, and all are numbers.
+/// Checks that no logit is greater than that of `id`, and that none is NaN.
 pub(crate) fn is_greatest(what: &str, logits: &[f32], id: u32) -> Verdict {
     ensure!(
         logits.iter().all(|l| !l.is_nan()),

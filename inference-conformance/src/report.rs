@@ -1,4 +1,4 @@
-//! What the suite found: a table for people, JSON for programs, an assertion for tests.
+//! The results of the suite: a table for people, JSON for programs, and an assertion for tests.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,38 +8,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::check::Check;
 
-/// How one check ended.
+/// The outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", content = "reason", rename_all = "snake_case")]
 pub enum Outcome {
     /// The promise is kept.
     Passed,
-    /// It is not, and this is what happened.
+    /// The promise is not kept; the text describes what happened.
     Failed(String),
-    /// It was not checked, and why.
+    /// The promise was not checked; the text gives the reason.
     Skipped(String),
 }
 
-/// One check and how it ended.
+/// A check with its outcome.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// Which check.
+    /// The check.
     #[serde(rename = "name")]
     pub check: Check,
-    /// The promise in one line.
+    /// The promise, in one line.
     pub description: String,
     /// Whether a skip fails the report.
     pub required: bool,
-    /// How it ended.
+    /// The outcome of the check.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// How long it took.
+    /// The duration of the check.
     pub seconds: f64,
 }
 
 impl CheckResult {
-    /// Whether this result fails the report: it failed, or was skipped though required.
+    /// Whether this result fails the report: the check failed, or was skipped although required.
     #[must_use]
     pub fn is_problem(&self) -> bool {
         match self.outcome {
@@ -50,7 +50,7 @@ impl CheckResult {
     }
 }
 
-/// What the suite found about a backend.
+/// The results of the suite for a backend.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -58,7 +58,7 @@ pub struct Report {
     pub backend: String,
     /// The model that was used.
     pub model: PathBuf,
-    /// What the backend declares.
+    /// The capabilities that the backend declares.
     pub capabilities: Capabilities,
     /// Every check, in order.
     pub checks: Vec<CheckResult>,
@@ -76,7 +76,7 @@ impl Report {
         self.checks.iter().filter(|c| c.is_problem())
     }
 
-    /// The outcome of one check; `None` if the suite did not hold it (see
+    /// The outcome of one check; `None` if it was not in the suite (see
     /// [`Suite::only`](crate::Suite::only)).
     #[must_use]
     pub fn outcome(&self, check: Check) -> Option<&Outcome> {
@@ -84,10 +84,10 @@ impl Report {
         found.map(|c| &c.outcome)
     }
 
-    /// For tests.
+    /// Asserts in a test that the report passed.
     ///
     /// # Panics
-    /// With the table, when the report did not pass.
+    /// If the report did not pass; the message is the table.
     #[track_caller]
     pub fn assert_passed(&self) {
         assert!(self.passed(), "the backend does not conform\n{self}");
@@ -95,8 +95,8 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// A table with one line a check: outcome, name, and its promise. A check that did not pass has
-    /// the reason instead.
+    /// A table with one line per check: outcome, name and promise. For a check that did not pass,
+    /// the reason replaces the promise.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let capabilities = self.capabilities.names().join(", ");
         writeln!(f, "backend      {}", self.backend)?;
@@ -136,7 +136,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Reasons hold what a model wrote; a table's row must stay one row.
+/// Reasons contain text from models, and must not break the rows of the table.
 fn one_line(text: &str) -> String {
     text.chars()
         .flat_map(|c| {

@@ -1,4 +1,4 @@
-//! Setting the suite up and running it: each check in a thread of its own, under a watchdog.
+//! Configures and runs the suite: each check runs in its own thread, with a time limit.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +34,8 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// All checks on `backend` with the model at `path`. It should be a small one: the suite loads
-    /// it about 25 times and asks for some five thousand tokens.
+    /// All checks on `backend` with the model at `path`. The model should be small: the suite loads
+    /// it about 25 times and generates some five thousand tokens.
     pub fn new(backend: Arc<dyn Backend>, path: impl Into<PathBuf>) -> Self {
         Self {
             backend,
@@ -49,7 +49,7 @@ impl Suite {
         }
     }
 
-    /// All checks on the linked backend called `name`.
+    /// All checks on the linked backend with this name.
     ///
     /// # Errors
     /// As [`inference::backend()`].
@@ -64,8 +64,8 @@ impl Suite {
         self
     }
 
-    /// Uses these prompts in place of English phrases; they should make the model write some text.
-    /// Fewer than two different ones are completed with the built-in ones.
+    /// Uses these prompts instead of English phrases. They should make the model write some text.
+    /// If there are fewer than two different ones, built-in prompts are added.
     #[must_use]
     pub fn with_prompts<S: Into<String>>(mut self, prompts: impl IntoIterator<Item = S>) -> Self {
         self.prompts = Vec::new();
@@ -83,29 +83,29 @@ impl Suite {
         self
     }
 
-    /// Fails a check that takes longer; 120 seconds unless told.
+    /// Sets the time after which a check fails; the default is 120 seconds.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Requires a check that the backend's capabilities do not require: it must run and pass.
+    /// Requires a check even if the backend's capabilities do not: it must run and pass.
     #[must_use]
     pub fn require(mut self, check: Check) -> Self {
         self.required.insert(check);
         self
     }
 
-    /// Leaves a check out, for a reason that the report shows. The report does not fail for it,
-    /// unless the check is also given to [`Suite::require`].
+    /// Leaves a check out; the report shows the reason. The report does not fail for it, unless the
+    /// check is also given to [`Suite::require`].
     #[must_use]
     pub fn skip(mut self, check: Check, reason: impl Into<String>) -> Self {
         self.skipped.insert(check, reason.into());
         self
     }
 
-    /// Runs only these checks; the others are not in the report at all.
+    /// Runs only these checks; the report does not contain the others.
     #[must_use]
     pub fn only(mut self, checks: impl IntoIterator<Item = Check>) -> Self {
         self.only = Some(checks.into_iter().collect());
@@ -177,7 +177,7 @@ impl Suite {
     }
 }
 
-/// Runs one check under the watchdog.
+/// Runs one check with a time limit.
 fn run(check: Check, context: &Arc<Context>) -> Outcome {
     let inside = Arc::clone(context);
     let verdict: Result<Verdict, String> =
@@ -193,8 +193,8 @@ fn run(check: Check, context: &Arc<Context>) -> Outcome {
     }
 }
 
-/// Runs `f` in a thread of its own. A panic, or no answer within `timeout`, is an error. A thread
-/// that hangs is left behind, since it cannot be ended.
+/// Runs `f` in a separate thread. A panic, or no answer within `timeout`, is an error. A thread
+/// that hangs keeps running, because it cannot be stopped.
 fn watched<T: Send + 'static>(
     timeout: Duration,
     f: impl FnOnce() -> T + Send + 'static,
@@ -203,7 +203,7 @@ fn watched<T: Send + 'static>(
     let spawned = std::thread::Builder::new()
         .name(String::from("conformance"))
         .spawn(move || {
-            // Unfinished work is dropped with the model.
+            // Unfinished work is dropped together with the model.
             let done = catch_unwind(AssertUnwindSafe(f));
             let _ = sender.send(done);
         });
@@ -221,7 +221,7 @@ fn watched<T: Send + 'static>(
     }
 }
 
-/// `: message` of a panic that has one.
+/// `: message` for a panic with a message, otherwise empty.
 fn said(panic: &(dyn Any + Send)) -> String {
     let message = panic
         .downcast_ref::<&str>()

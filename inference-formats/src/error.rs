@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The class of a fault. Programs decide by this; people read the message.
+/// The class of a fault. Programs make decisions by this; people read the message.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -36,7 +36,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`. The message says the fault and the remedy.
+    /// An error of `kind`. The message states the fault and the remedy.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Box::new(Inner {
@@ -49,14 +49,14 @@ impl Error {
         }
     }
 
-    /// Names the file or directory at fault, unless the error names one already.
+    /// Adds the file or directory at fault, unless the error has one already.
     #[must_use]
     pub fn with_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.inner.path.get_or_insert_with(|| path.into());
         self
     }
 
-    /// Names the tensor at fault, as the file spells it.
+    /// Adds the tensor at fault, spelled as in the file.
     #[must_use]
     pub(crate) fn with_tensor(mut self, name: &str) -> Self {
         self.inner.tensor = Some(name.to_owned());
@@ -91,13 +91,13 @@ impl Error {
         self.inner.path.as_deref()
     }
 
-    /// The tensor at fault, as the file spells it.
+    /// The tensor at fault, spelled as in the file.
     #[must_use]
     pub fn tensor(&self) -> Option<&str> {
         self.inner.tensor.as_deref()
     }
 
-    /// The cause, for an error type above this crate that keeps it.
+    /// The cause, for an error type of another crate that wraps this one.
     #[must_use]
     pub fn into_source(self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
         self.inner.source
@@ -120,13 +120,13 @@ impl fmt::Display for Error {
     }
 }
 
-/// Writes an error's line: `line`, in the alternate form followed by the causes of `error`. A cause
-/// that the line says already is not repeated. Control characters are escaped: names come from
-/// files, and could redraw a terminal or forge lines of a log. Errors of the crates above use this,
-/// too.
+/// Writes an error as one line: `line`, in the alternate form followed by the causes of `error`. A
+/// cause whose text is already part of the line is not repeated. Control characters are escaped:
+/// names come from files, and could redraw a terminal or forge lines of a log. Errors of the crates
+/// above use this, too.
 ///
 /// # Errors
-/// Those of `f`.
+/// Errors of `f`.
 pub fn write_line(
     f: &mut fmt::Formatter<'_>,
     mut line: String,

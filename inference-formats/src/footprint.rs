@@ -1,8 +1,8 @@
-//! How many bytes each tensor of a model takes in memory, from headers alone. An engine refuses a
-//! model that does not fit before it reads any weight. A report shows the same numbers.
+//! How many bytes each tensor of a model takes in memory, from headers alone. With it, an engine
+//! rejects a model that does not fit before it reads any weight. A report shows the same numbers.
 //!
-//! An estimate covers the weights. Caches, activations, and what loading needs for a moment come
-//! on top.
+//! An estimate covers only the weights, not caches, activations, and temporary memory while
+//! loading.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,18 +22,18 @@ use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 pub struct WeightStorage {
     /// Bytes of a number in the type that the engine computes in: 4 for float32, 2 for halves.
     pub compute_bytes: u64,
-    /// Whether a matrix of 16-bit floats keeps its type when the engine computes in float32.
+    /// Whether a matrix of 16-bit floats stays as it is when the engine computes in float32.
     pub keeps_halves: bool,
-    /// Whether a quantized matrix of this mode, width and group size keeps scales and biases as
+    /// Whether a quantized matrix of this mode, width and group size stores scales and biases as
     /// 16-bit floats where that is exact.
     pub keeps_half_factors: fn(mode: &str, bits: i32, group_size: i32) -> bool,
-    /// Whether a matrix in a type of GGUF that MLX lacks (Q3_K, Q6_K, the IQ types), or a stack of
-    /// matrices of experts, keeps its bits.
+    /// Whether a matrix stays packed if its type is a GGUF type that MLX lacks (Q3_K, Q6_K, the IQ
+    /// types), or if it is a stack of experts.
     pub keeps_gguf_bits: bool,
 }
 
 impl WeightStorage {
-    /// An engine that turns all floats into the type it computes in, of `compute_bytes` bytes.
+    /// An engine that converts all floats to the type it computes in, of `compute_bytes` bytes.
     pub fn converted(compute_bytes: u64) -> Self {
         Self {
             compute_bytes,
@@ -48,7 +48,7 @@ impl WeightStorage {
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// Tokens, and positions where they are learned, to vectors.
+    /// Token embeddings, and position embeddings where positions are learned.
     Embedding,
     /// Queries, keys, values and outputs of attention.
     Attention,
@@ -81,7 +81,7 @@ impl Part {
         }
     }
 
-    /// The part of a tensor, by its name in transformers.
+    /// The part that a tensor belongs to, by its name in transformers.
     ///
     /// ```
     /// use inference_formats::footprint::Part;
@@ -138,8 +138,8 @@ impl Part {
     }
 }
 
-/// The layer of whose feed-forward part a tensor is, by its name in transformers. Norms around the
-/// part do not belong to it, and neither do experts.
+/// The layer whose feed-forward part contains the tensor, by its name in transformers. Norms around
+/// the part do not belong to it, and neither do experts.
 ///
 /// ```
 /// use inference_formats::footprint::feed_forward_layer;
@@ -155,7 +155,7 @@ pub fn feed_forward_layer(name: &str) -> Option<usize> {
 /// One tensor of a model's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorFootprint {
-    /// The tensor's name in transformers, or in the file where it has no other.
+    /// The tensor's name in transformers, or its name in the file if it has no other.
     pub name: String,
     /// The part of the network that it belongs to.
     pub part: Part,
@@ -167,11 +167,11 @@ pub struct TensorFootprint {
     pub stored_bytes: u64,
     /// Bytes in memory; 0 for a tensor that is not loaded.
     pub loaded_bytes: u64,
-    /// Whether it is a matrix of a packed type that becomes plain numbers.
+    /// Whether it is a packed matrix that is stored as plain numbers in memory.
     pub expanded: bool,
 }
 
-/// Matrices of a packed type that the engine does not keep packed.
+/// Packed matrices that the engine does not keep packed.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Expansion {
@@ -181,12 +181,12 @@ pub struct Expansion {
     pub tensors: Vec<String>,
     /// Their bytes in the files.
     pub stored_bytes: u64,
-    /// Their bytes in memory, all of which each token reads.
+    /// Their bytes in memory, all of which are read for each token.
     pub loaded_bytes: u64,
 }
 
 impl std::fmt::Display for Expansion {
-    /// Such as `Q2_K: model.layers.0.mlp.up_proj.weight and 5 more, in 12.2 times the bytes`.
+    /// For example `Q2_K: model.layers.0.mlp.up_proj.weight and 5 more, in 12.2 times the bytes`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (format, times) = (
             &self.format,
@@ -206,11 +206,11 @@ impl std::fmt::Display for Expansion {
     }
 }
 
-/// Tensors summed up under one name.
+/// Tensors with their sizes added up under one name.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// The part's name, or the format's.
+    /// The name of a part or of a format.
     pub name: String,
     /// Weights in them.
     pub parameters: u64,
@@ -227,10 +227,9 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// The tensors of a directory of safetensors files, for an engine that holds them as `storage`
-    /// says.
+    /// The tensors of a directory of safetensors files, for an engine with this `storage`.
     ///
-    /// Where a header does not tell whether a factor fits into 16 bits, 32 are counted.
+    /// Where a header does not show whether a factor fits into 16 bits, 32 are counted.
     pub fn of_safetensors(
         checkpoint: &SafetensorsCheckpoint,
         config: &ModelConfig,
@@ -257,7 +256,7 @@ impl Footprint {
                 if config.family().is_some_and(|family| family.latent) {
                     expand_latent(&mut footprint, storage);
                 }
-                // Parts beside the text model are not loaded.
+                // Parts other than the text model are not loaded.
                 if name.is_none() || is_spare_output(&footprint, config) {
                     footprint.loaded_bytes = 0;
                 }
@@ -267,9 +266,9 @@ impl Footprint {
         Self { tensors }
     }
 
-    /// The tensors of a GGUF file, for an engine that holds them as `storage` says. Formats that
-    /// MLX holds without loss stay packed, and others of GGUF where `storage` says so; the rest
-    /// becomes floats.
+    /// The tensors of a GGUF file, for an engine with this `storage`. Formats that MLX stores
+    /// without loss stay packed, and other GGUF formats if `storage` says so. All others become
+    /// floats.
     pub fn of_gguf(file: &Gguf, config: &ModelConfig, storage: &WeightStorage) -> Self {
         let names = GgufNames::new(config.model_type.as_deref().unwrap_or_default());
         let tensors = file
@@ -286,7 +285,7 @@ impl Footprint {
         Self { tensors }
     }
 
-    /// The same where the feed-forward parts of these layers are not loaded.
+    /// The same, but without the feed-forward parts of these layers, which are not loaded.
     #[must_use]
     pub fn without_feed_forward(mut self, layers: &BTreeSet<usize>) -> Self {
         for tensor in &mut self.tensors {
@@ -302,7 +301,7 @@ impl Footprint {
         &self.tensors
     }
 
-    /// Weights of all tensors. A quantized weight counts as one.
+    /// Weights of all tensors. A quantized weight counts as one weight.
     pub fn parameters(&self) -> u64 {
         self.sum(|t| t.parameters)
     }
@@ -317,13 +316,13 @@ impl Footprint {
         self.sum(|t| t.loaded_bytes)
     }
 
-    /// The network's parts, in order.
+    /// The parts of the network, in order.
     pub fn parts(&self) -> Vec<Share> {
         let shares = self.shares(|t| (t.part, t.part.name()));
         shares.into_values().collect()
     }
 
-    /// How weights are stored, the largest share of the files first.
+    /// The formats of the weights, beginning with the largest share of the files.
     pub fn formats(&self) -> Vec<Share> {
         let shares = self.shares(|t| (t.format.as_str(), t.format.as_str()));
         let mut shares: Vec<_> = shares.into_values().collect();
@@ -331,8 +330,8 @@ impl Footprint {
         shares
     }
 
-    /// Packed matrices that become plain numbers, by format, the costliest first. Others are kept
-    /// in their own bits, or as many.
+    /// Packed matrices that become plain numbers, by format, beginning with the largest increase.
+    /// All others keep their bits, or take the same number of bits.
     pub fn expansions(&self) -> Vec<Expansion> {
         let mut all: BTreeMap<&str, Expansion> = BTreeMap::new();
         let expanded = |t: &&TensorFootprint| t.expanded && t.loaded_bytes > 0;
@@ -383,10 +382,10 @@ fn is_spare_output(footprint: &TensorFootprint, config: &ModelConfig) -> bool {
     footprint.part == Part::Output && (config.tie_word_embeddings == Some(true) || always())
 }
 
-/// Ends of names of the matrices that expand the short vectors of latent attention.
+/// Name suffixes of the matrices that expand the short vectors of latent attention.
 const EXPANSIONS: [&str; 3] = [".kv_b_proj.", ".embed_q.", ".unembed_out."];
 
-/// Counts what an engine keeps of such a matrix: plain numbers, whatever it is stored as.
+/// Sets the memory of such a matrix to that of plain numbers, in whatever format it is stored.
 fn expand_latent(footprint: &mut TensorFootprint, storage: &WeightStorage) {
     if !EXPANSIONS.iter().any(|part| footprint.name.contains(part)) {
         return;
@@ -400,8 +399,8 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d as u64))
 }
 
-/// Whether the kernels can hold a tensor of this shape in its own format: a matrix, or a stack of
-/// matrices of experts that begin with a block of eight rows each.
+/// Whether the kernels can use a tensor of this shape in its own format. It must be a matrix, or a
+/// stack of experts each of which begins with a block of eight rows.
 fn is_matrix(shape: &[usize]) -> bool {
     match *shape {
         [_, _] => true,
@@ -450,14 +449,14 @@ impl Stored<'_> {
                 let kept = (storage.keeps_half_factors)(&q.mode, q.bits, q.group_size);
                 (format, parameters, float(exact && kept && is_matrix))
             }
-            // As OpenAI packs experts: two weights in a byte.
+            // OpenAI's packing of experts: two weights in a byte.
             Some(_) if suffix.ends_with("_blocks") => {
                 ("mxfp4".to_owned(), elements.saturating_mul(2), stored)
             }
             Some(_) if suffix.ends_with("_scales") => ("mxfp4".to_owned(), 0, stored),
             _ => {
                 let is_weight = matches!(suffix, "weight" | "gate_up_proj" | "down_proj");
-                // Of stacks the kernels hold experts only; the gates of recurrent cells are
+                // The kernels support stacks of experts only; the gates of recurrent cells are
                 // expanded.
                 let fits = is_matrix && (info.shape.len() == 2 || part == Part::Experts);
                 let stays = storage.keeps_halves && is_half && fits && is_weight;
@@ -475,7 +474,7 @@ impl Stored<'_> {
         }
     }
 
-    /// How the layer is quantized. The configuration lists exceptions under either name.
+    /// How the layer is quantized. The configuration may list an exception under either name.
     fn quantization<'c>(&self, config: &'c ModelConfig) -> Option<&'c QuantConfig> {
         let exception = [self.stored, self.name].into_iter().find_map(|name| {
             let (layer, _) = name.rsplit_once('.')?;
@@ -487,7 +486,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Whether the tensor is a part of a matrix packed as MLX does.
+    /// Whether the tensor is a part of a matrix in MLX's packing.
     fn is_packed(&self) -> bool {
         let Some((layer, _)) = self.stored.rsplit_once('.') else {
             return false;
@@ -497,7 +496,7 @@ impl Stored<'_> {
     }
 }
 
-/// Weights that share a scale in every format that is repacked.
+/// Weights that share a scale, in every format that is converted to MLX's packing.
 const GGUF_GROUP: i32 = 32;
 
 fn of_gguf(
@@ -521,7 +520,7 @@ fn of_gguf(
     };
     let nibbles = NibbleFormat::of(tensor.kind).filter(|_| keeps_nibbles);
     let loaded_bytes = match (affine_bits(tensor.kind), nibbles) {
-        // The configuration has read them already.
+        // The configuration has these numbers already.
         _ if stored.starts_with("rope_factors_") => 0,
         (None, _) if storage.keeps_gguf_bits && has_super_scales(tensor.kind) && is_matrix => {
             stored_bytes
@@ -540,9 +539,10 @@ fn of_gguf(
             let groups = parameters / u64::from(GGUF_GROUP.unsigned_abs());
             groups.saturating_mul(4 * u64::from(bits.unsigned_abs()) + 2)
         }
-        // A vector becomes floats, whatever its blocks.
+        // A vector becomes floats, whatever its format.
         (Some(bits), _) if tensor.shape.len() >= 2 => {
-            // Factors of the K types are products of two halves, which 16 bits do not hold.
+            // Factors of the K types are products of two 16-bit floats, which do not fit into 16
+            // bits.
             let product = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
             let kept = (storage.keeps_half_factors)("affine", bits, GGUF_GROUP);
             let factor = if kept && !product && is_matrix {

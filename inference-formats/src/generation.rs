@@ -1,5 +1,5 @@
-//! How a model's makers say it should be sampled: `generation_config.json` of transformers, and the
-//! `general.sampling.*` keys of GGUF. A caller that has no wishes of its own may follow it.
+//! The sampling that the makers of a model recommend: `generation_config.json` of transformers, and
+//! the `general.sampling.*` keys of GGUF. A caller can use it when the user sets nothing else.
 
 use std::path::Path;
 
@@ -10,33 +10,33 @@ use crate::error::Result;
 use crate::files::{invalid, read_text};
 use crate::gguf::Gguf;
 
-/// The name of transformers' file.
+/// The name of the file.
 const FILE: &str = "generation_config.json";
-/// The largest such file, in bytes.
+/// The maximum size of this file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The sampling that a model comes with; `None` where it says nothing.
+/// The recommended sampling of a model; `None` for a value that is not given.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingDefaults {
     /// The temperature, from 0.
     pub temperature: Option<f32>,
-    /// The most tokens to choose from; 0 is no bound.
+    /// The maximum number of tokens to choose from; 0 for no limit.
     pub top_k: Option<usize>,
-    /// The share of probability to choose from, above 0 to 1.
+    /// The share of the probability to choose from: above 0, up to 1.
     pub top_p: Option<f32>,
-    /// The least share of the most likely token's probability, 0 to 1.
+    /// The minimum probability of a token, as a share of the highest one, 0 to 1.
     pub min_p: Option<f32>,
     /// The factor by which repeated tokens become less likely, above 0.
     pub repeat_penalty: Option<f32>,
 }
 
 impl SamplingDefaults {
-    /// What `generation_config.json` in `dir` says; nothing where there is no such file.
+    /// Reads `generation_config.json` in `dir`. Without such a file, all values are `None`.
     ///
     /// # Errors
-    /// When the file cannot be read, is no JSON, or has a value that no sampler takes.
+    /// When the file cannot be read, is not JSON, or has a value that no sampler accepts.
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join(FILE);
         if !path.is_file() {
@@ -71,10 +71,10 @@ impl SamplingDefaults {
         found.checked().map_err(|message| invalid(&path, message))
     }
 
-    /// What the keys `general.sampling.*` of a GGUF file say.
+    /// Reads the keys `general.sampling.*` of a GGUF file.
     ///
     /// # Errors
-    /// When a key has another type, or a value that no sampler takes.
+    /// When a key has another type, or a value that no sampler accepts.
     pub fn from_gguf(file: &Gguf) -> Result<Self> {
         let metadata = file.metadata();
         let number = |name: &str| metadata.f32(&format!("general.sampling.{name}"));
@@ -90,7 +90,7 @@ impl SamplingDefaults {
             .map_err(|message| invalid(file.path(), message))
     }
 
-    /// Itself, or the first value out of its range.
+    /// Returns these values, or a message about the first one that is out of range.
     fn checked(self) -> Result<Self, String> {
         let zero_to_one = 0.0..=1.0;
         let above_zero = |x: f32| x > 0.0 && x.is_finite();

@@ -1,4 +1,4 @@
-//! A hash that tells one model from another, for files that belong to one model.
+//! A hash that identifies a model, for files that belong to one model.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! What model files say, read without an engine: configurations, tensor headers, block decoding,
-//! and how much memory a model takes.
+//! Reads model files without an engine: configurations, tensor headers, block decoding, and the
+//! memory that a model takes.
 //!
 //! | Module | What it reads |
 //! |---|---|
@@ -17,10 +17,10 @@
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
 //!
-//! This crate knows no array library, no backend and no tokenizer. It computes nothing but the
-//! decoding of blocks; an engine copies the bytes into arrays of its own.
+//! This crate knows no array library, no backend and no tokenizer. Its only computation is the
+//! decoding of blocks; an engine copies the bytes into its arrays.
 //!
-//! Files come from strangers. Every length is compared with the file before memory is spent. Names
+//! Files are untrusted. Every length is compared with the file before memory is allocated. Names
 //! cannot lead out of the model's directory, and nothing is executed or written. A truncated or
 //! malformed file is always an [`Error`], which names the file and, where there is one, the tensor.
 

@@ -4,7 +4,7 @@
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// What stands after `'name':` in the header's dictionary.
+/// The text after `'name':` in the header's dictionary.
 fn field<'a>(header: &'a str, name: &str) -> std::result::Result<&'a str, String> {
     [format!("'{name}'"), format!("\"{name}\"")]
         .iter()
@@ -14,10 +14,10 @@ fn field<'a>(header: &'a str, name: &str) -> std::result::Result<&'a str, String
         .ok_or_else(|| format!("the header has no `{name}`"))
 }
 
-/// The shape and the numbers of a file.
+/// Parses the shape and the numbers of a file.
 ///
 /// # Errors
-/// What is wrong with the file, without its path.
+/// A message without the path.
 pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String> {
     let rest = file
         .strip_prefix(MAGIC)
@@ -83,7 +83,8 @@ pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String>
     Ok((shape, values))
 }
 
-/// A file of float32 in C order, version 1. The shape's product is the number of values.
+/// A file of float32 numbers in C order, version 1. The product of the shape must be the number of
+/// values.
 ///
 /// ```
 /// use inference_formats::npy;
@@ -94,7 +95,7 @@ pub fn parse(file: &[u8]) -> std::result::Result<(Vec<usize>, Vec<f32>), String>
 pub fn write(shape: &[usize], values: &[f32]) -> Vec<u8> {
     let dims: String = shape.iter().map(|n| format!("{n},")).collect();
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({dims}), }}");
-    // The numbers begin at a multiple of 64 bytes, after a line break.
+    // The numbers begin at a multiple of 64 bytes, after a newline.
     let before = MAGIC.len() + 4;
     let padding = 63 - (before + header.len()) % 64;
     let header = format!("{header}{}\n", " ".repeat(padding));

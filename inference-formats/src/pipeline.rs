@@ -2,7 +2,7 @@
 //! parallelism). Each process has a run of neighboring layers, its stage. The first one has the
 //! embedding. The last norm and the output head are in all of them, so that each has the logits.
 //!
-//! It is the arithmetic of names and sizes alone, as [`crate::split`] is of layers that are
+//! This module computes only with names and sizes, like [`crate::split`] for layers that are
 //! computed together.
 
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Recurrence};
 use crate::footprint::Footprint;
 
-/// Where the layers are.
+/// The prefix of tensors of layers.
 const LAYERS: &str = "model.layers.";
 
-/// Where the embedding is.
+/// The prefix of the embedding's tensors.
 const EMBEDDING: &str = "model.embed_tokens.";
 
 /// The division of one model's layers among some processes.
@@ -25,7 +25,7 @@ const EMBEDDING: &str = "model.embed_tokens.";
 pub struct PipelineSplit {
     processes: usize,
     layers: usize,
-    /// Whether the output head is the embedding, so that all stages have it.
+    /// Whether the output head is the embedding. If so, all stages have the embedding.
     tied: bool,
 }
 
@@ -33,13 +33,12 @@ impl PipelineSplit {
     /// The division of a model among `processes`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a family that is not divided, and for more processes than
+    /// [`ErrorKind::Unsupported`] for a family that cannot be divided, and for more processes than
     /// layers.
     pub fn new(config: &ModelConfig, processes: usize) -> Result<Self> {
         let fault = |message: String| Err(Error::new(ErrorKind::Unsupported, message));
-        // Without a `model_type` a model is read as one of llama's kin.
-        // The states of recurrent layers cannot be cut, so processes with and without them would
-        // go on from different tokens.
+        // A model without a `model_type` is read like llama. The states of recurrent layers cannot
+        // be truncated, so processes with and without them would continue from different tokens.
         let divides = |family: &Family| family.pipeline && family.recurrence == Recurrence::None;
         if config.family().is_some_and(|family| !divides(family)) {
             let name = config.model_type.as_deref().unwrap_or_default();
@@ -57,7 +56,7 @@ impl PipelineSplit {
         Ok(Self {
             processes,
             layers,
-            // Where the file does not say it, the head may need the table.
+            // If the file does not tell, the head may need the table.
             tied: config.tie_word_embeddings != Some(false),
         })
     }
@@ -68,7 +67,7 @@ impl PipelineSplit {
         self.processes
     }
 
-    /// The layers of one process. The numbers of two processes differ by one at most.
+    /// The layers of one process. The numbers of layers of two processes differ by at most one.
     #[must_use]
     pub fn layers(&self, rank: usize) -> Range<usize> {
         let first = |rank: usize| rank.min(self.processes) * self.layers / self.processes;
@@ -94,19 +93,19 @@ impl PipelineSplit {
     }
 }
 
-/// What each process of a pipeline has, by the headers of the model's files.
+/// The layers and tensors of each process of a pipeline, from the headers of the model's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PipelinePlan {
     /// The stages, in the order in which data passes them.
     pub stages: Vec<PlannedStage>,
-    /// Bytes of weights in the memory of one process that has the whole model.
+    /// Bytes of weights in the memory of a process that has the whole model.
     pub bytes_whole: u64,
 }
 
 /// One process of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlannedStage {
-    /// Its number among the processes, from 0.
+    /// Its index among the processes, from 0.
     pub rank: usize,
     /// Its layers.
     pub layers: Range<usize>,

@@ -1,14 +1,14 @@
 //! JSON as Python writes it: its module `json` also writes `Infinity`, `-Infinity` and `NaN`, which
-//! JSON does not have. Published configurations hold them, such as `time_step_limit: [0.0,
+//! are not valid JSON. Published configurations contain them, such as `time_step_limit: [0.0,
 //! Infinity]` of Mamba-2. Hugging Face transformers 5 writes `{"__float__": "Infinity"}` instead.
 
 use serde_json::Value;
 
-/// The value that a text of JSON or of Python's dialect describes. An infinite number, also one as
-/// transformers 5 tags it, becomes the largest finite number of its sign; NaN becomes null.
+/// Parses JSON or Python's dialect of it. An infinite number, also in the form of transformers 5,
+/// becomes the largest finite number of its sign; NaN becomes null.
 ///
 /// # Errors
-/// Those of JSON, when the text is neither.
+/// The JSON parser's errors, when the text is neither.
 ///
 /// ```
 /// let text = br#"{"time_step_limit": [0.0, Infinity], "note": "Infinity"}"#;
@@ -24,8 +24,8 @@ pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Value> {
     Ok(value)
 }
 
-/// Replaces the objects of one field `__float__` that transformers 5 writes for numbers that JSON
-/// does not have.
+/// Replaces the objects with one field `__float__` by which transformers 5 writes numbers that JSON
+/// lacks.
 fn untag(value: &mut Value) {
     match value {
         Value::Array(all) => all.iter_mut().for_each(untag),
@@ -43,7 +43,7 @@ fn untag(value: &mut Value) {
     }
 }
 
-/// The same text with numbers of JSON outside of strings.
+/// The same text, with valid JSON numbers outside of strings.
 fn as_json(bytes: &[u8]) -> Vec<u8> {
     const OTHERS: [(&[u8], &[u8]); 3] = [
         (b"-Infinity", b"-1.7976931348623157e308"),

@@ -15,10 +15,10 @@ use crate::python_json;
 /// The largest accepted file, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The most modules of a pipeline.
+/// The maximum number of modules in a pipeline.
 const MAX_MODULES: usize = 16;
 
-/// The names of files that hold the longest text.
+/// The names of files that may state the maximum length of a text.
 const LENGTH_FILES: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -29,47 +29,47 @@ const LENGTH_FILES: [&str; 7] = [
     "sentence_xlnet_config.json",
 ];
 
-/// What follows the network, and what stands in front of texts.
+/// The modules after the network, and the prompts in front of texts.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SentenceConfig {
     /// How hidden states become one vector: `cls`, `mean`, `max`, `mean_sqrt_length`,
-    /// `weighted_mean` or `last`. `None` where the directory does not say.
+    /// `weighted_mean` or `last`. `None` if the directory does not state it.
     pub pooling: Option<&'static str>,
     /// Whether the tokens of a prompt count in the pooling.
     pub include_prompt: bool,
     /// Layers on the pooled vector, in order.
     pub dense: Vec<DenseModule>,
-    /// Whether the vector is scaled to length one. `None` where there is no `modules.json`.
+    /// Whether the vector is scaled to length one. `None` without a `modules.json`.
     pub normalize: Option<bool>,
-    /// The most tokens of a text.
+    /// The maximum number of tokens in a text.
     pub max_length: Option<usize>,
-    /// The same in the tokenizer's file, which newer versions write instead.
+    /// The same from the tokenizer's file, to which newer versions write it.
     pub tokenizer_length: Option<usize>,
-    /// Whether texts become lower case before they are cut into tokens.
+    /// Whether texts are converted to lower case before tokenization.
     pub lower_case: bool,
-    /// Texts in front of others, by name.
+    /// Prompts by name.
     pub prompts: BTreeMap<String, String>,
-    /// The name of the one that is used unless another is asked for.
+    /// The name of the prompt that is used by default.
     pub default_prompt: Option<String>,
-    /// Which logits after a query with a document are its score, of a decoder that is asked for a
-    /// word.
+    /// For a decoder that is asked for a word: the logits that are the score of a query with a
+    /// document.
     pub logit_score: Option<LogitScore>,
 }
 
-/// The score of a decoder: one logit, or its difference to another.
+/// The score of a decoder: a logit, or the difference of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogitScore {
-    /// The token that says that the document answers the query.
+    /// The token for "the document answers the query".
     pub yes: u32,
-    /// The token that says that it does not.
+    /// The token for "it does not".
     pub no: Option<u32>,
 }
 
 /// A layer on the pooled vector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DenseModule {
-    /// The directory of its weights.
+    /// The directory with its weights.
     pub path: PathBuf,
     /// Elements of its input.
     pub inputs: usize,
@@ -77,7 +77,7 @@ pub struct DenseModule {
     pub outputs: usize,
     /// Whether it has a bias.
     pub bias: bool,
-    /// What its output goes through.
+    /// The activation of its output.
     pub activation: DenseActivation,
 }
 
@@ -97,11 +97,11 @@ pub enum DenseActivation {
 }
 
 impl SentenceConfig {
-    /// Reads the files of a directory; those that are missing say nothing.
+    /// Reads the files of a directory. Missing files leave their fields unset.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a file that is damaged; [`ErrorKind::Unsupported`] for a module
-    /// that is not known. The message names them.
+    /// [`ErrorKind::Invalid`] for a damaged file; [`ErrorKind::Unsupported`] for an unknown module.
+    /// The message names them.
     pub fn from_dir(path: &Path) -> Result<Self> {
         let dir = ModelDir::open(path)?;
         let mut config = Self {
@@ -295,7 +295,7 @@ impl SentenceConfig {
     }
 }
 
-/// A number of tokens. Tokenizers without a bound write a very large one.
+/// A number of tokens. Tokenizers without a maximum write a very large number.
 fn length(map: &Map<String, Value>, name: &str) -> Option<usize> {
     let length = map.get(name).and_then(Value::as_u64);
     let length = length.and_then(|n| usize::try_from(n).ok());

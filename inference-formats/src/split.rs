@@ -4,7 +4,7 @@
 //! of their inputs, whose sum over all processes is the layer's output. Embeddings, norms, routers
 //! and the output head are whole everywhere.
 //!
-//! It is the arithmetic of names and sizes alone; an engine reads the parts, and a report shows
+//! This module computes only with names and sizes. An engine reads the parts, and a report shows
 //! them.
 
 use std::ops::Range;
@@ -16,10 +16,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::TensorParallel;
 use crate::footprint::{Footprint, Part};
 
-/// The most processes that a model is divided among.
+/// The maximum number of processes.
 const MAX_PROCESSES: usize = 1 << 10;
 
-/// Numbers that a quantized matrix can be cut at: MLX's smallest group with scales of its own.
+/// A quantized matrix can be cut at multiples of this number: MLX's smallest group with its own
+/// scale.
 const LEAST_GROUP: usize = 32;
 
 /// The division of one model among some processes.
@@ -38,21 +39,21 @@ pub struct Window {
     pub axis: usize,
     /// The length of that axis in the whole tensor.
     pub length: usize,
-    /// What of it is kept, in order.
+    /// The ranges that are kept, in order.
     pub ranges: Vec<Range<usize>>,
 }
 
-/// What a process has of a tensor.
+/// The share of a tensor that a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Share {
-    /// All of it.
+    /// The whole tensor.
     Whole,
     /// Some outputs: rows of the matrix, and elements of the bias.
     Outputs,
     /// Some inputs: columns of the matrix. The products are summed over all processes.
     Inputs,
-    /// A bias behind such a sum. It is added once.
+    /// A bias that is added after such a sum. Only one process adds it.
     Once,
 }
 
@@ -64,12 +65,13 @@ enum Unit {
     Width,
 }
 
-/// Where a tensor is cut. `stacked` axes, one part behind another, are cut each.
+/// Where a tensor is cut. A `stacked` axis consists of several parts in sequence, and each part is
+/// cut.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
     share: Share,
     units: &'static [Unit],
-    /// The axis, counted from the last, which is 1.
+    /// The axis, counted from the last one, which is 1.
     from_end: usize,
 }
 
@@ -77,8 +79,8 @@ impl TensorSplit {
     /// The division of a model among `processes`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a family that is not divided, and naming the size of the
-    /// configuration that does not divide.
+    /// [`ErrorKind::Unsupported`] for a family that cannot be divided, and when a size in the
+    /// configuration, which the message names, is not divisible.
     pub fn new(config: &ModelConfig, processes: usize) -> Result<Self> {
         let fault = |message: String| Err(Error::new(ErrorKind::Unsupported, message));
         if !(1..=MAX_PROCESSES).contains(&processes) {
@@ -86,7 +88,7 @@ impl TensorSplit {
                 "a model is divided among 1 to {MAX_PROCESSES} processes, not {processes}"
             ));
         }
-        // Without a `model_type` a model is read as one of llama's kin.
+        // A model without a `model_type` is read like llama.
         let parallel = match config.family() {
             Some(family) => family.tensor_parallel,
             None => TensorParallel::Heads,
@@ -132,17 +134,17 @@ impl TensorSplit {
         self.heads / self.processes
     }
 
-    /// Key and value heads of one process, at least one: with more processes than heads, several
-    /// have the same.
+    /// Key and value heads of one process, at least one. With more processes than heads, several
+    /// processes have the same head.
     #[must_use]
     pub fn kv_heads(&self) -> usize {
         (self.kv_heads / self.processes).max(1)
     }
 
-    /// The part of one process of `length` equal things, called `name` in messages.
+    /// The number of `length` equal things that one process gets. Messages call them `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] when they do not divide.
+    /// [`ErrorKind::Unsupported`] when `length` is not divisible.
     pub fn part_of(&self, name: &str, length: usize) -> Result<usize> {
         if length.is_multiple_of(self.processes) {
             return Ok(length / self.processes);
@@ -156,17 +158,17 @@ impl TensorSplit {
         ))
     }
 
-    /// What a process has of the tensor of this name in transformers.
+    /// The share that a process has of the tensor with this name in transformers.
     #[must_use]
     pub fn share(&self, name: &str) -> Share {
         self.rule(name).map_or(Share::Whole, |rule| rule.share)
     }
 
-    /// What `rank` keeps of the tensor `name`, of which `part` is the shape of what it keeps.
-    /// `None` for all of it.
+    /// The window that `rank` keeps of the tensor `name`; `part` is the shape of that window.
+    /// `None` for the whole tensor.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a shape that no part has.
+    /// [`ErrorKind::Invalid`] for a shape that no part can have.
     pub fn window(&self, rank: usize, name: &str, part: &[usize]) -> Result<Option<Window>> {
         let Some(rule) = self.rule(name).filter(|r| r.share != Share::Once) else {
             return Ok(None);
@@ -203,7 +205,7 @@ impl TensorSplit {
         }))
     }
 
-    /// How many of a unit there are, and how many a process keeps.
+    /// The total number of a unit, and the number that a process keeps.
     fn kept(&self, unit: Unit) -> (usize, usize) {
         match unit {
             Unit::Queries => (self.heads, self.heads()),
@@ -212,11 +214,11 @@ impl TensorSplit {
         }
     }
 
-    /// The first of a unit that `rank` keeps.
+    /// The index of the first one that `rank` keeps.
     fn first(&self, unit: Unit, rank: usize) -> usize {
         match unit {
             Unit::Queries => rank * self.heads(),
-            // Neighbors share a head where there are more processes.
+            // With more processes than heads, neighboring processes share a head.
             Unit::Keys => rank * self.kv_heads / self.processes,
             Unit::Width => rank,
         }
@@ -230,7 +232,7 @@ impl TensorSplit {
         let last = parts.next()?;
         let (layer, part) = match last {
             "weight" | "scales" | "biases" | "bias" => (parts.next()?, last),
-            // Stacks of experts have no part in their names, or one behind a `_`.
+            // In the names of stacks of experts, the part is missing, or follows a `_`.
             _ => match last.rsplit_once("proj_") {
                 Some((layer, part)) => (&last[..layer.len() + 4], part),
                 None => (last, ""),
@@ -244,7 +246,7 @@ impl TensorSplit {
             "qkv_proj" => (false, &[Unit::Queries, Unit::Keys, Unit::Keys]),
             "gate_proj" | "up_proj" | "w1" | "w3" | "c_fc" => (false, &[Unit::Width]),
             "down_proj" | "w2" | "c_proj" => (true, &[Unit::Width]),
-            // Rows of gate and up alternate, so that a part of all is a part of each.
+            // Rows of gate and up alternate, so a part of all rows is the same part of each.
             "gate_up_proj" if alternating => (false, &[Unit::Width]),
             "gate_up_proj" => (false, &[Unit::Width, Unit::Width]),
             _ => return None,
@@ -269,7 +271,7 @@ impl TensorSplit {
     }
 }
 
-/// What each process of a divided model has, by the headers of its files.
+/// The share of each process of a divided model, from the headers of the model's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SplitPlan {
     /// The number of processes.
@@ -291,7 +293,7 @@ pub struct SplitPlan {
 pub struct PlannedTensor {
     /// The tensor's name in transformers.
     pub name: String,
-    /// What each process has of it.
+    /// The share that each process has.
     pub share: Share,
     /// The part of the network that it belongs to.
     #[serde(skip)]
@@ -353,7 +355,7 @@ impl SplitPlan {
     }
 }
 
-/// Refuses columns of a quantized matrix that are no whole groups.
+/// Rejects a number of columns of a quantized matrix that is not a multiple of the group.
 fn check_cut(what: &str, columns: usize) -> Result<()> {
     if columns.is_multiple_of(LEAST_GROUP) {
         return Ok(());
@@ -380,7 +382,8 @@ mod tests {
         ModelConfig::from_map(all).unwrap()
     }
 
-    /// Parts of all ranks make up the whole, in order, but for heads that several share.
+    /// The parts of all ranks make up the whole, in order, except for heads that several ranks
+    /// share.
     #[test]
     fn parts_make_up_the_whole() {
         for (name, part, length) in [

@@ -1,5 +1,5 @@
-//! Activations on disk: a `.npy` file of float32 `[stimuli, layers, width]`, and beside it
-//! `<stem>_metadata.json` with what they are of.
+//! Activations on disk: a `.npy` file of float32 `[stimuli, layers, width]`, and
+//! `<stem>_metadata.json` with their origin.
 
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,31 +14,31 @@ use crate::error::{Error, Result};
 use crate::files::{MAX_TEXT, persist, read_numbers, read_text, temporary, write_whole};
 use crate::npy;
 
-/// What a file of activations is of.
+/// The origin of a file of activations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metadata {
     /// `[stimuli, layers, width]`.
     pub activation_shape: [usize; 3],
-    /// The model, as it was named.
+    /// The name of the model, as given.
     pub model: String,
     /// Its architecture.
     pub architecture: String,
-    /// What [`identity`](crate::files::identity) says of its files; behind a `+`, of the adapter's
-    /// that was on it.
+    /// The [`identity`](crate::files::identity) of its files, followed by `+` and that of the
+    /// adapter if one was attached.
     pub model_identity: String,
     /// SHA-256 of the stimuli's file.
     pub stimuli_sha256: String,
-    /// The template that the texts are of.
+    /// The template of the texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// Where in the text the states are from.
+    /// The position in the text from which the states are taken.
     pub position: String,
     /// For each row, the number of its stimulus in the file.
     pub row_indices: Vec<usize>,
     /// Whether the first layer is the embedding, before the first block.
     pub with_embedding: bool,
-    /// Whether the model went on as expected, for each row; nothing when that was not tried.
+    /// For each row, whether the model continued as expected; `None` when that was not tested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correctness: Option<Vec<Option<Correctness>>>,
     /// SHA-256 of the activations' file.
@@ -47,7 +47,7 @@ pub struct Metadata {
     pub version: String,
 }
 
-/// The name of the metadata that belong to a file of activations.
+/// The name of the metadata file for a file of activations.
 pub fn metadata_path(activations: &Path) -> PathBuf {
     let stem = activations.file_stem().unwrap_or_default();
     activations.with_file_name(format!("{}_metadata.json", stem.to_string_lossy()))
@@ -70,7 +70,7 @@ pub fn sha256_of(path: &Path) -> Result<String> {
     }
 }
 
-/// Writes activations as they come. The file appears under its name when it is whole.
+/// Writes activations one after another. The file gets its name when it is complete.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -97,10 +97,10 @@ impl Writer {
         })
     }
 
-    /// Adds the states of one stimulus: a slice of `width` elements a layer.
+    /// Adds the states of one stimulus: a slice of `width` elements for each layer.
     ///
     /// # Errors
-    /// [`Error::Data`] for another shape or one row too many, and [`Error::Io`].
+    /// [`Error::Data`] for another shape or more rows than announced, and [`Error::Io`].
     pub fn push<S: AsRef<[f32]>>(&mut self, layers: &[S]) -> Result<()> {
         let [rows, depth, width] = self.shape;
         if self.rows == rows || layers.len() != depth {
@@ -126,7 +126,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Puts the file and its metadata in their places. The hash of the file is filled in.
+    /// Puts the file and its metadata into place. The hash of the file is filled in.
     ///
     /// # Errors
     /// [`Error::Data`] when rows are missing, and [`Error::Io`].
@@ -158,10 +158,10 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Activations of numbers in the order of `shape`.
+    /// Activations from numbers in the order of `shape`.
     ///
     /// # Errors
-    /// [`Error::Data`] when their count is another.
+    /// [`Error::Data`] when their number does not match.
     pub fn new(shape: [usize; 3], data: Vec<f32>) -> Result<Self> {
         let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         if count != Some(data.len()) || data.is_empty() {
@@ -194,12 +194,12 @@ impl Activations {
         self.shape
     }
 
-    /// How many stimuli.
+    /// The number of stimuli.
     pub fn rows(&self) -> usize {
         self.shape[0]
     }
 
-    /// How many layers.
+    /// The number of layers.
     pub fn layers(&self) -> usize {
         self.shape[1]
     }
@@ -227,7 +227,7 @@ impl Activations {
     }
 }
 
-/// Reads the metadata that belong to a file of activations, and checks the file's hash.
+/// Reads the metadata of a file of activations, and checks the file's hash.
 ///
 /// # Errors
 /// [`Error::Io`], and [`Error::File`] when the two do not belong together.

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a continuation compares with what was expected.
+/// The comparison of a continuation with the expected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Correctness {
-    /// The first word of the continuation is what was expected.
+    /// Whether the first word of the continuation is the expected one.
     pub exact: bool,
-    /// What was expected occurs in the continuation.
+    /// Whether the expected text occurs in the continuation.
     pub contains: bool,
 }
 
@@ -21,7 +21,7 @@ fn normalized(text: &str) -> String {
         .to_owned()
 }
 
-/// Compares a continuation with `expected`. Nothing expected is never found.
+/// Compares a continuation with `expected`. An empty expected text never matches.
 pub fn correctness(continuation: &str, expected: &str) -> Correctness {
     let expected = normalized(expected);
     if expected.is_empty() {
@@ -31,7 +31,8 @@ pub fn correctness(continuation: &str, expected: &str) -> Correctness {
         };
     }
     let whole = normalized(continuation);
-    // What was expected may be several words: as many characters as it has, up to a word's end.
+    // The expected text may have several words: takes the same number of characters, extended to
+    // the end of a word.
     let mut text = String::new();
     let mut exact = false;
     for word in continuation.split_whitespace() {

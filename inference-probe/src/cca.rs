@@ -1,5 +1,4 @@
-//! Canonical correlation analysis with a small ridge, through the principal components of each
-//! side.
+//! Canonical correlation analysis with a small ridge, on the principal components of each side.
 
 use crate::Matrix;
 use crate::error::{Error, Result};
@@ -8,9 +7,9 @@ use crate::folds::Fold;
 /// How correlations are computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CcaOptions {
-    /// Correlations to keep, the largest first.
+    /// The number of correlations to return, beginning with the largest.
     pub components: usize,
-    /// The ridge, as a share of the mean variance of the principal components.
+    /// The ridge as a share of the mean variance of the principal components.
     pub ridge: f64,
 }
 
@@ -37,12 +36,12 @@ pub struct Components {
 }
 
 impl Components {
-    /// The components of `rows` that are not rounding: singular values below
-    /// `epsilon * max(shape) * largest` are left out.
+    /// The components of `rows`, without those that are only rounding errors: singular values below
+    /// `epsilon * max(shape) * largest`.
     ///
     /// # Errors
     /// [`Error::Data`] for fewer than two rows, numbers that are not finite, and rows that are all
-    /// alike.
+    /// equal.
     pub fn of(rows: &Matrix) -> Result<Self> {
         let (n, width) = rows.shape();
         if n < 2 {
@@ -93,7 +92,7 @@ impl Components {
         self.axes.column(0).into_owned()
     }
 
-    /// Components that vary.
+    /// The number of components.
     pub fn rank(&self) -> usize {
         self.variances.len()
     }
@@ -136,7 +135,7 @@ fn cross(x: &Components, y: &Components, ridge: f64) -> Result<Matrix> {
     Ok(cross)
 }
 
-/// The largest canonical correlations of two sets of features of the same rows, within 0 and 1.
+/// The largest canonical correlations of two sets of features of the same rows, limited to 0 to 1.
 ///
 /// # Errors
 /// [`Error::Data`] when the numbers of rows differ.
@@ -151,8 +150,8 @@ pub fn correlations(x: &Components, y: &Components, options: &CcaOptions) -> Res
     Ok(values)
 }
 
-/// The mean correlation of the canonical variables on rows that did not choose them. `x` and `y`
-/// are of the fold's training rows, `all_x` and `all_y` hold all rows.
+/// The mean correlation of the canonical variables on rows that were not used to choose them. `x`
+/// and `y` come from the fold's training rows; `all_x` and `all_y` have all rows.
 ///
 /// # Errors
 /// As [`correlations`].
@@ -186,7 +185,7 @@ pub fn held_out(
     Ok(sum / order.len().max(1) as f64)
 }
 
-/// Labels as features: one column a class, `[n, classes]`.
+/// Labels as features: one column for each class, `[n, classes]`.
 pub fn one_hot(labels: &[usize], classes: usize) -> Matrix {
     Matrix::from_fn(labels.len(), classes, |r, c| f64::from(labels[r] == c))
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 pub struct Curve {
     /// Its name in the legend.
     pub name: String,
-    /// One value a layer; what is not finite is left out.
+    /// One value for each layer. Values that are not finite are left out.
     pub values: Vec<f64>,
 }
 
@@ -21,7 +21,7 @@ const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 56.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 44.0;
-/// The legend has a column of its own, so that it never lies on a curve.
+/// The legend has a separate column, so that it never covers a curve.
 const RIGHT: f64 = 140.0;
 
 pub(crate) fn escaped(text: &str) -> String {
@@ -31,7 +31,7 @@ pub(crate) fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A step of 1, 2 or 5 times a power of ten that parts `range` into at most `parts`.
+/// A step of 1, 2 or 5 times a power of ten that divides `range` into at most `parts` parts.
 fn step(range: f64, parts: f64) -> f64 {
     let raw = range / parts;
     let power = 10f64.powf(raw.log10().floor());
@@ -52,12 +52,12 @@ fn open(width: f64, height: f64, title: &str) -> String {
     )
 }
 
-/// Curves over the layers, `0, 1, ...`; the axis of values holds all of them.
+/// Curves over the layers, `0, 1, ...`. The axis covers all values.
 pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
     over(title, ("layer", None), axis, curves)
 }
 
-/// [`lines`] with a note below the title that a reader must not miss; none where it is empty.
+/// [`lines`] with a note below the title that must be noticed; an empty note is left out.
 pub fn noted_lines(title: &str, note: &str, axis: &str, curves: &[Curve]) -> String {
     let svg = lines(title, axis, curves);
     if note.is_empty() {
@@ -70,7 +70,7 @@ pub fn noted_lines(title: &str, note: &str, axis: &str, curves: &[Curve]) -> Str
     svg.replacen("</svg>", &note, 1)
 }
 
-/// Curves over places with names, at equal distances.
+/// Curves over positions with names, at equal distances.
 pub fn lines_at(
     title: &str,
     (places, names): (&str, &[String]),
@@ -124,7 +124,7 @@ fn over(
             at + 4.0
         ));
     }
-    // Layers are whole numbers, and so are the steps of their axis.
+    // Layers are whole numbers, so the steps of their axis are, too.
     let every = step((count - 1) as f64, 10.0).max(1.0) as usize;
     for i in (0..count).step_by(every) {
         let name = match names {
@@ -181,7 +181,8 @@ fn over(
     svg
 }
 
-/// A matrix of layers by layers, from `low` (white) to `high` (blue); what is not finite is grey.
+/// A matrix of layers by layers, from `low` (white) to `high` (blue). Values that are not finite
+/// are grey.
 pub fn heat_map(title: &str, rows: &[Vec<f64>], low: f64, high: f64) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cell = (400.0 / rows.len().max(columns).max(1) as f64).clamp(4.0, 40.0);
@@ -250,7 +251,7 @@ mod tests {
         };
         let svg = lines("t & u", "value", std::slice::from_ref(&curve));
         assert!(svg.contains("a&lt;b") && svg.contains("t &amp; u"));
-        // Where a value is missing, the line begins anew.
+        // The line is interrupted where a value is missing.
         let path = svg.split("d=\"").nth(1).unwrap().split('"').next().unwrap();
         assert_eq!(path.matches('M').count(), 2, "{path}");
         assert!(!svg.contains("NaN"));

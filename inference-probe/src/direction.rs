@@ -1,5 +1,5 @@
-//! A direction between two sets of states: what is added to a residual stream to move a model from
-//! one to the other.
+//! A direction between two sets of states. Adding it to the residual stream moves a model from one
+//! set to the other.
 
 use nalgebra::DVector;
 
@@ -8,7 +8,7 @@ use crate::cca::Components;
 use crate::error::{Error, Result};
 use crate::logistic::{LogisticOptions, LogisticRegression, Standardizer};
 
-/// How a direction is found.
+/// How a direction is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// The difference of the means.
@@ -19,22 +19,22 @@ pub enum Method {
     Pca,
 }
 
-/// A direction, from the negative to the positive states.
+/// A direction from the negative to the positive states.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Direction {
-    /// `[width]`, as long as the means of the two sets lie apart along it. So a coefficient of 1
-    /// moves the mean of the one to that of the other, along the direction.
+    /// `[width]`. Its length is the distance of the two means along this direction. So a
+    /// coefficient of 1 moves one mean to the other, along the direction.
     pub vector: Vec<f64>,
     /// Its length.
     pub norm: f64,
-    /// The share of states on their own side of the middle between the two means.
+    /// The share of states that are on the correct side of the midpoint between the two means.
     pub separated: f64,
 }
 
-/// The direction from `negative` to `positive` states, `[n, width]` each.
+/// The direction from `negative` to `positive` states, each `[n, width]`.
 ///
 /// # Errors
-/// [`Error::Data`] for widths that differ, fewer than two states of either, states that are not
+/// [`Error::Data`] for different widths, fewer than two states in a set, states that are not
 /// finite, and sets that do not differ along the direction.
 pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result<Direction> {
     let (p, n) = (positive.nrows(), negative.nrows());
@@ -81,7 +81,7 @@ pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result
         return Err(Error::data("the two sets do not differ"));
     }
     let unit = axis / length;
-    // From the negative to the positive ones, whatever the sign of the axis.
+    // The direction goes from the negative to the positive states, whatever the sign of the axis.
     let apart = unit.dot(&difference);
     if apart == 0.0 {
         return Err(Error::data(
@@ -112,7 +112,8 @@ fn stacked(a: &Matrix, b: &Matrix) -> Matrix {
 mod tests {
     use super::*;
 
-    /// States of two sets: along `axis` at -1 and 3, and noise of this size across.
+    /// States of two sets: at -1 and 3 along `axis`, with noise of this size in the other
+    /// dimensions.
     fn sets(noise: f64) -> (Matrix, Matrix) {
         let axis = [0.6, 0.0, 0.8];
         let across = [[0.8, 0.0, -0.6], [0.0, 1.0, 0.0]];
@@ -134,7 +135,7 @@ mod tests {
             let found = direction(&positive, &negative, method).unwrap();
             assert!((found.separated - 1.0).abs() < 1e-12);
             let along = found.vector[0] * 0.6 + found.vector[2] * 0.8;
-            // The penalty of a regression turns its weights a little.
+            // The penalty of a regression changes the direction of its weights a little.
             let least = if method == Method::Probe {
                 0.95
             } else {
@@ -145,7 +146,7 @@ mod tests {
                 (found.norm - 4.0 * along / found.norm).abs() < 1e-9,
                 "{method:?}"
             );
-            // The other way it is the opposite.
+            // Exchanging the sets gives the opposite direction.
             let back = direction(&negative, &positive, method).unwrap();
             for (a, b) in found.vector.iter().zip(&back.vector) {
                 assert!((a + b).abs() < 1e-3, "{method:?}");
@@ -157,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Where the greatest variance is not between the sets, the component is another axis.
+    /// If the variance between the sets is not the largest, the component is another axis.
     #[test]
     fn the_component_follows_the_variance() {
         let (positive, negative) = sets(40.0);

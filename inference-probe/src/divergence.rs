@@ -1,9 +1,10 @@
-//! How far apart distributions of next tokens are, and the means of groups of hidden states.
+//! Differences between distributions of next tokens, and between the means of groups of hidden
+//! states.
 
 use crate::Matrix;
 use crate::error::{Error, Result};
 
-/// `softmax(logits)`. Where nothing is finite, all tokens are equally likely.
+/// `softmax(logits)`. If no logit is finite, all tokens are equally likely.
 pub fn softmax(logits: &[f32]) -> Vec<f64> {
     let max = logits
         .iter()
@@ -36,7 +37,7 @@ pub fn jensen_shannon(p: &[f64], q: &[f64]) -> Result<f64> {
             q.len()
         )));
     }
-    // The sum of the two relative entropies: no difference of large numbers.
+    // The sum of the two relative entropies, which avoids a difference of large numbers.
     let value: f64 = p
         .iter()
         .zip(q)
@@ -49,7 +50,7 @@ pub fn jensen_shannon(p: &[f64], q: &[f64]) -> Result<f64> {
     Ok(value.clamp(0.0, std::f64::consts::LN_2))
 }
 
-/// The mean of distributions over the same tokens, added one by one.
+/// The mean of distributions over the same tokens, which are added one by one.
 #[derive(Debug, Clone, Default)]
 pub struct MeanDistribution {
     sum: Vec<f64>,
@@ -57,10 +58,10 @@ pub struct MeanDistribution {
 }
 
 impl MeanDistribution {
-    /// Adds one.
+    /// Adds a distribution.
     ///
     /// # Errors
-    /// [`Error::Data`] for another number of tokens than the first one had.
+    /// [`Error::Data`] if the number of tokens differs from that of the first one.
     pub fn add(&mut self, p: &[f64]) -> Result<()> {
         if self.count == 0 {
             self.sum = p.to_vec();
@@ -79,18 +80,18 @@ impl MeanDistribution {
         Ok(())
     }
 
-    /// How many were added.
+    /// The number of distributions that were added.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// The mean; `None` of nothing.
+    /// The mean; `None` if nothing was added.
     pub fn mean(&self) -> Option<Vec<f64>> {
         (self.count > 0).then(|| self.sum.iter().map(|s| s / self.count as f64).collect())
     }
 }
 
-/// How far the means of two groups of rows are apart.
+/// The distance between the means of two groups of rows.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MeanDistance {
     /// One minus the cosine.
@@ -99,7 +100,7 @@ pub struct MeanDistance {
     pub euclidean: f64,
 }
 
-/// The distance of the means of the rows where `group` holds, and where it does not.
+/// The distance between the mean of the rows for which `group` is true, and that of the others.
 ///
 /// # Errors
 /// [`Error::Data`] when one of the groups is empty, or the lengths differ.
@@ -134,7 +135,7 @@ mod tests {
         let far = jensen_shannon(&[1.0, 0.0], &[0.0, 1.0]).unwrap();
         assert!((far - std::f64::consts::LN_2).abs() < 1e-15);
         assert!(jensen_shannon(&[1.0], &[0.5, 0.5]).is_err());
-        // The definition by entropies.
+        // Compared with the definition by entropies.
         let (p, q) = ([0.1, 0.2, 0.7], [0.5, 0.25, 0.25]);
         let m: Vec<f64> = p.iter().zip(q).map(|(p, q)| 0.5 * (p + q)).collect();
         let expected = entropy(&m) - 0.5 * (entropy(&p) + entropy(&q));

@@ -1,4 +1,4 @@
-//! What can be wrong with files and numbers.
+//! Errors about files and numbers.
 
 use std::path::{Path, PathBuf};
 
@@ -17,15 +17,15 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file does not have the expected content.
     #[error("{}: {message}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what would be right.
+        /// The fault, and what would be correct.
         message: String,
     },
-    /// Numbers or labels do not allow what was asked for.
+    /// The numbers or labels do not allow the requested computation.
     #[error("{0}")]
     Data(String),
 }

@@ -1,5 +1,5 @@
-//! Files that appear under their names when they are whole, and what tells a model's files from
-//! others.
+//! Writes files that get their names only when they are complete, and identifies models by their
+//! files.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
@@ -26,11 +26,11 @@ pub(crate) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The largest text that is read: stimuli, metadata, results.
+/// The maximum size of a text: stimuli, metadata, results.
 #[cfg(feature = "statistics")]
 pub(crate) const MAX_TEXT: u64 = 64 << 20;
 
-/// All bytes of a text of at most `limit` bytes. It may be a pipe.
+/// Reads all bytes of a text of at most `limit` bytes. The path may be a pipe.
 ///
 /// # Errors
 /// [`Error::Io`], and [`Error::File`] for a longer one.
@@ -46,13 +46,14 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// All bytes of a file of numbers. Its size is the bound, so it must be a regular file.
+/// Reads all bytes of a file of numbers. Only the file's size limits the memory, so it must be a
+/// regular file.
 ///
 /// # Errors
 /// [`Error::Io`], and [`Error::File`] for pipes, devices and directories.
 pub(crate) fn read_numbers(path: &Path) -> Result<Vec<u8>> {
     let io = |e| Error::io(path, e);
-    // Before it is opened, which waits where it is a pipe.
+    // Checked before opening, because opening a pipe waits.
     let found = std::fs::metadata(path).map_err(io)?;
     if !found.is_file() {
         return Err(Error::file(path, "it is not a regular file"));
@@ -64,7 +65,7 @@ pub(crate) fn read_numbers(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file completely or not at all.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -74,11 +75,11 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     persist(file, path)
 }
 
-/// Bytes that one thread hashes at a time.
+/// The number of bytes that a thread hashes at a time.
 const PART: u64 = 16 << 20;
 
-/// What tells a model from others, in hexadecimal: SHA-256 of its safetensors, GGUF and JSON files,
-/// every byte of them, in the order of their names. `model` is a directory or a file. It does not
+/// A hash that identifies a model, in hexadecimal: SHA-256 of all bytes of its safetensors, GGUF
+/// and JSON files, in the order of their names. `model` is a directory or a file. It does not
 /// depend on where the model is, nor on the name of the directory or of the one file.
 ///
 /// # Errors
@@ -111,7 +112,7 @@ pub fn identity(model: &Path) -> Result<String> {
     Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// The size of a file, and SHA-256 of each [`PART`] of it. All cores hash.
+/// The size of a file, and the SHA-256 of each [`PART`] of it. All cores are used.
 fn parts_of(path: &Path) -> std::io::Result<(u64, Vec<[u8; 32]>)> {
     let size = std::fs::metadata(path)?.len();
     let count = size.div_ceil(PART);
@@ -161,7 +162,7 @@ mod tests {
     fn every_byte_tells_a_model_from_others_and_its_place_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        // Longer than one part, and than what once was hashed of it.
+        // Longer than one part, and than the samples that earlier versions hashed.
         let mut weights = vec![7u8; PART as usize + 100];
         for model in [&a, &b] {
             std::fs::create_dir(model).unwrap();
@@ -177,7 +178,7 @@ mod tests {
             assert_ne!(first, identity(&b).unwrap(), "byte {at}");
             weights[at] ^= 1;
         }
-        // One file: its name is not part of it, its bytes are.
+        // For a single file, the hash depends on its bytes but not on its name.
         let file = |name: &str, bytes: &[u8]| {
             let path = dir.path().join(name);
             std::fs::write(&path, bytes).unwrap();

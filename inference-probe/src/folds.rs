@@ -1,4 +1,4 @@
-//! Which rows train and which test: stratified and grouped cross-validation.
+//! Divides rows into training and test rows: stratified and grouped cross-validation.
 
 use std::collections::BTreeMap;
 
@@ -13,25 +13,25 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fold {
-    /// Rows to fit to.
+    /// The rows for training.
     pub train: Vec<usize>,
-    /// Rows to judge by.
+    /// The rows for testing.
     pub test: Vec<usize>,
 }
 
-/// A generator whose numbers depend on the seed alone, on every machine.
+/// A generator whose numbers depend only on the seed, on every machine.
 pub(crate) fn generator(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
 
-/// `labels` in another order.
+/// `labels` in a random order.
 pub(crate) fn shuffled<T: Clone>(labels: &[T], seed: u64) -> Vec<T> {
     let mut labels = labels.to_vec();
     labels.shuffle(&mut generator(seed));
     labels
 }
 
-/// Distinct names in sorted order, and the number of each row's name among them.
+/// The distinct names in sorted order, and for each row the index of its name.
 pub fn encode_labels<S: AsRef<str>>(names: &[S]) -> (Vec<String>, Vec<usize>) {
     let mut numbers: BTreeMap<&str, usize> = names.iter().map(|n| (n.as_ref(), 0)).collect();
     for (i, number) in numbers.values_mut().enumerate() {
@@ -70,10 +70,10 @@ fn check_count(n: usize, folds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Folds in which each label is as frequent as in all rows, as nearly as numbers allow.
+/// Folds in which the labels are as close as possible to their overall frequency.
 ///
 /// # Errors
-/// [`Error::Data`] for fewer than two folds, and for a label of fewer rows than folds.
+/// [`Error::Data`] for fewer than two folds, and for a label with fewer rows than folds.
 pub fn stratified(labels: &[usize], folds: usize, seed: u64) -> Result<Vec<Fold>> {
     check_count(labels.len(), folds)?;
     let mut random = generator(seed);
@@ -96,11 +96,12 @@ pub fn stratified(labels: &[usize], folds: usize, seed: u64) -> Result<Vec<Fold>
     Ok(from_tests(labels.len(), tests))
 }
 
-/// Folds in which no group is on both sides: what is learned of one group is tested on others.
+/// Folds in which no group is both in training and in test: a classifier is tested on groups that
+/// it was not trained on.
 ///
 /// # Errors
-/// [`Error::Data`] for fewer groups than folds, and for a label that would be tested without ever
-/// having been in training.
+/// [`Error::Data`] for fewer groups than folds, and for a label that would be in a test but not in
+/// its training rows.
 pub fn grouped(labels: &[usize], groups: &[usize], folds: usize, seed: u64) -> Result<Vec<Fold>> {
     check_count(labels.len(), folds)?;
     if labels.len() != groups.len() {
@@ -118,7 +119,7 @@ pub fn grouped(labels: &[usize], groups: &[usize], folds: usize, seed: u64) -> R
         )));
     }
     by_group.shuffle(&mut generator(seed));
-    // The largest first, each into the smallest fold.
+    // Beginning with the largest group, each goes into the smallest fold.
     by_group.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
     let mut tests: Vec<Vec<usize>> = vec![Vec::new(); folds];
     for rows in by_group {
@@ -192,7 +193,7 @@ mod tests {
                 assert!(fold.train.iter().all(|r| groups[*r] != groups[*row]));
             }
         }
-        // A label that only one group has cannot be tested on another.
+        // A label of only one group cannot be tested on other groups.
         let e = grouped(&[0, 0, 1, 1], &[0, 0, 1, 1], 2, 0).unwrap_err();
         assert!(e.to_string().contains("without having been in training"));
     }

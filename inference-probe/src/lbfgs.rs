@@ -1,21 +1,21 @@
 //! Minimizes a smooth function by L-BFGS with a line search for the strong Wolfe conditions
 //! (Nocedal and Wright, "Numerical Optimization", algorithms 7.4, 7.5, 3.5 and 3.6).
 //!
-//! The crates for this bring an error type of programs and an unmaintained macro crate; the
+//! Existing crates need an error type for applications and an unmaintained macro crate. The
 //! functions here are strictly convex, so the plain algorithm is enough.
 
 use std::collections::VecDeque;
 
-/// Pairs of steps and gradient changes that stand for the Hessian.
+/// The number of pairs of steps and gradient changes that approximate the Hessian.
 const MEMORY: usize = 10;
-/// Sufficient decrease.
+/// The constant of sufficient decrease.
 const C1: f64 = 1e-4;
-/// Curvature.
+/// The constant of the curvature condition.
 const C2: f64 = 0.9;
-/// Evaluations of one line search.
+/// The maximum number of evaluations in a line search.
 const SEARCHES: usize = 40;
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Outcome {
     /// Steps taken.
@@ -42,8 +42,8 @@ struct Point {
     gradient: Vec<f64>,
 }
 
-/// Minimizes `f`, which writes its gradient and returns its value, from `x` on. It stops when no
-/// element of the gradient exceeds `tolerance`, or after `limit` steps.
+/// Minimizes `f`, which writes its gradient and returns its value, beginning at `x`. It stops when
+/// no element of the gradient exceeds `tolerance`, or after `limit` steps.
 pub(crate) fn minimize(
     x: &mut Vec<f64>,
     limit: usize,
@@ -62,7 +62,7 @@ pub(crate) fn minimize(
         }
         let mut direction = descent(&gradient, &pairs);
         if dot(&direction, &gradient) >= 0.0 {
-            // Rounding made the approximation useless: start again from the gradient.
+            // Rounding errors made the approximation useless; continue with the plain gradient.
             pairs.clear();
             direction = gradient.iter().map(|g| -g).collect();
         }
@@ -79,7 +79,7 @@ pub(crate) fn minimize(
             gradient: gradient.clone(),
         };
         let Some(next) = search(&start, &direction, first, f) else {
-            // No step decreases the function: this is the minimum as far as numbers tell.
+            // No step decreases the function, so this is the minimum within rounding errors.
             return Outcome {
                 iterations: iteration,
                 converged: false,
@@ -159,7 +159,7 @@ fn search(
             gradient,
         }
     };
-    // Near the minimum the decrease drowns in rounding.
+    // Near the minimum, the decrease is smaller than rounding errors.
     let slack = 8.0 * f64::EPSILON * start.value.abs();
     let decreases = |p: &Point| p.value <= start.value + C1 * p.step * start.slope + slack;
     let flat = |p: &Point| p.slope.abs() <= -C2 * start.slope;
@@ -174,7 +174,7 @@ fn search(
         } else if flat(&p) {
             return Some(p);
         } else {
-            // The minimum is between the new point and the end that its slope rises away from.
+            // The minimum is between the new point and the end toward which the function decreases.
             let toward = high.as_ref().map_or(1.0, |high| high.step - low.step);
             let before = std::mem::replace(&mut low, p);
             if low.slope * toward >= 0.0 {

@@ -4,24 +4,24 @@
 //! |---|---|
 //! | [`stimuli`] | which texts, with which labels, and at which position is a state taken? |
 //! | [`activations`] | where are the states, `[stimuli, layers, width]`, as a `.npy` file? |
-//! | [`files`] | how does a file appear only when it is whole? |
+//! | [`files`] | how is a file written completely or not at all? |
 //! | [`npy`] | how is an array of float32 written for numpy? |
 //! | [`folds`] | which rows train and which test? |
 //! | [`linear`] | can a linear classifier read the label from a layer ([`logistic`] regression)? |
 //! | [`cca`] | which directions do two layers, or a layer and labels, share? |
-//! | [`rsa`] | do two layers find the same stimuli similar? |
+//! | [`rsa`] | are the same stimuli similar in two layers? |
 //! | [`divergence`] | how do predictions and group means differ from layer to layer? |
 //! | [`behavior`] | does the model continue a stimulus as expected? |
 //! | [`trace_store`] | what does each part of a model add, token by token, as a file? |
 //! | [`window_store`] | how are a few vectors for each window of a long context stored? |
-//! | [`vindex`] | what do the features of feed-forward parts answer to, and add, as files? |
+//! | [`vindex`] | what activates features of feed-forward parts, and what do they add, as files? |
 //! | [`walkers`] | what do the weights alone connect: edges, circuits of heads, vectors as JSON? |
 //! | [`report`] | a folder of results as one summary, charts and an HTML page |
 //!
-//! Rows are stimuli and columns are elements of a hidden state in every [`Matrix`].
+//! In every [`Matrix`], rows are stimuli and columns are elements of a hidden state.
 //!
-//! Without the default feature `statistics` the crate has [`files`], [`trace_store`], [`vindex`],
-//! [`walkers`] and [`window_store`] only.
+//! Without the default feature `statistics`, the crate contains only [`files`], [`trace_store`],
+//! [`vindex`], [`walkers`] and [`window_store`].
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

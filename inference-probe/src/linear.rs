@@ -1,7 +1,8 @@
-//! Linear probes: how well a label can be read from a layer, beside labels in random order.
+//! Linear probes: how well a label can be read from a layer, in comparison with labels in random
+//! order.
 //!
-//! Selectivity is after Hewitt and Liang, "Designing and Interpreting Probes with Control Tasks"
-//! (2019), as a share of what the control leaves open.
+//! Selectivity is defined as in Hewitt and Liang, "Designing and Interpreting Probes with Control
+//! Tasks" (2019), but as a share of the maximum possible gain over the control.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,7 @@ use crate::logistic::{LogisticOptions, LogisticRegression, Standardizer};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbeOptions {
-    /// The regression's.
+    /// The options of the regression.
     pub logistic: LogisticOptions,
     /// Repetitions of the control, each with labels in another random order.
     pub controls: usize,
@@ -29,24 +30,25 @@ impl Default for ProbeOptions {
     }
 }
 
-/// What a probe found at one layer.
+/// The result of a probe on one layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProbeResult {
-    /// The share of test rows whose label was found, the mean of the folds.
+    /// The share of test rows with a correct prediction, averaged over the folds.
     pub accuracy: f64,
-    /// The same of each fold.
+    /// The same for each fold.
     pub fold_accuracies: Vec<f64>,
-    /// The accuracy with labels in random order, the mean of the repetitions.
+    /// The accuracy with labels in random order, averaged over the repetitions.
     pub control: f64,
-    /// The share of rows that have the most frequent label.
+    /// The share of rows with the most frequent label.
     pub majority: f64,
     /// `(accuracy - control) / (1 - max(control, 1 / labels))`, within 0 and 1.
     pub selectivity: f64,
-    /// Whether every regression ended by its tolerance.
+    /// Whether every regression reached its tolerance.
     pub converged: bool,
 }
 
-/// How many different rows there are. Rows that are equal to the bit hold the same of every label.
+/// The number of different rows. Rows with equal bits contain the same information about every
+/// label.
 #[must_use]
 pub fn distinct_rows(matrix: &Matrix) -> usize {
     let bits = |row: usize| -> Vec<u64> {
@@ -57,9 +59,9 @@ pub fn distinct_rows(matrix: &Matrix) -> usize {
     all.len()
 }
 
-/// Reasons why probes say little, for a reader: states that occur more than once (`distinct` of
-/// `rows`; 0 where it is not known), and no accuracy that stands out from always guessing the most
-/// frequent label.
+/// Reasons why the results of probes may mean little: states that occur more than once (`distinct`
+/// of `rows`; 0 if unknown), and accuracies that are not clearly higher than that of always
+/// guessing the most frequent label.
 #[must_use]
 pub fn doubts(layers: &[ProbeResult], rows: usize, distinct: usize) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -69,7 +71,7 @@ pub fn doubts(layers: &[ProbeResult], rows: usize, distinct: usize) -> Vec<Strin
     let best = layers.iter().map(|layer| layer.accuracy).reduce(f64::max);
     let majority = layers.first().map(|layer| layer.majority);
     if let (Some(best), Some(majority)) = (best, majority) {
-        // Two standard errors of an accuracy measured on `rows` rows.
+        // Two standard errors of an accuracy that is measured on `rows` rows.
         let error = 2.0 * (majority * (1.0 - majority) / rows.max(1) as f64).sqrt();
         if best <= majority + error {
             doubts.push(format!(
@@ -84,7 +86,7 @@ fn rows(matrix: &Matrix, which: &[usize]) -> Matrix {
     matrix.select_rows(which)
 }
 
-/// The accuracy of each fold, and whether all regressions ended by their tolerance.
+/// The accuracy of each fold, and whether all regressions reached their tolerance.
 fn accuracies(
     matrix: &Matrix,
     labels: &[usize],
@@ -120,7 +122,7 @@ fn mean(values: &[f64]) -> f64 {
 /// Trains and tests a probe on the rows of one layer, `[n, width]`.
 ///
 /// # Errors
-/// [`Error::Data`] as in [`LogisticRegression::fit`], and for folds that name rows there are not.
+/// [`Error::Data`] as in [`LogisticRegression::fit`], and for folds with rows that do not exist.
 pub fn probe(
     matrix: &Matrix,
     labels: &[usize],

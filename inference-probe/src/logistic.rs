@@ -14,9 +14,9 @@ use crate::lbfgs::minimize;
 pub struct LogisticOptions {
     /// The inverse of the penalty's strength.
     pub c: f64,
-    /// Steps of the optimizer at most.
+    /// The maximum number of steps of the optimizer.
     pub max_iterations: usize,
-    /// The optimizer ends when no element of the gradient of the mean loss is larger.
+    /// The optimizer stops when no element of the gradient of the mean loss exceeds this.
     pub tolerance: f64,
 }
 
@@ -36,9 +36,9 @@ pub struct LogisticRegression {
     classes: usize,
     /// `[1 or classes, features]`.
     pub weights: Matrix,
-    /// One a row of weights.
+    /// One intercept for each row of weights.
     pub intercepts: Vec<f64>,
-    /// Whether the optimizer ended by its tolerance.
+    /// Whether the optimizer reached its tolerance.
     pub converged: bool,
 }
 
@@ -46,8 +46,8 @@ impl LogisticRegression {
     /// Fits rows `[n, features]` to labels below `classes`.
     ///
     /// # Errors
-    /// [`Error::Data`] for lengths that differ, fewer than two classes, labels out of range,
-    /// numbers that are not finite, and options that are not positive.
+    /// [`Error::Data`] for different lengths, fewer than two classes, labels out of range, numbers
+    /// that are not finite, and options that are not positive.
     pub fn fit(
         rows: &Matrix,
         labels: &[usize],
@@ -116,7 +116,7 @@ impl LogisticRegression {
         })
     }
 
-    /// The likeliest label of each row.
+    /// The most likely label of each row.
     ///
     /// # Errors
     /// [`Error::Data`] for rows of another width.
@@ -147,7 +147,7 @@ impl LogisticRegression {
     }
 }
 
-/// The summed loss of one score a row; scores become slopes.
+/// The summed loss when each row has one score; replaces scores by slopes.
 fn binary_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     let mut loss = 0.0;
     for (score, label) in scores.iter_mut().zip(labels) {
@@ -160,7 +160,7 @@ fn binary_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     loss
 }
 
-/// The summed loss of one score a class; scores become slopes.
+/// The summed loss when each row has one score per class; replaces scores by slopes.
 fn softmax_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     let mut loss = 0.0;
     for (mut row, label) in scores.row_iter_mut().zip(labels) {
@@ -178,7 +178,7 @@ fn softmax_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     loss
 }
 
-/// The mean and standard deviation of each column of the rows it was made of.
+/// The mean and standard deviation of each column of some rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Standardizer {
     means: Vec<f64>,
@@ -194,7 +194,7 @@ impl Standardizer {
             .map(|column| {
                 let mean = column.sum() / n;
                 let variance = column.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-                // What rounding alone leaves of a constant column is no deviation.
+                // A deviation from rounding errors alone is treated as zero.
                 let noise = n * f64::EPSILON * variance + (n * mean * f64::EPSILON).powi(2);
                 let deviation = if variance <= noise {
                     1.0
@@ -207,12 +207,12 @@ impl Standardizer {
         Self { means, deviations }
     }
 
-    /// The deviation of each column.
+    /// The standard deviation of each column.
     pub(crate) fn deviations(&self) -> &[f64] {
         &self.deviations
     }
 
-    /// The rows with the mean taken away and divided by the deviation.
+    /// The rows minus the mean, divided by the standard deviation.
     pub fn apply(&self, rows: &Matrix) -> Matrix {
         let mut rows = rows.clone();
         for (mut column, (mean, deviation)) in rows
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_gradient_vanishes_at_the_fit() {
-        // One feature, separable: the minimum is where w = C * sum(y - p) x.
+        // One feature, separable. The minimum is where w = C * sum(y - p) x.
         let rows = Matrix::from_row_slice(4, 1, &[-2.0, -1.0, 1.0, 2.0]);
         let labels = [0, 0, 1, 1];
         let options = LogisticOptions {

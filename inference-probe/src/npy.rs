@@ -1,4 +1,4 @@
-//! The `.npy` format, versions 1 to 3, as numpy's `numpy.lib.format` documents it: float32 out.
+//! Writes float32 arrays in the `.npy` format, as numpy's `numpy.lib.format` documents it.
 //! `inference_formats::npy` reads it.
 
 use std::path::Path;
@@ -10,10 +10,10 @@ pub(crate) use inference_formats::npy::parse;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Writes `values`, row-major and of this shape, whole or not at all.
+/// Writes `values`, which are row-major and have this shape, completely or not at all.
 ///
 /// # Errors
-/// [`Error::Data`] when the shape has another number of elements, and [`Error::Io`].
+/// [`Error::Data`] when the shape has a different number of elements, and [`Error::Io`].
 pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> Result<()> {
     if shape.iter().product::<usize>() != values.len() {
         return Err(Error::data(format!(
@@ -34,7 +34,7 @@ pub(crate) fn header(shape: &[usize]) -> Vec<u8> {
         "{{'descr': '<f4', 'fortran_order': False, 'shape': ({}{comma}), }}",
         dims.join(", ")
     );
-    // The numbers begin at a multiple of 64 bytes; a line feed ends the header.
+    // The numbers begin at a multiple of 64 bytes; a newline ends the header.
     let before = MAGIC.len() + 4;
     let padding = (64 - (before + text.len() + 1) % 64) % 64;
     text.push_str(&" ".repeat(padding));

@@ -1,6 +1,7 @@
-//! A folder of results as one `summary.json`, SVG charts, and an HTML page that needs nothing else.
+//! Turns a folder of results into one `summary.json`, SVG charts, and an HTML page without external
+//! files.
 //!
-//! A result is a JSON object with a field `kind`: what the subcommands of `mlx probe` write.
+//! A result is a JSON object with a field `kind`, as the subcommands of `mlx probe` write it.
 
 use std::path::{Path, PathBuf};
 
@@ -19,24 +20,23 @@ use crate::linear::{ProbeResult, doubts};
 pub enum Analysis {
     /// Linear probes.
     Linear {
-        /// What was read.
+        /// The input files.
         inputs: Inputs,
         /// The field of the stimuli.
         label: String,
         /// Its values.
         classes: Vec<String>,
-        /// How rows were divided.
+        /// The division of the rows.
         split: String,
-        /// One result a layer.
+        /// One result for each layer.
         layers: Vec<ProbeResult>,
-        /// How many different states there are, of the layer with the fewest; 0 where it is not
-        /// known.
+        /// The number of different states in the layer with the fewest; 0 if unknown.
         #[serde(default)]
         distinct: usize,
     },
     /// Canonical correlations.
     Cca {
-        /// What was read.
+        /// The input files.
         inputs: Inputs,
         /// Correlations of each layer with labels, the largest first; empty without a label.
         label_correlations: Vec<Vec<f64>>,
@@ -47,16 +47,16 @@ pub enum Analysis {
     },
     /// Representational similarity.
     Rsa {
-        /// What was read.
+        /// The input files.
         inputs: Inputs,
         /// How similarities were computed.
         metric: crate::rsa::Metric,
-        /// `[layer, layer]`: correlation of similarities.
+        /// `[layer, layer]`: the correlation of similarities.
         matrix: Vec<Vec<f64>>,
     },
     /// Divergences of predictions and of means.
     Divergence {
-        /// What was read.
+        /// The input files.
         inputs: Inputs,
         /// Mean divergence of each layer's prediction from the next one's, in nats.
         consecutive: Vec<f64>,
@@ -66,7 +66,7 @@ pub enum Analysis {
         groups: Vec<f64>,
         /// Distances of the means of two groups at each layer; empty without groups.
         means: Vec<crate::divergence::MeanDistance>,
-        /// What parts the groups.
+        /// The field that defines the groups.
         group: Option<String>,
     },
 }
@@ -74,7 +74,7 @@ pub enum Analysis {
 /// The files that a result was computed from.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inputs {
-    /// The activations' file, or both.
+    /// The activations' file, or both files.
     pub activations: Vec<PathBuf>,
     /// Their SHA-256.
     pub activations_sha256: Vec<String>,
@@ -87,12 +87,12 @@ pub struct Inputs {
     pub version: String,
 }
 
-/// What a report consists of.
+/// The output of a report.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// The files written.
+    /// The written files.
     pub files: Vec<PathBuf>,
-    /// How many results went in.
+    /// The number of results in the report.
     pub results: usize,
 }
 
@@ -211,11 +211,12 @@ fn charts(name: &str, analysis: &Analysis) -> Vec<(String, String)> {
     }
 }
 
-/// Reads every result in `dir`, and writes `summary.json`, one SVG a chart, and `index.html` there.
+/// Reads every result in `dir`, and writes `summary.json`, one SVG for each chart, and `index.html`
+/// there.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::File`] for a result that does not say what it is, and [`Error::Data`]
-/// when there is none.
+/// [`Error::Io`], [`Error::File`] for a result without a known kind, and [`Error::Data`] when there
+/// is no result.
 pub fn write(dir: &Path) -> Result<Report> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(dir)
         .and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect())
@@ -229,7 +230,7 @@ pub fn write(dir: &Path) -> Result<Report> {
         let bytes = read_text(&path, MAX_TEXT)?;
         let value: Value =
             serde_json::from_slice(&bytes).map_err(|e| Error::file(&path, e.to_string()))?;
-        // Metadata of activations and an earlier summary have no kind.
+        // Metadata of activations and earlier summaries have no kind.
         if value.get("kind").is_none() {
             continue;
         }
@@ -316,7 +317,7 @@ mod tests {
         assert_eq!(summary["results"][0]["result"]["metric"], "cosine");
         let page = std::fs::read_to_string(dir.path().join("index.html")).unwrap();
         assert!(page.contains("<svg") && !page.contains("src="));
-        // A second time, with the summary in the same folder.
+        // Runs a second time, with the summary in the same folder.
         assert_eq!(write(dir.path()).unwrap(), report);
 
         std::fs::write(dir.path().join("x.json"), r#"{"kind": "other"}"#).unwrap();

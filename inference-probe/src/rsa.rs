@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::Matrix;
 use crate::error::{Error, Result};
 
-/// How far apart two hidden states are, as in scipy's `pdist`.
+/// The distance between two hidden states, as in scipy's `pdist`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Metric {
@@ -33,7 +33,7 @@ impl std::str::FromStr for Metric {
     }
 }
 
-/// Pearson's correlation; not a number where one side is constant.
+/// Pearson's correlation; NaN if one side is constant.
 pub(crate) fn pearson(
     a: impl Iterator<Item = f64> + Clone,
     b: impl Iterator<Item = f64> + Clone,
@@ -52,8 +52,8 @@ pub(crate) fn pearson(
 /// The similarities of all pairs of rows, `1 - distance`: `(0, 1), (0, 2), ..., (1, 2), ...`.
 ///
 /// # Errors
-/// [`Error::Data`] for fewer than three rows, and for a row without a direction where the metric
-/// needs one.
+/// [`Error::Data`] for fewer than three rows, and for a row without a direction if the metric needs
+/// one.
 pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
     let n = rows.nrows();
     if n < 3 {
@@ -82,7 +82,8 @@ pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
     for i in 0..n {
         for j in i + 1..n {
             values.push(match metric {
-                // Differences, not products: near rows would lose their digits.
+                // Computed from differences rather than products, which would lose the digits of
+                // close rows.
                 Metric::Euclidean => 1.0 - (rows.row(i) - rows.row(j)).norm(),
                 Metric::Cosine | Metric::Correlation => products[(i, j)],
             });
@@ -91,10 +92,10 @@ pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
     Ok(values)
 }
 
-/// How alike two lists of similarities are: Pearson's correlation.
+/// The similarity of two lists of similarities: Pearson's correlation.
 ///
 /// # Errors
-/// [`Error::Data`] for lists of different lengths, and for one without any difference in it.
+/// [`Error::Data`] for lists of different lengths, and for a list of equal numbers.
 pub fn agreement(a: &[f64], b: &[f64]) -> Result<f64> {
     if a.len() != b.len() {
         return Err(Error::data(format!(

@@ -1,8 +1,8 @@
 //! Stimuli: texts with labels, from a JSON array of objects.
 //!
 //! The text of a stimulus is its field `prompts[TEMPLATE]`, or `prompt`, or `text`. Every other
-//! field that holds a string, a number or a truth value is a label. `expected_surface` is what a
-//! model should go on with.
+//! field with a string, a number or a boolean is a label. `expected_surface` is the text with which
+//! a model should continue.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,25 +14,26 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 use crate::files::{MAX_TEXT, read_text};
 
-/// One text and what is known of it.
+/// A text and its labels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stimulus {
-    /// What the model reads.
+    /// The input text for the model.
     pub text: String,
     /// Its labels by name.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Stimulus {
-    /// What the model should go on with.
+    /// The text with which the model should continue.
     pub fn expected(&self) -> Option<&str> {
         self.labels.get("expected_surface").map(String::as_str)
     }
 
-    /// The bytes of the text that the label `field` names, which must occur once.
+    /// The range of bytes of the text that the label `field` contains. It must occur exactly once.
     ///
     /// # Errors
-    /// [`Error::Data`] when there is no such label, and when the text holds it never or twice.
+    /// [`Error::Data`] when there is no such label, and when its text does not occur or occurs more
+    /// than once.
     pub fn span(&self, field: &str) -> Result<Range<usize>> {
         let Some(part) = self.labels.get(field).filter(|part| !part.is_empty()) else {
             return Err(Error::data(format!(
@@ -40,7 +41,7 @@ impl Stimulus {
                 self.text
             )));
         };
-        // Also overlapping occurrences count as a second one.
+        // Overlapping occurrences are counted as well.
         let mut found = self
             .text
             .char_indices()
@@ -60,7 +61,7 @@ impl Stimulus {
     }
 }
 
-/// A set of stimuli, and the hash of the file they are from.
+/// A set of stimuli, and the hash of its file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stimuli {
     /// In the order of the file.
@@ -70,10 +71,10 @@ pub struct Stimuli {
 }
 
 impl Stimuli {
-    /// Reads a file; `template` names one of the texts in `prompts`.
+    /// Reads a file. `template` selects one of the texts in `prompts`.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::File`] that names the first stimulus that is not usable.
+    /// [`Error::Io`], and [`Error::File`] with the number of the first unusable stimulus.
     pub fn read(path: &Path, template: Option<&str>) -> Result<Self> {
         let bytes = read_text(path, MAX_TEXT)?;
         Self::parse(&bytes, template).map_err(|message| Error::file(path, message))
@@ -100,7 +101,7 @@ impl Stimuli {
     /// The label `field` of every stimulus.
     ///
     /// # Errors
-    /// [`Error::Data`] that names the first stimulus without it, and the fields there are.
+    /// [`Error::Data`] with the first stimulus without the label, and the fields that exist.
     pub fn labels(&self, field: &str) -> Result<Vec<&str>> {
         self.list
             .iter()

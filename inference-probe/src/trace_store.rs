@@ -25,7 +25,7 @@ const HEADER: usize = 64;
 /// Vectors of a node.
 const PARTS: usize = 3;
 
-/// The residual stream of some tokens and what was added to it, block by block.
+/// The residual stream of some tokens, and what each block added to it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceStore {
     width: usize,
@@ -36,7 +36,7 @@ pub struct TraceStore {
 }
 
 impl TraceStore {
-    /// An empty store of vectors of `width` elements for models of so many blocks.
+    /// An empty store of vectors of `width` elements for models with this number of blocks.
     ///
     /// # Errors
     /// [`Error::Data`] for a width of 0.
@@ -52,12 +52,12 @@ impl TraceStore {
         })
     }
 
-    /// Adds a token: its embedding, and of each block the residual stream after it, and what its
-    /// mixer and its feed-forward part added.
+    /// Adds a token: its embedding, and for each block the residual stream after it, and the parts
+    /// that its mixer and its feed-forward part added.
     ///
     /// # Errors
-    /// [`Error::Data`] for another number of blocks, or vectors of another length. Nothing is added
-    /// then.
+    /// [`Error::Data`] for another number of blocks, or vectors of another length. Then nothing is
+    /// added.
     pub fn push(&mut self, embedding: &[f32], blocks: &[[&[f32]; PARTS]]) -> Result<()> {
         if blocks.len() != self.blocks {
             return Err(Error::data(format!(
@@ -85,26 +85,26 @@ impl TraceStore {
         Ok(())
     }
 
-    /// Tokens in the store.
+    /// The number of tokens in the store.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Blocks of the model.
+    /// The number of blocks of the model.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Elements of a vector.
+    /// The number of elements of a vector.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Residual, mixer and feed-forward vectors of a node, 0 for the embedding and `l + 1` for
-    /// block `l`. `None` for a token or node that is not there.
+    /// The residual, mixer and feed-forward vectors of a node: 0 is the embedding, `l + 1` is block
+    /// `l`. `None` for a token or node that does not exist.
     #[must_use]
     pub fn node(&self, token: usize, node: usize) -> Option<[&[f32]; PARTS]> {
         if token >= self.tokens || node > self.blocks {
@@ -118,7 +118,7 @@ impl TraceStore {
         Some([part(0)?, part(1)?, part(2)?])
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file, completely or not at all.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] when a number does not fit the header.
@@ -142,8 +142,8 @@ impl TraceStore {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::File`] for a file that is none, of another version, or of
-    /// another size than its header says.
+    /// [`Error::Io`], and [`Error::File`] for a file that is not a trace, of another version, or of
+    /// a size that does not match its header.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = read_numbers(path)?;
         Self::parse(&bytes).map_err(|why| Error::file(path, why))
@@ -216,7 +216,7 @@ mod tests {
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(bytes.len(), 64 + 4 * 2 * 2 * 3 * 2);
         assert_eq!(&bytes[..8], b"TRAC\x01\0\0\0");
-        // Residuals are the sum of what is before them.
+        // Residuals are the sum of all parts before them.
         for token in 0..2 {
             let before = read.node(token, 0).unwrap()[0][1];
             let [residual, mixer, feed_forward] = read.node(token, 1).unwrap();

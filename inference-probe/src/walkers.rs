@@ -1,8 +1,9 @@
-//! What the weights of a model connect, without a forward pass: edges from tokens to tokens through
-//! the features of feed-forward parts ([`edges`]), circuits of attention heads ([`circuits`]), and
-//! vectors as lines of JSON ([`vectors`]).
+//! Connections in the weights of a model, computed without a forward pass: edges from token to
+//! token through the features of feed-forward parts ([`edges`]), circuits of attention heads
+//! ([`circuits`]), and vectors as lines of JSON ([`vectors`]).
 //!
-//! An engine gives the products of token embeddings with vectors; here is what follows from them.
+//! An engine computes the products of token embeddings with vectors; this module derives the
+//! results.
 
 pub mod circuits;
 pub mod edges;
@@ -21,19 +22,19 @@ use crate::files::{persist, temporary};
 /// A token, or another element of a list, and its score.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
-    /// Its place in the list.
+    /// Its index in the list.
     pub id: u32,
     /// Its score.
     pub score: f32,
 }
 
-/// The greater score first, of equals the smaller id.
+/// The order: larger scores first; equal scores by id.
 fn better(a: &Scored, b: &Scored) -> Ordering {
     b.score.total_cmp(&a.score).then(a.id.cmp(&b.id))
 }
 
-/// The `k` greatest of `scores` that are `least` or more, the greatest first; of equals the first.
-/// NaN is never among them.
+/// The `k` largest of the `scores` that are at least `least`, in decreasing order; of equal ones,
+/// the first. NaN is never included.
 ///
 /// ```
 /// use inference_probe::walkers::top_k;
@@ -57,7 +58,8 @@ pub fn top_k(scores: &[f32], k: usize, least: f32) -> Vec<Scored> {
     kept
 }
 
-/// `x` with this many digits behind the point, of ties away from zero; what is no number stays.
+/// `x` rounded to this number of decimal places, with ties away from zero. Values that are not
+/// finite are unchanged.
 ///
 /// ```
 /// assert_eq!(inference_probe::walkers::round(0.123_456, 4), 0.1235);
@@ -66,7 +68,7 @@ pub fn top_k(scores: &[f32], k: usize, least: f32) -> Vec<Scored> {
 pub fn round(x: f64, digits: u32) -> f64 {
     let scale = 10f64.powi(i32::try_from(digits).unwrap_or(i32::MAX));
     let scaled = x * scale;
-    // What is too large to have such digits has none behind the point.
+    // Numbers that are too large for the rounding have no decimal places anyway.
     if scaled.is_finite() && scale.is_finite() {
         scaled.round() / scale
     } else {
@@ -74,7 +76,7 @@ pub fn round(x: f64, digits: u32) -> f64 {
     }
 }
 
-/// How many of `values` are at least each of `thresholds`.
+/// For each of `thresholds`, the number of `values` that are at least as large.
 ///
 /// ```
 /// use inference_probe::walkers::counts;
@@ -86,7 +88,7 @@ pub fn counts(values: &[f64], thresholds: &[f64]) -> Vec<usize> {
     thresholds.iter().map(at_least).collect()
 }
 
-/// A file of one JSON value a line, which appears under its name when it is whole.
+/// A file with one JSON value per line. It gets its name when it is complete.
 #[derive(Debug)]
 pub struct Lines {
     file: BufWriter<NamedTempFile>,
@@ -94,7 +96,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Begins the file.
+    /// Starts the file.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -108,14 +110,14 @@ impl Lines {
     /// Adds a line.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for what JSON cannot hold.
+    /// [`Error::Io`]; [`Error::Data`] for values that JSON cannot represent.
     pub fn line(&mut self, value: &impl Serialize) -> Result<()> {
         let text = to_line(value)?;
         let written = self.file.write_all(text.as_bytes());
         written.map_err(|e| Error::io(&self.path, e))
     }
 
-    /// Puts the file in its place.
+    /// Completes the file and gives it its name.
     ///
     /// # Errors
     /// [`Error::Io`].

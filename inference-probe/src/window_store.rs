@@ -30,22 +30,22 @@ use crate::error::{Error, Result};
 use crate::files::{read_numbers, write_whole};
 
 const VERSION: u32 = 1;
-/// Layers of which a context store can have the parts.
+/// The maximum number of layers whose parts a context store can have.
 pub const MAX_LAYERS: usize = 8;
 const HASH: usize = 32;
 
-/// How much of each window a context store has.
+/// The data that a context store has for each window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
     /// The residual vector.
     Residual = 1,
-    /// And what the feed-forward parts of the chosen layers add.
+    /// In addition, what the feed-forward parts of the chosen layers add.
     FeedForward = 2,
-    /// And what the mixers of these layers add.
+    /// In addition, what the mixers of these layers add.
     Full = 3,
 }
 
-/// What a context store has more than a boundary store.
+/// The additional fields of a context store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Context {
     blocks: usize,
@@ -72,7 +72,7 @@ pub struct WindowStore {
     width: usize,
     window: usize,
     context: Option<Context>,
-    /// Where each window ends.
+    /// The end of each window.
     ends: Vec<usize>,
     /// `[windows, vectors, width]`.
     values: Vec<f32>,
@@ -88,12 +88,12 @@ impl WindowStore {
         Self::new(width, window, None).map_err(Error::data)
     }
 
-    /// An empty context store (`CTXT`) of a model of `blocks` blocks, with the parts of `layers`
-    /// as far as `tier` has them.
+    /// An empty context store (`CTXT`) of a model with `blocks` blocks. It has those parts of
+    /// `layers` that `tier` includes.
     ///
     /// # Errors
-    /// [`Error::Data`] for a number that is 0, and for layers that are not ascending, not of the
-    /// model, above 255 or more than [`MAX_LAYERS`].
+    /// [`Error::Data`] for a number that is 0, and for layers that are not ascending, do not exist
+    /// in the model, exceed 255, or are more than [`MAX_LAYERS`].
     pub fn context(
         width: usize,
         window: usize,
@@ -141,7 +141,7 @@ impl WindowStore {
         })
     }
 
-    /// Feed-forward and mixer vectors of a window.
+    /// The numbers of feed-forward and of mixer vectors per window.
     fn parts(&self) -> (usize, usize) {
         self.context.as_ref().map_or((0, 0), |c| {
             let of = |tier| if c.tier >= tier { c.layers.len() } else { 0 };
@@ -149,11 +149,11 @@ impl WindowStore {
         })
     }
 
-    /// Adds a window of `tokens` tokens after those that are there.
+    /// Adds a window of `tokens` tokens after the existing ones.
     ///
     /// # Errors
-    /// [`Error::Data`] for a window without tokens or with more than the store allows, and for
-    /// another number of vectors or elements than the store has. Nothing is added then.
+    /// [`Error::Data`] for a window with no tokens or more than the maximum, and for a wrong number
+    /// of vectors or elements. Then nothing is added.
     pub fn push(
         &mut self,
         tokens: usize,
@@ -191,19 +191,19 @@ impl WindowStore {
         Ok(())
     }
 
-    /// Windows in the store.
+    /// The number of windows in the store.
     #[must_use]
     pub fn windows(&self) -> usize {
         self.ends.len()
     }
 
-    /// Tokens of all windows.
+    /// The number of tokens in all windows.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Elements of a vector.
+    /// The number of elements of a vector.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
@@ -221,7 +221,7 @@ impl WindowStore {
         self.context.as_ref().map_or(&[], |c| &c.layers)
     }
 
-    /// The window that has a token.
+    /// The index of the window that contains a token.
     #[must_use]
     pub fn window_of(&self, token: usize) -> Option<usize> {
         let window = self.ends.partition_point(|end| *end <= token);
@@ -256,7 +256,7 @@ impl WindowStore {
         }
         let window = self.window(index)?;
         let mut sum = window.residual.to_vec();
-        // In the order of the forward pass, which keeps the rounding close to its own.
+        // In the order of the forward pass, so that rounding is nearly the same.
         for (mixer, feed_forward) in window.mixer.iter().zip(&window.feed_forward) {
             for part in [mixer, feed_forward] {
                 sum.iter_mut().zip(*part).for_each(|(s, p)| *s += p);
@@ -265,12 +265,12 @@ impl WindowStore {
         Some(sum)
     }
 
-    /// Bytes of the header and of an entry.
+    /// The sizes of the header and of an entry, in bytes.
     fn sizes(context: bool) -> (usize, usize) {
         if context { (128, 24) } else { (64, 16) }
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file, completely or not at all.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] when a number does not fit its field.
@@ -298,7 +298,7 @@ impl WindowStore {
             Some(context) => {
                 bytes.extend(word(context.blocks)?);
                 bytes.extend(word(self.window)?);
-                // `new` bounds both numbers.
+                // `new` limits both numbers.
                 bytes.extend([context.tier as u8, context.layers.len() as u8, 0, 0]);
                 let mut layers = [0; MAX_LAYERS];
                 for (to, from) in layers.iter_mut().zip(&context.layers) {
@@ -336,8 +336,8 @@ impl WindowStore {
     /// Reads a file of either format.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::File`] for a file that is none, of another version, of another
-    /// size than its header says, or with other bytes than were written.
+    /// [`Error::Io`], and [`Error::File`] for a file that is not a store, of another version, of a
+    /// size that does not match its header, or with changed bytes.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = read_numbers(path)?;
         Self::parse(&bytes).map_err(|why| Error::file(path, why))
@@ -382,7 +382,7 @@ impl WindowStore {
             .checked_mul(4 * (1 + feed_forward + mixer))
             .filter(|size| size.checked_mul(windows).is_some_and(|n| n <= rest.len()))
             .ok_or_else(|| format!("{windows} windows do not fit {} bytes", rest.len()))?;
-        // The data ends the file; larql leaves unused entries before it.
+        // The vectors are at the end of the file; larql leaves unused entries before them.
         let data = bytes.len() - windows * size;
         let index = bytes
             .get(header..data)
@@ -453,7 +453,7 @@ fn parse_context(head: &[u8], blocks: usize) -> std::result::Result<Context, Str
     })
 }
 
-/// The hash is that of the other bytes, or zeros in files of others.
+/// Checks that the hash is that of the other bytes. Files of other writers may have zeros.
 fn check_hash(bytes: &[u8], header: usize) -> std::result::Result<(), String> {
     let stored = &bytes[header - HASH..header];
     if stored.iter().all(|b| *b == 0) {

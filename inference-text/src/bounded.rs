@@ -1,4 +1,4 @@
-//! Texts and pairs of texts with a bound on their tokens, as encoders read them.
+//! Texts and pairs of texts with a limited number of tokens, as input for encoders.
 
 use inference::{Error, ErrorKind, Result};
 use tokenizers::PostProcessor as _;
@@ -11,20 +11,21 @@ use super::tokenizer::{Tokenizer, guarded};
 pub struct Encoded {
     /// Their ids.
     pub ids: Vec<u32>,
-    /// Which text of a pair each is of, as the vocabulary's post-processor says: 0 or 1.
+    /// For each token, the text of a pair it belongs to, according to the vocabulary's
+    /// post-processor: 0 or 1.
     pub types: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// Encodes a text, or a pair, with the tokens around it: at most `most` in all. A longer one is
-    /// cut at its end where `truncate`, the longer text of a pair first, as Hugging Face's
-    /// `longest_first`. Special tokens that a text spells become these tokens, as in
+    /// Encodes a text, or a pair, with the surrounding tokens: at most `most` tokens in all. With
+    /// `truncate`, a longer text is cut at its end; of a pair the longer text first, as in Hugging
+    /// Face's `longest_first`. Special tokens that a text spells become these tokens, as in
     /// [`Tokenizer::encode`].
     ///
     /// # Errors
-    /// `InvalidOption` for more tokens, unless `truncate`, and for a bound below the number of tokens
-    /// around a text; `Unsupported` for a pair where the vocabulary does not say how to join one;
-    /// else as [`Tokenizer::encode`].
+    /// `InvalidOption` for more tokens without `truncate`, and for a limit below the number of
+    /// surrounding tokens; `Unsupported` for a pair if the vocabulary does not define how to join
+    /// one; otherwise as [`Tokenizer::encode`].
     pub fn encode_bounded(
         &self,
         text: &str,
@@ -118,7 +119,7 @@ mod tests {
         let one = t
             .encode_bounded("The RIVERS, water.", None, None, false)
             .unwrap();
-        // The comma is unknown.
+        // The comma is not in the vocabulary.
         assert_eq!(one.ids, [2, 8, 4, 5, 1, 6, 7, 3]);
         assert_eq!(one.types, [0; 8]);
         assert_eq!(t.encode("The RIVERS, water.", true).unwrap(), one.ids);
@@ -143,7 +144,7 @@ mod tests {
             cut("river sea water", None, 5).unwrap().ids,
             [2, 4, 9, 6, 3]
         );
-        // The longer of two first.
+        // The longer of the two is cut first.
         let pair = cut("river", Some("sea water the sea"), 6).unwrap();
         assert_eq!(pair.ids, [2, 4, 3, 9, 6, 3]);
         let pair = cut("river river water the", Some("sea"), 6).unwrap();

@@ -1,7 +1,7 @@
-//! Conversations to text, in the layout that the model was trained on.
+//! Converts conversations to text, in the layout that the model was trained on.
 //!
-//! A template comes from the model's files, or is the published format of its family. A stranger
-//! wrote it, so it runs within bounds: see `template_env` and `template_guard`. The module
+//! A template comes from the model's files, or is the published format of its family. It is
+//! untrusted, so it runs with limits: see `template_env` and `template_guard`. The module
 //! `pipeline` encodes the text safely.
 
 use std::io::{self, Write};
@@ -29,28 +29,28 @@ pub struct ChatTemplate {
     source: String,
     origin: String,
     text_bytes: usize,
-    /// The one for conversations with tools, where the model has two.
+    /// The separate template for conversations with tools, if the model has one.
     tool_use: Option<Box<ChatTemplate>>,
 }
 
-/// The input of a template besides the messages.
+/// The input of a template in addition to the messages.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default)]
 pub struct ChatOptions {
-    /// Whether the text ends where the answer of the model begins.
+    /// Whether the text ends at the point where the model's answer begins.
     pub add_generation_prompt: bool,
-    /// More variables for the template, such as `enable_thinking` (Qwen 3).
+    /// Further variables for the template, such as `enable_thinking` (Qwen 3).
     pub extra: Map<String, Json>,
-    /// The time for `strftime_now`, in seconds since 1970 (UTC). `None` asks the clock.
+    /// The time for `strftime_now`, in seconds since 1970 (UTC). `None` for the current time.
     pub now: Option<u64>,
-    /// Whether the text ends within the last message, where the model continues it.
+    /// Whether the text ends inside the last message, which the model continues.
     pub continue_final_message: bool,
-    /// Whether the text begins with that of the last message.
+    /// Whether the text begins at the last message.
     pub from_last_message: bool,
 }
 
 impl ChatOptions {
-    /// Options for a text that the model continues with its answer.
+    /// Options for a text that the model continues with an answer.
     #[must_use]
     pub fn answer() -> Self {
         Self {
@@ -82,11 +82,11 @@ impl ChatOptions {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. Error messages name it as `origin`.
+    /// Compiles a template. `origin` is its name in error messages.
     ///
     /// # Errors
     /// `InvalidModel`, with the line, for a template that is too long or does not parse.
-    /// `Unsupported` for one that includes others or whose tags are too large.
+    /// `Unsupported` for a template that includes others, or whose tags are too large.
     pub fn new(source: impl Into<String>, origin: impl Into<String>) -> Result<Self> {
         Self::with_limits(source, origin, &TextLimits::default())
     }
@@ -124,8 +124,8 @@ impl ChatTemplate {
     }
 
     /// The template of a model directory: `chat_template.jinja`, else `chat_template.json`, else
-    /// the one in `tokenizer_config.json`. Of several templates the one named `default` counts.
-    /// `None` if there is none.
+    /// the one in `tokenizer_config.json`. If there are several templates, the one named `default`
+    /// is used. `None` if there is none.
     ///
     /// # Errors
     /// As [`ChatTemplate::new`], and `Io` or `InvalidModel` for files that cannot be read. Each
@@ -141,7 +141,7 @@ impl ChatTemplate {
             })?;
             let mut template = Self::with_limits(source, "chat_template.jinja", limits)
                 .map_err(|e| e.with_path(path))?;
-            // As transformers 4.52 and later write several templates.
+            // transformers 4.52 and later write several templates to these files.
             let path = dir.join("additional_chat_templates").join("tool_use.jinja");
             if let Some(bytes) = read_bounded(&path, limits.config_bytes)? {
                 let source = String::from_utf8(bytes).map_err(|e| {
@@ -179,7 +179,7 @@ impl ChatTemplate {
         self.tool_use = Some(Box::new(template));
     }
 
-    /// The published format of a family. The model type decides, else the tokens that the
+    /// The published format of a family. The model type determines it, or else the tokens that the
     /// vocabulary `knows`.
     #[must_use]
     pub fn for_family(model_type: &str, knows: impl Fn(&str) -> bool) -> Option<Self> {
@@ -187,7 +187,7 @@ impl ChatTemplate {
         Self::new(source, format!("the {name} format")).ok()
     }
 
-    /// The template as its author wrote it.
+    /// The source of the template, unchanged.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
@@ -199,13 +199,13 @@ impl ChatTemplate {
         &self.origin
     }
 
-    /// The template for conversations with tools, where the model has two; otherwise this one.
+    /// The template for conversations with tools; if the model has only one, that one.
     #[must_use]
     pub fn for_tools(&self) -> &Self {
         self.tool_use.as_deref().unwrap_or(self)
     }
 
-    /// The template for a call with `options`: that for tools where there are some.
+    /// The template for a call with `options`: the one for tools if there are any.
     #[must_use]
     pub(crate) fn for_options(&self, options: &ChatOptions) -> &Self {
         let tools = options.extra.get("tools").and_then(Json::as_array);
@@ -219,8 +219,8 @@ impl ChatTemplate {
     /// text.
     ///
     /// # Errors
-    /// `InvalidOption` if there is no message, a role is empty, or the template itself refuses the
-    /// conversation. `InvalidModel` if the template fails or exceeds its bounds. Both name the
+    /// `InvalidOption` if there is no message, a role is empty, or the template itself rejects the
+    /// conversation. `InvalidModel` if the template fails or exceeds its limits. Both name the
     /// line.
     pub fn render(
         &self,
@@ -234,7 +234,7 @@ impl ChatTemplate {
     }
 
     /// [`ChatTemplate::render`] for messages with more fields than role and content, such as
-    /// `tool_calls`. The template sees the objects unchanged.
+    /// `tool_calls`. The template gets the objects unchanged.
     pub(crate) fn render_values(
         &self,
         messages: Vec<Json>,
@@ -244,7 +244,7 @@ impl ChatTemplate {
     ) -> Result<String> {
         validate(&messages, self.text_bytes)?;
         let mut names: Map<String, Json> = Map::new();
-        // Hugging Face passes null for these when the caller gives none.
+        // Hugging Face passes null for these if the caller does not set them.
         names.insert("tools".into(), Json::Null);
         names.insert("documents".into(), Json::Null);
         names.extend(
@@ -288,8 +288,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs the template engine and turns its panics into errors. It panics on empty lists that are
-/// read backwards.
+/// Runs the template engine and converts its panics to errors. It panics on reversed iteration over
+/// empty lists.
 fn shielded<T>(
     run: impl FnOnce() -> std::result::Result<T, minijinja::Error>,
 ) -> std::result::Result<T, minijinja::Error> {
@@ -301,7 +301,7 @@ fn shielded<T>(
     })
 }
 
-/// Checks that there is a message, that each has a role, and that they are not too long.
+/// Checks that there is a message, that each has a role, and that their total length is allowed.
 fn validate(messages: &[Json], most: usize) -> Result<()> {
     let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
     if messages.is_empty() {
@@ -326,7 +326,7 @@ fn validate(messages: &[Json], most: usize) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of all texts in a value, without the names of fields.
+/// The length of all texts in a value in bytes, without the names of fields.
 fn text_bytes(value: &Json) -> usize {
     match value {
         Json::String(text) => text.len(),
@@ -336,7 +336,7 @@ fn text_bytes(value: &Json) -> usize {
     }
 }
 
-/// The one template in `chat_template`, which may be a text or a list of named texts.
+/// The template in `chat_template`, which may be a text or a list of named texts.
 fn choose(value: &Json) -> Result<Option<String>> {
     match value {
         Json::Null => Ok(None),
@@ -372,14 +372,14 @@ fn choose(value: &Json) -> Result<Option<String>> {
     }
 }
 
-/// The template for conversations with tools, out of several.
+/// The template for conversations with tools, if there are several templates.
 fn tool_use(value: &Json) -> Option<String> {
     let named = value.as_array()?.iter();
     let mut named = named.filter(|t| t["name"].as_str() == Some("tool_use"));
     named.next()?["template"].as_str().map(str::to_owned)
 }
 
-/// Converts an error of the template engine. The message names the template's line.
+/// Converts an error of the template engine. The message contains the line in the template.
 fn explain(error: &minijinja::Error) -> Error {
     let mut deepest = error;
     let mut raised = None;

@@ -1,4 +1,4 @@
-//! Templates: formats, the ways of Python, bounds, and errors that name the line.
+//! Templates: formats, Python's behavior, limits, and errors with the line.
 
 use super::*;
 
@@ -89,7 +89,7 @@ fn templates_see_what_hugging_face_gives_them() {
         text("{{ tools is none }}{{ tools is defined }}{{ tools is not none }}"),
         "TrueTrueFalse"
     );
-    // Blocks on lines of their own leave nothing behind; the last line break is dropped.
+    // Blocks on separate lines add nothing to the text; the last newline is dropped.
     assert_eq!(
         text("{% if true %}\n  a\n  {% endif %}\n  {%- if true %} b{% endif %}\n\n"),
         "  a\n b"
@@ -265,7 +265,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
             "{source}: {error}"
         );
     }
-    // Chains whose links are computed at once: they end, within the bounds.
+    // Chains whose steps are all executed at once: they end, within the limits.
     for source in [
         "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99999) %}{% set ns.x = ns.x[0:] %}{% endfor %}{{ ns.x }}",
         "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99999) %}{% set ns.x = ns.x | reverse %}{% endfor %}{{ ns.x }}",
@@ -276,7 +276,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
     ] {
         let _ = render(source, &[("user", "hi")]);
     }
-    // A loop with much text, whose output goes into a variable.
+    // A loop with a large text, whose output is assigned to a variable.
     let flood = format!(
         "{{% set x %}}{{% for i in range(100000) %}}{}{{% endfor %}}{{% endset %}}",
         "long text ".repeat(1000)
@@ -310,7 +310,7 @@ fn templates_that_never_end_or_grow_without_end_are_stopped() {
 
 #[test]
 fn a_panic_of_the_engine_is_an_error() {
-    // Found by fuzzing: it reads the last element of an empty list.
+    // Found by fuzzing: the template reads the last element of an empty list.
     for source in [
         "{{ ''[::-1] }}",
         "{{ [][::-1] }}",

@@ -1,7 +1,7 @@
-//! Ids to text, one token at a time, for streams.
+//! Converts ids to text, one token at a time, for streams.
 //!
-//! A character is never split. Spaces are those of decoding the whole sequence at once. Stop
-//! strings are found across token borders. The decode loop handles stop *tokens*, by id.
+//! A character is never split. Spaces are the same as when the whole sequence is decoded at once.
+//! Stop strings are found across token boundaries. The decode loop handles stop *tokens*, by id.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,37 +9,37 @@ use std::sync::Arc;
 use super::pieces::TextBuilder;
 use super::tokenizer::Tokenizer;
 
-/// What one step of a [`Detokenizer`] released.
+/// The output of one step of a [`Detokenizer`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Released {
-    /// Tokens whose text is final, the oldest first, with that text. A text may be empty.
+    /// Tokens with their text, which is final, beginning with the oldest. A text may be empty.
     pub ready: Vec<(u32, String)>,
     /// The stop string that was found. The released text ends before it.
     pub stopped: Option<String>,
 }
 
-/// Turns a stream of ids into text.
+/// Converts a stream of ids to text.
 ///
-/// A token waits while its text is not final: it holds an incomplete UTF-8 character, or may begin
-/// a stop string. The released texts, joined, equal [`Tokenizer::decode`] of all ids, cut before
-/// the first complete stop string. Of several that end at one byte the longest counts. The cost of
-/// a step is its own text times the number of stop strings.
+/// A token is held back until its text is final: it may contain an incomplete UTF-8 character, or
+/// begin a stop string. The released texts, joined, equal [`Tokenizer::decode`] of all ids, cut
+/// before the first complete stop string. Of several that end at one byte the longest counts. The
+/// cost of a step is its own text times the number of stop strings.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<Matcher>,
     builder: TextBuilder,
-    /// Tokens not yet released, each with the text that it completed.
+    /// Tokens that are held back, each with the text that it completed.
     waiting: VecDeque<(u32, String)>,
-    /// Bytes of text of all waiting tokens.
+    /// The length of the text of all held-back tokens, in bytes.
     waiting_bytes: usize,
-    /// How many of the newest waiting tokens belong to an incomplete character.
+    /// The number of newest tokens that belong to an incomplete character.
     open: usize,
     stopped: Option<String>,
 }
 
 impl Detokenizer {
-    /// A stream that ends at any of `stop`. Empty strings are ignored.
+    /// A stream that ends at any of the strings in `stop`. Empty strings are ignored.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, stop: &[String]) -> Self {
         let builder = TextBuilder::new(tokenizer.rule());
@@ -58,7 +58,7 @@ impl Detokenizer {
         }
     }
 
-    /// Keeps the space before the first token. Use it for text that continues a raw prompt: there
+    /// Keeps the space before the first token. Use it for text that continues a raw prompt, where
     /// the leading space of SentencePiece is part of the text.
     #[must_use]
     pub fn continuing(mut self) -> Self {
@@ -66,7 +66,7 @@ impl Detokenizer {
         self
     }
 
-    /// Takes the next id. After a stop string nothing more is released.
+    /// Takes the next id. After a stop string, it returns no text.
     pub fn push(&mut self, id: u32) -> Released {
         if self.stopped.is_some() {
             return self.over();
@@ -81,7 +81,8 @@ impl Detokenizer {
         self.append(&text)
     }
 
-    /// Ends the stream. The waiting text is released, with U+FFFD for an incomplete character.
+    /// Ends the stream. Returns the text that was held back, with U+FFFD for an incomplete
+    /// character.
     pub fn finish(&mut self) -> Released {
         if self.stopped.is_some() {
             return self.over();
@@ -95,7 +96,7 @@ impl Detokenizer {
         released
     }
 
-    /// The stop string that ended the stream, if one did.
+    /// The stop string that ended the stream, if any.
     #[must_use]
     pub fn stopped(&self) -> Option<&str> {
         self.stopped.as_deref()
@@ -108,7 +109,8 @@ impl Detokenizer {
         }
     }
 
-    /// Appends `text` to the newest waiting token, searches stop strings, and releases final text.
+    /// Appends `text` to the newest held-back token, searches for stop strings, and returns final
+    /// text.
     fn append(&mut self, text: &str) -> Released {
         let Some((_, last)) = self.waiting.back_mut() else {
             return Released::default();
@@ -145,7 +147,7 @@ impl Detokenizer {
         }
     }
 
-    /// Keeps the first `keep` bytes of the waiting text, drops the rest, and ends the stream.
+    /// Returns the first `keep` bytes of the held-back text, drops the rest, and ends the stream.
     fn stop_at(&mut self, mut keep: usize, stop: String) -> Released {
         let mut ready = Vec::with_capacity(self.waiting.len());
         for (id, mut text) in self.waiting.drain(..) {
@@ -162,8 +164,8 @@ impl Detokenizer {
     }
 }
 
-/// Finds one stop string in a stream of bytes (Knuth, Morris, Pratt 1977). The state is the length
-/// of the longest prefix of the stop string that the stream ends with.
+/// Finds a stop string in a stream of bytes (Knuth, Morris, Pratt 1977). The state is the length of
+/// the longest prefix of the stop string that the stream ends with.
 #[derive(Debug, Clone)]
 struct Matcher {
     stop: String,
@@ -193,7 +195,7 @@ impl Matcher {
         }
     }
 
-    /// Takes one byte; true if the stream now ends with the stop string.
+    /// Reads one byte; true if the stream now ends with the stop string.
     fn step(&mut self, byte: u8) -> bool {
         let bytes = self.stop.as_bytes();
         while self.matched > 0 && bytes.get(self.matched) != Some(&byte) {

@@ -1,11 +1,11 @@
-//! Streams against whole sequences: the same text, cut at the first stop string.
+//! Streams compared with whole sequences: the same text, cut at the first stop string.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{IM_END, byte_level, char_of, sentence_piece};
 
-/// All of a stream: its texts with their ids, and the stop string.
+/// The whole result of a stream: its texts with their ids, and the stop string.
 fn stream(
     tokenizer: &Arc<Tokenizer>,
     ids: &[u32],
@@ -30,7 +30,7 @@ fn joined(ready: &[(u32, String)]) -> String {
     ready.iter().map(|(_, text)| text.as_str()).collect()
 }
 
-/// The text before the first place at which a stop string is complete.
+/// The text up to the first position where a stop string is complete.
 fn reference(text: &str, stop: &[&str]) -> (String, bool) {
     for end in (0..=text.len()).filter(|n| text.is_char_boundary(*n)) {
         if let Some(longest) = stop
@@ -186,8 +186,8 @@ fn special_and_unknown_ids_add_nothing_and_keep_their_place() {
 
 #[test]
 fn long_streams_cost_the_same_per_token() {
-    // Quadratic work would take minutes here. There are half a million tokens, a long stop string
-    // that is always half complete, and bytes that never become characters.
+    // Work that grows quadratically would take minutes here. There are half a million tokens, a
+    // long stop string that is always half complete, and bytes that never form characters.
     let tokenizer = Arc::new(byte_level());
     let (a, bad) = (tokenizer.id_of("a").unwrap(), bytes(&tokenizer, &[0xFF])[0]);
     let mut stream = Detokenizer::new(tokenizer, &["a".repeat(2000) + "b"]);
@@ -211,7 +211,7 @@ fn check(tokenizer: &Arc<Tokenizer>, ids: &[u32], stop: &[&str]) -> Result<(), T
     let (text, hit) = reference(&whole, stop);
     prop_assert_eq!(joined(&ready), text);
     prop_assert_eq!(stopped.is_some(), hit);
-    // Each token comes out once, in order.
+    // Each token is returned once, in order.
     let out: Vec<u32> = ready.iter().map(|(id, _)| *id).collect();
     prop_assert_eq!(&out[..], &ids[..out.len()]);
     prop_assert!(hit || out.len() == ids.len());
@@ -219,7 +219,7 @@ fn check(tokenizer: &Arc<Tokenizer>, ids: &[u32], stop: &[&str]) -> Result<(), T
 }
 
 fn ids(most: u32) -> impl Strategy<Value = Vec<u32>> {
-    // Half of the ids from the end, where the words are.
+    // Half of the ids come from the end, where the words are.
     prop::collection::vec(prop_oneof![0..most, most.saturating_sub(30)..most], 0..60)
 }
 

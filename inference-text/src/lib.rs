@@ -1,5 +1,5 @@
-//! Text to token ids and back: the tokenizer, the chat template and the streaming detokenizer of a
-//! model.
+//! Converts text to token ids and back: the tokenizer, the chat template and the streaming
+//! detokenizer of a model.
 //!
 //! - [`Tokenizer`]: from `tokenizer.json` or from GGUF metadata. It encodes, decodes, and knows the
 //!   tokens that begin and end a text.
@@ -9,12 +9,12 @@
 //! - [`reply`]: a reply as content, reasoning and tool calls, as it streams.
 //! - [`Detokenizer`]: ids to text as they arrive, in whole characters, with stop strings.
 //!
-//! This crate knows no array, no network and no backend. Its caller compares ids with the rows of
-//! the embedding. Stop *tokens* are the decode loop's business.
+//! This crate does not depend on arrays, networks or backends. Its caller compares ids with the
+//! rows of the embedding. The decode loop handles stop *tokens*.
 //!
-//! Vocabularies and templates come from strangers. [`TextLimits`] bounds the memory and the time
-//! that they can cost. A template runs in a sandbox: it opens no file and includes no other
-//! template. What cannot be used is an error.
+//! Vocabularies and templates are untrusted. [`TextLimits`] limits the memory and time that they
+//! can take. A template runs in a sandbox: it opens no file and includes no other template. What
+//! cannot be used is an error.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

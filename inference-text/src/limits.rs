@@ -1,7 +1,7 @@
-//! Bounds on the size of tokenizers, templates and texts.
+//! Limits on the size of tokenizers, templates and texts.
 //!
-//! Model directories come from strangers: each number bounds memory or time before it is spent. The
-//! context length is another matter; the model checks it on ids.
+//! Model directories are untrusted: each number is checked before memory or time is used. The
+//! context length is separate; the model checks it on ids.
 
 /// Upper bounds for everything that this crate reads, builds or renders.
 #[non_exhaustive]

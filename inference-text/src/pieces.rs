@@ -1,4 +1,4 @@
-//! One token to its bytes, for each way in which vocabularies spell text.
+//! Converts a token to its bytes, for each of the encodings that vocabularies use.
 //!
 //! Decoding is defined per token, so that a whole sequence and a stream give the same text. The
 //! module `detokenizer` does the streaming.
@@ -6,37 +6,37 @@
 use inference::{Error, ErrorKind, Result};
 use serde_json::Value;
 
-/// How the vocabulary spells bytes.
+/// The encoding of bytes in a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DecodeRule {
     /// GPT-2's alphabet: each character of a token stands for one byte.
     ByteLevel,
-    /// SentencePiece style: text with a space marker, bytes as `<0xNN>`.
+    /// SentencePiece: text with a marker for spaces, and bytes as `<0xNN>`.
     Pieces(PieceRule),
     /// No decoder: tokens are words with one space between them.
     Words,
-    /// WordPiece: words, and pieces that go on with a word.
+    /// WordPiece: words, and pieces that continue a word.
     WordPiece {
-        /// What marks a piece that goes on.
+        /// The prefix of a piece that continues a word.
         prefix: String,
-        /// Whether there is no space before punctuation and English contractions.
+        /// Whether spaces before punctuation and English contractions are removed.
         cleanup: bool,
     },
 }
 
-/// Before these there is no space, as the `tokenizers` crate cleans text up.
+/// There is no space before these when text is cleaned up as in the `tokenizers` crate.
 const CLOSING: [&str; 9] = [".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"];
 
-/// The steps of a SentencePiece style decoder, in order.
+/// The steps of a SentencePiece decoder, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct PieceRule {
-    /// Text replacements inside every token (usually the space marker by a space).
+    /// Text replacements inside every token (usually of the space marker by a space).
     replace: Vec<(String, String)>,
     /// The space marker, and whether the first token loses its markers.
     marker: Option<(char, bool)>,
-    /// Whether `<0xNN>` stands for one byte.
+    /// Whether `<0xNN>` represents a byte.
     bytes: bool,
-    /// A character to strip from the start of the whole text, and at most how often.
+    /// A character to strip from the start of the whole text, and the maximum number of times.
     strip: Option<(char, usize)>,
 }
 
@@ -57,7 +57,7 @@ impl DecodeRule {
     /// Reads the rule from the `decoder` of a `tokenizer.json`.
     ///
     /// # Errors
-    /// `Unsupported` for a decoder that none of the rules describes.
+    /// `Unsupported` for a decoder that cannot be expressed by these rules.
     pub(crate) fn from_json(decoder: &Value) -> Result<Self> {
         if decoder.is_null() {
             return Ok(Self::Words);
@@ -148,7 +148,7 @@ impl DecodeRule {
         }
     }
 
-    /// A character to strip from the start of the whole text, and at most how often.
+    /// A character to strip from the start of the whole text, and the maximum number of times.
     fn strip(&self) -> Option<(char, usize)> {
         match self {
             Self::Pieces(rule) => rule.strip,
@@ -157,17 +157,18 @@ impl DecodeRule {
     }
 }
 
-/// Joins the bytes of tokens to text. It returns complete characters and keeps incomplete ones.
+/// Joins the bytes of tokens to text. It returns complete characters and holds back incomplete
+/// ones.
 #[derive(Debug, Clone)]
 pub(crate) struct TextBuilder {
     strip: Option<(char, usize)>,
     first: bool,
-    /// Bytes of a character that is not complete yet: at most three.
+    /// Bytes of an incomplete character: at most three.
     partial: Vec<u8>,
 }
 
 impl TextBuilder {
-    /// Begins a text.
+    /// Starts a text.
     pub(crate) fn new(rule: &DecodeRule) -> Self {
         Self {
             strip: rule.strip(),
@@ -187,7 +188,7 @@ impl TextBuilder {
         !self.partial.is_empty()
     }
 
-    /// Takes one token and returns the text that is complete now. Each maximal invalid part becomes
+    /// Adds one token and returns the text that is now complete. Each maximal invalid part becomes
     /// one U+FFFD, as in `String::from_utf8_lossy` of the whole.
     pub(crate) fn push(&mut self, rule: &DecodeRule, token: &str, added: bool) -> String {
         let bytes = rule.bytes(token, added, self.first);

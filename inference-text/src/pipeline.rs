@@ -1,6 +1,7 @@
-//! Prompts and conversations to ids: tokenizer and chat template together.
+//! Converts prompts and conversations to ids, using tokenizer and chat template.
 //!
-//! The text of a message never becomes a control token: `<|im_end|>` in it stays text.
+//! The text of a message never becomes a control token: if it contains `<|im_end|>`, that stays
+//! text.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,7 +16,7 @@ use super::limits::TextLimits;
 use super::tokenizer::Tokenizer;
 use inference_formats::GgufTokenizerParts;
 
-/// Text to ids and back, with the chat format of the model.
+/// Converts text to ids and back, and applies the model's chat format.
 #[derive(Debug, Clone)]
 pub struct TextPipeline {
     tokenizer: Arc<Tokenizer>,
@@ -32,7 +33,7 @@ impl TextPipeline {
         }
     }
 
-    /// Loads both from a model directory. Without a template it takes the format of the family
+    /// Loads both from a model directory. Without a template, it uses the format of the family
     /// `model_type`.
     ///
     /// # Errors
@@ -45,7 +46,7 @@ impl TextPipeline {
         Ok(Self::with_family(tokenizer, template, model_type))
     }
 
-    /// Builds both from GGUF metadata. Without a template it takes the format of the family
+    /// Builds both from GGUF metadata. Without a template, it uses the format of the family
     /// `model_type`.
     ///
     /// # Errors
@@ -86,20 +87,21 @@ impl TextPipeline {
         &self.tokenizer
     }
 
-    /// The template, where the model or its family has one.
+    /// The template, if the model or its family has one.
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_deref()
     }
 
-    /// A stream of text that ends at any of `stop`.
+    /// A stream of text that ends at any of the strings in `stop`.
     #[must_use]
     pub fn detokenizer(&self, stop: &[String]) -> Detokenizer {
         Detokenizer::new(self.tokenizer.clone(), stop)
     }
 
-    /// Encodes a raw prompt. The tokens that begin a text are added, unless the prompt spells the
-    /// first of them. Special tokens in the text are recognized: the caller wrote the markup.
+    /// Encodes a raw prompt. The tokens that begin a text are added, unless the prompt already
+    /// contains the first of them. Special tokens in the text are recognized, because the caller
+    /// wrote them.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -125,7 +127,7 @@ impl TextPipeline {
     ) -> Result<Vec<u32>> {
         let encoded = self.tokenizer.encode_bounded(text, None, most, truncate)?;
         let mut ids = encoded.ids;
-        // The caller wrote the token that begins a text.
+        // The caller's text already begins with the token that begins a text.
         if let (Some(bos), [first, second, ..]) = (self.tokenizer.bos_id(), ids.as_slice())
             && (*first, *second) == (bos, bos)
         {
@@ -134,12 +136,12 @@ impl TextPipeline {
         Ok(ids)
     }
 
-    /// Encodes a conversation. With `add_generation_prompt` it ends where the answer of the model
-    /// begins.
+    /// Encodes a conversation. With `add_generation_prompt`, the result ends where the model's
+    /// answer begins.
     ///
     /// # Errors
-    /// `Unsupported` without a template; `InvalidOption` for a role that spells a control token;
-    /// else as [`ChatTemplate::render`] and [`Tokenizer::encode_plain`].
+    /// `Unsupported` without a template; `InvalidOption` for a role that contains a control token;
+    /// otherwise as [`ChatTemplate::render`] and [`Tokenizer::encode_plain`].
     pub fn encode_chat(
         &self,
         messages: &[Message],
@@ -166,12 +168,12 @@ impl TextPipeline {
         self.encode_values_with(values, options)
     }
 
-    /// [`TextPipeline::encode_chat`] of a conversation with tools and names for the template, none
-    /// of whose texts becomes a control token.
+    /// [`TextPipeline::encode_chat`] for a conversation with tools and template variables. None of
+    /// their texts becomes a control token.
     ///
     /// # Errors
-    /// As [`TextPipeline::encode_chat`]. `InvalidOption` for a name that the template gets
-    /// otherwise, and for a message to be continued that the template leaves out.
+    /// As [`TextPipeline::encode_chat`]. `InvalidOption` for a variable that the template gets in
+    /// another way, and if the template omits the message to be continued.
     pub fn encode_chat_prompt(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
         let values = prompt.messages.iter().map(Message::to_template).collect();
         self.encode_values_with(values, &options_of(prompt)?)
@@ -200,7 +202,7 @@ impl TextPipeline {
     /// token.
     ///
     /// # Errors
-    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a field name that spells a control
+    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a field name that contains a control
     /// token.
     pub fn encode_values_with(
         &self,
@@ -248,7 +250,7 @@ impl TextPipeline {
                 ));
             }
         }
-        // Tools and arguments come from strangers as messages do.
+        // Tools and arguments are as untrusted as messages.
         let mut options = options.clone();
         let mut suspicious = false;
         let mut check = |text: &mut String| {
@@ -285,7 +287,7 @@ impl TextPipeline {
         if hidden.is_empty() {
             return self.tokenizer.encode(&text, false);
         }
-        // All control tokens that remain are those of the template.
+        // All remaining control tokens come from the template.
         let mut ids = Vec::new();
         let mut at = 0;
         for (id, range) in self.tokenizer.control_spans(&text)? {
@@ -301,8 +303,8 @@ impl TextPipeline {
         Ok(ids)
     }
 
-    /// The text of a conversation, for display. To run it use [`TextPipeline::encode_chat`]: in the
-    /// text a control token and a message that spells it look the same.
+    /// The text of a conversation, for display. Do not run it, use [`TextPipeline::encode_chat`]:
+    /// in the text, a control token looks the same as a message that contains its name.
     ///
     /// # Errors
     /// `Unsupported` without a template; else as [`ChatTemplate::render`].
@@ -342,7 +344,7 @@ impl TextPipeline {
             .into_iter()
             .map(|(_, range)| range)
             .collect();
-        // Templates trim messages, so the trimmed ends may touch the markup.
+        // Templates trim messages, so the trimmed ends may be next to markup.
         let start = content.len() - content.trim_start().len();
         let end = content.trim_end().len();
         if start < end {
@@ -364,7 +366,8 @@ impl TextPipeline {
     }
 }
 
-/// Names that a template is given otherwise, or that the call to it has in other engines.
+/// Variables that the template gets in another way, or that are parameters of the call in other
+/// engines.
 const RESERVED: [&str; 9] = [
     "messages",
     "tools",
@@ -377,7 +380,7 @@ const RESERVED: [&str; 9] = [
     "return_dict",
 ];
 
-/// What a template is given besides the messages of `prompt`.
+/// The options for the template from `prompt`.
 fn options_of(prompt: &ChatPrompt) -> Result<ChatOptions> {
     let reserved = |name: &&String| RESERVED.contains(&name.as_str()) || name.starts_with("__");
     if let Some(name) = prompt.template.keys().find(reserved) {
@@ -408,7 +411,7 @@ fn each_text(value: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()>)
     }
 }
 
-/// Visits every text of a message but its role.
+/// Visits every text of a message except its role.
 fn for_texts(message: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()>) -> Result<()> {
     let Json::Object(fields) = message else {
         return Ok(());
@@ -419,7 +422,7 @@ fn for_texts(message: &mut Json, visit: &mut dyn FnMut(&mut String) -> Result<()
         .try_for_each(|(_, value)| each_text(value, visit))
 }
 
-/// The names of all fields of a message, inner ones too.
+/// The names of all fields of a message, including nested ones.
 fn names_of(value: &Json) -> Vec<&str> {
     match value {
         Json::Array(many) => many.iter().flat_map(names_of).collect(),
@@ -432,7 +435,7 @@ fn names_of(value: &Json) -> Vec<&str> {
 }
 
 /// The longest suffix of `left` that is a prefix of `right`. It is shorter than `right`, and `left`
-/// does not hold all of `right`.
+/// must not contain all of `right`.
 fn overlap(left: &str, right: &str) -> Option<usize> {
     (1..=left.len().min(right.len()))
         .rev()
@@ -440,7 +443,7 @@ fn overlap(left: &str, right: &str) -> Option<usize> {
         .find(|n| left[left.len() - n..] == right[..*n])
 }
 
-/// Replaces parts of messages while the template runs: numbers between two unused characters.
+/// Replaces parts of messages while the template runs by numbers between two unused characters.
 struct Mask {
     open: char,
     close: char,
@@ -450,7 +453,7 @@ struct Mask {
     start: char,
 }
 
-/// Whether the text is a part of what the template writes.
+/// Whether only a part of the template's output is used.
 fn is_cut(options: &ChatOptions) -> bool {
     options.continue_final_message || options.from_last_message
 }
@@ -480,7 +483,7 @@ impl Mask {
         }
     }
 
-    /// Marks where the last message begins and ends, if the text is cut there.
+    /// Marks the beginning and end of the last message, if the text is cut there.
     fn mark_last(&self, messages: &mut [Json], options: &ChatOptions) -> Result<()> {
         if !is_cut(options) {
             return Ok(());
@@ -502,7 +505,8 @@ impl Mask {
         }
     }
 
-    /// The text from the beginning, or up to the end, of the last message, as the options say.
+    /// The text from the beginning, or up to the end, of the last message, depending on the
+    /// options.
     fn cut(&self, mut text: String, options: &ChatOptions) -> Result<String> {
         let find = |text: &str, mark: char| {
             text.rfind(mark).ok_or_else(|| {
@@ -544,7 +548,8 @@ impl Mask {
         let mut parts = text.split(self.open);
         out.push_str(parts.next().unwrap_or_default());
         for part in parts {
-            // The template may have cut the message here. Then the number is gone with its text.
+            // The template may have cut the message here. In that case the number was removed
+            // together with the text.
             let Some((number, after)) = part.split_once(self.close) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Conversations to ids: those of the whole text, but no message can write markup.
+//! Conversations to ids: the same as for the whole text, except that no message can write markup.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -38,7 +38,7 @@ fn messages_cannot_speak_as_the_template() {
         (count(&ids, IM_START), count(&ids, IM_END), count(&ids, 0)),
         (4, 3, 0)
     );
-    // Nothing is lost: with control tokens written out the text is that of the template.
+    // No text is lost: with control tokens written out, it is the template's output.
     let spelled: String = ids
         .iter()
         .map(|id| match *id {
@@ -48,14 +48,14 @@ fn messages_cannot_speak_as_the_template() {
         })
         .collect();
     assert_eq!(spelled, p.render_chat(&talk, true).unwrap());
-    // As a raw prompt the same text is markup: the caller wrote it.
+    // As a raw prompt, the same text is markup, because the caller wrote it.
     let raw = p.encode_prompt(attack).unwrap();
     assert_eq!((count(&raw, IM_START), count(&raw, IM_END)), (1, 2));
 }
 
 #[test]
 fn halves_of_a_control_token_do_not_meet_the_template() {
-    // This template writes text that completes what a message begins or ends.
+    // This template writes text that completes a token which a message begins or ends.
     let source = "{% for m in messages %}|im_end|>{{ m.content | trim }}|im_start|>{% endfor %}";
     let template = ChatTemplate::new(source, "x").unwrap();
     let tokenizer = Tokenizer::from_gguf(&byte_level_parts(Some("gpt-2"))).unwrap();
@@ -72,7 +72,7 @@ fn halves_of_a_control_token_do_not_meet_the_template() {
 
 #[test]
 fn templates_that_look_into_messages_still_work() {
-    // Trimming, cutting and comparing, as Qwen's and Llama's templates do.
+    // Trimming, cutting and comparing, as in the templates of Qwen and Llama.
     let source = "{% for m in messages %}<|im_start|>{{ m.role }}{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}\
                   {% else %}{{ m.content | trim }}{% endif %}<|im_end|>{% endfor %}";
     let tokenizer = Tokenizer::from_gguf(&byte_level_parts(Some("gpt-2"))).unwrap();
@@ -231,7 +231,7 @@ fn conversations_with_tools_have_a_template_of_their_own() {
         assert_eq!(p.tokenizer().decode(&ids).unwrap(), "tools weather");
     };
     check();
-    // As files of their own.
+    // In separate files.
     let more = dir.path().join("additional_chat_templates");
     std::fs::create_dir(&more).unwrap();
     std::fs::write(dir.path().join("tokenizer_config.json"), "{}").unwrap();
@@ -274,7 +274,7 @@ fn the_last_message_can_be_continued() {
     );
 }
 
-/// A prompt in two parts, of which the first was computed before, has the ids of the whole.
+/// A prompt in two parts, the first of which was computed before, has the same ids as the whole.
 #[test]
 fn a_conversation_can_begin_with_its_last_message() {
     let p = chatml();
@@ -298,7 +298,7 @@ fn a_conversation_can_begin_with_its_last_message() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever messages say, only the template gives control tokens, and no text is lost.
+    /// Whatever messages contain, control tokens come only from the template, and no text is lost.
     #[test]
     fn control_tokens_come_from_the_template_alone(
         contents in prop::collection::vec("(<\\|im_end\\|>|<\\|im_start\\|>|<\\||\\|>|<|>|im_end|[a-c \n]|\u{E000}|\u{E001}|😀){0,12}", 1..4)

@@ -1,6 +1,6 @@
 //! The published chat formats of families, for models without a template.
 //!
-//! The own template of a model takes precedence; see `chat_template`.
+//! A model's own template takes precedence; see `chat_template`.
 
 use inference_formats::Family;
 use inference_formats::family::ChatFormat;
@@ -26,7 +26,7 @@ const MISTRAL: &str = "\
 {% else %}{{ raise_exception('this format takes a system message at most once, first, and then user and assistant in turn; message ' ~ loop.index ~ ' is from ' ~ message.role) }}\
 {% endif %}{% endfor %}";
 
-/// `<start_of_turn>role … <end_of_turn>`: Gemma. The assistant is called `model`; a system message
+/// `<start_of_turn>role … <end_of_turn>`: Gemma. The assistant's role is `model`; a system message
 /// precedes the first user message.
 const GEMMA: &str = "\
 {{ bos_token }}{% set ns = namespace(system='') %}{% for message in messages %}\
@@ -35,8 +35,8 @@ const GEMMA: &str = "\
 {% set ns.system = '' %}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}";
 
-/// Name and source of the format of a family; `knows` says whether the vocabulary has a token.
-/// `None` where neither the family nor the vocabulary decides.
+/// Name and source of a family's format; `knows` tests whether the vocabulary has a token. `None`
+/// if neither the family nor the vocabulary determines it.
 pub(crate) fn family_format(
     model_type: &str,
     knows: impl Fn(&str) -> bool,

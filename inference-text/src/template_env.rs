@@ -1,4 +1,4 @@
-//! The Jinja environment of chat templates: what Hugging Face offers them, within bounds.
+//! The Jinja environment of chat templates: the features that Hugging Face provides, with limits.
 //!
 //! It has Hugging Face's whitespace rules, `raise_exception`, `strftime_now` and `tojson`, and the
 //! methods and spelling of Python's values. It has no files and no other templates. The module
@@ -27,7 +27,7 @@ const REMOVED: [&str; 7] = [
     "chain",
 ];
 
-/// The error of `raise_exception(...)`: the template refuses the conversation.
+/// The error of `raise_exception(...)`: the template rejects the conversation.
 #[derive(Debug)]
 pub(crate) struct Raised(pub(crate) String);
 
@@ -40,12 +40,12 @@ impl std::error::Error for Raised {}
 
 /// The remaining budget of one rendering.
 struct Budget {
-    /// Bytes that may still be written, into the result or into a variable.
+    /// The number of bytes that may still be written, to the result or to variables.
     bytes: usize,
     end: Instant,
 }
 
-/// The longest that one rendering may take.
+/// The maximum time of one rendering.
 const TIME: Duration = Duration::from_secs(10);
 
 fn too_large(what: &str, most: usize) -> Error {
@@ -55,7 +55,7 @@ fn too_large(what: &str, most: usize) -> Error {
     )
 }
 
-/// Takes `bytes` off the rendering's budget.
+/// Subtracts `bytes` from the rendering's budget.
 fn spend(state: &mut State<'_, '_>, bytes: usize, most: usize) -> Result<(), Error> {
     let budget = state.get_or_insert_extension_with(|| Budget {
         bytes: most.saturating_mul(4),
@@ -186,7 +186,7 @@ pub(crate) fn environment(limits: &TextLimits) -> Result<Environment<'static>, E
 /// The variable with the time of a rendering, in seconds since 1970.
 pub(crate) const NOW: &str = "__now";
 
-/// Writes a value as Python does, and takes its length off the budget.
+/// Writes a value as Python does, and subtracts its length from the budget.
 fn write_value(
     out: &mut Output<'_>,
     state: &mut State<'_, '_>,
@@ -233,7 +233,7 @@ fn keep(value: &Value, attribute: bool, most: usize) -> Result<Value, Error> {
     Ok(value.clone())
 }
 
-/// The deepest nesting of lists and maps.
+/// The maximum nesting of lists and maps.
 const DEPTH: usize = 100;
 
 /// Refuses values with more text and items than `most`, or nested deeper than [`DEPTH`]. Inside

@@ -1,33 +1,35 @@
-//! Inserts checks into a chat template, so that running it costs bounded memory and time.
+//! Inserts checks into a chat template, so that running it takes limited memory and time.
 //!
-//! The template engine counts instructions, but one instruction can double a string. So each
-//! assigned value passes a filter that measures it. Loops, macros and blocks with variables of
-//! their own call a function in each round. Tags with very many operators are refused. The output
-//! and the line numbers of the template do not change. The module `template_env` has the checks.
+//! The template engine counts instructions, but one instruction can double a string. Therefore each
+//! assigned value passes a filter that measures it. Loops, macros and blocks that have their own
+//! variables call a function in each iteration. Tags with too many operators are rejected. The
+//! output and the line numbers of the template do not change. The module `template_env` has the
+//! checks.
 
 use inference::{Error, ErrorKind, Result};
 
 use super::limits::TextLimits;
 
-/// The filter around a value that is assigned to a variable.
+/// The filter for values that are assigned to variables.
 pub(crate) const BOUND: &str = "__bound";
-/// The filter around a value that is assigned to an attribute of a namespace.
+/// The filter for values that are assigned to attributes of namespaces.
 pub(crate) const BOUND_ATTRIBUTE: &str = "__bound_attribute";
-/// The function called in each round, with the bytes of its plain text and its variables.
+/// The function that is called in each iteration, with the length of the iteration's plain text and
+/// its variables.
 pub(crate) const TICK: &str = "__tick";
 
 /// One part of the guarded template.
 enum Part {
     Source(String),
-    /// A check: arguments, end marker of the tag before it, bytes of text in its block.
+    /// A check: arguments, end marker of the preceding tag, and bytes of text in its block.
     Tick(String, &'static str, usize),
 }
 
 /// The template with its checks.
 ///
 /// # Errors
-/// `Unsupported` for tags that reach outside the template or have too many operators.
-/// `InvalidModel` for a tag without an end. Both name the line.
+/// `Unsupported` for tags that use other templates or have too many operators. `InvalidModel` for a
+/// tag without an end. Both name the line.
 pub(crate) fn guard(source: &str, limits: &TextLimits) -> Result<String> {
     let mut parts: Vec<Part> = Vec::new();
     // Open blocks: the keyword that ends each, and its check.
@@ -130,8 +132,7 @@ fn block(
     };
     match word {
         "include" | "import" | "from" | "extends" | "block" => return Err(word.to_owned()),
-        // Hugging Face marks the text of the assistant with these, for training. They print
-        // nothing.
+        // Hugging Face marks the assistant's text with these, for training. They output nothing.
         "generation" => parts.push(Part::Source(format!("{head} if true {tail}"))),
         "endgeneration" => parts.push(Part::Source(format!("{head} endif {tail}"))),
         "set" => match top_level(body, "=") {
@@ -142,7 +143,7 @@ fn block(
                 } else {
                     BOUND
                 };
-                // Line breaks around the value stay, for the line numbers.
+                // Newlines around the value are not removed, so that line numbers are correct.
                 let value = &value[1..];
                 parts.push(Part::Source(format!(
                     "{head}{target}= ({value})|{filter} {tail}"
@@ -211,7 +212,7 @@ fn walk(text: &str, mut see: impl FnMut(usize, u8, usize) -> bool) -> Option<usi
     None
 }
 
-/// Where the tag at the beginning of `text` ends.
+/// The end of the tag at the beginning of `text`.
 fn close(text: &str, end: &str) -> Option<usize> {
     let inner = text.get(2..)?;
     walk(inner, |at, _, depth| {
@@ -269,7 +270,7 @@ fn end_of_raw(text: &str) -> Option<usize> {
     })
 }
 
-/// The first position of `what` outside of strings and brackets. `==` does not count as `=`.
+/// The first position of `what` outside of strings and brackets. `==` does not match `=`.
 fn top_level(text: &str, what: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     walk(text, |at, _, depth| {

@@ -1,5 +1,5 @@
-//! Python in chat templates: how it writes values, numbers and JSON, and methods of strings that
-//! the template engine lacks. The bounds are those of `template_env`.
+//! Python features in chat templates: the format of values, numbers and JSON, and string methods
+//! that the template engine lacks. The limits are those of `template_env`.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +10,7 @@ use minijinja::{Error, ErrorKind, Value};
 pub(crate) struct Bounded {
     /// The text so far.
     pub(crate) text: String,
-    /// The most bytes it may have.
+    /// The maximum length in bytes.
     pub(crate) most: usize,
 }
 
@@ -24,7 +24,7 @@ impl Write for Bounded {
     }
 }
 
-/// A value as Python's `str` writes it; `inner` is `repr`.
+/// Writes a value as Python's `str` does, or as `repr` if `inner` is true.
 pub(crate) fn write(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Result {
     let items = |value: &Value| value.try_iter().into_iter().flatten();
     match value.kind() {
@@ -76,8 +76,8 @@ pub(crate) fn write(out: &mut Bounded, value: &Value, inner: bool) -> fmt::Resul
     }
 }
 
-/// A number as Python's `repr` writes it: the shortest digits that read back equal. It has an
-/// exponent below 1e-4 and from 1e16 on.
+/// Writes a number as Python's `repr` does: the shortest digits that give the same number when
+/// read. It has an exponent below 1e-4, and from 1e16 on.
 fn float(out: &mut Bounded, x: f64) -> fmt::Result {
     let shortest = format!("{x:e}");
     match shortest.split_once('e') {
@@ -95,7 +95,7 @@ fn float(out: &mut Bounded, x: f64) -> fmt::Result {
     }
 }
 
-/// Methods of strings that [`call_method`] has.
+/// The string methods of [`call_method`].
 const METHODS: [&str; 6] = [
     "index",
     "partition",
@@ -105,7 +105,7 @@ const METHODS: [&str; 6] = [
     "rsplit",
 ];
 
-/// Whether [`call_method`] has the method.
+/// Whether [`call_method`] supports the method.
 pub(crate) fn has_method(name: &str) -> bool {
     METHODS.contains(&name)
 }
@@ -183,11 +183,11 @@ fn words_from_end(text: &str, most: Option<usize>) -> Value {
     Value::from(words)
 }
 
-/// How JSON is written, with the options of Python's `json.dumps`.
+/// The format of JSON, with the options of Python's `json.dumps`.
 pub(crate) struct Json {
     /// Spaces for each level; `None` writes one line.
     pub(crate) indent: Option<usize>,
-    /// Whether to escape all but ASCII.
+    /// Whether to escape everything except ASCII.
     pub(crate) ascii: bool,
     /// Whether to sort names.
     pub(crate) sort: bool,

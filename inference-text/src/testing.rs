@@ -21,7 +21,7 @@ pub fn char_of(byte: u8) -> char {
         .expect("an alphabet of 256")
 }
 
-/// Byte-level BPE: three control tokens, one that the user defines, 256 bytes, and a few merges.
+/// Byte-level BPE: three control tokens, a user-defined token, 256 bytes, and a few merges.
 pub fn byte_level_parts(pre: Option<&str>) -> GgufTokenizerParts {
     let mut tokens: Vec<String> = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>"]
         .map(String::from)
@@ -81,7 +81,7 @@ pub fn sentence_piece_parts() -> GgufTokenizerParts {
     }
 }
 
-/// The tokenizer of [`byte_level_parts`], split as GPT-2 does.
+/// The tokenizer of [`byte_level_parts`], with GPT-2's splitting of words.
 pub fn byte_level() -> Tokenizer {
     Tokenizer::from_gguf(&byte_level_parts(Some("gpt-2"))).expect("the small vocabulary")
 }

@@ -1,4 +1,4 @@
-//! The tokenizer of a model: text to ids and back.
+//! The tokenizer of a model, which converts text to ids and back.
 //!
 //! It wraps the `tokenizers` crate and adds the tokens that begin and end a text. It keeps control
 //! tokens out of user text. `tokenizer_files` and `tokenizer_gguf` load the vocabulary,
@@ -32,7 +32,7 @@ pub struct Tokenizer {
     limits: TextLimits,
 }
 
-/// Facts from the files beside the vocabulary.
+/// Facts from the files other than the vocabulary.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) bos: Option<u32>,
@@ -40,18 +40,18 @@ pub(crate) struct Facts {
     pub(crate) eos: Vec<u32>,
     pub(crate) unk: Option<u32>,
     pub(crate) pad: Option<u32>,
-    /// Tokens that steer the model, though the vocabulary does not mark them as special.
+    /// Tokens that control the model although the vocabulary does not mark them as special.
     pub(crate) control: Vec<u32>,
     /// Whether encoding with special tokens adds bos at the start and eos at the end. `None` leaves
     /// it to the post-processor in the vocabulary file.
     pub(crate) affixes: Option<(bool, bool)>,
-    /// Number of ids, where the vocabulary does not tell.
+    /// The number of ids, if the vocabulary does not determine it.
     pub(crate) vocab_size: Option<usize>,
-    /// Texts of ids that the vocabulary cannot name: another id has the same text.
+    /// Texts of ids that the vocabulary cannot look up, because another id has the same text.
     pub(crate) hidden: HashMap<u32, String>,
 }
 
-/// The tokenizer without control tokens: for the start of a text, and for later parts.
+/// The tokenizer without control tokens: one for the start of a text, and one for later parts.
 #[derive(Debug)]
 struct Plain {
     start: Engine,
@@ -63,13 +63,13 @@ impl Tokenizer {
     /// Combines the parts of a tokenizer.
     ///
     /// # Errors
-    /// `Unsupported` for a decoder that this crate does not know.
+    /// `Unsupported` for an unknown kind of decoder.
     pub(crate) fn from_engine(
         mut engine: Engine,
         facts: Facts,
         limits: TextLimits,
     ) -> Result<Self> {
-        // A file may ask for truncation and padding. A prompt is never cut silently.
+        // A file may request truncation and padding. A prompt must not be cut silently.
         let _ = engine.with_truncation(None);
         engine.with_padding(None);
         let decoder = serde_json::to_value(engine.get_decoder()).unwrap_or_default();
@@ -82,7 +82,7 @@ impl Tokenizer {
             .collect();
         let mut control = special.clone();
         control.extend(facts.bos.iter().chain(&facts.eos).chain(&facts.control));
-        // Ordinary text may become the unknown token where single bytes have no token.
+        // Ordinary text may become the unknown token if some bytes have no token.
         if rule != DecodeRule::ByteLevel
             && let Some(unk) = facts.unk
         {
@@ -97,16 +97,16 @@ impl Tokenizer {
             control,
             limits,
         };
-        // A vocabulary that fails in spite of the checks must fail now, not at the first request.
+        // A vocabulary that fails in spite of the checks must fail here, not at the first request.
         tokenizer.encode("a b\n1é", true)?;
         Ok(tokenizer)
     }
 
-    /// Encodes `text`. A special token that it spells becomes that token, as Hugging Face and
-    /// mlx-lm encode a raw prompt. With `add_special` the tokens that begin and end a text are
-    /// added.
+    /// Encodes `text`. If it contains the text of a special token, that becomes the token, as
+    /// Hugging Face and mlx-lm encode a raw prompt. With `add_special` the tokens that begin and
+    /// end a text are added.
     ///
-    /// For the text of a user inside a conversation use [`Tokenizer::encode_plain`] or a chat.
+    /// For a user's text inside a conversation, use [`Tokenizer::encode_plain`] or a chat.
     ///
     /// # Errors
     /// `InvalidOption` for a text longer than [`TextLimits::text_bytes`]; `InvalidModel` if the
@@ -127,8 +127,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes `text` without control tokens: `<|im_end|>` in it becomes some nine ordinary tokens.
-    /// Nothing is added around it.
+    /// Encodes `text` without control tokens: `<|im_end|>` becomes about nine ordinary tokens. No
+    /// tokens are added around it.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`]; `InvalidOption` if a single character is a control token.
@@ -158,7 +158,7 @@ impl Tokenizer {
                 .filter(|_| !start)
                 .unwrap_or(&plain.start);
             let encoding = guarded("encode", || engine.encode(part, false))?;
-            // Merge rules can still spell a control token: cut each one and encode the pieces.
+            // Merge rules can still produce a control token: cut its text and encode the pieces.
             let mut cuts = vec![0];
             for (id, (from, to)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
                 if !self.control.contains(id) {
@@ -194,7 +194,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The control tokens that encoding `text` as markup would give, with their byte ranges.
+    /// The control tokens that encoding `text` as markup would produce, with their byte ranges.
     pub(crate) fn control_spans(&self, text: &str) -> Result<Vec<(u32, std::ops::Range<usize>)>> {
         self.check_length(text)?;
         let encoding = guarded("encode", || self.engine.encode(text, false))?;
@@ -212,8 +212,7 @@ impl Tokenizer {
         self.control.iter().filter_map(|id| self.token_text(*id))
     }
 
-    /// The text of `ids`. Special tokens and ids outside the vocabulary add nothing. Invalid UTF-8
-    /// becomes U+FFFD.
+    /// The text of `ids`. Special tokens and unknown ids add nothing. Invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     /// `InvalidOption` if the text is longer than four times [`TextLimits::text_bytes`].
@@ -237,7 +236,7 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// Passes one id to `builder` and returns the text that it completes.
+    /// Adds an id to `builder` and returns the text that it completes.
     pub(crate) fn feed(&self, id: u32, builder: &mut TextBuilder) -> String {
         if self.special.contains(&id) {
             return String::new();
@@ -248,7 +247,8 @@ impl Tokenizer {
         }
     }
 
-    /// The token `id` as the vocabulary spells it: `Ġthe`, `▁the`, `<|im_end|>`. It is no text yet.
+    /// The token `id` in the spelling of the vocabulary: `Ġthe`, `▁the`, `<|im_end|>`. This is not
+    /// text yet.
     #[must_use]
     pub fn token_text(&self, id: u32) -> Option<String> {
         if let Some(token) = self
@@ -278,7 +278,7 @@ impl Tokenizer {
         self.engine.token_to_id(token)
     }
 
-    /// The tokens that end a text, without repetition, the main one first.
+    /// The tokens that end a text, without repetition, beginning with the main one.
     #[must_use]
     pub fn eos_ids(&self) -> &[u32] {
         &self.facts.eos
@@ -296,7 +296,7 @@ impl Tokenizer {
         self.facts.pad
     }
 
-    /// The token for text that the vocabulary cannot spell.
+    /// The token for text that the vocabulary cannot express.
     #[must_use]
     pub fn unk_id(&self) -> Option<u32> {
         self.facts.unk
@@ -308,7 +308,7 @@ impl Tokenizer {
         self.special.contains(&id)
     }
 
-    /// Whether the token steers the model, so that user text never becomes it.
+    /// Whether the token controls the model, so that user text must never become it.
     #[must_use]
     pub fn is_control(&self, id: u32) -> bool {
         self.control.contains(&id)
@@ -323,14 +323,14 @@ impl Tokenizer {
     }
 
     /// Whether encoding with special tokens adds bos at the start and eos at the end. `(false,
-    /// false)` where the post-processor in the vocabulary file decides.
+    /// false)` if the post-processor in the vocabulary file determines it.
     #[must_use]
     pub fn affixes(&self) -> (bool, bool) {
         self.facts.affixes.unwrap_or((false, false))
     }
 
-    /// The vocabulary and the splitting of text, as a `tokenizer.json` has them. It lacks
-    /// [`Self::affixes`].
+    /// The vocabulary and the splitting of text, in the form of a `tokenizer.json`. It does not
+    /// include [`Self::affixes`].
     ///
     /// # Errors
     /// `InvalidModel` when the vocabulary cannot be written.
@@ -340,7 +340,7 @@ impl Tokenizer {
         })
     }
 
-    /// The limits that it was loaded with.
+    /// The limits with which it was loaded.
     #[must_use]
     pub fn limits(&self) -> &TextLimits {
         &self.limits
@@ -362,7 +362,7 @@ impl Tokenizer {
         &self.engine
     }
 
-    /// The tokens before and after a text, where the post-processor does not add them.
+    /// The tokens before and after a text, if the post-processor does not add them.
     pub(crate) fn own_affixes(&self) -> Option<(Vec<u32>, Vec<u32>)> {
         let (begin, end) = self.facts.affixes?;
         let bos = self.facts.bos.filter(|_| begin);
@@ -389,7 +389,7 @@ impl Plain {
     fn new(engine: &Engine) -> Self {
         let mut start = engine.clone();
         start.set_encode_special_tokens(true);
-        // The marker goes before the first part only, so later parts need an instance without it.
+        // Only the first part gets the marker, so later parts need an instance without it.
         let rest = match engine.get_pre_tokenizer() {
             Some(PreTokenizerWrapper::Metaspace(meta))
                 if meta.prepend_scheme == PrependScheme::First =>
@@ -406,8 +406,8 @@ impl Plain {
     }
 }
 
-/// Runs code of the `tokenizers` crate on untrusted input. Its errors and panics become ours: it
-/// panics on some vocabularies that contradict themselves.
+/// Runs code of the `tokenizers` crate on untrusted input. Its errors and panics are converted: it
+/// panics on some inconsistent vocabularies.
 pub(crate) fn guarded<T>(doing: &str, run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(value)) => Ok(value),

@@ -1,6 +1,6 @@
-//! Tokenizers from a model directory: `tokenizer.json` and the small files beside it.
+//! Loads tokenizers from a model directory: `tokenizer.json` and the small files next to it.
 //!
-//! Sizes, counts and merge rules are checked before the `tokenizers` crate sees the file.
+//! Sizes, counts and merge rules are checked before the file is passed to the `tokenizers` crate.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -102,7 +102,7 @@ impl Tokenizer {
     }
 }
 
-/// The bytes of a regular file of at most `most` bytes; `None` when there is no file.
+/// Reads a regular file of at most `most` bytes; `None` when there is no file.
 pub(crate) fn read_bounded(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     match read_capped(path, most) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -111,7 +111,7 @@ pub(crate) fn read_bounded(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// One of the small JSON files; `None` if there is no such file.
+/// Reads one of the small JSON files; `None` if there is no such file.
 pub(crate) fn read_json(path: &Path, limits: &TextLimits) -> Result<Option<Value>> {
     let Some(bytes) = read_bounded(path, limits.config_bytes)? else {
         return Ok(None);
@@ -152,7 +152,7 @@ fn ids(value: &Value) -> Result<Vec<u32>> {
     }
 }
 
-/// Llama and Gemma classes read from the configuration whether to add bos and eos.
+/// The classes of Llama and Gemma read from the configuration whether to add bos and eos.
 fn affixes(config: &Value) -> Option<(bool, bool)> {
     let class = config["tokenizer_class"].as_str()?;
     let (bos, eos) = (
@@ -165,7 +165,7 @@ fn affixes(config: &Value) -> Option<(bool, bool)> {
     (own && (bos.is_some() || eos.is_some())).then(|| (bos.unwrap_or(true), eos.unwrap_or(false)))
 }
 
-/// Adds the tokens that only `tokenizer_config.json` declares.
+/// Adds the tokens that are declared only in `tokenizer_config.json`.
 fn add_declared(engine: &mut Engine, declared: &Value) -> Result<()> {
     let Some(declared) = declared.as_object() else {
         return Ok(());
@@ -227,7 +227,7 @@ struct Outline {
     model: ModelOutline,
     #[serde(default)]
     added_tokens: Option<Vec<AddedOutline>>,
-    // Read because the crate panics where these are not JSON.
+    // Parsed because the crate panics if these are not JSON.
     #[serde(default, rename = "normalizer")]
     _normalizer: Value,
     #[serde(default, rename = "pre_tokenizer")]

@@ -1,4 +1,4 @@
-//! Tokenizers from GGUF metadata, where there is no `tokenizer.json`.
+//! Tokenizers from GGUF metadata, for models without a `tokenizer.json`.
 //!
 //! There are four kinds: `bert` (WordPiece, in `tokenizer_wordpiece.rs`), `gpt2` (byte-level BPE with
 //! a named pre-tokenizer), `llama` (SentencePiece BPE with scores) and `gemma4` (BPE over characters,
@@ -35,7 +35,7 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const BYTE: i32 = 6;
 
-/// Control tokens that end a turn or a text. Converters name only one of them.
+/// Control tokens that end a turn or a text. Converters list only one of them.
 const ENDS: [&str; 6] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -46,11 +46,11 @@ const ENDS: [&str; 6] = [
 ];
 
 impl Tokenizer {
-    /// What `tokenizer.ggml.model` calls byte-level BPE.
+    /// The value of `tokenizer.ggml.model` for byte-level BPE.
     pub const GGUF_BYTE_LEVEL: &str = "gpt2";
 
-    /// What `tokenizer.ggml.pre` calls ways to split words: one name for each way that
-    /// [`Tokenizer::from_gguf`] knows, but for `default`, which no family has.
+    /// Values of `tokenizer.ggml.pre`, one for each way to split words that
+    /// [`Tokenizer::from_gguf`] supports, except `default`, which no family has.
     pub const GGUF_SPLITS: [&str; 6] = ["smollm", "gpt-2", "llama-bpe", "dbrx", "qwen2", "tekken"];
 
     /// Builds the tokenizer that a GGUF file describes in its metadata.
@@ -95,7 +95,7 @@ impl Tokenizer {
             }
             (false, _) => byte_level(parts, vocab)?,
         };
-        // What SentencePiece numbers so, and files may leave out.
+        // SentencePiece's usual ids, which files may leave out.
         let usual = |id: u32| (piece && !rules).then_some(id);
         add_tokens(&mut engine, parts)?;
 
@@ -213,7 +213,7 @@ fn check(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<()> {
     Ok(())
 }
 
-/// Names to ids. Of equal names the first counts; the others are kept for decoding.
+/// A map from names to ids. Of equal names, the first is used; the others are stored for decoding.
 fn vocabulary(tokens: &[String]) -> (Vocab, HashMap<u32, String>) {
     let mut vocab = Vocab::with_capacity(tokens.len());
     let mut hidden = HashMap::new();
@@ -233,7 +233,7 @@ fn add_tokens(engine: &mut Engine, parts: &GgufTokenizerParts) -> Result<()> {
     for (id, token) in (0u32..).zip(&parts.tokens) {
         let special = match kind(parts, id) {
             CONTROL => true,
-            // Text may spell the unknown token, and must not become it.
+            // Text may contain the unknown token's text, and must not become it.
             UNKNOWN => true,
             USER_DEFINED => false,
             _ => continue,
@@ -251,19 +251,20 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// The default of GGUF readers when a file names no pre-tokenizer. Each splits further.
+/// The default of GGUF readers for a file without a pre-tokenizer. Each expression splits the
+/// pieces further.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
-/// How a named pre-tokenizer splits text.
+/// The splitting of text with a named pre-tokenizer.
 struct Words {
     splits: Vec<PreTokenizerWrapper>,
-    /// Whether GPT-2's own expression splits last.
+    /// Whether GPT-2's own expression is applied last.
     gpt2: bool,
     /// Whether text is normalized to composed characters (Unicode NFC) first.
     nfc: bool,
-    /// Whether a word that is a token becomes that token, whatever the merge rules say.
+    /// Whether a word that is a token becomes that token, regardless of the merge rules.
     whole: bool,
-    /// Whether a text begins with bos, unless the file says otherwise.
+    /// Whether a text begins with bos, if the file does not specify it.
     bos: bool,
 }
 
@@ -286,7 +287,7 @@ fn words(pre: Option<&str>) -> Result<Words> {
         bos: false,
     };
     Ok(match pre.unwrap_or("default") {
-        // llama.cpp splits as GPT-2 does for `exaone4`.
+        // llama.cpp splits text for `exaone4` as for GPT-2.
         "gpt-2" | "exaone4" => plain,
         "smollm" => Words {
             splits: vec![Digits::new(true).into()],
@@ -390,8 +391,8 @@ fn byte_level(parts: &GgufTokenizerParts, vocab: Vocab) -> Result<(Engine, bool)
     Ok((engine, words.bos))
 }
 
-/// SentencePiece joins the two neighbors whose union has the best score, again and again. As merge
-/// rules: each split of each token into two others, the best score first.
+/// SentencePiece repeatedly joins the two neighbors whose union has the best score. The equivalent
+/// merge rules are all splits of each token into two others, beginning with the best score.
 fn merges_by_score(
     parts: &GgufTokenizerParts,
     vocab: &Vocab,
@@ -439,8 +440,8 @@ fn merges_by_score(
     Ok(rules.collect())
 }
 
-/// BPE over characters, with a marker in the place of spaces, which `space` puts before a text,
-/// too. What has no token becomes bytes, where these have theirs.
+/// BPE over characters, with a marker in place of spaces. With `space`, there is a marker before a
+/// text, too. Text without a token becomes bytes, if there are tokens for them.
 fn marked(
     parts: &GgufTokenizerParts,
     (vocab, merges): (Vocab, Merges),

@@ -1,4 +1,4 @@
-//! Tokenizers from GGUF metadata: families, pre-tokenizers, and metadata that lies.
+//! Tokenizers from GGUF metadata: families, pre-tokenizers, and wrong metadata.
 
 use super::*;
 use crate::testing::{byte_level_parts, sentence_piece_parts};
@@ -41,7 +41,7 @@ fn every_supported_pre_tokenizer_encodes_and_decodes() {
 
 #[test]
 fn pre_tokenizers_split_as_their_families_do() {
-    // `12` is one token where digits may stand together.
+    // `12` is one token if digits may be in the same word.
     let count = |pre: &str, text: &str| {
         tokens(
             &Tokenizer::from_gguf(&byte_level_parts(Some(pre))).unwrap(),
@@ -58,7 +58,8 @@ fn pre_tokenizers_split_as_their_families_do() {
         ],
         [2, 2, 2]
     );
-    // GPT-2 cuts digits nowhere, Llama 3 after three, the default at runs of three.
+    // GPT-2 never splits digits, Llama 3 does after three, and the default splits off runs of
+    // three.
     assert_eq!(
         [
             count("gpt-2", "00012"),
@@ -67,19 +68,19 @@ fn pre_tokenizers_split_as_their_families_do() {
         ],
         [4, 4, 4]
     );
-    // OLMo's tokenizer cuts them as Llama 3 does, EXAONE's as GPT-2 does.
+    // OLMo's tokenizer splits them like Llama 3, and EXAONE's like GPT-2.
     assert_eq!(
         [count("dbrx", "0001234"), count("exaone4", "0001234")],
         [count("llama-bpe", "0001234"), count("gpt-2", "0001234")]
     );
-    // That of gpt-oss cuts them after three, too.
+    // The tokenizer of gpt-oss also splits after three.
     assert_eq!(count("gpt-4o", "0001234"), count("dbrx", "0001234"));
-    // Qwen composes characters first: e + U+0301 is é, which is one token here.
+    // Qwen first composes characters: e + U+0301 is é, which is one token here.
     assert_eq!(
         [count("qwen2", "e\u{301}"), count("gpt-2", "e\u{301}")],
         [1, 3]
     );
-    // Llama 3 takes a word that is a token whole, whatever the rules say.
+    // In Llama 3, a word that is a token becomes that token, regardless of the rules.
     let mut parts = byte_level_parts(Some("llama-bpe"));
     parts.tokens.push("xyz".into());
     parts.token_types.as_mut().unwrap().push(1);
@@ -127,8 +128,8 @@ fn without_bytes_unknown_characters_are_the_unknown_token() {
     assert_eq!(t.encode_plain("h€€").unwrap().last(), Some(&0));
 }
 
-/// The variant comes from the file's fields. A vocabulary that merely contains `Ġthe`, as the
-/// byte-level ones spell ` the`, stays SentencePiece.
+/// The fields of the file determine the variant. A vocabulary that happens to contain `Ġthe`, the
+/// byte-level spelling of ` the`, stays SentencePiece.
 #[test]
 fn a_letter_of_byte_level_vocabularies_does_not_make_one() {
     let mut parts = sentence_piece_parts();
@@ -153,7 +154,7 @@ fn ends_are_collected_from_everywhere() {
     parts.extra_eos_ids = vec![1, 2, 99_999];
     let t = Tokenizer::from_gguf(&parts).unwrap();
     assert_eq!(t.eos_ids(), [2, 1, 0]);
-    // A word that merely looks like one does not end a text.
+    // A word that only looks like one does not end a text.
     parts.extra_eos_ids.clear();
     parts.token_types.as_mut().unwrap()[0] = 1;
     assert_eq!(Tokenizer::from_gguf(&parts).unwrap().eos_ids(), [2]);

@@ -10,7 +10,7 @@ use crate::testing::{
     IM_END, IM_START, THINK, byte_level, byte_level_parts, char_of, sentence_piece,
 };
 
-/// A byte-level `tokenizer.json` with Llama 3's way of beginning a text.
+/// A byte-level `tokenizer.json` with Llama 3's way to begin a text.
 fn tokenizer_json() -> Value {
     let parts = byte_level_parts(None);
     let vocab: serde_json::Map<String, Value> = parts
@@ -108,12 +108,12 @@ fn plain_text_never_becomes_a_control_token() {
 
 #[test]
 fn merge_rules_cannot_spell_a_control_token() {
-    // In this vocabulary `</` and `s>` are words, and `</s>` is what ends the text.
+    // In this vocabulary `</` and `s>` are words, and `</s>` ends the text.
     let t = sentence_piece();
     assert_eq!(t.encode("</s>", false).unwrap(), [2]);
     let ids = t.encode_plain("</s></s>").unwrap();
     assert!(!ids.contains(&2), "{ids:?}");
-    // And a file whose rules do spell it.
+    // Also with a file whose rules produce it.
     let mut file = tokenizer_json();
     for token in [
         "<|", "im_end", "|>", "im_end|>", "_e", "nd", "im", "im_e", "<|im_end", "|e",
@@ -204,7 +204,7 @@ fn a_directory_gives_begin_and_end_tokens() {
 fn a_forced_begin_token_comes_once() {
     let dir = tempfile::tempdir().unwrap();
     let mut plain = tokenizer_json();
-    // With the file's post-processor, which adds a token of its own, and without.
+    // With the file's post-processor, which adds a token, and without it.
     for _ in 0..2 {
         write(dir.path(), "tokenizer.json", &plain);
         write(
@@ -348,7 +348,7 @@ fn a_panic_of_the_crate_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Our decoding of valid text is the crate's own.
+    /// Decoding valid text gives the same result as the crate's decoder.
     #[test]
     fn decoding_equals_the_crate(text in "(\\PC|[ \n<|>]|<\\|im_end\\|>|hello|world){0,30}") {
         for t in [byte_level(), sentence_piece()] {
@@ -362,7 +362,7 @@ proptest! {
         }
     }
 
-    /// Byte-level decoding of any ids is the lossy reading of all their bytes.
+    /// Byte-level decoding of any ids is the lossy decoding of all their bytes.
     #[test]
     fn any_bytes_decode_as_a_whole(bytes in prop::collection::vec(any::<u8>(), 0..50)) {
         let t = byte_level();

@@ -1,5 +1,5 @@
-//! WordPiece tokenizers from GGUF metadata (BERT). llama.cpp stores pieces that begin a word with a
-//! space marker in front, and pieces that go on without the mark that they have elsewhere.
+//! WordPiece tokenizers from GGUF metadata (BERT). In llama.cpp's files, pieces that begin a word
+//! have a space marker in front, and continuing pieces do not have their usual mark.
 
 use inference::{Error, ErrorKind, Result};
 use tokenizers::models::bpe::Vocab;
@@ -13,10 +13,10 @@ use super::limits::TextLimits;
 use super::tokenizer::{Engine, Facts, Tokenizer, guarded};
 use inference_formats::GgufTokenizerParts;
 
-/// What marks the beginning of a word in GGUF.
+/// The prefix of a piece that begins a word, in GGUF.
 const WORD: char = '▁';
 
-/// What marks a piece that goes on elsewhere.
+/// The usual prefix of a piece that continues a word.
 const GOES_ON: &str = "##";
 
 /// Types of tokens, in `tokenizer.ggml.token_type`.
@@ -26,8 +26,7 @@ fn bad(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, what)
 }
 
-/// The tokenizer. Texts become lower case without accents, as in llama.cpp, which knows no other
-/// way.
+/// The tokenizer. Texts are converted to lower case without accents, as llama.cpp always does.
 ///
 /// # Errors
 /// `InvalidModel` if the metadata contradicts itself.
@@ -67,7 +66,7 @@ pub(crate) fn build(parts: &GgufTokenizerParts, limits: &TextLimits) -> Result<T
             None => format!("{GOES_ON}{token}"),
         };
         let id = u32::try_from(id).unwrap_or(u32::MAX);
-        // Of equal names the first counts.
+        // Of equal names, the first is used.
         vocab.entry(name).or_insert(id);
     }
     if !vocab.contains_key(unknown) {

@@ -1,4 +1,4 @@
-//! The door: registration under three names, and loading a model.
+//! The backend: registration under three names, and loading of models.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
@@ -42,8 +42,8 @@ pub fn architectures() -> Vec<&'static str> {
     arch::names().collect()
 }
 
-/// What GGUF files call architectures, and the `model_type` of each, sorted by the former. Mistral
-/// is stored as llama, and so is Mixtral, which its experts tell. OLMo 3 is olmo2 with a window.
+/// The architecture names in GGUF files and the `model_type` of each, sorted. Mistral and Mixtral
+/// are stored as llama; experts identify Mixtral. OLMo 3 is stored as olmo2 with a sliding window.
 #[must_use]
 pub fn gguf_architectures() -> Vec<(&'static str, &'static str)> {
     let families = Family::all().iter();
@@ -71,7 +71,7 @@ impl Place {
         }
     }
 
-    /// The place of the backend `name`, else the best one that works here.
+    /// The place of the backend `name`, or the best available one.
     pub(crate) fn named_or_best(name: Option<&str>) -> Self {
         let all = [Place::Metal, Place::Cuda, Place::Cpu];
         let named = all
@@ -81,8 +81,8 @@ impl Place {
         named.or_else(best).unwrap_or(Place::Cpu)
     }
 
-    /// The type to compute in: the one asked for, else float32 on a CPU (half types are emulated
-    /// there), else the type that the checkpoint stores.
+    /// The compute type: the requested one; otherwise float32 on a CPU, where half types are
+    /// emulated; otherwise the checkpoint's type.
     pub(crate) fn compute_type(
         self,
         asked: Option<ComputeType>,
@@ -95,7 +95,7 @@ impl Place {
             (None, FileDtype::BF16) => ComputeType::BFloat16,
             (None, _) => ComputeType::Float32,
         };
-        // The kernels sum in float32. MLX's own operations take minutes for a reply in half types.
+        // The kernels sum in float32. MLX's own operations take minutes per reply in half types.
         let chosen = match self.kept_half(asked) {
             Some(_) => ComputeType::Float32,
             None => chosen,
@@ -111,14 +111,14 @@ impl Place {
         }
     }
 
-    /// Whether our kernels compute in this type here. They compute in float32; other types are for
-    /// MLX's own operations.
+    /// Whether our kernels run this type at this place. The kernels compute in float32; MLX's own
+    /// operations compute other types.
     pub(crate) fn uses_kernels(self, dtype: Dtype) -> bool {
         self == Place::Cpu && dtype == Dtype::Float32
     }
 
-    /// The half type that dense matrices are kept in, where our kernels compute with them in float32
-    /// although a half type is asked for.
+    /// The half type of stored dense matrices, if a half type is requested but our kernels compute
+    /// in float32.
     pub(crate) fn kept_half(self, asked: Option<ComputeType>) -> Option<Dtype> {
         let half = match asked {
             Some(ComputeType::Float16) => Dtype::Float16,
@@ -128,11 +128,11 @@ impl Place {
         (self == Place::Cpu && exec::enabled()).then_some(half)
     }
 
-    /// What inputs of quantized matrices become in prompts, where our kernels compute in this type;
-    /// `None` where MLX does.
+    /// The type to which inputs of quantized matrices are converted in prefill, if our kernels
+    /// compute; `None` if MLX does.
     ///
     /// # Errors
-    /// `Unsupported` when prompts shall be fast, which only the kernels have.
+    /// `Unsupported` when fast prefill is requested without the kernels.
     pub(crate) fn prompts(
         self,
         dtype: Dtype,
@@ -148,13 +148,13 @@ impl Place {
             _ if !kernels => Ok(self.uses_kernels(dtype).then_some(Prompts::Float32)),
             Some(Precision::Fast) => Ok(Some(Prompts::Int8)),
             Some(_) => Ok(Some(Prompts::Float32)),
-            // As in decode, where inputs are integers of 16 bits, too: what a prompt gives hardly
-            // depends on how many of its tokens are computed at a time.
+            // 16-bit integers, as in decode, so that the result hardly depends on how many tokens
+            // of the prompt are computed at a time.
             None => Ok(Some(Prompts::from_environment().unwrap_or(Prompts::Int16))),
         }
     }
 
-    /// How [`Weights`] holds the tensors of a model that computes in `dtype`.
+    /// The storage of tensors in [`Weights`] for a model that computes in `dtype`.
     pub(crate) fn weight_storage(self, dtype: Dtype) -> WeightStorage {
         Weights::storage(self == Place::Cpu, dtype)
     }
@@ -274,15 +274,15 @@ impl MlxBackend {
             })?;
         }
         if let Some(draft) = &options.draft_model {
-            // Its cache is not packed: it is small, and so are its heads.
+            // The draft model's cache is not quantized, because it and its heads are small.
             let own = options.clone().with_kv_bits(None);
-            // And it is dense: another plan would be about the model's layers.
+            // It is dense, because the plan refers to the main model's layers.
             let own = (own.with_feed_forward(FeedForwardPlan::dense()))
                 .with_vindex(None)
                 .with_walk_only(false)
                 .with_attention_sums(AttentionSums::Native);
             let draft = stream
-                // Small, and so whole in each process.
+                // It is small, so each process has all of it.
                 .scope(|| load(draft, (&own, &FfnRouter::new()), self.0, None))
                 .map_err(|e| e.context("draft_model"))?;
             if !alike(&draft.text, &model.text)? {
@@ -303,12 +303,12 @@ impl MlxBackend {
     }
 }
 
-/// Loads a model as what it is, by the backend that the options name or the first there is.
+/// Loads a model with the backend that the options name, or the best available one.
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<MlxModel> {
     open_routed(path, options, &FfnRouter::new())
 }
 
-/// The same, with feed-forward backends of the program.
+/// The same, with feed-forward backends from the program.
 pub(crate) fn open_routed(
     path: &Path,
     options: &LoadOptions,
@@ -339,14 +339,14 @@ pub(crate) fn open_routed(
     Ok(MlxModel::new(engine))
 }
 
-/// Whether two models cut text into the same tokens.
+/// Whether two models tokenize alike.
 fn alike(a: &TextPipeline, b: &TextPipeline) -> Result<bool> {
     const SAMPLE: &str =
         "The quick brown fox (aged 13) isn't lazy;\n\tGr\u{f6}\u{df}e, \u{6771}\u{4eac}!";
     Ok(a.tokenizer().encode(SAMPLE, false)? == b.tokenizer().encode(SAMPLE, false)?)
 }
 
-/// What is loaded of the tensors, where some layers take theirs from a vindex.
+/// The tensors to load when a vindex replaces some of them.
 pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Footprint {
     match features {
         Some(features) => features.reduce(footprint),
@@ -354,12 +354,12 @@ pub(crate) fn reduced(footprint: Footprint, features: Option<&Features>) -> Foot
     }
 }
 
-/// Bytes of features that are copied.
+/// Bytes of features that are copied into memory.
 pub(crate) fn copied(features: Option<&Features>, on_cpu: bool, dtype: Dtype) -> u64 {
     features.map_or(0, |features| features.copied_bytes(on_cpu, dtype))
 }
 
-/// Refuses a model that cannot fit before anything of it is read.
+/// Refuses a model that cannot fit, before reading its weights.
 fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     let budget = memory::budget();
     if bytes <= budget {
@@ -372,8 +372,8 @@ fn check_memory(path: &Path, bytes: u64) -> Result<()> {
     .with_path(path))
 }
 
-/// The configuration and the weights of the model at `path`, of which nothing is read yet, as the
-/// options have them at a place.
+/// The configuration and the weights of the model at `path`, opened for a place by the options. No
+/// weight is read yet.
 pub(crate) fn open_weights(
     path: &Path,
     options: &LoadOptions,
@@ -400,7 +400,8 @@ pub(crate) fn open_weights(
     Ok((config, weights))
 }
 
-/// Holds weights as the options have them at a place. What prompts become where our kernels compute.
+/// Sets the storage of weights by the options and the place. Returns the type of prefill inputs, if
+/// our kernels compute.
 fn hold(weights: &mut Weights, options: &LoadOptions, place: Place) -> Result<Option<Prompts>> {
     let prompts = place.prompts(weights.dtype(), options.precision)?;
     if let Some(prompts) = prompts {
@@ -583,11 +584,11 @@ fn load(
     let head_dim = info.head_dim;
     let mut identity = identity(path)?;
     if !options.feed_forward.is_dense() {
-        // Caches of one plan are not those of another.
+        // Caches depend on the plan.
         identity = format!("{identity}+{}", options.feed_forward);
     }
     if !router.is_empty() {
-        // What the program's backends compute has no name: files of this engine are for it alone.
+        // The program's backends have no name, so saved caches are valid for this engine only.
         identity = format!("{identity}+{:016x}", RandomState::new().hash_one(()));
     }
     Ok(Parts {
@@ -614,8 +615,8 @@ fn load(
     })
 }
 
-/// How many finished requests are remembered where `parallel` run at a time. Users pause between
-/// the turns of their conversations, so there are more of these than requests.
+/// The number of finished requests whose caches are kept, if `parallel` requests run at a time. It
+/// exceeds `parallel`, because users pause between turns of a conversation.
 fn remembered(parallel: usize) -> usize {
     match parallel {
         1 => 1,
@@ -623,8 +624,8 @@ fn remembered(parallel: usize) -> usize {
     }
 }
 
-/// A warning that `gpu_layers` is ignored: MLX runs the whole model on one device. `None` where the
-/// option is missing or asks for all layers, and on a CPU.
+/// A warning that `gpu_layers` is ignored: MLX runs the whole model on one device. `None` if the
+/// option is missing or covers all layers, and on a CPU.
 fn gpu_layers_warning(options: &LoadOptions, place: Place) -> Option<&'static str> {
     let some = options.gpu_layers.is_some_and(|n| n >= 0);
     (some && place != Place::Cpu)
@@ -671,7 +672,7 @@ fn check_attends(options: &LoadOptions, architecture: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, message))
 }
 
-/// Refuses options about keys and values for an architecture that keeps none.
+/// Refuses KV cache options for an architecture without keys and values.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`].
@@ -693,10 +694,10 @@ pub fn check_keyless(options: &LoadOptions, architecture: &str) -> Result<()> {
     Ok(())
 }
 
-/// Which caches requests get, of a model whose heads have `head_dim` elements.
+/// The cache options of a model whose heads have `head_dim` elements.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for numbers that do not fit the model.
+/// [`ErrorKind::InvalidOption`] for values that do not fit the model.
 pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOptions> {
     let int = |name: &str, n: usize| {
         i32::try_from(n).map_err(|_| {
@@ -734,7 +735,8 @@ pub fn cache_options(options: &LoadOptions, head_dim: usize) -> Result<CacheOpti
     })
 }
 
-/// The sampling that the files recommend. A fault there is no reason not to load the model.
+/// The sampling options that the model's files recommend. An error in them does not prevent
+/// loading.
 fn recommended(read: Result<SamplingDefaults, inference_formats::Error>) -> SamplingDefaults {
     read.unwrap_or_else(|e| {
         tracing::warn!("the model's recommended sampling is ignored: {e}");
@@ -742,7 +744,7 @@ fn recommended(read: Result<SamplingDefaults, inference_formats::Error>) -> Samp
     })
 }
 
-/// The end-of-text tokens that `generation_config.json` adds, where there is one.
+/// Additional end-of-text tokens from `generation_config.json`, if it exists.
 fn generation_eos(dir: &Path) -> Result<Vec<u32>> {
     let path = dir.join("generation_config.json");
     if !path.is_file() {
@@ -781,7 +783,7 @@ mod tests {
                 let said = warning(Some(some), place).unwrap();
                 assert!(said.contains("gpu_layers is ignored"), "{said}");
             }
-            // All of them is what MLX does.
+            // MLX always runs all layers.
             assert_eq!(
                 (warning(None, place), warning(Some(-1), place)),
                 (None, None)
@@ -810,7 +812,7 @@ mod tests {
             let once = said.matches("gpu_layers is ignored").count();
             assert!(once == 1 && said.contains("WARN"), "{said:?}");
         }
-        // A CPU has none anyway.
+        // A CPU has no GPU layers.
         assert_eq!(logged(|| warn_of_gpu_layers(&none, Place::Cpu)), "");
         let all = LoadOptions::new().with_gpu_layers(-1);
         assert_eq!(logged(|| warn_of_gpu_layers(&all, Place::Metal)), "");

@@ -1,5 +1,5 @@
-//! This process's part of a model that several compute: which one, how large it is, and whether all
-//! have parts of the same model.
+//! This process's part of a model that is divided among processes: which part, its size, and a
+//! check that all processes loaded the same model.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::checkpoint::ModelConfig;
 use crate::error::engine;
 use crate::loader::{Member, OwnStage, StageReads, Weights};
 
-/// The processes that the model is divided among, where there are others.
+/// The group of processes that divide the model, if there is one.
 pub fn group(options: &LoadOptions) -> Result<Option<Group>> {
     if options.split == Split::None {
         return Ok(None);
@@ -23,11 +23,11 @@ pub fn group(options: &LoadOptions) -> Result<Option<Group>> {
     Ok(Some(group).filter(|group| group.size() > 1))
 }
 
-/// What this process has.
+/// The part of this process.
 pub enum OwnPart {
-    /// A part of each layer.
+    /// A slice of each layer.
     Tensors(Member),
-    /// Some layers.
+    /// Consecutive layers.
     Layers(OwnStage),
 }
 
@@ -35,7 +35,7 @@ impl OwnPart {
     /// This process's part of the model of `config`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a model that does not divide.
+    /// [`ErrorKind::Unsupported`] for a model that cannot be divided.
     pub fn new(group: Group, split: Split, config: &ModelConfig) -> Result<Self> {
         let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
         else {
@@ -69,7 +69,7 @@ impl OwnPart {
         })
     }
 
-    /// Lets `weights` read this part only.
+    /// Restricts `weights` to this part.
     pub fn choose(self, weights: &mut Weights) {
         match self {
             Self::Tensors(member) => weights.use_member(member),
@@ -78,10 +78,10 @@ impl OwnPart {
     }
 }
 
-/// The bytes of weights that this process loads, of the whole model without a part.
+/// The bytes of weights that this process loads: its part's, or all.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a model that does not divide.
+/// [`ErrorKind::Unsupported`] for a model that cannot be divided.
 pub fn loaded_bytes(
     part: Option<&OwnPart>,
     config: &ModelConfig,
@@ -92,7 +92,7 @@ pub fn loaded_bytes(
     })
 }
 
-/// The error for GGUF files, whose tensors are not read in parts.
+/// The error for GGUF files, whose tensors cannot be read in parts.
 pub fn tensors_of_gguf() -> Error {
     Error::new(
         ErrorKind::Unsupported,
@@ -101,8 +101,8 @@ pub fn tensors_of_gguf() -> Error {
     )
 }
 
-/// Refuses processes that have loaded different models, or in different ways: they would wait for
-/// each other, or add up what does not belong together.
+/// Refuses a group whose processes loaded different models or options. They would deadlock, or sum
+/// unrelated values.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the ranks that differ from the first.
@@ -141,14 +141,14 @@ pub fn check_alike(group: Group, options: &LoadOptions, info: &ModelInfo) -> Res
     }
 }
 
-/// The first rank whose words differ from those of rank 0.
+/// The first rank whose words differ from rank 0's.
 fn first_unlike(all: &[i32], each: usize) -> Option<usize> {
     let mut ranks = all.chunks(each.max(1));
     let first = ranks.next()?;
     ranks.position(|other| other != first).map(|n| n + 1)
 }
 
-/// A hash (FNV-1a) in words of 16 bits, which every kind of group sends without loss.
+/// An FNV-1a hash as 16-bit words, which every group backend sends without loss.
 fn words(text: &str) -> [i32; 4] {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(of(&[a, a, a]), None);
         assert_eq!(of(&[a, a, b]), Some(2));
         assert_eq!(of(&[b, a, a]), Some(1));
-        // The published value of FNV-1a for "a".
+        // The published FNV-1a value of "a".
         assert_eq!(words("a"), [0xec8c, 0x8601, 0xdc4c, 0xaf63]);
     }
 }

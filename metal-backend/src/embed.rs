@@ -1,5 +1,5 @@
-//! Vectors of texts and scores of documents: tokens through the network, in packs of like lengths.
-//! What stands before and after the network is in `sentence.rs`.
+//! Embeds texts and scores documents: tokens go through the network in packs of similar lengths.
+//! `sentence.rs` has the steps before and after the network.
 
 use inference::{
     EmbedOptions, Error, ErrorKind, GenerateOptions, Interrupt, Pooling, Prompt, Ranking,
@@ -17,17 +17,17 @@ use crate::inspect::pooled_states;
 use crate::sentence::{Scorer, pooled};
 use crate::text::ChatOptions;
 
-/// Tokens of texts that go through an encoder together, unless one text has more. What lies between
-/// the parts of a block then fits the caches of a processor.
+/// The maximum tokens per encoder pass, unless a single text has more. Intermediate results of a
+/// block then fit the processor's caches.
 const PACK: usize = 1024;
 
-/// Texts or pairs with their tokens.
+/// The token ids of a text or pair, and their segment types.
 struct Text {
     ids: Vec<u32>,
     types: Vec<u32>,
 }
 
-/// The ids of a prompt, as the model reads it.
+/// The token ids of a prompt for the model.
 ///
 /// # Errors
 /// As [`inference::EmbeddingModel::embedding_tokens`].
@@ -37,7 +37,7 @@ pub fn tokens(engine: &Engine, prompt: &Prompt, options: &EmbedOptions) -> Resul
     Ok(ids)
 }
 
-/// A vector for each prompt.
+/// One vector per prompt.
 ///
 /// # Errors
 /// As [`inference::EmbeddingModel::embed`].
@@ -93,7 +93,7 @@ pub fn embed(
     engine.scope(|| sentence.finish(vectors, options))
 }
 
-/// A score for each document.
+/// One score per document.
 ///
 /// # Errors
 /// As [`inference::RerankModel::rerank`].
@@ -126,7 +126,7 @@ pub fn rerank(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// The scores of an encoder's classifier.
+/// Scores by an encoder's classifier.
 fn classified(
     engine: &Engine,
     (query, documents): (&str, &[String]),
@@ -170,8 +170,8 @@ fn classified(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// The scores of a decoder that reads a query with a document: of its chat template, which has a
-/// role for each, or one after the other.
+/// Scores by a decoder that reads query and document: in its chat template, if that has a role for
+/// each, otherwise concatenated.
 fn judged(
     engine: &Engine,
     scorer: &Scorer,
@@ -220,7 +220,7 @@ fn judged(
     Ok(Ranking::new(scores, tokens))
 }
 
-/// The ids of a query with a document.
+/// The token ids of a query with a document.
 fn question(
     engine: &Engine,
     scorer: &Scorer,
@@ -268,7 +268,7 @@ fn question(
             ids.len()
         ));
     }
-    // What stands around the document stays.
+    // Tokens around the document are never truncated.
     let mut own = text.tokenizer().encode_plain(document)?;
     let mut over = ids.len() - most;
     while own.len() > over {
@@ -284,7 +284,7 @@ fn question(
     ))
 }
 
-/// The logits after each prompt.
+/// The logits after the last token of each prompt.
 fn last_logits(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -306,20 +306,20 @@ fn last_logits(
     })
 }
 
-/// What computes, and what ends it early.
+/// The engine of a run, and its interrupt.
 struct Run<'a> {
     engine: &'a Engine,
     decoder: &'a dyn Decoder,
     interrupt: &'a Interrupt,
 }
 
-/// Is given the numbers of texts, their hidden states `[1, T, hidden]`, and their lengths.
+/// Receives the indices of texts, their hidden states `[1, T, hidden]`, and their lengths.
 type Pack<'a> = dyn FnMut(&[usize], &Array, &[i32]) -> mlx_rs_core::Result<()> + 'a;
 
 impl Run<'_> {
     /// Runs the texts through the encoder in packs.
     fn packs(&self, texts: &[Text], f: &mut Pack<'_>) -> Result<()> {
-        // Like lengths go together.
+        // Texts of similar length go together.
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|i| texts[*i].ids.len());
         let Some(encoder) = self.decoder.encoder() else {
@@ -360,7 +360,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether the network scores pairs of a query and a document.
+/// Whether the network can score pairs of a query and a document.
 pub fn reranks(engine: &Engine) -> bool {
     let decoder = engine.decoder();
     engine.sentence().scorer().is_some()

@@ -1,8 +1,8 @@
-//! How failures of MLX become errors of the contract.
+//! Conversion of MLX errors to errors of the contract.
 
 use inference::{Error, ErrorKind};
 
-/// Wraps an MLX error with what the engine was doing: `.map_err(engine("prefill"))`.
+/// Adds the engine's action to an MLX error: `.map_err(engine("prefill"))`.
 pub(crate) fn engine(doing: &'static str) -> impl Fn(mlx_rs_core::Error) -> Error {
     move |e| {
         let (kind, message) = match e.kind() {

@@ -1,6 +1,6 @@
-//! A model's numbers, read from its files layer by layer: features of feed-forward parts, what they
-//! say, and the other tensors. Nothing generates here, and no more than one layer and the head are
-//! in memory, for families whose layers can be read one by one.
+//! Reads a model's weights from its files layer by layer: feed-forward features, the tokens that
+//! they promote, and the other tensors. It does not generate. Only one layer and the head are in
+//! memory, for families whose layers can be read one by one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,13 +24,14 @@ use crate::loader::{OwnStage, StageReads};
 use crate::nn::FeedForward;
 use crate::text::TextPipeline;
 
-/// States whose greatest logits are found at once, where not all logits are in memory.
+/// The number of states per product, when not all logits are in memory.
 const STATES: usize = 4096;
 
-/// Bytes of logits that are computed at once. A block of the head is unpacked once for all of them.
+/// The maximum bytes of logits computed at once. Each block of the head is then dequantized once
+/// for all of them.
 const LOGIT_BYTES: usize = 48 << 20;
 
-/// A tensor of a model that is no feature of a feed-forward part.
+/// A tensor outside the feed-forward features.
 #[derive(Debug, Clone)]
 pub struct NamedTensor {
     name: String,
@@ -57,7 +58,7 @@ impl NamedTensor {
         sizes.iter().map(|d| d.unsigned_abs() as usize).collect()
     }
 
-    /// Its numbers, row-major, as the model computes with them.
+    /// Its values, row-major, as the model computes with them.
     ///
     /// # Errors
     /// When memory runs out.
@@ -74,12 +75,11 @@ impl NamedTensor {
 pub struct ExtractedLayer {
     /// Its feed-forward part.
     pub features: FeedForwardWeights,
-    /// Its other tensors. Of a layer with experts they include the router and an expert that all
-    /// tokens see.
+    /// Its other tensors. In a layer with experts they include the router and the shared expert.
     pub tensors: Vec<NamedTensor>,
 }
 
-/// The layers one by one. The group is of this process alone: nothing is sent.
+/// Splits the model into single layers. The group has only this process; nothing is sent.
 type Division = (Arc<PipelineSplit>, Group);
 
 /// A decoder, or a part of one.
@@ -88,7 +88,7 @@ struct Opened {
     tensors: Vec<NamedTensor>,
 }
 
-/// A model's files, of which layers are read.
+/// A model's files, opened for reading its layers.
 pub struct Extractor {
     path: PathBuf,
     options: LoadOptions,
@@ -96,9 +96,9 @@ pub struct Extractor {
     stream: Stream,
     config: ModelConfig,
     architecture: String,
-    /// How layers are read one by one, where the family allows it.
+    /// The division into single layers, if the family supports it.
     split: Option<Division>,
-    /// The norm, the head and the table of tokens, or the whole model.
+    /// The norm, the head and the token embedding, or the whole model.
     ends: Opened,
 }
 
@@ -109,8 +109,7 @@ impl std::fmt::Debug for Extractor {
 }
 
 impl Extractor {
-    /// Opens the model at `path` for the backend and the type that the options name; they name
-    /// nothing else.
+    /// Opens the model at `path` with the options' backend and type; other options must be default.
     ///
     /// # Errors
     /// As [`inference::load_model`].
@@ -155,7 +154,7 @@ impl Extractor {
         &self.architecture
     }
 
-    /// How many layers it has.
+    /// The number of layers.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.config.num_hidden_layers
@@ -173,7 +172,7 @@ impl Extractor {
         self.config.vocab_size
     }
 
-    /// Whether layers are read one by one. Else the whole model is in memory.
+    /// Whether layers are read one by one. Otherwise the whole model is in memory.
     #[must_use]
     pub fn reads_layers(&self) -> bool {
         self.split.is_some()
@@ -198,12 +197,12 @@ impl Extractor {
             let (_, opened) = opened(&self.path, &self.options, self.place, part)?;
             self.extracted(&opened, 0, layer)
         });
-        // The next layer's arrays have other sizes where formats differ.
+        // Cached buffers may not fit the next layer's formats, so they are freed.
         memory::clear_cache().map_err(engine("weights"))?;
         read
     }
 
-    /// The layer that is the decoder's `at`th.
+    /// The layer at index `at` of the decoder.
     fn extracted(&self, from: &Opened, at: usize, layer: usize) -> Result<ExtractedLayer> {
         let part = from.decoder.feed_forward(at).map(FeedForward::trained);
         let mixes = matches!(part, Some(FeedForward::Mixture(_)));
@@ -221,20 +220,20 @@ impl Extractor {
         Ok(ExtractedLayer { features, tensors })
     }
 
-    /// The tensors of no layer: the table of tokens, the last norm, and the head where it is
-    /// another matrix.
+    /// The tensors outside the layers: the token embedding, the last norm, and the head if it is
+    /// not tied.
     #[must_use]
     pub fn ends(&self) -> Vec<NamedTensor> {
         let all = self.ends.tensors.iter();
         all.filter(|tensor| !of_layer(tensor)).cloned().collect()
     }
 
-    /// Of each hidden state, `[states, hidden]` row-major, the `k` greatest logits that the model's
-    /// last norm and head give it, the greatest first, with their tokens.
+    /// For each hidden state, `[states, hidden]` row-major, the `k` greatest logits by the model's
+    /// last norm and head, in descending order with their tokens.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when the numbers are no whole states; when memory runs out or
-    /// `interrupt` says so.
+    /// [`ErrorKind::InvalidOption`] if `states` is not a multiple of the hidden size; lack of
+    /// memory; an interrupt.
     pub fn greatest_logits(
         &self,
         states: &[f32],
@@ -282,7 +281,7 @@ impl Extractor {
         Array::from_slice(states, &[1, size(states.len() / hidden), size(hidden)])
     }
 
-    /// In one product without all logits in memory; `None` where that is not possible.
+    /// One product without all logits in memory; `None` if that is not supported.
     fn greatest(&self, states: &[f32], k: usize) -> mlx_rs_core::Result<Option<Vec<Greatest>>> {
         let found = self
             .ends
@@ -303,7 +302,7 @@ impl Extractor {
     /// with its file name.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for one that cannot be read.
+    /// [`ErrorKind::InvalidModel`] for a file that cannot be read.
     pub fn text_files(&self) -> Result<Vec<(String, Vec<u8>)>> {
         text_files(&self.path)
     }
@@ -311,7 +310,7 @@ impl Extractor {
     /// `tokenizer.json`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for one that cannot be read.
+    /// [`ErrorKind::InvalidModel`] for a file that cannot be read.
     pub fn tokenizer(&self) -> Result<Value> {
         match locate(&self.path)? {
             ModelFiles::Gguf(file) => {
@@ -342,7 +341,7 @@ impl Extractor {
 /// The greatest logits of a state, with their tokens.
 type Greatest = Vec<(u32, f32)>;
 
-/// Logits and tokens `[states, k]` of each state.
+/// Pairs of tokens and logits for each state, from `[states, k]`.
 fn pairs((values, ids): (Array, Array), k: usize) -> mlx_rs_core::Result<Vec<Greatest>> {
     eval([&values, &ids])?;
     let (values, ids) = (values.to_vec::<f32>()?, ids.to_vec::<u32>()?);
@@ -356,7 +355,7 @@ fn of_layer(tensor: &NamedTensor) -> bool {
     parts.any(|part| part.parse::<usize>().is_ok())
 }
 
-/// Builds the decoder of a part of the model, or of the whole.
+/// Builds the decoder for a part of the model, or for all of it.
 fn opened(
     path: &Path,
     options: &LoadOptions,

@@ -1,6 +1,5 @@
-//! The gates of layers for given states, from the gate rows of a vindex: one product for all
-//! features of a layer. Nothing else of a model is read. For layers that walk inside of a model see
-//! `nn/walk.rs`.
+//! The gates of layers for given states, from a vindex: one product for all features of a layer. It
+//! reads nothing else of a model. `nn/walk.rs` computes walking layers inside a model.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +11,8 @@ use mlx_rs_core::{Array, Device, Stream};
 use crate::error::engine;
 use crate::exec::{FeatureNumbers, gate_products};
 
-/// The gate rows of a vindex, mapped into memory. Products are computed on the CPU, where the rows
-/// lie.
+/// The gate rows of a vindex, mapped into memory. Products are computed on the CPU, from mapped
+/// memory.
 #[derive(Debug)]
 pub struct GateScores {
     vindex: Vindex,
@@ -38,14 +37,13 @@ impl GateScores {
         })
     }
 
-    /// The gates of all features of a layer for each of some states, before the activation, with
-    /// the bias: `[states, hidden] -> [states, features]`, row-major. The states are those that the
-    /// layer's feed-forward part reads, after the norm. The layer's bytes are compared with their
-    /// hash.
+    /// The gates of all features of a layer for `states`, before the activation and with the bias:
+    /// `[states, hidden] -> [states, features]`, row-major. `states` are the inputs of the layer's
+    /// feed-forward part, after the norm. The layer's bytes are checked against their hash.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for numbers that are no whole states;
-    /// [`ErrorKind::InvalidModel`] for a layer that is not there, or damaged; when memory runs out.
+    /// [`ErrorKind::InvalidOption`] if `states` is not a multiple of the hidden size;
+    /// [`ErrorKind::InvalidModel`] for an unknown or damaged layer; lack of memory.
     pub fn of(&self, layer: usize, states: &[f32]) -> Result<Vec<f32>> {
         let fault = |e: inference_probe::Error| invalid(&self.path, e.to_string());
         let hidden = self.vindex.about().hidden_size;
@@ -62,7 +60,7 @@ impl GateScores {
         };
         let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let range = at(part.range().start)..at(part.range().end);
-        // A file of another size than when it was opened is damaged, too.
+        // A file whose size has changed since it was opened is damaged, too.
         let bytes = self.file.bytes().get(range.clone()).unwrap_or_default();
         part.verify(bytes).map_err(fault)?;
         let numbers = match part.numbers() {

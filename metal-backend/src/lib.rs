@@ -1,8 +1,8 @@
 //! The MLX engine behind the `inference` contract: one engine, three backends by name.
 //!
 //! - `metal`: Apple silicon, where MLX has Metal;
-//! - `cuda`: NVIDIA, where MLX was provisioned with feature `cuda`;
-//! - `cpu`: everywhere; computes in float32 unless told otherwise.
+//! - `cuda`: NVIDIA, if MLX was built or provisioned with the feature `cuda`;
+//! - `cpu`: everywhere; computes in float32 by default.
 //!
 //! Link this crate and choose by name:
 //!
@@ -19,7 +19,7 @@
 //!
 //! # Memory and devices
 //!
-//! MLX's memory is of the process, not of one model:
+//! MLX counts memory per process, not per model:
 //!
 //! | Function | Effect |
 //! |---|---|

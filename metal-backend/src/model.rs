@@ -1,4 +1,4 @@
-//! A loaded model as the contract sees it: what it answers with its engine.
+//! A loaded model: implements the contract with its engine.
 
 mod adapters;
 mod encoder;
@@ -30,28 +30,28 @@ use crate::steer::{edits_of, hook};
 
 pub use encoder::EncoderModel;
 
-/// Requests of one call that run at the same time.
+/// The maximum concurrent requests of one call.
 const TOGETHER: usize = 32;
 
-/// A model as the contract sees it.
+/// A model as an implementation of the contract.
 pub struct MlxModel {
     engine: Arc<Engine>,
 }
 
 impl MlxModel {
-    /// The face of `engine`.
+    /// A model on `engine`.
     pub fn new(engine: Engine) -> Self {
         Self {
             engine: Arc::new(engine),
         }
     }
 
-    /// What its requests share.
+    /// The shared engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// This, where all heads are in this process.
+    /// This model, unless it is only a part of a model.
     fn whole(&self) -> Option<&Self> {
         (!self.engine.is_part()).then_some(self)
     }
@@ -60,20 +60,20 @@ impl MlxModel {
         Generation::new(Arc::clone(&self.engine), ids, options)
     }
 
-    /// Runs requests together, at most [`TOGETHER`] at a time, and returns what came of each.
+    /// Runs requests together, at most [`TOGETHER`] at a time, and returns their results.
     fn run_batch(&self, prompts: &[Prompt], options: &GenerateOptions) -> Result<Vec<BatchResult>> {
         options.validate()?;
         let mut batch = Batch::new(Arc::clone(&self.engine));
         let mut results: Vec<Option<BatchResult>> = vec![None; prompts.len()];
         let mut tokens: Vec<Vec<Token>> = vec![Vec::new(); prompts.len()];
-        // Which prompt a row is.
+        // The prompt index of each row.
         let mut places = BTreeMap::new();
         let mut encoded: Vec<(usize, Result<Vec<u32>>)> = prompts
             .iter()
             .map(|prompt| self.engine.encode_prompt(prompt))
             .enumerate()
             .collect();
-        // Like lengths go together; results are put back in their places.
+        // Prompts of similar length go together; results are returned in the original order.
         encoded.sort_by_key(|(_, ids)| ids.as_ref().map_or(0, Vec::len));
         let mut waiting = encoded.into_iter();
         loop {
@@ -134,7 +134,7 @@ impl TextModel for MlxModel {
         options: &GenerateOptions,
         return_logits: bool,
     ) -> Result<Vec<ClassifyResult>> {
-        // Before they are changed: what the caller asked for must make sense.
+        // Validates before changing them, because the caller's options must be consistent.
         options.validate()?;
         self.engine.check_open()?;
         let options = options
@@ -304,7 +304,7 @@ impl PromptCacheModel for MlxModel {
         let engine = &self.engine;
         options.validate()?;
         let mut more = match prompt {
-            // What begins a text stands in the file.
+            // The file already contains the start tokens.
             Prompt::Text(text) => engine.text().tokenizer().encode(text, false)?,
             other => engine.encode_prompt(other)?,
         };
@@ -328,7 +328,7 @@ impl PromptCacheModel for MlxModel {
 }
 
 impl MlxModel {
-    /// What a file holds, and the epoch of the adapter that it is read under.
+    /// The content of a file, and the adapter epoch in which it is read.
     fn kept(&self, path: &Path) -> Result<(cache::file::Kept, u64)> {
         let engine = &self.engine;
         let decoder = engine.decoder()?;
@@ -379,7 +379,7 @@ impl RoutedModel for MlxModel {
 }
 
 impl MlxModel {
-    /// As [`TokenModel::logits_until`], with the edits there are.
+    /// Like [`TokenModel::logits_until`], with edits applied.
     fn edited_logits(
         &self,
         prompt: &Prompt,

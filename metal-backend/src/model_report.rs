@@ -1,5 +1,5 @@
-//! What a checkpoint is and what it needs to run, from its headers alone: no weight is read. What
-//! a loaded model is, `ModelInfo` says.
+//! Facts about a checkpoint and its memory needs, from its headers alone: no weight is read.
+//! `ModelInfo` describes a loaded model.
 
 use std::fs;
 use std::path::Path;
@@ -22,76 +22,75 @@ use crate::divided;
 use crate::loader::Features;
 use crate::text::TextPipeline;
 
-/// What the headers of a checkpoint say.
+/// Facts from the headers of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ModelReport {
-    /// Its `model_type`; empty where only the weights tell.
+    /// Its `model_type`; empty if only the weights identify it.
     pub model_type: String,
-    /// Whether this engine computes it.
+    /// Whether this engine supports it.
     pub supported: bool,
     /// Weights; a quantized one counts as one.
     pub parameters: u64,
     /// Bytes of all tensors in the files.
     pub stored_bytes: u64,
-    /// The network's parts, in the order in which data passes them.
+    /// The network's parts, in the order of data flow.
     pub parts: Vec<Share>,
-    /// How weights are stored, the largest share first.
+    /// The storage formats of weights, the largest share first.
     pub formats: Vec<Share>,
-    /// Packed matrices that become plain numbers when they are loaded, the costliest format first.
+    /// Packed matrices that become dense when loaded, the costliest format first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub expansions: Vec<Expansion>,
-    /// Where the chat template is from; `None` without one.
+    /// The source of the chat template; `None` without one.
     pub template: Option<String>,
     /// Tokens that end a reply.
     pub eos_tokens: Vec<u32>,
-    /// The positions that the model was made for, where the files say so.
+    /// The context length that the model was trained for, if the files give it.
     pub context_length: Option<u64>,
-    /// What the model needs to run, and whether it is there.
+    /// The memory that the model needs, and that is available.
     pub memory: MemoryNeeds,
-    /// The blocks that the tensors' names tell, of an architecture whose blocks differ.
+    /// The blocks found from the tensors' names, for an architecture whose blocks differ.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<BlockInfo>,
 }
 
-/// Memory, in bytes. These are estimates: the buffers of a computation come on top.
+/// Memory, in bytes. These are estimates; temporary buffers are not included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryNeeds {
-    /// The type computed in.
+    /// The compute type.
     pub compute_type: ComputeType,
-    /// All weights once they are loaded. Loading refuses a model by the same number.
+    /// All weights when loaded. Loading uses the same number to refuse a model.
     pub weights: u64,
-    /// Keys and values of one token, packed where the options pack them; 0 where no layer keeps
-    /// any.
+    /// Keys and values of one token, quantized if the options say so; 0 without KV caches.
     pub cache_per_token: u64,
-    /// The state of one sequence, the same at every length; 0 without recurrent layers.
+    /// The recurrent state of one sequence, independent of its length; 0 without recurrent layers.
     pub state: u64,
-    /// What is free now.
+    /// The memory available now.
     pub available: u64,
-    /// Tokens of prompt and reply together that fit, at most 2^31 - 1, which positions are counted
-    /// to; `None` where the weights do not fit.
+    /// Tokens of prompt and reply together that fit, at most 2^31 - 1, the maximum position; `None`
+    /// if the weights do not fit.
     pub room_for_tokens: Option<u64>,
 }
 
 impl ModelReport {
-    /// Looks at the model at `path` as `backend` would load it, computing in `compute`. `None`
-    /// stands for the best backend of this engine that works here, and for its choice of a type.
-    /// The name of another engine counts as `None`.
+    /// Describes the model at `path` as `backend` would load it, computing in `compute`. `None`
+    /// means the best available backend of this engine, and its default type. The name of another
+    /// engine counts as `None`.
     ///
     /// # Errors
-    /// Those of loading, as far as it reads headers and the tokenizer.
+    /// The errors of loading that headers and tokenizer can cause.
     pub fn of(path: &Path, backend: Option<&str>, compute: Option<ComputeType>) -> Result<Self> {
         let mut options = LoadOptions::new().with_dtype(compute);
         options.backend = backend.map(str::to_owned);
         Self::with_options(path, &options)
     }
 
-    /// The same as these options would load it, with the adapter that they name.
+    /// Describes the model as these options would load it, with their adapter.
     ///
     /// # Errors
-    /// As [`ModelReport::of`], and those of options, a vindex or an adapter that do not fit the
-    /// model, as far as headers tell.
+    /// As [`ModelReport::of`], and errors of options, a vindex or an adapter that do not fit the
+    /// model, as far as headers show.
     pub fn with_options(path: &Path, options: &LoadOptions) -> Result<Self> {
         let (place, compute) = (
             Place::named_or_best(options.backend.as_deref()),
@@ -193,12 +192,11 @@ impl ModelReport {
     }
 }
 
-/// What each of so many processes would hold of the model at `path`, by its headers. `backend` and
-/// `compute` are as in [`ModelReport::of`].
+/// The share of the model at `path` that each of `processes` would hold, from its headers.
+/// `backend` and `compute` are as in [`ModelReport::of`].
 ///
 /// # Errors
-/// Those of loading a model that is divided: also of kind `Unsupported`, naming what does not
-/// divide.
+/// Errors of loading a divided model; kind `Unsupported` names what cannot be divided.
 pub fn split_plan(
     path: &Path,
     backend: Option<&str>,
@@ -213,8 +211,8 @@ pub fn split_plan(
     SplitPlan::new(&config, &footprint, processes).map_err(|e| Error::from(e).with_path(path))
 }
 
-/// Which layers of the model at `path` each of so many processes would hold. `backend` and
-/// `compute` are as in [`ModelReport::of`].
+/// The layers of the model at `path` that each of `processes` would hold. `backend` and `compute`
+/// are as in [`ModelReport::of`].
 ///
 /// # Errors
 /// As [`split_plan`].
@@ -254,14 +252,14 @@ fn headers(
     }
 }
 
-/// What keys and values cost, in bytes for all layers.
+/// The bytes of keys and values in all layers.
 #[derive(Debug, Clone, Copy)]
 struct CacheCost {
-    /// Of a token as it is computed.
+    /// Of an unquantized token.
     plain: u64,
-    /// Of a token once it is packed, and the number of tokens from which on all are.
+    /// Of a quantized token, and the number of tokens from which all are quantized.
     packed: Option<(u64, u64)>,
-    /// Tokens that are kept at most.
+    /// The maximum number of kept tokens.
     bound: Option<u64>,
 }
 
@@ -270,7 +268,7 @@ impl CacheCost {
         let CacheOptions { bound, packing, .. } = cache_options(options, head_dim)?;
         let size = size as u64;
         let packed = packing.map(|packing| {
-            // A scale and a bias for each group.
+            // Each group has a scale and a bias.
             let groups = numbers / u64::from(packing.group_size.unsigned_abs()).max(1);
             let bits = numbers.saturating_mul(u64::from(packing.bits.unsigned_abs()));
             let bytes = (bits / 8).saturating_add(groups.saturating_mul(2 * size));
@@ -283,12 +281,12 @@ impl CacheCost {
         })
     }
 
-    /// Of a token of a long sequence.
+    /// Of a token in a long sequence.
     fn per_token(self) -> u64 {
         self.packed.map_or(self.plain, |(bytes, _)| bytes)
     }
 
-    /// Tokens that fit into `bytes`; [`u64::MAX`] where no number of them takes more.
+    /// Tokens that fit into `bytes`; [`u64::MAX`] if any number fits.
     fn room(self, bytes: u64) -> u64 {
         let fit = |each: u64| bytes.checked_div(each).unwrap_or(u64::MAX);
         let plain = fit(self.plain);
@@ -297,15 +295,15 @@ impl CacheCost {
             _ => plain,
         };
         match self.bound {
-            // The oldest give way.
+            // The oldest tokens are dropped.
             Some(bound) if room >= bound => u64::MAX,
             _ => room,
         }
     }
 }
 
-/// Bytes that a new program could use now: what the kernel says, within the limit of the control
-/// group; where neither can be read, the machine's memory.
+/// Bytes available to a new program: the kernel's figure within the control group's limit; if
+/// neither is known, the machine's memory.
 #[must_use]
 pub fn available_memory() -> u64 {
     let read = |path: &str| fs::read_to_string(path).ok();
@@ -342,10 +340,10 @@ mod tests {
         options.kv_bits = Some(4);
         options.kv_group_size = 32;
         options.quantized_kv_start = 0;
-        // 4 bits a number, and two float32 for 32 numbers.
+        // 4 bits per number, and two float32 per 32 numbers.
         let packed = cost(&options);
         assert_eq!((packed.per_token(), packed.room(40_960)), (768, 53));
-        // It must hold 20 plain ones before any is packed.
+        // 20 unquantized tokens must fit before any is quantized.
         options.quantized_kv_start = 20;
         assert_eq!(cost(&options).room(40_960), 10);
         options.quantized_kv_start = 10;

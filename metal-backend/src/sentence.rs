@@ -1,6 +1,6 @@
-//! From texts to the tokens of an embedding, and from hidden states to its vector: pooling, layers
-//! on the pooled vector, and the length. Where a directory of sentence-transformers says how, it is
-//! read here. The forward pass is in `embed.rs`.
+//! Tokenizes texts for embedding, and computes vectors from hidden states: pooling, layers on the
+//! pooled vector, and normalization. It reads these settings from a sentence-transformers
+//! directory. `embed.rs` runs the forward pass.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::loader::Weights;
 use crate::nn::Linear;
 use crate::text::TextPipeline;
 
-/// How a model makes vectors.
+/// How a model embeds texts.
 #[derive(Debug, Default)]
 pub struct Sentence {
     info: EmbeddingInfo,
@@ -29,7 +29,7 @@ pub struct Sentence {
 /// How a decoder scores a document after a query.
 #[derive(Debug)]
 pub enum Scorer {
-    /// By the logits of one or two words.
+    /// By the logits of one or two tokens.
     Words(LogitScore),
     /// By a layer on the last hidden state.
     Head(Linear),
@@ -43,8 +43,8 @@ struct Dense {
 }
 
 impl Sentence {
-    /// As a model without files of sentence-transformers makes them: the mean, of length one.
-    /// `hidden` is the size of a hidden state.
+    /// The default without sentence-transformers files: the normalized mean. `hidden` is the size
+    /// of a hidden state.
     #[must_use]
     pub fn plain(hidden: usize) -> Self {
         let mut info = EmbeddingInfo::default();
@@ -59,26 +59,26 @@ impl Sentence {
         }
     }
 
-    /// As the metadata of a GGUF file says: the field `pooling_type` has llama.cpp's number.
+    /// The settings in a GGUF file's metadata; the field `pooling_type` has llama.cpp's numbers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for another number.
+    /// [`ErrorKind::InvalidModel`] for an unknown number.
     pub fn of_gguf(config: &ModelConfig) -> Result<Self> {
         let mut sentence = Self::plain(config.hidden_size);
         sentence.info.pooling = match config.uint("pooling_type", 0..=4)? {
             Some(2) => Pooling::Cls,
             Some(3) => Pooling::Last,
-            // 0 is none, 1 the mean, and 4 a score.
+            // 0 is none, 1 the mean, and 4 a reranking score.
             _ => Pooling::Mean,
         };
         Ok(sentence)
     }
 
-    /// As the files in `dir` say. Layers compute as `weights` do.
+    /// The settings in the files of `dir`. Layers compute in the type of `weights`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] for damaged files, or layers that do not fit each other;
-    /// [`ErrorKind::Unsupported`] for a module that is not known.
+    /// [`ErrorKind::Unsupported`] for an unknown module.
     pub fn from_dir(
         dir: &Path,
         config: &ModelConfig,
@@ -107,7 +107,7 @@ impl Sentence {
             info.pooling = pooling.parse()?;
         }
         info.normalize = own.normalize.unwrap_or(true);
-        // Of a decoder that is not made for vectors, it bounds conversations.
+        // In a decoder that is not trained for embeddings, this limit concerns conversations.
         let bounds = is_encoder || own.normalize.is_some();
         info.max_length = own.max_length.or(own.tokenizer_length.filter(|_| bounds));
         info.prompts = own.prompts;
@@ -118,19 +118,19 @@ impl Sentence {
         Ok(sentence)
     }
 
-    /// With a layer that scores documents, where there is one.
+    /// Sets a layer that scores documents, if there is one.
     #[must_use]
     pub fn with_score_layer(mut self, layer: Option<Linear>) -> Self {
         self.scorer = layer.map(Scorer::Head).or(self.scorer);
         self
     }
 
-    /// How a decoder scores documents; `None` for one that is not made for it.
+    /// How a decoder scores documents; `None` if it is not trained for that.
     pub fn scorer(&self) -> Option<&Scorer> {
         self.scorer.as_ref()
     }
 
-    /// With at most so many tokens, where the network can read no more.
+    /// Limits the tokens of a text to the network's maximum.
     pub fn bound(&mut self, most: Option<usize>) {
         self.info.max_length = match (self.info.max_length, most) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -138,7 +138,7 @@ impl Sentence {
         };
     }
 
-    /// How vectors are made when nothing else is asked for.
+    /// The default settings for embeddings.
     pub fn info(&self) -> &EmbeddingInfo {
         &self.info
     }
@@ -148,7 +148,7 @@ impl Sentence {
         options.pooling.unwrap_or(self.info.pooling)
     }
 
-    /// The most tokens of a text in a request.
+    /// The maximum tokens of a text in a request.
     pub fn most(&self, max_length: Option<usize>) -> Option<usize> {
         match (max_length, self.info.max_length) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -156,7 +156,7 @@ impl Sentence {
         }
     }
 
-    /// The ids of a prompt, checked but for the vocabulary.
+    /// The token ids of a prompt, validated except for the vocabulary.
     ///
     /// # Errors
     /// As [`inference::EmbeddingModel::embedding_tokens`].
@@ -203,7 +203,7 @@ impl Sentence {
         }
     }
 
-    /// Pooled vectors through the layers that follow, cut and scaled as asked for.
+    /// Applies the layers after pooling, truncation and normalization to pooled vectors.
     ///
     /// # Errors
     /// When memory runs out.
@@ -245,7 +245,7 @@ impl Sentence {
     }
 }
 
-/// Reads the weights of a layer.
+/// Loads the weights of a layer.
 fn dense(module: &DenseModule, config: &ModelConfig, weights: &Weights) -> Result<Dense> {
     let size = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let checkpoint = SafetensorsCheckpoint::open(&module.path)?;
@@ -259,7 +259,7 @@ fn dense(module: &DenseModule, config: &ModelConfig, weights: &Weights) -> Resul
     })
 }
 
-/// Scales a vector to length one; zero stays zero.
+/// Normalizes a vector to length one; zero stays zero.
 fn normalize(vector: &mut [f32]) {
     let square: f64 = vector.iter().map(|v| f64::from(*v).powi(2)).sum();
     let factor = 1.0 / square.sqrt().max(1e-12);
@@ -268,7 +268,7 @@ fn normalize(vector: &mut [f32]) {
     }
 }
 
-/// One vector of the hidden states of a text, `[tokens, hidden]` row-major.
+/// Pools the hidden states of a text, `[tokens, hidden]` row-major.
 #[must_use]
 pub fn pooled(states: &[f32], hidden: usize, pooling: Pooling) -> Vec<f32> {
     let rows = || states.chunks_exact(hidden.max(1));
@@ -293,7 +293,7 @@ pub fn pooled(states: &[f32], hidden: usize, pooling: Pooling) -> Vec<f32> {
             let mut most = vec![f32::NEG_INFINITY; hidden];
             for row in rows() {
                 for (most, v) in most.iter_mut().zip(row) {
-                    // Not `max`, which would lose NaN.
+                    // `max` would lose NaN.
                     if v.is_nan() || *v > *most {
                         *most = *v;
                     }

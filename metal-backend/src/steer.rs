@@ -1,5 +1,5 @@
-//! Edits of the contract in the passes of the engine: a hook that changes states, and one that
-//! captures those of another prompt.
+//! Edits of activations in forward passes: a hook that changes states, and one that captures those
+//! of another prompt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::nn::hooks::{Place, StateHook, Watch};
 /// A place of states: a layer, and where in it.
 type Site = (usize, Hook);
 
-/// What can be edited in the model.
+/// The places of the model that can be edited.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a model that shows no states.
+/// [`ErrorKind::Unsupported`] for a model without hooks.
 pub fn shape(engine: &Engine, decoder: &dyn Decoder) -> Result<SteeringShape> {
     let unsupported = |why: &str| {
         let name = &engine.info().architecture;
@@ -44,27 +44,27 @@ pub fn shape(engine: &Engine, decoder: &dyn Decoder) -> Result<SteeringShape> {
 pub struct RequestEdits {
     edits: Arc<[Prepared]>,
     sites: Arc<BTreeSet<Site>>,
-    /// Tokens of the request's prompt.
+    /// The number of tokens in the request's prompt.
     prompt: usize,
 }
 
-/// An edit with what it patches in.
+/// An edit with the captured states of its source prompt.
 #[derive(Debug)]
 struct Prepared {
     edit: Edit,
-    /// Of each layer `[1, positions of the source, width]`; empty where nothing is patched in.
+    /// Per layer `[1, positions of the source, width]`; empty without a patch.
     states: BTreeMap<usize, Array>,
-    /// Of each layer the numbers of one unit, where single ones are edited.
+    /// Per layer the width of one unit, if single units are edited.
     unit_width: BTreeMap<usize, usize>,
 }
 
 impl RequestEdits {
-    /// `steering` for a prompt of `prompt` tokens, compared with the model; captures what it
-    /// patches in. Call it in the engine's scope.
+    /// Prepares `steering` for a prompt of `prompt` tokens: checks it against the model, and
+    /// captures the states of source prompts. Call it in the engine's scope.
     ///
     /// # Errors
-    /// What [`shape`] and [`Steering::check`] say, what a source prompt has wrong, or when memory
-    /// runs out or `interrupt` says so.
+    /// Errors of [`shape`] and [`Steering::check`], an invalid source prompt, lack of memory, or an
+    /// interrupt.
     pub fn new(
         (engine, decoder): (&Engine, &dyn Decoder),
         steering: &Steering,
@@ -127,7 +127,7 @@ impl RequestEdits {
     }
 }
 
-/// Refuses positions that the source of a patch does not have.
+/// Refuses source positions that the source prompt does not have.
 fn check_source(at: usize, edit: &Edit, from: Option<&[usize]>, length: usize) -> Result<()> {
     let named = match (from, &edit.positions) {
         (Some(from), _) => from,
@@ -147,7 +147,7 @@ fn check_source(at: usize, edit: &Edit, from: Option<&[usize]>, length: usize) -
 }
 
 impl Prepared {
-    /// Which position of the source stands at `position`; `None` where it has none.
+    /// The source position for `position`; `None` if there is none.
     fn source(&self, position: usize, length: usize) -> Option<usize> {
         let EditOperation::Patch { from, .. } = &self.edit.operation else {
             return None;
@@ -164,8 +164,8 @@ impl Prepared {
         (source < length).then_some(source)
     }
 
-    /// `x` `[1, N, W]` with this edit at the positions whose numbers stand in `positions`; `None`
-    /// there are positions of others.
+    /// Applies this edit to `x` `[1, N, W]`; `positions` are the sequence positions, `None` for
+    /// other rows.
     fn apply(
         &self,
         layer: usize,
@@ -179,7 +179,7 @@ impl Prepared {
             None => 0,
         };
         let patches = matches!(self.edit.operation, EditOperation::Patch { .. });
-        // Of each position whether it is edited, and what of the source stands there.
+        // For each position, whether it is edited, and its source position.
         let mut sources: Vec<u32> = vec![0; positions.len()];
         let mut chosen: Vec<bool> = Vec::with_capacity(positions.len());
         for (position, source) in positions.iter().zip(&mut sources) {
@@ -224,7 +224,7 @@ impl Prepared {
         where_(&mask, &new, x)
     }
 
-    /// A vector as wide as the states: its numbers at the edited units, else zeros.
+    /// A vector as wide as the states: its values at the edited units, zeros elsewhere.
     fn spread(&self, vector: &[f32], layer: usize, width: i32) -> mlx_rs_core::Result<Array> {
         let Some(units) = &self.edit.units else {
             return Array::from_slice(vector, &[1, 1, width]);
@@ -239,7 +239,7 @@ impl Prepared {
         Array::from_slice(&all, &[1, 1, width])
     }
 
-    /// Which of `width` numbers are of the edited units.
+    /// Which of `width` elements belong to edited units.
     fn unit_mask(&self, layer: usize, width: i32) -> Vec<bool> {
         let units = self.edit.units.as_deref().unwrap_or_default();
         let unit = self.unit(layer);
@@ -247,23 +247,23 @@ impl Prepared {
         (0..width).map(|i| units.contains(&(i / unit))).collect()
     }
 
-    /// Numbers of one head or neuron.
+    /// The width of one head or neuron.
     fn unit(&self, layer: usize) -> usize {
         self.unit_width.get(&layer).copied().unwrap_or(1).max(1)
     }
 }
 
-/// The edits of the rows of a pass; `None` for rows without.
+/// The edits of the rows in a pass; `None` for rows without.
 pub struct Edits(Vec<Option<RequestEdits>>);
 
 impl Edits {
-    /// Of these rows; `None` where no row has any.
+    /// The edits of these rows; `None` if no row has any.
     pub fn of(rows: Vec<Option<RequestEdits>>) -> Option<Self> {
         rows.iter().any(Option::is_some).then_some(Self(rows))
     }
 }
 
-/// The edits of a prompt of `prompt` tokens, where there are any.
+/// The edits of a prompt with `prompt` tokens, if there are any.
 ///
 /// # Errors
 /// As [`RequestEdits::new`].
@@ -277,7 +277,7 @@ pub fn edits_of(
     Ok(Edits::of(vec![own.transpose()?]))
 }
 
-/// These edits as the hook of a pass, where there are any.
+/// The edits as the hook of a pass, if there are any.
 pub fn hook(edits: &mut Option<Edits>) -> Option<&mut dyn StateHook> {
     match edits {
         Some(edits) => Some(edits),
@@ -334,7 +334,7 @@ impl StateHook for Edits {
     }
 }
 
-/// Keeps the states of some places.
+/// A hook that stores the states of some places.
 struct Capture {
     sites: BTreeSet<Site>,
     found: BTreeMap<Site, Vec<Array>>,
@@ -360,7 +360,7 @@ impl StateHook for Capture {
 /// The states `[1, tokens, width]` of the unedited model for `tokens` at `sites`, in float32.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` says so.
+/// When memory runs out, the model is closed, or `interrupt` ends it.
 pub fn capture(
     (engine, decoder): (&Engine, &dyn Decoder),
     tokens: &[u32],
@@ -392,10 +392,10 @@ pub fn capture(
     found.map_err(fault)
 }
 
-/// Positions in one pass of a capture.
+/// Positions per pass of a capture.
 const STEP: usize = 512;
 
-/// Every position is kept, unpacked: what is captured must not depend on how memory is saved.
+/// Caches that keep all positions unquantized, so that captures do not depend on memory options.
 fn whole() -> CacheOptions {
     CacheOptions {
         bound: None,

@@ -1,4 +1,4 @@
-//! Text to ids and back: the crate `rust-mlx-inference-text`.
+//! Tokenizer and chat templates: the crate `rust-mlx-inference-text`.
 
 pub use inference_text::*;
 

@@ -1,10 +1,10 @@
-//! Files that appear as a whole or not at all. They are made in hidden directories and then moved
-//! into place. A process that is killed leaves its directory behind; the next one that works beside
-//! it removes it.
+//! Files that are written atomically. They are created in hidden directories and then moved to
+//! their destination. A killed process leaves its directory behind; the next process that works
+//! there removes it.
 //!
 //! A living process holds a lock on its directory, which the system releases with the process. A
 //! process that removes a directory holds its lock. One that makes a directory checks after locking
-//! that it still exists. So a living process never loses its own.
+//! that it still exists. So a living process never loses its directory.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -13,23 +13,23 @@ use std::path::Path;
 use inference::{Error, ErrorKind, Result};
 use tempfile::TempDir;
 
-/// How often making one is tried: each failure means that another process took it for a leftover.
+/// The number of attempts; an attempt fails if another process removes the directory as a leftover.
 const TRIES: usize = 16;
 
-/// A directory for files in the making; gone when dropped.
+/// A directory for unfinished files; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct WorkDir {
     dir: TempDir,
-    /// Held as long as the directory is in use; `None` where the system locks no directories.
+    /// Held while the directory is in use; `None` on systems that cannot lock directories.
     _lock: Option<File>,
 }
 
 impl WorkDir {
-    /// Makes one below `parent` whose name begins with `prefix`, and removes those with this prefix
-    /// that dead processes left there.
+    /// Creates one in `parent` with the name prefix `prefix`, and removes leftovers of dead
+    /// processes with that prefix.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub(crate) fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
         remove_leftovers(parent, prefix);
         for _ in 0..TRIES {
@@ -37,7 +37,7 @@ impl WorkDir {
             let lock = match File::open(dir.path()) {
                 Ok(handle) => handle,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                // Not a system that opens directories.
+                // This system cannot open directories.
                 Err(_) => return Ok(Self { dir, _lock: None }),
             };
             match lock.try_lock() {
@@ -60,15 +60,15 @@ impl WorkDir {
     }
 }
 
-/// Removes the directories of dead processes. A directory that cannot be removed stays; it does no
-/// harm.
+/// Removes the directories of dead processes. A directory that cannot be removed stays, which is
+/// harmless.
 fn remove_leftovers(parent: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
     };
     for entry in entries.flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(prefix);
-        // Not a link: its target is not ours.
+        // A link is not followed: its target is not ours.
         if !ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
@@ -83,24 +83,24 @@ fn remove_leftovers(parent: &Path, prefix: &str) {
     }
 }
 
-/// Replaces a file as a whole, or leaves the old one.
+/// Replaces a file atomically.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     replace_by(parent_of(path), path, content)
 }
 
-/// The same, written in `work` first, which is on the same disk.
+/// The same, with the unfinished file in `work`, which is on the same file system.
 pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As any new file; the process's umask takes its part.
+        // The permissions of a new file, reduced by the process's umask.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     replace_with(&builder, work, path, |file| file.write_all(content))
 }
 
-/// The same for what `write` puts into the file, which `builder` makes.
+/// The same for content that `write` writes; `builder` creates the file.
 pub(crate) fn replace_with(
     builder: &tempfile::Builder<'_, '_>,
     work: &Path,
@@ -146,7 +146,7 @@ mod tests {
         assert!(said.starts_with("cannot write the file"), "{said}");
         assert_eq!(said.matches("disk full").count(), 1, "{said}");
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        // No half file is left.
+        // No partial file remains.
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         replace(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");

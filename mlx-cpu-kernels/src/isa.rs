@@ -1,4 +1,4 @@
-//! Instruction sets, and which one the kernels use. Not the kernels themselves.
+//! Instruction sets, and the choice among them.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 #[cfg(any(test, feature = "testing"))]
 thread_local! {
-    /// The instruction set that a test gives to the operations of its thread.
+    /// The instruction set that a test forces for the operations of its thread.
     pub(crate) static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
 }
 
@@ -20,27 +20,27 @@ pub enum Isa {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// As `Avx2`, and AVX-512 F, BW and VNNI. `detect` makes it only where all are there, so
-    /// statements about `Avx2` hold.
+    /// `Avx2` plus AVX-512 F, BW and VNNI. `detect` makes it only if all exist, so statements about
+    /// `Avx2` hold for it.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// As `Avx512`, and AMX with bfloat16 tiles. `detect` makes it only where the system lets the
-    /// process use AMX, so statements about `Avx512` and `Avx2` hold.
+    /// `Avx512` plus AMX with bfloat16 tiles. `detect` makes it only if the system permits AMX, so
+    /// statements about `Avx512` and `Avx2` hold for it.
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// NEON. `detect` makes it only on aarch64. Tests make it on every processor: the kernels then
+    /// NEON. `detect` makes it only on aarch64. Tests use it on every processor: the kernels then
     /// call `simd/neon/emulation.rs`, which needs no instruction set.
     #[cfg(any(target_arch = "aarch64", test))]
     Neon,
-    /// NEON and dotprod, as for `Neon`.
+    /// NEON and dotprod; otherwise like `Neon`.
     #[cfg(any(target_arch = "aarch64", test))]
     Dot,
-    /// No vectors of its own.
+    /// No explicit vector instructions.
     Portable,
 }
 
 impl Isa {
-    /// The best one of this processor, or a lesser one where that is asked for.
+    /// The best one of this processor, or the lesser one that the environment selects.
     pub fn detect() -> Self {
         static FOUND: OnceLock<Isa> = OnceLock::new();
         #[cfg(any(test, feature = "testing"))]
@@ -54,7 +54,7 @@ impl Isa {
         })
     }
 
-    /// Those of this processor, each better than the one before.
+    /// The ones that this processor supports, in ascending order.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
@@ -83,7 +83,7 @@ impl Isa {
         all
     }
 
-    /// What a processor must have for the next better one, if there is one for its kind.
+    /// The requirement of the next better one, if this kind of processor has one.
     pub fn next_needs(self) -> Option<&'static str> {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -130,45 +130,44 @@ impl Isa {
     }
 }
 
-/// Whether `MLX_CPU_KERNELS` is the name of this instruction set: the kernels are used, without
-/// better ones that the processor has. For tests and comparisons.
+/// Whether `MLX_CPU_KERNELS` names this instruction set; better ones of the processor are then not
+/// used. This is for tests and comparisons.
 fn wanted(name: &str) -> bool {
     std::env::var("MLX_CPU_KERNELS").is_ok_and(|v| v.eq_ignore_ascii_case(name))
 }
 
-/// Whether the processor has tiles of bfloat16, and the kernel lets this process use them. To be
-/// asked where it has AVX-512.
+/// Whether the processor has bfloat16 tiles, and the operating system lets this process use them.
+/// Call it only on processors with AVX-512.
 #[cfg(target_arch = "x86_64")]
 fn amx_available() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let features = __cpuid_count(7, 0);
         let (bf16, tile) = (features.edx >> 22 & 1, features.edx >> 24 & 1);
-        // What makes numbers of eight bits: float16 and shifts across two vectors, which all
-        // processors with tiles have so far.
+        // The 8-bit decoders need float16 and shifts across two vectors, which all processors with
+        // tiles have so far.
         let (float16, shifts) = (features.edx >> 23 & 1, features.ecx >> 6 & 1);
         bf16 & tile & float16 & shifts == 1 && enabled_by_system() && permitted()
     })
 }
 
-/// Whether the system keeps tile registers for each thread.
+/// Whether the system saves tile registers per thread.
 #[cfg(target_arch = "x86_64")]
 fn enabled_by_system() -> bool {
     let low: u32;
-    // SAFETY: a processor with AVX-512 in use has this instruction, which reads a register with the
-    // enabled state.
+    // SAFETY: a processor with AVX-512 enabled has this instruction, which reads a state register.
     unsafe {
         asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nomem, nostack));
     }
     low >> 17 & 3 == 3
 }
 
-/// Asks Linux for the registers' room, which it gives a process that wants it.
+/// Requests permission for the tile registers from Linux.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: this call reads and writes no memory of ours.
+    // SAFETY: this call neither reads nor writes our memory.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 

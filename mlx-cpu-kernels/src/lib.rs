@@ -1,21 +1,21 @@
 //! Kernels of language model decoders on CPUs: products with quantized and dense matrices,
-//! attention, recurrences, and sampling from logits. Slices in, slices out: no arrays, graphs or
-//! files. `mlx-rs-core` puts the kernels into MLX's graphs.
+//! attention, recurrences, and sampling from logits. They work on slices, without arrays, graphs or
+//! files. `mlx-rs-core` adds them to MLX's graphs.
 //!
-//! | Room | Contents |
+//! | Module | Contents |
 //! |---|---|
 //! | `gemm`, `attention`, `recurrence`, `sampling` | the operations, each a [`Work`] |
 //! | `simd` | kernels by instruction set, and the functions that choose among them |
 //! | `layout` | packed matrices, input panels, tiles: types without arithmetic |
 //! | `pool`, `partition`, `isa`, `prompts`, `work` | threads, parallel loops, instruction sets, inputs |
 //!
-//! A room uses only those below it; `tests/layering.rs` checks that.
+//! Each module uses only those below it in the table, which `tests/layering.rs` checks.
 //!
 //! The instruction set is chosen at run time: portable, AVX2, AVX-512, AMX, NEON. The environment
-//! variable `MLX_CPU_KERNELS` asks for a lesser one, `MLX_NUM_THREADS` for fewer threads.
-//! `MLX_CPU_PROMPTS` says how precise the inputs of prompts are: `float32`, `int16`, `int8`.
+//! variable `MLX_CPU_KERNELS` selects a lesser one, `MLX_NUM_THREADS` fewer threads.
+//! `MLX_CPU_PROMPTS` sets the type of prefill inputs: `float32`, `int16` or `int8`.
 //!
-//! A type that implements [`Work`] documents its inputs. To run it with others is undefined
+//! A type that implements [`Work`] documents its inputs. Running it with other inputs is undefined
 //! behavior, so [`Work::run`] is `unsafe`.
 
 #![deny(missing_docs)]
@@ -71,7 +71,7 @@ pub use work::{Input, Work, dim};
 
 use std::sync::OnceLock;
 
-/// Whether the kernels are used: not when `MLX_CPU_KERNELS` is `off` (or `0`, `false`, `no`).
+/// Whether the kernels are enabled: `MLX_CPU_KERNELS` is not `off` (or `0`, `false`, `no`).
 ///
 /// ```
 /// // It says which instructions are used.
@@ -88,8 +88,8 @@ pub fn enabled() -> bool {
     })
 }
 
-/// Whether the kernels are compiled with optimization. Without it they are many times slower: a
-/// program that is built for debugging sets `[profile.dev.package."*"]` to `opt-level = 3`.
+/// Whether the kernels are compiled with optimization. Without it they are many times slower. For
+/// debug builds, set `opt-level = 3` in `[profile.dev.package."*"]`.
 /// ```
 /// if !mlx_cpu_kernels::OPTIMIZED {
 ///     eprintln!("the kernels are slow in this build");
@@ -97,7 +97,7 @@ pub fn enabled() -> bool {
 /// ```
 pub const OPTIMIZED: bool = cfg!(not(unoptimized));
 
-/// Cores that the kernels use: `MLX_NUM_THREADS`, or as many as the process may use.
+/// The number of threads: `MLX_NUM_THREADS`, or the number of cores available to the process.
 /// ```
 /// assert!(mlx_cpu_kernels::threads() >= 1);
 /// ```
@@ -105,8 +105,8 @@ pub fn threads() -> usize {
     pool::threads()
 }
 
-/// The instruction set that the kernels use here, such as `amx`, `avx512`, `avx2`, `neon+dotprod`,
-/// `neon` or `portable`.
+/// The instruction set in use, such as `amx`, `avx512`, `avx2`, `neon+dotprod`, `neon` or
+/// `portable`.
 /// ```
 /// assert!(!mlx_cpu_kernels::instruction_set().is_empty());
 /// ```
@@ -114,8 +114,8 @@ pub fn instruction_set() -> &'static str {
     isa::Isa::detect().name()
 }
 
-/// A description for people of how products run on this processor: the instruction set, why it is
-/// not a better one, and the threads.
+/// A description for people: the instruction set, the reason why no better one is used, and the
+/// threads.
 /// ```
 /// // Such as "kernels: avx2, 8 threads".
 /// assert!(mlx_cpu_kernels::status().contains("kernels"));

@@ -1,8 +1,8 @@
-//! A flag that only the first caller finds unset.
+//! A flag for work that must happen only once.
 
 use super::sync::{AtomicBool, Ordering};
 
-/// Of work that a graph may run more than once, but that may happen only the first time.
+/// For work that a graph may run several times, but that must take effect only the first time.
 #[derive(Default)]
 pub struct Once(AtomicBool);
 

@@ -4,14 +4,14 @@ use std::marker::PhantomData;
 
 use crate::pool;
 
-/// Work smaller than this (multiplications) is not worth a second thread.
+/// Work with fewer multiplications is not worth a second thread.
 pub(crate) const MIN_PARALLEL_WORK: usize = 1 << 15;
 
-/// Parts that each thread gets, so that a late one does not keep the others waiting.
+/// Parts per thread, so that a slow thread does not keep the others waiting.
 const PARTS_PER_THREAD: usize = 4;
 
-/// Cuts `0..n` into parts and runs `part(from, to)` on all threads. `multiplications` is the work
-/// in all.
+/// Divides `0..n` into parts and runs `part(from, to)` on all threads. `multiplications` is the
+/// total work.
 pub(crate) fn parallel_ranges(
     n: usize,
     multiplications: usize,
@@ -28,8 +28,8 @@ pub(crate) fn parallel_ranges(
     });
 }
 
-/// Runs `part` on all threads, each with an iterator over the numbers of `0..n` that it must do. It
-/// must take all of them. `multiplications` is the work in all.
+/// Runs `part` on all threads, each with an iterator over its numbers of `0..n`. `part` must
+/// exhaust the iterator. `multiplications` is the total work.
 pub(crate) fn parallel_parts(
     n: usize,
     multiplications: usize,
@@ -42,18 +42,18 @@ pub(crate) fn parallel_parts(
     pool::pool().run_iter(n, part);
 }
 
-/// An output, written by several threads in places of their own.
+/// An output that several threads write in disjoint places.
 pub(crate) struct SharedOutput<T = f32> {
     data: *mut T,
     len: usize,
 }
 
-// SAFETY: each part writes places of its own; see `parallel_ranges`. A write is sent to the thread
-// that reads it.
+// SAFETY: each part writes separate places; see `parallel_ranges`. Written values are moved to the
+// reading thread.
 unsafe impl<T: Send> Sync for SharedOutput<T> {}
 
 impl<T> SharedOutput<T> {
-    /// The output, which must not be used otherwise while this is.
+    /// The output, which must not be used otherwise during the lifetime.
     pub(crate) fn new(output: &mut [T]) -> Self {
         Self {
             data: output.as_mut_ptr(),
@@ -67,8 +67,8 @@ impl<T> SharedOutput<T> {
         self.data.wrapping_add(from)
     }
 
-    /// A block of `rows` rows of `width` elements for one part alone. The first begins at element
-    /// `from`, each `step` after the one before.
+    /// A block of `rows` rows of `width` elements, for one part only. The first row begins at
+    /// element `from`, and rows are `step` elements apart.
     ///
     /// # Safety
     /// No other part may use any of them.
@@ -88,19 +88,19 @@ impl<T> SharedOutput<T> {
         }
     }
 
-    /// The elements `from..from + n`, for one part alone.
+    /// The elements `from..from + n`, for one part only.
     ///
     /// # Safety
     /// No other part may use any of them.
     #[allow(clippy::mut_from_ref, reason = "each part has elements of its own")]
     pub(crate) unsafe fn slice_mut(&self, from: usize, n: usize) -> &mut [T] {
         assert!(from <= self.len && n <= self.len - from);
-        // SAFETY: within the output; that no other thread uses them is the caller's promise.
+        // SAFETY: within the output; the caller guarantees that no other thread uses them.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(from), n) }
     }
 }
 
-/// Columns of adjacent rows, which no other thread uses meanwhile.
+/// Columns of adjacent rows, used by one thread only.
 pub(crate) struct OutputBlock<'a, T = f32> {
     data: *mut T,
     step: usize,
@@ -110,7 +110,7 @@ pub(crate) struct OutputBlock<'a, T = f32> {
 }
 
 impl<'a, T> OutputBlock<'a, T> {
-    /// All of some rows that stand one after another.
+    /// Whole rows, stored consecutively.
     pub(crate) fn contiguous(data: &'a mut [T], rows: usize) -> Self {
         let width = data.len() / rows.max(1);
         Self {
@@ -122,12 +122,12 @@ impl<'a, T> OutputBlock<'a, T> {
         }
     }
 
-    /// Rows, and columns.
+    /// The numbers of rows and columns.
     pub(crate) fn dims(&self) -> (usize, usize) {
         (self.rows, self.width)
     }
 
-    /// The address of the first one, and how far the first ones of rows are apart.
+    /// The address of the first element, and the stride between rows.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", test))]
     pub(crate) fn raw_parts(&mut self) -> (*mut T, usize) {
         (self.data, self.step)
@@ -136,8 +136,8 @@ impl<'a, T> OutputBlock<'a, T> {
     /// The elements of a row.
     pub(crate) fn row_mut(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows);
-        // SAFETY: they exist and have no other user. `all` was given so, and the caller of
-        // `SharedOutput::columns` promised it.
+        // SAFETY: the elements exist and have no other user. That holds for `all` by its type, and
+        // for others by the contract of `SharedOutput::block`.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.step), self.width) }
     }
 }

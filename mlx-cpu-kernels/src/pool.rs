@@ -1,9 +1,9 @@
-//! A fork-join pool that runs one job at a time. A job is cut into numbered parts: each thread owns
-//! contiguous ones and steals from others when idle.
+//! A fork-join pool that runs one job at a time. A job is divided into numbered parts: each thread
+//! owns contiguous ones and steals from others when idle.
 //!
-//! Why not a library: a token makes hundreds of jobs of some 50 microseconds, one after another. So
-//! the cost to start and to join a job decides. Workers spin for about as long as the pause between
-//! two jobs before they sleep. The thread that has the job works on it itself.
+//! Why not a library: each token takes hundreds of consecutive jobs of about 50 microseconds. So
+//! the cost of starting and joining a job dominates. Workers spin for about as long as the pause
+//! between two jobs before they sleep. The thread that submits the job works on it, too.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -15,17 +15,16 @@ use super::sync::{
     YIELD_EVERY, spin_loop, yield_now,
 };
 
-/// The most threads that are asked for.
+/// The maximum number of threads.
 const MAX_THREADS: usize = 64;
 
-/// What each thread does with its parts, which it takes all of.
+/// Runs parts of a thread; must exhaust the iterator.
 type Run<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
 
-/// What each thread does before it waits for the others; see [`with_barrier_hook`].
+/// Called by each thread before it waits for the others; see [`with_barrier_hook`].
 type BarrierHook<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A job: `run` with the numbers of parts, and `hook`. The pointers are to closures that outlive
-/// the job.
+/// A job: `run` for the parts, and `hook`. The pointers are to closures that outlive the job.
 #[derive(Clone, Copy)]
 struct Job {
     run: *const Run<'static>,
@@ -33,28 +32,28 @@ struct Job {
     hook: Option<*const BarrierHook<'static>>,
 }
 
-// SAFETY: the closures are `Sync`, and `Pool::run_iter` keeps them alive until every worker is done
-// with them.
+// SAFETY: the closures are `Sync`, and `Pool::run_iter` keeps them alive until every worker has
+// left the job.
 unsafe impl Send for Job {}
 
 thread_local! {
-    /// The hook after the jobs of this thread, as long as [`with_barrier_hook`] runs.
+    /// The hook for jobs of this thread while [`with_barrier_hook`] runs.
     static BARRIER_HOOK: Cell<Option<*const BarrierHook<'static>>> = const { Cell::new(None) };
 }
 
-/// Runs `work`. Each thread that has a job of it and finds no more parts calls `hook` with its
-/// number before it waits for others. The hook prefetches its next input. Only where there is
+/// Runs `work`. Each thread of its jobs that finds no more parts calls `hook` with its number
+/// before it waits for others. The hook prefetches its next input. It is called only if there is
 /// something to wait for.
 pub fn with_barrier_hook<R>(hook: &BarrierHook<'_>, work: impl FnOnce() -> R) -> R {
-    /// The hook before, restored when this is left, also by a panic.
+    /// Restores the previous hook on exit, even after a panic.
     struct Restore(Option<*const BarrierHook<'static>>);
     impl Drop for Restore {
         fn drop(&mut self) {
             BARRIER_HOOK.set(self.0);
         }
     }
-    // SAFETY: only the lifetime changes. It is called by jobs of `work` only: none has begun
-    // before, and when one returns, everybody has left it. The pointer is gone when this returns.
+    // SAFETY: only the lifetime changes. Only jobs of `work` call the hook: none has begun earlier,
+    // and all threads have left a job when it returns. The pointer is gone when this returns.
     let hook: &'static BarrierHook<'static> = unsafe { std::mem::transmute(hook) };
     let _restore = Restore(BARRIER_HOOK.replace(Some(hook)));
     work()
@@ -64,33 +63,33 @@ struct Shared {
     /// The current job, for workers that wake up.
     job: Mutex<Option<Job>>,
     wake: Condvar,
-    /// Counts jobs, so that a worker sees that there is a new one.
+    /// The number of jobs, by which a worker detects a new one.
     generation: AtomicUsize,
-    /// Workers that wait to be woken; changed under the lock of `job`.
+    /// The number of sleeping workers; changed under the lock of `job`.
     asleep: AtomicUsize,
     /// The next part of each thread.
     next: Vec<PartCounter>,
-    /// Workers that are in the current job.
+    /// The number of workers in the current job.
     active: AtomicUsize,
     /// Whether a part panicked.
     failed: AtomicBool,
-    /// Whether workers are to end.
+    /// Whether workers must exit.
     stopped: AtomicBool,
 }
 
-/// In a cache line of its own.
+/// Aligned to a separate cache line.
 #[repr(align(64))]
 struct PartCounter(AtomicUsize);
 
 /// The threads of the process.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    /// Held by the one running job.
+    /// Locked by the running job.
     busy: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
 }
 
-/// Cores to use: `MLX_NUM_THREADS`, or as many as the process may use.
+/// The number of threads: `MLX_NUM_THREADS`, or the number of cores available to the process.
 pub(crate) fn threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| {
@@ -122,7 +121,7 @@ impl Pool {
             failed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         });
-        // A worker that cannot be started is one less; the caller works in any case.
+        // If a worker cannot be started, the others and the caller do its work.
         let workers = (1..threads)
             .filter_map(|i| {
                 let shared = Arc::clone(&shared);
@@ -137,19 +136,19 @@ impl Pool {
         }
     }
 
-    /// The first of `parts` parts that thread `me` has.
+    /// The first of `parts` parts that thread `me` owns.
     pub(crate) fn first_part(&self, parts: usize, me: usize) -> usize {
         self.shared.first_part(parts, me)
     }
 
-    /// All parts of the thread that has part `i` of `parts`.
+    /// All parts of the thread that owns part `i` of `parts`.
     pub(crate) fn owner_parts(&self, parts: usize, i: usize) -> Range<usize> {
         let first = |thread: usize| self.first_part(parts, thread);
         let thread = (0..self.shared.next.len()).find(|&thread| i < first(thread + 1));
         thread.map_or(0..parts, |thread| first(thread)..first(thread + 1))
     }
 
-    /// Threads that work on a job, the caller included.
+    /// The number of threads of a job, including the caller.
     pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
@@ -159,9 +158,9 @@ impl Pool {
         self.run_iter(parts, &|own| own.for_each(run));
     }
 
-    /// Calls `run` on the threads with the numbers of the parts that each must do, mostly adjacent,
-    /// together `0..parts`. State that it needs for all of them it makes once. Returns when all are
-    /// done. A panic in a part is resumed here as one of its own.
+    /// Calls `run` on each thread with an iterator over its parts, mostly adjacent; together they
+    /// cover `0..parts`. State shared by the parts of a thread is created once per thread. Returns
+    /// when all are done. A panic in a part is resumed on the caller.
     pub(crate) fn run_iter(&self, parts: usize, run: &Run<'_>) {
         if parts <= 1 || self.workers.is_empty() {
             run(&mut (0..parts));
@@ -169,9 +168,9 @@ impl Pool {
         }
         let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. Workers use the pointer between entering (`active`)
-        // and leaving a job. Below, the job is withdrawn, and every worker has left before this
-        // returns.
+        // SAFETY: only the lifetime changes. Workers use the pointer only between entering
+        // (`active`) and leaving a job. Below, the job is withdrawn, and every worker has left
+        // before this returns.
         let run: &'static Run<'static> = unsafe { std::mem::transmute(run) };
         let hook = BARRIER_HOOK.get();
         let job = Job { run, parts, hook };
@@ -183,12 +182,12 @@ impl Pool {
         let asleep = {
             let mut slot = lock(&shared.job);
             *slot = Some(job);
-            // Under the lock. Otherwise a worker that has just read the old count and is about to
-            // wait would miss the call.
+            // Incremented under the lock. Otherwise a worker that has just read the old count and
+            // is about to sleep would miss the wakeup.
             shared.generation.fetch_add(1, Ordering::Release);
             shared.asleep.load(Ordering::Relaxed)
         };
-        // A call of the system, which those who spin do not need.
+        // A system call, which spinning workers do not need.
         if asleep > 0 {
             shared.wake.notify_all();
         }
@@ -215,7 +214,7 @@ impl Drop for Pool {
         }
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches what panics in a job.
+            // Workers catch panics in a job.
             let _ = worker.join();
         }
     }
@@ -226,18 +225,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// The first part of a thread. Each has as many adjacent parts, so that it reads contiguous
-    /// memory.
+    /// The first part of a thread. Each thread has an equal number of adjacent parts, so that it
+    /// reads contiguous memory.
     fn first_part(&self, parts: usize, own: usize) -> usize {
         parts * own / self.next.len().max(1)
     }
 }
 
-/// The parts of a thread, then what others have not begun.
+/// Iterates over the parts of a thread, then over unstarted parts of others.
 struct Parts<'a> {
     shared: &'a Shared,
     parts: usize,
-    /// Whose parts are taken, and how many threads' were before.
+    /// The thread whose parts are taken, and the number of threads before it.
     of: usize,
     before: usize,
 }
@@ -259,9 +258,9 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// Runs the parts of thread `me`, then what others have not begun.
+/// Runs the parts of thread `me`, then unstarted parts of others.
 fn take_parts(shared: &Shared, job: Job, me: usize) {
-    // SAFETY: the caller is the job's owner or is counted in `active`, so its closures are alive.
+    // SAFETY: the caller is the job's owner or is counted in `active`, so the closures are alive.
     let run = unsafe { &*job.run };
     let mut own = Parts {
         shared,
@@ -278,7 +277,7 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     }));
     if let Err(payload) = all {
         shared.failed.store(true, Ordering::Relaxed);
-        // The other parts are pointless.
+        // The remaining parts are skipped.
         for next in &shared.next {
             next.0.store(usize::MAX / 2, Ordering::Relaxed);
         }
@@ -286,17 +285,17 @@ fn take_parts(shared: &Shared, job: Job, me: usize) {
     }
 }
 
-/// Drops what a panic carried. Its destructor may panic as well, which must not unwind from here: a
+/// Drops the payload of a panic. Its destructor may panic, which must not unwind from here: a
 /// worker would never leave the job, or the owner would leave before its workers.
 pub fn drop_payload(payload: Box<dyn Any + Send>) {
     let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload)));
-    // The next payload could do the same again, without end.
+    // The next payload could panic again, endlessly.
     if let Err(again) = dropped {
         std::mem::forget(again);
     }
 }
 
-/// Waits a moment, as turn `spins` of a loop. Yields the core now and then. Where there are more
+/// One iteration of a spin loop; `spins` counts them. Yields the core occasionally. With more
 /// threads than cores, the awaited thread may need it.
 fn pause(spins: &mut u32) {
     *spins = spins.wrapping_add(1);
@@ -307,7 +306,7 @@ fn pause(spins: &mut u32) {
     }
 }
 
-/// The life of worker `me`.
+/// The main loop of worker `me`.
 fn work(shared: &Shared, me: usize) {
     let mut seen = 0;
     loop {
@@ -326,8 +325,8 @@ fn work(shared: &Shared, me: usize) {
             }
             shared.asleep.fetch_sub(1, Ordering::Relaxed);
             seen = shared.generation.load(Ordering::Acquire);
-            // Entering under the lock: the owner withdraws the job under it, and waits for those
-            // who entered before.
+            // Workers enter under the lock, because the owner withdraws the job under it and then
+            // waits for all that entered.
             if slot.is_some() {
                 shared.active.fetch_add(1, Ordering::Relaxed);
             }

@@ -1,4 +1,4 @@
-//! The pool with real threads. `tests/models.rs` checks all orders of their steps.
+//! The pool with real threads. `tests/models.rs` checks all interleavings of their steps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -44,7 +44,7 @@ fn what_follows_is_done_by_each_thread_of_a_job_and_no_longer() {
         counts[me].fetch_add(1, Ordering::Relaxed);
     };
     let seen = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-    // Neither part ends before the other one has begun, so that each thread has one.
+    // Neither part ends before the other has begun, so each thread runs one.
     let job = || {
         let begun = AtomicUsize::new(0);
         pool.run(2, &|_| {
@@ -84,7 +84,7 @@ fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
     assert_eq!(done.load(Ordering::Relaxed), 4);
 }
 
-/// What a panic carries has a destructor that panics.
+/// A panic payload whose destructor panics.
 struct Relentless;
 
 impl Drop for Relentless {
@@ -96,7 +96,7 @@ impl Drop for Relentless {
 #[test]
 fn a_payload_that_panics_when_it_is_dropped_ends_the_job_as_any_other() {
     let pool = Pool::start(2);
-    // Each part waits for the other one, so that each thread has one, and panics.
+    // Each part waits for the other, so each thread runs one, and panics.
     let begun = AtomicUsize::new(0);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         pool.run(2, &|_| {

@@ -1,31 +1,31 @@
-//! How precise inputs of many rows are where they meet quantized matrices. Not which instructions
-//! multiply them (`isa.rs`).
+//! The type to which inputs of many rows are converted before products with quantized matrices.
+//! `isa.rs` selects the instructions.
 
 use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
 
-/// What inputs become before 16 or more of their rows meet a quantized matrix. Where an instruction
-/// set or a format has no kernel for it, they are float32.
+/// The type of inputs when 16 or more rows are multiplied with a quantized matrix. If an
+/// instruction set or a format has no kernel for it, inputs stay float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Prompts {
-    /// Integers of 8 bits, with a float32 scale for 32 neighbors: AVX2 and AVX-512.
+    /// 8-bit integers, with a float32 scale per 32 adjacent inputs: AVX2 and AVX-512.
     Int8,
-    /// As [`Self::Int8`], with a second integer for the remainder where the scale is above the
-    /// row's average: AVX2 and AVX-512.
+    /// As [`Self::Int8`], with a second integer for the residual where the scale exceeds the row's
+    /// average: AVX2 and AVX-512.
     Mixed,
-    /// Integers of 16 bits, with a float32 scale for 8 neighbors: AVX-512.
+    /// 16-bit integers, with a float32 scale per 8 adjacent inputs: AVX-512.
     Int16,
-    /// They stay float32.
+    /// No conversion.
     Float32,
 }
 
 impl Prompts {
-    /// All of them, the most precise first.
+    /// All variants, the most precise first.
     pub const ALL: [Self; 4] = [Self::Float32, Self::Int16, Self::Mixed, Self::Int8];
 
-    /// The one that the environment variable `MLX_CPU_PROMPTS` names.
+    /// The variant named by the environment variable `MLX_CPU_PROMPTS`.
     ///
     /// ```
     /// use mlx_cpu_kernels::Prompts;
@@ -40,8 +40,7 @@ impl Prompts {
         })
     }
 
-    /// What inputs become with the instruction set that is used here: itself, or float32 where the
-    /// set lacks it.
+    /// This variant if the current instruction set supports it, otherwise float32.
     ///
     /// ```
     /// use mlx_cpu_kernels::Prompts;
@@ -56,8 +55,9 @@ impl Prompts {
         Self::Float32
     }
 
-    /// The name of what inputs become before matrices of integers of `bits` bits: that of
-    /// [`Prompts::available`], or `bfloat16x2`, the sum of two bfloat16, where AMX tiles come first.
+    /// The name of the input type for matrices with `bits`-bit codes: that of
+    /// [`Prompts::available`], or `bfloat16x2`, the sum of two bfloat16, if AMX tiles are
+    /// preferred.
     ///
     /// ```
     /// use mlx_cpu_kernels::Prompts;
@@ -86,7 +86,7 @@ impl Prompts {
         }
     }
 
-    /// The one of this name, in any case.
+    /// The variant with this name, ignoring case.
     ///
     /// ```
     /// use mlx_cpu_kernels::Prompts;
@@ -101,7 +101,7 @@ impl Prompts {
 }
 
 impl Default for Prompts {
-    /// Float32. docs/kernels.md has the error of the others.
+    /// Float32. docs/kernels.md has the errors of the others.
     fn default() -> Self {
         Self::Float32
     }

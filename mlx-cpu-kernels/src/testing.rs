@@ -1,5 +1,5 @@
-//! Helpers for tests, also of crates above: the instruction set of a thread, noise, and an
-//! allocator that counts.
+//! Helpers for tests, also of dependent crates: the instruction set of a thread, noise, and a
+//! counting allocator.
 
 mod allocations;
 
@@ -10,8 +10,8 @@ pub use crate::sampling::top_k::ascending;
 use crate::simd::portable::vmath::Gate;
 pub use allocations::CountingAllocator;
 
-/// The instruction sets that tests run with: those of this processor, and in tests of this crate
-/// the emulated ones of aarch64.
+/// The instruction sets to test: those of this processor, and in tests of this crate the emulated
+/// ones of aarch64.
 pub(crate) fn tested() -> Vec<Isa> {
     let emulated: &[Isa] = &[
         #[cfg(all(test, not(target_arch = "aarch64")))]
@@ -24,8 +24,8 @@ pub(crate) fn tested() -> Vec<Isa> {
     all
 }
 
-/// Runs `f` with each instruction set, which operations that this thread makes use: those of this
-/// processor, and in tests of this crate the emulated ones.
+/// Runs `f` with each instruction set forced for this thread's operations: those of this processor,
+/// and in tests of this crate the emulated ones.
 pub fn with_each(f: impl Fn(Isa)) {
     for isa in tested() {
         FORCED.set(Some(isa));
@@ -34,7 +34,7 @@ pub fn with_each(f: impl Fn(Isa)) {
     FORCED.set(None);
 }
 
-/// A gate by its definition.
+/// The definition of a gate.
 pub fn exact_gate(gate: Gate, x: f64) -> f64 {
     match gate {
         Gate::Silu => x / (1.0 + (-x).exp()),
@@ -52,7 +52,7 @@ pub fn exact_gate(gate: Gate, x: f64) -> f64 {
     }
 }
 
-/// Numbers between -0.5 and 0.5.
+/// Pseudo-random numbers between -0.5 and 0.5.
 pub fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     (0..n)

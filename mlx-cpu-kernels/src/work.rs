@@ -1,22 +1,21 @@
-//! The inputs of operations as views, and the trait of an operation.
+//! The inputs of operations as views, and the trait of operations.
 
 use std::ffi::c_void;
 
-/// Work on float32.
+/// An operation on float32.
 pub trait Work: Send + Sync + 'static {
     /// Fills `output` from the inputs.
     ///
     /// # Safety
-    /// The inputs must have the types, sizes and order of the type's documentation, in sizes that
-    /// fit each other. They must exist during the call. The instruction set must be one of this
-    /// processor.
+    /// The inputs must have the documented types, sizes and order, and matching sizes. They must
+    /// exist during the call. This processor must support the instruction set.
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]);
 
-    /// Elements of the output.
+    /// The number of output elements.
     fn outputs(&self) -> usize;
 }
 
-/// A dimension, which is not negative.
+/// A dimension, which must not be negative.
 pub fn dim(n: i32) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
@@ -32,8 +31,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// Elements outside of MLX's arrays, without strides: one part of an operation passes them to
-    /// the next.
+    /// Elements outside MLX's arrays, without strides, passed between parts of an operation.
     pub fn from_slice(data: &[f32]) -> Self {
         Self {
             data: data.as_ptr().cast(),
@@ -44,10 +42,10 @@ impl Input {
         }
     }
 
-    /// Row-contiguous elements of an array from an address on.
+    /// Row-contiguous elements of an array, from an address on.
     ///
     /// # Safety
-    /// `size` elements of the array's type must be there as long as this is used.
+    /// `size` elements of the array's type must exist as long as this is used.
     pub unsafe fn from_raw(data: *const c_void, size: usize) -> Self {
         Self {
             data,
@@ -61,7 +59,7 @@ impl Input {
     /// Elements with a layout of `ndim` axes, as C passes them.
     ///
     /// # Safety
-    /// As of [`Self::strided`], where shape and strides have `ndim` elements each.
+    /// As [`Self::strided`]; shape and strides must have `ndim` elements each.
     pub unsafe fn with_layout(
         data: *const c_void,
         size: usize,
@@ -76,10 +74,10 @@ impl Input {
         }
     }
 
-    /// So many elements from an address on, with a layout.
+    /// `size` elements from an address on, with a layout.
     ///
     /// # Safety
-    /// As long as this is used, all of them and the layout must exist. No stride is negative, and
+    /// The elements and the layout must exist as long as this is used. No stride is negative, and
     /// no index leads beyond the elements.
     pub unsafe fn strided(data: *const f32, size: usize, shape: &[i32], strides: &[i64]) -> Self {
         Self {
@@ -98,14 +96,14 @@ impl Input {
         );
     }
 
-    /// The elements `from..from + n`, to be written.
+    /// The elements `from..from + n`, mutably.
     ///
     /// # Panics
-    /// When they are not all inside, or the address is not one of a `T`.
+    /// If they are out of range, or the address is not aligned for `T`.
     ///
     /// # Safety
-    /// The elements must be of type `T` and belong to the caller alone while the operation runs.
-    /// None of them may be in use.
+    /// The elements must have type `T` and belong only to the caller while the operation runs. None
+    /// of them may be in use.
     #[allow(
         clippy::mut_from_ref,
         reason = "an input is an address, and whose memory it is the caller's promise"
@@ -116,15 +114,15 @@ impl Input {
             return &mut [];
         }
         self.assert_aligned::<T>();
-        // SAFETY: among as many elements as MLX says, alive while the work runs, at an aligned
-        // address, checked above. The rest is the caller's promise.
+        // SAFETY: within the number of elements given by MLX, which live while the work runs, at an
+        // aligned address, as checked above. The caller guarantees the rest.
         unsafe { std::slice::from_raw_parts_mut(self.data.cast_mut().cast::<T>().add(from), n) }
     }
 
     /// The elements in their type.
     ///
     /// # Panics
-    /// When the address is not one of a `T`.
+    /// If the address is not aligned for `T`.
     ///
     /// # Safety
     /// The elements must be of type `T`.
@@ -133,15 +131,15 @@ impl Input {
             return &[];
         }
         self.assert_aligned::<T>();
-        // SAFETY: MLX says that there are this many elements, and keeps them while the work runs.
-        // The address is aligned, checked above. The type is the caller's promise.
+        // SAFETY: MLX gives this number of elements, and keeps them while the work runs. The
+        // address is aligned, checked above. The caller guarantees the type.
         unsafe { std::slice::from_raw_parts(self.data.cast(), self.size) }
     }
 
-    /// Elements between neighbors along each axis; 0 where it would be negative, which MLX's slices
-    /// of caches never are.
+    /// The stride along each axis, in elements; 0 instead of a negative one, which MLX's slices of
+    /// caches never have.
     pub fn strides(&self) -> Vec<usize> {
-        // SAFETY: the shim passes as many as there are axes, alive for the call.
+        // SAFETY: the shim passes one per axis, alive for the call.
         let strides = unsafe { std::slice::from_raw_parts(self.strides, self.ndim) };
         strides
             .iter()
@@ -149,11 +147,11 @@ impl Input {
             .collect()
     }
 
-    /// All elements from the first to the last that an index reaches, as an address. Others of them
+    /// The address range from the first to the last element that an index reaches. Other elements
     /// may be written while some are read.
     ///
     /// # Panics
-    /// When the address is not one of a `T`.
+    /// If the address is not aligned for `T`.
     ///
     /// # Safety
     /// The elements must be of type `T`.
@@ -162,15 +160,15 @@ impl Input {
             return &[];
         }
         self.assert_aligned::<T>();
-        // SAFETY: as many as there are axes, alive for the call.
+        // SAFETY: the shim passes one per axis, alive for the call.
         let shape = unsafe { std::slice::from_raw_parts(self.shape, self.ndim) };
         let last: usize = shape
             .iter()
             .zip(self.strides())
             .map(|(&d, s)| usize::try_from(d - 1).unwrap_or(0) * s)
             .sum();
-        // The index of the last element is within the array's memory. So are those before it, as no
-        // stride is negative.
+        // The index of the last element is within the array's memory. Earlier elements are as well,
+        // because no stride is negative.
         std::ptr::slice_from_raw_parts(self.data.cast(), last + 1)
     }
 }

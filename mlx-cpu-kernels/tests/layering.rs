@@ -1,6 +1,5 @@
-//! The order of this crate's files: each uses only files that stand before it in `ORDER`. So there
-//! is no circle between files, and no room uses one above it. Calls of methods are not seen: only
-//! paths.
+//! The order of this crate's files: each uses only files that precede it in `ORDER`. So there is no
+//! cycle between files. The check sees paths, but no method calls.
 
 #[path = "../../tests/common/layering.rs"]
 mod layering;
@@ -10,7 +9,7 @@ use std::path::Path;
 
 use layering::{modules, upward};
 
-/// Modules from the bottom up. A room with children stands for its `mod.rs`.
+/// Modules from the bottom up. A module with children stands for its `mod.rs`.
 const ORDER: &[&str] = &[
     // Modules that all others may use.
     "sync",
@@ -31,7 +30,7 @@ const ORDER: &[&str] = &[
     "layout::table",
     "layout::float_codes",
     "layout::packed",
-    // Instruction sets, each with its additions to those before.
+    // Instruction sets, each extending the ones before.
     "simd::prefetch",
     "simd::portable",
     "simd::portable::vmath",
@@ -156,7 +155,7 @@ fn files_use_only_what_stands_below_them() {
     }
 }
 
-/// The check itself finds arrows that point up, in lists, by `super`, and in the middle of code.
+/// The check finds forbidden references in lists, through `super`, and within code.
 #[test]
 fn arrows_that_point_up_are_found() {
     let order = [

@@ -1,17 +1,16 @@
-//! The pool of kernels and the right to run once, under a model checker (loom). It tries every
-//! order of the threads' steps, up to a bound of preemptions, instead of the few that happen on a
-//! machine.
+//! The kernel pool and the run-once flag under a model checker (loom). It tries all interleavings
+//! up to a bound of preemptions, instead of the few that happen on a machine.
 
 #![allow(dead_code, reason = "the models use a part of the included files")]
 
-/// What the files below synchronize by, as the model checker sees it.
+/// The synchronization primitives of the files below, as loom provides them.
 mod sync {
     pub(super) use loom::hint::spin_loop;
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     pub(super) use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
     pub(super) use loom::thread::{Builder, JoinHandle, yield_now};
 
-    /// One turn shows what many do.
+    /// One iteration suffices.
     pub(super) const SPINS: u32 = 1;
     pub(super) const YIELD_EVERY: u32 = 1;
 }
@@ -31,10 +30,10 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// A number that one thread at a time may use, which loom checks.
+/// A number that only one thread at a time may use, which loom checks.
 struct Cell(UnsafeCell<u32>);
 
-// SAFETY: loom fails the model where two threads use the number at once.
+// SAFETY: loom fails the model if two threads use the number at once.
 unsafe impl Sync for Cell {}
 // SAFETY: as for Sync.
 unsafe impl Send for Cell {}
@@ -45,7 +44,7 @@ impl Cell {
     }
 
     fn add(&self) {
-        // SAFETY: loom checks that this access is alone.
+        // SAFETY: loom checks that this access is exclusive.
         self.0.with_mut(|n| unsafe { *n += 1 });
     }
 
@@ -55,7 +54,7 @@ impl Cell {
     }
 }
 
-/// Each part of each job runs exactly once, and when a job returns its writes are there.
+/// Each part of each job runs exactly once, and its writes are visible when the job returns.
 #[test]
 fn jobs_run_all_parts_once_and_end() {
     check(3, || {
@@ -73,8 +72,7 @@ fn jobs_run_all_parts_once_and_end() {
     });
 }
 
-/// With more workers than parts, and one job right after another, no worker works on a finished
-/// one.
+/// With more workers than parts, and jobs in close succession, no worker works on a finished job.
 #[test]
 fn workers_that_come_late_find_nothing() {
     check(2, || {
@@ -87,7 +85,7 @@ fn workers_that_come_late_find_nothing() {
     });
 }
 
-/// The end of a pool wakes its workers, whether they spin, sleep, or are about to.
+/// Dropping a pool wakes its workers, whether they spin, sleep, or are about to sleep.
 #[test]
 fn a_pool_without_jobs_ends() {
     check(3, || drop(pool::Pool::start(3)));
@@ -113,7 +111,8 @@ fn replays_of_a_writer_order_what_depends_on_them() {
                 }
             }
         });
-        // The first evaluation's reader, or the second's: each waits for its own run of the writer.
+        // The reader of the first or the second evaluation: each waits for its own run of the
+        // writer.
         let readers = [0, 1].map(|run| {
             let (memory, done) = (memory.clone(), done.clone());
             loom::thread::spawn(move || {
@@ -129,7 +128,7 @@ fn replays_of_a_writer_order_what_depends_on_them() {
     });
 }
 
-/// Of several threads that ask at once, one may run.
+/// If several threads ask at once, exactly one may run.
 #[test]
 fn one_of_many_is_first() {
     check(3, || {

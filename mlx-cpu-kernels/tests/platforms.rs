@@ -1,6 +1,7 @@
-//! What a plain build on Linux x86-64 does not compile. Such code rots unseen, so each of its
-//! conditions stands in `ELSEWHERE` with what compiles it, or why nothing does. Here, as this
-//! crate has most of them and its tests need no MLX; the sources are those of the whole workspace.
+//! Lists code that a plain build on Linux x86-64 does not compile. Such code breaks unnoticed, so
+//! each of its conditions is listed in `ELSEWHERE`, with the job that compiles it or the reason why
+//! none does. The test is in this crate because most such code is here and no MLX is needed; it
+//! covers the whole workspace.
 
 #[path = "platforms/conditions.rs"]
 mod conditions;
@@ -46,8 +47,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether a part of a condition holds in a plain build, for the crate of a file; unknown where a
-/// build may have both, as with and without `test`.
+/// Whether a part of a condition holds in a plain build of a file's crate; `None` if builds differ,
+/// as for `test`.
 fn plain(file: &str, key: &str, value: Option<&str>) -> Option<bool> {
     match (key, value) {
         ("unix", None) => Some(true),
@@ -60,7 +61,7 @@ fn plain(file: &str, key: &str, value: Option<&str>) -> Option<bool> {
         ("target_pointer_width", Some(v)) => Some(v == "64"),
         ("feature", Some(v)) => {
             let folder = file.split_once('/').map_or("", |(first, _)| first);
-            // The crate at the root has no folder of its own.
+            // The root crate has no folder.
             let folder = match folder {
                 "src" | "tests" | "examples" => "",
                 _ => folder,
@@ -109,7 +110,7 @@ fn what_is_not_compiled_here_is_known() {
     );
 }
 
-/// Each entry names a thing that is there, or says why there is none.
+/// Each entry names something that exists, or the reason why there is none.
 #[test]
 fn what_compiles_the_rest_is_there() {
     let root = root();

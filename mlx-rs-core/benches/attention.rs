@@ -1,4 +1,4 @@
-//! Attention in blocks beside the same with the matrix of all scores, at the sizes of
+//! Flash attention compared with the full score matrix, at the sizes of
 //! `examples/bench_attention.rs`, which prints the tables.
 //!
 //! `cargo bench -p rust-mlx-core --bench attention`

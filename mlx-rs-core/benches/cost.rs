@@ -1,11 +1,11 @@
-//! What the safe layer costs: building lazy operations, evaluating, and copying in and out, each
-//! beside the same raw C calls. Also the lock beside an owning thread.
+//! The cost of the safe layer: building lazy operations, evaluation, and copies in and out, each
+//! compared with the same raw C calls. Also the lock compared with a thread that owns MLX.
 //!
 //! `cargo bench -p rust-mlx-core` prints a table. `-- --json` prints one JSON object, which
-//! `tools/compare_cost.py` sets beside Python. `-- NAME` runs only the cases whose name contains
-//! NAME. Figures are nanoseconds a call, the least of many short samples. That is what the code
-//! costs when nothing else takes the processor. Other figures say more about the machine's load
-//! than about the code.
+//! `tools/compare_cost.py` compares with Python. `-- NAME` runs only the cases whose name contains
+//! NAME. Figures are nanoseconds per call, the minimum of many short samples. That is the cost of
+//! the code on an idle processor. Other statistics depend more on the machine's load than on the
+//! code.
 
 use std::hint::black_box;
 use std::sync::mpsc;
@@ -29,7 +29,7 @@ struct Harness {
 }
 
 impl Harness {
-    /// Times `f`, called over and over.
+    /// Times repeated calls of `f`.
     fn case<R>(&mut self, name: &'static str, mut f: impl FnMut() -> R) {
         self.timed(name, 1, |n| {
             let start = Instant::now();
@@ -40,7 +40,7 @@ impl Harness {
         });
     }
 
-    /// Times what `f(n)` says `n` repetitions took; each counts as `parts` calls.
+    /// Records the time that `f(n)` reports for `n` repetitions; each counts as `parts` calls.
     fn timed(&mut self, name: &'static str, parts: usize, mut f: impl FnMut(usize) -> Duration) {
         if self.only.as_ref().is_some_and(|only| !name.contains(only)) {
             return;
@@ -62,7 +62,7 @@ fn main() {
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--json" => json = true,
-            // What cargo adds.
+            // Added by cargo.
             "--bench" => {}
             name => only = Some(name.to_owned()),
         }
@@ -90,7 +90,7 @@ fn main() {
     }
 }
 
-/// The lock every call takes, and the alternative to it: a thread that owns MLX.
+/// The lock that every call takes, compared with a thread that owns MLX.
 fn locks(harness: &mut Harness) {
     let lock = ReentrantMutex::new(());
     harness.case("lock", || drop(black_box(lock.lock())));
@@ -154,7 +154,7 @@ fn building(harness: &mut Harness) {
     harness.case("index_ranges", || m.get(idx![1..9, ..; 2]));
     harness.case("reshape", || m.reshape(&[32, 128]));
 
-    // A chain of which only the last array is held; freeing it is not counted, here or in Python.
+    // A chain of which only the last array is kept; freeing it is not measured, here or in Python.
     harness.timed("graph", GRAPH, |n| {
         let mut spent = Duration::ZERO;
         for _ in 0..n {
@@ -236,7 +236,7 @@ fn reading(harness: &mut Harness) {
     harness.case("memory_active", memory::active);
 }
 
-/// Where the values of an evaluated array are.
+/// The address of an evaluated array's values.
 fn raw_data(a: &Array) -> *const f32 {
     a.data::<f32>().expect("evaluated").as_ptr()
 }

@@ -1,11 +1,11 @@
-//! What single operations take at a decoder's shapes: products, softmax, element-wise work, norms,
-//! rotation, attention, linear layers, choices among 32,000 logits. Not what a call costs beside
-//! the work (`cost.rs`), nor whole sampling chains (`metal-backend`'s `sampling`).
+//! The time of single operations at a decoder's shapes: products, softmax, element-wise work,
+//! norms, rotation, attention, linear layers, and sampling from 32,000 logits. `cost.rs` measures
+//! call overhead, and `metal-backend`'s `sampling` whole sampling chains.
 //!
-//! `cargo bench -p rust-mlx-core --bench ops` runs on the best device here; `-- NAME` only what
-//! contains NAME. Cases that take long on a CPU are left out unless `-- --include-ignored` is
-//! given. Cases named `kernel` are this crate's own and run on the CPU only. `mlx` beside them is
-//! the same by MLX. Each sample builds one operation and evaluates it.
+//! `cargo bench -p rust-mlx-core --bench ops` runs on the best device; `-- NAME` only cases that
+//! contain NAME. Cases that are slow on a CPU need `-- --include-ignored`. Cases named `kernel` are
+//! this crate's and run only on the CPU. `mlx` beside them is MLX's equivalent. Each sample builds
+//! one operation and evaluates it.
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
@@ -13,7 +13,7 @@ use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{Array, Device, Dtype, QuantMode, Quantized, Result, Stream, cpu};
 
-/// Seconds for which one case runs at most, unless a single sample takes longer.
+/// The maximum seconds per case, unless a single sample takes longer.
 const SECONDS: f64 = 0.4;
 
 fn main() {
@@ -40,7 +40,7 @@ fn processor() -> Stream {
     Stream::default_of(Device::cpu()).unwrap()
 }
 
-/// Computed random numbers of mean 0 and deviation 1.
+/// Pseudo-random numbers with mean 0 and deviation 1.
 fn noise(shape: &[i32], seed: u64) -> Array {
     let key = Key::new(seed).unwrap();
     let x = random::normal(0.0, 1.0, shape, Dtype::Float32, &key).unwrap();
@@ -48,7 +48,7 @@ fn noise(shape: &[i32], seed: u64) -> Array {
     x
 }
 
-/// Times building and evaluating what `f` makes.
+/// Times building and evaluating the result of `f`.
 fn evaluated(bencher: Bencher<'_, '_>, f: impl Fn() -> Result<Array>) {
     bencher.bench_local(|| {
         let y = f().unwrap();
@@ -74,7 +74,7 @@ mod matmul {
         run(bencher, n);
     }
 
-    // A sample of the largest takes a good part of a minute with a plain BLAS.
+    // With a plain BLAS, a sample of the largest takes most of a minute.
     #[divan::bench(args = [1024, 2048, 4096], sample_count = 3, sample_size = 1, max_time = SECONDS, ignore)]
     fn square_large(bencher: Bencher<'_, '_>, n: i32) {
         run(bencher, n);
@@ -125,9 +125,9 @@ mod elementwise {
     }
 }
 
-/// Positions at once: a decode step, a batch of 8, a prefill.
+/// Positions per pass: a decode step, a batch of 8, a prefill.
 const POSITIONS: [i32; 3] = [1, 8, 512];
-/// Elements of a position, as in the first model.
+/// Hidden size of the first model.
 const HIDDEN: i32 = 576;
 
 #[divan::bench(args = POSITIONS, max_time = SECONDS)]
@@ -150,7 +150,7 @@ fn rope(bencher: Bencher<'_, '_>, positions: i32) {
 mod attention {
     use super::*;
 
-    /// 9 query heads on 3 key heads of 64, as in the first model; `queries` behind or in 512 keys.
+    /// 9 query heads with 3 key heads of 64, as in the first model; `queries` attend to 512 keys.
     #[divan::bench(args = [1, 32, 512], max_time = SECONDS)]
     fn mlx(bencher: Bencher<'_, '_>, queries: i32) {
         stream().scope(|| {
@@ -209,7 +209,7 @@ const PRODUCTS: [Product; 4] = [
     (1, MATRICES[1].0, MATRICES[1].1),
     (8, MATRICES[1].0, MATRICES[1].1),
 ];
-/// A short and a long prompt, and a matrix of a large model. By MLX on a CPU the longer ones take
+/// A short and a long prompt, and a matrix of a large model. By MLX on a CPU, the longer ones take
 /// seconds.
 const PREFILLS: [Product; 3] = [
     (16, MATRICES[0].0, MATRICES[0].1),
@@ -220,7 +220,7 @@ const PREFILLS: [Product; 3] = [
 mod linear {
     use super::*;
 
-    /// A matrix of this many bits, 32 for float32, and its packed form if there is one.
+    /// A matrix with this many bits (32 for float32), and its packed form if there is one.
     fn weight(bits: i32, (_, n, k): Product) -> (Array, Option<Quantized>) {
         let w = noise(&[n, k], 1);
         let packed = (bits < 32).then(|| Quantized::quantize(&w, 32, bits, QuantMode::Affine));
@@ -304,7 +304,7 @@ mod linear {
 }
 
 /// A product with one row reads its matrix once, so memory bandwidth bounds it. A plain read of the
-/// same bytes stands beside it.
+/// same bytes is measured beside it.
 mod memory {
     use super::*;
 
@@ -342,7 +342,7 @@ mod memory {
         });
     }
 
-    /// As many threads as the kernels use, each over a piece of its own.
+    /// The same number of threads as the kernels, each reading a separate part.
     #[divan::bench(sample_count = 20, sample_size = 1)]
     fn plain_read(bencher: Bencher<'_, '_>) {
         let numbers = vec![1u64; 5 * (MATRIX.0 * MATRIX.1) as usize / 64];

@@ -1,6 +1,6 @@
-//! The mLSTM recurrence over a prompt of 2,048 positions on the CPU: in chunks, position by position
-//! in one call, and one call a position as decode does it. The sizes are those of an xLSTM with 162M
-//! parameters and of xLSTM 7B, one layer.
+//! The mLSTM recurrence over a prompt of 2,048 positions on the CPU: in chunks, position by
+//! position in one call, and with one call per position as in decode. The sizes are those of an
+//! xLSTM with 162M parameters and of xLSTM 7B, one layer.
 //!
 //! `cargo bench -p rust-mlx-core --bench recurrence`
 
@@ -70,7 +70,7 @@ fn empty([heads, key_dim, value_dim]: [i32; 3]) -> Result<Vec<Array>> {
     shapes.iter().map(zeros).collect()
 }
 
-/// The shortest time of a few runs, and the last state's `m`, by which results are compared.
+/// The shortest time of a few runs, and the last state's `m`, for comparison of results.
 fn timed(mut run: impl FnMut() -> Result<Vec<Array>>) -> Result<(Duration, Vec<f32>)> {
     let mut best = Duration::MAX;
     let mut last = Vec::new();
@@ -122,7 +122,7 @@ fn main() -> Result<()> {
                 }
                 Ok(state)
             })?;
-            // The ways to compute are the same function.
+            // All ways compute the same function.
             for other in [&same, &again] {
                 for (a, b) in found.iter().zip(other) {
                     assert!((a - b).abs() <= 1e-3 * b.abs().max(1.0), "{a} {b}");

@@ -1,5 +1,5 @@
-//! Attention without the matrix of all scores: grouped heads, the causal mask and a cap on scores,
-//! beside the same computed step by step; and the weights of the last position.
+//! Flash attention with grouped heads, the causal mask and a score cap, compared with a
+//! step-by-step computation; shows the weights of the last position.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example attention_demo
@@ -12,7 +12,7 @@ use mlx_rs_core::{All, Array, Dtype, Result, tri, where_};
 /// Positions, query heads, key heads and elements of a head.
 const SHAPE: (i32, i32, i32, i32) = (24, 8, 4, 32);
 
-/// The shares of `[H, L, L]` that queries give to keys; a position sees none after itself.
+/// The attention weights `[H, L, L]`; a position sees no later ones.
 fn weights(q: &Array, k: &Array, scale: f32, cap: Option<f32>) -> Result<Array> {
     let (length, heads, kv_heads, dim) = SHAPE;
     // [H, L, D] -> [Hkv, H / Hkv, L, D]: heads of a group share keys.
@@ -29,7 +29,7 @@ fn weights(q: &Array, k: &Array, scale: f32, cap: Option<f32>) -> Result<Array> 
     masked.softmax(-1, true)?.reshape(&[heads, length, length])
 }
 
-/// Compares both ways, and shows the weights of the last position.
+/// Compares both computations, and shows the weights of the last position.
 pub fn main() -> Result<()> {
     let (length, heads, kv_heads, dim) = SHAPE;
     let noise = |heads: i32, seed| -> Result<Array> {
@@ -66,7 +66,7 @@ pub fn main() -> Result<()> {
     println!("{heads} heads on {kv_heads}, {length} positions: the two differ by {difference:e}");
     assert!(difference < 1e-5, "{difference}");
 
-    // The last position sees all: its shares sum to 1, and a cap levels them.
+    // The last position sees all: its weights sum to 1, and a cap levels them.
     let last = |shares: &Array| shares.slice_axis(1, length - 1, length);
     let capped = weights(&q, &k, scale, Some(0.5))?;
     for (name, shares) in [("plain", &shares), ("capped", &capped)] {

@@ -1,5 +1,5 @@
-//! Products on the CPU and on the GPU: which backend there is, where products of a decoder's sizes
-//! go, and that all ways give the same numbers.
+//! Products on the CPU and on the GPU: the available backend, the devices for a decoder's sizes,
+//! and a check that all ways give equal results.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example backend_demo
@@ -18,7 +18,7 @@ const PRODUCTS: [(&str, u64); 5] = [
     ("logits", 2 * 2560 * 262_144),
 ];
 
-/// Shows the backend, and that all ways to multiply agree.
+/// Shows the backend, and checks that all ways to multiply agree.
 pub fn main() -> Result<()> {
     let backend = default_backend()?;
     println!("backend: {}", backend.name());

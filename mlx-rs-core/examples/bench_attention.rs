@@ -1,6 +1,5 @@
-//! Attention in blocks beside the same with the matrix of all scores: times, the memory that each
-//! takes, and how far each is from sums in float64. The heads are those of Gemma 3 4B: eight on
-//! four.
+//! Flash attention compared with the full score matrix: time, memory, and error relative to
+//! float64. The heads are those of Gemma 3 4B: eight query heads and four key heads.
 //!
 //! ```text
 //! cargo bench -p rust-mlx-core --bench attention
@@ -20,7 +19,7 @@ const KV_HEADS: i32 = 4;
 /// A number of positions and of elements of a head.
 pub type Size = (i32, i32);
 
-/// What is timed.
+/// The sizes to time.
 pub const TIMED: [Size; 16] = [
     (1, 32),
     (6, 32),
@@ -40,16 +39,16 @@ pub const TIMED: [Size; 16] = [
     (192, 256),
 ];
 
-/// Positions whose memory and precision are shown, with heads of 256.
+/// Positions for memory and precision, with heads of 256.
 pub const MEASURED: [i32; 4] = [6, 128, 512, 2048];
 
-/// Queries, keys and values in the layouts of both ways.
+/// Queries, keys and values in the layouts of both implementations.
 struct Inputs {
     /// `[1, H, L, D]`, and keys and values `[1, Hkv, L, D]`.
     q: Array,
     k: Array,
     v: Array,
-    /// `[1, L, (H + 2 Hkv) * D]`, as a projection gives them.
+    /// `[1, L, (H + 2 Hkv) * D]`, as from a projection.
     packed: Array,
     size: Size,
 }
@@ -102,7 +101,7 @@ impl Inputs {
         scores.softmax(-1, true)?.matmul(&v)
     }
 
-    /// By how much `found` is off at most, beside sums in float64, which only the CPU has.
+    /// The maximum error of `found` relative to float64, which only the CPU supports.
     fn error(&self, found: &Array) -> Result<f32> {
         let (length, dim) = self.size;
         // In blocks it is [1, L, H * D] on the CPU.
@@ -152,7 +151,7 @@ impl Inputs {
     }
 }
 
-/// The median time of building and evaluating.
+/// The median time of building and evaluation.
 fn median(runs: usize, make: &dyn Fn() -> Result<Array>) -> Result<Duration> {
     make()?.eval()?;
     let mut times = Vec::with_capacity(runs);
@@ -165,7 +164,7 @@ fn median(runs: usize, make: &dyn Fn() -> Result<Array>) -> Result<Duration> {
     Ok(times.get(times.len() / 2).copied().unwrap_or_default())
 }
 
-/// Bytes that are in use at most while it is evaluated, beyond those in use before.
+/// Peak memory of the evaluation, beyond the memory in use before.
 fn peak(make: &dyn Fn() -> Result<Array>) -> Result<usize> {
     memory::clear_cache()?;
     memory::reset_peak()?;
@@ -180,7 +179,7 @@ pub fn main() -> Result<()> {
     run(&TIMED, &MEASURED, 21).map(|_| ())
 }
 
-/// Prints the tables. Returns by how much attention in blocks is off at most.
+/// Prints the tables. Returns the maximum error of flash attention.
 pub fn run(timed: &[Size], measured: &[i32], runs: usize) -> Result<f32> {
     let gpu = Device::gpu().is_available();
     let device = if gpu { Device::gpu() } else { Device::cpu() };

@@ -1,4 +1,4 @@
-//! How long products of a decoder's sizes take on each device.
+//! The time of products with a decoder's sizes on each device.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example bench_backend

@@ -1,6 +1,6 @@
-//! A kernel of one's own on the GPU, with a gradient, next to the same function in operations of
-//! MLX. A device without Metal and CUDA has no such kernels: there the function is made of MLX's
-//! operations, and its gradient is still compared.
+//! A custom GPU kernel with a gradient, compared with the same function in MLX's operations. A
+//! device without Metal and CUDA has no custom kernels: there MLX's operations are used, and the
+//! gradient is still compared.
 //!
 //! ```text
 //! cargo run -p rust-mlx-core --example custom_kernel
@@ -12,7 +12,7 @@ use mlx_rs_core::{All, Array, Error, ErrorKind, Result, cuda_is_available, metal
 
 const N: i32 = 1_000;
 
-/// `x * sigmoid(x)` in one pass, for the GPU that is there.
+/// `x * sigmoid(x)` in one pass, for the available GPU.
 enum Silu {
     Metal(MetalKernel),
     Cuda(CudaKernel),
@@ -59,8 +59,8 @@ impl Silu {
             .thread_group(256, 1, 1)
             .template("T", x.dtype())
             .template("N", elements as i32);
-        // SAFETY: there is one thread for each element, which reads and writes that one alone; with
-        // CUDA, threads beyond do nothing.
+        // SAFETY: there is one thread per element, which reads and writes only that element; with
+        // CUDA, further threads do nothing.
         let mut outputs = unsafe {
             match self {
                 Silu::Metal(kernel) => kernel.launch(&launch)?,

@@ -1,4 +1,4 @@
-//! Linear regression by gradient descent: the loss is a function, its gradient another.
+//! Linear regression by gradient descent, with the loss and its gradient as functions.
 //!
 //! ```text
 //! cargo run -p rust-mlx-core --example linear_regression
@@ -32,7 +32,7 @@ pub(crate) fn main() -> Result<()> {
     for i in 0..STEPS {
         let (values, grads) = step(std::slice::from_ref(&weights))?;
         weights = weights.subtract(&grads[0].multiply(&rate)?)?;
-        // Once a step, so that the graph does not grow.
+        // Evaluated once per step, so that the graph does not grow.
         eval([&weights])?;
         if i % 100 == 0 {
             println!("step {i:3}  loss {:.6}", values[0].item::<f32>()?);

@@ -1,5 +1,5 @@
 //! A small network on generated data: named parameters, an optimizer with state (Adam; Kingma and
-//! Ba 2014), mini-batches, accuracy on examples it has not seen.
+//! Ba 2014), mini-batches, and accuracy on unseen examples.
 //!
 //! ```text
 //! cargo run -p rust-mlx-core --example mlp
@@ -65,7 +65,7 @@ pub(crate) fn main() -> Result<()> {
     Ok(())
 }
 
-/// Points `[n, 2]` on as many spiral arms as there are classes, and the class of each, `[n, 1]`.
+/// Points `[n, 2]` on one spiral arm per class, and the class of each, `[n, 1]`.
 fn spirals(n: i32, key: &mut random::Key) -> Result<(Array, Array)> {
     let (a, b) = key.split()?;
     let (b, c) = b.split()?;
@@ -132,7 +132,7 @@ fn cross_entropy(params: &Params, x: &Array, classes: &Array) -> Result<Array> {
         .mean(0, false)
 }
 
-/// Adam: steps by the running mean of the gradient over the root of that of its square.
+/// Adam: the moving average of the gradient divided by the root of that of its square.
 struct Adam {
     rate: f32,
     steps: i32,
@@ -151,7 +151,7 @@ impl Adam {
         })
     }
 
-    /// What lives from step to step, to be evaluated with the parameters.
+    /// The state to evaluate with the parameters in each step.
     fn state(&self) -> Vec<&Array> {
         let mut leaves = self.mean.leaves();
         leaves.extend(self.square.leaves());

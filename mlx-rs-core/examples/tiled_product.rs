@@ -1,6 +1,6 @@
-//! A product of matrices in tiles of 32 x 32, as a kernel of one's own: each group of threads reads
-//! a tile of both matrices into its shared memory, and every element is used 32 times. A device
-//! without Metal and CUDA has no such kernels: there the product is MLX's.
+//! A matrix product in tiles of 32 x 32, as a custom kernel: each thread group reads a tile of both
+//! matrices into shared memory, and every element is used 32 times. A device without Metal and CUDA
+//! has no custom kernels: there the product is MLX's.
 //!
 //! ```text
 //! cargo run --release -p rust-mlx-core --example tiled_product
@@ -10,7 +10,7 @@ use mlx_rs_core::kernel::{CudaKernel, Dialect, Launch, MetalKernel};
 use mlx_rs_core::random::{self, Key};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result};
 
-/// Rows and columns of a tile; a group has a thread for each element.
+/// Rows and columns of a tile; a group has one thread per element.
 pub const TILE: u32 = 32;
 
 const BODY: &str = "
@@ -67,7 +67,7 @@ fn product(a: &Array, b: &Array) -> Result<Array> {
     let Some(dialect) = Dialect::available() else {
         return a.matmul(b);
     };
-    // Whole tiles, so that all threads of a group meet at each wait.
+    // Whole tiles, so that all threads of a group reach each barrier.
     let whole = |n: i32| n.unsigned_abs().next_multiple_of(TILE);
     let launch = Launch::new()
         .input(a)
@@ -80,8 +80,8 @@ fn product(a: &Array, b: &Array) -> Result<Array> {
         .template("INNER", inner);
     let (name, source) = ("tiled_product", source(dialect));
     let (inputs, outputs) = (["a", "b"], ["product"]);
-    // SAFETY: both matrices have the shapes that the constants say. A thread reads within them,
-    // writes its own element alone, and all threads of a group reach both waits.
+    // SAFETY: both matrices have the shapes in the constants. A thread reads within them and writes
+    // only its own element, and all threads of a group reach both barriers.
     let made = unsafe {
         match dialect {
             Dialect::Metal => {

@@ -1,5 +1,5 @@
 //! GELU, the activation `x * Phi(x)` of Hendrycks and Gimpel (2016), exact and by its tanh
-//! approximation. Each is six or eight operations of MLX, and one kernel on GPUs.
+//! approximation. Each is six or eight operations of MLX, fused to one kernel on GPUs.
 
 use std::sync::LazyLock;
 
@@ -45,8 +45,8 @@ impl Array {
     }
 }
 
-/// On CPUs the operations one by one: MLX fuses there with a C++ compiler only, and a replay of the
-/// graph alone saves nothing.
+/// On CPUs the operations run one by one: MLX fuses there only with a C++ compiler, and replaying
+/// the graph alone saves nothing.
 fn on_its_device(
     x: &Array,
     fused: &Compiled<Error>,
@@ -76,7 +76,7 @@ fn replayed(fused: &Compiled<Error>, x: &Array) -> Result<Array> {
 
 fn one_kernel(formula: fn(&Array) -> Result<Array>) -> Compiled<Error> {
     // SAFETY: element-wise functions of one argument take every shape; the constants in the trace
-    // are scalars, which broadcast to all of them.
+    // are scalars, which broadcast.
     unsafe { compile_shapeless(move |x: &[Array]| Ok(vec![formula(&x[0])?])) }
 }
 
@@ -110,7 +110,7 @@ fn by_tanh(x: &Array) -> Result<Array> {
 mod tests {
     use super::*;
 
-    /// What runs on GPUs, on the CPU, where the same graph is replayed without fusing.
+    /// Runs the GPU's graph on the CPU, where it is replayed without fusing.
     #[test]
     fn the_compiled_graph_computes_the_formula_at_every_shape_and_type() {
         for (fused, formula) in [(&EXACT, exact as fn(&Array) -> _), (&TANH, by_tanh)] {

@@ -1,6 +1,6 @@
-//! The only module that calls mlx-c. It takes the process-wide lock and installs the error handler
-//! before the first call. It turns mlx-c's mixed error channels (status, null handle, message slot)
-//! into `Result`. What the calls mean is the business of the other modules.
+//! The only module that calls mlx-c directly. It takes the process-wide lock and installs the error
+//! handler before the first call. It turns mlx-c's mixed error channels (status, null handle,
+//! message slot) into `Result`. The other modules give the calls their meaning.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -22,8 +22,8 @@ use crate::{deadlock, exit, memory, quirks, stream};
 /// MLX.
 static MLX: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// Array handles alive now: a leak shows here even when the bytes look flat. Written with the lock
-/// held only, so a load and a store suffice instead of the locked instruction of an atomic sum.
+/// The number of live array handles, which shows leaks even if memory use looks constant. It is
+/// written only under the lock, so a load and a store suffice instead of an atomic addition.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
 /// Changes the count. Call with the lock held.
@@ -32,14 +32,14 @@ fn count_live(by: i64) {
 }
 
 thread_local! {
-    /// mlx-c reports in the thread that made the call, so the slot is per thread. Without a
+    /// mlx-c reports errors on the calling thread, so the slot is thread-local. Without a
     /// destructor it stays valid for other destructors of the thread, which may call MLX. A message
-    /// that is in it when the thread ends is lost.
+    /// in the slot when the thread ends is leaked.
     static MESSAGE: RefCell<ManuallyDrop<Option<String>>> =
         const { RefCell::new(ManuallyDrop::new(None)) };
 
-    /// Whether there may be something in the slot. Each call reads this flag, since it needs no
-    /// destructor and so no registration.
+    /// Whether the slot may contain a message. Each call reads this flag, which needs no destructor
+    /// and so no registration.
     static REPORTED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -63,10 +63,10 @@ extern "C" fn on_error(message: *const c_char, _data: *mut c_void) {
     }));
 }
 
-/// The lock, taken.
+/// A guard of the lock.
 pub(crate) type Guard = ReentrantMutexGuard<'static, ()>;
 
-/// Takes the lock, for what cannot fail: MLX is loaded, or is not called.
+/// Takes the lock for operations that cannot fail because MLX is loaded or not called.
 pub(crate) fn lock() -> Guard {
     let guard = MLX.lock();
     // Callers that do not check the result hold a handle, so MLX is loaded.
@@ -74,7 +74,7 @@ pub(crate) fn lock() -> Guard {
     guard
 }
 
-/// Takes the lock if nobody else holds it, to free something.
+/// Tries to take the lock, to free something.
 pub(crate) fn try_lock() -> Option<Guard> {
     MLX.try_lock()
 }
@@ -94,7 +94,7 @@ pub(crate) fn enter(op: &'static str) -> Result<Guard> {
     }
 }
 
-/// Takes the lock to free something. `None` for a deadlock: what cannot be freed is leaked.
+/// Takes the lock to free something. `None` for a deadlock: the object is then leaked.
 pub(crate) fn lock_to_free() -> Option<Guard> {
     MLX.try_lock().or_else(wait)
 }
@@ -104,7 +104,7 @@ fn wait() -> Option<Guard> {
     deadlock::wait(|time| MLX.try_lock_for(time))
 }
 
-/// What every call of MLX needs. Call with the lock held.
+/// Preparation of every MLX call. Call with the lock held.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] when MLX cannot be loaded.
@@ -116,13 +116,13 @@ fn ready(op: &'static str) -> Result<()> {
     }
 }
 
-/// Whether MLX is loaded, or why not. The first caller loads it and installs the error handler,
-/// whose default would exit the process.
+/// Whether MLX is loaded; otherwise the reason. The first caller loads it and installs the error
+/// handler; the default handler would exit the process.
 #[inline]
 pub(crate) fn loaded() -> std::result::Result<(), &'static str> {
     static LOADED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
     let loaded = LOADED.get().unwrap_or_else(|| {
-        // The lock first, always: a thread that has it may wait for this, too.
+        // The lock is always taken first, because its holder may wait for this, too.
         let _guard = MLX.lock();
         LOADED.get_or_init(load)
     });
@@ -147,7 +147,7 @@ pub(crate) fn lock_for(patience: Duration) -> Option<Guard> {
     MLX.try_lock_for(patience)
 }
 
-/// Whether this thread holds the lock. MLX's own threads never do.
+/// Whether this thread holds the lock. MLX's own threads never hold it.
 pub(crate) fn is_locked_here() -> bool {
     MLX.is_owned_by_current_thread()
 }
@@ -165,14 +165,14 @@ fn take_message() -> Option<String> {
     MESSAGE.with(|slot| slot.try_borrow_mut().ok()?.take())
 }
 
-/// The message of the failure just seen, without the source location mlx-c appends.
+/// The message of the last failure, without the source location that mlx-c appends.
 #[cold]
 fn take_error(op: &'static str) -> Error {
     let text = take_message().unwrap_or_else(|| String::from("MLX failed without a message"));
     Error::new(ErrorKind::Mlx, op, strip_location(&text))
 }
 
-/// mlx-c appends ` at FILE:LINE` of its own source, which says nothing to a user.
+/// mlx-c appends ` at FILE:LINE` of its own source, which does not help users.
 fn strip_location(text: &str) -> &str {
     match text.rsplit_once(" at ") {
         Some((head, tail)) => match tail.rsplit_once(':') {
@@ -188,7 +188,7 @@ fn strip_location(text: &str) -> &str {
     }
 }
 
-/// Runs a call that answers with a status.
+/// Runs a call that returns a status.
 pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
     let _guard = enter(op)?;
     clear();
@@ -198,8 +198,8 @@ pub(crate) fn status(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> 
 }
 
 /// Runs a call that computes. When it fails, MLX has already started earlier operations, and frees
-/// the buffers that they still write as soon as the arrays are dropped. So everything started is
-/// waited for first.
+/// their output buffers as soon as the arrays are dropped. So all started operations are awaited
+/// first.
 pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<()> {
     let _guard = enter(op)?;
     let result = deadlock::evaluating(|| status(op, f));
@@ -210,7 +210,7 @@ pub(crate) fn evaluation(op: &'static str, f: impl FnOnce() -> c_int) -> Result<
     result
 }
 
-/// Runs an operation that yields one array on the current stream.
+/// Runs an operation that returns one array on the current stream.
 pub(crate) fn array(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array, sys::mlx_stream) -> c_int,
@@ -229,8 +229,8 @@ pub(crate) fn adopt(
     adopt_locked(op, f)
 }
 
-/// As [`adopt`], for an array that exists already. It is not compared with the budget, which may
-/// have become smaller than the array.
+/// As [`adopt`], for an existing array. It is not compared with the budget, which may have been
+/// reduced below the array's size.
 pub(crate) fn alias(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array) -> c_int,
@@ -244,17 +244,18 @@ fn adopt_locked(op: &'static str, f: impl FnOnce(*mut sys::mlx_array) -> c_int) 
     checked(op, alias_locked(op, f)?)
 }
 
-/// This result, if it fits into the budget. An empty result is replaced by an array without a
-/// history. So MLX never sees an empty view, nor derives through one. Its reductions of such views
-/// read shapes that they never set: they do not end, or write anywhere.
+/// Returns the result if it fits the budget. An empty result is replaced by an array without a
+/// history. So MLX never sees or differentiates an empty view. MLX's reductions of such views read
+/// uninitialized shapes, and then do not end or write out of bounds.
 fn checked(op: &'static str, array: Array) -> Result<Array> {
     if memory::check(op, &array)? > 0 {
         return Ok(array);
     }
     let shape = array.shape();
     alias_locked(op, |out| {
-        // SAFETY: no element is read, since the product of the shape is zero. The shape has as many
-        // entries as are passed; `out` is writable, and ownership of the new handle moves into it.
+        // SAFETY: no element is read, since the product of the shape is zero. The shape has the
+        // passed number of entries; `out` is writable, and ownership of the new handle moves into
+        // it.
         unsafe {
             let (values, ndim) = (std::ptr::dangling::<u64>(), shape.len() as c_int);
             *out =
@@ -314,7 +315,7 @@ impl Drop for OutArray {
     }
 }
 
-/// Frees an array handle. Freeing walks the graph, so it takes the lock like any other call.
+/// Frees an array handle. Freeing walks the graph, so it takes the lock.
 pub(crate) fn free(raw: sys::mlx_array) {
     let Some(_guard) = lock_to_free() else {
         return;
@@ -324,7 +325,7 @@ pub(crate) fn free(raw: sys::mlx_array) {
     unsafe { sys::mlx_array_free(raw) };
 }
 
-/// Handles alive in this process.
+/// The number of live handles in this process.
 pub(crate) fn live() -> i64 {
     LIVE.load(Ordering::Relaxed)
 }
@@ -366,7 +367,7 @@ impl ArrayVec {
         self.0
     }
 
-    /// Where a call may put its vector, which is freed with this.
+    /// The destination for a call's vector, which is freed with this.
     pub(crate) fn out(&mut self) -> *mut sys::mlx_vector_array {
         &raw mut self.0
     }
@@ -376,13 +377,13 @@ impl ArrayVec {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// The arrays in it, each through a handle of its own.
+    /// Its arrays, each as a separate handle.
     pub(crate) fn to_arrays(&self, op: &'static str) -> Result<Vec<Array>> {
         read_vec(op, self.0)
     }
 }
 
-/// The arrays of a vector that C owns, each through a handle of its own.
+/// The arrays of a vector that C owns, each as a separate handle.
 pub(crate) fn read_vec(op: &'static str, vec: sys::mlx_vector_array) -> Result<Vec<Array>> {
     let _guard = enter(op)?;
     if vec.ctx.is_null() {
@@ -414,7 +415,7 @@ impl Drop for ArrayVec {
     }
 }
 
-/// Runs an operation that yields several arrays on the current stream.
+/// Runs an operation that returns several arrays on the current stream.
 pub(crate) fn arrays(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_vector_array, sys::mlx_stream) -> c_int,
@@ -431,7 +432,7 @@ pub(crate) fn arrays(
     out.to_arrays(op)
 }
 
-/// Runs a call that makes a handle and says that it failed by a null one.
+/// Runs a call that returns a handle, or null on failure.
 pub(crate) fn handle(op: &'static str, f: impl FnOnce() -> *mut c_void) -> Result<*mut c_void> {
     let _guard = enter(op)?;
     clear();
@@ -444,7 +445,7 @@ pub(crate) fn handle(op: &'static str, f: impl FnOnce() -> *mut c_void) -> Resul
     }
 }
 
-/// Runs an operation that yields two arrays on the current stream.
+/// Runs an operation that returns two arrays on the current stream.
 pub(crate) fn pair(
     op: &'static str,
     f: impl FnOnce(*mut sys::mlx_array, *mut sys::mlx_array, sys::mlx_stream) -> c_int,
@@ -541,7 +542,7 @@ mod tests {
 
     #[test]
     fn a_result_beside_a_failing_status_is_freed() {
-        // Under the lock no test beside this one makes or frees a handle.
+        // Under the lock, no concurrent test makes or frees a handle.
         let _guard = lock();
         let before = live();
         let e = adopt("both", |out| {

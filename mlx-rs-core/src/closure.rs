@@ -1,21 +1,21 @@
-//! Rust functions that MLX calls: how they cross into C, and how their failures come back. The
-//! transforms that use this are in `transforms/`.
+//! Rust functions called by MLX: their way into C, and the way of their errors back. `transforms/`
+//! uses this.
 //!
-//! Three rules hold here:
+//! It follows three rules:
 //!
-//! - **Ownership.** A function is given to C in one counted box with one destructor. C frees it
-//!   exactly once, also when making the closure fails. A function that is only borrowed for a call
-//!   ([`scoped`]) is reached through a slot that is emptied after the call. So a closure that MLX
-//!   kept unexpectedly gets an error, not a dangling pointer.
+//! - **Ownership.** A function is passed to C in one reference-counted box with one destructor. C
+//!   frees it exactly once, also if making the closure fails. A function borrowed only for a call
+//!   ([`scoped`]) is reached through a slot that is emptied after the call. So if MLX keeps the
+//!   closure unexpectedly, a call gives an error, not a dangling pointer.
 //! - **Unwinding.** Nothing unwinds through C. The trampoline catches a panic, keeps it on this
 //!   thread and reports a failure to MLX. [`run`] resumes it when the C call has returned.
-//! - **Errors.** The value that a function returned is kept likewise, with its type, and [`run`]
-//!   returns it. MLX's own "returned a non-zero value" is dropped.
+//! - **Errors.** An error value returned by a function is kept the same way, with its type, and
+//!   [`run`] returns it. MLX's own "returned a non-zero value" is dropped.
 //!
 //! Threads: MLX calls closures in the thread that called the transform, which holds the lock. MLX's
 //! stream threads never call one. They could release the last reference of a graph node that owns
-//! one. Such a payload is put aside, and the next thread that calls in drops it. Values of the user
-//! must not be dropped on a thread that MLX waits for.
+//! one. Such a payload is set aside, and the next thread that calls MLX drops it. User values must
+//! not be dropped on a thread that MLX waits for.
 
 mod custom;
 mod payload;
@@ -39,12 +39,11 @@ use crate::deadlock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
-/// An error that a function given to a transform may return.
+/// The error type of functions given to a transform.
 ///
-/// Implemented for every type that can be made from an [`Error`](crate::Error) and turned into a
-/// boxed standard error. Examples are [`Error`](crate::Error) itself,
-/// `Box<dyn Error + Send + Sync>`, `anyhow::Error`, and error enums with a variant for this crate's
-/// error.
+/// Implemented for every type that converts from [`Error`](crate::Error) and into a boxed standard
+/// error. Examples are [`Error`](crate::Error) itself, `Box<dyn Error + Send + Sync>`,
+/// `anyhow::Error`, and error enums with a variant for this crate's error.
 pub trait ClosureError:
     From<Error> + Into<Box<dyn std::error::Error + Send + Sync>> + 'static
 {
@@ -55,7 +54,7 @@ impl<E> ClosureError for E where
 {
 }
 
-/// Why a function given to MLX failed.
+/// The reason why a function given to MLX failed.
 pub(crate) enum Failure {
     Panic(Box<dyn Any + Send>),
     Error(Raised),
@@ -64,7 +63,7 @@ pub(crate) enum Failure {
 /// Any standard error.
 type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error value of a forgotten type, and how to make a standard error of it.
+/// An error value of an erased type, with a conversion to a standard error.
 pub(crate) struct Raised {
     value: Box<dyn Any>,
     boxed: fn(Box<dyn Any>) -> Option<BoxedError>,
@@ -78,7 +77,7 @@ impl Raised {
         }
     }
 
-    /// The value itself where the types agree, else wrapped.
+    /// The value itself if the types agree, otherwise wrapped.
     fn surface<E: ClosureError>(self, op: &'static str) -> E {
         let value = match self.value.downcast::<E>() {
             Ok(error) => return *error,
@@ -90,7 +89,7 @@ impl Raised {
         };
         match (self.boxed)(value) {
             Some(source) => E::from(Error::callback(op, source)),
-            // Not reached: the function was made for the type of the value.
+            // Unreachable: the function was made for the type of the value.
             None => E::from(Error::new(ErrorKind::Callback, op, "a function failed")),
         }
     }
@@ -103,22 +102,22 @@ impl From<Error> for Failure {
 }
 
 thread_local! {
-    /// What the innermost failing function left behind, until the C call around it returns.
+    /// The failure of the innermost function, until the surrounding C call returns.
     static FAILURE: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
 thread_local! {
-    /// Functions of transforms that this thread is in.
+    /// The nesting depth of transform functions on this thread.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether the caller is a function that a transform traces, where an array may be differentiated.
+/// Whether the caller is a function being traced, where an array may be differentiated.
 pub(crate) fn inside() -> bool {
     DEPTH.get() > 0
 }
 
 fn swap_failure(new: Option<Failure>) -> Option<Failure> {
-    // The slot may already be gone while a thread shuts down.
+    // The slot may already be destroyed during thread shutdown.
     FAILURE
         .try_with(|slot| {
             slot.try_borrow_mut()
@@ -129,8 +128,8 @@ fn swap_failure(new: Option<Failure>) -> Option<Failure> {
         .flatten()
 }
 
-/// Runs a transform, with the stack that one needs: `f` calls C, which may call functions of ours.
-/// Their panic is resumed here and their error returned, whatever C made of it.
+/// Runs a transform on a sufficient stack: `f` calls C, which may call our functions. Their panic
+/// is resumed here, and their error is returned, independent of C's result.
 pub(crate) fn run<T, E: ClosureError>(
     op: &'static str,
     f: impl FnOnce() -> Result<T>,
@@ -138,7 +137,7 @@ pub(crate) fn run<T, E: ClosureError>(
     stack::grown(|| run_here(op, f))
 }
 
-/// As [`run`], on the present stack: for calls that walk no graph.
+/// As [`run`], on the current stack, for calls that walk no graph.
 pub(crate) fn run_here<T, E: ClosureError>(
     op: &'static str,
     f: impl FnOnce() -> Result<T>,
@@ -157,7 +156,7 @@ pub(crate) fn run_here<T, E: ClosureError>(
     }
 }
 
-/// Runs C inside a callback: as [`run`], but a failure is passed on rather than surfaced.
+/// Calls C inside a callback: as [`run`], but passes a failure on.
 pub(crate) fn nested<T>(f: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
     swap_failure(None);
     let result = f();
@@ -167,15 +166,15 @@ pub(crate) fn nested<T>(f: impl FnOnce() -> Result<T>) -> Result<T, Failure> {
     }
 }
 
-/// Drops a failure that the caller answers by another attempt.
+/// Drops a failure after which the caller tries another way.
 pub(crate) fn forget_failure() {
     drop(swap_failure(None));
 }
 
-/// Runs the body of a function of the user; a panic becomes a failure.
+/// Runs a user function; a panic becomes a failure.
 pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
-    // AssertUnwindSafe: the panic is resumed in the caller of the transform, which sees the state
-    // of `f` as after any other panic.
+    // AssertUnwindSafe: the panic is resumed in the caller of the transform, which sees `f` as
+    // after any other panic.
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(Failure::Error(Raised::new(error))),
@@ -183,14 +182,14 @@ pub(crate) fn guarded<T, E: ClosureError>(f: impl FnOnce() -> Result<T, E>) -> R
     }
 }
 
-/// Keeps a failure that did not come through C for the surrounding [`run`], which returns it. The
-/// error returned stands for it until then.
+/// Stores a failure that did not come through C, for the surrounding [`run`] to return. The
+/// returned error represents it until then.
 pub(crate) fn fail(failure: Failure) -> Error {
     drop(swap_failure(Some(failure)));
     Error::new(ErrorKind::Callback, "closure", "a function failed")
 }
 
-/// The end of every trampoline: a status for C, the failure kept for [`run`].
+/// The end of every trampoline: returns a status to C, and stores the failure for [`run`].
 fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
     struct Leave;
     impl Drop for Leave {
@@ -214,10 +213,10 @@ fn finish(f: impl FnOnce() -> Result<(), Failure>) -> c_int {
     1
 }
 
-/// What a function gives back to its trampoline.
+/// The result of a function for its trampoline.
 pub(crate) type Outcome = Result<Vec<Array>, Failure>;
 
-/// A function from arrays to arrays as C calls it.
+/// A function from arrays to arrays, in the form that C calls.
 pub(crate) type Function = Box<dyn Fn(&[Array]) -> Outcome + Send>;
 
 unsafe extern "C" fn call_function(
@@ -245,7 +244,7 @@ impl Closure {
     pub(crate) fn new(payload: Arc<Payload<Function>>) -> Result<Self> {
         let _guard = call::enter("closure")?;
         let raw = Arc::into_raw(payload);
-        // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the
+        // SAFETY: trampoline and destructor match the payload, whose ownership moves into the
         // closure. When MLX fails it calls the destructor itself.
         let cls = unsafe {
             sys::mlx_closure_new_func_payload(
@@ -310,7 +309,7 @@ fn no_closure() -> Error {
 /// A function borrowed for a call, without its lifetime.
 type Borrowed = *mut (dyn FnMut(&[Array]) -> Outcome + 'static);
 
-/// A borrowed function behind an address that outlives it.
+/// A borrowed function behind an address that outlives the borrow.
 struct Slot(Cell<Option<Borrowed>>);
 
 // SAFETY: only the thread that filled the slot follows the pointer. `scoped` holds the lock from
@@ -319,7 +318,7 @@ unsafe impl Send for Slot {}
 // SAFETY: as for Send.
 unsafe impl Sync for Slot {}
 
-/// Makes `f` callable from C while `body` runs, and no longer.
+/// Makes `f` callable from C during `body`.
 pub(crate) fn scoped<R>(
     f: &mut dyn FnMut(&[Array]) -> Outcome,
     body: impl FnOnce(&Closure) -> Result<R>,
@@ -330,7 +329,7 @@ pub(crate) fn scoped<R>(
     })
 }
 
-/// As [`scoped`], for a function of arguments and, behind them, the values of `keys`.
+/// As [`scoped`], for a function that gets arguments followed by the values of `keys`.
 pub(crate) fn scoped_kwargs<R>(
     f: &mut dyn FnMut(&[Array]) -> Outcome,
     keys: Vec<CString>,

@@ -1,8 +1,8 @@
-//! Functions of mlx-c that 0.7 gives other names or more arguments, as 0.4 and 0.5 have them. The
-//! added arguments take the values that the older versions always use.
+//! Functions whose names or arguments changed in mlx-c 0.7, in the form of 0.4 and 0.5. Added
+//! arguments get the values that older versions always use.
 //!
-//! Every function here is unsafe as its original in mlx-c is: handles are live, pointers are valid
-//! for their lengths.
+//! Every function here has the safety requirements of its original in mlx-c: live handles, and
+//! pointers valid for their lengths.
 
 #[cfg(not(mlx_c_0_7))]
 pub(crate) use mlx_sys::{
@@ -32,22 +32,22 @@ mod new {
 
     type Out = *mut sys::mlx_array;
 
-    /// The handle that stands for no array.
+    /// The null handle, which means no array.
     const NONE: sys::mlx_array = sys::mlx_array { ctx: null_mut() };
     /// The scaling of older versions: the inverse transform divides.
     const NORM: sys::mlx_fft_norm = sys::mlx_fft_norm__MLX_FFT_NORM_BACKWARD;
-    /// The type that follows from the array's.
+    /// The result type that follows from the input.
     const SAME: sys::mlx_optional_dtype = sys::mlx_optional_dtype {
         value: sys::mlx_dtype__MLX_BOOL,
         has_value: false,
     };
 
-    /// Defines functions that pass their arguments on, and one more before the stream.
+    /// Defines functions that forward their arguments, plus one before the stream.
     macro_rules! with_one_more {
         ($($name:ident($($arg:ident: $t:ty),*), $more:expr => $new:ident;)*) => {
             $(
                 pub(crate) unsafe fn $name(res: Out, $($arg: $t,)* s: sys::mlx_stream) -> c_int {
-                    // SAFETY: what this function asks for is what that of mlx-c asks for.
+                    // SAFETY: the requirements are those of the mlx-c function.
                     unsafe { sys::$new(res, $($arg,)* $more, s) }
                 }
             )*
@@ -91,23 +91,23 @@ mod new {
     }
 
     pub(crate) unsafe fn mlx_distributed_is_available() -> bool {
-        // SAFETY: null stands for any backend.
+        // SAFETY: null means any backend.
         unsafe { sys::mlx_distributed_is_available(null()) }
     }
 
-    /// The group, or none after a failure.
+    /// The group, or null after a failure.
     pub(crate) unsafe fn mlx_distributed_init(strict: bool) -> sys::mlx_distributed_group {
-        // SAFETY: the result is writable; null stands for any backend.
+        // SAFETY: the result is writable; null means any backend.
         group(|out| unsafe { sys::mlx_distributed_init(out, strict, null()) })
     }
 
-    /// A part of the group, or none after a failure.
+    /// A subgroup, or null after a failure.
     pub(crate) unsafe fn mlx_distributed_group_split(
         whole: sys::mlx_distributed_group,
         color: c_int,
         key: c_int,
     ) -> sys::mlx_distributed_group {
-        // SAFETY: the result is writable; what this function asks for is what that of mlx-c asks for.
+        // SAFETY: the result is writable; the requirements are those of the mlx-c function.
         group(|out| unsafe { sys::mlx_distributed_group_split(out, whole, color, key) })
     }
 
@@ -132,7 +132,7 @@ mod new {
         mode: *const c_char,
         s: sys::mlx_stream,
     ) -> c_int {
-        // SAFETY: what this function asks for is what that of mlx-c asks for.
+        // SAFETY: the requirements are those of the mlx-c function.
         unsafe { sys::mlx_quantize(res, w, group_size, bits, mode, NONE, s) }
     }
 
@@ -147,7 +147,7 @@ mod new {
         dtype: sys::mlx_optional_dtype,
         s: sys::mlx_stream,
     ) -> c_int {
-        // SAFETY: what this function asks for is what that of mlx-c asks for.
+        // SAFETY: the requirements are those of the mlx-c function.
         unsafe {
             sys::mlx_dequantize(
                 res, w, scales, biases, group_size, bits, mode, NONE, dtype, s,
@@ -165,7 +165,7 @@ mod new {
         mode: *const c_char,
         s: sys::mlx_stream,
     ) -> c_int {
-        // SAFETY: what this function asks for is what that of mlx-c asks for.
+        // SAFETY: the requirements are those of the mlx-c function.
         unsafe { sys::mlx_qqmm(res, x, w, w_scales, group_size, bits, mode, NONE, NONE, s) }
     }
 }

@@ -1,6 +1,6 @@
-//! Waiting for the lock, with a way out of a deadlock. A function given to a transform runs with
-//! the lock held. If it waits for a thread that uses MLX, neither goes on. The other thread then
-//! gets an error once the function has not run for a while.
+//! Waits for the lock, and detects a deadlock. A function given to a transform runs with the lock
+//! held. If it waits for a thread that uses MLX, neither continues. The other thread then gets an
+//! error once the function has been idle for a while.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,32 +9,31 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind};
 
-/// How often a waiting thread looks at the one with the lock.
+/// The interval at which a waiting thread checks the lock's holder.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 const DEFAULT_MILLIS: u64 = 30_000;
 
 static MILLIS: AtomicU64 = AtomicU64::new(DEFAULT_MILLIS);
 
-/// The thread that runs a function of a transform, as the system numbers it, or 0.
+/// The system's id of the thread that runs a function of a transform, or 0.
 static INSIDE: AtomicU64 = AtomicU64::new(0);
 
 /// Whether that thread waits for MLX to compute.
 static EVALUATING: AtomicBool = AtomicBool::new(false);
 
-/// The state of the thread that was last found to be stuck. While it is the same, further waits end
-/// at once.
+/// The state of the thread last found stuck. While it is the same, further waits end at once.
 static STUCK: Mutex<Option<State>> = Mutex::new(None);
 
 /// A thread inside a function, and the nanoseconds it has run.
 type State = (u64, u64);
 
-/// Sets after how long a thread that waits for MLX gets an error of kind
-/// [`Deadlock`](ErrorKind::Deadlock), and returns the time before. The default is 30 seconds. The
-/// time counts while the thread that uses MLX is inside a function given to a transform. That
-/// thread must take no processor time and not wait for MLX. It then waits for something else, most
-/// likely another thread. Other systems than Linux do not report the processor time of a thread.
-/// There all the time inside the function counts, and the limit is twenty times as long.
+/// Sets the time after which a thread that waits for MLX gets an error of kind
+/// [`Deadlock`](ErrorKind::Deadlock), and returns the previous time. The default is 30 seconds. The
+/// time counts while the thread that uses MLX is inside a function given to a transform, takes no
+/// processor time and does not wait for MLX. It then waits for something else, probably another
+/// thread. Other systems than Linux do not report the processor time of a thread. There all the
+/// time inside the function counts, and the limit is twenty times as long.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,7 +60,7 @@ impl Drop for Inside {
     }
 }
 
-/// Runs an evaluation, whose time does not count. Call with the lock held.
+/// Runs an evaluation; its time does not count. Call with the lock held.
 pub(crate) fn evaluating<T>(f: impl FnOnce() -> T) -> T {
     let before = EVALUATING.load(Ordering::Relaxed);
     EVALUATING.store(true, Ordering::Relaxed);
@@ -70,7 +69,7 @@ pub(crate) fn evaluating<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Waits until `attempt`, which waits for at most the given time, yields the lock. `None` for a
+/// Waits until `attempt`, which waits at most the given time, returns the lock. `None` for a
 /// deadlock.
 pub(crate) fn wait<T>(mut attempt: impl FnMut(Duration) -> Option<T>) -> Option<T> {
     let mut last: Option<State> = None;
@@ -97,7 +96,7 @@ pub(crate) fn wait<T>(mut attempt: impl FnMut(Duration) -> Option<T>) -> Option<
     }
 }
 
-/// What a waiting thread is told.
+/// The error of a waiting thread.
 pub(crate) fn error(op: &'static str) -> Error {
     Error::new(
         ErrorKind::Deadlock,
@@ -123,7 +122,7 @@ fn timeout() -> Duration {
     Duration::from_millis(millis.saturating_mul(factor))
 }
 
-/// Nanoseconds that a thread of this process has run.
+/// The processor time of a thread of this process, in nanoseconds.
 #[cfg(target_os = "linux")]
 fn ran(thread: u64) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
@@ -149,6 +148,6 @@ fn this_thread() -> u64 {
 
 #[cfg(not(target_os = "linux"))]
 fn this_thread() -> u64 {
-    // Any number but 0: which thread it is does not matter.
+    // Any number except 0, because the thread's identity does not matter.
     1
 }

@@ -1,4 +1,4 @@
-//! Devices: where work runs, whether this build of MLX has them, and their properties.
+//! Devices: where work runs, whether this build of MLX supports them, and their properties.
 //!
 //! ```
 //! use mlx_rs_core::Device;
@@ -41,7 +41,7 @@ pub enum DeviceKind {
 pub enum DeviceInfo {
     /// A text.
     Text(String),
-    /// A number, of bytes where the name says a size.
+    /// A number; a size is in bytes.
     Number(usize),
 }
 
@@ -66,7 +66,7 @@ impl Device {
         }
     }
 
-    /// The first GPU; whether there is one, [`Device::is_available`] tells.
+    /// The first GPU; [`Device::is_available`] tells whether it exists.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -115,7 +115,7 @@ impl Device {
         }
     }
 
-    /// How many devices of this kind there are.
+    /// The number of devices of this kind.
     ///
     /// ```
     /// use mlx_rs_core::Device;
@@ -124,13 +124,13 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// When MLX cannot say.
+    /// When MLX cannot tell.
     pub fn count(self) -> Result<i32> {
         count(self)
     }
 
-    /// The device that work runs on unless a scope says otherwise. It is the one last given to
-    /// [`Device::set_default`], else the GPU where there is one.
+    /// The device that work runs on unless a scope says otherwise. It is the last one given to
+    /// [`Device::set_default`]; initially the GPU if there is one.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -195,9 +195,9 @@ impl Device {
         Ok(before)
     }
 
-    /// Runs `f` with the default stream of this device as the current one of the calling thread, as
-    /// `with mx.stream(device):` does in Python. See [`Stream::scope`](crate::Stream::scope). For
-    /// one call, give one call.
+    /// Runs `f` with this device's default stream as the calling thread's current stream, like
+    /// `with mx.stream(device):` in Python. See [`Stream::scope`](crate::Stream::scope). For a
+    /// single call, pass a closure with that call.
     ///
     /// ```
     /// use mlx_rs_core::{array, Device};
@@ -209,12 +209,12 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// What `f` returns; [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    /// Errors of `f`; [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
     pub fn scope<R, E: From<Error>>(self, f: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
         stream::default_for(self)?.scope(f)
     }
 
-    /// What MLX knows about the device, such as `device_name`, `architecture` and `memory_size`
+    /// MLX's information about the device, such as `device_name`, `architecture` and `memory_size`
     /// (bytes); the names differ between devices.
     ///
     /// ```
@@ -276,7 +276,7 @@ fn flag(op: &'static str, f: impl FnOnce(*mut bool) -> i32) -> Result<bool> {
     Ok(answer)
 }
 
-/// Whether MLX was built with Metal and a Metal device is there.
+/// Whether MLX was built with Metal and a Metal device exists.
 ///
 /// ```
 /// if mlx_rs_core::metal_is_available() {
@@ -292,7 +292,7 @@ pub fn metal_is_available() -> bool {
     .unwrap_or(false)
 }
 
-/// Whether MLX was built with CUDA and a CUDA device is there.
+/// Whether MLX was built with CUDA and a CUDA device exists.
 ///
 /// ```
 /// if mlx_rs_core::cuda_is_available() {
@@ -322,7 +322,7 @@ fn count(device: Device) -> Result<i32> {
     Ok(count)
 }
 
-/// mlx-c 0.4 cannot say; MLX 0.30 has one of each kind.
+/// mlx-c 0.4 cannot tell; MLX 0.30 has one of each kind.
 #[cfg(not(mlx_c_0_5))]
 fn count(device: Device) -> Result<i32> {
     let first = Device {
@@ -334,7 +334,7 @@ fn count(device: Device) -> Result<i32> {
 
 #[cfg(mlx_c_0_5)]
 mod info {
-    //! What MLX knows about a device, by name.
+    //! MLX's information about a device, by name.
 
     use std::collections::BTreeMap;
     use std::ffi::CStr;
@@ -347,7 +347,7 @@ mod info {
 
     const OP: &str = "device_info";
 
-    /// Handles that are freed whatever happens.
+    /// Handles that are freed on drop.
     struct Handles {
         info: sys::mlx_device_info,
         keys: sys::mlx_vector_string,
@@ -424,7 +424,7 @@ mod info {
 
 #[cfg(not(mlx_c_0_5))]
 mod info {
-    //! What mlx-c 0.4 tells of a device: of Metal's only, where it is there.
+    //! The device information of mlx-c 0.4: only for Metal, if it exists.
 
     use std::collections::BTreeMap;
     use std::ffi::CStr;
@@ -438,7 +438,7 @@ mod info {
     pub(super) fn of(device: Device) -> Result<BTreeMap<String, DeviceInfo>> {
         let mut out = BTreeMap::new();
         if device.kind() == DeviceKind::Cpu || !metal_is_available() {
-            // Without Metal the call below ends the process.
+            // Without Metal the call below would abort the process.
             return Ok(out);
         }
         let _guard = call::lock();
@@ -462,13 +462,14 @@ mod info {
     }
 }
 
-/// mlx-c 0.4 cannot say; there, a GPU without Metal means CUDA.
+/// mlx-c 0.4 cannot tell; there, a GPU without Metal means CUDA.
 #[cfg(not(mlx_c_0_5))]
 fn cuda_flag() -> Result<bool> {
     if metal_is_available() {
         return Ok(false);
     }
-    // Kept, since MLX's default says so only until it is changed, which asks this first.
+    // Cached, because MLX's default gives the answer only until it is changed, which calls this
+    // first.
     static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     if let Some(answer) = ANSWER.get() {
         return Ok(*answer);

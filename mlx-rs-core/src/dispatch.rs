@@ -1,9 +1,9 @@
-//! Products of matrices on whichever device is faster for their size. Small products are done on
-//! the CPU before a GPU has started; large ones are worth the start. Where the border lies is
-//! measured ([`HybridBackend::calibrate`]).
+//! Matrix products on the faster device for their size. The CPU finishes small products before a
+//! GPU has started; large products are worth the start. The threshold is measured
+//! ([`HybridBackend::calibrate`]).
 //!
-//! Models do not use it: theirs is one device for a whole graph ([`Stream`]). It is for programs
-//! that multiply single matrices and read each result.
+//! Models do not use it, because they run a whole graph on one device ([`Stream`]). It is for
+//! programs that multiply single matrices and read each result.
 //!
 //! ```
 //! use mlx_rs_core::Array;
@@ -26,13 +26,13 @@ pub use calibration::{Calibration, CalibrationPoint, SHAPES, calibrate_by};
 
 use crate::{Array, Device, Error, ErrorKind, Result, Stream, eval};
 
-/// The variable that sets the least FLOPs of a product on a GPU.
+/// The environment variable with the minimum FLOPs of a product on a GPU.
 pub const THRESHOLD_VARIABLE: &str = "MLX_FLOP_THRESHOLD";
 
-/// The least FLOPs of a product on a GPU before anything is measured.
+/// The minimum FLOPs of a product on a GPU before calibration.
 pub const DEFAULT_THRESHOLD: u64 = 500_000_000;
 
-/// No calibration sends smaller products to a GPU.
+/// The minimum threshold of a calibration.
 pub const LEAST_THRESHOLD: u64 = 100_000;
 
 /// Multiplies matrices on a device. Results are evaluated.
@@ -46,8 +46,8 @@ pub trait MatMulBackend: Send + Sync {
     /// [`ErrorKind::Shape`] when the shapes do not fit; when memory runs out.
     fn matmul(&self, a: &Array, b: &Array) -> Result<Array>;
 
-    /// `a` `[.., m, k]` times the transpose of `b` `[.., n, k]`, `[.., m, n]`: rows of `b` are
-    /// outputs, as in the weights of a linear layer.
+    /// `a` `[.., m, k]` times the transpose of `b` `[.., n, k]`, `[.., m, n]`; rows of `b` are
+    /// outputs, as in a linear layer's weights.
     ///
     /// # Errors
     /// As [`Self::matmul`].
@@ -56,7 +56,7 @@ pub trait MatMulBackend: Send + Sync {
     /// Several products, evaluated together.
     ///
     /// # Errors
-    /// As [`Self::matmul`], for any of them.
+    /// As [`Self::matmul`], for each of them.
     fn matmul_batch(&self, ops: &[MatMulOp]) -> Result<Vec<Array>>;
 }
 
@@ -107,8 +107,7 @@ impl MatMulOp {
         }
     }
 
-    /// Its multiplications and additions, `2 m n k` for each pair of matrices; 0 for what is no
-    /// product.
+    /// Its FLOPs, `2 m n k` per pair of matrices; 0 if the shapes do not match.
     ///
     /// ```
     /// use mlx_rs_core::{Array, dispatch::MatMulOp};
@@ -159,13 +158,13 @@ fn on_stream(stream: &Stream, ops: &[MatMulOp]) -> Result<Vec<Array>> {
     })
 }
 
-/// The only result of a batch of one.
+/// The only result of a batch with one product.
 fn only(results: Vec<Array>) -> Result<Array> {
     let missing = || Error::new(ErrorKind::Value, "matmul", "there is no result");
     results.into_iter().next().ok_or_else(missing)
 }
 
-/// A backend of one device.
+/// Defines a backend for one device.
 macro_rules! device_backend {
     ($(#[$doc:meta])* $backend:ident, $name:literal) => {
         $(#[$doc])*
@@ -244,7 +243,7 @@ impl GpuBackend {
     }
 }
 
-/// Where a product goes.
+/// The device of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Route {
     /// To the CPU.
@@ -253,19 +252,19 @@ pub enum Route {
     Gpu,
 }
 
-/// Products on two devices: each goes where its size is faster.
+/// Products on two devices: each goes to the faster one for its size.
 #[derive(Debug)]
 pub struct HybridBackend<C = CpuBackend, G = GpuBackend> {
     cpu: C,
     gpu: G,
-    /// What the environment says.
+    /// The threshold of the environment variable.
     fixed: Option<u64>,
     measured: OnceLock<u64>,
 }
 
 impl<C: MatMulBackend, G: MatMulBackend> HybridBackend<C, G> {
-    /// A backend that sends products of [`DEFAULT_THRESHOLD`] FLOPs and more to `gpu`, until it is
-    /// calibrated; or from where the variable [`THRESHOLD_VARIABLE`] says.
+    /// A backend that sends products of at least [`DEFAULT_THRESHOLD`] FLOPs to `gpu` until it is
+    /// calibrated; the variable [`THRESHOLD_VARIABLE`] overrides the threshold.
     ///
     /// ```
     /// use mlx_rs_core::dispatch::{CpuBackend, HybridBackend, Route};
@@ -277,7 +276,7 @@ impl<C: MatMulBackend, G: MatMulBackend> HybridBackend<C, G> {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when the variable holds no whole number.
+    /// [`ErrorKind::Value`] when the variable is not an integer.
     pub fn new(cpu: C, gpu: G) -> Result<Self> {
         let fixed = match std::env::var_os(THRESHOLD_VARIABLE) {
             Some(text) => Some(threshold_of(&text.to_string_lossy())?),
@@ -291,7 +290,7 @@ impl<C: MatMulBackend, G: MatMulBackend> HybridBackend<C, G> {
         })
     }
 
-    /// The least FLOPs of a product on the GPU.
+    /// The minimum FLOPs of a product on the GPU.
     ///
     /// ```
     /// use mlx_rs_core::dispatch::{CpuBackend, HybridBackend, Route};
@@ -305,7 +304,7 @@ impl<C: MatMulBackend, G: MatMulBackend> HybridBackend<C, G> {
         self.fixed.or_else(measured).unwrap_or(DEFAULT_THRESHOLD)
     }
 
-    /// Where a product with this number of FLOPs goes.
+    /// The device of a product with this number of FLOPs.
     ///
     /// ```
     /// use mlx_rs_core::dispatch::{CpuBackend, HybridBackend, Route};
@@ -321,9 +320,9 @@ impl<C: MatMulBackend, G: MatMulBackend> HybridBackend<C, G> {
         }
     }
 
-    /// Measures products of [`SHAPES`] on both devices, and takes the least size from which on the
-    /// GPU is faster as the threshold. A second call measures again and changes nothing. Neither
-    /// does the first where the environment sets the threshold.
+    /// Measures products of [`SHAPES`] on both devices, and sets the threshold to the least size
+    /// from which the GPU is faster. A second call measures again and changes nothing. If the
+    /// environment sets the threshold, even the first call does not change it.
     ///
     /// # Errors
     /// When memory runs out.
@@ -372,7 +371,8 @@ impl<C: MatMulBackend, G: MatMulBackend> MatMulBackend for HybridBackend<C, G> {
         self.backend(flops).matmul_transb(a, b)
     }
 
-    /// Each product goes where it would alone; those of a device are evaluated together.
+    /// Each product goes to the device that it would use alone; those of one device are evaluated
+    /// together.
     fn matmul_batch(&self, ops: &[MatMulOp]) -> Result<Vec<Array>> {
         let routes: Vec<Route> = ops.iter().map(|op| self.route(op.flops())).collect();
         let of = |route: Route| -> Vec<MatMulOp> {
@@ -390,7 +390,7 @@ impl<C: MatMulBackend, G: MatMulBackend> MatMulBackend for HybridBackend<C, G> {
     }
 }
 
-/// The threshold that a variable's text says.
+/// Parses a threshold.
 fn threshold_of(text: &str) -> Result<u64> {
     text.trim().parse().map_err(|_| {
         let shown: String = text.chars().take(40).collect();
@@ -400,7 +400,7 @@ fn threshold_of(text: &str) -> Result<u64> {
     })
 }
 
-/// The CPU and the GPU where there is one, else the CPU alone.
+/// The CPU, and the GPU if there is one.
 ///
 /// # Errors
 /// When MLX cannot make a stream, or the variable [`THRESHOLD_VARIABLE`] holds no number.

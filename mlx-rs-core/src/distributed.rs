@@ -1,9 +1,8 @@
 //! Work across processes: sums, gathers and messages between the members of a group. MLX may be
-//! built with MPI, a ring of TCP connections, NCCL or others. How processes find each other is
-//! MLX's business: `mpirun`, or `mlx.launch` and the variables it sets (`MLX_RANK`,
-//! `MLX_HOSTFILE`).
+//! built with MPI, a ring of TCP connections, NCCL or others. MLX connects the processes, by
+//! `mpirun`, or `mlx.launch` and its variables (`MLX_RANK`, `MLX_HOSTFILE`).
 //!
-//! A process on its own is a group of one, in which sums and gathers return their input.
+//! A single process is a group of one, in which sums and gathers return their input.
 //!
 //! ```
 //! use mlx_rs_core::{Array, distributed};
@@ -31,8 +30,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 use crate::{call, compat};
 
-/// Processes that work together. mlx-c cannot free a group, so the few that a program makes live as
-/// long as it does.
+/// Processes that work together. mlx-c cannot free a group, so the few groups of a program live
+/// until it ends.
 #[derive(Debug, Clone, Copy)]
 pub struct Group {
     raw: sys::mlx_distributed_group,
@@ -44,7 +43,7 @@ unsafe impl Send for Group {}
 // SAFETY: as for Send.
 unsafe impl Sync for Group {}
 
-/// Whether this build of MLX can reach other processes at all.
+/// Whether this build of MLX supports communication between processes.
 ///
 /// ```
 /// use mlx_rs_core::distributed;
@@ -57,12 +56,12 @@ pub fn is_available() -> bool {
     let Ok(_guard) = call::enter("distributed_is_available") else {
         return false;
     };
-    // SAFETY: takes nothing; it only looks.
+    // SAFETY: takes nothing and only queries.
     unsafe { compat::mlx_distributed_is_available() }
 }
 
-/// The group of all processes that were started together. Without others it is a group of this one
-/// alone, unless `strict`. The first success is kept and given to later calls.
+/// The group of all processes that were started together. A single process forms a group of one,
+/// unless `strict`. The first success is stored and returned by later calls.
 ///
 /// ```
 /// use mlx_rs_core::distributed;
@@ -72,7 +71,8 @@ pub fn is_available() -> bool {
 /// ```
 ///
 /// # Errors
-/// MLX's message when the others cannot be reached, or there are none and the call is `strict`.
+/// MLX's message when the other processes cannot be reached, or there are none and the call is
+/// `strict`.
 pub fn init(strict: bool) -> Result<Group> {
     static WORLD: OnceLock<Group> = OnceLock::new();
     let _guard = call::enter("distributed_init")?;
@@ -92,7 +92,7 @@ macro_rules! together {
             $(#[$doc])*
             ///
             /// # Errors
-            /// MLX's message when the group cannot do it for this type.
+            /// MLX's message when the group does not support this type.
             pub fn $name(&self, a: &Array) -> Result<Array> {
                 call::array(stringify!($name), |out, s| {
                     // SAFETY: all handles are live.
@@ -112,7 +112,7 @@ impl Group {
         })
     }
 
-    /// The number of this process in the group, from 0.
+    /// The rank of this process in the group, from 0.
     ///
     /// ```
     /// use mlx_rs_core::distributed;
@@ -140,8 +140,8 @@ impl Group {
         unsafe { sys::mlx_distributed_group_size(self.raw) }
     }
 
-    /// The part of this group that gives the same `color`, in the order of their `key`s. A negative
-    /// `key` keeps the order of this group.
+    /// The subgroup of processes that pass the same `color`, in the order of their `key`s. A
+    /// negative `key` keeps the order of this group.
     ///
     /// ```
     /// use mlx_rs_core::distributed;
@@ -172,7 +172,7 @@ impl Group {
     }
 
     together! {
-        /// The sum of every member's array, to all of them.
+        /// The sum of all members' arrays, for all members.
         ///
         /// ```
         /// use mlx_rs_core::{array, distributed};
@@ -182,7 +182,7 @@ impl Group {
         /// # Ok::<(), mlx_rs_core::Error>(())
         /// ```
         all_sum = mlx_distributed_all_sum;
-        /// The greatest of every member's values, to all of them.
+        /// The maximum of all members' values, for all members.
         ///
         /// ```
         /// use mlx_rs_core::{array, distributed};
@@ -191,7 +191,7 @@ impl Group {
         /// # Ok::<(), mlx_rs_core::Error>(())
         /// ```
         all_max = mlx_distributed_all_max;
-        /// The least of every member's values, to all of them.
+        /// The minimum of all members' values, for all members.
         ///
         /// ```
         /// use mlx_rs_core::{array, distributed};
@@ -202,7 +202,7 @@ impl Group {
         all_min = mlx_distributed_all_min;
     }
 
-    /// Every member's array, one after another along the first axis, to all of them.
+    /// All members' arrays, concatenated along the first axis, for all members.
     ///
     /// ```
     /// use mlx_rs_core::{array, distributed};
@@ -212,7 +212,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the axis would be too long to be counted.
+    /// [`ErrorKind::Shape`] when the axis would exceed `i32`.
     pub fn all_gather(&self, a: &Array) -> Result<Array> {
         let op = "all_gather";
         let first = a.shape().first().copied().unwrap_or(1);
@@ -225,13 +225,13 @@ impl Group {
             .with_inputs(&[a]));
         }
         call::array(op, |out, s| {
-            // SAFETY: all handles are live; the axis of the result can be counted.
+            // SAFETY: all handles are live; the result's axis fits `i32`.
             unsafe { sys::mlx_distributed_all_gather(out, a.raw(), self.raw, s) }
         })
         .map_err(|e| e.with_inputs(&[a]))
     }
 
-    /// The sum of every member's array, of which each gets its part of the first axis.
+    /// The sum of all members' arrays; each member gets its part of the first axis.
     ///
     /// ```
     /// use mlx_rs_core::{array, distributed};
@@ -243,8 +243,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the first axis does not divide by the number of members; MLX's
-    /// message when the kind of group cannot do it.
+    /// [`ErrorKind::Shape`] when the first axis is not divisible by the number of members; MLX's
+    /// message when the kind of group does not support it.
     pub fn sum_scatter(&self, a: &Array) -> Result<Array> {
         let op = "sum_scatter";
         let divides = a
@@ -282,8 +282,8 @@ impl Group {
         ))
     }
 
-    /// Sends `a` to member `to` when the result, which is `a`, is computed. A ring reaches the
-    /// members before and after only, and MLX ends the process for others.
+    /// Sends `a` to member `to` when the result, which is `a`, is computed. A ring reaches only the
+    /// previous and the next member, and MLX aborts the process for others.
     ///
     /// ```
     /// use mlx_rs_core::{ErrorKind, array, distributed, eval};
@@ -296,7 +296,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is no such other member.
+    /// [`ErrorKind::Index`] when the member does not exist or is this process.
     pub fn send(&self, a: &Array, to: i32) -> Result<Array> {
         let op = "send";
         self.partner(op, to)?;
@@ -307,7 +307,7 @@ impl Group {
         .map_err(|e| e.with_inputs(&[a]))
     }
 
-    /// What member `from` sends, which must have this shape and type. See [`Group::send`] for
+    /// Receives from member `from`, which must send this shape and type. See [`Group::send`] for
     /// rings.
     ///
     /// ```
@@ -321,8 +321,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is no such other member; [`ErrorKind::Shape`] for a shape
-    /// that is not possible.
+    /// [`ErrorKind::Index`] when the member does not exist or is this process; [`ErrorKind::Shape`]
+    /// for an invalid shape.
     pub fn recv(&self, shape: &[i32], dtype: Dtype, from: i32) -> Result<Array> {
         let op = "recv";
         self.partner(op, from)?;

@@ -1,4 +1,4 @@
-//! Data types of array elements and the Rust types that stand for them.
+//! Data types of array elements and the corresponding Rust types.
 
 use std::fmt;
 
@@ -187,7 +187,7 @@ mod sealed {
 pub trait Element:
     sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static
 {
-    /// The data type it stands for.
+    /// The corresponding data type.
     const DTYPE: Dtype;
 }
 

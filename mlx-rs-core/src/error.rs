@@ -1,4 +1,4 @@
-//! The error type of this crate, and nothing about how errors are captured (that is `call.rs`).
+//! The error type of this crate. `call.rs` captures errors of MLX.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What class of fault an [`Error`] reports.
+/// The class of fault that an [`Error`] reports.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -18,7 +18,7 @@ pub enum ErrorKind {
     Dtype,
     /// An index or an axis is out of range.
     Index,
-    /// An argument has a value the operation cannot take.
+    /// An argument has a value that the operation does not accept.
     Value,
     /// The result would not fit the memory budget (see [`crate::memory::budget`]).
     OutOfMemory,
@@ -26,7 +26,7 @@ pub enum ErrorKind {
     Unsupported,
     /// A file could not be read or written; the message holds the path and the system's reason.
     Io,
-    /// A file is not what its format says it must be: truncated, malformed or inconsistent.
+    /// A file violates its format: truncated, malformed or inconsistent.
     Format,
     /// A thread inside a function given to a transform waits for another thread that uses MLX (see
     /// [`set_deadlock_timeout`](crate::transforms::set_deadlock_timeout)).
@@ -36,7 +36,7 @@ pub enum ErrorKind {
     Callback,
 }
 
-/// A failed operation: what class, which operation, why, and the shapes it was given.
+/// A failed operation: its class, the operation, the reason, and the input shapes.
 #[derive(Clone)]
 pub struct Error {
     inner: Box<Inner>,
@@ -52,7 +52,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind` in the operation `op`, for code that builds operations of its own.
+    /// An error of `kind` in the operation `op`, for code that builds further operations.
     ///
     /// ```
     /// use mlx_rs_core::{Error, ErrorKind};
@@ -81,7 +81,7 @@ impl Error {
         error
     }
 
-    /// Adds the input shapes, unless they are already there.
+    /// Sets the input shapes, unless they are set.
     pub(crate) fn with_inputs(mut self, inputs: &[&crate::Array]) -> Self {
         if self.inner.shapes.is_empty() {
             self.inner.shapes = inputs.iter().map(|a| a.shape().to_vec()).collect();
@@ -89,7 +89,7 @@ impl Error {
         self
     }
 
-    /// Puts where it happened (a file, a name) in front of the message.
+    /// Prefixes the message with a place, such as a file or a name.
     pub(crate) fn context(mut self, place: impl fmt::Display) -> Self {
         self.inner.message = format!("{place}: {}", self.inner.message);
         self

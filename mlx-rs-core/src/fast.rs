@@ -24,7 +24,7 @@ use crate::{call, compat};
 /// MLX's message when the weight does not have the length of the last axis.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     call::array("rms_norm", |out, s| {
-        // SAFETY: all handles are live; null stands for no weight.
+        // SAFETY: all handles are live; null means no weight.
         unsafe { sys::mlx_fast_rms_norm(out, x.raw(), Array::raw_or_null(weight), eps, s) }
     })
     .map_err(|e| e.with_inputs(&[x]))
@@ -49,7 +49,7 @@ pub fn layer_norm(
     eps: f32,
 ) -> Result<Array> {
     call::array("layer_norm", |out, s| {
-        // SAFETY: all handles are live; null stands for no weight or bias.
+        // SAFETY: all handles are live; null means no weight or bias.
         unsafe {
             sys::mlx_fast_layer_norm(
                 out,
@@ -64,7 +64,7 @@ pub fn layer_norm(
     .map_err(|e| e.with_inputs(&[x]))
 }
 
-/// How rotary frequencies are given.
+/// The base of rotary frequencies.
 #[derive(Debug, Clone, Copy)]
 pub enum RopeBase<'a> {
     /// `base^(-2i / dims)` for pair `i`.
@@ -73,10 +73,9 @@ pub enum RopeBase<'a> {
     Freqs(&'a Array),
 }
 
-/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`, positions
-/// `offset..offset + L`, on the first `dims` elements. `traditional` rotates neighbors (0,1),
-/// (2,3), ..; otherwise element `i` with element `i + dims / 2`. Positions are multiplied by
-/// `scale`.
+/// Rotary position embedding (Su et al. 2021) of `x` `[B, .., L, D]`, positions `offset..offset +
+/// L`, on the first `dims` elements. `traditional` pairs adjacent elements (0,1), (2,3), ..;
+/// otherwise element `i` with element `i + dims / 2`. Positions are multiplied by `scale`.
 ///
 /// ```
 /// use mlx_rs_core::{array, fast};
@@ -99,7 +98,7 @@ pub fn rope(
     offset: i32,
 ) -> Result<Array> {
     let (theta, freqs) = check_rope(x, dims, base)?;
-    // Of one pair both are the same, and the derivative of the traditional one is wrong.
+    // For a single pair both forms are equal, and the gradient of the traditional one is wrong.
     let traditional = traditional && dims != 2;
     let length = x.shape()[x.ndim() - 2];
     if i64::from(offset) + i64::from(length) > i64::from(i32::MAX) || offset < 0 {
@@ -143,7 +142,7 @@ pub fn rope(
 /// ```
 ///
 /// # Errors
-/// As [`rope`]; [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for offsets that do not fit.
+/// As [`rope`]; [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for unsuitable offsets.
 pub fn rope_at(
     x: &Array,
     dims: i32,
@@ -191,7 +190,7 @@ pub fn rope_at(
     .map_err(|e| e.with_inputs(&[x, offset]))
 }
 
-/// Checks what both forms of [`rope`] share and takes the base apart.
+/// Checks the common arguments of both forms of [`rope`], and splits the base.
 fn check_rope<'a>(
     x: &Array,
     dims: i32,
@@ -241,14 +240,14 @@ fn check_rope<'a>(
     }
 }
 
-/// Which keys a query may look at.
+/// The keys that a query may attend to.
 #[derive(Debug, Clone, Copy)]
 pub enum Mask<'a> {
     /// All of them.
     None,
-    /// Those not after it; the last query sees every key.
+    /// Only earlier keys and its own; the last query sees every key.
     Causal,
-    /// A boolean (true: look) or additive array that broadcasts to `[B, H, Lq, Lk]`.
+    /// A boolean (true: attend) or additive array that broadcasts to `[B, H, Lq, Lk]`.
     Array(&'a Array),
 }
 
@@ -305,7 +304,7 @@ pub fn scaled_dot_product_attention(
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] without heads or when the sinks are not one per query head; else MLX's
+/// [`ErrorKind::Shape`] without heads or when there is not one sink per query head; otherwise MLX's
 /// message when shapes, types or the mask do not fit.
 pub fn scaled_dot_product_attention_with_sinks(
     queries: &Array,
@@ -325,14 +324,14 @@ pub fn scaled_dot_product_attention_with_sinks(
     if q.len() != 4 || k.len() != 4 || v.len() != 4 {
         return bad("queries, keys and values need axes [B, H, L, D]");
     }
-    // MLX divides by the number of key heads, and compares lengths of keys and values nowhere.
+    // MLX divides by the number of key heads, and never compares the lengths of keys and values.
     if k[1] == 0 || k[2] != v[2] {
         return bad("keys and values need at least one head and the same length");
     }
     if sinks.is_some_and(|s| s.shape() != [q[1]]) {
         return bad("give one sink for each query head");
     }
-    // MLX 0.30.1 lines up the first query with the first key where queries are more than keys.
+    // MLX 0.30.1 aligns the first query with the first key if there are more queries than keys.
     #[cfg(not(mlx_c_0_5))]
     let aligned = match mask {
         Mask::Causal if q[2] > k[2] => Some(causal_mask(q[2], k[2])?),
@@ -370,7 +369,7 @@ pub fn scaled_dot_product_attention_with_sinks(
     .map_err(|e| e.with_inputs(&[queries, keys, values]))
 }
 
-/// The loss of each row of logits `[.., classes]` for its target, a number of a class, `[..]`:
+/// The loss of each row of logits `[.., classes]` for its target class, `[..]`:
 /// `log(sum(exp(logits))) - logits[target]`. Targets out of range are clamped.
 ///
 /// ```
@@ -398,8 +397,8 @@ pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
         .subtract(&chosen.squeeze_axis(-1)?)
 }
 
-/// `[queries, keys]`: true for the keys that are not after a query, where the last of both are
-/// together.
+/// `[queries, keys]`: true for keys not later than a query, with the last query and the last key
+/// aligned.
 #[cfg(not(mlx_c_0_5))]
 fn causal_mask(queries: i32, keys: i32) -> Result<Array> {
     use crate::dtype::Dtype;

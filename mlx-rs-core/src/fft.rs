@@ -1,6 +1,6 @@
 //! Discrete Fourier transforms (Cooley and Tukey 1965), as in `mlx.core.fft`: complex ones, those
 //! of real values, and shifts of the zero frequency. Input is converted to `complex64` (or
-//! `float32` for transforms of real values); the result is as precise as that.
+//! `float32` for transforms of real values), which limits the precision.
 //!
 //! ```
 //! use mlx_rs_core::{Array, fft};
@@ -66,7 +66,7 @@ fn plan(
             format!("a transform of length {n} is not possible"),
         );
     }
-    // The padded input is allocated beside the result, so it counts as one.
+    // The padded input is allocated along with the result, so it counts too.
     let mut padded = x.shape().to_vec();
     for (&axis, &n) in axes.iter().zip(&lengths) {
         padded[axis as usize] = n;
@@ -81,8 +81,8 @@ fn plan(
 }
 
 /// Transforms between real and complex numbers over several axes inside a mapped function, as one
-/// over the last axis and one over the others. MLX shortens all axes of a batch, and writes beyond
-/// them.
+/// over the last axis and one over the others. For a batch, MLX shortens all axes and writes out of
+/// bounds.
 fn in_parts(x: &Array, n: &[i32], axes: &[i32], kind: Kind) -> Option<Result<Array>> {
     let ((&length, lengths), (&last, others)) = (n.split_last()?, axes.split_last()?);
     if !mapped::inside() || others.is_empty() {
@@ -111,8 +111,8 @@ macro_rules! transforms {
     ) => {
         $(
             $(#[$doc])*
-            /// Along `axis`, which is first cut or filled with zeros to `n` (its length unless
-            /// given).
+            /// Along `axis`, which is first truncated or zero-padded to `n` (by default its
+            /// length).
             ///
             $(#[$ex1])*
             ///
@@ -154,8 +154,8 @@ macro_rules! transforms {
             }
 
             $(#[$doc])*
-            /// Over `axes`, each first cut or filled with zeros to its entry of `n` (its length
-            /// unless given).
+            /// Over `axes`, each first truncated or zero-padded to its entry of `n` (by default its
+            /// length).
             ///
             $(#[$exn])*
             ///
@@ -188,8 +188,8 @@ macro_rules! transforms {
     };
 }
 
-/// The frequencies of the results of [`fft`] of `n` points that are `d` apart, `float32` `[n]`: from
-/// zero up, then the negative ones.
+/// The frequencies of [`fft`] of `n` points at distance `d`, `float32` `[n]`: from zero up, then
+/// the negative ones.
 ///
 /// ```
 /// use mlx_rs_core::fft;
@@ -203,8 +203,7 @@ pub fn fftfreq(n: i32, d: f64) -> Result<Array> {
     ops::frequencies(n, d, false)
 }
 
-/// The frequencies of the results of [`rfft`] of `n` points that are `d` apart, `float32`
-/// `[n / 2 + 1]`.
+/// The frequencies of [`rfft`] of `n` points at distance `d`, `float32` `[n / 2 + 1]`.
 ///
 /// ```
 /// use mlx_rs_core::fft;
@@ -292,8 +291,8 @@ transforms! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     rfft, rfft2, rfftn = mlx_fft_rfft, mlx_fft_rfft2, mlx_fft_rfftn, FromReal;
-    /// Inverse of the transform of real values, `float32`; `n` counts the real values of the last
-    /// axis, `2 * (length - 1)` unless given.
+    /// Inverse of the transform of real values, `float32`; `n` is the number of real values on the
+    /// last axis, by default `2 * (length - 1)`.
     example:
     /// ```
     /// use mlx_rs_core::{array, fft};
@@ -344,7 +343,7 @@ macro_rules! shifts {
 }
 
 shifts! {
-    /// The zero frequency moved to the middle of `axes`.
+    /// Moves the zero frequency to the middle of `axes`.
     ///
     /// ```
     /// use mlx_rs_core::{array, fft};

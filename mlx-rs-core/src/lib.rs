@@ -30,13 +30,13 @@
 //! switches per call: 43 µs against 5 ns for the uncontended lock, medians on a busy 2-core
 //! machine. (`cargo bench -p rust-mlx-core` measures both on yours.) It also makes nested calls
 //! from callbacks impossible. The price: while one thread waits in [`eval`], others wait to build
-//! graphs. Work itself runs on MLX's own stream threads, which never take the lock.
+//! graphs. The work itself runs on MLX's own stream threads, which never take the lock.
 //!
 //! # What is validated here rather than by MLX
 //!
 //! This crate checks sizes against slices, index ranges of gathers, strides of views, integer
-//! division by zero, and allocations against [`memory::budget`]. MLX itself reads foreign memory or
-//! aborts there.
+//! division by zero, and allocations against [`memory::budget`]. MLX itself reads out of bounds or
+//! aborts in these cases.
 
 #[macro_use]
 mod macros;
@@ -91,7 +91,7 @@ pub use ops::{
 pub use stream::Stream;
 pub use transforms::{async_eval, eval, synchronize};
 
-/// The version of the MLX library this process runs, such as `0.30.6`.
+/// The version of the loaded MLX library, such as `0.30.6`.
 ///
 /// ```
 /// assert!(mlx_rs_core::mlx_version()?.starts_with("0."));

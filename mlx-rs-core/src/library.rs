@@ -1,16 +1,16 @@
-//! MLX's own library: whether it can be loaded, and where it came from.
+//! MLX's library: whether it can be loaded, and its origin.
 
 use std::path::PathBuf;
 
 use crate::call;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Loads MLX, unless it is loaded. Any other call does so, too: this one is for programs that ask
-/// before they begin.
+/// Loads MLX, unless it is loaded. Any other call does so, too; this one is for programs that check
+/// first.
 ///
-/// On Linux a program starts without MLX's library. Where it is looked for,
-/// [docs/building.md](https://github.com/rust-mlx/rust-mlx/blob/main/docs/building.md) says. On
-/// macOS the program is linked with it.
+/// On Linux a program starts even without MLX's library.
+/// [docs/building.md](https://github.com/rust-mlx/rust-mlx/blob/main/docs/building.md) lists the
+/// places that are searched. On macOS the program is linked with it.
 ///
 /// ```
 /// mlx_rs_core::library::load()?;
@@ -18,13 +18,13 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] with the reason and a remedy; [`searched`] has the places.
+/// [`ErrorKind::Unsupported`] with the reason and a remedy; [`searched`] lists the places.
 pub fn load() -> Result<()> {
     call::loaded().map_err(|message| Error::new(ErrorKind::Unsupported, "load", message))
 }
 
-/// The places in which MLX was looked for in vain, each with the reason. None where [`load`] loads
-/// it, and on macOS.
+/// The places that were searched without success, each with the reason. Empty if [`load`] succeeds,
+/// and on macOS.
 ///
 /// ```
 /// if mlx_rs_core::library::load().is_err() {
@@ -35,7 +35,7 @@ pub fn load() -> Result<()> {
 /// ```
 #[must_use]
 pub fn searched() -> &'static [String] {
-    // The lock and the order of `load` first.
+    // `load` first takes the lock, in this order.
     #[cfg(target_os = "linux")]
     if call::loaded().is_err()
         && let Err(e) = mlx_sys::library::load()
@@ -45,7 +45,7 @@ pub fn searched() -> &'static [String] {
     &[]
 }
 
-/// The file that MLX was loaded from, where that is known: not before [`load`], nor on macOS.
+/// The file from which MLX was loaded, if known; `None` before [`load`], and on macOS.
 ///
 /// ```
 /// mlx_rs_core::library::load()?;
@@ -62,8 +62,8 @@ pub fn file() -> Option<PathBuf> {
     None
 }
 
-/// Why the CUDA build of MLX was not loaded, and the one without CUDA was. `None` before [`load`],
-/// where the CUDA build was loaded, and in programs built without feature `cuda`.
+/// The reason why the build without CUDA was loaded instead of the CUDA build. `None` before
+/// [`load`], if the CUDA build was loaded, and without the feature `cuda`.
 ///
 /// ```
 /// mlx_rs_core::library::load()?;
@@ -87,17 +87,17 @@ pub type Pin = [&'static str; 3];
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Package {
-    /// The directory name that [`load`] looks for, such as `mlx-cpu-0.30.6-573baa804539`.
+    /// The directory that [`load`] searches for, such as `mlx-cpu-0.30.6-573baa804539`.
     pub directory: &'static str,
-    /// The Python package; `None` for an MLX of the user's own (`MLX_ROOT`).
+    /// The Python package; `None` for a user-provided MLX (`MLX_ROOT`).
     pub pin: Option<Pin>,
-    /// NVIDIA's packages that belong to it, each with its directory below `nvidia`.
+    /// NVIDIA packages that it needs, each with its directory below `nvidia`.
     pub libraries: Vec<(&'static str, Pin)>,
 }
 
-/// The builds of MLX that [`load`] tries, in order, for programs that install them beside
-/// themselves: what this was built against and, with feature `cuda`, the build without CUDA. None
-/// where programs are linked with MLX.
+/// The builds of MLX that [`load`] tries, in order, for programs that install them: the one this
+/// was built against and, with feature `cuda`, the build without CUDA. Empty if programs are linked
+/// with MLX.
 ///
 /// ```
 /// for package in mlx_rs_core::library::packages() {
@@ -118,14 +118,14 @@ pub fn packages() -> Vec<Package> {
     Vec::new()
 }
 
-/// A pin as the build writes it.
+/// Parses a pin from the build script's format.
 #[cfg(target_os = "linux")]
 fn words(text: &'static str) -> Option<Pin> {
     let mut words = text.split(' ');
     Some([words.next()?, words.next()?, words.next()?])
 }
 
-/// A directory and a pin as the build writes them.
+/// Parses a directory and a pin from the build script's format.
 #[cfg(target_os = "linux")]
 fn library(text: &'static str) -> Option<(&'static str, Pin)> {
     let (directory, pin) = text.split_once(' ')?;

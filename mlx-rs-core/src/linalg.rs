@@ -1,13 +1,13 @@
-//! Linear algebra, as `mlx.core.linalg` has it: norms, factorizations, inverses and solutions.
+//! Linear algebra, as in `mlx.core.linalg`: norms, factorizations, inverses and solutions.
 //!
 //! Matrices are the last two axes; leading axes are a batch. MLX has these functions for CPUs only.
 //! On another device they run on the CPU, and the result can be used anywhere. Types are `float32`
-//! and `float64` unless a function says more.
+//! and `float64`, unless documented otherwise.
 //!
-//! MLX ends the process when a factorization fails, on a thread where the exception cannot be
-//! caught. Here nothing fails that way. A matrix that is singular (to the precision of its type),
-//! not positive definite or not finite gives **NaN** for that matrix of the batch, lazily. Others
-//! in the batch are not affected.
+//! When a factorization fails, MLX aborts the process, on a thread where the exception cannot be
+//! caught. Here this cannot happen. A matrix that is singular (to the precision of its type), not
+//! positive definite or not finite lazily gives **NaN** for that matrix of the batch. Others in the
+//! batch are not affected.
 //!
 //! ```
 //! use mlx_rs_core::{Array, linalg};
@@ -46,8 +46,8 @@ pub enum Triangle {
     Upper,
 }
 
-/// Beyond this side LAPACK reports the size of its single-precision workspace inexactly, in a
-/// `float32`, and MLX would allocate too little. Double precision is exact.
+/// Above this size LAPACK reports its single-precision workspace size inexactly, in a `float32`,
+/// and MLX would allocate too little. Double precision is exact.
 pub(crate) const LARGEST_SINGLE: i32 = 2048;
 
 /// Runs `f` on the current stream when that is on a CPU, else on the CPU's default stream.
@@ -58,8 +58,8 @@ fn on_cpu<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
     Stream::default_of(Device::cpu())?.scope(f)
 }
 
-/// Checks for matrices of a type that LAPACK has, not empty, and small enough that MLX can count
-/// their elements.
+/// Checks that matrices have a type that LAPACK supports, are not empty, and have a number of
+/// elements that MLX can count.
 fn matrices(op: &'static str, a: &Array, complex: bool) -> Result<(i32, i32)> {
     let bad = |kind, why: String| Err(Error::new(kind, op, why).with_inputs(&[a]));
     let fits = matches!(a.dtype(), Dtype::Float32 | Dtype::Float64)
@@ -93,7 +93,7 @@ fn matrices(op: &'static str, a: &Array, complex: bool) -> Result<(i32, i32)> {
     Ok((rows, columns))
 }
 
-/// [`matrices`] that are square; their side.
+/// [`matrices`] that are square; returns their size.
 fn square(op: &'static str, a: &Array, complex: bool) -> Result<i32> {
     let (rows, columns) = matrices(op, a, complex)?;
     if rows == columns {
@@ -102,12 +102,12 @@ fn square(op: &'static str, a: &Array, complex: bool) -> Result<i32> {
     Err(Error::new(ErrorKind::Shape, op, "needs square matrices").with_inputs(&[a]))
 }
 
-/// `matrix` in every matrix of the batch where `bad` (`[.., 1, 1]`) is true.
+/// `a` with `matrix` in place of every matrix of the batch where `bad` (`[.., 1, 1]`) is true.
 fn replaced(a: &Array, bad: &Array, by: &Array) -> Result<Array> {
     where_(bad, by, a)
 }
 
-/// The identity, to stand in for a matrix that would fail.
+/// The identity, as a replacement for a matrix that would fail.
 fn stand_in(a: &Array, rows: i32, columns: i32) -> Result<Array> {
     eye(rows, columns, 0, Dtype::Float32)?.astype(a.dtype())
 }
@@ -126,7 +126,7 @@ fn not_finite(a: &Array) -> Result<Array> {
         .logical_not()
 }
 
-/// Which matrices have a zero, or no number, on the diagonal, `[.., 1, 1]`.
+/// Which matrices have a zero or NaN on the diagonal, `[.., 1, 1]`.
 fn zero_on_diagonal(a: &Array) -> Result<Array> {
     let diagonal = a.stop_gradient()?.diagonal(0, -2, -1)?;
     let zero = Array::scalar(0.0f32)?.astype(a.dtype())?;
@@ -134,8 +134,8 @@ fn zero_on_diagonal(a: &Array) -> Result<Array> {
     sound.expand_dims(-1)?.logical_not()
 }
 
-/// Runs `f` on the CPU with matrices of side `n` made finite, for a result `[.., n]`. Its vectors
-/// are marked as NaN where matrices were not finite.
+/// Runs `f` on the CPU with matrices of size `n`, made finite, for a result `[.., n]`. Result
+/// vectors of matrices that were not finite become NaN.
 pub(crate) fn guarded(a: &Array, n: i32, f: impl FnOnce(&Array) -> Result<Array>) -> Result<Array> {
     on_cpu(|| {
         let bad = not_finite(a)?;

@@ -1,4 +1,4 @@
-//! The macros a user writes values and indices with: `array!` and `idx!`.
+//! The macros for values and indices: `array!` and `idx!`.
 
 /// An array from a value or nested lists, as `mx.array(...)` makes one in Python.
 ///
@@ -41,7 +41,7 @@ macro_rules! array {
     };
 }
 
-/// An index expression, one entry an axis, as between the brackets of `a[...]` in Python.
+/// An index expression, one entry per axis, as between the brackets of `a[...]` in Python.
 ///
 /// | Python | `idx!` |
 /// |---|---|
@@ -68,7 +68,7 @@ macro_rules! idx {
     ($($entry:expr $(; $step:expr)?),* $(,)?) => {
         &[$($crate::idx!(@entry $entry $(; $step)?)),*][..]
     };
-    // Clippy takes `1..-1` for an empty range; as an index it is not.
+    // Clippy takes `1..-1` for an empty range, which it is not as an index.
     (@entry $entry:expr) => {
         $crate::indexing::Index::from(
             #[allow(clippy::reversed_empty_ranges)]

@@ -1,7 +1,7 @@
-//! Whether operations are recorded for a function that is mapped over a batch. MLX replaces
+//! Whether operations are being recorded for a function mapped over a batch (`vmap`). MLX replaces
 //! recorded operations by operations on the whole batch, and some replacements are wrong. They
 //! forget an argument, count axes without the batch, or assume that both operands have it. Inside
-//! `vmap` such operations are recorded as others.
+//! `vmap`, other operations are recorded instead of those.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While it lives, operations of this thread are recorded for a mapped function.
+/// While it lives, this thread's operations are recorded for a mapped function.
 pub(crate) struct Recording(());
 
 impl Recording {
@@ -34,12 +34,12 @@ pub(crate) fn inside() -> bool {
     DEPTH.with(|depth| depth.get() > 0)
 }
 
-/// `a`, which has a batch where `b` has one, in their common shape and type.
+/// `a`, with a batch if `b` has one, in their common shape and type.
 pub(crate) fn with_batch_of(a: &Array, b: &Array) -> Result<Array> {
     where_(&Array::scalar(true)?, a, b)
 }
 
-/// `a` with the batch, where it has one, as the first axis: what a reshape leaves.
+/// `a` with the batch, if it has one, as the first axis, which a reshape requires.
 pub(crate) fn batch_first(a: &Array) -> Result<Array> {
     let shape = [a.shape(), &[1]].concat();
     a.reshape(&shape)?.squeeze_axis(-1)
@@ -53,9 +53,9 @@ pub(crate) fn binary(
     raw: impl Fn(&Array, &Array) -> Result<Array>,
 ) -> Result<Array> {
     match name {
-        // The batch is sought where it was before the operands were aligned.
+        // The batch's position is taken from before the operands were aligned.
         "not_equal" => a.equal(b)?.logical_not(),
-        // The result gets the shape of the first operand, and no operand is broadcast.
+        // The result gets the shape of the first operand, and operands are not broadcast.
         "bitwise_and" | "bitwise_or" | "bitwise_xor" | "left_shift" | "right_shift" => {
             raw(&with_batch_of(a, b)?, &with_batch_of(b, a)?)
         }

@@ -1,5 +1,5 @@
-//! MLX's allocator: limits and figures, the budget that is checked before allocations, and the
-//! count of live array handles.
+//! MLX's allocator: limits and figures, the budget checked before allocations, and the number of
+//! live array handles.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{call, closure};
 
-/// Zero until first asked; then bytes.
+/// Zero until first requested, then bytes.
 static BUDGET: AtomicU64 = AtomicU64::new(0);
 
 /// The largest single array, in bytes, that an operation may describe. Starts as the physical
@@ -30,7 +30,7 @@ pub fn budget() -> u64 {
     }
 }
 
-/// Bytes that this machine has, or may have.
+/// The bytes of memory that this machine has, or may have.
 fn machine() -> u64 {
     physical_memory().unwrap_or(64 << 30)
 }
@@ -52,8 +52,8 @@ pub fn set_budget(bytes: u64) -> u64 {
     before
 }
 
-/// The bytes of a result. Refuses one that cannot fit. Shapes multiply checked: an overflow is as
-/// bad as a giant.
+/// The size of a result in bytes. Refuses one that cannot fit. Multiplication is checked, because
+/// an overflow is as bad as a huge size.
 #[inline]
 pub(crate) fn check(op: &'static str, array: &Array) -> Result<u64> {
     let budget = budget();
@@ -109,7 +109,7 @@ pub fn physical_memory() -> Option<u64> {
     }
     #[cfg(target_os = "macos")]
     {
-        // Not MLX's limit, which the program may have set.
+        // MLX's limit is not used, because the program may have changed it.
         let mut bytes = 0u64;
         let mut length = size_of::<u64>();
         // SAFETY: the name ends in NUL; the result has room for `length` bytes, and this value is 64
@@ -132,7 +132,8 @@ pub fn physical_memory() -> Option<u64> {
     }
 }
 
-/// Array handles alive in this process. Flat bytes with a growing count mean a retained graph.
+/// Array handles alive in this process. A growing number at constant bytes indicates a retained
+/// graph.
 ///
 /// ```
 /// use mlx_rs_core::{array, memory};
@@ -209,7 +210,7 @@ pub fn peak() -> Result<usize> {
 /// ```
 ///
 /// # Errors
-/// When MLX cannot.
+/// When MLX cannot reset it.
 pub fn reset_peak() -> Result<()> {
     // SAFETY: takes nothing.
     call::status("reset_peak_memory", || unsafe {
@@ -218,10 +219,10 @@ pub fn reset_peak() -> Result<()> {
 }
 
 /// Lets the process keep up to `bytes` that it has freed for its next allocations. Otherwise the
-/// system takes memory back each time and hands out new pages one by one. Returns whether that can
-/// be set here: with glibc. There, blocks of up to half as many bytes, at most 32 MiB, come from
-/// the freed memory. For CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs). It
-/// is a setting of the whole process, best made when it starts.
+/// system reclaims memory each time and hands out new pages one by one. Returns whether this is
+/// supported: with glibc. There, blocks of up to half this size, at most 32 MiB, come from the
+/// freed memory. It is for CPUs, where MLX itself keeps nothing ([`set_cache_limit`] is for GPUs).
+/// The setting affects the whole process; set it at the start.
 ///
 /// ```
 /// use mlx_rs_core::memory;
@@ -231,7 +232,7 @@ pub fn reset_peak() -> Result<()> {
 pub fn keep_freed(bytes: usize) -> bool {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // What glibc takes as the size of a block at most.
+        // glibc's maximum block size.
         const LARGEST: libc::c_int = 32 << 20;
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         let set = |what: libc::c_int, value: libc::c_int| {

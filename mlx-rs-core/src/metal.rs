@@ -1,5 +1,4 @@
-//! What Metal alone has: captures of the work on the GPU for Xcode. Elsewhere this says that there
-//! is no Metal, and nothing else happens.
+//! Functions of Metal only: captures of GPU work for Xcode. On other systems they return an error.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -11,8 +10,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 pub use crate::device::metal_is_available as is_available;
 
-/// A capture under way; it ends when this is dropped, or with [`Capture::stop`], which tells
-/// whether it could be written.
+/// A running capture; it ends on drop, or with [`Capture::stop`], which reports whether it could be
+/// written.
 #[derive(Debug)]
 #[must_use = "a capture ends when it is dropped"]
 pub struct Capture {
@@ -90,7 +89,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // No caller is left to report to.
+        // An error cannot be reported from a drop.
         let _ = self.end();
     }
 }

@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 use crate::ops::where_;
 
-/// An array that is borrowed, or made for the occasion.
+/// A borrowed array, or a temporary one.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Held<'a> {
@@ -45,12 +45,12 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// An operand beside an array: another array, or a Rust scalar that takes the array's type.
+/// An operand: another array, or a Rust scalar that takes the array's type.
 ///
-/// A boolean keeps its type. An integer takes the array's type, or `int32` beside booleans. A float
-/// takes the type of a float or complex array, and is `float32` beside other types.
+/// A boolean keeps its type. An integer takes the array's type, or `int32` with booleans. A float
+/// takes the type of a float or complex array, and is `float32` with other types.
 pub trait Operand: sealed::Sealed {
-    /// This value as an array that may stand beside one of type `other`.
+    /// This value as an array for an operation with the type `other`.
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when an integer does not fit the type.
@@ -219,9 +219,9 @@ fn invert(a: &Array) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Shifts as numpy defines them. A count that is negative or not below the width leaves no bits: 0,
-/// or -1 where a negative value is shifted right. The machine's shift, which MLX uses, has no
-/// meaning for such counts, so they never reach it.
+/// Shifts as defined by numpy. A count that is negative or not below the width shifts all bits out:
+/// the result is 0, or -1 for a negative value shifted right. The processor's shift, which MLX
+/// uses, is undefined for such counts, so they never reach it.
 fn shift(a: &Array, b: &Array, left: bool) -> Result<Array> {
     let op = if left { "left_shift" } else { "right_shift" };
     for x in [a, b] {

@@ -1,6 +1,6 @@
-//! What MLX gets wrong on some devices and systems, decided from facts: the device, the system, the
-//! version. So a test anywhere covers the decisions. Found by reading MLX's sources; none of it was
-//! run on Metal.
+//! Known faults of MLX on some devices and systems, decided from facts: the device, the system, the
+//! version. So tests on any machine cover the decisions. They were found by reading MLX's sources;
+//! none was run on Metal.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use crate::device::{DeviceKind, metal_is_available};
 use crate::error::Result;
 use crate::{call, stream};
 
-/// What a decision depends on.
+/// The facts for a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Whether the work runs on Metal.
@@ -19,13 +19,13 @@ pub(crate) struct Facts {
     pub(crate) version: [u32; 3],
 }
 
-/// The last version of MLX that was read.
+/// The latest version of MLX whose sources were checked.
 const READ: [u32; 3] = [0, 32, 2];
 
-/// The first version that was read in which Metal scales nvfp4 by groups of 16.
+/// The first checked version in which Metal scales nvfp4 by groups of 16.
 const SCALES_NVFP4: [u32; 3] = [0, 32, 0];
 
-/// Queries up to which Metal has a kernel of its own.
+/// The maximum number of queries for Metal's separate kernel.
 const FEW_QUERIES: i32 = 8;
 
 impl Facts {
@@ -35,7 +35,7 @@ impl Facts {
     /// When there is no stream.
     pub(crate) fn current() -> Result<Self> {
         static METAL: OnceLock<bool> = OnceLock::new();
-        // The lock first, always: its holder may wait for this, too.
+        // The lock is always taken first, because its holder may wait for this, too.
         let _guard = call::enter("stream")?;
         let metal =
             *METAL.get_or_init(metal_is_available) && stream::current_id()?.0 == DeviceKind::Gpu;
@@ -45,7 +45,7 @@ impl Facts {
         })
     }
 
-    /// Those that no stream changes; of one on the CPU.
+    /// The facts that do not depend on the stream; those of a CPU stream otherwise.
     pub(crate) fn of_machine() -> Self {
         static VERSION: OnceLock<[u32; 3]> = OnceLock::new();
         // The lock first, as above.
@@ -58,7 +58,7 @@ impl Facts {
         }
     }
 
-    /// Whether quantizing as nvfp4 takes one scale for 32 values, where there is one for 16.
+    /// Whether quantization to nvfp4 uses one scale per 32 values instead of 16.
     pub(crate) fn scales_nvfp4_wrongly(self) -> bool {
         self.metal && self.version < SCALES_NVFP4
     }
@@ -69,15 +69,15 @@ impl Facts {
         self.os != "macos" || self.version > READ
     }
 
-    /// Whether attention with this many queries reads their copy before it is complete. It copies
-    /// queries that are not contiguous, without a barrier.
+    /// Whether attention with this number of queries reads their copy before it is complete. It
+    /// copies queries that are not contiguous, without a barrier.
     pub(crate) fn copies_queries_too_late(self, queries: i32) -> bool {
         self.metal && queries <= FEW_QUERIES && self.version <= READ
     }
 }
 
-/// Why MLX cannot be used at all. On macOS it makes the Metal device at its first allocation, also
-/// for work on the CPU, and ends the process without one.
+/// The reason why MLX cannot be used at all, if there is one. On macOS it creates the Metal device
+/// at its first allocation, even for work on the CPU, and aborts the process without one.
 pub(crate) fn refusal(os: &str, has_metal_device: bool) -> Option<&'static str> {
     (os == "macos" && !has_metal_device)
         .then_some("this Mac has no Metal device, which MLX needs on macOS, also for the CPU")

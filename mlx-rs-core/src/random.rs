@@ -1,7 +1,7 @@
 //! Random numbers by explicit keys (Threefry, Salmon et al. 2011). The same key gives the same
 //! numbers, whatever else runs, and the same as Python's `mlx.core.random`. There is deliberately
-//! no global generator here: its numbers would depend on every other thread. [`Keys`] is what a
-//! program that draws often holds instead.
+//! no global generator, because its numbers would depend on all threads. A program that draws often
+//! holds a [`Keys`].
 //!
 //! ```
 //! use mlx_rs_core::{Dtype, random};
@@ -53,7 +53,7 @@ impl Key {
         .map(Self)
     }
 
-    /// The key that two words are, such as one that is an argument of a compiled function.
+    /// A key from its two words, such as an argument of a compiled function.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Dtype, Result, random, transforms::compile};
@@ -70,7 +70,7 @@ impl Key {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when they are not two words of [`Dtype::Uint32`].
+    /// [`ErrorKind::Value`] when `words` is not two words of [`Dtype::Uint32`].
     pub fn from_array(words: Array) -> Result<Self> {
         if words.dtype() == Dtype::Uint32 && words.shape() == [2] {
             return Ok(Self(words));
@@ -167,7 +167,7 @@ impl Keys {
         Key::new(seed).map(|state| Self { state })
     }
 
-    /// The next key. Evaluated at once, so that a long sequence does not grow a graph.
+    /// The next key. It is evaluated at once, so that a long sequence does not grow a graph.
     ///
     /// ```
     /// use mlx_rs_core::random;

@@ -1,6 +1,6 @@
-//! Stack space for transforms. MLX walks graphs by recursion, one level for each operation of a
-//! chain, on whatever stack the caller has. Here transforms run on a stack of known size, and
-//! graphs too large for it are errors.
+//! Stack space for transforms. MLX walks graphs by recursion, one level per operation of a chain,
+//! on the caller's stack. Here transforms run on a stack of known size, and graphs too large for it
+//! are errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -10,17 +10,17 @@ use crate::array::Array;
 use crate::call::{self, ArrayVec};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes that a transform finds free. The system provides a page when it is first touched.
+/// The free stack space of a transform, in bytes. The system provides a page when it is first
+/// touched.
 const FREE: usize = 128 << 20;
 
-/// At least what a level of each of MLX's recursions takes: chains of a million operations fit 512
-/// MiB.
+/// A lower bound of a recursion level of MLX's: chains of a million operations fit 512 MiB.
 const LEVEL: usize = 512;
 
-/// Free bytes where the platform does not say how many there are.
+/// The assumed free bytes if the platform does not tell.
 const UNKNOWN: usize = 256 << 10;
 
-/// Whether the stack has the room that [`grown`] provides.
+/// Whether the stack has the space that [`grown`] provides.
 pub(crate) fn is_large() -> bool {
     stacker::remaining_stack().is_some_and(|free| free >= FREE)
 }
@@ -33,7 +33,7 @@ pub(crate) fn grown<T>(f: impl FnOnce() -> T) -> T {
     }));
     match (result, f) {
         (Ok(Some(value)), _) => value,
-        // The system has no memory for a stack: smaller graphs fit the present one.
+        // The system has no memory for a stack; smaller graphs fit the current one.
         (Ok(None) | Err(_), Some(f)) => f(),
         (Err(panic), None) => resume_unwind(panic),
         (Ok(None), None) => unreachable!("the function runs once and then has a value"),

@@ -20,7 +20,7 @@ thread_local! {
     static CURRENT: Cell<*mut c_void> = const { Cell::new(std::ptr::null_mut()) };
 }
 
-/// Whether there ever was a stream on the CPU: without one, no graph holds work of the CPU.
+/// Whether a CPU stream ever existed; without one, no graph contains CPU work.
 static CPU_IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// See [`CPU_IN_USE`].
@@ -28,8 +28,8 @@ pub(crate) fn cpu_in_use() -> bool {
     CPU_IN_USE.load(Ordering::Relaxed)
 }
 
-/// The most streams made with [`Stream::new`] that exist at once. MLX keeps a thread for each to
-/// the end of the process, and crashes when a thread cannot be started.
+/// The maximum number of streams from [`Stream::new`] that exist at once. MLX keeps a thread for
+/// each until the process ends, and crashes if a thread cannot be started.
 const MOST: usize = 512;
 
 /// An ordered queue of work on one device. Work on different streams may run at the same time.
@@ -40,8 +40,7 @@ pub struct Stream {
     lease: Option<Arc<Lease>>,
 }
 
-/// Shared by all handles to one of MLX's streams; when it is gone, the stream is free for another
-/// use.
+/// Shared by all handles to one of MLX's streams; when it is dropped, the stream can be reused.
 struct Lease;
 
 // SAFETY: the handle is a heap copy of a plain (index, device) pair that is never written after
@@ -60,12 +59,12 @@ impl Stream {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     ///
-    /// MLX never frees a stream. When all handles to a stream are dropped, it is used again. Its
-    /// queued work runs before the work of its next owner.
+    /// MLX never frees a stream. When all handles to a stream are dropped, the stream is reused.
+    /// Its queued work runs before that of its next owner.
     ///
     /// # Errors
     /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams
-    /// exist, or the system starts no thread.
+    /// exist, or the system cannot start a thread.
     pub fn new(device: Device) -> Result<Self> {
         let _guard = call::enter("stream")?;
         let mut made = MADE.lock();
@@ -90,13 +89,13 @@ impl Stream {
         Ok(stream)
     }
 
-    /// One more of MLX's streams. All threads may use it: the lock keeps them apart.
+    /// Creates one more of MLX's streams. All threads may use it, because the lock serializes them.
     fn fresh(device: Device) -> Result<Self> {
         Self::make(device, |dev| {
             #[cfg(not(mlx_c_0_7))]
             // SAFETY: `dev` is a live device handle.
             return unsafe { sys::mlx_stream_new_device(dev) };
-            // Others of 0.7 belong to the thread that makes them, and end with it.
+            // In 0.7, other streams belong to the thread that creates them, and end with it.
             // SAFETY: `dev` is a live device handle.
             #[cfg(mlx_c_0_7)]
             unsafe {
@@ -111,7 +110,7 @@ impl Stream {
         let ctx = call::handle("stream", || {
             // SAFETY: creates an empty handle, filled by the next call.
             let mut raw = unsafe { sys::mlx_stream_new() };
-            // SAFETY: both handles are live; MLX copies what the second stands for.
+            // SAFETY: both handles are live; MLX copies the second one's stream.
             unsafe { sys::mlx_stream_set(&raw mut raw, self.raw) };
             raw.ctx
         })?;
@@ -137,9 +136,9 @@ impl Stream {
         default_for(device)?.copy()
     }
 
-    /// What [`default_for`] keeps.
+    /// Creates the stream that [`default_for`] caches.
     fn make_default(device: Device) -> Result<Self> {
-        // Each thread has default streams of its own there.
+        // There, each thread has separate default streams.
         if cfg!(mlx_c_0_7) {
             return Self::fresh(device);
         }
@@ -195,8 +194,8 @@ impl Stream {
         })
     }
 
-    /// The stream that operations of the calling thread run on now: that of the innermost
-    /// [`Stream::scope`] or [`Device::scope`], else the default device's.
+    /// The current stream of the calling thread: that of the innermost [`Stream::scope`] or
+    /// [`Device::scope`], otherwise the default device's.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -249,7 +248,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The number that tells this stream from the others.
+    /// The number that identifies this stream.
     ///
     /// ```
     /// use mlx_rs_core::{Device, Stream};
@@ -261,7 +260,7 @@ impl Stream {
     pub fn index(&self) -> i32 {
         let _guard = call::lock();
         let mut index = -1;
-        // SAFETY: the handle is live and the result writable; there is nothing to fail.
+        // SAFETY: the handle is live and the result writable; the call cannot fail.
         unsafe { sys::mlx_stream_get_index(&raw mut index, self.raw) };
         index
     }
@@ -359,7 +358,8 @@ impl Drop for Stream {
     }
 }
 
-/// The default stream of a device, made when first asked for and kept: it may be current anywhere.
+/// The default stream of a device, created on first use and kept, because it may be current
+/// anywhere.
 pub(crate) fn default_for(device: Device) -> Result<&'static Stream> {
     static DEFAULTS: [OnceLock<Stream>; 2] = [const { OnceLock::new() }; 2];
     let slot = &DEFAULTS[device.kind() as usize];
@@ -392,7 +392,7 @@ impl Made {
 
 static MADE: Mutex<Vec<Made>> = Mutex::new(Vec::new());
 
-/// Refuses a stream beyond the most, or whose thread the system would not start.
+/// Refuses a stream beyond the maximum, or if the system cannot start its thread.
 fn refuse_more(made: usize) -> Result<()> {
     let refused = |why: String| Err(Error::new(ErrorKind::Unsupported, "stream", why));
     if made >= MOST {
@@ -400,7 +400,7 @@ fn refuse_more(made: usize) -> Result<()> {
             "{made} streams exist, which is the most; drop some, or share one between threads"
         ));
     }
-    // MLX ends up with a stream without a thread, and crashes later, when it cannot start one.
+    // If MLX cannot start a thread, it keeps a stream without one, and crashes later.
     match std::thread::Builder::new().spawn(|| ()) {
         Ok(thread) => {
             let _ = thread.join();
@@ -410,11 +410,11 @@ fn refuse_more(made: usize) -> Result<()> {
     }
 }
 
-/// Waits until nothing that was started is still running, on any stream.
+/// Waits until all started work has ended, on all streams.
 pub(crate) fn wait_for_all() {
     let _guard = call::lock();
     for made in MADE.lock().iter() {
-        // Failures are reported already; this concerns the rest.
+        // Failures have been reported already; this concerns the rest.
         let _ = made.handle.synchronize();
     }
     for device in [Device::cpu(), Device::gpu()] {
@@ -424,7 +424,7 @@ pub(crate) fn wait_for_all() {
     }
 }
 
-/// The raw handle operations run on. Call with the lock held.
+/// The raw handle of the current stream. Call with the lock held.
 pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
     let ctx = CURRENT.with(Cell::get);
     if !ctx.is_null() {
@@ -433,7 +433,7 @@ pub(crate) fn current_raw() -> Result<sys::mlx_stream> {
     Ok(default_for(Device::default_device())?.raw)
 }
 
-/// The current stream's device and number, which tell it from all others. Call with the lock held.
+/// The current stream's device and number, which identify it. Call with the lock held.
 pub(crate) fn current_id() -> Result<(DeviceKind, i32)> {
     let raw = current_raw()?;
     let mut index = 0;

@@ -1,6 +1,6 @@
-//! Heap allocations that Rust makes for one call of an array, counted: none for calls that a decoder
-//! makes often. A whole decode step is measured in `metal-backend/tests/decode_allocations.rs`. MLX's
-//! own allocations (the node of the graph, its inputs and its shape) are the same for a raw C call.
+//! Counts Rust's heap allocations per call: none for calls that a decoder makes often. A whole
+//! decode step is measured in `metal-backend/tests/decode_allocations.rs`. MLX's own allocations
+//! (the node of the graph, its inputs and its shape) are the same for a raw C call.
 
 use mlx_cpu_kernels::testing::CountingAllocator;
 use mlx_rs_core::{All, Array, Device, Dtype, Stream, array, eval, fast, idx, zeros};
@@ -8,7 +8,7 @@ use mlx_rs_core::{All, Array, Device, Dtype, Stream, array, eval, fast, idx, zer
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Allocations of one call of `f`, the result dropped, when it has been called before.
+/// Allocations of one call of `f`, after a warm-up call; the result is dropped.
 fn allocations<R>(mut f: impl FnMut() -> R) -> usize {
     for _ in 0..3 {
         drop(f());
@@ -63,15 +63,15 @@ fn calls_of_arrays_allocate_nothing_in_rust() {
 
     // The result itself.
     assert_eq!(allocations(|| a.to_vec::<f32>().unwrap()), 1);
-    // An index is planned in small lists: of bounds and axes, one entry an axis. Slices of fixed
-    // bounds, `slice_axis` and `take_clamped`, do with less where it matters.
+    // The plan of an index has small lists of bounds and axes, one entry per axis. Slices with
+    // fixed bounds, `slice_axis` and `take_clamped`, need fewer, for critical code.
     let counts = [
         allocations(|| a.get(idx![3]).unwrap()),
         allocations(|| a.get(idx![1..3, ..; 2]).unwrap()),
         allocations(|| a.get(idx![&ids]).unwrap()),
     ];
     assert!(counts.iter().all(|&n| n <= 20), "{counts:?}");
-    // A failure allocates its message; the call after it nothing again.
+    // A failure allocates its message; the next call allocates nothing.
     assert!(allocations(|| a.matmul(&ids).unwrap_err()) > 0);
     assert_eq!(allocations(|| a.add(&a).unwrap()), 0);
 }

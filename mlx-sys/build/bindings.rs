@@ -23,10 +23,10 @@ pub fn generate(env: &Env, tools: &Tools, source: &Source) -> Result<(), String>
         .allowlist_function("_?mlx_.*")
         .allowlist_type("mlx_.*")
         .allowlist_var("MLX_.*")
-        // There only where the compiler has the type, and read through 16-bit integers anyway.
+        // They exist only where the compiler has the type, and are read through 16-bit integers.
         .blocklist_function(".*(float16|bfloat16)")
         .blocklist_type("(b?float16_t|__b?float16_t)")
-        // The process's error handler takes no formats, and Rust has no C variadics to give.
+        // Our error handler takes no formats, and Rust cannot define C variadics.
         .blocklist_function("_mlx_error")
         .generate_comments(false)
         .layout_tests(false)

@@ -1,5 +1,5 @@
-//! Where provisioned things live: outside the source tree, complete or not there at all, safe for
-//! two builds at once.
+//! The cache of provisioned files: outside the source tree, complete or absent, and safe for
+//! concurrent builds.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::env::Env;
 
-/// The cache directory, held by this build alone while it lives.
+/// The cache directory, locked by this build.
 pub struct Cache {
     pub root: PathBuf,
     _lock: File,
@@ -27,7 +27,7 @@ impl Cache {
         Ok(Self { root, _lock: lock })
     }
 
-    /// The directory `name`, made by `make` in a temporary place if it is not there yet.
+    /// The directory `name`; if missing, `make` creates it in a temporary place first.
     pub fn dir(
         &self,
         name: &str,
@@ -40,7 +40,7 @@ impl Cache {
         let temporary = self.root.join(format!(".{name}.partial"));
         let fail = |e| format!("cannot write {}: {e}", temporary.display());
         if temporary.exists() {
-            // Left by a killed build; the lock says that no build uses it.
+            // Left by a killed build; the lock guarantees that no build uses it.
             fs::remove_dir_all(&temporary).map_err(fail)?;
         }
         fs::create_dir_all(&temporary).map_err(fail)?;
@@ -72,7 +72,7 @@ pub fn sha256_file(path: &Path) -> Result<String, String> {
     }
 }
 
-/// SHA-256 over the names and contents of all files below `dir`, in the order of their names.
+/// SHA-256 over the names and contents of all files below `dir`, sorted by name.
 pub fn sha256_tree(dir: &Path) -> Result<String, String> {
     let mut files = Vec::new();
     list(dir, &mut files)?;

@@ -1,4 +1,4 @@
-//! Builds libmlxc.a with the crate `cmake`, once for each set of inputs, into the cache.
+//! Builds libmlxc.a with the crate `cmake`, once per set of inputs, into the cache.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -23,15 +23,15 @@ pub fn project(tools: &Tools, source: &Path, work: &Path) -> ::cmake::Config {
     config
 }
 
-/// Configures and builds it; the directory of what was built. The output goes to the standard
-/// output and error of this build script, which Cargo shows where it fails.
+/// Configures and builds it; returns the build directory. The output goes to this build script's
+/// standard output and error, which Cargo shows on failure.
 pub fn make(tools: &Tools, config: &mut ::cmake::Config) -> Result<PathBuf, String> {
-    // The crate takes the program from this variable alone, and a machine without CMake has it in
-    // our cache.
-    // SAFETY: `set_var` asks that no other thread reads or writes the environment meanwhile. This
-    // build script starts no thread, and every library call before this one has joined its own.
+    // The crate reads the program from this variable only, and on a machine without CMake it is in
+    // our cache. SAFETY: `set_var` asks that no other thread reads or writes the environment
+    // meanwhile. This build script starts no thread, and every library call before this one has
+    // joined its own.
     unsafe { std::env::set_var("CMAKE", &tools.cmake) };
-    // It panics where CMake fails. The message is for `main`, which says the way out, too.
+    // The crate panics when CMake fails. `main` prints the message, together with a remedy.
     let hook = take_hook();
     set_hook(Box::new(|_| {}));
     let built = catch_unwind(AssertUnwindSafe(|| config.build()));
@@ -74,8 +74,8 @@ pub fn build(
         if work.exists() {
             fs::remove_dir_all(&work).map_err(|e| format!("{}: {e}", work.display()))?;
         }
-        // The sources' own directory comes first so that the shim finds mlx-c's header while CMake
-        // still tries out the compiler.
+        // The sources' own directory comes first, so that the shim finds mlx-c's header while CMake
+        // still tests the compiler.
         let flags = format!(
             "-I\"{}\" -include \"{}\"",
             source.dir.display(),
@@ -84,8 +84,8 @@ pub fn build(
         let mut config = project(tools, &source.dir, &work);
         config
             .define("CMAKE_CXX_COMPILER", &env.cxx)
-            // Defined, not added: the crate then leaves out the flags of CXXFLAGS, which the name of
-            // the cache's entry does not know.
+            // Defined, not added, so that the crate omits CXXFLAGS, which are not part of the cache
+            // key.
             .define("CMAKE_CXX_FLAGS", flags)
             .define("BUILD_SHARED_LIBS", "OFF")
             // It becomes part of a shared library on Linux.

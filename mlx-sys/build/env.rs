@@ -1,4 +1,4 @@
-//! Every environment variable this build reads, and nothing else reads any.
+//! Every environment variable that this build reads.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
@@ -9,15 +9,15 @@
 //! | `MLX_CUDA_VERSION` | `12` or `13`: which CUDA build, with feature `cuda` | `13` |
 //! | `MLX_CUDA_LIBRARIES` | `system`: with feature `cuda`, use NVIDIA's libraries of the system | the pinned Python packages |
 //! | `MLX_SYS_CACHE_DIR` | where provisioned things are kept | the user's cache directory, `rust-mlx/mlx-sys` |
-//! | `MLX_SYS_OFFLINE` | `1`: never touch the network, use only the cache | off |
+//! | `MLX_SYS_OFFLINE` | `1`: never use the network, only the cache | off |
 //! | `MLX_SYS_PYTHON` | the Python 3 whose pip provisions | `python3`, then `python` |
 //! | `MLX_SYS_PREGENERATED` | `1`: use the committed bindings, build and link nothing (so does `DOCS_RS`) | off |
 //! | `LIBCLANG_PATH` | the directory of libclang for bindgen | the system's, else the Python package |
 //! | `CXX` | the C++ compiler | `c++` |
 //! | `MACOSX_DEPLOYMENT_TARGET` | the oldest macOS that C++ is compiled for | that of MLX's package |
 //!
-//! `XDG_CACHE_HOME` and `HOME` place the default cache; `CARGO` and Cargo's own `CARGO_*`,
-//! `OUT_DIR` and `TARGET` are as Cargo sets them.
+//! `XDG_CACHE_HOME` and `HOME` place the default cache; Cargo sets `CARGO`, `CARGO_*`, `OUT_DIR`
+//! and `TARGET`.
 
 use std::env::var_os;
 use std::ffi::OsString;
@@ -128,14 +128,15 @@ impl Env {
     }
 }
 
-/// The oldest macOS to compile for: the one that was asked for, else MLX's own. Without a choice
-/// Apple's compiler takes the system that it runs on, and the program starts on no older one.
+/// The oldest macOS to compile for: the requested one, otherwise that of MLX's package. By default
+/// Apple's compiler targets the system that it runs on, and the program would not start on an older
+/// one.
 pub fn oldest_macos(target: &str, wanted: Option<String>) -> Option<String> {
     let macos = target.ends_with("-macos");
     macos.then(|| wanted.unwrap_or_else(|| String::from(OLDEST_MACOS)))
 }
 
-/// The user's cache directory as the platform has it.
+/// The platform's cache directory of the user.
 fn default_cache() -> Option<PathBuf> {
     let base = path("XDG_CACHE_HOME")
         .filter(|p| p.is_absolute())

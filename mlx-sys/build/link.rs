@@ -24,11 +24,11 @@ pub fn emit(env: &Env, source: &Source, mlx: &Mlx, library: &Path) -> Result<(),
     Ok(())
 }
 
-/// mlx-c and the shim become part of each program, which needs libmlx to start.
+/// Links mlx-c and the shim statically into each program, which then needs libmlx to start.
 fn link_statically(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
-    // Cargo puts link directories inside OUT_DIR on the library path of `cargo run` and
-    // `cargo test`, in every crate above this one. Hence the link to MLX there. The link is to the
-    // directory because libmlx finds its metallib relative to where it lies.
+    // Cargo puts link directories inside OUT_DIR on the library path of `cargo run` and `cargo
+    // test`, in every crate above this one. Therefore MLX is linked there. The link is to the
+    // directory, because libmlx finds its metallib relative to its own location.
     let run_root = env.out_dir.join("mlx");
     link_directory(&mlx.root, &run_root)?;
     for dir in [library, &run_root.join("lib"), &env.out_dir] {

@@ -1,4 +1,4 @@
-//! MLX itself: an installed one, or the Python package that belongs to the mlx-c version.
+//! MLX itself: an installed one, or the Python package for the mlx-c version.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,13 @@ use crate::pip::Pip;
 
 /// An MLX to build against.
 pub struct Mlx {
-    /// Holds `include`, `lib` and `share/cmake/MLX`.
+    /// The directory with `include`, `lib` and `share/cmake/MLX`.
     pub root: PathBuf,
-    /// Names the package and its version, for directories of installed programs.
+    /// The package and its version, which name directories of installed programs.
     pub package: String,
-    /// The package, its version and its SHA-256, where it is a Python package.
+    /// The package, its version and its SHA-256, if it is a Python package.
     pub pin: Option<[String; 3]>,
-    /// NVIDIA's packages that belong to it.
+    /// The NVIDIA packages that it needs.
     pub libraries: Vec<Library>,
     pub version: String,
     /// The build without CUDA, for machines without NVIDIA's driver: the CUDA build does not load
@@ -120,7 +120,7 @@ fn check(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads `MLX_VERSION_MAJOR` and its like, or a version string.
+/// Parses `MLX_VERSION_MAJOR` and similar lines, or a version string.
 pub fn parse_header_version(text: &str) -> Option<String> {
     let number = |name: &str| {
         text.lines().find_map(|l| {

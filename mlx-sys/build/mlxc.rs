@@ -1,5 +1,4 @@
-//! The sources of mlx-c: a directory of the user's, its own repository, or the pinned Cargo
-//! package.
+//! The sources of mlx-c: a user's directory, its own repository, or the pinned Cargo package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use crate::tools::Tools;
 pub struct Source {
     pub dir: PathBuf,
     pub version: Version,
-    /// Tells builds of different sources apart.
+    /// Distinguishes builds of different sources.
     pub hash: String,
 }
 
@@ -35,7 +34,7 @@ impl Source {
         }
     }
 
-    /// The checkout at `dir`, if its version is one this binding speaks.
+    /// The checkout at `dir`, if this binding supports its version.
     pub fn at(dir: PathBuf) -> Result<Self, String> {
         let version = version_of(&dir)?;
         if !supported(version) {
@@ -64,7 +63,7 @@ impl Source {
         if env.offline {
             command.arg("--offline");
         }
-        // What this build's Cargo set for us is not meant for another package.
+        // Cargo's settings for this build must not apply to another package.
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("CARGO_")
@@ -148,8 +147,8 @@ pub fn minor_version(env: &Env, pins: &Pins) -> Result<String, String> {
 }
 
 /// Makes a package in OUT_DIR from the pinned manifest and lock file, and returns its manifest.
-/// They have other names in `vendor/`: Cargo leaves directories with a `Cargo.toml` out of what it
-/// publishes.
+/// They have other names in `vendor/`, because Cargo does not publish directories with a
+/// `Cargo.toml`.
 fn write_manifest(env: &Env, minor: &str) -> Result<PathBuf, String> {
     let from = env.manifest_dir.join("vendor/mlx-c").join(minor);
     let to = env.out_dir.join("mlx-c-source");
@@ -163,7 +162,7 @@ fn write_manifest(env: &Env, minor: &str) -> Result<PathBuf, String> {
     Ok(to.join("Cargo.toml"))
 }
 
-/// The version that a checkout's CMakeLists.txt sets.
+/// The version in a checkout's CMakeLists.txt.
 fn version_of(dir: &Path) -> Result<Version, String> {
     let path = dir.join("CMakeLists.txt");
     let text = fs::read_to_string(&path)
@@ -172,7 +171,7 @@ fn version_of(dir: &Path) -> Result<Version, String> {
         .ok_or_else(|| format!("{} does not set MLX_C_VERSION", path.display()))
 }
 
-/// Finds `set(MLX_C_VERSION x.y.z)`.
+/// Parses `set(MLX_C_VERSION x.y.z)`.
 pub fn parse_cmake_version(text: &str) -> Option<Version> {
     let rest = text.split_once("set(MLX_C_VERSION")?.1;
     parse_version(rest.split_once(')')?.0)

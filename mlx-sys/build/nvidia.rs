@@ -1,5 +1,5 @@
-//! NVIDIA's libraries for the CUDA build of MLX: pinned Python packages, and links to them in MLX's
-//! package, where libmlx and NVRTC look.
+//! NVIDIA's libraries for the CUDA build of MLX: pinned Python packages, linked into MLX's package,
+//! where libmlx and NVRTC search.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ pub fn provision(
     Ok(libraries)
 }
 
-/// The one directory below `nvidia` in a package: named after the library, or `cu13`.
+/// The only directory below `nvidia` in a package: named after the library, or `cu13`.
 fn own_directory(root: &Path) -> Result<PathBuf, String> {
     let nvidia = root.join("nvidia");
     let entries = fs::read_dir(&nvidia)
@@ -62,7 +62,7 @@ fn own_directory(root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// Makes `link` lead to `target`, by a relative path: the cache may move.
+/// Creates `link` as a relative link to `target`, because the cache may be moved.
 fn link(target: &Path, link: &Path) -> Result<(), String> {
     let fail = |e: std::io::Error| format!("cannot link {}: {e}", link.display());
     // CACHE/MLX/nvidia/NAME -> CACHE/PACKAGE/nvidia/OWN

@@ -26,15 +26,15 @@ pub fn parse_version(text: &str) -> Option<Version> {
     parts.next().is_none().then_some(version)
 }
 
-/// The versions of mlx-c that this binding speaks, for messages.
+/// The versions of mlx-c that this binding supports, for messages.
 pub const SUPPORTED: &str = "0.4.1 to 0.5.x and 0.7.x";
 
-/// Whether this binding speaks the API of that mlx-c.
+/// Whether this binding supports the API of this mlx-c.
 pub fn supported(version: Version) -> bool {
     ((0, 4, 1)..(0, 6, 0)).contains(&version) || ((0, 7, 0)..(0, 8, 0)).contains(&version)
 }
 
-/// The API levels beside 0.4.1 that a version of mlx-c has, each a cfg such as `mlx_c_0_5` in
+/// The API levels above 0.4.1 that a version of mlx-c has, each a cfg such as `mlx_c_0_5` in
 /// `mlx-sys` and in dependents.
 pub fn levels((major, minor, _): Version) -> impl Iterator<Item = &'static str> {
     let all = [((0, 5), "0_5"), ((0, 7), "0_7")];
@@ -62,7 +62,7 @@ impl Pins {
             .ok_or_else(|| format!("pins.json lacks `{key}`"))
     }
 
-    /// The minor version of mlx-c that is built unless another is asked for.
+    /// The default minor version of mlx-c.
     pub fn default_mlx_c(&self) -> Result<String, String> {
         Self::text(&self.0, "mlx_c_default")
     }
@@ -81,13 +81,13 @@ impl Pins {
         Self::text(&self.0["mlx_c"][minor], key)
     }
 
-    /// The MLX version that a version of mlx-c belongs to.
+    /// The MLX version for a version of mlx-c.
     pub fn mlx_for(&self, (major, minor, _): Version) -> Result<String, String> {
         Self::text(&self.0["mlx_for_mlx_c"], &format!("{major}.{minor}"))
     }
 
-    /// NVIDIA's packages for a version of MLX and of CUDA, each with the directory below `nvidia`
-    /// where MLX looks for it.
+    /// The NVIDIA packages for a version of MLX and of CUDA, each with the directory below `nvidia`
+    /// where MLX searches for it.
     pub fn cuda_libraries(&self, mlx: &str, cuda: &str) -> Result<Vec<(String, String)>, String> {
         let minor = mlx.rsplit_once('.').map_or(mlx, |(minor, _)| minor);
         let all = self.0["cuda_libraries"][minor][cuda].as_object();
@@ -104,7 +104,7 @@ impl Pins {
             .collect()
     }
 
-    /// The wheel of a package for a target; `version` where there are several.
+    /// The wheel of a package for a target; `version` selects one of several.
     pub fn wheel(
         &self,
         package: &str,

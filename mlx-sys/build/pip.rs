@@ -10,10 +10,10 @@ use crate::cache::{Cache, sha256_file};
 use crate::env::Env;
 use crate::pins::{Pins, Wheel};
 
-/// A Python that every pinned package is for.
+/// A Python version that every pinned package supports.
 const PACKAGES_FOR: &str = "3.12";
 
-/// How to get a pinned wheel.
+/// Provisioning of a pinned wheel.
 pub struct Pip<'a> {
     pub env: &'a Env,
     pub cache: &'a Cache,
@@ -130,10 +130,10 @@ impl Pip<'_> {
     }
 }
 
-/// Python in `dir`, a directory of ours. Python imports modules from its working directory first:
-/// in the user's, a file named `pip.py` would run in place of pip.
+/// Python in `dir`, an empty directory of ours. Python imports modules from its working directory
+/// first: in the user's directory, a file named `pip.py` would run instead of pip.
 fn python_in(dir: &Path, python: &OsStr) -> Command {
-    // A relative path is meant from here, not from `dir`. A bare name is looked for in `PATH`.
+    // A relative path refers to this directory, not to `dir`. A bare name is searched in `PATH`.
     let is_path = Path::new(python).components().count() > 1;
     let absolute = is_path.then(|| std::path::absolute(python).ok()).flatten();
     let mut command = Command::new(absolute.as_deref().unwrap_or(Path::new(python)));
@@ -141,7 +141,7 @@ fn python_in(dir: &Path, python: &OsStr) -> Command {
     command
 }
 
-/// An error unless the file has this SHA-256.
+/// Fails unless the file has this SHA-256.
 pub fn check_hash(file: &Path, expected: &str) -> Result<(), String> {
     let found = sha256_file(file)?;
     if found == expected {
@@ -153,7 +153,7 @@ pub fn check_hash(file: &Path, expected: &str) -> Result<(), String> {
     ))
 }
 
-/// Runs a command; its output is the error when it fails.
+/// Runs a command; on failure its output is the error.
 pub fn run(command: &mut Command) -> Result<String, String> {
     let shown = format!("{command:?}");
     let out = command

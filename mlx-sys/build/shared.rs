@@ -12,7 +12,7 @@ use crate::pip::run;
 const NAME: &str = "librust_mlx_c.so";
 
 /// Links it from `library`, the directory of libmlxc.a, and the shim in OUT_DIR. Tells the crate
-/// where it is, and where MLX's own library is.
+/// its path, and the directory of MLX's own library.
 pub fn link(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
     let out = env.out_dir.join(NAME);
     run(Command::new(&env.cxx)
@@ -26,14 +26,14 @@ pub fn link(env: &Env, mlx: &Mlx, library: &Path) -> Result<(), String> {
         .arg("-L")
         .arg(mlx.lib())
         .arg("-lmlx")
-        // libmlx finds its own libraries; the linker need not.
+        // libmlx finds its own dependencies, so the linker does not need them.
         .arg("-Wl,--allow-shlib-undefined")
         .arg("-Wl,--strip-debug"))
     .map_err(|e| format!("cannot link mlx-c against MLX {}:\n{e}", mlx.version))?;
     emit(&out, mlx)
 }
 
-/// An empty file instead, for builds without the native library.
+/// An empty file, for builds without the native library.
 pub fn none(env: &Env) -> Result<(), String> {
     let out = env.out_dir.join(NAME);
     std::fs::write(&out, []).map_err(|e| format!("cannot write {}: {e}", out.display()))?;
@@ -59,7 +59,7 @@ fn emit(out: &Path, mlx: &Mlx) -> Result<(), String> {
     Ok(())
 }
 
-/// What `src/library.rs` knows of a package; all empty without one.
+/// The settings of a package for `src/library.rs`; all empty without one.
 fn emit_package(suffix: &str, mlx: Option<&Mlx>) {
     let set = |name: &str, value: &str| println!("cargo:rustc-env=MLX_SYS_{name}{suffix}={value}");
     let pin = mlx.and_then(|mlx| mlx.pin.as_ref());

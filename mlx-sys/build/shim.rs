@@ -1,4 +1,4 @@
-//! Compiles `shim/`, our C++ on top of MLX, into a static library of its own. It is small, so it is
+//! Compiles `shim/`, our C++ on top of MLX, into a separate static library. It is small, so it is
 //! built into OUT_DIR each time rather than cached.
 
 use crate::env::Env;
@@ -21,9 +21,9 @@ pub fn build(env: &Env, source: &Source, mlx: &Mlx) -> Result<(), String> {
         .file(env.manifest_dir.join("shim/stalled.cpp"))
         .file(env.manifest_dir.join("shim/statics.cpp"))
         .file(env.manifest_dir.join("shim/vmap.cpp"))
-        // `link` prints the libraries, in the one order that works.
+        // `link` prints the libraries in the required order.
         .cargo_metadata(false)
-        // MLX's headers are not written for the checks of a debug build.
+        // MLX's headers do not compile with the checks of a debug build.
         .debug(false)
         .opt_level(2);
     if let Some(oldest) = &env.oldest_macos {

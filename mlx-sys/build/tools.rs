@@ -1,4 +1,4 @@
-//! cmake, ninja, the C++ compiler and libclang: the system's where it has them, else pinned Python
+//! cmake, ninja, the C++ compiler and libclang: the system's if installed, otherwise pinned Python
 //! packages in the cache.
 
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use crate::pip::Pip;
 pub struct Tools {
     pub cmake: OsString,
     pub ninja: OsString,
-    /// Where libclang is, when it is not where bindgen looks by itself.
+    /// The directory of libclang, unless bindgen finds it itself.
     pub libclang: Option<PathBuf>,
     /// The compiler's own headers, which the packaged libclang lacks.
     pub compiler_headers: Option<String>,
@@ -25,7 +25,7 @@ fn works(program: &str) -> bool {
         .is_ok_and(|o| o.status.success())
 }
 
-/// Makes a file from a wheel executable; pip would have, unzipping does not.
+/// Makes a file from a wheel executable, which pip would do but unzipping does not.
 fn executable(path: PathBuf) -> Result<OsString, String> {
     #[cfg(unix)]
     {
@@ -108,7 +108,7 @@ impl Tools {
     }
 }
 
-/// Whether bindgen finds libclang by itself: asked, not guessed, since it panics when it does not.
+/// Whether bindgen finds libclang itself; probed first, because bindgen panics if it does not.
 fn system_has_libclang() -> bool {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -117,7 +117,7 @@ fn system_has_libclang() -> bool {
     found
 }
 
-/// Where GCC keeps stddef.h and its like.
+/// The directory of GCC's own headers, such as stddef.h.
 fn gcc_headers(env: &Env) -> Option<String> {
     let out = Command::new(&env.cxx)
         .arg("-print-file-name=include")

@@ -30,6 +30,5 @@ include!(concat!(env!("OUT_DIR"), "/declarations.rs"));
 
 pub use shim::*;
 
-/// The file these declarations were included from, for the test that compares it with the
-/// committed copy.
+/// The file with these declarations, for the test that compares it with the committed copy.
 pub const BINDINGS_FILE: &str = env!("MLX_SYS_BINDINGS");

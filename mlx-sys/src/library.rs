@@ -1,20 +1,20 @@
-//! Loads MLX at the first call on Linux. A program links nothing of MLX. It starts without the
-//! library, and can say what is missing and what would help.
+//! Loads MLX at the first call on Linux. A program links no part of MLX. It starts without the
+//! library, and can report the reason and a remedy.
 //!
 //! mlx-c and our shim are in a shared library that is embedded here. It needs libmlx, which is
-//! loaded first, from the first of these that has it:
+//! loaded first, from the first of these places that has it:
 //!
-//! 1. the directory that the environment variable `MLX_LIBRARY_DIR` names, and no other;
+//! 1. only the directory in the environment variable `MLX_LIBRARY_DIR`, if it is set;
 //! 2. the directory of the program, and `../lib` from there;
 //! 3. `../lib/rust-mlx/PACKAGE/mlx/lib` from the program, where PACKAGE is the name of the Python
 //!    package with its version and hash, such as `mlx-cpu-0.30.6-573baa804539`;
 //! 4. the directory that the program was built against;
 //! 5. the cache directory of the user, `rust-mlx/mlx-sys/PACKAGE/mlx/lib`;
-//! 6. wherever the system's loader looks.
+//! 6. the places that the system's loader searches.
 //!
 //! With feature `cuda` the package is the CUDA build of MLX, with NVIDIA's libraries in `nvidia/`
-//! beside `mlx/`, where libmlx looks for them. It needs the driver. Where it does not load, the same
-//! places are tried for the build without CUDA.
+//! beside `mlx/`, where libmlx looks for them. It needs NVIDIA's driver. If it cannot be loaded,
+//! the same places are searched for the build without CUDA.
 
 use std::env;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
@@ -37,25 +37,25 @@ const MLX_VERSION: &str = env!("MLX_SYS_MLX_VERSION");
 pub struct Package {
     /// Its directory name.
     pub directory: &'static str,
-    /// Name, version and SHA-256 of the Python package, with spaces between them; empty for an MLX
-    /// of the user's own (`MLX_ROOT`).
+    /// Name, version and SHA-256 of the Python package, separated by spaces; empty for a
+    /// user-provided MLX (`MLX_ROOT`).
     pub pin: &'static str,
-    /// NVIDIA's packages that belong to it, with `;` between them: for each its directory below
-    /// `nvidia`, and name, version and SHA-256.
+    /// The NVIDIA packages that it needs, separated by `;`: each one's directory below `nvidia`,
+    /// name, version and SHA-256.
     pub libraries: &'static str,
-    /// Where it was at build time: it holds `include`, `lib` and `share`.
+    /// Its directory at build time, with `include`, `lib` and `share`.
     built: &'static str,
 }
 
 impl Package {
-    /// The version of CUDA that it is for.
+    /// Its version of CUDA.
     fn cuda(&self) -> Option<i32> {
         let (cuda, _) = self.pin.strip_prefix("mlx-cuda-")?.split_once(' ')?;
         cuda.parse().ok()
     }
 }
 
-/// What this was built against, and the build without CUDA.
+/// The build that this was built against, and the build without CUDA.
 static PACKAGES: [Package; 2] = [
     Package {
         directory: env!("MLX_SYS_PACKAGE"),
@@ -71,7 +71,7 @@ static PACKAGES: [Package; 2] = [
     },
 ];
 
-/// The builds of MLX that [`load`] tries, in order: one, or with feature `cuda` that and the one
+/// The builds of MLX that [`load`] tries, in order: one, or with feature `cuda` also the one
 /// without CUDA. None in builds without the native library.
 pub fn packages() -> impl Iterator<Item = &'static Package> {
     PACKAGES.iter().filter(|p| !p.directory.is_empty())
@@ -86,7 +86,7 @@ const LIBCUDA: &str = "libcuda.so.1";
 /// The variable that names the directory of libmlx.
 const VARIABLE: &str = "MLX_LIBRARY_DIR";
 
-/// Why MLX cannot be loaded.
+/// The reason why MLX cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     message: String,
@@ -102,7 +102,7 @@ impl LoadError {
     }
 
     /// The places that were searched, each with the reason why MLX was not loaded from it. The
-    /// message has those alone that a user may not expect.
+    /// message lists only the unexpected ones.
     #[must_use]
     pub fn searched(&self) -> &[String] {
         &self.searched
@@ -122,7 +122,7 @@ struct Loaded {
     bindings: Library,
     _mlx: Library,
     file: Option<PathBuf>,
-    /// Why the build that is preferred was not loaded.
+    /// The reason why the preferred build was not loaded.
     set_aside: Option<String>,
 }
 
@@ -131,7 +131,7 @@ static LOADED: OnceLock<Result<Loaded, LoadError>> = OnceLock::new();
 /// Loads MLX, unless it is loaded.
 ///
 /// # Errors
-/// When MLX's library is not found or cannot be loaded. The answer stays the same in a process.
+/// When MLX's library is not found or cannot be loaded. The result never changes within a process.
 pub fn load() -> Result<(), &'static LoadError> {
     match LOADED.get_or_init(try_load) {
         Ok(_) => Ok(()),
@@ -145,12 +145,13 @@ pub fn file() -> Option<&'static Path> {
     LOADED.get()?.as_ref().ok()?.file.as_deref()
 }
 
-/// Why the CUDA build of MLX was not loaded, and the one without CUDA was; `None` before [`load`].
+/// The reason why the build without CUDA was loaded instead of the CUDA build; `None` before
+/// [`load`].
 pub fn set_aside() -> Option<&'static str> {
     LOADED.get()?.as_ref().ok()?.set_aside.as_deref()
 }
 
-/// The directories to look into, in order. `None` is wherever the system's loader looks.
+/// The directories to search, in order. `None` means the places that the system's loader searches.
 fn places(package: &Package) -> Vec<Option<PathBuf>> {
     if let Some(dir) = env::var_os(VARIABLE).filter(|v| !v.is_empty()) {
         return vec![Some(PathBuf::from(dir))];
@@ -211,11 +212,11 @@ fn try_load() -> Result<Loaded, LoadError> {
     })
 }
 
-/// What loads a build of MLX: the places to look into, or why it is of no use here.
+/// The places to search for a build of MLX, or the reason why it cannot be used here.
 type Candidate = Result<Vec<Option<PathBuf>>, String>;
 
-/// Loads the first libmlx of the first build that has one; with it, where it is, and why a build before
-/// it was set aside.
+/// Loads the first libmlx of the first build that has one; returns it with its place, and the
+/// reason why an earlier build was not used.
 fn find_any(
     builds: impl Iterator<Item = Candidate>,
 ) -> Result<(Library, Option<PathBuf>, Option<String>), LoadError> {
@@ -241,10 +242,10 @@ fn find_any(
     })
 }
 
-/// Checks that NVIDIA's driver is here, is new enough for that version of CUDA, and has a GPU. MLX calls
-/// CUDA available wherever its CUDA build is loaded, and fails at the first use.
+/// Checks that NVIDIA's driver exists, supports this version of CUDA, and has a GPU. MLX reports
+/// CUDA as available wherever its CUDA build is loaded, and fails at the first use.
 fn check_driver(name: &str, cuda: i32) -> Result<(), String> {
-    // It stays loaded: closing a driver that runs is not supported.
+    // It stays loaded, because closing an initialized driver is not supported.
     let driver = ManuallyDrop::new(
         open(name.as_ref()).map_err(|e| format!("this machine has no NVIDIA driver: {e}"))?,
     );
@@ -287,13 +288,13 @@ fn check_driver(name: &str, cuda: i32) -> Result<(), String> {
     }
 }
 
-/// A function of the driver that answers a number.
+/// A function of the driver that returns a number.
 type Query = unsafe extern "C" fn(*mut c_int) -> c_int;
 
-/// Loads the first libmlx there is.
+/// Loads the first existing libmlx.
 fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadError> {
     let mut searched = Vec::new();
-    // What a user does not expect: the library is there and cannot be read, or is no library.
+    // Unexpected cases: the library exists but cannot be read, or is no library.
     let mut unusual = Vec::new();
     for place in places {
         let path = match place {
@@ -315,7 +316,7 @@ fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadEr
                 return Ok((library, place.is_some().then_some(path)));
             }
             Err(e) => {
-                // The system's loader looks in places of its own, most often in vain.
+                // The system's loader searches its own places, usually without success.
                 if place.is_some() {
                     unusual.push(e.clone());
                 }
@@ -335,7 +336,7 @@ fn find(places: &[Option<PathBuf>]) -> Result<(Library, Option<PathBuf>), LoadEr
     Err(LoadError { message, searched })
 }
 
-/// Another version has other types under the same names.
+/// Checks the version, because others have different types under the same names.
 fn check_version(library: &Library, path: &Path) -> Result<(), LoadError> {
     // SAFETY: `const char* mlx::core::version()`, in every version of MLX that has this symbol.
     let version = unsafe {
@@ -345,7 +346,7 @@ fn check_version(library: &Library, path: &Path) -> Result<(), LoadError> {
         // SAFETY: it takes nothing and returns a static string.
         unsafe { CStr::from_ptr(version()) }.to_string_lossy()
     });
-    // A build of MLX's own may append to the version, such as `.dev1` or `+abc`.
+    // MLX's own builds may append to the version, such as `.dev1` or `+abc`.
     match found {
         Some(found) if found.starts_with(MLX_VERSION) => Ok(()),
         found => Err(LoadError::new(format!(
@@ -358,7 +359,7 @@ fn check_version(library: &Library, path: &Path) -> Result<(), LoadError> {
 }
 
 fn open(file: &OsStr) -> Result<Library, String> {
-    // SAFETY: MLX's constructors make static objects only; the embedded library has those of C++.
+    // SAFETY: MLX's constructors only create static objects; the embedded library has only C++'s.
     unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| {
         use std::error::Error as _;
         let text = e
@@ -371,7 +372,7 @@ fn open(file: &OsStr) -> Result<Library, String> {
     })
 }
 
-/// Loads the embedded library from memory; its needs are met by the libmlx that is loaded.
+/// Loads the embedded library from memory; the loaded libmlx resolves its dependencies.
 fn open_embedded() -> Result<Library, LoadError> {
     use std::io::Write;
     use std::os::fd::AsRawFd;
@@ -416,7 +417,8 @@ impl Function {
         }
     }
 
-    /// Ends the process where there is no such function: [`load`] was not called, or failed.
+    /// Aborts the process if the function does not exist, because [`load`] was not called or
+    /// failed.
     #[cold]
     fn look_up(&self) -> *mut c_void {
         let address = match LOADED.get_or_init(try_load) {
@@ -433,7 +435,7 @@ impl Function {
     }
 }
 
-/// C functions have no way to report that they do not exist.
+/// Aborts, because C functions cannot report that they do not exist.
 #[cold]
 fn give_up(name: &str, why: &dyn fmt::Display) -> ! {
     eprintln!("{} cannot be called: {why}", name.trim_end_matches('\0'));
@@ -461,13 +463,13 @@ mod tests {
         assert!(message.contains("No such file"), "{message}");
         assert!(message.contains(VARIABLE), "{message}");
 
-        // A file that is no library: the loader's own reason, with the path.
+        // For a file that is no library: the loader's own reason, with the path.
         std::fs::write(dir.join(LIBMLX), "no library").unwrap();
         let message = fault(&[Some(dir.clone())]);
         let path = dir.join(LIBMLX);
         assert!(message.contains(&*path.to_string_lossy()), "{message}");
 
-        // Of many places those alone are told that are not plainly empty; all are kept.
+        // The message lists only unexpected places; all are kept.
         let many = [
             Some(nowhere.clone()),
             Some(nowhere.join("a")),
@@ -507,8 +509,8 @@ mod tests {
     #[test]
     fn where_the_first_build_does_not_load_the_next_is_and_the_reason_stays() {
         let nowhere = env::temp_dir().join(format!("rust-mlx-no-cuda-{}", std::process::id()));
-        // The build that loads on every machine, and not wherever the system's loader looks: that
-        // knows what other tests loaded.
+        // Uses the build that loads on every machine, without the system loader's places, which
+        // include libraries of other tests.
         let mut here = places(packages().last().unwrap());
         here.retain(Option::is_some);
         let tried = [Ok(vec![Some(nowhere.clone())]), Ok(here.clone())];
@@ -524,7 +526,7 @@ mod tests {
         let (_, _, set_aside) = find_any(unfit.into_iter()).unwrap();
         assert_eq!(set_aside.as_deref(), Some("no GPU"));
 
-        // Two builds in one place, as with `MLX_LIBRARY_DIR`, are one fault.
+        // Two builds in one place, as with `MLX_LIBRARY_DIR`, are reported once.
         let twice = [(); 2].map(|()| Ok(vec![Some(nowhere.clone())]));
         let message = find_any(twice.into_iter()).err().unwrap().to_string();
         assert!(!message.contains("without CUDA"), "{message}");
@@ -535,8 +537,8 @@ mod tests {
         assert!(message.contains(&*other.to_string_lossy()), "{message}");
     }
 
-    /// A library with the functions of a driver: of CUDA's `version`, with `devices`, and what `cuInit`
-    /// answers.
+    /// A fake driver library that reports `version` and `devices`, and returns `init` from
+    /// `cuInit`.
     fn driver(dir: &Path, name: &str, init: i32, version: i32, devices: i32) -> String {
         let (source, library) = (dir.join(format!("{name}.c")), dir.join(name));
         let text = format!(

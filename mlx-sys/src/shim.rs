@@ -1,27 +1,27 @@
-//! Declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h`, `shim/statics.h` and
-//! `shim/vmap.h`, by hand: they are ours, small, and the same for every mlx-c.
+//! Handwritten declarations of `shim/graph.h`, `shim/host_op.h`, `shim/stalled.h`, `shim/statics.h`
+//! and `shim/vmap.h`, which do not depend on mlx-c's version.
 
 use std::ffi::{c_int, c_void};
 
 use crate::{mlx_array, mlx_dtype, mlx_stream, mlx_vector_array};
 
-/// An input while the work runs: row-contiguous elements, unless strided ones were asked for.
+/// An input during the work: row-contiguous elements, unless strided ones were requested.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct rust_mlx_view {
     /// The first element.
     pub data: *const c_void,
-    /// How many elements.
+    /// The number of elements.
     pub size: usize,
-    /// How many axes.
+    /// The number of axes.
     pub ndim: usize,
     /// Elements along each axis.
     pub shape: *const c_int,
-    /// Elements between neighbors along each axis; none is negative.
+    /// The stride along each axis, in elements; never negative.
     pub strides: *const i64,
 }
 
-/// The work of an operation: reads the inputs, fills the whole output, and does not unwind.
+/// The work of an operation: reads the inputs, fills the whole output, and never unwinds.
 pub type rust_mlx_run = unsafe extern "C" fn(
     payload: *const c_void,
     inputs: *const rust_mlx_view,
@@ -29,15 +29,15 @@ pub type rust_mlx_run = unsafe extern "C" fn(
     output: *mut c_void,
 );
 
-/// Anything: an operation without derivatives.
+/// Any other operation, without gradients.
 pub const RUST_MLX_OPAQUE: c_int = 0;
-/// `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
+/// `x [.., k]` and `w [n, k]`: `x w^T`.
 pub const RUST_MLX_DENSE_PRODUCT: c_int = 1;
-/// Likewise for `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in affine
-/// mode. Each is `[row blocks, .., 8]`, eight rows interleaved, the last block padded.
+/// The same product for `x [.., k]` and weight, scales and biases of a matrix `[n, k]` quantized in
+/// affine mode. Each is `[row blocks, .., 8]`, eight rows interleaved, the last block padded.
 pub const RUST_MLX_QUANTIZED_PRODUCT: c_int = 2;
 
-/// What an operation computes, for its derivatives and for batches.
+/// The computation of an operation, for gradients and batches.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct rust_mlx_meaning {
@@ -69,7 +69,7 @@ functions! {
         stream: mlx_stream,
     ) -> c_int;
 
-    /// An evaluated array whose elements have no particular value; see the header.
+    /// An evaluated array with uninitialized elements; see the header.
     pub fn rust_mlx_uninitialized(
         res: *mut mlx_array,
         shape: *const c_int,
@@ -77,11 +77,11 @@ functions! {
         dtype: mlx_dtype,
     ) -> c_int;
 
-    /// Makes MLX's static objects and registers a handler that runs before their destructors; see
+    /// Creates MLX's static objects and registers a handler that runs before their destructors; see
     /// the header.
     pub fn rust_mlx_make_statics(handler: extern "C" fn()) -> c_int;
 
-    /// Whether more than `limit` arrays lead from `inputs` to `outputs`; see the header.
+    /// Whether more than `limit` arrays are between `inputs` and `outputs`; see the header.
     pub fn rust_mlx_graph_exceeds(
         res: *mut bool,
         outputs: mlx_vector_array,
@@ -89,11 +89,11 @@ functions! {
         limit: usize,
     ) -> c_int;
 
-    /// Ends the waiting of what leads to `arrays` for an asynchronous evaluation that failed; see
-    /// the header.
+    /// Ends the waiting of arrays that `arrays` depend on after a failed asynchronous evaluation;
+    /// see the header.
     pub fn rust_mlx_release_stalled(arrays: mlx_vector_array) -> c_int;
 
-    /// The outputs of a traced function over a batch, each result checked; see the header.
+    /// The outputs of a traced function over a batch, with each result checked; see the header.
     pub fn rust_mlx_vmap_replace(
         res: *mut mlx_vector_array,
         inputs: mlx_vector_array,

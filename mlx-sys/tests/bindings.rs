@@ -1,6 +1,6 @@
-//! The committed declarations, which docs builds use, are those that bindgen generates.
+//! The committed declarations, which docs builds use, equal those that bindgen generates.
 
-/// A function that mlx-c has since 0.5, and one that it has since 0.7.
+/// A function that mlx-c has since 0.5, and one since 0.7.
 const NEW_FUNCTIONS: [(&str, bool); 2] = [
     ("fn mlx_device_info_get(", cfg!(mlx_c_0_5)),
     ("fn mlx_stream_new_thread_unsafe(", cfg!(mlx_c_0_7)),
@@ -31,7 +31,8 @@ fn the_committed_bindings_are_what_bindgen_generates() {
         std::fs::write(&committed, &generated).unwrap();
     }
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        // C's integer and float types differ in name between platforms; one is the reference.
+        // C's integer and float types have different names per platform; only one platform is
+        // compared.
         return;
     }
     let old = std::fs::read_to_string(&committed).unwrap();

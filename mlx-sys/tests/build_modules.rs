@@ -1,4 +1,4 @@
-//! The parts of the build script that decide: versions, pins, hashes, the cache.
+//! The logic of the build script: versions, pins, hashes, the cache.
 
 #![allow(dead_code, missing_docs, reason = "build modules are included whole")]
 
@@ -166,8 +166,8 @@ fn on_macos_the_oldest_system_is_that_of_mlx_unless_another_is_asked_for() {
     assert_eq!(wheel.unwrap().platform, platform);
 }
 
-/// Python runs in a directory of ours, where no `pip.py` of the user's can take pip's place, and
-/// pip looks for packages of one Python version, whichever Python it runs in.
+/// Python runs in a directory of ours, where no `pip.py` can replace pip. Pip selects packages for
+/// one Python version, whichever version it runs in.
 #[cfg(unix)]
 #[test]
 fn pip_runs_in_an_empty_directory_for_one_python_version() {
@@ -234,13 +234,13 @@ fn a_tree_hash_sees_names_and_contents() {
     assert!(first != renamed && renamed != changed);
 }
 
-/// A cache in which the packages of NVIDIA's libraries are, as pip unpacks them.
+/// A cache with the NVIDIA packages, as pip unpacks them.
 fn cache_with_nvidia(root: &Path, pins: &pins::Pins, of: (&str, &str)) {
     let cuda = of.1;
     for (directory, package) in pins.cuda_libraries(of.0, cuda).unwrap() {
         let wheel = pins.wheel(&package, None, "x86_64-linux").unwrap();
         let name = format!("{package}-{}-{}", wheel.version, &wheel.sha256[..12]);
-        // Those of CUDA 13 share a name; cuDNN and NCCL keep their own.
+        // Those of CUDA 13 share a directory; cuDNN and NCCL have their own.
         let shared = cuda == "13" && !["cudnn", "nccl"].contains(&&*directory);
         let own = if shared { "cu13" } else { &*directory };
         let lib = root.join(name).join("nvidia").join(own).join("lib");
@@ -268,7 +268,7 @@ fn nvidias_libraries_are_where_mlx_looks_for_them() {
         for _ in 0..2 {
             let libraries = nvidia::provision(&env, &pip, &pins, of, &mlx).unwrap();
             let names: Vec<_> = libraries.iter().map(|l| l.directory.as_str()).collect();
-            // What libmlx's own search path names, and the headers that it gives to NVRTC.
+            // The directories in libmlx's search path, and the headers that it passes to NVRTC.
             for name in ["cublas", "cuda_nvrtc", "cudnn", "nccl", "cuda_runtime"] {
                 assert!(names.contains(&name), "{name} is not among {names:?}");
             }

@@ -1,5 +1,4 @@
-//! mlx-c would use the text of an error as a printf format. With the shim the text arrives
-//! verbatim.
+//! mlx-c would use the text of an error as a printf format. With the shim the text is unchanged.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
 //! Finding models on disk without loading them: directories with `config.json` and safetensors
-//! files, and `.gguf` files. Whether a model is whole and supported is for a backend to say.
+//! files, and `.gguf` files. Backends decide whether a model is complete and supported.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How many directories below the one given are searched.
+/// The maximum depth of the search below the given directory.
 const MAX_DEPTH: usize = 4;
-/// A larger `config.json` is not one.
+/// The largest `config.json` that is read, in bytes.
 const MAX_CONFIG: u64 = 16 << 20;
 
 /// The format of a model's files.
@@ -34,7 +34,7 @@ pub enum ModelFormat {
 pub struct Quantization {
     /// Bits per weight.
     pub bits: u32,
-    /// Weights that share a scale.
+    /// The number of weights that share a scale.
     pub group_size: u32,
 }
 
@@ -48,23 +48,23 @@ pub struct DiscoveredModel {
     pub model_type: String,
     /// The files' format.
     pub format: ModelFormat,
-    /// How weights are quantized, where that is one number for all.
+    /// The quantization, if all weights share one.
     pub quantization: Option<Quantization>,
     /// The quantization's name, such as `Q4_1`, `4-bit` or `gptq 4-bit`. For a GGUF that is not
     /// quantized it is the type of the weights, such as `F16`.
     pub quantization_name: Option<String>,
-    /// Files with weights.
+    /// The number of weight files.
     pub num_files: usize,
-    /// Bytes in those files.
+    /// Their size in bytes.
     pub bytes: u64,
 }
 
 /// The models below a directory; see [`discover`].
 #[derive(Debug)]
 pub struct Discover {
-    /// Still to visit, the next one last.
+    /// Entries to visit, the next one last.
     stack: Vec<Visit>,
-    /// Directories visited, links resolved.
+    /// Visited directories, with links resolved.
     seen: HashSet<PathBuf>,
 }
 
@@ -72,23 +72,23 @@ pub struct Discover {
 enum Visit {
     Directory(PathBuf, usize),
     Gguf(PathBuf),
-    /// Found on the way, reported in its turn.
+    /// An error to report when its turn comes.
     Fault(Error),
 }
 
-/// Searches `dir` and its subdirectories (to a depth of 4) for models, in the order of their paths.
+/// Searches `dir` and its subdirectories, up to a depth of 4, for models, sorted by path.
 ///
 /// A directory with `config.json` and safetensors files is a model and is not searched further.
-/// Every other `.gguf` file is one. A GGUF in numbered parts (`-00001-of-00003.gguf`) is one model,
-/// with the path of the first part. `dir` may itself be a model, or a `.gguf` file. Links are
-/// followed, each directory is visited once.
+/// Every other `.gguf` file is a model. A GGUF in numbered parts (`-00001-of-00003.gguf`) is one
+/// model, with the path of the first part. `dir` may itself be a model, or a `.gguf` file. Links
+/// are followed, and each directory is visited once.
 ///
-/// What cannot be read or is broken is an `Err` item that names the path, and the search goes on.
-/// Only headers and configurations are read: that a model is listed does not mean that it is whole.
+/// An unreadable or damaged entry becomes an `Err` item with its path, and the search continues.
+/// Only headers and configurations are read, so a listed model may still be incomplete.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] when there is nothing at `dir`, [`ErrorKind::InvalidModel`] when it
-/// is a file of another kind, [`ErrorKind::Io`] when it cannot be reached.
+/// [`ErrorKind::ModelNotFound`] if `dir` does not exist, [`ErrorKind::InvalidModel`] for a file
+/// that is no model, [`ErrorKind::Io`] if `dir` cannot be read.
 pub fn discover(dir: impl AsRef<Path>) -> Result<Discover> {
     let dir = dir.as_ref();
     let metadata = fs::metadata(dir).map_err(|e| match e.kind() {
@@ -153,7 +153,7 @@ impl Discover {
             .canonicalize()
             .map_err(|e| io_error(dir, "cannot be resolved", e))?;
         if !self.seen.insert(real) {
-            return Ok(None); // a loop of links
+            return Ok(None); // a cycle of links
         }
         let (mut entries, mut faults) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(dir).map_err(|e| io_error(dir, "cannot be listed", e))? {
@@ -161,7 +161,7 @@ impl Discover {
                 Ok(entry) => entries.push(entry.path()),
                 Err(e) => {
                     faults.push(Visit::Fault(io_error(dir, "an entry cannot be read", e)));
-                    break; // a failing directory stream may fail for ever
+                    break; // a failing directory iterator may return errors forever
                 }
             }
         }
@@ -191,12 +191,12 @@ impl Discover {
     }
 }
 
-/// One part of a split file: `stem-00001-of-00003.gguf`, the names llama.cpp gives.
+/// One part of a split file, named as llama.cpp does: `stem-00001-of-00003.gguf`.
 struct Part<'a> {
     stem: &'a str,
     number: u32,
     count: u32,
-    /// As written, `.gguf`.
+    /// `.gguf`, in the file's own case.
     extension: &'a str,
 }
 
@@ -229,7 +229,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Whether this is a later part of a split file whose first part is there.
+/// Whether this is a later part of a split file whose first part exists.
 fn follows_another(path: &Path) -> bool {
     Part::of(path).is_some_and(|p| (2..=p.count).contains(&p.number) && p.sibling(path, 1).exists())
 }
@@ -240,7 +240,7 @@ fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
         Some("Q4_0" | "Q4_1") => Some((4, 32)),
         Some("Q5_0" | "Q5_1") => Some((5, 32)),
         Some("Q8_0") => Some((8, 32)),
-        // The others have scales of scales, or mix types: not one pair of numbers.
+        // Other types have nested scales or mix types, so no single pair describes them.
         _ => None,
     };
     let mut model = DiscoveredModel {
@@ -309,7 +309,7 @@ fn text_of<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
     value.get(key).and_then(Value::as_str)
 }
 
-/// `quantization` is what MLX writes, `quantization_config` what others do, with a method's name.
+/// MLX writes `quantization`; other tools write `quantization_config` with a method's name.
 fn quantization(config: &Value) -> (Option<Quantization>, Option<String>) {
     let number = |q: &Value, key: &str, most: u64| {
         let n = q.get(key)?.as_u64()?;
@@ -322,7 +322,7 @@ fn quantization(config: &Value) -> (Option<Quantization>, Option<String>) {
         let bits = number(q, "bits", 64);
         let group_size = number(q, "group_size", 1 << 20);
         let method = text_of(q, "quant_method").or_else(|| {
-            // MLX's own, other than the usual one.
+            // A quantization mode of MLX other than affine.
             text_of(q, "mode").filter(|mode| *mode != "affine")
         });
         let name = match (method, bits) {

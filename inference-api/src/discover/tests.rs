@@ -1,10 +1,10 @@
-//! Searches of directories made for the purpose.
+//! Searches of temporary directories.
 
 use inference_formats::gguf::testing::Writer;
 
 use super::*;
 
-/// A GGUF file with an array before the keys that are looked for.
+/// A GGUF file with an array before the keys that the search reads.
 fn gguf(architecture: &str, file_type: u32) -> Vec<u8> {
     Writer::default()
         .strings("tokens", &["a", "b"])
@@ -67,7 +67,7 @@ fn finds_directories_and_files_in_order_and_reports_what_is_broken() {
     assert_eq!(refused("a/config.json"), ErrorKind::InvalidModel);
 }
 
-/// What one search finds in a directory made of `files`.
+/// The results of a search in a directory with these `files`.
 fn search<const N: usize>(files: [(&str, &[u8]); N]) -> Vec<Result<DiscoveredModel>> {
     let tmp = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
@@ -106,7 +106,7 @@ fn quantizations_are_named() {
         named(r#"{"quantization_config": {"quant_method": "fp8"}}"#),
         (None, name("fp8"))
     );
-    // Nonsense is not shown.
+    // Invalid values are not reported.
     assert_eq!(
         named(r#"{"quantization": {"bits": 4000000000, "group_size": 0}}"#),
         (None, name(""))
@@ -160,7 +160,7 @@ fn links_are_followed_and_broken_ones_reported() {
     let d = tmp.path();
     write(&d.join("blobs/1"), "{\"model_type\": \"llama\"}");
     write(&d.join("blobs/2"), "1234");
-    // As the Hugging Face cache lays a model out.
+    // The layout of the Hugging Face cache.
     fs::create_dir_all(d.join("snapshots/abc")).unwrap();
     symlink("../../blobs/1", d.join("snapshots/abc/config.json")).unwrap();
     symlink("../../blobs/2", d.join("snapshots/abc/model.safetensors")).unwrap();
@@ -168,7 +168,7 @@ fn links_are_followed_and_broken_ones_reported() {
     symlink("../../blobs/9", d.join("snapshots/def/config.json")).unwrap();
     symlink("../../blobs/2", d.join("snapshots/def/model.safetensors")).unwrap();
     symlink("nowhere", d.join("y.gguf")).unwrap();
-    // Devices and pipes, which may block when opened, are refused before.
+    // Devices and pipes may block when opened, so they are refused first.
     symlink("/dev/null", d.join("z.gguf")).unwrap();
     let found: Vec<_> = discover(d).unwrap().collect();
     assert_eq!(found.len(), 4, "{found:?}");

@@ -1,5 +1,5 @@
-//! Which way each layer's feed-forward part is computed: strategies, and a plan that gives each
-//! layer one. Backends compute them; here they are named, parsed and checked.
+//! Strategies for the feed-forward part of each layer, and a plan that assigns one to each layer.
+//! This file names, parses and checks them; backends compute them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::invalid;
 use crate::error::{Error, Result};
 
-/// What [`FeedForwardStrategy`]'s parser knows, for messages.
+/// The strategies, for error messages.
 const KNOWN: &str = "dense, sparse:K, walk, walk:K, attention-only, gain:G";
 
 /// One way to compute the feed-forward part of a layer.
@@ -32,21 +32,25 @@ pub enum FeedForwardStrategy {
     /// All features, as the model was trained.
     #[default]
     Dense,
-    /// Of each position the `top_k` features whose gate has the greatest magnitude before the
-    /// activation; without a gate, whose input to the activation has. The others count as zero.
+    /// Per position, the `top_k` features with the greatest magnitude of the gate before the
+    /// activation; without a gate, of the activation's input. The others count as zero.
     Sparse {
-        /// How many, at least 1. As many as there are, or more, is [`FeedForwardStrategy::Dense`].
+        /// The number of features, at least 1. If it reaches the layer's number of features, the
+        /// result is [`FeedForwardStrategy::Dense`].
         top_k: usize,
     },
-    /// The same features, of whose up and down weights no others are read: from the files of
-    /// [`LoadOptions::vindex`](crate::LoadOptions::vindex), where each feature lies in one piece.
+    /// The same features, read from the files of
+    /// [`LoadOptions::vindex`](crate::LoadOptions::vindex), where each feature is contiguous. The
+    /// up and down weights of other features are not read.
     Walk {
-        /// How many, at least 1. As many as there are, or more, computes all of them.
+        /// The number of features, at least 1. If it reaches the layer's number of features, all
+        /// are computed.
         top_k: usize,
     },
-    /// None: the layer's attention, or its recurrent part, is all that it adds.
+    /// No feed-forward part: the layer adds only its attention or recurrent part.
     AttentionOnly,
-    /// The residual stream times this factor stands for the whole layer, attention included.
+    /// Replaces the whole layer, including attention: the residual stream is multiplied by this
+    /// factor.
     Gain(f32),
 }
 
@@ -54,8 +58,8 @@ impl FeedForwardStrategy {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) for no feature at all, and for
-    /// a factor that is not finite.
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) for zero features or a factor
+    /// that is not finite.
     pub fn validate(self) -> Result<()> {
         match self {
             Self::Sparse { top_k: 0 } | Self::Walk { top_k: 0 } => invalid(format!(
@@ -119,10 +123,10 @@ impl FromStr for FeedForwardStrategy {
     }
 }
 
-/// A strategy for each layer. Layers that no range names are dense.
+/// A strategy for each layer. Layers outside all ranges are dense.
 ///
-/// As text, it is a list of ranges, `0-11=dense,12-23=sparse:512`. `12-=sparse:512` goes to the
-/// last layer, and a strategy without a range holds for all.
+/// As text, it is a list of ranges, `0-11=dense,12-23=sparse:512`. `12-=sparse:512` extends to the
+/// last layer, and a strategy without a range applies to all layers.
 ///
 /// ```
 /// use inference::{FeedForwardPlan, FeedForwardStrategy};
@@ -142,7 +146,7 @@ pub struct FeedForwardPlan {
     ranges: Vec<Range>,
 }
 
-/// Layers `first..=last`, or all from `first` on.
+/// Layers `first..=last`, or all from `first` onward.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     first: usize,
@@ -175,11 +179,11 @@ impl FeedForwardPlan {
         }
     }
 
-    /// The same plan with a strategy for layers `first..=last`, or for all from `first` on.
+    /// Adds a strategy for layers `first..=last`, or for all from `first` onward.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) when the range ends before it
-    /// begins, or another range has one of its layers.
+    /// begins or overlaps another range.
     pub fn with_layers(
         mut self,
         first: usize,
@@ -217,7 +221,7 @@ impl FeedForwardPlan {
         self.ranges.iter().all(dense)
     }
 
-    /// Whether a layer takes its features from a vindex.
+    /// Whether a layer reads its features from a vindex.
     #[must_use]
     pub fn walks(&self) -> bool {
         let walks = |range: &Range| matches!(range.strategy, FeedForwardStrategy::Walk { .. });
@@ -231,11 +235,11 @@ impl FeedForwardPlan {
         range.map_or(FeedForwardStrategy::Dense, |range| range.strategy)
     }
 
-    /// The strategies of a model of `layers`, in their order.
+    /// The strategies of a model with `layers` layers, in order.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) when a range names a layer
-    /// that is not there.
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) when a range names an unknown
+    /// layer.
     pub fn for_layers(&self, layers: usize) -> Result<Vec<FeedForwardStrategy>> {
         let beyond = |range: &&Range| range.last.unwrap_or(range.first) >= layers;
         if let Some(range) = self.ranges.iter().find(beyond) {

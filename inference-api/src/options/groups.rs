@@ -1,5 +1,5 @@
 //! The groups of [`GenerateOptions`](super::GenerateOptions): each with defaults, chained setters
-//! and a check of its own fields. What concerns two groups is checked in the parent module.
+//! and a check of its own fields. The parent module checks conditions that concern two groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use super::{GenerateOptions, invalid};
 use crate::error::Result;
 use crate::sampling::{Grammar, LogitsProcessorFactory};
 
-/// The most alternatives that [`OutputOptions::logprobs`] may ask for.
+/// The maximum of [`OutputOptions::logprobs`].
 const MAX_LOGPROBS: usize = 1024;
 
-/// The most tokens that a drafter proposes at a time.
+/// The maximum tokens that a drafter proposes per step.
 const MAX_DRAFT: usize = 64;
 
-/// In which order the filters and the temperature apply. At a temperature other than 1 the order
-/// decides what top-p and min-p keep.
+/// The order of filters and temperature. At a temperature other than 1, the order changes which
+/// tokens top-p and min-p keep.
 ///
 /// In JSON: `"nucleus_first"` or `"temperature_first"`.
 #[non_exhaustive]
@@ -30,13 +30,12 @@ pub enum SamplerOrder {
     #[default]
     NucleusFirst,
     /// Temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC: each filter sees the
-    /// probabilities of what the one before left (transformers).
+    /// renormalized result of the previous one (transformers).
     TemperatureFirst,
 }
 
 /// Declares a group of options: fields with defaults, setters on the group and on
-/// [`GenerateOptions`], and the fields that are a [`Parameter`]. All of them start from this one
-/// declaration.
+/// [`GenerateOptions`], and which fields are a [`Parameter`]. One declaration produces all of them.
 macro_rules! group {
     (
         $(#[$meta:meta])*
@@ -154,7 +153,7 @@ group! {
         };
         /// XTC leaves out all tokens at least this probable, but the least probable of them.
         xtc_threshold: f32 = 0.1, with_xtc_threshold(f32) {
-            // No two tokens are more probable than one half.
+            // At most one token is more probable than one half.
             "P", ParameterRange::between(0.0, 0.5)
         };
         /// In which order all of this applies.
@@ -192,12 +191,12 @@ pub struct ConstraintOptions {
     pub forced_tokens: Vec<u32>,
     /// Added to the logits of single tokens.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// What changes the logits, in this order.
+    /// Functions that change the logits, in this order.
     #[serde(skip)]
     pub logits_processors: Vec<LogitsProcessorFactory>,
     /// Tokens that are never drawn.
     pub banned_tokens: Vec<u32>,
-    /// What the reply must look like.
+    /// The grammar of the reply.
     pub grammar: Option<Grammar>,
 }
 
@@ -209,15 +208,15 @@ impl ConstraintOptions {
     }
 
     setters! {
-        /// Sets tokens that the reply begins with.
+        /// Sets tokens with which the reply begins.
         with_forced_tokens(forced_tokens: impl Into<Vec<u32>>);
-        /// Sets what is added to the logits of single tokens.
+        /// Sets values added to the logits of single tokens.
         with_logit_bias(logit_bias: impl Into<BTreeMap<u32, f32>>);
-        /// Sets what changes the logits.
+        /// Sets functions that change the logits.
         with_logits_processors(logits_processors: impl Into<Vec<LogitsProcessorFactory>>);
         /// Sets tokens that are never drawn.
         with_banned_tokens(banned_tokens: impl Into<Vec<u32>>);
-        /// Sets what the reply must look like.
+        /// Sets the grammar of the reply.
         with_grammar(grammar: impl Into<Option<Grammar>>);
     }
 
@@ -235,7 +234,7 @@ impl ConstraintOptions {
     }
 }
 
-/// What ends the reply, besides its length.
+/// Conditions that end the reply, besides its length.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -246,7 +245,7 @@ pub struct StopOptions {
     pub stop_strings: Vec<String>,
     /// Go on after the model's end-of-text token.
     pub ignore_eos: bool,
-    /// The least tokens of the reply: before them, no token is drawn that would end it.
+    /// The minimum number of tokens: until then, tokens that would end the reply are not drawn.
     pub min_tokens: usize,
 }
 
@@ -264,7 +263,7 @@ impl StopOptions {
         with_stop_strings(stop_strings: impl Into<Vec<String>>);
         /// Sets whether to go on after the end-of-text token.
         with_ignore_eos(ignore_eos: bool);
-        /// Sets the least tokens of the reply.
+        /// Sets the minimum number of tokens in the reply.
         with_min_tokens(min_tokens: usize);
     }
 
@@ -278,12 +277,12 @@ impl StopOptions {
     }
 }
 
-/// What comes with each token.
+/// Additional data returned with each token.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OutputOptions {
-    /// Return with each token its log-probability and those of this many most probable tokens.
+    /// Return each token's log-probability, and those of this many most probable tokens.
     pub logprobs: Option<usize>,
     /// Return the logits with each token.
     pub logits: bool,
@@ -313,20 +312,20 @@ impl OutputOptions {
     }
 }
 
-/// How the prompt is computed. None of it changes the reply.
+/// Prefill of the prompt. None of it changes the reply.
 #[non_exhaustive]
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrefillOptions {
-    /// Positions of the prompt in one forward pass; the request can be cancelled between them.
+    /// Positions of the prompt per forward pass; the request can be cancelled between passes.
     pub prefill_step_size: usize,
-    /// Reuse the beginning of the prompt from earlier requests, and keep this one's. Requests that
-    /// run together may share a beginning in either case.
+    /// Reuse caches of earlier prompts with the same prefix, and keep this prompt's caches.
+    /// Concurrent requests may share a prefix in either case.
     pub cache_prompt: bool,
     /// Cached prompt prefixes are shared only between requests with the same salt. Clients with
-    /// another salt cannot tell from times or counts that a prompt was seen before.
+    /// another salt cannot infer from times or counts that a prompt was seen before.
     pub cache_salt: Option<String>,
-    /// Told of the prompt's progress.
+    /// The function that receives the prefill progress.
     #[serde(skip)]
     pub progress: Option<Progress>,
 }
@@ -343,7 +342,7 @@ impl Default for PrefillOptions {
 }
 
 impl PrefillOptions {
-    /// The defaults: 512 positions a step, with the cache of prompts.
+    /// The defaults: 512 positions per step, with the prompt cache.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -352,11 +351,11 @@ impl PrefillOptions {
     setters! {
         /// Sets how many positions of the prompt go into one forward pass.
         with_prefill_step_size(prefill_step_size: usize);
-        /// Sets whether earlier requests are reused and this one is kept.
+        /// Sets whether the caches of earlier requests are reused and this one's are kept.
         with_cache_prompt(cache_prompt: bool);
-        /// Sets with whom computed beginnings of prompts are shared.
+        /// Sets the group of requests that share cached prompt prefixes.
         with_cache_salt(cache_salt: impl Into<Option<String>>);
-        /// Sets the function that is told of the prompt's progress.
+        /// Sets the function that receives the prefill progress.
         with_progress(progress: impl Into<Option<Progress>>);
     }
 
@@ -394,14 +393,14 @@ impl Default for SpeculativeOptions {
 }
 
 impl SpeculativeOptions {
-    /// The defaults: 3 tokens at a time of a draft model, where there is one.
+    /// The defaults: 3 proposed tokens per step, if there is a draft model.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// Sets how many tokens are proposed at a time.
+        /// Sets how many tokens are proposed per step.
         with_num_draft_tokens(num_draft_tokens: usize);
         /// Sets the length of the n-gram of the prompt lookup.
         with_prompt_lookup(prompt_lookup: usize);
@@ -418,7 +417,7 @@ impl SpeculativeOptions {
     }
 }
 
-/// Is told of a prompt's progress: positions done, and of how many. It is called on the thread that
+/// Receives the prefill progress: positions done, and their total. It is called on the thread that
 /// generates and should return soon.
 #[derive(Clone)]
 pub struct Progress(Arc<ProgressFn>);
@@ -431,7 +430,7 @@ impl Progress {
         Self(Arc::new(f))
     }
 
-    /// Says that `done` of `total` positions are done.
+    /// Reports that `done` of `total` positions are done.
     pub fn report(&self, done: usize, total: usize) {
         (self.0)(done, total);
     }

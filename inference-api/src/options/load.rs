@@ -53,14 +53,15 @@ impl FromStr for ComputeType {
     }
 }
 
-/// How precisely prompts are computed, where a backend has a choice.
+/// The precision of prefill, where a backend has a choice.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// In the type the model computes in.
     Exact,
-    /// As fast as the backend can: inputs of quantized matrices are rounded to 8-bit integers.
+    /// The fastest form that the backend has: inputs of quantized matrices are rounded to 8-bit
+    /// integers.
     Fast,
 }
 
@@ -143,12 +144,12 @@ pub enum Split {
     /// Each process has the whole model and computes alone.
     #[default]
     None,
-    /// Each process has a part of every layer: some heads, and some of the width of feed-forward
-    /// parts. All of them must make the same calls in the same order, and all get the same logits.
-    /// A process alone has the whole model.
+    /// Each process has a part of every layer: some attention heads and a slice of the feed-forward
+    /// width. All processes must make the same calls in the same order, and all get the same
+    /// logits. A single process has the whole model.
     Tensor,
-    /// Each process has some neighboring layers, and passes what it computed on to the next. The
-    /// same holds for calls and logits.
+    /// Each process has consecutive layers and passes its output to the next process. The rules for
+    /// calls and logits are those of [`Split::Tensor`].
     Pipeline,
 }
 
@@ -159,45 +160,46 @@ pub enum Split {
 pub struct LoadOptions {
     /// The backend's name; `None` lets the registry choose.
     pub backend: Option<String>,
-    /// How many positions each layer remembers; `None` remembers all. A longer prompt or reply goes
-    /// on, and the oldest positions (but the first few) are forgotten.
+    /// The maximum positions that each layer's cache keeps; `None` keeps all. Longer prompts and
+    /// replies continue, and the oldest positions are dropped, except the first few.
     pub context_len: Option<usize>,
     /// Layers to put on the GPU; `None` or -1 means all. A backend with one device ignores it.
     pub gpu_layers: Option<i32>,
-    /// Requests to prepare for at a time. What the last ones computed is remembered, for prompts
-    /// that begin alike: of one request with one slot, of several a slot with more. `None` is one.
+    /// The number of requests to prepare for. The caches of the last requests are kept for prompts
+    /// with a common prefix: of one request with one slot, of several per slot with more. `None` is
+    /// one.
     pub parallel_slots: Option<usize>,
     /// A directory with a trained adapter to apply.
     pub adapter_path: Option<PathBuf>,
-    /// Bits of each number in the key/value cache, such as 8 or 4; `None` keeps the type of the
-    /// computation. Layers that look back a bounded way are not packed.
+    /// Bits per number in the KV cache, such as 8 or 4; `None` keeps the compute type. Layers with
+    /// a sliding window are not quantized.
     pub kv_bits: Option<u32>,
     /// Numbers of the cache that share a scale: 32, 64 or 128.
     pub kv_group_size: u32,
-    /// The cache is packed once it holds more than so many positions; 0 packs from the first on.
+    /// The number of positions above which the cache is quantized; 0 quantizes from the start.
     pub quantized_kv_start: usize,
-    /// A smaller model with the same vocabulary that guesses tokens, which the model then checks
-    /// several at a time; not for requests that run together, which fill a forward pass themselves.
+    /// A smaller model with the same vocabulary that proposes tokens for speculative decoding.
+    /// Requests that run together do not use it, because they already fill a forward pass.
     pub draft_model: Option<PathBuf>,
-    /// A chat template in Jinja in place of the model's; `None` takes the model's.
+    /// A Jinja chat template that replaces the model's; `None` uses the model's.
     pub chat_template: Option<String>,
     /// The type to compute in; `None` lets the backend choose for its device.
     pub dtype: Option<ComputeType>,
-    /// How precisely prompts are computed; `None` lets the backend choose.
+    /// The precision of prefill; `None` lets the backend choose.
     pub precision: Option<Precision>,
     /// The type in which attention layers compute. Double precision needs a CPU.
     pub attention_sums: AttentionSums,
-    /// How the model is divided among the processes of the group that this one was started in.
+    /// How the model is divided among the processes of its group.
     pub split: Split,
-    /// How each layer's feed-forward part is computed.
+    /// The strategy of each layer's feed-forward part.
     pub feed_forward: FeedForwardPlan,
     /// A directory with the features of this model's feed-forward parts, as `mlx vindex build`
     /// writes it, for layers that [walk](crate::FeedForwardStrategy::Walk). Its files are mapped
     /// into memory: they must not change while the model is loaded.
     pub vindex: Option<PathBuf>,
-    /// Reads nothing of the feed-forward parts of layers that walk from the model's files: the gate
-    /// comes from the vindex, too. It saves their memory. A gate that the model's files have packed
-    /// is faster.
+    /// Do not read the feed-forward parts of walking layers from the model's files; the gate also
+    /// comes from the vindex. This saves the memory of those parts. A quantized gate from the
+    /// model's files is faster.
     pub walk_only: bool,
 }
 
@@ -233,11 +235,11 @@ impl LoadOptions {
     }
 
     setters! {
-        /// Sets how many positions each layer remembers.
+        /// Sets the maximum positions that each layer's cache keeps.
         with_context_len(context_len: impl Into<Option<usize>>);
         /// Sets the layers to put on the GPU.
         with_gpu_layers(gpu_layers: impl Into<Option<i32>>);
-        /// Sets how many requests to prepare for.
+        /// Sets the number of requests to prepare for.
         with_parallel_slots(parallel_slots: impl Into<Option<usize>>);
         /// Sets the chat template in place of the model's.
         with_chat_template(chat_template: impl Into<Option<String>>);
@@ -247,21 +249,21 @@ impl LoadOptions {
         with_precision(precision: impl Into<Option<Precision>>);
         /// Sets the type in which attention layers compute.
         with_attention_sums(attention_sums: AttentionSums);
-        /// Sets the bits of each number in the cache.
+        /// Sets the bits per number in the KV cache.
         with_kv_bits(kv_bits: impl Into<Option<u32>>);
-        /// Sets how many numbers of the cache share a scale.
+        /// Sets the number of cache values that share a scale.
         with_kv_group_size(kv_group_size: u32);
-        /// Sets how many positions the cache holds before it is packed.
+        /// Sets the number of positions above which the cache is quantized.
         with_quantized_kv_start(quantized_kv_start: usize);
         /// Sets how the model is divided.
         with_split(split: Split);
-        /// Sets how feed-forward parts are computed.
+        /// Sets the strategies of feed-forward parts.
         with_feed_forward(feed_forward: FeedForwardPlan);
         /// Sets the directory with features.
         with_vindex(vindex: impl Into<Option<PathBuf>>);
-        /// Sets whether layers that walk read nothing of their own.
+        /// Sets whether walking layers read no weights from the model's files.
         with_walk_only(walk_only: bool);
-        /// Sets the model that guesses.
+        /// Sets the draft model.
         with_draft_model(draft_model: impl Into<Option<PathBuf>>);
     }
 
@@ -272,9 +274,10 @@ impl LoadOptions {
         self
     }
 
-    /// Refuses every option that is neither as by default nor in `honored`, by the names of the
-    /// fields, as [`GenerateOptions::refuse_all_but`](crate::GenerateOptions::refuse_all_but) does.
-    /// Not the backend's name, and not `gpu_layers`, which a backend with one device ignores.
+    /// Refuses every option that differs from its default and is not in `honored`, as
+    /// [`GenerateOptions::refuse_all_but`](crate::GenerateOptions::refuse_all_but) does. The
+    /// backend's name and `gpu_layers` are never refused; a backend with one device ignores
+    /// `gpu_layers`.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) naming `backend` and the option.
@@ -285,11 +288,11 @@ impl LoadOptions {
         }
     }
 
-    /// The name of the first option that [`LoadOptions::refuse_all_but`] refuses, for backends with
-    /// a message of their own.
+    /// The first option that [`LoadOptions::refuse_all_but`] would refuse, for backends with their
+    /// own message.
     ///
     /// # Errors
-    /// None today: every load option can be written as JSON.
+    /// No error today: every load option has a form in JSON.
     pub fn first_not_of(&self, honored: &[&str]) -> Result<Option<String>> {
         let known =
             |name: &str| honored.contains(&name) || matches!(name, "backend" | "gpu_layers");
@@ -307,7 +310,7 @@ impl LoadOptions {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) naming the field, its value
-    /// and what is allowed.
+    /// and the allowed values.
     pub fn validate(&self) -> Result<()> {
         if self.context_len == Some(0) {
             return invalid(String::from("context_len is 0; it must be at least 1"));

@@ -24,7 +24,7 @@ impl ParameterValue {
     pub fn as_f64(self) -> f64 {
         match self {
             Self::Count(n) => n as f64,
-            // Through the shortest decimal form: a float32 of 0.1 becomes a float64 of 0.1.
+            // Through the shortest decimal form, so that a float32 of 0.1 becomes a float64 of 0.1.
             Self::Real(x) => x.to_string().parse().unwrap_or_else(|_| f64::from(x)),
         }
     }
@@ -72,7 +72,7 @@ impl Number for f32 {
     }
 }
 
-/// The numbers that an option may be.
+/// The allowed range of an option.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ParameterRange {
     least: f32,
@@ -118,7 +118,7 @@ impl ParameterRange {
 }
 
 impl fmt::Display for ParameterRange {
-    /// Completes "must be".
+    /// Formats the range so that it completes "must be".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             least,
@@ -155,7 +155,7 @@ pub struct Parameter {
     pub(super) documentation: &'static str,
     pub(super) range: ParameterRange,
     pub(super) get: fn(&GenerateOptions) -> ParameterValue,
-    /// Leaves the options alone where the value is not of the field's type.
+    /// Does nothing if the value has another type.
     pub(super) put: fn(&mut GenerateOptions, ParameterValue),
 }
 
@@ -180,7 +180,7 @@ impl Parameter {
             .flatten()
     }
 
-    /// The parameter of this name or alias. Case does not matter, and `-` stands for `_`.
+    /// The parameter of this name or alias. Case is ignored, and `-` equals `_`.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         let name = name.to_ascii_lowercase().replace('-', "_");
@@ -210,7 +210,7 @@ impl Parameter {
         self.placeholder
     }
 
-    /// What it does: sentences on one line.
+    /// Its description, as sentences on one line.
     #[must_use]
     pub fn documentation(&self) -> &'static str {
         self.documentation.trim()
@@ -243,7 +243,7 @@ impl Parameter {
     /// Sets it in `options`.
     ///
     /// # Errors
-    /// As [`Parameter::check`]; `options` do not change then.
+    /// As [`Parameter::check`]; `options` then stay unchanged.
     pub fn set(&self, options: &mut GenerateOptions, value: ParameterValue) -> Result<()> {
         self.check(value)?;
         (self.put)(options, value);
@@ -287,7 +287,7 @@ impl Parameter {
     }
 }
 
-/// Values of some parameters; the others are left to whoever applies them.
+/// Values of some parameters; the other parameters keep their values when applied.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ParameterValues(BTreeMap<&'static str, ParameterValue>);
 
@@ -298,7 +298,7 @@ impl ParameterValues {
         Self::default()
     }
 
-    /// What a model's files recommend.
+    /// The values that a model's files recommend.
     #[must_use]
     pub fn recommended(model: &SamplingDefaults) -> Self {
         let real = |value: Option<f32>| value.map(ParameterValue::Real);
@@ -321,7 +321,7 @@ impl ParameterValues {
     /// Puts `value` for the parameter of this name or alias, checked.
     ///
     /// # Errors
-    /// For a name that no parameter has, and as [`Parameter::check`].
+    /// For an unknown name, and as [`Parameter::check`].
     pub fn insert(&mut self, name: &str, value: f64) -> Result<()> {
         let Some(parameter) = Parameter::named(name) else {
             let names: Vec<&str> = Parameter::all().map(Parameter::name).collect();
@@ -375,7 +375,7 @@ mod tests {
             }
             assert!(parameter.check(parameter.default_value()).is_ok());
             assert!(!parameter.documentation().is_empty());
-            // A set value is read again, and no other parameter changes.
+            // A value that was set is read back, and no other parameter changes.
             let value = match parameter.is_count() {
                 true => ParameterValue::Count(7),
                 false => ParameterValue::Real(0.25),

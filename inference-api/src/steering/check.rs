@@ -1,36 +1,36 @@
-//! What makes edits wrong: by themselves, and for a model.
+//! Validation of edits, alone and against a model.
 
 use super::{Edit, EditOperation, EditPositions, Hook, Numbers, Steering, invalid};
 use crate::error::Result;
 
-/// What can be edited in one layer.
+/// The places of one layer that can be edited.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LayerHooks {
-    /// Whether attention, or the mixer in its place, has an output of its own.
+    /// Whether attention, or the mixer that replaces it, has a separate output.
     pub attn_out: bool,
-    /// Whether the residual stream has a place between attention and feed-forward part.
+    /// Whether the residual stream exists between attention and feed-forward part.
     pub resid_mid: bool,
-    /// Whether there is a feed-forward part with an output.
+    /// Whether the feed-forward part has a separate output.
     pub mlp_out: bool,
-    /// Heads, and how wide each is; `None` where they cannot be edited.
+    /// The number of heads and their width; `None` if they cannot be edited.
     pub heads: Option<(usize, usize)>,
-    /// Neurons of the feed-forward part; `None` where they cannot be edited.
+    /// The number of neurons in the feed-forward part; `None` if they cannot be edited.
     pub neurons: Option<usize>,
 }
 
-/// What can be edited in a model.
+/// The places of a model that can be edited.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SteeringShape {
     /// The width of the residual stream.
     pub hidden_size: usize,
-    /// Each layer, the first first.
+    /// The layers, in order.
     pub layers: Vec<LayerHooks>,
 }
 
 impl SteeringShape {
-    /// A residual stream of this width, and these layers.
+    /// A shape with this hidden size and these layers.
     #[must_use]
     pub fn new(hidden_size: usize, layers: Vec<LayerHooks>) -> Self {
         Self {
@@ -39,11 +39,11 @@ impl SteeringShape {
         }
     }
 
-    /// How wide the states are at a place.
+    /// The width of the states at a place.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) for a layer that is not there,
-    /// and for a hook that it does not have.
+    /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) for an unknown layer or a hook
+    /// that the layer lacks.
     pub fn width(&self, layer: usize, hook: Hook) -> Result<usize> {
         let Some(hooks) = self.layers.get(layer) else {
             return invalid(format!(
@@ -62,7 +62,7 @@ impl SteeringShape {
 }
 
 impl LayerHooks {
-    /// The hooks that are there, for messages.
+    /// The available hooks, for messages.
     fn names(&self, hidden: usize) -> String {
         let there = Hook::ALL
             .into_iter()
@@ -70,7 +70,7 @@ impl LayerHooks {
         there.map(Hook::name).collect::<Vec<_>>().join(", ")
     }
 
-    /// How many numbers a unit has, and how many units there are; `None` where `hook` is not there.
+    /// The width of a unit and the number of units; `None` if the layer lacks `hook`.
     fn units(&self, hook: Hook, hidden: usize) -> Option<(usize, usize)> {
         match hook {
             Hook::ResidPre | Hook::ResidPost => Some((1, hidden)),
@@ -105,7 +105,7 @@ fn finite(at: usize, field: &str, values: &[f32]) -> Result<()> {
     }
 }
 
-/// Checks what does not need a model.
+/// Checks everything that needs no model.
 pub fn alone(edits: &[Edit]) -> Result<()> {
     if edits.is_empty() {
         return invalid(String::from("edits is empty; give at least one edit"));
@@ -182,11 +182,11 @@ pub fn alone(edits: &[Edit]) -> Result<()> {
 }
 
 impl Steering {
-    /// Compares the edits with a model.
+    /// Checks the edits against a model.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`](crate::ErrorKind::InvalidOption) naming the edit, the layer,
-    /// the field and what is allowed.
+    /// the field and the allowed values.
     pub fn check(&self, shape: &SteeringShape) -> Result<()> {
         let count = shape.layers.len();
         for (at, edit) in self.edits().iter().enumerate() {

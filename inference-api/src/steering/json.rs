@@ -1,4 +1,4 @@
-//! Edits in JSON, and the files that their vectors stand in.
+//! Edits in JSON, and the files of their vectors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{Edit, EditOperation, EditPositions, Hook, Numbers, Steering, invalid
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::Prompt;
 
-/// The most bytes of a JSON file or of an array of numpy.
+/// The maximum size of a JSON file or a numpy array, in bytes.
 const MOST_BYTES: u64 = 256 << 20;
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -119,7 +119,7 @@ impl<'de> Deserialize<'de> for Hook {
 }
 
 impl Which {
-    /// Numbers, or the word that it is instead.
+    /// The numbers, or an error with the word found instead.
     fn numbers(self) -> std::result::Result<Numbers, String> {
         match self {
             Which::One(n) => Ok(Numbers::List(vec![n])),
@@ -172,7 +172,7 @@ impl Raw {
         }
     }
 
-    /// The edit, whose vector `load` finds.
+    /// Converts to an edit; `load` reads the vector.
     fn edit(mut self, at: usize, load: &dyn Fn(&Reference) -> Result<Vec<f32>>) -> Result<Edit> {
         let layers = self.layers.clone().numbers().or_else(|word| {
             invalid(format!(
@@ -233,7 +233,7 @@ impl Raw {
                 from: self.from.take(),
             },
         };
-        // What an operation did not take is passed over by it, and must not stand there.
+        // A field that the operation does not use must be absent.
         let left = [
             ("vector", self.vector.is_some()),
             ("coefficient", self.coefficient.is_some()),
@@ -336,7 +336,7 @@ impl From<Steering> for File {
     }
 }
 
-/// A file of edits with what its vectors refer to.
+/// Reads a file of edits and the vectors that it refers to.
 pub fn read(path: &Path) -> Result<Steering> {
     let text = read_text(path, MOST_BYTES)?;
     let file: File = serde_json::from_str(&text).map_err(|e| {

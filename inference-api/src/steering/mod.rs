@@ -1,4 +1,4 @@
-//! Edits: what a request changes inside a model while it computes. A list of places, each with one
+//! Edits of activations during the forward passes of a request. A list of places, each with one
 //! operation. `json.rs` reads them, `check.rs` compares them with a model.
 
 mod check;
@@ -21,25 +21,25 @@ fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))
 }
 
-/// A place in a decoder block. The names are those of TransformerLens, so that its users find them
-/// again. Arrays are `[positions, width]`.
+/// A place in a decoder block. The names are those of TransformerLens. Arrays are `[positions,
+/// width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
-    /// `resid_pre`: the residual stream that the block reads, of the hidden size.
+    /// `resid_pre`: the residual stream that the block reads, `hidden_size` wide.
     ResidPre,
     /// `resid_mid`: the residual stream between attention and feed-forward part. A block that
-    /// computes both from one input has none.
+    /// computes both from one input lacks it.
     ResidMid,
-    /// `resid_post`: the residual stream that the block gives to the next.
+    /// `resid_post`: the residual stream that the block passes to the next one.
     ResidPost,
-    /// `attn_out`: what attention, or a recurrent mixer, adds to the stream, after a norm on it and
-    /// before a factor on it.
+    /// `attn_out`: the contribution of attention or of a recurrent mixer to the stream, after a
+    /// norm on it and before a factor on it.
     AttnOut,
-    /// `mlp_out`: what the feed-forward part adds to the stream, after a norm on it and before a
-    /// factor on it.
+    /// `mlp_out`: the contribution of the feed-forward part to the stream, after a norm on it and
+    /// before a factor on it.
     MlpOut,
-    /// `z`: what each head found, before the output projection; heads one after another,
-    /// `n_heads * head_dim` wide.
+    /// `z`: the output of each head before the output projection; heads are concatenated, `n_heads
+    /// * head_dim` wide.
     Heads,
     /// `mlp_post`: activations of the feed-forward part, before the down projection, of its inner
     /// width.
@@ -47,7 +47,7 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// All of them, in the order in which a block comes to them.
+    /// All hooks, in the order in which a block reaches them.
     pub const ALL: [Hook; 7] = [
         Hook::ResidPre,
         Hook::Heads,
@@ -79,19 +79,19 @@ impl fmt::Display for Hook {
     }
 }
 
-/// Numbers of layers or of positions, from 0.
+/// A set of layers or positions, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Numbers {
-    /// Every one.
+    /// All numbers.
     All,
     /// These.
     List(Vec<usize>),
-    /// From the first to the last, both included; without a last, all from the first on.
+    /// From the first to the last, both included; without a last, no upper end.
     Range(usize, Option<usize>),
 }
 
 impl Numbers {
-    /// Whether `n` is one of them.
+    /// Whether `n` is in the set.
     #[must_use]
     pub fn has(&self, n: usize) -> bool {
         match self {
@@ -102,21 +102,21 @@ impl Numbers {
     }
 }
 
-/// Positions of a sequence that an edit changes.
+/// The positions of a sequence that an edit changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EditPositions {
     /// By number, from 0, which is the first token of the prompt.
     At(Numbers),
-    /// Those of the prompt.
+    /// All positions of the prompt.
     Prompt,
-    /// The last one of the prompt, from which the first token is drawn.
+    /// The last position of the prompt, which yields the first token of the reply.
     Last,
-    /// The last one of the prompt and all after it: those from which tokens are drawn.
+    /// The last position of the prompt and all after it: those that yield tokens of the reply.
     Reply,
 }
 
 impl EditPositions {
-    /// Whether `position` of a sequence with a prompt of `prompt` tokens is one of them.
+    /// Whether `position` is selected in a sequence with `prompt` prompt tokens.
     #[must_use]
     pub fn has(&self, position: usize, prompt: usize) -> bool {
         match self {
@@ -127,33 +127,34 @@ impl EditPositions {
         }
     }
 
-    /// Whether the same token at the same place may be edited with one prompt and not with another.
+    /// Whether selection of a position depends on the length of the prompt.
     #[must_use]
     pub fn depend_on_prompt(&self) -> bool {
         !matches!(self, Self::At(_))
     }
 }
 
-/// What becomes of the states at a place.
+/// The operation on the states at a place.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EditOperation {
-    /// `coefficient * vector` is added.
+    /// Adds `coefficient * vector`.
     Add {
-        /// As wide as what the edit changes.
+        /// As wide as the edited states.
         vector: Arc<[f32]>,
         /// Its factor.
         coefficient: f32,
     },
-    /// They are multiplied with a factor; 0 switches heads or neurons off.
+    /// Multiplies by a factor; 0 switches heads or neurons off.
     Scale(f32),
-    /// This stands in their place, at every position.
+    /// Replaces the states at every position.
     Replace(Arc<[f32]>),
-    /// What the unedited model computes for another prompt at the same place stands in theirs.
+    /// Replaces the states by those that the unedited model computes for another prompt at the same
+    /// place.
     Patch {
         /// The other prompt.
         prompt: Prompt,
-        /// A position of it for each edited position, which must then be a list. `None` takes the
-        /// position of the same number, or for [`EditPositions::Last`] the last one.
+        /// The source position for each edited position; the edited positions must then be a list.
+        /// `None` takes the same position, or the last one for [`EditPositions::Last`].
         from: Option<Vec<usize>>,
     },
 }
@@ -161,20 +162,20 @@ pub enum EditOperation {
 /// One edit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edit {
-    /// In which layers.
+    /// The layers.
     pub layers: Numbers,
-    /// Where in them.
+    /// The place in each layer.
     pub hook: Hook,
-    /// At which positions.
+    /// The positions.
     pub positions: EditPositions,
-    /// Which heads of [`Hook::Heads`] or neurons of [`Hook::Neurons`]; `None` for all there are.
-    /// A vector has the numbers of these alone, in this order.
+    /// The heads of [`Hook::Heads`] or neurons of [`Hook::Neurons`] to edit; `None` means all. A
+    /// vector holds the values of these alone, in this order.
     pub units: Option<Vec<usize>>,
-    /// What becomes of it.
+    /// The operation.
     pub operation: EditOperation,
 }
 
-/// A list of edits, applied in order, from one request to the next the same: clones share it.
+/// A list of edits, applied in order. Clones share the list.
 ///
 /// In JSON it is `{"edits": [...]}`:
 ///
@@ -196,16 +197,15 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// The most edits in a list.
+    /// The maximum number of edits in a list.
     pub const MOST_EDITS: usize = 1024;
-    /// The most numbers in all vectors together.
+    /// The maximum number of values in all vectors together.
     pub const MOST_NUMBERS: usize = 1 << 24;
 
     /// These edits, in this order.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] naming the edit and the field that cannot be right for any
-    /// model.
+    /// [`ErrorKind::InvalidOption`] naming the edit and the field that is invalid for every model.
     pub fn new(edits: Vec<Edit>) -> Result<Self> {
         check::alone(&edits)?;
         Ok(Self {
@@ -213,8 +213,8 @@ impl Steering {
         })
     }
 
-    /// Reads a JSON file. Vectors may be in other files, `{"file": "v.npy"}` or `{"file":
-    /// "v.safetensors", "tensor": "name"}`, beside it; a `row` chooses one of several.
+    /// Reads a JSON file. Vectors may be in separate files beside it, `{"file": "v.npy"}` or
+    /// `{"file": "v.safetensors", "tensor": "name"}`; `row` selects one of several.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] and [`ErrorKind::Io`] naming the file, the edit and the field.
@@ -228,7 +228,7 @@ impl Steering {
         &self.edits
     }
 
-    /// Whether computed beginnings of prompts can be used by other prompts with the same edits.
+    /// Whether the edits depend on the prompt, so that other prompts cannot reuse its caches.
     #[must_use]
     pub fn depends_on_prompt(&self) -> bool {
         (self.edits.iter()).any(|edit| edit.positions.depend_on_prompt())

@@ -1,4 +1,4 @@
-//! What a model answers whose computation can be edited.
+//! The interface of models whose activations can be edited.
 
 use super::{Hook, Steering, SteeringShape};
 use crate::backend::TextModel;
@@ -14,7 +14,7 @@ use crate::token_model::LogitsOutput;
 pub struct HookStates {
     /// The layer.
     pub layer: usize,
-    /// Where in it.
+    /// The place in the layer.
     pub hook: Hook,
     /// The prompt.
     pub tokens: Vec<u32>,
@@ -48,19 +48,19 @@ fn unseen() -> Error {
     )
 }
 
-/// A model that takes [`GenerateOptions::steering`](crate::GenerateOptions::steering).
+/// A model that honors [`GenerateOptions::steering`](crate::GenerateOptions::steering).
 pub trait SteerableModel: TextModel {
-    /// What can be edited.
+    /// The places that can be edited.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) saying why nothing can be, and
-    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) with the reason if no place can be
+    /// edited, and [`ErrorKind::Closed`](crate::ErrorKind::Closed).
     fn steering_shape(&self) -> Result<SteeringShape>;
 
     /// As [`TokenModel::logits_until`](crate::TokenModel::logits_until), with edits.
     ///
     /// # Errors
-    /// As that, and what [`Steering::check`] says.
+    /// As without edits, and errors of [`Steering::check`].
     fn steered_logits_until(
         &self,
         prompt: &Prompt,
@@ -73,7 +73,7 @@ pub trait SteerableModel: TextModel {
     /// edits.
     ///
     /// # Errors
-    /// As that, and what [`Steering::check`] says.
+    /// As without edits, and errors of [`Steering::check`].
     fn steered_logprobs_until(
         &self,
         prompt: &Prompt,
@@ -82,12 +82,12 @@ pub trait SteerableModel: TextModel {
     ) -> Result<Vec<f32>>;
 
     /// As [`AttentionInspector::trace_residuals`](crate::AttentionInspector::trace_residuals), with
-    /// edits. One at [`Hook::ResidPre`] counts to the mixer, one at [`Hook::ResidPost`] to the
-    /// feed-forward part.
+    /// edits. An edit at [`Hook::ResidPre`] counts as part of the mixer, one at [`Hook::ResidPost`]
+    /// as part of the feed-forward part.
     ///
     /// # Errors
-    /// As that, and what [`Steering::check`] says;
-    /// [`ErrorKind::Unsupported`] where the backend does not have it.
+    /// As without edits, errors of [`Steering::check`], and [`ErrorKind::Unsupported`] if the
+    /// backend cannot trace.
     fn steered_residuals(
         &self,
         prompt: &Prompt,
@@ -115,7 +115,7 @@ pub trait SteerableModel: TextModel {
         Err(unseen())
     }
 
-    /// As [`feed_forward_activations`] with edits: those at [`Hook::Neurons`] are in it.
+    /// As [`feed_forward_activations`], with edits; the result includes those at [`Hook::Neurons`].
     ///
     /// # Errors
     /// As [`Self::steered_residuals`].
@@ -132,10 +132,10 @@ pub trait SteerableModel: TextModel {
         Err(unseen())
     }
 
-    /// The states of a prompt at these places, layers and hooks, in the unedited model.
+    /// The states of a prompt at `places` (layer and hook) in the unedited model.
     ///
     /// # Errors
-    /// When a place is not there, memory runs out, the model is closed, or `interrupt` says so.
+    /// For an unknown place, lack of memory, a closed model, or an interrupt.
     fn hook_states(
         &self,
         prompt: &Prompt,

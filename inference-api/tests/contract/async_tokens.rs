@@ -34,8 +34,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Counts up to `until`, then stops, fails or panics. What is computed and dropped is seen from
-/// outside.
+/// Counts up to `until`, then stops, fails or panics. The test can see which tokens were computed
+/// and dropped.
 struct Counter {
     next: u32,
     until: u32,

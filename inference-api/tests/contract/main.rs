@@ -1,4 +1,4 @@
-//! The contract as an author or a user of backends meets it.
+//! The contract as backends and programs use it.
 
 #![forbid(unsafe_code)]
 

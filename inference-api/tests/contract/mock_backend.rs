@@ -1,6 +1,5 @@
-//! The contract through `dyn` objects and a mock backend, as a program and a plugin use it. Plugins
-//! that fail have their own tests, `broken_plugins.rs`; the optional traits theirs,
-//! `optional_traits.rs`.
+//! The contract through `dyn` objects and a mock backend, as a program and a plugin use it.
+//! `broken_plugins.rs` tests plugins that fail, and `optional_traits.rs` the optional traits.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -236,7 +235,8 @@ fn unknown_unavailable_and_duplicate_are_different_errors() {
 
 #[test]
 fn the_default_follows_the_preference_and_register_refuses_taken_names() {
-    // One test, since the registry is one per process: nothing preferred is linked at first.
+    // A single test, because there is one registry per process; at first no preferred backend is
+    // linked.
     assert_eq!(inference::default_backend().unwrap().name(), "mock-linked");
     assert_eq!(inference::backend("").unwrap().name(), "mock-linked");
     let register = |name, available| inference::register(Arc::new(Mock { name, available }));
@@ -374,7 +374,7 @@ fn every_prompt_of_a_batch_has_its_own_error() {
     );
 }
 
-/// Yields, fails, and would go on; says nothing about its end.
+/// Yields a token, then an error, and would continue; does not report its end.
 struct Careless(u32);
 
 impl Iterator for Careless {

@@ -1,5 +1,5 @@
-//! What a model can do beyond text, reached through `dyn TextModel`: ids and logits, training,
-//! attention. The model is a table: token `n` is followed by token `n + 1`.
+//! Optional abilities through `dyn TextModel`: ids and logits, training, attention. The model is a
+//! table: token `n` is followed by token `n + 1`.
 
 use std::path::Path;
 
@@ -225,7 +225,7 @@ fn ids_and_logits() {
     assert_eq!(json["tokens"], serde_json::json!([0, 1]));
     assert_eq!(json["logits"][2], 1.0);
     assert_eq!(serde_json::from_value::<LogitsOutput>(json).unwrap(), last);
-    // The optional trait gives the whole model, not a part of it.
+    // The optional trait also gives access to the base traits.
     let text = tokens.generate(&"x".into(), &GenerateOptions::new().with_max_tokens(3));
     assert_eq!(text.unwrap().text().unwrap(), "yza");
     assert_eq!(tokens.eos_tokens(), [25]);

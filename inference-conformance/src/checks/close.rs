@@ -1,4 +1,4 @@
-//! The end of a model, and having two of it.
+//! Closing a model, and loading the same model twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) fn reload(context: &Context) -> Verdict {
     same("the reply of the model loaded after closing", &anew, &first)
 }
 
-/// Models loaded one after another.
+/// The number of models that are loaded one after another.
 const LOADS: usize = 6;
 
 pub(crate) fn dropped_models(context: &Context) -> Verdict {
@@ -43,8 +43,8 @@ pub(crate) fn dropped_models(context: &Context) -> Verdict {
     if memory.iter().all(|bytes| *bytes == 0) {
         return skip("the backend does not tell how much memory is in use");
     }
-    // Other work in the process moves the figure both ways; a leak moves it up each time, by a
-    // model.
+    // Other work in the process moves the number up and down; a leak increases it each time by the
+    // size of a model.
     let grows = memory.windows(2).all(|w| w[0] < w[1]);
     let growth = memory[LOADS - 1].saturating_sub(memory[0]);
     ensure!(
@@ -98,7 +98,7 @@ pub(crate) fn calls(context: &Context) -> Verdict {
             closed,
         )?;
     }
-    // These have no error to give; they must only not break.
+    // These calls return no error; they must only not panic.
     let _ = (model.model_type(), model.info(), model.metrics());
     Ok(())
 }
@@ -110,7 +110,7 @@ pub(crate) fn streams(context: &Context) -> Verdict {
         Some(Ok(_)) => {}
         other => return fail(format!("the first token is {other:?}")),
     }
-    // From another thread, since `close` may wait for running requests to notice.
+    // In another thread, because `close` may wait until running requests notice it.
     let closing = Arc::clone(&model);
     let closer = std::thread::spawn(move || closing.close());
     for _ in 0..2000 {
@@ -140,7 +140,7 @@ pub(crate) fn drop_model(context: &Context) -> Verdict {
     for token in stream {
         match token {
             Ok(token) => ids.push(token.id),
-            // Said, so fine.
+            // The backend reported it, which is allowed.
             Err(_) => return Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! What `generate` must refuse, and options that others must refuse too.
+//! Requests that `generate` must reject, and options that other calls must reject too.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,8 @@ use inference::{CancelToken, ErrorKind, GenerateOptions, Prompt};
 use crate::context::{Context, Verdict, fail};
 use crate::probe::{N, first_item, greedy, read, refused, reply, usable};
 
-/// Options under which no request may do its work, the error that ends it, and their fault.
+/// Options that end a request before it does any work, the error that must result, and a
+/// description.
 pub(super) fn interrupted(n: usize) -> [(&'static str, ErrorKind, GenerateOptions); 2] {
     let cancel = CancelToken::new();
     cancel.cancel();
@@ -29,7 +30,7 @@ pub(super) fn interrupted(n: usize) -> [(&'static str, ErrorKind, GenerateOption
 
 const INVALID: &[ErrorKind] = &[ErrorKind::InvalidOption];
 
-/// Options that no backend may accept, and their fault.
+/// Options that every backend must reject, each with a description.
 pub(super) fn bad_options() -> Vec<(&'static str, GenerateOptions)> {
     let with = || greedy(4);
     vec![
@@ -71,7 +72,7 @@ pub(crate) fn options(context: &Context) -> Verdict {
     usable(model.as_ref(), &context.prompt(), &before)
 }
 
-/// Ids that the model does not have.
+/// Prompts with ids that are not in the model's vocabulary.
 pub(super) fn foreign_ids(vocab_size: usize) -> Vec<Prompt> {
     let mut ids = vec![u32::MAX, i32::MAX as u32];
     ids.extend(u32::try_from(vocab_size));
@@ -81,7 +82,7 @@ pub(super) fn foreign_ids(vocab_size: usize) -> Vec<Prompt> {
 pub(crate) fn prompts(context: &Context) -> Verdict {
     let model = context.model()?;
     let before = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
-    // Without access to ids, a backend may take no prompts of ids at all.
+    // A backend without access to ids may reject all prompts of ids.
     let kinds: &[ErrorKind] = if context.capabilities.logits {
         INVALID
     } else {
@@ -107,7 +108,7 @@ pub(crate) fn prompts(context: &Context) -> Verdict {
 pub(crate) fn empty_text(context: &Context) -> Verdict {
     let model = context.model()?;
     let before = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
-    // A tokenizer that puts a start token before each text makes a prompt of an empty one.
+    // A tokenizer that adds a start token before each text turns an empty text into a valid prompt.
     match model.generate(&Prompt::from(""), &greedy(4)) {
         Ok(stream) => {
             read(stream)?;

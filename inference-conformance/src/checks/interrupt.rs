@@ -1,4 +1,4 @@
-//! Requests that do not run to their end: cancelled, out of time, dropped.
+//! Requests that end early: cancelled, past the deadline, or dropped.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::errors::interrupted;
 use crate::context::{Context, Verdict, ensure, fail, skip};
 use crate::probe::{GROWTH, LONG, N, ends_with, greedy, read, reply, same, start, usable};
 
-/// A request that must end before its first token, at the call or in the stream.
+/// A request that must end before its first token, either in the call or in the stream.
 fn stillborn(context: &Context, options: &GenerateOptions, kind: ErrorKind) -> Verdict {
     let model = context.model()?;
     let before = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
@@ -61,7 +61,7 @@ pub(crate) fn deadline_past(context: &Context) -> Verdict {
     stillborn(context, &options, kind)
 }
 
-/// Reads a first token, if one comes before the request is stopped.
+/// Reads the first token, if there is one before the request is stopped.
 fn first(stream: &mut TokenStream) -> Verdict {
     match stream.next() {
         Some(Ok(_)) => Ok(()),
@@ -93,12 +93,13 @@ pub(crate) fn deadline_during(context: &Context) -> Verdict {
     let options = greedy(LONG).with_deadline(deadline);
     let mut stream = start(model.as_ref(), &context.prompt(), &options)?;
     match stream.next() {
-        // A slow model: the deadline was the first to come, and the end is told.
+        // With a slow model the deadline comes first; the error reports it.
         Some(Err(e)) if e.kind() == ErrorKind::DeadlineExceeded => {}
         Some(Err(e)) => return fail(format!("the first token: {e}")),
         None => return fail("the reply has no token"),
         Some(Ok(_)) => {
-            // The reader is late, so that it does not depend on the model's speed when it ends.
+            // Waits until after the deadline, so that the result does not depend on the speed of
+            // the model.
             std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
             ends_with(&mut stream, ErrorKind::DeadlineExceeded)?;
         }
@@ -107,13 +108,13 @@ pub(crate) fn deadline_during(context: &Context) -> Verdict {
     usable(model.as_ref(), &context.prompt(), &before)
 }
 
-/// What a call ended with, if it is there.
+/// The result of a call; `None` if the model does not have the call.
 type Ended = Option<Result<(), Error>>;
 
-/// A call that takes no options.
+/// A call without options.
 type Call = fn(&dyn TextModel, &Context, &Interrupt) -> Ended;
 
-/// Those that a model may have.
+/// The calls that a model may have.
 const CALLS: [(&str, Call); 5] = [
     ("logits", |model, context, interrupt| {
         let tokens = model.as_token_model()?;
@@ -195,7 +196,7 @@ pub(crate) fn drop_stream(context: &Context) -> Verdict {
         same("the reply after dropped streams", &after, &before)?;
         memory.push(metrics.active_memory_bytes);
     }
-    // Other work in the process moves the figure both ways; a leak moves it up each time.
+    // Other work in the process moves the number up and down; a leak increases it each time.
     let grows = memory.windows(2).all(|w| w[0] < w[1]);
     let growth = memory[memory.len() - 1].saturating_sub(memory[0]);
     ensure!(

@@ -63,7 +63,7 @@ pub(crate) fn chat_errors(context: &Context) -> Verdict {
             &[ErrorKind::InvalidOption],
         )?;
     }
-    // A template may take these or refuse them; either way nothing breaks.
+    // A template may accept or reject these, but must not panic.
     for messages in [
         Vec::new(),
         vec![Message::new("no such role", "hello")],

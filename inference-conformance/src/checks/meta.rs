@@ -1,4 +1,4 @@
-//! What the backend and the model say about themselves.
+//! The information that the backend and the model give about themselves.
 
 use inference::{EmbedOptions, ErrorKind, Grammar, Interrupt, Message, Prompt, RerankOptions};
 

@@ -1,5 +1,5 @@
-//! The checks themselves, one file a theme. Each is a function from a [`Context`](crate::context)
-//! to a verdict; names and requirements are in `check.rs`.
+//! The checks, one file for each topic. Each is a function from a [`Context`](crate::context) to a
+//! verdict; names and requirements are in `check.rs`.
 
 pub(crate) mod classify;
 pub(crate) mod close;

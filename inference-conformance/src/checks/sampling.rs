@@ -1,4 +1,4 @@
-//! Draws: results that must not vary, and results that must.
+//! Sampling: results that must be reproducible, and results that must vary.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ pub(crate) fn greedy_replies(context: &Context) -> Verdict {
     let model = context.model()?;
     let first = reply(model.as_ref(), &context.prompt(), &greedy(N))?;
     for prompt in context.all_prompts() {
-        // Another request in between must leave nothing behind.
+        // A request in between must not have an effect on the next one.
         reply(model.as_ref(), &prompt, &greedy(3))?;
         let seeded = greedy(N).with_seed(7);
         for options in [greedy(N), seeded] {
@@ -30,7 +30,7 @@ pub(crate) fn filters(context: &Context) -> Verdict {
         ("top_p 0.000001", sampled(N, Some(3)).with_top_p(1e-6)),
         ("min_p 1", sampled(N, Some(3)).with_min_p(1.0)),
     ] {
-        // A backend may say that it does not have a filter, but not pass over it.
+        // A backend may reject a filter as unsupported, but must not ignore it.
         if let Some(got) = reply_if_supported(model.as_ref(), &prompt, &options)? {
             same(&format!("the reply with {name}"), &got, &first)?;
             honored += 1;
@@ -47,7 +47,7 @@ pub(crate) fn seeds(context: &Context) -> Verdict {
     for seed in [0, 1, u64::MAX] {
         let options = sampled(N, Some(seed));
         let first = reply(model.as_ref(), &context.prompt(), &options)?;
-        // Other draws in between must not move this one.
+        // Other requests in between must not change this one.
         reply(model.as_ref(), &context.prompt(), &sampled(3, Some(99)))?;
         let again = reply(model.as_ref(), &context.prompt(), &options)?;
         same(
@@ -59,7 +59,7 @@ pub(crate) fn seeds(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// How many requests a model must be asked before equal replies are no accident.
+/// After this many requests, equal replies are not a coincidence.
 const DRAWS: u64 = 8;
 
 fn distinct(

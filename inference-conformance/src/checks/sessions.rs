@@ -1,4 +1,4 @@
-//! Requests that come, go, fail and are stopped in a batch session.
+//! Requests in a batch session that are added, finish, fail, and are cancelled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::errors::{bad_options, interrupted};
 use crate::context::{Context, Stop, Verdict, ensure, fail};
 use crate::probe::{LONG, N, Reply, greedy, refused, reply, same, usable};
 
-/// Steps that no session of a check needs.
+/// More steps than the session of any check needs.
 const MANY: usize = 1_000_000;
 
 /// The result of one request.
@@ -96,7 +96,7 @@ impl Driver {
         }
     }
 
-    /// One step. Returns the requests that it had news of.
+    /// Runs one step and records its results.
     fn step(&mut self) -> Result<(), Stop> {
         let events: VecDeque<BatchEvent> = match self.session.step() {
             Ok(events) => events,
@@ -161,7 +161,7 @@ pub(crate) fn replies(context: &Context) -> Verdict {
         alone.push(reply(model.as_ref(), prompt, &greedy(N))?);
     }
     let mut driver = Driver::new(context)?;
-    // They come one after another while the first ones run, the first prompt twice.
+    // They are added one after another while earlier ones run, the first prompt twice.
     let mut rows = Vec::new();
     for (i, prompt) in prompts.iter().chain([&prompts[0]]).enumerate() {
         rows.push((i % prompts.len(), driver.add(prompt, &greedy(N))?));
@@ -191,7 +191,7 @@ pub(crate) fn removed(context: &Context) -> Verdict {
     let before = reply(model.as_ref(), first, &greedy(N))?;
     let other = reply(model.as_ref(), second, &greedy(N))?;
     let mut driver = Driver::new(context)?;
-    // One that has not begun, one that runs, and one that goes on.
+    // One request that has not started, one that runs, and one that continues.
     let new = driver.add(first, &greedy(LONG))?;
     ensure!(
         driver.session.remove(new),
@@ -252,7 +252,7 @@ pub(crate) fn errors(context: &Context) -> Verdict {
         refusals.len() + 1,
         driver.session.len()
     );
-    // A request that fails in the middle fails alone.
+    // A request that fails while it runs must not affect the others.
     let failing = LogitsProcessorFactory::new(|| {
         |_: &[u32], reply: &[u32], _: &mut [f32]| match reply.len() {
             3 => Err(Error::new(ErrorKind::Engine, "the processor had enough")),
@@ -302,7 +302,7 @@ pub(crate) fn stopped(context: &Context) -> Verdict {
     driver.step()?;
     driver.step()?;
     cancel.cancel();
-    // The one that is cancelled ends soon, or the deadline ends the check.
+    // The cancelled request must end soon; otherwise the deadline ends the check.
     driver.finish()?;
     ended.push(("cancelled as it runs", ErrorKind::Cancelled, cancelled));
     ended.push(("out of time", ErrorKind::DeadlineExceeded, late));

@@ -1,6 +1,5 @@
-//! Options that change which tokens are drawn: penalties, biases, bans, forced tokens, XTC,
-//! processors. A backend may say that it does not have one (kind `unsupported`), but not pass over
-//! it.
+//! Options that change which tokens are sampled: penalties, biases, bans, forced tokens, XTC,
+//! processors. A backend may reject an option as unsupported, but must not ignore it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +10,14 @@ use inference::{
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
 use crate::probe::{N, Reply, greedy, read, reply, reply_if_supported, start, usable};
 
-/// More than any difference of logits.
+/// Larger than any difference of logits.
 const HUGE: f32 = 1e6;
 
 fn unsupported<T>(what: &str) -> Result<T, Stop> {
     skip(format!("the backend says that it does not have {what}"))
 }
 
-/// A greedy reply and its prompt, in which some token comes twice.
+/// A greedy reply in which some token occurs twice, with its prompt.
 fn repeating(context: &Context) -> Result<Option<(Prompt, Reply)>, Stop> {
     let model = context.model()?;
     for prompt in context.all_prompts() {
@@ -35,7 +34,7 @@ pub(crate) fn repeat_penalty(context: &Context) -> Verdict {
     let Some((prompt, free)) = repeating(context)? else {
         return skip("no reply repeats a token; give other prompts");
     };
-    // So strong that a token which was seen is hardly ever the greatest.
+    // So strong that a token that has occurred is hardly ever the most probable.
     let options = greedy(2 * N).with_repeat_penalty(1e4);
     match reply_if_supported(context.model()?.as_ref(), &prompt, &options)? {
         None => unsupported("a repeat penalty"),
@@ -44,7 +43,7 @@ pub(crate) fn repeat_penalty(context: &Context) -> Verdict {
     }
 }
 
-/// A penalty above any difference of logits leaves no token to come twice.
+/// A penalty larger than any difference of logits, so that no token may occur twice.
 fn never_twice(context: &Context, what: &str, options: &GenerateOptions) -> Verdict {
     let Some((prompt, _)) = repeating(context)? else {
         return skip("no reply repeats a token; give other prompts");
@@ -75,7 +74,7 @@ pub(crate) fn frequency_penalty(context: &Context) -> Verdict {
     never_twice(context, "frequency penalty", &options)
 }
 
-/// The greedy reply to the first prompt, which must have a token.
+/// The greedy reply to the first prompt, which must have at least one token.
 fn plain(context: &Context) -> Result<(Prompt, Reply), Stop> {
     let prompt = context.prompt();
     let free = reply(context.model()?.as_ref(), &prompt, &greedy(N))?;
@@ -85,7 +84,7 @@ fn plain(context: &Context) -> Result<(Prompt, Reply), Stop> {
     Ok((prompt, free))
 }
 
-/// The greedy reply under `options`, where the backend has them.
+/// The greedy reply with `options`, if the backend supports them.
 fn bound(
     context: &Context,
     what: &str,
@@ -101,7 +100,7 @@ fn bound(
 pub(crate) fn logit_bias(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
     let first = free.ids[0];
-    // Any token of the vocabulary but the one that comes anyway.
+    // Any token of the vocabulary except the one that is chosen without the option.
     let wanted = if first == 1 { 2 } else { 1 };
     for (bias, says) in [
         (BTreeMap::from([(wanted, HUGE)]), "all of it"),
@@ -137,7 +136,7 @@ pub(crate) fn banned_tokens(context: &Context) -> Verdict {
 
 pub(crate) fn forced_tokens(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
-    // Options that force the same tokens change nothing, text and count included.
+    // Options that force the same tokens must change nothing, including text and count.
     let options = greedy(N).with_forced_tokens(&free.ids[..2.min(free.ids.len())]);
     let got = bound(context, "forced tokens", &prompt, &options)?;
     ensure!(
@@ -179,7 +178,7 @@ pub(crate) fn min_tokens(context: &Context) -> Verdict {
         got.ids.len(),
         got.finish
     );
-    // Nor does the end of text end it.
+    // The end-of-text token must not end it either.
     let prompts = context.all_prompts();
     for prompt in &prompts {
         let options = greedy(4 * N).with_ignore_eos(false).with_min_tokens(4 * N);
@@ -198,7 +197,7 @@ pub(crate) fn min_tokens(context: &Context) -> Verdict {
 pub(crate) fn xtc(context: &Context) -> Verdict {
     let (prompt, mut free) = plain(context)?;
     let model = context.model()?;
-    // XTC leaves tokens alone that end a reply. Where one of them is the most probable, it is
+    // XTC never removes tokens that end a reply. If one of them is the most probable token, it is
     // banned.
     let enders = model
         .as_token_model()
@@ -211,7 +210,8 @@ pub(crate) fn xtc(context: &Context) -> Verdict {
         free = bound(context, "XTC with banned tokens", &prompt, &options)?;
     }
     for seed in 1..=4 {
-        // So cold that without XTC only the greedy token comes; XTC looks at the temperature 1.
+        // The temperature is so low that without XTC only the greedy token is chosen; XTC uses
+        // temperature 1.
         let cold = greedy(1)
             .with_temperature(0.001)
             .with_seed(seed)
@@ -220,7 +220,8 @@ pub(crate) fn xtc(context: &Context) -> Verdict {
         if usual.ids[..] != free.ids[..1] {
             return skip("two tokens are about as probable; give other prompts");
         }
-        // All tokens but a few are this probable, and all but the least probable of them go.
+        // All but a few tokens reach this probability, and of those all but the least probable are
+        // removed.
         let options = cold.with_xtc_probability(1.0).with_xtc_threshold(1e-6);
         let got = bound(context, "XTC", &prompt, &options)?;
         ensure!(
@@ -247,7 +248,7 @@ pub(crate) fn processors(context: &Context) -> Verdict {
     let (prompt, free) = plain(context)?;
     let model = context.model()?;
     let wanted = if free.ids[0] == 1 { 2 } else { 1 };
-    // Forbids all but one, and one more once it has seen four tokens; keeps count on its own.
+    // Forbids all tokens but one, and a second one after four tokens. It counts the tokens itself.
     let factory = LogitsProcessorFactory::new(move || {
         let mut calls = 0;
         move |prompt: &[u32], reply: &[u32], logits: &mut [f32]| {
@@ -271,7 +272,7 @@ pub(crate) fn processors(context: &Context) -> Verdict {
         }
     });
     let options = greedy(N).with_logits_processors([factory]);
-    // Twice, since each reply has a processor of its own.
+    // Twice, because each reply has its own processor.
     for _ in 0..2 {
         let got = bound(context, "logits processors", &prompt, &options)?;
         ensure!(
@@ -300,7 +301,7 @@ pub(crate) fn processors(context: &Context) -> Verdict {
     usable(model.as_ref(), &prompt, &free)
 }
 
-/// The tokens' log-probabilities, and how they fit.
+/// The log-probabilities of the tokens, and their consistency.
 pub(crate) fn logprobs(context: &Context) -> Verdict {
     let model = context.model()?;
     let prompt = context.prompt();
@@ -328,7 +329,7 @@ pub(crate) fn logprobs(context: &Context) -> Verdict {
                 l.logprob
             );
             if let Some(best) = l.top.first() {
-                // Of equals any may have been taken.
+                // Any of several equal ones may have been chosen.
                 ensure!(
                     (best.logprob - l.logprob).abs() < 1e-3,
                     "greedy took token {} with the log-probability {}, the best is {best:?}",
@@ -351,7 +352,7 @@ pub(crate) fn logprobs(context: &Context) -> Verdict {
     fits_logits(model.as_ref(), context, asked)
 }
 
-/// Log-probabilities are those of the model's own logits.
+/// Log-probabilities must match the model's own logits.
 fn fits_logits(model: &dyn TextModel, context: &Context, asked: usize) -> Verdict {
     let Some(tokens) = model.as_token_model() else {
         return Ok(());
@@ -363,7 +364,7 @@ fn fits_logits(model: &dyn TextModel, context: &Context, asked: usize) -> Verdic
     };
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|l| f64::from(l - greatest).exp()).sum();
-    // Neither a ban nor the temperature is part of the model's own distribution.
+    // Neither a ban nor the temperature changes the model's own distribution.
     let first = reply(model, &prompt, &greedy(1))?.ids;
     let options = greedy(1).with_logprobs(asked).with_banned_tokens(first);
     let options = match model.generate(&prompt, &options) {

@@ -1,4 +1,4 @@
-//! What ends a reply before `max_tokens`.
+//! The conditions that end a reply before `max_tokens`.
 
 use inference::{BatchEvent, FinishReason, GenerateOptions, Prompt, StopCause};
 
@@ -7,7 +7,7 @@ use crate::probe::{N, Reply, greedy, reply, sampled, start};
 
 const STOP: Option<FinishReason> = Some(FinishReason::Stop);
 
-/// Looks for a reply that ends by itself, greedy first, then drawn wildly.
+/// Searches for a reply that ends by itself: first a greedy one, then ones with a high temperature.
 pub(crate) fn eos(context: &Context) -> Verdict {
     let model = context.model()?;
     let n = 8 * N;
@@ -46,7 +46,7 @@ pub(crate) fn eos(context: &Context) -> Verdict {
             return fail(format!("the end-of-text token {id} is part of the reply"));
         }
         let full = reply(model.as_ref(), &prompt, &on)?;
-        // Without a seed of its own, a draw is comparable only when seeds are kept.
+        // Without a seed, replies are comparable only if the backend supports seeds.
         if on.sampling.seed.is_none() || context.capabilities.seeds {
             let next = full.ids.get(ended.ids.len());
             ensure!(
@@ -62,7 +62,7 @@ pub(crate) fn eos(context: &Context) -> Verdict {
     skip(format!("no end-of-text token came in {tried} tokens"))
 }
 
-/// The greedy reply to the first prompt whose reply `usable` accepts.
+/// Returns the first prompt whose greedy reply `usable` accepts, with that reply.
 fn find(
     context: &Context,
     usable: impl Fn(&Reply) -> bool,
@@ -77,7 +77,7 @@ fn find(
     Ok(None)
 }
 
-/// The last token that stands nowhere before.
+/// The last token that does not occur before.
 fn last_new(ids: &[u32]) -> Option<usize> {
     (0..ids.len()).rev().find(|&i| !ids[..i].contains(&ids[i]))
 }
@@ -99,7 +99,7 @@ pub(crate) fn tokens(context: &Context) -> Verdict {
         got.finish,
         &whole.ids[..at]
     );
-    // The first token, too, and beside others.
+    // The first token as well, and among other tokens.
     let options = greedy(2 * N).with_stop_tokens([stop, whole.ids[0]]);
     let got = reply(model.as_ref(), &prompt, &options)?;
     ensure!(
@@ -119,11 +119,11 @@ fn across(r: &Reply) -> Option<String> {
         .map(String::as_str)
         .filter(|t| !t.is_empty())
         .collect();
-    // The later, the more text must come through before it.
+    // The later the string, the more text must be returned before it.
     texts.windows(2).rev().find_map(|pair| {
         let (end, begin) = (pair[0].chars().next_back()?, pair[1].chars().next()?);
         let stop = String::from_iter([end, begin]);
-        // What stands for a cut-off character is not in the text that the model goes on to write.
+        // The replacement for an incomplete character disappears when the model writes the rest.
         let usable = !stop.contains('\u{fffd}') && r.text().find(&stop)? > 0;
         usable.then_some(stop)
     })
@@ -160,7 +160,7 @@ pub(crate) fn held_back(context: &Context) -> Verdict {
         return skip("no reply has any text; give other prompts");
     };
     let model = context.model()?;
-    // The end of the text could be the beginning of this string.
+    // The end of the text could be the start of this string.
     let never = format!("{}\u{1}never\u{2}", last(&whole).unwrap_or_default());
     let options = greedy(2 * N).with_stop([never.clone()]);
     let got = reply(model.as_ref(), &prompt, &options)?;
@@ -176,7 +176,7 @@ pub(crate) fn held_back(context: &Context) -> Verdict {
     Ok(())
 }
 
-/// What a stream, and a batch session, say that ended a reply.
+/// The finish reason that a stream and a batch session report.
 fn causes(
     context: &Context,
     prompt: &Prompt,

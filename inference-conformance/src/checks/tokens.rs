@@ -1,4 +1,4 @@
-//! Models that show ids and logits.
+//! Models that give access to ids and logits.
 
 use inference::{ErrorKind, LogitsOutput, Message, Prompt, TextModel, TokenModel};
 
@@ -6,7 +6,7 @@ use super::errors::foreign_ids;
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
 use crate::probe::{N, greedy, is_greatest, refused, reply, same, start};
 
-/// The model's tokens; that they are there is the business of the check `declared_traits`.
+/// The model's token interface. The check `declared_traits` tests that it exists.
 fn tokens(model: &dyn TextModel) -> Result<&dyn TokenModel, Stop> {
     match model.as_token_model() {
         Some(tokens) => Ok(tokens),
@@ -34,7 +34,7 @@ pub(crate) fn encode_decode(context: &Context) -> Verdict {
             ));
         }
         match tokens.decode(&ids) {
-            // Some tokenizers put white space before a text, others take it away.
+            // Some tokenizers add white space at the beginning of a text, others remove it.
             Ok(back) => ensure!(back.trim() == text.trim(), "{text:?} came back as {back:?}"),
             Err(e) => return fail(format!("the tokens of {text:?} cannot be decoded: {e}")),
         }
@@ -42,7 +42,7 @@ pub(crate) fn encode_decode(context: &Context) -> Verdict {
             encode(tokens, text, false)? == ids,
             "{text:?} has other tokens each time"
         );
-        // Special tokens stand around a text, not in it.
+        // Special tokens may surround a text, but must not be inside it.
         let special = encode(tokens, text, true)?;
         ensure!(
             special.windows(ids.len()).any(|w| w == ids),
@@ -89,7 +89,7 @@ fn logits_of(tokens: &dyn TokenModel, prompt: &Prompt, all: bool) -> Result<Logi
     output.or_else(|e| fail(format!("logits of {prompt:?}: {e}")))
 }
 
-/// The most by which the same logits, computed in one pass or several, may differ, relative to
+/// The largest accepted difference of the same logits, computed in one pass or several, relative to
 /// their range.
 const SPREAD: f32 = 0.02;
 
@@ -122,7 +122,7 @@ pub(crate) fn logits(context: &Context) -> Verdict {
         let finite = one.iter().copied().filter(|l| l.is_finite());
         let (low, high) = finite.fold((f32::MAX, f32::MIN), |(l, h), x| (l.min(x), h.max(x)));
         let bound = SPREAD * (high - low).max(1.0);
-        // Equal infinities are no distance apart.
+        // Equal infinities have no difference.
         let close = |a: f32, b: f32| a == b || (a - b).abs() <= bound;
         let apart = one.iter().zip(other).find(|(a, b)| !close(**a, **b));
         if let Some((a, b)) = apart {

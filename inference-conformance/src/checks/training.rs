@@ -1,4 +1,4 @@
-//! Models that can be trained, and models that show their attention.
+//! Models that can be trained, and models that return their attention.
 
 use inference::{ErrorKind, LoraConfig, Prompt};
 
@@ -7,7 +7,7 @@ use crate::context::{Context, Verdict, ensure, fail, skip};
 use crate::probe::{N, greedy, refused, reply};
 
 pub(crate) fn training(context: &Context) -> Verdict {
-    // An adapter changes the model, so it is one of the check's own.
+    // An adapter changes the model, so the check loads a separate one.
     let model = context.own_model()?;
     let Some(trainable) = model.as_trainable() else {
         return skip("the model cannot be trained");

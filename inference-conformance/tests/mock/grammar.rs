@@ -1,12 +1,12 @@
-//! Grammars of the mock: plain alternatives, followed byte by byte by a logits processor.
+//! Grammars of the mock: plain alternatives, which a logits processor enforces byte by byte.
 
 use inference::{Grammar, LogitsProcessorFactory};
 
 /// The token that ends a text.
 const END: usize = 256;
 
-/// What a grammar allows: the alternatives of an expression without anything else in it, or the
-/// values of an enumeration.
+/// The alternatives of a grammar: those of an expression that has nothing else, or the values of an
+/// enumeration.
 fn alternatives(grammar: &Grammar) -> Vec<String> {
     match grammar {
         Grammar::Regex(text) => text.split('|').map(String::from).collect(),
@@ -22,7 +22,7 @@ pub fn is_broken(grammar: &Grammar) -> bool {
     *grammar == Grammar::Regex("(".into()) || grammar.validate().is_err()
 }
 
-/// A processor that allows what leads to one of the alternatives.
+/// A processor that allows only tokens that lead to one of the alternatives.
 pub fn follow(grammar: &Grammar) -> LogitsProcessorFactory {
     let alternatives = alternatives(grammar);
     LogitsProcessorFactory::new(move || {

@@ -1,6 +1,6 @@
-//! A backend for the tests: the honest `echo` of `examples/plugin/`, and a wrapper that breaks one
-//! promise at a time. Without a fault the wrapper is honest, and declares training and attention
-//! besides, so that every check runs.
+//! A backend for the tests: `echo` of `examples/plugin/`, which conforms, and a wrapper that breaks
+//! one promise at a time. Without a fault the wrapper conforms. It also declares training and
+//! attention, so that every check runs.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -17,7 +17,7 @@ use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, Te
 
 use model::{ADAPTER_FILE, Model, State};
 
-/// The promise that is broken, by the check that must notice, and how.
+/// The promise that is broken: the check that must fail, and how it is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
@@ -120,12 +120,14 @@ pub fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/plugin/models/tales")
 }
 
-/// The same, with a file that makes it look like a model of the format that the mock declares.
+/// The same with an additional file, so that it looks like a model of the format that the mock
+/// declares.
 pub fn tales_of_a_format() -> PathBuf {
     static DIR: LazyLock<PathBuf> = LazyLock::new(|| {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance-tales");
         std::fs::create_dir_all(&dir).unwrap();
-        // Written aside and moved, since test binaries may run at once.
+        // Written under another name and then renamed, because test binaries may run at the same
+        // time.
         let aside = dir.join(format!("{}.part", std::process::id()));
         std::fs::copy(tales().join("corpus.txt"), &aside).unwrap();
         std::fs::rename(&aside, dir.join("corpus.txt")).unwrap();
@@ -139,7 +141,7 @@ pub fn tales_of_a_format() -> PathBuf {
 pub struct Mock {
     fault: Fault,
     loaded: Mutex<Vec<Weak<State>>>,
-    /// Bytes that its models are said to hold.
+    /// The number of bytes that its models report.
     held: Arc<AtomicU64>,
 }
 

@@ -1,4 +1,4 @@
-//! A model of the mock: the honest one, and what the fault does to its calls.
+//! A model of the mock: the model of `echo`, and the effect of the fault on its calls.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,34 +16,34 @@ use super::grammar;
 use super::session::Session;
 use super::stream::{ORDINARY, Source};
 
-/// What a model and its streams know of each other.
+/// State that a model shares with its streams.
 #[derive(Default)]
 pub struct State {
-    /// Streams that are there.
+    /// The number of existing streams.
     pub streams: AtomicUsize,
-    /// Bytes that all models of the backend are said to hold.
+    /// The number of bytes that all models of the backend report.
     pub held: Arc<AtomicU64>,
-    /// Bytes that dropped streams are said to have left.
+    /// The number of bytes that dropped streams seem to leave.
     pub leaked: AtomicU64,
-    /// The model's handle is gone.
+    /// Whether the model's handle is dropped.
     pub dropped: AtomicBool,
-    /// Closed by another model.
+    /// Whether another model closed this one.
     pub closed: AtomicBool,
     closings: AtomicUsize,
     /// Models that close with this one.
     pub others: Mutex<Vec<Weak<State>>>,
-    /// Threads that have a stream.
+    /// Threads with a stream.
     pub threads: Mutex<Vec<ThreadId>>,
     requests: AtomicU64,
 }
 
-/// What an adapter of the mock consists of.
+/// The only file of the mock's adapters.
 pub const ADAPTER_FILE: &str = "adapter.txt";
 
 /// The first prompt of the suite, in the mock's tokens.
 const FIRST: [u8; 24] = *b"The capital of France is";
 
-/// Bytes that a model is said to hold.
+/// The number of bytes that a model reports.
 const MODEL_BYTES: u64 = 1 << 20;
 
 pub struct Model {
@@ -85,7 +85,7 @@ impl Model {
         TokenStream::new(Source::new(inner, options, self.fault, &self.state))
     }
 
-    /// What the wrapped model is asked in place of `o`.
+    /// The options that the wrapped model gets in place of `o`.
     fn bent(&self, o: &GenerateOptions) -> GenerateOptions {
         let mut o = o.clone();
         match self.fault {
@@ -251,11 +251,11 @@ impl TextModel for Model {
         options: &GenerateOptions,
     ) -> Result<Vec<BatchResult>> {
         options.validate()?;
-        self.inner.batch_generate(&[], options)?; // refuses when closed
+        self.inner.batch_generate(&[], options)?; // an error when closed
         let mut results = Vec::new();
         let mut bent = options.clone();
         if self.fault == Fault::BatchOutlivesDeadline && bent.interrupt.deadline.take().is_some() {
-            bent.max_tokens = ORDINARY; // it ends some time
+            bent.max_tokens = ORDINARY; // so that it ends
         }
         for prompt in prompts {
             let mut stream = match self.generate(prompt, &bent) {
@@ -277,7 +277,7 @@ impl TextModel for Model {
 
     fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
         self.check_open()?;
-        // Refuses when closed.
+        // Returns an error when closed.
         self.inner.batch_generate(&[], &GenerateOptions::new())?;
         Ok(Box::new(Session::new(Arc::clone(&self.inner), self.fault)))
     }
@@ -358,7 +358,7 @@ impl TokenModel for Model {
         let mut output = self.tokens().logits(prompt, all)?;
         match self.fault {
             Fault::LogitsShapeSwapped => output.shape.reverse(),
-            // The first prompt is the one that log-probabilities are compared with.
+            // Log-probabilities are compared for the first prompt.
             Fault::LogitsNegated if !output.tokens.iter().eq(&FIRST.map(u32::from)) => {
                 output.logits.iter_mut().for_each(|l| *l = -*l);
             }

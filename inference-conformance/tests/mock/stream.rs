@@ -1,4 +1,4 @@
-//! A reply of the mock: the honest stream, and what the fault does to it.
+//! A reply of the mock: the stream of the wrapped model, and the effect of the fault.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use inference::{
 use super::Fault;
 use super::model::State;
 
-/// A reply as long as the streaming and cancelling checks ask for.
+/// The length of the replies in the streaming and cancelling checks.
 const LONG: usize = 10_000;
-/// The length of the replies that most checks ask for; a fault bound to it spares the others.
+/// The length of the replies in most checks. A fault that is limited to it does not affect the
+/// other checks.
 pub const ORDINARY: usize = 16;
 
 pub struct Source {
     inner: TokenStream,
-    /// What the caller asked for; the inner stream may have been asked for something else.
+    /// The caller's options; the inner stream may have other ones.
     options: GenerateOptions,
     fault: Fault,
     state: Arc<State>,
@@ -91,7 +92,7 @@ impl Source {
             {
                 return None;
             }
-            // The wrapped stream knows of no cancelling and no deadline.
+            // The wrapped stream has neither cancellation nor a deadline.
             Fault::CancelledGivesToken | Fault::DeadlineGivesToken if self.given > 0 => {
                 if let Err(e) = self.options.check_interrupt() {
                     return Some(Err(e));

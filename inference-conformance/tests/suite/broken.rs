@@ -1,4 +1,4 @@
-//! Backends that break one promise each: the suite fails exactly the check that is named for it.
+//! Backends that break one promise each: exactly the matching check must fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -119,7 +119,7 @@ fn failed(report: &Report) -> Vec<Check> {
     checks.map(|c| c.check).collect()
 }
 
-/// The faults are many and mostly wait, so several run side by side.
+/// There are many faults, which mostly wait, so several run in parallel.
 #[test]
 fn each_broken_promise_fails_the_check_that_is_named_for_it() {
     let next = AtomicUsize::new(0);

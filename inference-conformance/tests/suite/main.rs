@@ -1,4 +1,4 @@
-//! The suite itself: it passes well-behaved backends and finds each fault.
+//! The suite itself: correct backends pass, and each fault is found.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! An honest backend passes, and the suite's settings and report work as documented.
+//! A correct backend passes, and the suite's settings and report work as documented.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn the_suite_works_with_the_registry_and_says_what_is_linked() {
     assert!(e.message().contains("echo"), "{e}");
 }
 
-/// Declares nothing, and does not answer conversations.
+/// A backend that declares nothing, and does not answer conversations.
 struct Plain;
 
 impl Backend for Plain {
@@ -99,7 +99,7 @@ fn what_is_not_declared_is_skipped_unless_required() {
         panic!("{report}");
     };
     assert!(reason.contains("`classify`"), "{reason}");
-    // It works all the same, which is a broken promise of its own.
+    // It works although it is not declared, which breaks another promise.
     assert!(matches!(
         report.outcome(Check::Undeclared),
         Some(Outcome::Failed(_))
@@ -112,7 +112,7 @@ fn what_is_not_declared_is_skipped_unless_required() {
     assert_eq!(report.outcome(Check::Interleaved), Some(&Outcome::Passed));
 }
 
-/// Panics when it is asked for anything.
+/// A backend that panics on every request.
 struct Explosive;
 
 impl Backend for Explosive {

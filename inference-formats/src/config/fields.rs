@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 /// A result whose error is a message without the name of the file.
 pub(super) type Fault<T> = Result<T, String>;
 
-/// A JSON object, with the prefix that its fields have in messages.
+/// A JSON object, and the prefix of its field names in messages.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// `""`, or `"rope_scaling."`.
     prefix: &'static str,
 }
 
-/// The value as a short text, for messages.
+/// The value as a short text for messages.
 pub(super) fn shown(value: &Value) -> String {
     const MAX: usize = 60;
     let text = match value {

@@ -1,5 +1,5 @@
-//! Differences between layers: which layers have a sliding window or a state, and how families say
-//! so.
+//! Differences between layers: which layers have a sliding window or a state, and how the files of
+//! each family say so.
 
 use crate::error::Result;
 use crate::family::{Defaults, Family, Recurrence, Windows};
@@ -11,9 +11,9 @@ use serde_json::Value;
 /// Which positions a layer attends to, if it attends to any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
-    /// Every position.
+    /// All positions up to its own.
     Full,
-    /// The last positions only.
+    /// Only the last positions, up to the window.
     Sliding,
     /// None: it keeps a state of fixed size instead of keys and values.
     Recurrent,
@@ -21,13 +21,13 @@ pub enum LayerKind {
     FeedForward,
 }
 
-/// What `layer_types` calls layers with a state.
+/// The values of `layer_types` for layers with a state.
 const RECURRENT: [&str; 3] = ["conv", "linear_attention", "mamba"];
 
-/// What it calls layers that have a feed-forward part only.
+/// The values of `layer_types` for layers that have only a feed-forward part.
 const FEED_FORWARD: [&str; 2] = ["mlp", "moe"];
 
-/// The window of the model, and the kind of each layer.
+/// The window of the model and the kind of each layer.
 pub(super) fn parse(
     fields: &Fields<'_>,
     family: &Family,
@@ -45,12 +45,12 @@ pub(super) fn parse(
         .uint("sliding_window", least..=limits::POSITIONS)
         .map_err(fault)?;
     let window = match (windows, used) {
-        // Such checkpoints have a window that is off unless the switch is on.
+        // Such checkpoints name a window, which is off unless the switch is on.
         (_, Some(false)) | (Windows::FromLayer, None) => None,
         (Windows::Never, _) if listed.is_none() => None,
         _ => window,
     };
-    // The kinds matter even without a window: they decide the rotation of a layer.
+    // The kinds matter even without a window: the rotation of a layer depends on its kind.
     let kinds = match (listed, windows) {
         (Some(kinds), _) => kinds,
         (None, Windows::All) => vec![LayerKind::Sliding; layers],
@@ -140,8 +140,8 @@ fn listed(
         .map(Some)
 }
 
-/// The kinds by a pattern of letters that repeats: `L` (local) slides, `G` (global) is full. EXAONE
-/// 4 writes such patterns; others write a number in this field.
+/// The kinds from a repeated pattern of letters: `L` (local) is a sliding layer, `G` (global) a
+/// full one. EXAONE 4 writes such patterns; other families have a number in this field.
 fn lettered(fields: &Fields<'_>, layers: usize) -> Result<Option<Vec<LayerKind>>> {
     const FIELD: &str = "sliding_window_pattern";
     let Some(Value::String(letters)) = fields.get(FIELD) else {

@@ -61,7 +61,8 @@ pub struct ModelConfig {
     pub rope_traditional: bool,
     /// The context that the model was trained for, in positions.
     pub max_position_embeddings: Option<usize>,
-    /// Whether the output matrix is the embedding. `None` leaves it to the tensors of the file.
+    /// Whether the output matrix is the embedding. With `None`, it depends on whether the file has
+    /// a tensor for the output matrix.
     pub tie_word_embeddings: Option<bool>,
     /// Whether the projections of attention have biases.
     pub attention_bias: bool,
@@ -74,17 +75,18 @@ pub struct ModelConfig {
     pub layer_kinds: Vec<LayerKind>,
     /// The activation of the feed-forward block, as the file names it.
     pub activation: Option<String>,
-    /// Experts in each mixture, for estimates of memory; 0 for a dense network.
+    /// Experts in each mixture, for estimates of memory. Dense networks have 0.
     pub num_experts: usize,
     /// Tokens that end a reply.
     pub eos_token_ids: Vec<u32>,
-    /// How matrices are quantized. `None` for dense models, and for GGUF, where each tensor says.
+    /// How matrices are quantized. `None` for dense models, and for GGUF files, where each tensor
+    /// has its own type.
     pub quantization: Option<QuantConfig>,
-    /// Exceptions from `quantization`, by layer such as `model.layers.3.mlp.down_proj`. `None`
-    /// there means dense.
+    /// Exceptions from `quantization`: the name of a layer, such as `model.layers.3.mlp.down_proj`,
+    /// and its quantization, `None` for a dense layer.
     pub quantization_overrides: BTreeMap<String, Option<QuantConfig>>,
-    /// All fields of the file, for those of one architecture. Read them with [`Self::uint`] and the
-    /// other getters.
+    /// All fields of the file, for the fields that only one architecture has. Read them with
+    /// [`Self::uint`] and the other getters.
     pub fields: Map<String, Value>,
 }
 
@@ -110,8 +112,8 @@ impl ModelConfig {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] without the file; [`ErrorKind::Invalid`] when it is too large, not
-    /// JSON or impossible; [`ErrorKind::Unsupported`] when it asks for a feature that is not
-    /// supported. The message names the field.
+    /// JSON, or has impossible values; [`ErrorKind::Unsupported`] when it asks for a feature that
+    /// is not supported. The message names the field.
     pub fn from_file(path: &Path) -> Result<Self> {
         let bytes = read_capped(path, MAX_CONFIG_BYTES)?;
         Self::from_json(&bytes).map_err(|e| e.with_path(path))
@@ -154,7 +156,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Everything that comes from one field each.
+    /// Reads all values that come from one field each.
     fn plain(fields: &Fields<'_>, rope: rope::Ropes, positions: Option<usize>) -> Fault<Self> {
         let heads = fields.required_uint("num_attention_heads", 1..=limits::HEADS)?;
         Ok(Self {
@@ -188,12 +190,12 @@ impl ModelConfig {
         })
     }
 
-    /// The family of the model; `None` for one that is not known, or not named.
+    /// The family of the model; `None` when the family is unknown or the file does not name one.
     pub fn family(&self) -> Option<&'static Family> {
         self.model_type.as_deref().and_then(Family::of)
     }
 
-    /// Elements of a head, also where the configuration leaves them to be computed.
+    /// Elements of a head. Where the configuration does not give the number, it is computed.
     pub fn head_size(&self) -> usize {
         self.head_dim
             .unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
@@ -207,7 +209,7 @@ impl ModelConfig {
         }
     }
 
-    /// Whether a layer is a sliding one, with a window or without.
+    /// Whether a layer is a sliding one, whether or not the model has a window.
     pub fn slides(&self, layer: usize) -> bool {
         self.layer_kinds.get(layer) == Some(&LayerKind::Sliding)
     }
@@ -276,7 +278,7 @@ impl ModelConfig {
     }
 }
 
-/// The activation's name. Gemma has two fields, of which the newer one counts.
+/// The activation's name. Gemma has two fields for it; the newer one takes precedence.
 fn activation(fields: &Fields<'_>) -> Fault<Option<String>> {
     for name in ["hidden_activation", "hidden_act", "activation_function"] {
         if let Some(found) = fields.str(name)? {
@@ -286,7 +288,7 @@ fn activation(fields: &Fields<'_>) -> Fault<Option<String>> {
     Ok(None)
 }
 
-/// Experts in each mixture. Families name the field differently.
+/// Experts in each mixture. Its field has a different name in each family.
 fn experts(fields: &Fields<'_>) -> Fault<usize> {
     for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if let Some(n) = fields.uint(name, 0..=limits::EXPERTS)? {
@@ -299,7 +301,7 @@ fn experts(fields: &Fields<'_>) -> Fault<usize> {
 /// The token ids of the field `key`: one, a list, or none. A negative id stands for "none".
 ///
 /// # Errors
-/// The message names field and value when the field holds anything else.
+/// A message with field and value when the field holds anything else.
 pub fn token_ids(key: &str, value: Option<&Value>) -> Fault<Vec<u32>> {
     fields::token_ids(key, value.filter(|v| !v.is_null()))
 }

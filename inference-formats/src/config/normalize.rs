@@ -1,5 +1,6 @@
-//! Makes different spellings one: the text part of multimodal configurations, the names of GPT-2,
-//! and what the files of a family leave out ([`crate::family`]).
+//! Brings the different spellings of configurations into one form: the text part of multimodal
+//! configurations, the field names of GPT-2, and the fields that the files of a family leave out
+//! ([`crate::family`]).
 
 use crate::error::Result;
 use crate::family::{Defaults, Family, fill, is_set};
@@ -7,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::unsupported;
 
-/// Fields beside the text part that apply to it.
+/// Fields outside the text part that apply to it.
 const SHARED: [&str; 4] = [
     "quantization",
     "quantization_config",
@@ -15,7 +16,7 @@ const SHARED: [&str; 4] = [
     "tie_word_embeddings",
 ];
 
-/// Names of GPT-2 and others, and the usual ones.
+/// Field names of GPT-2 and other families, each with the usual name.
 const ALIASES: [(&str, &str); 12] = [
     ("n_embd", "hidden_size"),
     ("n_layer", "num_hidden_layers"),

@@ -1,5 +1,5 @@
 //! How a configuration says that weights are quantized: the layout of mlx-lm, with exceptions by
-//! layer. Quantizations of other tools are refused by name.
+//! layer. Quantizations by other tools are rejected with their name.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::fields::{Fields, shown};
 /// How a matrix is quantized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantConfig {
-    /// Neighboring weights of a row that share scale and bias.
+    /// Neighboring weights of a row that share a scale and a bias.
     pub group_size: i32,
     /// Bits of a weight.
     pub bits: i32,
@@ -18,8 +18,8 @@ pub struct QuantConfig {
     pub mode: String,
 }
 
-/// The quantization of all matrices with scales, and its exceptions by layer, such as
-/// `model.layers.3.mlp.down_proj`. `None` there means dense.
+/// The quantization of all matrices that have scales, and the exceptions: the name of a layer, such
+/// as `model.layers.3.mlp.down_proj`, and its quantization, `None` for a dense layer.
 pub(super) type Parsed = (Option<QuantConfig>, BTreeMap<String, Option<QuantConfig>>);
 
 /// The formats of MLX: mode, group sizes, bits.
@@ -52,7 +52,7 @@ pub(super) fn fits(config: &QuantConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// A message, and whether it is about a missing feature rather than a bad file.
+/// A message, and whether it reports a missing feature rather than a bad file.
 pub(super) type QuantFault = super::rope::RopeFault;
 
 fn unsupported(message: String) -> QuantFault {
@@ -71,7 +71,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Parsed, QuantFault> {
         },
     };
     if let Some(method) = map.get("quant_method") {
-        // OpenAI's own format: only the experts are packed, in a layout that MLX has.
+        // OpenAI's own format packs only the experts, in a layout that MLX supports.
         if method.as_str() == Some("mxfp4") {
             let packed = QuantConfig {
                 group_size: 32,
@@ -116,7 +116,7 @@ fn parse_one(
         let value = match (map.get(field), default) {
             (Some(value), _) => value,
             (None, Some(default)) if allowed.contains(&default) => return Ok(default),
-            // A mode with one choice has a default.
+            // A mode with only one choice needs no value in the file.
             (None, _) if allowed.len() == 1 => return Ok(allowed[0]),
             (None, _) => {
                 return Err(QuantFault::from(format!(

@@ -1,6 +1,6 @@
 //! How a configuration describes rotary positions: `rope_theta` and `rope_scaling`, or
-//! `rope_parameters` of transformers 5. They may differ by kind of layer. An engine has the
-//! formulas, but for the one that GGUF files hold the results of ([`llama3_stretch`]).
+//! `rope_parameters` of transformers 5. Kinds of layers may have different ones. The formulas are
+//! in the engine, except for the one whose results GGUF files hold ([`llama3_stretch`]).
 
 use super::fields::{Fault, Fields, shown};
 use crate::limits;
@@ -8,7 +8,7 @@ use crate::limits;
 /// How wavelengths are stretched beyond the trained context.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     None,
     /// Positions divided by `factor`.
@@ -16,45 +16,45 @@ pub enum RopeScaling {
         /// The stretch.
         factor: f32,
     },
-    /// Llama 3.1: long wavelengths stretched, short ones kept.
+    /// Llama 3.1: long wavelengths are stretched, short ones are not.
     Llama3 {
         /// The stretch of the longest wavelengths.
         factor: f32,
-        /// Wavelengths above `original_context / low_freq_factor` are stretched in full.
+        /// Wavelengths above `original_context / low_freq_factor` get the full factor.
         low_freq_factor: f32,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        /// Wavelengths below `original_context / high_freq_factor` stay unchanged.
         high_freq_factor: f32,
         /// The trained context, in positions.
         original_context: f32,
     },
-    /// `YaRN` (Peng et al. 2023): a ramp between kept and stretched wavelengths.
+    /// `YaRN` (Peng et al. 2023): a gradual change from unstretched to stretched wavelengths.
     Yarn {
         /// The stretch of the longest wavelengths.
         factor: f32,
         /// The trained context, in positions.
         original_context: f32,
-        /// Rotations within the trained context above which a wavelength is kept.
+        /// A wavelength with more rotations than this in the trained context stays unchanged.
         beta_fast: f32,
-        /// Rotations below which it is stretched in full.
+        /// A wavelength with fewer rotations than this gets the full factor.
         beta_slow: f32,
         /// Whether the ramp's ends are rounded to whole elements.
         truncate: bool,
         /// Factor on queries and keys.
         attention_factor: f32,
     },
-    /// `LongRoPE` (Ding et al. 2024): a factor for each pair of elements, with one set for the
-    /// trained context and one beyond it.
+    /// `LongRoPE` (Ding et al. 2024): a factor for each pair of elements. There are two sets of
+    /// factors, one for positions within the trained context and one for more.
     LongRope {
-        /// Stretches while all positions are within the trained context.
+        /// Factors while all positions are within the trained context.
         short: Vec<f32>,
-        /// Stretches beyond it.
+        /// Factors beyond the trained context.
         long: Vec<f32>,
         /// The trained context, in positions.
         original_context: usize,
         /// Factor on queries and keys.
         attention_factor: f32,
     },
-    /// Gemma 4: wavelengths count over the whole head, of which only the first part rotates.
+    /// Gemma 4: wavelengths are computed over the whole head, but only its first part rotates.
     Proportional {
         /// The divisor of positions.
         factor: f32,
@@ -66,7 +66,7 @@ pub enum RopeScaling {
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f32,
-    /// How they are stretched.
+    /// The scaling of the wavelengths.
     pub scaling: RopeScaling,
     /// The fraction of each head that rotates, from its start; 1 for all of it.
     pub partial: f32,
@@ -83,10 +83,8 @@ impl RopeConfig {
     }
 }
 
-/// How many times longer Llama 3.1 makes a wavelength, in positions: `factor` times above
-/// `original_context / low`, once below `original_context / high`. In between, the frequency is
-/// mixed from both, linearly in the number of turns within the trained context (transformers'
-/// `_compute_llama3_parameters`).
+/// The factor by which Llama 3.1 lengthens a wavelength (in positions): `factor` above
+/// `original_context / low`, 1 below `original_context / high`.
 pub fn llama3_stretch(
     wavelength: f64,
     factor: f64,
@@ -103,18 +101,18 @@ pub fn llama3_stretch(
     }
 }
 
-/// The rotations of full and of sliding layers.
+/// The rotations of full layers and of sliding layers.
 pub(super) struct Ropes {
     pub full: RopeConfig,
-    /// `None` when sliding layers rotate like the full ones.
+    /// `None` when sliding layers have the same rotation as the full ones.
     pub sliding: Option<RopeConfig>,
 }
 
 const KNOWN: &str = "default, mrope, linear, llama3, yarn, longrope, proportional";
-/// The most entries in a list of stretches.
+/// The maximum length of a list of factors.
 const MAX_PAIRS: usize = 2048;
 
-/// A message, and whether it is about a missing feature rather than a bad file.
+/// A message, and whether it reports a missing feature rather than a bad file.
 pub(super) struct RopeFault {
     pub message: String,
     pub unsupported: bool,
@@ -171,8 +169,8 @@ pub(super) fn parse(fields: &Fields<'_>, max_positions: Option<usize>) -> Result
     Ok(Ropes { full, sliding })
 }
 
-/// One rotation. Base and fraction come from `parameters` or the configuration, the stretch from
-/// `scaling`.
+/// Reads one rotation. Base and fraction come from `parameters` or the configuration, the scaling
+/// from `scaling`.
 fn one(
     fields: &Fields<'_>,
     parameters: Option<&Fields<'_>>,
@@ -224,7 +222,7 @@ fn parse_scaling(
         }
     };
     Ok(match kind {
-        // Qwen-VL's sections tell apart time, height and width, which are equal in texts.
+        // The sections of Qwen-VL separate time, height and width, which are equal for text.
         None | Some("default" | "none" | "mrope") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear {
             factor: fields.required_positive("factor")?,
@@ -304,8 +302,8 @@ fn parse_scaling(
     })
 }
 
-/// The factor of `YaRN` on queries and keys: given, or from the stretch (equation 22 of the paper).
-/// `DeepSeek` files have two weights in it.
+/// The `YaRN` factor on queries and keys: given in the file, or computed from the scaling factor
+/// (equation 22 of the paper). In `DeepSeek` files, two weights enter it.
 fn yarn_attention(fields: &Fields<'_>, factor: f32) -> Fault<f32> {
     if let Some(given) = fields.positive("attention_factor")? {
         return Ok(given);
@@ -317,7 +315,7 @@ fn yarn_attention(fields: &Fields<'_>, factor: f32) -> Fault<f32> {
             0.1 * weight * factor.ln() + 1.0
         }
     };
-    // A weight of 0 counts as none.
+    // A weight of 0 is the same as no weight.
     let weight = |name: &str| -> Fault<Option<f32>> {
         match fields.get(name).and_then(serde_json::Value::as_f64) {
             Some(0.0) => Ok(None),

@@ -1,4 +1,4 @@
-//! Configurations of all families, and hostile ones.
+//! Configurations of all families, and invalid ones.
 
 use std::time::{Duration, Instant};
 
@@ -224,7 +224,7 @@ fn modes_other_than_affine() {
         let q = q.unwrap();
         assert_eq!((q.mode.as_str(), q.group_size, q.bits), (mode, group, bits));
     }
-    // An exception may be of another mode.
+    // An exception may have another mode.
     let c = with(json!({"quantization": {"mode": "mxfp4",
         "lm_head": {"mode": "affine", "group_size": 64, "bits": 8}}}))
     .unwrap();
@@ -288,7 +288,7 @@ fn olmo3_scales_positions_in_full_layers_only() {
     assert_eq!(c.rope_of(0), &RopeConfig::plain(2e5));
     assert_eq!(c.rope_of(3).theta, 2e5);
     assert!(matches!(c.rope_of(3).scaling, RopeScaling::Yarn { factor, .. } if factor == 8.0));
-    // The base that the reference has by default, and one beside the scaling.
+    // The default base of the reference, and a base outside the scaling object.
     let c = olmo(json!({"rope_theta": null}));
     assert_eq!((c.rope_of(0).theta, c.rope_of(3).theta), (5e5, 5e5));
     let flat = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 3e5});
@@ -333,7 +333,7 @@ fn the_text_part_of_a_multimodal_configuration_counts() {
         "eos_token_id": [1, 106], "quantization": {"group_size": 64, "bits": 4}});
     let c = parse(&outer).unwrap();
     assert_eq!(c.model_type.as_deref(), Some("gemma3"));
-    // Missing fields have the defaults of the family.
+    // Missing fields get the defaults of the family.
     assert_eq!((c.num_attention_heads, c.num_key_value_heads), (8, 4));
     assert_eq!((c.head_dim, c.vocab_size), (Some(256), 262_208));
     assert_eq!(c.eos_token_ids, [1, 106]);
@@ -395,7 +395,7 @@ fn xlstm_has_names_defaults_and_a_rounded_width() {
         let error = parse(json!({"model_type": "xlstm", field: value})).unwrap_err();
         assert!(!error.message().is_empty());
     }
-    // Other families have something else under these names.
+    // In other families these fields have another meaning.
     let mut other = base();
     other["num_heads"] = json!(1000);
     assert_ne!(parse(other).unwrap().num_attention_heads, 1000);
@@ -417,7 +417,7 @@ fn layers_of_hybrids_keep_a_state_or_keys() {
     // 2/3 of 6656, rounded up to a multiple of 256, as in the smallest published model.
     assert_eq!((c.intermediate_size, c.rms_norm_eps), (4608, 1e-4));
     assert_eq!(c.tie_word_embeddings, Some(true));
-    // What was normalized once stays as it is.
+    // Normalizing a second time changes nothing.
     let again = ModelConfig::from_map(c.fields.clone()).unwrap();
     assert_eq!(again.intermediate_size, 4608);
     let plain = json!({"block_auto_adjust_ff_dim": false, "tie_embedding": false,
@@ -433,7 +433,7 @@ fn layers_of_hybrids_keep_a_state_or_keys() {
     let kinds = json!(["conv", "full_attention", "conv", "other"]);
     let error = hybrid(json!({"layer_types": kinds})).unwrap_err();
     assert!(error.message().contains("conv, "), "{error}");
-    // Of other families no layer has a state.
+    // In other families no layer has a state.
     let error = with(json!({"layer_types": ["conv", "full_attention"]})).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let every = parse(&json!({"model_type": "xlstm"})).unwrap();
@@ -470,7 +470,7 @@ fn three_layers_of_four_have_a_gated_delta_net() {
     assert_eq!((c.head_dim, c.num_experts), (Some(256), 0));
     let moe = json!({"model_type": "qwen3_5_moe", "text_config": whole["text_config"]});
     assert_eq!(parse(&moe).unwrap().num_experts, 256);
-    // Granite names its layers otherwise.
+    // Granite has other names for its layers.
     let granite = json!({"model_type": "granitemoehybrid", "hidden_size": 64,
         "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
         "vocab_size": 131, "mamba_n_heads": 8, "layer_types": ["mamba", "attention"]});
@@ -589,7 +589,7 @@ proptest! {
         let _ = ModelConfig::from_json(text.as_bytes());
     }
 
-    /// Any number in any field is refused or leads to numbers that can be computed with.
+    /// For any number in any field, the configuration is either rejected or safe to compute with.
     #[test]
     fn any_number_anywhere_is_safe(at in 0usize..9, number in prop_oneof![
         any::<i64>().prop_map(|n| json!(n)), any::<u64>().prop_map(|n| json!(n)),

@@ -1,4 +1,4 @@
-//! Checks that the numbers of a configuration are possible, and bounds their cost.
+//! Checks that the numbers of a configuration are possible, and limits the cost of a model.
 
 use std::ops::RangeInclusive;
 
@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use super::quantization::fits;
 use super::{ModelConfig, RopeScaling, limits};
 
-/// A model with more bytes of weights than this is a mistake.
+/// A model whose weights take more bytes than this is assumed to be a mistake.
 const MAX_WEIGHT_BYTES: u64 = 1 << 44;
 
 fn fault(message: String) -> Error {
@@ -35,8 +35,8 @@ fn positive(field: &str, value: f32) -> Result<()> {
 }
 
 impl ModelConfig {
-    /// Checks ranges, divisibility, and the size that the numbers multiply to. Configurations from
-    /// files have passed it. Call it again after a change.
+    /// Checks ranges, divisibility, and the size that follows from the numbers. Configurations read
+    /// from files have passed this check. Call it again after a change.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`]; the message names field, value and allowed values.
@@ -144,7 +144,7 @@ impl ModelConfig {
         matrix_bytes.checked_add(other.checked_mul(element)?)
     }
 
-    /// Elements of matrices, and of everything else.
+    /// The number of elements in matrices, and in everything else.
     fn counts(&self) -> Option<(u64, u64)> {
         let n = |v: usize| v as u64;
         let (hidden, inter, layers) = (
@@ -163,7 +163,7 @@ impl ModelConfig {
         );
         // q, o: [hidden, q] each; k, v: [hidden, kv] each; gate, up, down: [hidden, inter] each.
         let attention = hidden.checked_mul(q.checked_add(kv)?.checked_mul(2)?)?;
-        // A mixture has this block for each expert, of a width of its own where the file says so.
+        // A mixture has this block once per expert, with a separate width if the file gives one.
         let width = self
             .fields
             .get("moe_intermediate_size")
@@ -231,7 +231,7 @@ fn check_scaling(scaling: &RopeScaling) -> Result<()> {
     }
 }
 
-/// Rotation pairs elements, so the width is even.
+/// The rotation works on pairs of elements, so the width must be even.
 fn check_head_dim(dim: usize) -> Result<()> {
     within("head_dim", dim, 2..=limits::HEAD_DIM)?;
     if !dim.is_multiple_of(2) {

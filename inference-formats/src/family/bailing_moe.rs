@@ -4,10 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill, rename};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
-    // Of mixtures and attention.
+    // Names of mixtures and attention.
     names: &[
         ("model.word_embeddings.", "model.embed_tokens."),
         (".attention.query_key_value.", ".self_attn.qkv_proj."),
@@ -29,7 +29,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The router's fields have names of their own.
+/// The fields of the router have names of their own in these files.
 fn complete(map: &mut Map<String, Value>) {
     super::rotated_elements(map);
     rename(

@@ -1,9 +1,9 @@
-//! BERT, and what is built like it.
+//! BERT, and models with its structure.
 
 use super::gguf::GgufFamily;
 use super::{Defaults, Family, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     encoder: true,
     pipeline: false,
@@ -19,15 +19,15 @@ pub static FAMILY: Family = Family {
     ..Family::new("bert", "BertModel", DEFAULTS)
 };
 
-/// What BERT's configurations leave out, and those of its successors.
+/// Values that the configurations of BERT and its successors leave out.
 pub(super) const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-12,
-    // Positions are learned, so no rotation reads this.
+    // Positions are learned, so nothing reads this value.
     rope_theta: 10_000.0,
     windows: Windows::Never,
 };
 
-/// Names in GGUF files and in transformers, of a block.
+/// Names inside a block: in GGUF files, and in transformers.
 pub(super) const BLOCK: super::Names = &[
     ("attn_q", "attention.self.query"),
     ("attn_k", "attention.self.key"),
@@ -39,7 +39,7 @@ pub(super) const BLOCK: super::Names = &[
     ("layer_output_norm", "output.LayerNorm"),
 ];
 
-/// The same of what stands around the blocks.
+/// The same for tensors outside of blocks.
 pub(super) const GLOBAL: super::Names = &[
     ("token_embd", "embeddings.word_embeddings"),
     ("position_embd", "embeddings.position_embeddings"),

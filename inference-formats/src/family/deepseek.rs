@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| {
         fill(

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| {
         fill(
@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
             json!({"n_group": 1, "topk_group": 1, "norm_topk_prob": false}),
         );
     },
-    // mlx-lm calls the stacks so.
+    // mlx-lm's names of the stacks.
     names: &[
         (".mlp.experts.gate_proj.", ".mlp.switch_mlp.gate_proj."),
         (".mlp.experts.up_proj.", ".mlp.switch_mlp.up_proj."),

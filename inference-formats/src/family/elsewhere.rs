@@ -1,4 +1,5 @@
-//! Families of mlx-lm that are not supported, and the nearest one that is: messages name it.
+//! Families of mlx-lm that are not supported, with the most similar supported family. Error
+//! messages name it.
 
 /// Each entry: an unsupported `model_type`, the nearest supported one, and the missing feature.
 const NEAREST: [(&str, &str, &str); 47] = [
@@ -51,7 +52,7 @@ const NEAREST: [(&str, &str, &str); 47] = [
     ("zamba2", "granitemoehybrid", "shared blocks"),
 ];
 
-/// The supported family that is most like one that is not, and what the latter needs.
+/// For an unsupported family: the most similar supported family, and the feature that is missing.
 pub fn nearest(model_type: &str) -> Option<(&'static str, &'static str)> {
     let found = NEAREST.iter().find(|(name, ..)| *name == model_type)?;
     Some((found.1, found.2))

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill, rename};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     names: &[(
@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
         ".mlp.gate.e_score_correction_bias",
     )],
     pipeline: false,
-    // Layers that predict further tokens.
+    // Layers that predict further tokens; they are not used.
     spare: &["model.mtp_"],
     ..Family::new(
         "ernie4_5_moe",
@@ -25,7 +25,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Experts have names of their own.
+/// The fields of experts have names of their own in these files.
 fn complete(map: &mut Map<String, Value>) {
     rename(
         map,

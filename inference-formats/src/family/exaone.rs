@@ -2,7 +2,7 @@
 
 use super::{Defaults, Family, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     names: &[
         ("transformer.h.", "model.layers."),

@@ -5,14 +5,14 @@ use serde_json::json;
 use super::gguf::{TANH_GELU, add, quotient};
 use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"head_dim": 256})),
     chat: Some(ChatFormat::Gemma),
     gguf: Some(GgufFamily {
         activation: TANH_GELU,
         norm_plus_one: true,
-        // transformers' default is not the quotient.
+        // The default of transformers differs from this quotient.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
         ..GgufFamily::new("gemma")
     }),

@@ -8,7 +8,7 @@ use super::{ChatFormat, Defaults, Family, GgufFamily, Windows, fill};
 /// Layers of the largest model.
 const LAYERS_OF_27B: usize = 46;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| {
         fill(
@@ -30,7 +30,7 @@ pub static FAMILY: Family = Family {
                 "query_pre_attn_scalar": header.score_dim(LAYERS_OF_27B),
             }))
         },
-        // transformers' default is not the quotient.
+        // The default of transformers differs from this quotient.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
         own: SANDWICH,
         ..GgufFamily::new("gemma2")

@@ -11,7 +11,7 @@ const LAYERS_OF_27B: usize = 62;
 /// Base of the rotation in sliding layers. The metadata of GGUF does not give it.
 const LOCAL_BASE: f32 = 10_000.0;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     multimodal: &["gemma3"],
     complete: |map| {
@@ -35,7 +35,7 @@ pub static FAMILY: Family = Family {
                 "rope_local_base_freq": local.unwrap_or(LOCAL_BASE),
             }))
         },
-        // Readers know the pattern by one name or the other.
+        // Each reader knows the pattern by one of the two names.
         write: |config| {
             let fields = json!({"head_dim": quotient(config), "sliding_window_pattern": 6,
                 "_sliding_window_pattern": 6});

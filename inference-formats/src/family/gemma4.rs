@@ -9,16 +9,16 @@ use crate::files::invalid;
 use crate::gguf_quant::dequantize;
 use crate::limits;
 
-/// Base of the rotation in sliding layers, where the metadata of a file do not say.
+/// Base of the rotation in sliding layers, for files whose metadata do not give it.
 const LOCAL_BASE: f32 = 10_000.0;
 
-/// From this factor on a pair of elements counts as one that does not rotate.
+/// With a factor of at least this, a pair of elements is treated as not rotating.
 const STILL: f32 = 1e20;
 
-/// Factors of rotary wavelengths in full layers: 1 for pairs that rotate.
+/// Tensor with the factors of rotary wavelengths in full layers: 1 for pairs that rotate.
 const FACTORS: &str = "rope_freqs.weight";
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     multimodal: &["gemma4", "gemma4_unified"],
     complete: |map| {
@@ -84,7 +84,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of a file: sizes by kind of layer, shared keys, inputs of layers, experts.
+/// Reads the fields of a file: sizes for each kind of layer, shared keys, inputs of layers,
+/// experts.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let pattern = keys.key("attention.sliding_window_pattern");
@@ -105,7 +106,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     }
     let heads = header.by_layer("attention.head_count_kv", (1, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
-    // Of layers of a kind, the number that all of them have.
+    // The number of heads that all layers of a kind have.
     let heads_of = |sliding: bool| -> Result<Option<usize>> {
         let mut own = (layers.clone().zip(&heads)).filter(|(i, _)| slides(*i) == sliding);
         let first = own.next().map(|(_, n)| *n);
@@ -137,7 +138,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
         let message = format!("is {found} in layer {layer}; only layers that share keys differ");
         return Err(keys.unsupported("feed_forward_length", message));
     }
-    // Full layers of large models take their values from their keys.
+    // In large models, full layers use their keys as values.
     let mut without = (0..own).filter(|i| !slides(*i));
     let has_values = |i: usize| tensors.contains_key(&format!("blk.{i}.attn_v.weight"));
     let values_are_keys = without.next().is_some_and(|first| !has_values(first));
@@ -196,8 +197,8 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// The part of a full layer's heads that rotates, from their start. Converters write it as factors
-/// of wavelengths, which are without end where nothing rotates.
+/// The part of a full layer's heads that rotates, from their start. Converters express it by
+/// factors of wavelengths, which are infinite for elements that do not rotate.
 fn turning(header: &GgufHeader<'_>) -> Result<f64> {
     let file = header.file;
     let Some(tensor) = file.tensors().get(FACTORS) else {

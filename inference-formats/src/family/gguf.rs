@@ -1,5 +1,5 @@
-//! Common facts of the GGUF files of one family: names, the order of rows, and facts that the
-//! metadata does not give.
+//! Common properties of the GGUF files of one family: names, the order of rows, and facts that are
+//! not in the metadata.
 
 use serde_json::{Map, Value};
 
@@ -20,11 +20,11 @@ pub struct GgufFamily {
     /// Whether no layer has attention: heads are those of the recurrence, and there is no
     /// feed-forward part.
     pub(crate) is_recurrent: bool,
-    /// Whether the layout differs from that of a directory by more than names, so that files run
-    /// and are not converted.
+    /// Whether the layout differs from that of a directory by more than names. Such files can be
+    /// run but not converted.
     pub runs_only: bool,
-    /// Whether files of this architecture are read as another family at first, whose `read` finds
-    /// out that they are of this one.
+    /// Whether files of this architecture are first read as another family, whose `read` then
+    /// detects this one.
     pub is_variant: bool,
     /// The activation of the feed-forward block, as transformers names it.
     pub activation: &'static str,
@@ -37,23 +37,24 @@ pub struct GgufFamily {
     pub layer_norm: bool,
     /// Whether converters store the weights of norms with 1 added.
     pub norm_plus_one: bool,
-    /// Whether a `config.json` says if there are biases. In other families they are a part of the
+    /// Whether a `config.json` states if there are biases. In other families they are a part of the
     /// architecture, or there are none.
     pub optional_biases: bool,
-    /// Whether widths and numbers of heads may differ between layers. `read` says how; the fields
-    /// that all families have are those of the first layer.
+    /// Whether widths and numbers of heads may differ between layers. `read` returns them; the
+    /// fields that all families have are those of the first layer.
     pub layers_differ: bool,
-    /// The fields that only this family has, from the metadata.
+    /// Reads the fields that only this family has from the metadata.
     pub(crate) read: fn(&GgufHeader<'_>) -> Result<Value>,
-    /// Changes the fields of a `config.json` to those that its readers expect.
+    /// Changes the fields of a `config.json` to the form that its readers expect.
     pub write: fn(&mut Map<String, Value>),
-    /// What a file that is written says beyond the sizes; `None` for a family that is only read.
+    /// The metadata of a written file in addition to the sizes; `None` for a family that is only
+    /// read.
     pub export: Option<GgufExport>,
-    /// Names that differ from `block`, in blocks.
+    /// Names inside blocks that differ from `block`.
     pub(crate) own: Names,
-    /// Names in `blk.N`: GGUF's, and those of transformers.
+    /// Names inside `blk.N` in GGUF files, each with the name in transformers.
     pub(crate) block: Names,
-    /// Names in blocks with GGUF's suffix, and those of transformers, which have none.
+    /// Names inside blocks that have a suffix in GGUF files but none in transformers.
     pub(crate) whole: Names,
     /// Names outside of blocks.
     pub(crate) global: Names,
@@ -63,19 +64,19 @@ pub struct GgufFamily {
     pub(crate) mixture: &'static str,
 }
 
-/// The facts of a written file that only its family has.
+/// Metadata of a written file that only its family has.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy)]
 pub struct GgufExport {
-    /// Keys below the architecture's, and the fields of `config.json` with their values, 1 where
-    /// they are missing.
+    /// Keys without the architecture's prefix, each with the field of `config.json` that has the
+    /// value, or 1 where the field is missing.
     pub factors: Names,
-    /// Fields that files cannot say, and the only values that readers assume.
+    /// Fields that a GGUF file cannot express, with the only values that readers assume.
     pub assumed: &'static [(&'static str, u32)],
 }
 
 impl GgufExport {
-    /// Nothing beyond the sizes.
+    /// No metadata in addition to the sizes.
     pub(super) const PLAIN: Self = Self {
         factors: &[],
         assumed: &[],
@@ -113,7 +114,7 @@ const BLOCK: Names = &[
     ("ffn_norm", "post_attention_layernorm"),
 ];
 
-/// With norms behind attention and feed-forward, names of GGUF mean other norms.
+/// In families with norms after attention and feed-forward, these GGUF names belong to other norms.
 pub(super) const SANDWICH: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -123,11 +124,11 @@ pub(super) const SANDWICH: Names = &[
 /// The tanh approximation of GELU.
 pub(super) const TANH_GELU: &str = "gelu_pytorch_tanh";
 
-/// Names of a family that has no entry.
+/// Used for a family without an entry.
 pub(crate) static PLAIN: GgufFamily = GgufFamily::new("");
 
 impl GgufFamily {
-    /// A family like llama, but with rows in the usual order.
+    /// A family that is like llama, except that rows are in the usual order.
     pub(super) const fn new(architecture: &'static str) -> Self {
         Self {
             architecture,
@@ -180,7 +181,7 @@ impl GgufHeader<'_> {
         Ok(found.filter(|n| *n > 0))
     }
 
-    /// A number of each layer, of which a file may have one for all.
+    /// Reads a number for each layer. A file may have one number for all layers.
     pub fn by_layer(
         &self,
         name: &str,
@@ -208,8 +209,8 @@ impl GgufHeader<'_> {
         }
     }
 
-    /// The kinds of layers: a bool for each, true for sliding ones, or a number n that makes each
-    /// n-th layer full.
+    /// The kinds of layers. The file has a bool for each layer (true for sliding ones), or a number
+    /// n: every n-th layer is full.
     pub fn layer_types(&self) -> Result<Vec<&'static str>> {
         const NAME: &str = "attention.sliding_window_pattern";
         let (keys, layers) = (&self.keys, self.layers);
@@ -231,8 +232,9 @@ impl GgufHeader<'_> {
         Ok(slides.into_iter().map(name).collect())
     }
 
-    /// The width by which scores are scaled: `head_dim`, but the residual width of a head in the
-    /// largest model of a family, which the metadata does not say.
+    /// The width that determines the scale of attention scores: `head_dim`, except in the largest
+    /// model of a family, where it is `hidden_size` divided by the number of heads. The metadata
+    /// does not give it.
     pub fn score_dim(&self, layers_of_largest: usize) -> usize {
         if self.layers == layers_of_largest {
             self.hidden / self.heads
@@ -242,7 +244,7 @@ impl GgufHeader<'_> {
     }
 }
 
-/// The quotient of hidden size and heads, for readers that have another default.
+/// The hidden size divided by the number of heads, for readers that have another default.
 pub(super) fn quotient(config: &Map<String, Value>) -> u64 {
     let number = |name: &str| config.get(name).and_then(Value::as_u64).unwrap_or(0);
     number("hidden_size") / number("num_attention_heads").max(1)

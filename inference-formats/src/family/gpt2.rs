@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, GgufFamily, Renaming, Windows, is_set};
 
-/// The usual names of fields, and GPT-2's own. Some have two.
+/// The usual names of fields, each with GPT-2's names for it.
 const FIELDS: [(&str, &[&str]); 6] = [
     ("hidden_size", &["n_embd"]),
     ("num_hidden_layers", &["n_layer"]),
@@ -14,11 +14,11 @@ const FIELDS: [(&str, &[&str]); 6] = [
     ("rms_norm_eps", &["layer_norm_epsilon"]),
 ];
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     older_fields: &[("n_positions", "n_ctx")],
-    // GGUF files may store the head too, and do not say that it is tied.
+    // GGUF files may also store the head, and do not say that it is tied.
     always_tied: true,
     mlx_lm: Renaming {
         added: "model.",
@@ -60,14 +60,14 @@ pub static FAMILY: Family = Family {
         "GPT2LMHeadModel",
         Defaults {
             norm_eps: 1e-5,
-            // Positions are learned, so no rotation reads this.
+            // Positions are learned, so nothing reads this value.
             rope_theta: 10_000.0,
             windows: Windows::Never,
         },
     )
 };
 
-/// GPT-2 defines the width of the feed-forward block by a rule.
+/// In GPT-2, the width of the feed-forward block follows from a rule.
 pub(super) fn complete(map: &mut Map<String, Value>) {
     if !is_set(map, "intermediate_size")
         && let Some(width) = map.get("hidden_size").and_then(Value::as_u64)

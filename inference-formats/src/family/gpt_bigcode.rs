@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     always_tied: true,
@@ -20,7 +20,7 @@ pub static FAMILY: Family = Family {
         ("transformer.wpe.", "model.embed_positions."),
         ("transformer.ln_f.", "model.norm."),
     ],
-    // The causal mask that old checkpoints carry.
+    // The causal mask, which old checkpoints store.
     buffers: &[".attn.bias", ".attn.masked_bias"],
     pipeline: false,
     ..Family::new(
@@ -34,7 +34,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// One key head serves all queries unless `multi_query` is off.
+/// All query heads share one key head unless `multi_query` is off.
 fn complete(map: &mut Map<String, Value>) {
     super::gpt2::complete(map);
     fill(

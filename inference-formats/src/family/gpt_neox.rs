@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| {
         fill(
@@ -12,7 +12,7 @@ pub static FAMILY: Family = Family {
             json!({"partial_rotary_factor": 0.25, "tie_word_embeddings": false}),
         );
     },
-    // Masks and frequencies that old checkpoints carry.
+    // Masks and frequencies, which old checkpoints store.
     buffers: &[
         ".attention.bias",
         ".attention.masked_bias",

@@ -7,7 +7,7 @@ use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
 use crate::error::Result;
 use crate::limits;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"head_dim": 64, "sliding_window": 128})),
     reply: Some("harmony"),
@@ -40,8 +40,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields that metadata give, and YaRN's ends, which the reference does not round. The metadata
-/// cannot say that.
+/// Reads the fields from the metadata. It also turns off the rounding of YaRN's ends, as in the
+/// reference; the metadata cannot express that.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let mut fields = Map::new();
@@ -72,7 +72,7 @@ fn read(header: &GgufHeader<'_>) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// Names the kinds of layers, which transformers does not derive.
+/// Lists the kinds of layers, because transformers does not derive them.
 fn write(config: &mut Map<String, Value>) {
     let layers = config.get("num_hidden_layers").and_then(Value::as_u64);
     let kinds: Vec<_> = (0..layers.unwrap_or(0))

@@ -4,10 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
-    // The causal mask that old checkpoints carry.
+    // The causal mask, which old checkpoints store.
     buffers: &[".attn.bias", ".attn.masked_bias"],
     names: &[
         ("transformer.", "model."),

@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 use super::{Defaults, Family, GgufExport, GgufFamily, GgufHeader, Windows};
 use crate::error::Result;
 
-/// Keys of GGUF and fields of `config.json`: factors on scores, embeddings, residuals and logits.
+/// Keys in GGUF files and the matching fields of `config.json`: factors on scores, embeddings,
+/// residuals and logits.
 const FACTORS: [(&str, &str); 4] = [
     ("attention.scale", "attention_multiplier"),
     ("embedding_scale", "embedding_multiplier"),
@@ -13,7 +14,7 @@ const FACTORS: [(&str, &str); 4] = [
     ("logit_scale", "logits_scaling"),
 ];
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         permuted: true,
@@ -37,7 +38,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The factors of a GGUF file.
+/// Reads the factors of a GGUF file.
 pub(super) fn factors(header: &GgufHeader<'_>) -> Result<Map<String, Value>> {
     let mut fields = Map::new();
     for (key, field) in FACTORS {

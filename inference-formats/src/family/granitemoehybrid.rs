@@ -1,4 +1,4 @@
-//! Granite 4: layers of Mamba-2 beside attention, with experts or dense.
+//! Granite 4: layers of Mamba-2 and layers of attention, with experts or dense.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +9,7 @@ use super::{
 use crate::error::Result;
 use crate::limits;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
@@ -41,7 +41,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of a GGUF file. Layers with key heads have attention.
+/// Reads the fields of a GGUF file. Layers with key heads have attention.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let sizes = ssm::Sizes::read(header)?;
@@ -96,7 +96,7 @@ fn complete(map: &mut Map<String, Value>) {
     if map.get("mamba_d_head") == Some(&json!("auto")) {
         let number = |name: &str| map.get(name).and_then(Value::as_u64).unwrap_or(0);
         let width = number("mamba_expand").saturating_mul(number("hidden_size"));
-        // Without heads it becomes a null, which is refused as a missing width.
+        // Without heads the result is a null, which is rejected as a missing width.
         let dim = width.checked_div(number("mamba_n_heads"));
         map.insert("mamba_d_head".into(), json!(dim));
     }

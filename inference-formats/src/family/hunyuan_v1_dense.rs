@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     names: &[
@@ -23,7 +23,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// A factor on the base stands in `rope_scaling`, raised to a power of the width of a head.
+/// `rope_scaling` has a factor for the base, which is raised to a power that depends on the width
+/// of a head.
 fn complete(map: &mut Map<String, Value>) {
     fill(map, json!({"use_qk_norm": true}));
     let number = |name: &str| map.get(name).and_then(Value::as_f64);
@@ -34,7 +35,8 @@ fn complete(map: &mut Map<String, Value>) {
     if let (Some(alpha), Some(dim), Some(base)) = (alpha, head_dim, number("rope_theta"))
         && dim > 2.0
     {
-        // It is done once: a configuration that is read again has the result.
+        // The factor is applied only once: a configuration that is read again already has the
+        // result.
         map.insert(
             "rope_theta".into(),
             json!(base * alpha.powf(dim / (dim - 2.0))),

@@ -9,7 +9,7 @@ use super::{
 use crate::error::Result;
 use crate::limits;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
@@ -18,7 +18,7 @@ pub static FAMILY: Family = Family {
         layers_differ: true,
         read: |header| {
             let mut fields = convolutions(header)?;
-            // The file has the width as it is.
+            // The width in the file needs no adjustment.
             fields["block_auto_adjust_ff_dim"] = json!(false);
             Ok(fields)
         },
@@ -29,14 +29,14 @@ pub static FAMILY: Family = Family {
     ..Family::new("lfm2", "Lfm2ForCausalLM", DEFAULTS)
 };
 
-/// What both families of LFM2 leave out.
+/// Values that the configurations of both families of LFM2 leave out.
 pub(super) const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-5,
     rope_theta: 1e6,
     windows: Windows::Never,
 };
 
-/// Names in blocks of GGUF files, those of experts, too.
+/// Names inside the blocks of GGUF files, including those of experts.
 pub(super) const NAMES: Names = &[
     ("attn_norm", "operator_norm"),
     ("ffn_norm", "ffn_norm"),
@@ -62,7 +62,7 @@ pub(super) const GLOBAL: Names = &[
     ("output", "lm_head"),
 ];
 
-/// The layers of a GGUF file: those without key heads are convolutions.
+/// The kinds of layers in a GGUF file: layers without key heads are convolutions.
 pub(super) fn convolutions(header: &GgufHeader<'_>) -> Result<Value> {
     let heads = header.by_layer("attention.head_count_kv", (0, limits::HEADS))?;
     let heads = heads.unwrap_or_else(|| vec![header.heads; header.layers]);
@@ -98,7 +98,7 @@ fn complete(map: &mut Map<String, Value>) {
     shared(map);
 }
 
-/// What both families of LFM2 have.
+/// Completes the fields of both families of LFM2.
 pub(super) fn shared(map: &mut Map<String, Value>) {
     if let Some(eps) = map.get("norm_eps").filter(|v| !v.is_null()).cloned() {
         map.insert("rms_norm_eps".into(), eps);
@@ -117,15 +117,15 @@ pub(super) fn shared(map: &mut Map<String, Value>) {
     });
 }
 
-/// Two thirds of the width, times a factor, rounded up to a multiple. It is done once: a
-/// configuration that is read again has the result.
+/// Sets the width to two thirds of itself, times a factor, rounded up to a multiple. This is done
+/// only once: a configuration that is read again already has the result.
 fn adjust_width(map: &mut Map<String, Value>) {
     let number = |name: &str| map.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let multiple = number("block_multiple_of");
     let width = (2.0 * number("intermediate_size") / 3.0).trunc();
     let width = (number("block_ffn_dim_multiplier") * width).trunc();
     let width = ((width + multiple - 1.0) / multiple).floor() * multiple;
-    // What is no number becomes a null, which is refused as a missing width.
+    // A value that is not a number becomes a null, which is rejected as a missing width.
     map.insert("intermediate_size".into(), json!(width));
     map.insert("block_auto_adjust_ff_dim".into(), json!(false));
 }

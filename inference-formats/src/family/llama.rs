@@ -4,13 +4,13 @@ use serde_json::Value;
 
 use super::{Defaults, Family, GgufExport, GgufFamily, Windows, mixtral};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     aliases: &["iquestcoder", "xverse"],
     gguf: Some(GgufFamily {
         permuted: true,
         optional_biases: true,
-        // Mistral and Mixtral share the architecture's name, and experts tell the latter.
+        // Mistral and Mixtral share the architecture's name; a file with experts is Mixtral.
         read: |header| match header.experts()? {
             Some(experts) => mixtral::read(header, experts),
             None => Ok(Value::Null),

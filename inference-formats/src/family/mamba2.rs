@@ -7,7 +7,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Every,
@@ -32,14 +32,14 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Names outside of blocks, here and in Nemotron-H.
+/// Names outside of blocks, also for Nemotron-H.
 pub(super) const GLOBAL: super::Names = &[
     ("token_embd", "backbone.embeddings"),
     ("output_norm", "backbone.norm_f"),
     ("output", "lm_head"),
 ];
 
-/// The fields of a GGUF file.
+/// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let sizes = ssm::Sizes::read(header)?;
     Ok(json!({

@@ -2,9 +2,9 @@
 
 use super::{Defaults, Family, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
-    // Layers that predict further tokens.
+    // Layers that predict further tokens; they are not used.
     spare: &["model.mtp_layers."],
     ..Family::new(
         "mimo",

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     latent: true,
@@ -20,7 +20,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Value heads share the width of the hidden states.
+/// The width of a value head is the hidden size divided by the number of heads.
 fn complete(map: &mut Map<String, Value>) {
     let number = |name: &str| map.get(name).and_then(Value::as_u64);
     let heads = number("num_attention_heads").filter(|heads| *heads > 0);

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill, rename};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     reply: Some("minimax"),
@@ -28,7 +28,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The rotated part of a head is given in elements, and each expert has the width of a
+/// The file gives the rotated part of a head in elements, and the width of an expert as that of the
 /// feed-forward block.
 fn complete(map: &mut Map<String, Value>) {
     super::rotated_elements(map);

@@ -2,11 +2,11 @@
 
 use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     chat: Some(ChatFormat::Mistral),
     gguf: Some(GgufFamily {
-        // Nothing in such a file tells it from one of Llama, which computes the same.
+        // Nothing in such a file distinguishes it from a file of Llama, which computes the same.
         is_variant: true,
         permuted: true,
         export: Some(GgufExport::PLAIN),

@@ -6,7 +6,7 @@ use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
 use crate::error::Result;
 use crate::limits;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| {
         fill(
@@ -32,7 +32,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of a file of Llama's architecture that has experts.
+/// Reads the fields of a file that has Llama's architecture and experts.
 pub(super) fn read(header: &GgufHeader<'_>, experts: usize) -> Result<Value> {
     Ok(json!({
         "model_type": FAMILY.model_type,

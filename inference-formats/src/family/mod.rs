@@ -1,10 +1,10 @@
-//! What the files of each architecture say without saying it: one [`Family`] a `model_type`, in a
-//! file of its own. Everything here is known without an array; how a network computes is the
-//! engine's.
+//! Properties of each architecture that its files do not state: one [`Family`] per `model_type`,
+//! each in its own file. Everything here is known without an array; the engine defines how a
+//! network computes.
 //!
-//! A new family is a file beside this one, its `mod` line and its line in [`Family::all`]. No other
-//! place in the workspace spells a `model_type`, but for the engine's table of constructors; a test
-//! reads the sources (`tests/families.rs`).
+//! A new family needs a file in this directory, a `mod` line, and a line in [`Family::all`]. No
+//! other place in the workspace spells a `model_type`, but for the engine's table of constructors;
+//! a test reads the sources (`tests/families.rs`).
 
 mod elsewhere;
 mod gguf;
@@ -162,8 +162,8 @@ static FAMILIES: [&Family; 70] = [
     &youtu_llm::FAMILY,
 ];
 
-/// A configuration without a `model_type`, or of another family, is read by these rules. Reports
-/// show such models; an engine refuses those whose weights do not tell their family.
+/// The rules for a configuration without a `model_type`, or with an unknown one. Reports show such
+/// models. An engine rejects those whose weights do not reveal their family.
 static UNKNOWN: Family = Family::new(
     "",
     "",
@@ -184,53 +184,56 @@ pub struct Family {
     pub multimodal: &'static [&'static str],
     /// Other `model_type`s of text models that are read the same way.
     pub aliases: &'static [&'static str],
-    /// Parts of tensor names that differ from the usual ones, and the usual ones. All that fit are
-    /// replaced, in this order.
+    /// Parts of tensor names that differ from the usual ones, each with the usual one. All that
+    /// match are replaced, in this order.
     pub names: Names,
     /// The class in transformers.
     pub class: &'static str,
-    /// Whether it is an encoder: every position sees all others, and there is no next token.
+    /// Whether the model is an encoder: every position attends to all others, and no next token is
+    /// predicted.
     pub encoder: bool,
-    /// What a `config.json` leaves out.
+    /// Values that a `config.json` may leave out.
     pub defaults: Defaults,
     /// Sets the remaining fields that a `config.json` leaves out, under their usual names.
     pub(crate) complete: fn(&mut Map<String, Value>),
-    /// Fields of newer configurations, and the names that older readers know them by.
+    /// Fields of newer configurations, each with its name in older readers.
     pub older_fields: Names,
-    /// Whether the output matrix is the embedding even where the files hold one, or do not say so.
+    /// Whether the output matrix is the embedding even when the files store one, or do not say that
+    /// it is tied.
     pub always_tied: bool,
     /// Which layers keep a state of fixed size instead of keys and values.
     pub recurrence: Recurrence,
-    /// Whether keys and values of all heads are kept as one short vector a position.
+    /// Whether the keys and values of all heads are kept as one short vector per position.
     pub latent: bool,
-    /// Whether sums over a whole sequence need float32 throughout, so that a GPU computes in it
-    /// whatever the weights are stored as.
+    /// Whether sums over a whole sequence need float32 throughout. A GPU then computes in float32,
+    /// in whatever type the weights are stored.
     pub sums_in_float32: bool,
     /// How the model is divided among processes.
     pub tensor_parallel: TensorParallel,
-    /// Whether a layer needs nothing but the output of the one before, under the usual names. Such
+    /// Whether a layer needs only the output of the previous layer, under the usual names. Such
     /// layers can be stages of a pipeline ([`crate::pipeline`]) unless they are recurrent.
     pub pipeline: bool,
     /// How mlx-lm's names differ from those of transformers.
     pub mlx_lm: Renaming,
-    /// Ends of names of matrices that the checkpoints of transformers store as `[in, out]`. Those
-    /// that mlx-lm has named are `[out, in]`.
+    /// Name suffixes of matrices that the checkpoints of transformers store as `[in, out]`. Those
+    /// with names of mlx-lm are `[out, in]`.
     pub transposed: &'static [&'static str],
-    /// Ends of names of tensors that are computed anyway, such as masks.
+    /// Name suffixes of tensors that are computed anyway, such as masks.
     pub buffers: &'static [&'static str],
-    /// How names of tensors begin that the language model does not use, such as those of layers
-    /// that predict several tokens at once.
+    /// Name prefixes of tensors that the language model does not use, such as those of layers that
+    /// predict several tokens at once.
     pub spare: &'static [&'static str],
-    /// The published format of chats, for models without a template.
+    /// The published chat format, for models without a template.
     pub chat: Option<ChatFormat>,
-    /// How a reply writes calls of tools, by the name that `inference-text` has for it. It counts
-    /// where the template does not tell.
+    /// The format of tool calls in a reply, by its name in `inference-text`. It applies when the
+    /// template does not show the format.
     pub reply: Option<&'static str>,
-    /// GGUF files; `None` for a family that is not read from them.
+    /// Properties of the GGUF files; `None` when the family is not read from GGUF.
     pub gguf: Option<GgufFamily>,
 }
 
-/// What each family has and a `config.json` may leave out, as the reference implementation has it.
+/// Values that all families have and a `config.json` may leave out. They are those of the reference
+/// implementation.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
     /// Epsilon of the norms.
@@ -241,18 +244,18 @@ pub struct Defaults {
     pub windows: Windows,
 }
 
-/// Which layers slide where the file does not list them.
+/// Which layers slide when the file does not list them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
     /// All layers, if the file has a window.
     All,
-    /// With `use_sliding_window` the layers from `max_window_layers` on, else none.
+    /// With `use_sliding_window`, the layers from `max_window_layers` on; otherwise none.
     FromLayer,
-    /// All but each n-th layer.
+    /// All except every n-th layer.
     AllBut {
         /// The n, which the field `sliding_window_pattern` overrides.
         every: usize,
-        /// Whether the last layer is full, too, whatever its number.
+        /// Whether the last layer is full as well, whatever its number.
         last_is_full: bool,
     },
     /// None.
@@ -266,9 +269,9 @@ pub enum Recurrence {
     None,
     /// Every layer.
     Every,
-    /// Those that `layer_types` names so.
+    /// Those that `layer_types` lists as such.
     Listed,
-    /// Every layer keeps one beside its keys and values.
+    /// Every layer, in addition to its keys and values.
     Beside,
 }
 
@@ -276,11 +279,11 @@ pub enum Recurrence {
 /// ([`crate::split`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorParallel {
-    /// It is not.
+    /// It cannot be divided.
     No,
-    /// By heads and by the width of feed-forward parts, under the usual names.
+    /// By heads, and by the width of feed-forward parts, under the usual names.
     Heads,
-    /// The same, where experts that are stored together are `[in, out]`, and rows of gate and up
+    /// The same, but experts that are stored together are `[in, out]`, and rows of gate and up
     /// alternate (gpt-oss).
     Alternating,
 }
@@ -288,28 +291,28 @@ pub enum TensorParallel {
 /// A format of chats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChatFormat {
-    /// `<|im_start|>role … <|im_end|>`, always.
+    /// Always `<|im_start|>role … <|im_end|>`.
     ChatMl,
     /// `[INST] … [/INST]`, unless the vocabulary has the tokens of ChatML.
     Mistral,
-    /// `<start_of_turn>role … <end_of_turn>`, always.
+    /// Always `<start_of_turn>role … <end_of_turn>`.
     Gemma,
 }
 
-/// Pairs of names: in the first place the one that is looked for, in the second its other name.
+/// Pairs of names: first the name to look for, then its other name.
 pub type Names = &'static [(&'static str, &'static str)];
 
 /// Prefixes of tensor names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Renaming {
-    /// In front of every new name.
+    /// Added in front of every new name.
     pub added: &'static str,
-    /// In front of the old names, where they have it.
+    /// Removed from the front of old names that have it.
     pub dropped: &'static str,
 }
 
 impl Family {
-    /// A family with rows in the usual order, names like llama's, and nothing else of its own.
+    /// A family with rows in the usual order and names like llama's, and no other properties.
     pub(crate) const fn new(
         model_type: &'static str,
         class: &'static str,
@@ -349,20 +352,20 @@ impl Family {
         &FAMILIES
     }
 
-    /// The family of a `model_type`, also of that of a multimodal checkpoint.
+    /// The family of a `model_type`, including the `model_type` of a multimodal checkpoint.
     pub fn of(model_type: &str) -> Option<&'static Self> {
         FAMILIES
             .into_iter()
             .find(|f| f.model_types().any(|name| name == model_type))
     }
 
-    /// The family of a configuration, or the rules for those of none.
+    /// The family of a configuration, or [`UNKNOWN`].
     pub(crate) fn of_fields(fields: &Map<String, Value>) -> &'static Self {
         let model_type = fields.get("model_type").and_then(Value::as_str);
         model_type.and_then(Self::of).unwrap_or(&UNKNOWN)
     }
 
-    /// The family that GGUF files of an architecture are read as at first.
+    /// The family that GGUF files of an architecture are first read as.
     pub(crate) fn of_architecture(
         architecture: &str,
     ) -> Option<(&'static Self, &'static GgufFamily)> {
@@ -379,13 +382,13 @@ impl Family {
         others.chain([self.model_type])
     }
 
-    /// Whether checkpoints of this `model_type` hold other parts beside the text model.
+    /// Whether checkpoints of this `model_type` have other parts in addition to the text model.
     pub fn is_multimodal(&self, model_type: &str) -> bool {
         self.multimodal.contains(&model_type)
     }
 
-    /// How mlx-lm names the layers of a model of this `model_type`: it holds the text part of a
-    /// multimodal checkpoint in a part of its own.
+    /// How mlx-lm names the layers of a model of this `model_type`. It keeps the text part of a
+    /// multimodal checkpoint under a separate prefix.
     pub fn mlx_lm_names(&self, model_type: &str) -> Renaming {
         if self.is_multimodal(model_type) {
             Renaming {
@@ -403,7 +406,7 @@ impl Family {
     }
 
     /// The name that mlx-lm gives to a tensor when it converts a checkpoint. `None` for a tensor
-    /// that it leaves out.
+    /// that it drops.
     pub fn converted_name(&self, name: &str) -> Option<String> {
         if self.buffers.iter().any(|end| name.ends_with(end)) || self.is_spare(name) {
             return None;
@@ -421,7 +424,7 @@ impl Family {
         self.spare.iter().any(|start| name.starts_with(start))
     }
 
-    /// Whether mlx-lm has named this tensor already.
+    /// Whether the tensor already has a name of mlx-lm.
     fn is_renamed(&self, name: &str) -> bool {
         let added = self.mlx_lm.added;
         !added.is_empty() && name.starts_with(added)
@@ -440,10 +443,10 @@ pub(crate) fn fill(map: &mut Map<String, Value>, defaults: Value) {
     }
 }
 
-/// Lists the kind of each layer, where the file does not.
+/// Lists the kind of each layer if the file does not.
 pub(crate) fn list_layers(map: &mut Map<String, Value>, kind: impl Fn(usize) -> &'static str) {
     let layers = map.get("num_hidden_layers").and_then(Value::as_u64);
-    // A number out of range is refused later.
+    // A number out of range is rejected later.
     if let Some(layers) = layers.filter(|n| *n <= limits::LAYERS as u64)
         && !is_set(map, "layer_types")
     {
@@ -452,7 +455,7 @@ pub(crate) fn list_layers(map: &mut Map<String, Value>, kind: impl Fn(usize) -> 
     }
 }
 
-/// The fraction of a head that rotates, where the file has the number of elements (`rotary_dim`).
+/// The fraction of a head that rotates, for files that give the number of elements (`rotary_dim`).
 pub(crate) fn rotated_elements(map: &mut Map<String, Value>) {
     let number = |name: &str| map.get(name).and_then(Value::as_f64);
     let whole = || Some(number("hidden_size")? / number("num_attention_heads")?);
@@ -464,7 +467,7 @@ pub(crate) fn rotated_elements(map: &mut Map<String, Value>) {
     }
 }
 
-/// Copies fields that a family names otherwise to their usual names, where these are not set.
+/// Copies fields with names of one family to their usual names, where these are not set.
 pub(crate) fn rename(map: &mut Map<String, Value>, names: Names) {
     for (from, to) in names {
         if !is_set(map, to)
@@ -475,7 +478,7 @@ pub(crate) fn rename(map: &mut Map<String, Value>, names: Names) {
     }
 }
 
-/// Whether a field is there and not `null`.
+/// Whether a field is present and not `null`.
 pub(crate) fn is_set(map: &Map<String, Value>, name: &str) -> bool {
     map.get(name).is_some_and(|v| !v.is_null())
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Defaults, Family, Windows, fill, is_set, list_layers, rename};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     encoder: true,
     pipeline: false,
@@ -20,8 +20,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// One layer of three attends to everything, from the first on. The configuration has names of its
-/// own for that, and for the two rotations.
+/// Every third layer attends to all positions, beginning with the first layer. The configuration
+/// has special names for that, and for the two rotations.
 fn complete(map: &mut Map<String, Value>) {
     for (own, usual) in [
         ("norm_eps", "rms_norm_eps"),
@@ -49,7 +49,7 @@ fn complete(map: &mut Map<String, Value>) {
             _ => "sliding_attention",
         });
     }
-    // Positions on both sides, of which the reader takes half.
+    // The file counts positions on both sides; the reader expects half of that.
     if let Some(window) = map.get("local_attention").cloned() {
         map.insert("sliding_window".to_owned(), window);
     }

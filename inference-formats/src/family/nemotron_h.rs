@@ -1,4 +1,4 @@
-//! Nemotron-H: blocks of one part each.
+//! Nemotron-H: each block has only one part.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +9,7 @@ use super::{
 use crate::error::Result;
 use crate::limits;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
@@ -53,7 +53,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of a GGUF file. A layer has key heads, a feed-forward part, or Mamba-2.
+/// Reads the fields of a GGUF file. A layer has either key heads, a feed-forward part, or Mamba-2.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let sizes = ssm::Sizes::read(header)?;
@@ -122,7 +122,7 @@ fn complete(map: &mut Map<String, Value>) {
             "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4, "mlp_hidden_act": "relu2",
             "tie_word_embeddings": false}),
     );
-    // A list of letters, or one text of them.
+    // A list of letters, or a string of them.
     let letters = match map.get("hybrid_override_pattern") {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).collect(),
@@ -132,7 +132,7 @@ fn complete(map: &mut Map<String, Value>) {
         let kinds: Vec<String> = letters.chars().map(kind).collect();
         map.insert("layer_types".into(), json!(kinds));
     }
-    // Newer files name kinds as other families do.
+    // Newer files use the same names of kinds as other families.
     if let Some(Value::Array(kinds)) = map.get_mut("layer_types") {
         for kind in kinds {
             match kind.as_str() {
@@ -142,13 +142,13 @@ fn complete(map: &mut Map<String, Value>) {
             }
         }
     }
-    // The reference counts the kinds, whatever the file says.
+    // The reference uses the number of kinds, whatever number the file gives.
     if let Some(Value::Array(kinds)) = map.get("layer_types") {
         map.insert("num_hidden_layers".into(), json!(kinds.len()));
     }
 }
 
-/// The kind that a letter stands for. Another one stands for itself and is refused.
+/// The kind that a letter stands for. An unknown letter is returned unchanged, and rejected later.
 fn kind(letter: char) -> String {
     match letter {
         'M' => "mamba".into(),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::gguf::GgufFamily;
 use super::{Defaults, Family, Windows, fill};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     encoder: true,
     pipeline: false,
@@ -17,7 +17,7 @@ pub static FAMILY: Family = Family {
             ("attn_qkv", "attn.Wqkv"),
             ("attn_output", "attn.out_proj"),
             ("attn_output_norm", "norm1"),
-            // The gate is called so in GGUF.
+            // The name of the gate in GGUF files.
             ("ffn_gate", "mlp.fc12"),
             ("ffn_up", "mlp.fc11"),
             ("ffn_down", "mlp.fc2"),
@@ -42,7 +42,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The rotation has names of its own.
+/// The fields of the rotation have names of their own in these files.
 fn complete(map: &mut Map<String, Value>) {
     if let Some(base) = map.get("rotary_emb_base").filter(|v| !v.is_null()).cloned() {
         map.insert("rope_theta".to_owned(), base);

@@ -5,16 +5,16 @@ use serde_json::Value;
 use super::gguf::SANDWICH;
 use super::{Defaults, Family, GgufExport, GgufFamily, Windows, olmo3};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         optional_biases: true,
-        // OLMo 3 shares the architecture's name, and its window tells it.
+        // OLMo 3 shares the architecture's name; a file with a window is OLMo 3.
         read: |header| match header.window()? {
             Some(window) => olmo3::read(header, window),
             None => Ok(Value::Null),
         },
-        // It has no norms before the two parts, so `ffn_norm` is never asked for.
+        // The family has no norms before the two parts, so `ffn_norm` is never requested.
         own: SANDWICH,
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("olmo2")

@@ -6,7 +6,7 @@ use super::gguf::SANDWICH;
 use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill, is_set};
 use crate::error::Result;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     reply: Some("olmo3"),
@@ -30,7 +30,7 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// Sliding layers have the base of the full ones, but not their scaling.
+/// Sliding layers have the same base as the full ones, but no scaling.
 fn complete(map: &mut Map<String, Value>) {
     fill(map, json!({"sliding_window": 4096}));
     if !is_set(map, "rope_local_base_freq") {
@@ -41,7 +41,7 @@ fn complete(map: &mut Map<String, Value>) {
     }
 }
 
-/// The fields of a file of OLMo 2's architecture that has a window.
+/// Reads the fields of a file that has OLMo 2's architecture and a window.
 pub(super) fn read(header: &GgufHeader<'_>, window: usize) -> Result<Value> {
     Ok(json!({
         "model_type": FAMILY.model_type,

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::gguf::add;
 use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     multimodal: &["qwen2_vl", "qwen2_5_vl"],
     chat: Some(ChatFormat::ChatMl),

@@ -7,7 +7,7 @@ use super::{Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
 use crate::error::Result;
 use crate::limits;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete: |map| fill(map, json!({"decoder_sparse_step": 1})),
     gguf: Some(GgufFamily {
@@ -31,8 +31,8 @@ pub static FAMILY: Family = Family {
     )
 };
 
-/// The fields of Qwen's mixtures. `normalized` says whether the weights of the chosen experts are
-/// scaled to a sum of 1.
+/// Reads the fields of Qwen's mixtures. `normalized` says whether the weights of the chosen experts
+/// are scaled to a sum of 1.
 pub(super) fn mixture(header: &GgufHeader<'_>, normalized: bool) -> Result<Value> {
     let keys = &header.keys;
     Ok(json!({

@@ -5,14 +5,14 @@ use serde_json::json;
 use super::gguf::{add, quotient};
 use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     multimodal: &["qwen3_vl"],
     chat: Some(ChatFormat::ChatMl),
     reply: Some("hermes"),
     gguf: Some(GgufFamily {
         optional_biases: true,
-        // transformers' default is not the quotient.
+        // The default of transformers differs from this quotient.
         write: |config| add(config, json!({"head_dim": quotient(config)})),
         export: Some(GgufExport::PLAIN),
         ..GgufFamily::new("qwen3")

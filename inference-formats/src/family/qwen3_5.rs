@@ -1,10 +1,10 @@
-//! Qwen3.5, of which the text part is used.
+//! Qwen3.5, of which only the text part is used.
 
 use serde_json::json;
 
 use super::{Family, Recurrence, fill, qwen3_next};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     multimodal: &["qwen3_5"],
     complete: |map| {

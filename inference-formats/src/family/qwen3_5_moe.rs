@@ -1,15 +1,15 @@
-//! Qwen3.5 with mixtures of experts, of which the text part is used.
+//! Qwen3.5 with mixtures of experts, of which only the text part is used.
 
 use serde_json::json;
 
 use super::{Family, Recurrence, fill, qwen3_next};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     multimodal: &["qwen3_5_moe"],
     complete: |map| {
         qwen3_next::shared(map);
-        // Every layer has experts, so that a dense width is not always there.
+        // Every layer has experts, so the file may lack a dense width.
         fill(
             map,
             json!({"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,

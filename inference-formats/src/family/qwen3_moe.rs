@@ -6,7 +6,7 @@ use super::gguf::{add, quotient};
 use super::qwen2_moe::mixture;
 use super::{Defaults, Family, GgufFamily, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     multimodal: &["qwen3_vl_moe"],
     reply: Some("hermes"),

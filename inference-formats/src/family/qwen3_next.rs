@@ -9,7 +9,7 @@ use super::{
 use crate::error::Result;
 use crate::limits;
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     complete,
     recurrence: Recurrence::Listed,
@@ -25,15 +25,15 @@ pub static FAMILY: Family = Family {
     ..Family::new("qwen3_next", "Qwen3NextForCausalLM", DEFAULTS)
 };
 
-/// What the families with a gated delta net leave out.
+/// Values that the configurations of families with a gated delta net leave out.
 pub(super) const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-6,
     rope_theta: 10_000.0,
     windows: Windows::Never,
 };
 
-/// Names in blocks of GGUF files. They have queries, keys and values in one matrix and output gates
-/// in another, and gates by heads of keys as checkpoints do.
+/// Names inside the blocks of GGUF files. One matrix has queries, keys and values, another the
+/// output gates. The gates are grouped by key heads, as in checkpoints.
 const NAMES: Names = &[
     ("attn_qkv", "linear_attn.in_proj_qkv"),
     ("attn_gate", "linear_attn.in_proj_z"),
@@ -44,7 +44,7 @@ const NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
 ];
 
-/// The fields of a GGUF file.
+/// Reads the fields of a GGUF file.
 fn read(header: &GgufHeader<'_>) -> Result<Value> {
     let keys = &header.keys;
     let sizes = ssm::Sizes::read(header)?;
@@ -77,7 +77,7 @@ fn complete(map: &mut Map<String, Value>) {
     );
 }
 
-/// What these families have in common.
+/// Completes the fields that these families have in common.
 pub(super) fn shared(map: &mut Map<String, Value>) {
     fill(
         map,
@@ -90,7 +90,7 @@ pub(super) fn shared(map: &mut Map<String, Value>) {
     let interval = map.get("full_attention_interval").and_then(Value::as_u64);
     let interval = usize::try_from(interval.unwrap_or(0)).unwrap_or(0);
     list_layers(map, |i| {
-        // Without an interval no layer has attention; it is refused later.
+        // Without an interval no layer has attention, which is rejected later.
         if interval > 0 && (i + 1).is_multiple_of(interval) {
             "full_attention"
         } else {

@@ -1,10 +1,10 @@
-//! RoBERTa, and the same network with the vocabulary of XLM: BERT's blocks, positions that begin
-//! after the one of padding, and a classifier of its own.
+//! RoBERTa, and the same network with the vocabulary of XLM: BERT's blocks, position numbers that
+//! begin after the padding position, and a different classifier.
 
 use super::bert::DEFAULTS;
 use super::{Defaults, Family};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     encoder: true,
     pipeline: false,

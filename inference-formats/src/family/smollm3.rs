@@ -5,7 +5,7 @@ use serde_json::json;
 use super::gguf::add;
 use super::{ChatFormat, Defaults, Family, GgufExport, GgufFamily, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     chat: Some(ChatFormat::ChatMl),
     reply: Some("hermes"),
@@ -13,7 +13,7 @@ pub static FAMILY: Family = Family {
         permuted: true,
         optional_biases: true,
         write: |config| add(config, json!({"no_rope_layer_interval": 4})),
-        // Readers assume that each fourth layer has no positions.
+        // Readers assume that every fourth layer has no positions.
         export: Some(GgufExport {
             assumed: &[("no_rope_layer_interval", 4)],
             ..GgufExport::PLAIN

@@ -1,4 +1,4 @@
-//! Common facts of GGUF files with Mamba-2: sizes, and names of its tensors.
+//! Common properties of GGUF files with Mamba-2: sizes, and names of its tensors.
 
 use super::GgufHeader;
 use crate::error::Result;
@@ -11,7 +11,7 @@ pub(super) struct Sizes {
     pub dim: usize,
     pub state: usize,
     pub groups: usize,
-    /// Positions that the convolution looks at.
+    /// Positions that enter the convolution.
     pub conv: usize,
     /// Elements of all heads.
     pub inner: usize,
@@ -47,7 +47,7 @@ pub(super) fn has(header: &GgufHeader<'_>, part: &str) -> bool {
     (0..header.layers).any(|layer| header.file.tensors().contains_key(&named(layer)))
 }
 
-/// Names in a block of GGUF and below `$at`: matrices, convolutions and norms.
+/// Names in a GGUF block, and those below `$at`: matrices, convolutions and norms.
 macro_rules! names {
     ($at:literal $(, $more:expr)* $(,)?) => {
         &[
@@ -60,8 +60,8 @@ macro_rules! names {
     };
 }
 
-/// Vectors of the heads. Files have rates of forgetting, where checkpoints have the logarithms of
-/// their negatives; `rates` is the name that only files use.
+/// Vectors with one number per head. GGUF files store decay rates, while checkpoints store the
+/// logarithms of the negated rates; `rates` is a name that only GGUF files use.
 macro_rules! vectors {
     ($at:literal $(, $more:expr)* $(,)?) => {
         &[

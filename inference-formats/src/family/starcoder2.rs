@@ -5,7 +5,7 @@ use serde_json::json;
 use super::gguf::{TANH_GELU, add};
 use super::{Defaults, Family, GgufFamily, Windows};
 
-/// The descriptor.
+/// The descriptor of this family.
 pub static FAMILY: Family = Family {
     gguf: Some(GgufFamily {
         activation: TANH_GELU,

@@ -1,4 +1,4 @@
-//! Finds out whether a path is a model directory or a GGUF file, by names alone.
+//! Finds out from names alone whether a path is a model directory or a GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -16,14 +16,14 @@ pub enum ModelFiles {
     Gguf(PathBuf),
 }
 
-/// The tensors of a vindex that are no features.
+/// The file that lists the tensors of a vindex other than features.
 pub(crate) const MANIFEST: &str = "weight_manifest.json";
 
-/// Gate rows, which every vindex has.
+/// The file with gate rows, which every vindex has.
 const VINDEX: &str = "gate_vectors.bin";
 
-/// Whether the directory of a model is a vindex: then the feed-forward parts are not among its
-/// tensors.
+/// Whether the directory of a model is a vindex. The feed-forward parts of a vindex are not among
+/// its tensors.
 pub fn is_vindex(dir: &Path) -> bool {
     let is_file = |name: &str| dir.join(name).is_file();
     let plain = |dir: &Path| ModelDir::open(dir)?.with_extension("safetensors");
@@ -34,8 +34,8 @@ pub fn is_vindex(dir: &Path) -> bool {
 /// vindex of the level `all`, a directory with one `.gguf` file, or a `.gguf` file.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] when nothing is at the path. [`ErrorKind::Invalid`] when there is no
-/// model; the message names the missing files.
+/// [`ErrorKind::NotFound`] when nothing is at the path. [`ErrorKind::Invalid`] when the path is not
+/// a model; the message names the missing files.
 pub fn locate(path: &Path) -> Result<ModelFiles> {
     let is_gguf = path
         .extension()

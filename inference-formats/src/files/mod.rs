@@ -1,5 +1,5 @@
-//! Reading untrusted files: regular files only, capped sizes, and exact positioned reads. Names
-//! stay inside the directory of a model. This module knows no format.
+//! Reads untrusted files: only regular files, of limited size, with exact reads at given positions.
+//! Names cannot leave the directory of a model. This module knows nothing about formats.
 
 mod locate;
 #[cfg(test)]
@@ -23,7 +23,7 @@ pub(crate) fn invalid(path: &Path, message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message).with_path(path)
 }
 
-/// The error for a call that the operating system refused.
+/// The error for a failed call to the operating system.
 fn io(path: &Path, doing: &str, e: std::io::Error) -> Error {
     let kind = if e.kind() == IoKind::NotFound {
         ErrorKind::NotFound
@@ -33,10 +33,11 @@ fn io(path: &Path, doing: &str, e: std::io::Error) -> Error {
     Error::new(kind, doing).with_path(path).with_source(e)
 }
 
-/// Opens a regular file. A pipe or a device could block or never end.
+/// Opens a regular file. A pipe or a device could block or have no end.
 fn open_regular(path: &Path) -> Result<(File, u64)> {
     let not_regular = || invalid(path, "not a regular file");
-    // Checked before opening, because opening a pipe blocks, and after, because the name may move.
+    // Checked before opening, because opening a pipe blocks, and again after it, because another
+    // file may have taken the name.
     if !fs::metadata(path)
         .map_err(|e| io(path, "cannot open", e))?
         .is_file()
@@ -73,7 +74,7 @@ pub fn read_capped(path: &Path, cap: u64) -> Result<Vec<u8>> {
         .read_to_end(&mut bytes)
         .map_err(|e| io(path, "cannot read", e))?;
     if bytes.len() as u64 > cap {
-        return Err(too_large(bytes.len() as u64)); // it grew since it was measured
+        return Err(too_large(bytes.len() as u64)); // it grew after it was measured
     }
     Ok(bytes)
 }
@@ -87,8 +88,8 @@ pub fn read_text(path: &Path, cap: u64) -> Result<String> {
         .map_err(|e| invalid(path, "the file is not UTF-8").with_source(e))
 }
 
-/// An open regular file, with its length at that time. Reads have a position of their own, so
-/// threads can share the file. A read past the end is an error.
+/// An open regular file, with its length at that time. Each read gives its position, so threads can
+/// share the file. A read past the end is an error.
 #[derive(Debug)]
 pub struct CheckedFile {
     path: PathBuf,
@@ -181,7 +182,7 @@ impl CheckedFile {
                 format!("{nbytes} bytes are not a whole number of {size}-byte elements"),
             ));
         }
-        // Checked before allocating: a wrong length must not cost memory.
+        // Checked before allocating, so that a wrong length cannot use up memory.
         if offset
             .checked_add(nbytes as u64)
             .is_none_or(|end| end > self.len)
@@ -203,11 +204,11 @@ impl CheckedFile {
     }
 }
 
-/// The directory of a model. No name leads out of it.
+/// The directory of a model. No name can lead out of it.
 #[derive(Debug, Clone)]
 pub struct ModelDir {
     root: PathBuf,
-    /// The directory, and in a Hugging Face cache the blobs that its links point to.
+    /// The directory, and for a Hugging Face cache also the blobs that its links point to.
     allowed: Vec<PathBuf>,
 }
 
@@ -244,7 +245,7 @@ impl ModelDir {
         })
     }
 
-    /// The path of the directory, as it was given.
+    /// The path of the directory, as given.
     pub fn path(&self) -> &Path {
         &self.root
     }
@@ -263,7 +264,7 @@ impl ModelDir {
         let path = self.root.join(name);
         let real = match path.canonicalize() {
             Ok(real) => real,
-            // A broken link is an error below, not a missing file.
+            // A broken link is reported as an error below, not as a missing file.
             Err(e) if e.kind() == IoKind::NotFound && path.symlink_metadata().is_err() => {
                 return Ok(None);
             }
@@ -310,7 +311,7 @@ impl ModelDir {
     }
 }
 
-/// Checks that `name` is relative and stays below its start, on every platform.
+/// Checks that `name` is relative and stays inside the directory, on every platform.
 fn check_name(name: &str) -> Result<(), &'static str> {
     if name.is_empty() {
         return Err("it is empty");

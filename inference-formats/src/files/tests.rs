@@ -1,4 +1,4 @@
-//! Finding and reading files: models, sizes, and paths that lead out.
+//! Finding and reading files: models, sizes, and paths that lead out of the directory.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn what_a_path_holds() {
         locate(&at.join("a.gguf")).unwrap(),
         ModelFiles::Gguf(at.join("a.gguf"))
     );
-    // Repositories of GGUF files often carry the original's configuration.
+    // Repositories of GGUF files often contain the configuration of the original.
     fs::write(at.join("config.json"), "{}").unwrap();
     assert_eq!(locate(at).unwrap(), ModelFiles::Gguf(at.join("a.gguf")));
     fs::write(at.join("b.gguf"), "").unwrap();
@@ -101,7 +101,7 @@ fn links_stay_inside_but_for_the_hub_cache() {
     );
     symlink("nothing", root.join("broken")).unwrap();
     assert!(dir.find("broken").is_err());
-    // A link to the whole directory is what the user named.
+    // The user named the link to the directory, so it may be followed.
     symlink(&root, at.join("alias")).unwrap();
     assert!(
         ModelDir::open(&at.join("alias"))
@@ -128,7 +128,7 @@ fn links_stay_inside_but_for_the_hub_cache() {
             .message()
             .contains("leads out")
     );
-    // A directory of that name elsewhere allows nothing.
+    // A directory of that name elsewhere gives access to nothing.
     fs::create_dir_all(at.join("blobs")).unwrap();
     fs::write(at.join("blobs/h"), "x").unwrap();
     symlink(at.join("blobs/h"), root.join("blob")).unwrap();

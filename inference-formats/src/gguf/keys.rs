@@ -1,4 +1,4 @@
-//! Typed access to the metadata keys of one architecture, which are untrusted.
+//! Typed access to the metadata keys of one architecture. The values are untrusted.
 
 use std::path::Path;
 
@@ -50,7 +50,7 @@ impl Keys<'_> {
             .ok_or_else(|| self.metadata.missing(&self.key(name)))
     }
 
-    /// A number that a file may give for each layer. All layers must have the same.
+    /// A number that a file may give separately for each layer. It must be the same for all layers.
     pub fn per_layer(&self, name: &str, most: usize) -> Result<Option<usize>> {
         let Some(values) = self.metadata.i32s(&self.key(name))? else {
             return Ok(None);
@@ -67,8 +67,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Of a number that a file may give for each layer, the first that is not 0: layers without
-    /// what it counts have 0.
+    /// The first nonzero value of a number that a file may give separately for each layer. Layers
+    /// without the counted thing have 0.
     pub fn of_first_layer(&self, name: &str, most: usize) -> Result<Option<usize>> {
         let Some(values) = self.metadata.i32s(&self.key(name))? else {
             return Ok(None);

@@ -1,5 +1,5 @@
 //! GGUF metadata: values by key, fetched as the type that the caller wants. An error names the key
-//! and the type that the file has.
+//! and the type of its value in the file.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -155,7 +155,7 @@ impl GgufMetadata {
         }
     }
 
-    /// Adds a value. `false` when the key was there already.
+    /// Adds a value. `false` when the key was already present.
     pub(super) fn insert(&mut self, key: String, value: GgufValue) -> bool {
         self.values.insert(key, value).is_none()
     }
@@ -170,7 +170,7 @@ impl GgufMetadata {
         self.values.get(key)
     }
 
-    /// Whether `key` is there.
+    /// Whether `key` is present.
     pub fn contains(&self, key: &str) -> bool {
         self.values.contains_key(key)
     }
@@ -200,7 +200,7 @@ impl GgufMetadata {
         }
     }
 
-    /// The number of `key`, from any integer type. `None` without the key, here and below.
+    /// The number of `key`, from any integer type. `None` without the key, as in the methods below.
     ///
     /// # Errors
     /// When it has another type or does not fit.
@@ -283,7 +283,8 @@ impl GgufMetadata {
         }
     }
 
-    /// The numbers of `key`, from an array of any integer type. A single number is an array of one.
+    /// The numbers of `key`, from an array of any integer type. A single number is returned as an
+    /// array of one.
     ///
     /// # Errors
     /// When it has another type or a number does not fit.

@@ -1,7 +1,7 @@
 //! GGUF files, versions 2 and 3: the header and its tensors. [`Gguf::open`] checks the whole header
-//! against the file; tensor bytes are read later, exactly. [`GgufSummary`] reads only what a list
-//! of models shows. Blocks are decoded in [`crate::gguf_quant`]; metadata becomes a configuration
-//! in [`crate::gguf_config`].
+//! against the file. The bytes of tensors are read later, at their exact positions. [`GgufSummary`]
+//! reads only what is shown in a list of models. Blocks are decoded in [`crate::gguf_quant`];
+//! metadata becomes a configuration in [`crate::gguf_config`].
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
@@ -27,9 +27,9 @@ pub use types::GgmlType;
 use super::files::{CheckedFile, invalid};
 use reader::Reader;
 
-/// The most metadata keys.
+/// The maximum number of metadata keys.
 const MAX_KEYS: u64 = 1 << 16;
-/// The most tensors.
+/// The maximum number of tensors.
 const MAX_TENSORS: u64 = 1 << 16;
 const MAX_DIMS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -44,7 +44,8 @@ const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 pub struct GgufTensor {
     /// How its elements are stored.
     pub kind: GgmlType,
-    /// Its dimensions, row-major: GGUF's order, reversed. Blocks lie along the last one.
+    /// Its dimensions, row-major: GGUF's order, reversed. Each block covers elements along the last
+    /// dimension.
     pub shape: Vec<usize>,
     /// Bytes of its data; 0 for a type whose size is not known.
     pub nbytes: usize,
@@ -146,7 +147,7 @@ impl Gguf {
     /// Fills `buffer` with a tensor's stored bytes, from its byte `first` on.
     ///
     /// # Errors
-    /// When the range leaves the tensor, or reading fails.
+    /// When the range lies outside the tensor, or reading fails.
     pub fn read_into(&self, tensor: &GgufTensor, first: usize, buffer: &mut [u8]) -> Result<()> {
         self.file
             .read_exact_at(buffer, self.place_of(tensor, first, buffer.len())?)
@@ -155,7 +156,7 @@ impl Gguf {
     /// `length` bytes of a tensor's stored bytes, from its byte `first` on.
     ///
     /// # Errors
-    /// When the range leaves the tensor, memory is short, or reading fails.
+    /// When the range lies outside the tensor, memory is short, or reading fails.
     pub fn read_bytes(&self, tensor: &GgufTensor, first: usize, length: usize) -> Result<Vec<u8>> {
         self.file
             .read_vec(self.place_of(tensor, first, length)?, length)
@@ -220,7 +221,7 @@ fn alignment(metadata: &GgufMetadata) -> Result<u64> {
     Ok(alignment)
 }
 
-/// One tensor's header entry. Its offset still counts from the start of the data.
+/// One tensor's header entry. Its offset counts from the start of the data.
 fn read_info(reader: &mut Reader<'_>) -> Result<(String, GgufTensor)> {
     let name = reader.name()?;
     let dims = reader.u32("a tensor's dimensions")?;
@@ -269,7 +270,7 @@ fn read_info(reader: &mut Reader<'_>) -> Result<(String, GgufTensor)> {
     ))
 }
 
-/// Turns offsets into positions in the file. Checks that each tensor is aligned, lies inside the
+/// Converts offsets to positions in the file. Checks that each tensor is aligned, lies inside the
 /// file, and overlaps no other.
 fn place(
     tensors: &mut BTreeMap<String, GgufTensor>,
@@ -285,7 +286,7 @@ fn place(
                 tensor.offset
             )));
         }
-        // The size of an unknown type is unknown; its first byte must be there.
+        // The size of an unknown type is unknown, but its first byte must exist.
         let nbytes = (tensor.nbytes as u64).max(1);
         let start = data.checked_add(tensor.offset);
         let end = start.and_then(|s| s.checked_add(nbytes));

@@ -1,5 +1,5 @@
 //! Sequential, bounded reading of a GGUF header. Each length is compared with the rest of the file
-//! before memory is spent. All metadata together has a budget.
+//! before memory is allocated. There is a common limit for all metadata.
 
 use crate::error::{Error, Result};
 
@@ -14,18 +14,19 @@ const MAX_HEADER: u64 = 256 << 20;
 const MAX_KEY: u64 = 1 << 10;
 /// The longest string value, in bytes. Chat templates are the longest in use.
 const MAX_STRING: u64 = 4 << 20;
-/// How deep arrays may hold arrays.
+/// The maximum depth of nested arrays.
 const MAX_DEPTH: usize = 3;
-/// Strings and nested arrays of all metadata together. Vocabularies have some 500,000.
+/// The maximum number of strings and nested arrays in all metadata. Vocabularies have some 500,000
+/// strings.
 const MAX_STRINGS: u64 = 4 << 20;
-/// Numbers in arrays of all metadata together.
+/// The maximum number of numbers in arrays, in all metadata.
 const MAX_NUMBERS: u64 = 32 << 20;
 
 pub(super) struct Reader<'a> {
     file: &'a CheckedFile,
     /// Position in the file of the next read.
     position: u64,
-    /// Where the header must have ended: the end of the file, or the cap.
+    /// The latest position where the header may end: the end of the file, or the maximum size.
     end: u64,
     chunk: Vec<u8>,
     /// Position in the file of the chunk's first byte.
@@ -59,7 +60,7 @@ impl<'a> Reader<'a> {
         invalid(self.file.path(), message)
     }
 
-    /// Whether `wanted` bytes of `what` are there.
+    /// Checks that the file has `wanted` more bytes of `what`.
     fn check(&self, wanted: u64, what: &str) -> Result<()> {
         if wanted <= self.remaining() {
             return Ok(());
@@ -134,7 +135,7 @@ impl<'a> Reader<'a> {
         self.string(MAX_KEY, "a tensor's name")
     }
 
-    /// The length of a string, in bytes, which the file can hold.
+    /// The length of a string in bytes, which is checked against the file.
     fn string_length(&mut self, max: u64, what: &str) -> Result<u64> {
         let len = self.u64(what)?;
         let allowed = max.min(self.remaining());
@@ -175,15 +176,15 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Moves `bytes` bytes on.
+    /// Moves the position forward by `bytes` bytes.
     fn advance(&mut self, bytes: u64, what: &str) -> Result<()> {
         self.check(bytes, what)?;
         self.position += bytes;
         Ok(())
     }
 
-    /// Skips the value of the key `key`, whose type number has been read. Its counts and lengths
-    /// are checked as [`Self::value`] checks them; nothing is kept.
+    /// Skips the value of the key `key`, whose type number has been read. Counts and lengths are
+    /// checked as in [`Self::value`], but nothing is stored.
     pub(super) fn skip(&mut self, kind: u32, key: &str) -> Result<()> {
         match (kind, fixed_size(kind)) {
             (_, Some(size)) => self.advance(size, key),
@@ -273,7 +274,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Whether the file can hold `count` elements of at least `size` bytes, and `left` allows them.
+    /// Checks that the file can hold `count` elements of at least `size` bytes, and that `left`
+    /// allows them.
     fn check_count(&self, count: u64, size: u64, left: u64, what: &str) -> Result<()> {
         let possible = (self.remaining() / size).min(left);
         if count > possible {

@@ -1,5 +1,6 @@
-//! What a list of models shows of a GGUF file: architecture and quantization. The vocabulary is
-//! skipped, not kept. The file may be a part of a split model, or hold tensors that cannot be read.
+//! The properties of a GGUF file that are shown in a list of models: architecture and quantization.
+//! The vocabulary is skipped. The file may be a part of a split model, or hold tensors that cannot
+//! be read.
 
 use std::path::Path;
 
@@ -56,8 +57,8 @@ const FILE_TYPE: &str = "general.file_type";
 pub struct GgufSummary {
     /// `general.architecture`, where the file has the key.
     pub architecture: Option<String>,
-    /// The quantization's name, such as `Q4_K_M`: from `general.file_type`, else the type that
-    /// most weights have. `None` when neither is known.
+    /// The quantization's name, such as `Q4_K_M`, from `general.file_type`, or otherwise the type
+    /// of most weights. `None` when neither is known.
     pub quantization: Option<String>,
     /// Bytes of the file.
     pub bytes: u64,
@@ -65,7 +66,7 @@ pub struct GgufSummary {
 
 impl GgufSummary {
     /// Reads the header of the file at `path` as far as needed. Lengths and counts are checked as
-    /// in [`super::Gguf::open`]; where the tensors lie is not.
+    /// in [`super::Gguf::open`]; the positions of tensors are not.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Invalid`] for anything that is not a GGUF header of version 2 or 3,
@@ -84,7 +85,7 @@ impl GgufSummary {
             }
             let value = reader.value(kind, &key)?;
             found.insert(key, value);
-            // The vocabulary mostly comes later, and is long.
+            // The vocabulary usually comes after these keys, and is long.
             if found.contains(ARCHITECTURE) && file_type(&found).is_some() {
                 break;
             }
@@ -109,7 +110,7 @@ fn file_type(found: &GgufMetadata) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// The type that most weights have. Of equal shares the type with the lower number wins.
+/// The type of most weights. Of equal shares, the type with the lower number wins.
 fn most_common_type(reader: &mut Reader<'_>, tensors: u64) -> Result<Option<String>> {
     let mut weights = std::collections::BTreeMap::new();
     for _ in 0..tensors {
@@ -123,7 +124,7 @@ fn most_common_type(reader: &mut Reader<'_>, tensors: u64) -> Result<Option<Stri
             .or_insert((0u64, tensor.kind));
         sum.0 = sum.0.saturating_add(elements);
     }
-    // A number that no name is known for says nothing to a reader.
+    // A number without a known name tells the reader nothing.
     let named = weights.values().filter(|(_, kind)| kind.is_named());
     let most = named.rev().max_by_key(|(elements, _)| *elements);
     Ok(most.map(|(_, kind)| kind.name()))

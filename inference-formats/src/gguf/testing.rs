@@ -1,4 +1,4 @@
-//! A writer of small GGUF files for tests: valid ones, and ones whose header lies.
+//! A writer of small GGUF files for tests: valid ones, and ones with a wrong header.
 
 use std::path::PathBuf;
 
@@ -44,7 +44,7 @@ impl Writer {
         self.array(key, 8, values.len() as u64, &items)
     }
 
-    /// A key with an array of elements of type `kind`, which claims to hold `count` of them.
+    /// A key with an array of elements of type `kind`, which claims to have `count` elements.
     pub fn array(self, key: &str, kind: u32, count: u64, items: &[u8]) -> Self {
         let value = [kind.to_le_bytes().as_slice(), &count.to_le_bytes(), items].concat();
         self.raw(key, 9, &value)
@@ -62,7 +62,7 @@ impl Writer {
         self
     }
 
-    /// A tensor with its bytes, placed behind the tensors before it.
+    /// A tensor with its bytes, placed after the tensors before it.
     pub fn tensor(mut self, name: &str, dims: &[u64], kind: u32, bytes: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(32), 0);
         let offset = self.data.len() as u64;
@@ -76,7 +76,8 @@ impl Writer {
         self
     }
 
-    /// The file's bytes, without padding at the end: a test that cuts a byte cuts a used one.
+    /// The file's bytes, without padding at the end, so that a test that cuts off a byte cuts off a
+    /// used one.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());

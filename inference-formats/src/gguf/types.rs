@@ -40,21 +40,21 @@ pub enum GgmlType {
     Q5K,
     /// 256 weights: 6 bits in groups of 16.
     Q6K,
-    /// 256 weights: a table's entry of 8 bits for each 8.
+    /// 256 weights: an 8-bit index into a table for every 8.
     IQ2XXS,
-    /// 256 weights: a table's entry of 9 bits for each 8.
+    /// 256 weights: a 9-bit index into a table for every 8.
     IQ2XS,
-    /// 256 weights: a table's entry of 10 bits for each 8.
+    /// 256 weights: a 10-bit index into a table for every 8.
     IQ2S,
-    /// 256 weights: a table's entry of 8 bits for each 4.
+    /// 256 weights: an 8-bit index into a table for every 4.
     IQ3XXS,
-    /// 256 weights: a table's entry of 9 bits for each 4.
+    /// 256 weights: a 9-bit index into a table for every 4.
     IQ3S,
-    /// 256 weights: a table's entry of 11 bits for each 8, in groups of 32.
+    /// 256 weights: an 11-bit index into a table for every 8, in groups of 32.
     IQ1S,
-    /// 256 weights: a table's entry of 11 bits for each 8, in groups of 16.
+    /// 256 weights: an 11-bit index into a table for every 8, in groups of 16.
     IQ1M,
-    /// 32 weights: 4 bits that a table turns into integers, a scale.
+    /// 32 weights: 4 bits that index a table of integers, and a scale.
     IQ4NL,
     /// 256 weights: 4 bits as in `IQ4_NL`, in groups of 32.
     IQ4XS,
@@ -62,7 +62,7 @@ pub enum GgmlType {
     TQ1_0,
     /// 256 weights: -1, 0 or 1 in 2 bits, a scale.
     TQ2_0,
-    /// 32 weights: floats of 4 bits, a power of two.
+    /// 32 weights: floats of 4 bits, and a scale that is a power of two.
     MXFP4,
     /// A type that this crate does not decode, by its number.
     Other(u32),
@@ -102,11 +102,11 @@ const KNOWN: [(u32, GgmlType, &str, usize, usize); 30] = [
     (39, GgmlType::MXFP4, "MXFP4", 32, 17),
 ];
 
-/// Types that are only named: number and name (`ggml_type` in ggml).
+/// Types of which only the name is known: number and name (`ggml_type` in ggml).
 const NAMED: [(u32, &str); 3] = [(9, "Q8_1"), (15, "Q8_K"), (40, "NVFP4")];
 
 impl GgmlType {
-    /// The type that files give the number `id`.
+    /// The type with the number `id` in files.
     pub(super) fn from_id(id: u32) -> Self {
         KNOWN
             .iter()
@@ -114,7 +114,7 @@ impl GgmlType {
             .map_or(Self::Other(id), |k| k.1)
     }
 
-    /// The number that files give it.
+    /// The type's number in files.
     pub(super) fn id(self) -> u32 {
         match self {
             Self::Other(id) => id,
@@ -125,7 +125,7 @@ impl GgmlType {
         }
     }
 
-    /// Weights in a block and bytes of a block; a type without blocks has one weight in each.
+    /// Weights per block, and bytes per block. A type without blocks has one weight per block.
     /// `None` for [`Self::Other`].
     pub fn block(self) -> Option<(usize, usize)> {
         KNOWN.iter().find(|k| k.1 == self).map(|k| (k.3, k.4))

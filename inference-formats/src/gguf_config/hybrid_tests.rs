@@ -1,9 +1,9 @@
-//! Files of hybrids: kinds of layers, sizes of recurrences, and metadata that does not fit.
+//! Files of hybrids: kinds of layers, sizes of recurrences, and inconsistent metadata.
 
 use super::*;
 use crate::gguf::testing::Writer;
 
-/// What a file may have wrong.
+/// Properties that a test can change to wrong ones.
 struct File {
     architecture: &'static str,
     heads: &'static [i32],
@@ -95,9 +95,9 @@ fn layers_are_told_by_what_they_have() {
     );
     let found = File::new("granitehybrid").read().unwrap();
     assert_eq!(found["layer_types"], json!(["mamba", "attention", "mamba"]));
-    // Rotation is on where the file does not say.
+    // Rotation is on unless the file turns it off.
     assert_eq!(found["position_embedding_type"], "rope");
-    // Without attention the heads are those of the recurrence.
+    // Without attention, the heads are those of the recurrence.
     let alone = File {
         heads: &[],
         widths: &[],

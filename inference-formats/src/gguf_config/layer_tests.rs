@@ -1,4 +1,4 @@
-//! Metadata whose numbers differ between layers: Gemma 4 and LFM2, whole and wrong.
+//! Metadata whose numbers differ between layers: Gemma 4 and LFM2, complete and wrong.
 
 use super::*;
 use crate::gguf::testing::Writer;
@@ -11,7 +11,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// What both have, without `left_out`.
+/// The keys of both families, without `left_out`.
 fn common(architecture: &str, layers: u32) -> Writer {
     let mut w = Writer::default().str("general.architecture", architecture);
     for (key, value) in [
@@ -29,7 +29,7 @@ fn common(architecture: &str, layers: u32) -> Writer {
     .tensor("token_embd.weight", &[32, 3], 0, &[0; 384])
 }
 
-/// Six layers: two sliding ones to a full one, of which the last three share keys.
+/// Six layers: two sliding ones for each full one. The last three share keys.
 struct Gemma {
     heads: Vec<i32>,
     widths: Vec<i32>,
@@ -138,7 +138,7 @@ fn gemma4_has_numbers_of_its_own_for_full_layers() {
     assert_eq!(rope["full_attention"]["rope_type"], "proportional");
     assert_eq!(rope["sliding_attention"]["rope_theta"], 10_000.0);
     assert_eq!(found["layer_types"][2], "full_attention");
-    // Full layers with values of their own, and the same width everywhere.
+    // Full layers have their own values, and all layers the same width.
     let other = Gemma {
         values: vec![0, 1, 2],
         widths: vec![48],

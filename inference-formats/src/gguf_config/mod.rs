@@ -1,4 +1,5 @@
-//! GGUF metadata as a [`ModelConfig`], as names of tensors, and as the parts of a tokenizer.
+//! Converts GGUF metadata to a [`ModelConfig`], to names of tensors, and to the parts of a
+//! tokenizer.
 
 #[cfg(test)]
 mod hybrid_tests;
@@ -24,10 +25,10 @@ use crate::limits;
 
 const EMBEDDING: &str = "token_embd.weight";
 
-/// Fields with the number of experts, which families name differently.
+/// Fields with the number of experts. The name depends on the family.
 const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
-/// The configuration that the metadata and the tensors of a file describe, checked.
+/// The configuration from the metadata and the tensors of a file, after checks.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] when a key is missing, of the wrong type or out of range;
@@ -89,7 +90,7 @@ fn read(
     };
     let layers = keys.required("block_count", limits::LAYERS)?;
     let hidden_size = keys.required("embedding_length", limits::HIDDEN)?;
-    // Files without attention have 0 heads, and 0 for the width of the feed-forward part.
+    // Files without attention have 0 heads, and 0 as the width of the feed-forward part.
     let (heads_key, width_key) = match family.is_recurrent {
         true => ("ssm.time_step_rank", "ssm.inner_size"),
         false => ("attention.head_count", "feed_forward_length"),
@@ -172,7 +173,7 @@ fn head_dim(keys: &Keys<'_>) -> Result<Option<usize>> {
     }
 }
 
-/// Rows of the embedding. There are at least as many as tokens.
+/// Rows of the embedding. There are at least as many rows as tokens.
 fn vocab_size(keys: &Keys<'_>, file: &Gguf) -> Result<usize> {
     let Some(embedding) = file.tensors().get(EMBEDDING) else {
         return Err(invalid(
@@ -223,7 +224,7 @@ fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
         }));
     }
     match keys.metadata.str(&keys.key("rope.scaling.type"))? {
-        // An older key for `linear`.
+        // Without a type: an older key for `linear`.
         None => Ok(match keys.positive("rope.scale_linear")? {
             Some(factor) if factor != 1.0 => json!({"rope_type": "linear", "factor": factor}),
             _ => Value::Null,

@@ -1,4 +1,4 @@
-//! Tensor names: the names of transformers, and those of GGUF.
+//! Converts tensor names between transformers and GGUF.
 
 use crate::family::{Family, GgufFamily, PLAIN};
 
@@ -24,7 +24,7 @@ pub struct GgufNames {
 }
 
 impl GgufNames {
-    /// The names of a `model_type`. One without an entry of its own has the names of most.
+    /// The names of a `model_type`. A `model_type` without an entry has the most common names.
     pub fn new(model_type: &str) -> Self {
         Self {
             family: Family::of(model_type)
@@ -38,13 +38,13 @@ impl GgufNames {
         self.family.permuted
     }
 
-    /// The names in blocks, those of the family first.
+    /// The names inside blocks, those of the family first.
     fn block(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         self.family.own.iter().chain(self.family.block)
     }
 
     /// The name in GGUF, such as `blk.0.attn_q.weight` for
-    /// `model.layers.0.self_attn.q_proj.weight`. `None` for a tensor that GGUF has no name for.
+    /// `model.layers.0.self_attn.q_proj.weight`. `None` for a tensor without a name in GGUF.
     pub fn tensor(&self, name: &str) -> Option<String> {
         if KEPT.contains(&name) {
             return Some(name.to_owned());
@@ -66,7 +66,7 @@ impl GgufNames {
             return Some(format!("{to}.{suffix}"));
         }
         let (layer, part) = stem.strip_prefix(self.family.prefix)?.split_once('.')?;
-        // Mixtral's name for its mixture.
+        // Mixtral's name of its mixture.
         let renamed = part
             .strip_prefix("block_sparse_moe.")
             .map(|rest| format!("mlp.{rest}"));

@@ -1,5 +1,5 @@
-//! The parts of a tokenizer in GGUF metadata, checked against each other. A tokenizer library
-//! combines them.
+//! The parts of a tokenizer in GGUF metadata, checked for consistency. A tokenizer library combines
+//! them.
 
 use crate::error::Result;
 
@@ -13,19 +13,19 @@ pub struct GgufTokenizerParts {
     pub model: String,
     /// How text is split before BPE, such as `smollm` or `qwen2`.
     pub pre: Option<String>,
-    /// The text of each token, by id.
+    /// The text of each token, in order of ids.
     pub tokens: Vec<String>,
-    /// The score of each token, where the kind has them.
+    /// The score of each token, if the kind has scores.
     pub scores: Option<Vec<f32>>,
     /// The type of each token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub token_types: Option<Vec<i32>>,
-    /// BPE merges, each two parts with a space between, in order of application.
+    /// BPE merges, each as two parts with a space between, in order of application.
     pub merges: Vec<String>,
     /// The token that starts a text.
     pub bos_id: Option<u32>,
     /// The token that ends a text.
     pub eos_id: Option<u32>,
-    /// The token for text that no other token spells.
+    /// The token for text that no other token can express.
     pub unk_id: Option<u32>,
     /// The token that pads a batch.
     pub pad_id: Option<u32>,
@@ -33,17 +33,17 @@ pub struct GgufTokenizerParts {
     pub cls_id: Option<u32>,
     /// The token after each text that an encoder reads.
     pub sep_id: Option<u32>,
-    /// Further tokens that end a reply: the ends of turn and message.
+    /// Further tokens that end a reply: end of turn and end of message.
     pub extra_eos_ids: Vec<u32>,
     /// Whether a text starts with `bos`.
     pub add_bos: Option<bool>,
     /// Whether a text ends with `eos`.
     pub add_eos: Option<bool>,
-    /// Whether a text starts with a space, where the file says so.
+    /// Whether a text starts with a space, if the file states it.
     pub add_space_prefix: Option<bool>,
     /// The chat template, in Jinja.
     pub chat_template: Option<String>,
-    /// The chat template for conversations with tools, where the model has one of its own.
+    /// The separate chat template for conversations with tools, if the model has one.
     pub tool_use_template: Option<String>,
 }
 
@@ -95,7 +95,7 @@ pub fn tokenizer_parts(file: &Gguf) -> Result<GgufTokenizerParts> {
         unk_id: id("unknown_token_id")?,
         pad_id: id("padding_token_id")?,
         cls_id: id("cls_token_id")?,
-        // The key is spelled so.
+        // The misspelling is part of the format.
         sep_id: id("seperator_token_id")?,
         extra_eos_ids,
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,

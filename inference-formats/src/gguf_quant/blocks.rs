@@ -1,7 +1,7 @@
-//! The block layouts: bytes to small integers with their scale and bias.
+//! The block layouts: converts bytes to small integers with their scale and bias.
 //!
-//! Products of an `f16` scale with the small integers of a block are exact in `f32`. So the order
-//! of operations here gives the bits of the reference.
+//! Products of an `f16` scale with the small integers of a block are exact in `f32`. Therefore the
+//! order of operations here gives the same bits as the reference.
 
 use half::f16;
 
@@ -23,14 +23,14 @@ pub(super) fn half_of(bytes: &[u8; 2]) -> f16 {
     f16::from_le_bytes(*bytes)
 }
 
-/// A part of a block at a fixed place.
+/// The part of a block at a fixed position.
 pub(super) fn part<const AT: usize, const LEN: usize, const N: usize>(
     block: &[u8; N],
 ) -> &[u8; LEN] {
     const {
         assert!(AT + LEN <= N, "the part lies in the block");
     }
-    // The assertion above makes the fallback unreachable.
+    // The assertion above makes this branch unreachable.
     block
         .get(AT..AT + LEN)
         .and_then(|p| p.try_into().ok())
@@ -123,7 +123,7 @@ pub(super) fn affine(
     Some(())
 }
 
-/// Elements 0..16 are the low nibbles, 16..32 the high ones.
+/// Elements 0..16 are the low nibbles, elements 16..32 the high ones.
 pub(super) fn nibbles(qs: &[u8; 16]) -> [u8; GROUP] {
     let mut q = [0; GROUP];
     let (low, high) = q.split_at_mut(16);
@@ -143,8 +143,9 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
     q
 }
 
-/// Numbers from 0 to 2 of a `TQ1_0` block: 48 bytes of five and 4 bytes of four. A byte is a
-/// fraction of 256. Times three, the part above the point is the next number.
+/// The numbers 0 to 2 of a `TQ1_0` block: 48 bytes with five numbers each, and 4 bytes with four. A
+/// byte is a fraction of 256. After each multiplication by three, the integer part is the next
+/// number.
 fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     let number = |byte: u8, n: usize| {
         let rest = (0..n).fold(byte, |rest, _| rest.wrapping_mul(3));
@@ -167,7 +168,7 @@ fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
 }
 
 /// Scale and bias of the 8 groups of a `Q4_K` or `Q5_K` block. Its first 16 bytes hold `d`, `dmin`,
-/// and 6-bit scales and minima. Groups 4..8 have their upper bits elsewhere.
+/// and 6-bit scales and minima. Groups 4..8 have their upper bits in other bytes.
 fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
     let d = half(part::<0, 2, 16>(start));
     let dmin = half(part::<2, 2, 16>(start));
@@ -191,8 +192,8 @@ pub(super) fn k_scales(start: &[u8; 16]) -> [(u8, u8); 8] {
     })
 }
 
-/// Calls `f` with the index of each group (0..16) and its place. The place is the half of the block
-/// (0..2), the quarter of that half (0..4), and the first element in the quarter (0 or 16).
+/// Calls `f` with the index of each group (0..16) and its position. The position is the half of the
+/// block (0..2), the quarter of that half (0..4), and the first element in the quarter (0 or 16).
 fn groups_of_16(mut f: impl FnMut(usize, usize, usize, usize)) {
     for group in 0..16 {
         f(group, group / 8, group / 2 % 4, group % 2 * 16);

@@ -9,8 +9,8 @@ use super::blocks::{self, half_of, nibbles, part};
 use super::grids;
 use crate::gguf::GgmlType;
 
-/// What codes of four bits stand for, as integers. Times a unit and the scale of their group they
-/// are weights.
+/// The integers that 4-bit codes stand for. A weight is the integer times a unit and the scale of
+/// its group.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NibbleCodes {
@@ -24,14 +24,14 @@ pub enum NibbleCodes {
     Iq3S,
     /// `IQ2_XXS`, `IQ2_XS`, `IQ2_S`: two bits of magnitude, and the sign in the highest bit.
     Iq2,
-    /// `IQ1_S`, `IQ1_M`, in eighths: -1, 0 and 1, an eighth more; from code 4 on an eighth less.
+    /// `IQ1_S`, `IQ1_M`, in eighths: -1, 0 and 1, plus an eighth; codes from 4 on minus an eighth.
     Iq1,
-    /// `Q3_K`: integers above -5.
+    /// `Q3_K`: integers from -4 on.
     Q3k,
 }
 
 impl NibbleCodes {
-    /// Those of a type; `None` where it has others.
+    /// The codes of a type; `None` for a type with others.
     pub fn of(kind: GgmlType) -> Option<Self> {
         Some(match kind {
             GgmlType::MXFP4 => Self::E2m1,
@@ -45,7 +45,7 @@ impl NibbleCodes {
         })
     }
 
-    /// The integers of all codes, and the unit that they are multiplied with.
+    /// The integers of all codes, and the unit that they are multiplied by.
     pub fn integers(self) -> ([i8; 16], f32) {
         match self {
             Self::E2m1 => (
@@ -67,7 +67,7 @@ impl NibbleCodes {
     }
 }
 
-/// Magnitudes, and the same with a minus.
+/// The magnitudes, followed by their negatives.
 fn with_signs(magnitudes: [i8; 8]) -> [i8; 16] {
     std::array::from_fn(|code| {
         let magnitude = magnitudes[code % 8];
@@ -92,7 +92,7 @@ pub(super) fn dequantize(kind: GgmlType, data: &[u8], out: &mut Vec<f32>) -> Opt
     };
     if kind == GgmlType::MXFP4 {
         mxfp4(data, |exponent, codes| {
-            // Half of the power first, for the largest is beyond float32.
+            // Multiplied by half of the power first, because the largest power exceeds float32.
             let scale = match exponent {
                 0 | 1 => power_of_two(exponent) * unit,
                 _ => power_of_two(exponent - 1),
@@ -159,7 +159,7 @@ fn iq4_xs(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
     }
 }
 
-/// Eight signs from seven bits: the eighth makes their number even.
+/// Eight signs from seven bits: the eighth bit makes the number of set bits even.
 fn signs_of_seven(bits: u32) -> u8 {
     let seven = (bits & 127) as u8;
     seven | ((seven.count_ones() & 1) as u8) << 7
@@ -181,7 +181,7 @@ fn iq1_codes(entry: u16, down: bool) -> [u8; 8] {
     std::array::from_fn(|i| (entry >> (2 * i) & 3) as u8 | u8::from(down) << 2)
 }
 
-/// Nibble `i` of some bytes, the lower one first.
+/// Nibble `i` of some bytes. The lower nibble of a byte is first.
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 2] >> (4 * (i % 2)) & 15
 }
@@ -191,7 +191,7 @@ fn odd(n: u8) -> i8 {
     2 * (n & 15) as i8 + 1
 }
 
-/// `N` eights of codes as a group.
+/// Joins `N` times eight codes to a group.
 fn group<const N: usize>(eight: impl Fn(usize) -> [u8; 8]) -> [[u8; 8]; N] {
     std::array::from_fn(eight)
 }
@@ -284,7 +284,8 @@ fn iq3_s(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
     }
 }
 
-/// `d, 32 x lower 8 bits of an entry, 8 x (4 x upper 3 bits, scale of 3 bits, sign of the eighth)`.
+/// `d, 32 x lower 8 bits of an entry, 8 x (4 x upper 3 bits, scale of 3 bits, sign of the added
+/// eighth)`.
 fn iq1_s(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
     for block in data.as_chunks::<50>().0 {
         let d = half_of(part::<0, 2, 50>(block));
@@ -301,8 +302,8 @@ fn iq1_s(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
     }
 }
 
-/// `32 x lower 8 bits of an entry, 32 x (upper 3 bits, sign of the eighth), 16 scales of 3 bits in
-/// four words of 12`. The upper bits of these words are `d`.
+/// `32 x lower 8 bits of an entry, 32 x (upper 3 bits, sign of the added eighth), 16 scales of 3
+/// bits in four words of 12`. The upper bits of these words are `d`.
 fn iq1_m(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
     for block in data.as_chunks::<56>().0 {
         let (low, high) = (part::<0, 32, 56>(block), part::<32, 16, 56>(block));

@@ -1,5 +1,5 @@
-//! GGUF blocks as numbers: decoded to `f32`, or repacked without loss to MLX's affine layout where
-//! it has the same format. These are pure functions of bytes.
+//! Converts GGUF blocks to numbers: decoded to `f32`, or repacked without loss to MLX's affine
+//! layout if that has the same format. These are pure functions of bytes.
 //!
 //! A tensor `[rows, cols]` is stored row after row; each row is a whole number of blocks. A block
 //! holds 32 weights (`Q4_0` to `Q8_0`, `MXFP4`, `IQ4_NL`) or 256 (other K, IQ and TQ types). Groups
@@ -24,7 +24,7 @@ pub use rows::unpermute_rows;
 /// Weights that share a scale in every repacked format.
 const GROUP: usize = 32;
 
-/// A matrix in MLX's affine layout: `w = scale * q + bias`, group after group.
+/// A matrix in MLX's affine layout: `w = scale * q + bias`, with a scale and a bias for each group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AffinePacked {
     /// Bits of a weight: 2, 4, 5 or 8.
@@ -37,8 +37,8 @@ pub struct AffinePacked {
     pub biases: Vec<f32>,
 }
 
-/// A matrix of 6 bits. Its scales are a signed byte for each 16 weights times a float16 for each
-/// 256: `w = super_scale * scale * (q - 32)`.
+/// A matrix of 6 bits. It has a signed byte for every 16 weights and a float16 for every 256: `w =
+/// super_scale * scale * (q - 32)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SuperPacked {
     /// The packed codes `q`, `[rows, cols * 6 / 32]`.
@@ -67,7 +67,7 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
         GgmlType::Q2K => blocks::q2_k(data, |group| extend(&mut out, group)),
         GgmlType::Q6K => blocks::q6_k(data, |d, scale, codes| {
             let scale = d.to_f32() * f32::from(scale);
-            // The integer first: zero keeps the sign of the scale.
+            // The integer is computed first, so that a zero keeps the sign of the scale.
             out.extend(codes.map(|q| scale * (f32::from(q) - 32.0)));
         }),
         _ if NibbleCodes::of(kind).is_some() => iq::dequantize(kind, data, &mut out)?,
@@ -82,7 +82,7 @@ pub fn dequantize(kind: GgmlType, data: &[u8]) -> Option<Vec<f32>> {
     Some(out)
 }
 
-/// The integer that stands for zero, in types without a bias. Its weight is a zero with the sign of
+/// The code that stands for zero, in types without a bias. Its weight is a zero with the sign of
 /// the scale; `scale * q + bias` would lose that sign.
 fn middle(kind: GgmlType) -> Option<f32> {
     match kind {
@@ -141,7 +141,8 @@ pub fn repack(kind: GgmlType, data: &[u8]) -> Option<AffinePacked> {
     Some(all)
 }
 
-/// As [`repack`], into slices of exactly the lengths of its results. `None` for other lengths, too.
+/// As [`repack`], into slices of exactly the lengths of its results. `None` if the lengths differ,
+/// too.
 pub fn repack_into(
     kind: GgmlType,
     data: &[u8],
@@ -196,7 +197,8 @@ fn fill<'a, const BITS: usize>(
     })
 }
 
-/// Bits of a weight of a type without biases: a float16 scale for each group, whose zero is a code.
+/// Bits of a weight in a type without biases: each group has a float16 scale, and one code stands
+/// for zero.
 pub fn symmetric_bits(kind: GgmlType) -> Option<i32> {
     middle(kind).and_then(|_| affine_bits(kind))
 }
@@ -224,8 +226,8 @@ pub fn repack_super_scaled(kind: GgmlType, data: &[u8]) -> Option<SuperPacked> {
     Some(all)
 }
 
-/// As [`repack_super_scaled`], into slices of exactly the lengths of its results. `None` for other
-/// lengths, too.
+/// As [`repack_super_scaled`], into slices of exactly the lengths of its results. `None` if the
+/// lengths differ, too.
 pub fn repack_super_scaled_into(
     kind: GgmlType,
     data: &[u8],
@@ -325,8 +327,8 @@ fn fill_codes<const BITS: usize>(
 /// Groups in a block of `Q6_K`.
 const SUPER_GROUPS: usize = 16;
 
-/// The weights of a block, and the number of blocks in `data`. Their product fits: it is at most 2
-/// for each byte of `data`, or 6 for types of one and two bits.
+/// The number of weights per block, and the number of blocks in `data`. Their product fits: it is
+/// at most 2 for each byte of `data`, or 6 for types of one and two bits.
 fn count_blocks(kind: GgmlType, data: &[u8]) -> Option<(usize, usize)> {
     let (weights, bytes) = kind.block()?;
     data.len()
@@ -334,12 +336,12 @@ fn count_blocks(kind: GgmlType, data: &[u8]) -> Option<(usize, usize)> {
         .then_some((weights, data.len() / bytes))
 }
 
-/// 16 values of 2 bits are a word.
+/// Packs 16 values of 2 bits into a word.
 fn pack_pairs(q: &[u8; 16]) -> u32 {
     q.iter().rev().fold(0, |word, &q| word << 2 | u32::from(q))
 }
 
-/// The values from `at` on.
+/// The 16 values from `at` on.
 fn sixteen(q: &[u8; GROUP], at: usize) -> &[u8; 16] {
     q.as_chunks::<16>().0.get(at / 16).unwrap_or(&[0; 16])
 }
@@ -352,14 +354,14 @@ fn quarters(q: &[u8; GROUP]) -> [[u8; 8]; 4] {
     all
 }
 
-/// Joins neighbors in all pairs of fields at once, `width` bits each in fields of `field` bits.
-/// Each round halves the number of fields.
+/// Joins neighbors in all pairs of fields at once. Each value has `width` bits in a field of
+/// `field` bits. Each round halves the number of fields.
 #[inline(always)]
 fn join_pairs<const WIDTH: u32, const FIELD: u32>(x: u64, low: u64) -> u64 {
     (x & low) | (x >> (FIELD - WIDTH) & (low << WIDTH))
 }
 
-/// Eight values of four bits are a word.
+/// Packs eight values of four bits into a word.
 #[inline(always)]
 fn pack_nibbles(q: &[u8; 8]) -> u32 {
     let x = u64::from_le_bytes(*q);
@@ -368,7 +370,7 @@ fn pack_nibbles(q: &[u8; 8]) -> u32 {
     join_pairs::<16, 32>(x, 0x0000_0000_0000_ffff) as u32
 }
 
-/// 16 values of 6 bits are 3 words.
+/// Packs 16 values of 6 bits into 3 words.
 #[inline(always)]
 fn pack_six(q: &[u8; 16]) -> [u32; 3] {
     let eight = |q: &[u8; 8]| {
@@ -386,7 +388,7 @@ fn pack_six(q: &[u8; 16]) -> [u32; 3] {
     ]
 }
 
-/// 32 values of 5 bits are 5 words.
+/// Packs 32 values of 5 bits into 5 words.
 #[inline(always)]
 fn pack_five(q: &[u8; GROUP]) -> [u32; 5] {
     // Forty bits each.

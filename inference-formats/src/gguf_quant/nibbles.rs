@@ -1,4 +1,5 @@
-//! Types whose codes stand for integers of a table: repacked without loss, in four bits a code.
+//! Types whose codes are indices into a table of integers: repacked without loss, with four bits
+//! per code.
 
 use half::f16;
 
@@ -6,8 +7,8 @@ use super::iq;
 use super::{count_blocks, pack_nibbles};
 use crate::gguf::GgmlType;
 
-/// Codes of four bits and their scales. What a code stands for, [`NibbleCodes`](super::NibbleCodes)
-/// says.
+/// Codes of four bits and their scales. [`NibbleCodes`](super::NibbleCodes) defines the integer of
+/// each code.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NibblePacked {
     /// The packed codes, `[rows, cols / 8]`.
@@ -20,7 +21,7 @@ pub struct NibblePacked {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub enum NibbleScales {
-    /// `2^(byte - 127)` for each group, `[rows, cols / 32]`. 255 is no number.
+    /// `2^(byte - 127)` for each group, `[rows, cols / 32]`. 255 is NaN.
     Powers(Vec<u8>),
     /// A number for each group, `[rows, cols / 32]`.
     Halves(Vec<f16>),
@@ -49,7 +50,7 @@ pub enum NibbleFormat {
 }
 
 impl NibbleFormat {
-    /// That of a type; `None` where it is not packed so.
+    /// The format of a type; `None` for a type that is not packed this way.
     pub fn of(kind: GgmlType) -> Option<Self> {
         Some(match kind {
             GgmlType::MXFP4 => Self::Powers,

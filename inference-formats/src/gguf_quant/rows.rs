@@ -1,5 +1,5 @@
 //! The order of rows in query and key projections. For llama, GGUF files order the rows of each
-//! head for a rotation of neighboring elements; other formats rotate halves.
+//! head for a rotation of neighboring elements; other formats rotate the two halves of a head.
 
 /// Puts the rows of `attn_q` (with the query heads) or `attn_k` (with the key heads) into the usual
 /// order. `data` holds the stored bytes of `rows` rows. Whole rows move, so any type works,

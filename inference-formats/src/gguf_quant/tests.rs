@@ -1,4 +1,4 @@
-//! Decoding against the numbers of an independent implementation, and packing against decoding.
+//! Compares decoding with the numbers of an independent implementation, and packing with decoding.
 //! `tools/golden/gguf_blocks.py` also checks that MLX reads the packed layout.
 
 use half::f16;
@@ -78,7 +78,7 @@ fn golden() -> Vec<(GgmlType, Vec<u8>, Vec<f32>)> {
         .collect()
 }
 
-/// What MLX computes from a packed matrix, read bit by bit.
+/// The values that MLX computes from a packed matrix, read bit by bit.
 fn unpack(p: &AffinePacked) -> Vec<f32> {
     let bits = p.bits as usize;
     let bit = |i: usize| p.packed[i / 32] >> (i % 32) & 1;
@@ -98,7 +98,7 @@ fn decodes_bit_for_bit_what_the_reference_decodes() {
         let got = dequantize(kind, &data).unwrap();
         assert_eq!(got.len(), expected.len());
         for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
-            // Bits, so that minus zero is not zero.
+            // Compares bits, so that -0 and 0 differ.
             assert_eq!(
                 g.to_bits(),
                 e.to_bits(),
@@ -162,7 +162,7 @@ fn super_scales_pack_what_the_reference_decodes() {
             (p.scales.len(), p.supers.len()),
             (expected.len() / 16, expected.len() / 256)
         );
-        // As many bytes as the file has.
+        // As many bytes as in the file.
         assert_eq!(
             p.packed.len() * 4 + p.scales.len() + p.supers.len() * 2,
             data.len()
@@ -205,7 +205,7 @@ fn super_scales_and_minima_pack_what_the_reference_decodes() {
     assert_eq!(kinds, [GgmlType::Q4K, GgmlType::Q5K]);
 }
 
-/// The weights of codes that are looked up, by the definition of the packed form.
+/// The weights of codes that index a table, by the definition of the packed form.
 fn unpack_nibbles(kind: GgmlType, p: &NibblePacked) -> Vec<f32> {
     let (integers, unit) = NibbleCodes::of(kind).unwrap().integers();
     let codes = (0..p.packed.len() * 8).map(|i| (p.packed[i / 8] >> (i % 8 * 4) & 15) as usize);
@@ -247,7 +247,7 @@ fn codes_that_are_looked_up_pack_what_the_reference_decodes() {
         }
         packed.push(kind);
     }
-    // All but those that are affine, and Q2_K and Q6_K.
+    // All types except the affine ones, Q2_K and Q6_K.
     assert_eq!(packed.len(), 11);
 }
 
@@ -310,7 +310,7 @@ fn parts_of_blocks_and_other_types_are_refused() {
 
 #[test]
 fn unpermuting_undoes_the_conversion() {
-    // Two heads of four rows of two bytes; the file's order within a head is 0, 2, 1, 3.
+    // Two heads of four rows of two bytes. The order within a head in the file is 0, 2, 1, 3.
     let stored = [0u8, 0, 2, 2, 1, 1, 3, 3, 4, 4, 6, 6, 5, 5, 7, 7];
     let usual = [0u8, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7];
     assert_eq!(unpermute_rows(&stored, 8, 2), usual);
@@ -325,7 +325,7 @@ proptest! {
             for block in data.chunks_exact_mut(size) {
                 match kind {
                     GgmlType::MXFP4 => block[0] &= 127,
-                    // The upper bits of the last word are those of the scale.
+                    // The upper bits of the last word belong to the scale.
                     GgmlType::IQ1M => block[55] &= 0xbf,
                     _ => {}
                 }

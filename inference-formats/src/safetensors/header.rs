@@ -1,5 +1,5 @@
 //! The header of one safetensors file. The `safetensors` crate checks offsets, sizes and types.
-//! This module bounds time and memory and refuses repeated names. It compares the end of the data
+//! This module limits time and memory, rejects repeated names, and compares the end of the data
 //! with the end of the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,13 +15,13 @@ use crate::files::{CheckedFile, invalid};
 
 /// The largest accepted header, in bytes.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
-/// The most tensors a model may have.
+/// The maximum number of tensors in a model.
 pub(super) const MAX_TENSORS: usize = 1 << 18;
-/// The most dimensions a tensor may have.
+/// The maximum number of dimensions of a tensor.
 pub(super) const MAX_DIMS: usize = 8;
-/// The longest accepted name, in bytes.
+/// The maximum length of a name, in bytes.
 const MAX_NAME: usize = 1024;
-/// The length of the header is the first thing in a file.
+/// A file begins with the length of the header, in this number of bytes.
 const LENGTH_BYTES: u64 = 8;
 
 /// A tensor of one file.
@@ -35,7 +35,7 @@ pub(super) struct Entry {
     pub offset: u64,
 }
 
-/// The header as bytes: JSON of a bounded length.
+/// The bytes of the header: JSON of limited length.
 fn bytes(file: &CheckedFile) -> Result<Vec<u8>> {
     let fault = |message: String| invalid(file.path(), message);
     if file.len() < LENGTH_BYTES {
@@ -63,9 +63,9 @@ fn parsed<'de, T: Deserialize<'de>>(file: &CheckedFile, header: &'de [u8]) -> Re
         .map_err(|e| invalid(file.path(), "the safetensors header is malformed").with_source(e))
 }
 
-/// The texts that `file` holds beside its tensors, by name.
+/// The texts in the header of `file`, by name.
 pub(super) fn metadata(file: &CheckedFile) -> Result<BTreeMap<String, String>> {
-    /// Names that occur twice are refused where tensors are read.
+    /// Repeated names are rejected when tensors are read.
     #[derive(Deserialize)]
     struct Texts {
         #[serde(rename = "__metadata__")]
@@ -110,7 +110,7 @@ pub(super) fn read(file: &CheckedFile) -> Result<Vec<Entry>> {
         .collect())
 }
 
-/// The JSON object of a header, bounded while it is read.
+/// The JSON object of a header; limits apply while it is read.
 struct Header {
     tensors: Vec<(String, TensorInfo)>,
 }
@@ -141,8 +141,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 return Err(A::Error::custom(format!("the name {name:?} occurs twice")));
             }
             if name == "__metadata__" {
-                // Free text for people. Its form is checked, its content dropped. MLX writes null
-                // for none.
+                // Free text for people: its form is checked, and its content dropped. MLX writes
+                // null if there is none.
                 map.next_value::<Option<HashMap<String, IgnoredText>>>()?;
                 continue;
             }
@@ -193,7 +193,7 @@ impl<'de> Deserialize<'de> for Shape {
                 let mut dims = Vec::new();
                 while let Some(dim) = seq.next_element()? {
                     if dims.len() == MAX_DIMS {
-                        // Stop here: the rest may be long.
+                        // Stops here, because the rest may be long.
                         return Err(A::Error::custom(format!(
                             "a tensor has more than {MAX_DIMS} dimensions"
                         )));
@@ -207,7 +207,7 @@ impl<'de> Deserialize<'de> for Shape {
     }
 }
 
-/// A string that is not kept.
+/// A string that is checked and dropped.
 struct IgnoredText;
 
 impl<'de> Deserialize<'de> for IgnoredText {

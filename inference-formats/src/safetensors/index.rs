@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which shard holds which tensor.
+//! `model.safetensors.index.json`, which lists the tensors and their shards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -36,7 +36,7 @@ impl Index {
             ));
         }
         for shard in index.weight_map.values() {
-            // The path is checked when the file is looked up; this checks its kind.
+            // The path is checked when the file is opened; this checks only the extension.
             if !shard.ends_with(".safetensors") {
                 return Err(invalid(
                     path,
@@ -47,7 +47,7 @@ impl Index {
         Ok(index)
     }
 
-    /// The files that the index names, sorted.
+    /// The files in the index, sorted.
     pub(super) fn shards(&self) -> Vec<String> {
         self.weight_map
             .values()

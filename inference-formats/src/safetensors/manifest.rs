@@ -1,5 +1,5 @@
-//! `weight_manifest.json` of a vindex: tensors in files of plain numbers. The feed-forward parts are
-//! not among them.
+//! `weight_manifest.json` of a vindex, which lists tensors in files of plain numbers. The
+//! feed-forward parts are not among them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{Dtype, TensorInfo, wrong_tensor};
 use crate::error::Result;
 use crate::files::{CheckedFile, MANIFEST, ModelDir, invalid, read_capped};
 
-/// The largest accepted one, in bytes.
+/// The largest accepted manifest, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
 /// The part of the file that is used.
@@ -31,7 +31,7 @@ struct Entry {
     dtype: String,
 }
 
-/// The tensors that the manifest of a directory names.
+/// The tensors in the manifest of a directory.
 pub(super) fn tensors(dir: &ModelDir) -> Result<BTreeMap<String, TensorInfo>> {
     let path = dir.require(MANIFEST)?;
     let bytes = read_capped(&path, MAX_MANIFEST_BYTES)?;
@@ -63,7 +63,7 @@ pub(super) fn tensors(dir: &ModelDir) -> Result<BTreeMap<String, TensorInfo>> {
     Ok(tensors)
 }
 
-/// A tensor whose place is within its file.
+/// Checks that a tensor lies within its file.
 fn info(entry: Entry, file: Arc<CheckedFile>, path: &Path) -> Result<TensorInfo> {
     let dtype = match entry.dtype.as_str() {
         "float32" => Dtype::F32,

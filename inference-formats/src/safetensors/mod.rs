@@ -1,5 +1,5 @@
-//! Named tensors of safetensors files. Headers are validated when a file is opened; tensor bytes
-//! are read later, exactly.
+//! Named tensors of safetensors files. Headers are validated when a file is opened. The bytes of
+//! tensors are read later, at their exact positions.
 
 mod header;
 mod index;
@@ -43,7 +43,7 @@ pub struct SafetensorsCheckpoint {
 /// A LoRA adapter that mlx-lm may leave in the directory of a model.
 const ADAPTERS: &str = "adapters.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// More shards than this are a mistake, and would exhaust file handles.
+/// More shards than this are treated as a mistake, and would exhaust file handles.
 const MAX_FILES: usize = 512;
 
 impl SafetensorsCheckpoint {
@@ -53,8 +53,8 @@ impl SafetensorsCheckpoint {
     /// vindex names, in files of plain numbers.
     ///
     /// # Errors
-    /// When a file is missing, truncated, malformed or outside the directory. When two files hold
-    /// one name. When the index names a tensor that its shard lacks.
+    /// When a file is missing, truncated, malformed or outside the directory; when two files
+    /// contain the same name; when the index names a tensor that its shard lacks.
     pub fn open(dir: &Path) -> Result<Self> {
         let dir = ModelDir::open(dir)?;
         let index = match dir.find(INDEX)? {
@@ -91,7 +91,7 @@ impl SafetensorsCheckpoint {
         }
         let mut checkpoint = Self::default();
         for name in names {
-            // The index may name a missing file. The error is about that file.
+            // The index may name a missing file; the error is about that file.
             let path = dir.require(&name)?;
             checkpoint.add(&path)?;
         }
@@ -111,7 +111,7 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
-    /// The texts that a file holds beside its tensors, by name; weights have none of use.
+    /// The texts in the header of a file, by name. Files of weights have no texts that are used.
     ///
     /// # Errors
     /// When it is missing, or its header is malformed.
@@ -148,7 +148,7 @@ impl SafetensorsCheckpoint {
         Ok(())
     }
 
-    /// Checks that each tensor of the index is in the shard that the index gives.
+    /// Checks that each tensor of the index is in its shard.
     fn check_index(&self, index: &index::Index, path: &Path) -> Result<()> {
         for (name, shard) in index.entries() {
             let found = self.info(name);
@@ -167,12 +167,12 @@ impl SafetensorsCheckpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Bytes of all tensors together.
+    /// The total number of bytes of all tensors.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|t| t.nbytes as u64).sum()
     }
 
-    /// The float type that most bytes are stored in; of equal shares the widest. `F32` where
+    /// The float type that takes the most bytes, or the widest of types with equal shares. `F32` if
     /// there are no floats.
     pub fn float_type(&self) -> Dtype {
         let bytes = |wanted: Dtype| -> u64 {
@@ -215,11 +215,11 @@ impl SafetensorsCheckpoint {
     }
 
     /// `length` bytes of a tensor from its byte `first` on, as elements of `T`. The caller has
-    /// compared `T` with the type of the tensor.
+    /// compared `T` with the tensor's type.
     ///
     /// # Errors
-    /// When the range leaves the tensor or is not a whole number of elements, memory is short, or
-    /// reading fails.
+    /// When the range lies outside the tensor or is not a whole number of elements, memory is
+    /// short, or reading fails.
     pub fn read_part<T: Pod>(
         &self,
         info: &TensorInfo,
@@ -233,7 +233,7 @@ impl SafetensorsCheckpoint {
     /// Fills `buffer` with the bytes of a tensor from its byte `first` on.
     ///
     /// # Errors
-    /// When the range leaves the tensor, or reading fails.
+    /// When the range lies outside the tensor, or reading fails.
     pub fn read_into(&self, info: &TensorInfo, first: usize, buffer: &mut [u8]) -> Result<()> {
         let place = self.place_of(info, first, buffer.len())?;
         info.file.read_exact_at(buffer, place)
@@ -255,7 +255,7 @@ impl SafetensorsCheckpoint {
     }
 }
 
-/// An error about the tensor `name` of the file at `path`.
+/// An error about the tensor `name` in the file at `path`.
 fn wrong_tensor(path: &Path, name: &str, message: impl Into<String>) -> Error {
     invalid(path, message).with_tensor(name)
 }

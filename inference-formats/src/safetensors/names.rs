@@ -1,11 +1,11 @@
-//! Names of tensors in safetensors files, and the usual names that architectures ask for.
-//! Multimodal checkpoints put their text part below a prefix, and hold other parts beside it.
+//! Names of tensors in safetensors files, and the usual names that architectures request. In
+//! multimodal checkpoints, the text part has a prefix, and there are other parts.
 
 use std::collections::BTreeMap;
 
 use crate::family::Family;
 
-/// Prefixes of the text part in files, the longest first, and the usual prefix of each.
+/// Prefixes of the text part in files (longest first), each with the usual prefix.
 const PREFIXES: [(&str, &str); 4] = [
     ("model.language_model.model.", "model."),
     ("language_model.model.", "model."),
@@ -13,7 +13,7 @@ const PREFIXES: [(&str, &str); 4] = [
     ("language_model.", ""),
 ];
 
-/// Parts of a multimodal checkpoint beside its text part.
+/// The parts of a multimodal checkpoint other than the text part.
 const OTHER_PARTS: [&str; 7] = [
     "vision_tower",
     "visual",
@@ -28,13 +28,13 @@ const OTHER_PARTS: [&str; 7] = [
 pub struct TensorNames(BTreeMap<String, String>);
 
 impl TensorNames {
-    /// The names of a checkpoint that holds the tensors `stored`.
+    /// The names of a checkpoint with the tensors `stored`.
     pub fn new<'a>(stored: impl Iterator<Item = &'a str>, model_type: &str) -> Self {
         let family = Family::of(model_type);
         let multimodal = family.is_some_and(|family| family.is_multimodal(model_type));
         let is_spare = |name: &str| family.is_some_and(|family| family.is_spare(name));
         let stored: Vec<&str> = stored.collect();
-        // Checkpoints of a network without its head, as embedding models are saved.
+        // A network without a head, which is the form in which embedding models are saved.
         let bare = stored.contains(&"embed_tokens.weight");
         let usual = |name: &str| match bare {
             true => format!("model.{name}"),
@@ -66,7 +66,7 @@ impl TensorNames {
 }
 
 fn usual(name: &str) -> String {
-    // Old checkpoints of BERT have TensorFlow's names of a norm's parts.
+    // Old checkpoints of BERT have TensorFlow's names for the parts of a norm.
     for (old, new) in [(".LayerNorm.gamma", "weight"), (".LayerNorm.beta", "bias")] {
         if let Some(stem) = name.strip_suffix(old) {
             return format!("{stem}.LayerNorm.{new}");
@@ -130,7 +130,7 @@ mod tests {
             Some(old[0])
         );
         assert_eq!(names.stored("bert.embeddings.LayerNorm.bias"), Some(old[1]));
-        // Only families that are multimodal have other parts.
+        // Only multimodal families have other parts.
         let names = TensorNames::new(stored.into_iter(), "llama");
         assert!(names.stored("vision_tower.x.weight").is_some());
         let stored = ["mtp.fc.weight", "model.visual.x", "model.norm.weight"];

@@ -1,4 +1,5 @@
-//! Checkpoints against truncation, mutation, lying headers and indices, and escaping names.
+//! Checkpoints that are truncated or changed, wrong headers and indices, and names that lead out of
+//! the directory.
 
 use std::fs;
 use std::path::Path;
@@ -92,7 +93,7 @@ fn every_truncation_is_an_error() {
 fn every_mutation_is_an_error_or_a_consistent_file() {
     let whole = file(&[("a", 3), ("b", 5)]);
     let header = whole.len() - 32;
-    // Bytes that mean something in JSON, and some others: each case is a file.
+    // Bytes with a meaning in JSON, and some others. Each case is a file.
     let meaningful = *b"\"{}[],:0123456789-+.eE\\ntfu \n\x7f\xff";
     let bytes: std::collections::BTreeSet<u8> = meaningful
         .into_iter()
@@ -202,7 +203,7 @@ fn bombs_cost_nothing() {
         bytes.extend(b"{}");
         assert!(refused(&bytes).message().contains("claims"));
     }
-    // Within the limit of the header, but nested deeply, or long where that is not allowed.
+    // Shorter than the maximum, but nested deeply, or with a long value where that is not allowed.
     assert!(one(&raw(&"[".repeat(1 << 20), 0)).is_err());
     assert!(one(&raw(&format!(r#"{{"a":{}"#, "{\"b\":".repeat(1 << 18)), 0)).is_err());
     let dims = "1,".repeat(1 << 20);
@@ -224,7 +225,7 @@ fn shards_are_read_by_their_index() {
     fs::write(at.join("m-2.safetensors"), file(&[("b", 2), ("c", 3)])).unwrap();
     fs::write(at.join("other.safetensors"), file(&[("a", 1)])).unwrap();
     let open = || SafetensorsCheckpoint::open(at);
-    // Without the index the other file repeats a name.
+    // Without the index, the other file repeats a name.
     assert!(open().unwrap_err().message().contains("is also in"));
     index(
         at,
@@ -299,7 +300,7 @@ fn shard_names_do_not_escape() {
         index(&dir, &[("a", "link.safetensors")]);
         let e = SafetensorsCheckpoint::open(&dir).unwrap_err();
         assert!(e.message().contains("leads out"), "{e}");
-        // The index itself must not lead out either.
+        // The index itself must not lead out of the directory either.
         fs::rename(dir.join(INDEX), outer.path().join("index")).unwrap();
         std::os::unix::fs::symlink(outer.path().join("index"), dir.join(INDEX)).unwrap();
         assert!(

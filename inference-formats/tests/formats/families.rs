@@ -1,5 +1,5 @@
-//! The workspace spells the name of a family in its descriptor only. Everything else asks the
-//! descriptor, so that a new family needs no change elsewhere.
+//! In the workspace, only the descriptor of a family contains the family's name. All other code
+//! uses the descriptor, so a new family needs no change elsewhere.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ mod layering;
 /// The folder of the descriptors, as a module of its crate.
 const DESCRIPTORS: (&str, &str) = ("inference-formats", "family");
 
-/// Crate, module, and names that mean something else there.
+/// Crate, module, and names that mean something else in that module.
 const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     // Kinds of tokenizers and of splitting, in the metadata of GGUF.
     (
@@ -24,9 +24,9 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
             "bert", "exaone4", "gemma4", "gpt2", "lfm2", "llama", "qwen2", "smollm",
         ],
     ),
-    // Kinds of layers, as configurations list them.
+    // Kinds of layers in configurations.
     ("inference-formats", "config::layers", &["mamba"]),
-    // Formats of chats, for messages.
+    // Formats of chats, in messages.
     ("inference-text", "template_defaults", &["gemma", "mistral"]),
     // Syntaxes of tool calls.
     (
@@ -43,7 +43,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
             "olmo3",
         ],
     ),
-    // What ollama calls models to download.
+    // ollama's names of models to download.
     (
         "",
         "hub::elsewhere",
@@ -53,7 +53,7 @@ const OTHER_MEANINGS: &[(&str, &str, &[&str])] = &[
     ),
 ];
 
-/// Every name of a family: a `model_type`, what GGUF calls it, and the word before its number.
+/// All names of families: each `model_type`, its name in GGUF, and the word before its number.
 fn names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for family in Family::all() {
@@ -67,7 +67,7 @@ fn names() -> BTreeSet<String> {
     names
 }
 
-/// The names that the code of a module spells as strings.
+/// The names that occur as strings in the code of a module.
 fn spelled<'n>(names: &'n BTreeSet<String>, text: &str) -> BTreeSet<&'n str> {
     let code = layering::code(text);
     let found = names
@@ -76,7 +76,7 @@ fn spelled<'n>(names: &'n BTreeSet<String>, text: &str) -> BTreeSet<&'n str> {
     found.map(String::as_str).collect()
 }
 
-/// Each module that spells a name of a family that has no other meaning there.
+/// Each module that contains the name of a family without another meaning there.
 fn faults(modules: &[(String, String, String)]) -> Vec<String> {
     let names = names();
     let mut faults = Vec::new();
@@ -130,7 +130,7 @@ fn only_descriptors_spell_the_name_of_a_family() {
     assert!(sources.len() > 400, "{} modules were found", sources.len());
     let faults = faults(&sources);
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    // An exception that is not needed any more goes.
+    // An exception that is no longer needed must be removed.
     let names = names();
     for (of, module, allowed) in OTHER_MEANINGS {
         let found = sources
@@ -173,7 +173,7 @@ fn a_name_in_other_code_is_found() {
 
 #[test]
 fn each_family_fills_in_what_its_reference_does() {
-    // Defaults of transformers' configuration classes.
+    // Defaults of the configuration classes in transformers.
     for (model_type, norm_eps, theta) in [
         ("llama", 1e-6, 1e4),
         ("smollm3", 1e-6, 2e6),
@@ -209,7 +209,7 @@ fn each_family_fills_in_what_its_reference_does() {
         assert!(family.model_types().any(|name| name == model_type));
     }
     assert!(Family::of("gemma3").unwrap().is_multimodal("gemma3"));
-    // Several names of one family, with other parts beside the text or without.
+    // Several names of one family, with and without other parts.
     for (name, family, multimodal) in [
         ("qwen2_5_vl", "qwen2", true),
         ("qwen3_vl_moe", "qwen3_moe", true),

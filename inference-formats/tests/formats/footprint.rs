@@ -1,4 +1,4 @@
-//! Bytes in memory, compared with the definitions of the formats.
+//! The computed bytes in memory, compared with the definitions of the formats.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use inference_formats::safetensors::SafetensorsCheckpoint;
 use inference_formats::{Gguf, ModelConfig};
 use serde_json::{Map, Value, json};
 
-/// Computes in float32 and multiplies with matrices of 16 bits and packed ones as they are.
+/// An engine that computes in float32, and uses matrices of 16 bits and packed ones as they are.
 const KERNELS: WeightStorage = WeightStorage {
     compute_bytes: 4,
     keeps_halves: true,
@@ -141,7 +141,7 @@ fn packed_matrices_keep_their_words_and_convert_their_factors() {
     let (words4, words8) = (64 * 64 / 2, 64 * 64);
     // Two factors for each of 64 or 128 groups.
     assert_eq!(sum(&KERNELS, "m.q_proj"), words4 + 2 * 64 * 2);
-    // Float16 may not hold what bfloat16 does.
+    // Float16 may not be able to represent a bfloat16 number.
     assert_eq!(sum(&KERNELS, "m.k_proj"), words8 + 2 * 128 * 4);
     let experts = "m.mlp.experts.0.up_proj";
     assert_eq!(sum(&KERNELS, experts), words4 + 2 * 64 * 2);
@@ -156,7 +156,7 @@ fn packed_matrices_keep_their_words_and_convert_their_factors() {
         );
     }
     let footprint = Footprint::of_safetensors(&files, &config, &KERNELS);
-    // Equal shares of the file, so by name.
+    // Equal shares of the file are sorted by name.
     let formats: Vec<_> = footprint.formats().into_iter().map(|f| f.name).collect();
     assert_eq!(
         formats,
@@ -226,8 +226,8 @@ fn weights_packed_by_openai_stay_packed() {
     assert_eq!(of(&footprint, &name("bias")), (512, 128));
 }
 
-/// The one estimate that loader and report share. Before, one counted 4 bytes for each number of an
-/// F16 or BF16 matrix, the other 2.
+/// Loader and report share one estimate. Before, one counted 4 bytes for each number of an F16 or
+/// BF16 matrix, and the other 2.
 #[test]
 fn gguf_blocks_are_counted_as_they_are_loaded() {
     let (weights, groups) = (32 * 256u64, 256u64);
@@ -279,7 +279,7 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             8192 + groups * 8,
             8192 + groups * 4,
         ),
-        // Factors are products of two halves; for the kernels bytes, and two halves a block.
+        // Factors are products of two halves; for the kernels, bytes and two halves per block.
         (
             12,
             144,
@@ -296,8 +296,8 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
             5120 + groups * 8,
             5120 + groups * 4,
         ),
-        // No layout of MLX has groups of 16; the kernels have Q3_K with codes of 4 bits, and Q6_K
-        // in its bits.
+        // MLX has no layout with groups of 16. The kernels support Q3_K with codes of 4 bits, and
+        // Q6_K in its own bits.
         (10, 84, 256, 4 * weights, 4 * weights, 2 * weights),
         (11, 110, 256, (128 + 18) * 32, 4 * weights, 2 * weights),
         (14, 210, 256, 210 * 32, 4 * weights, 2 * weights),
@@ -358,7 +358,7 @@ fn gguf_experts_vectors_and_factors_of_the_rotation() {
     assert_eq!(of(&footprint, "rope_factors_long.weight").0, 0);
 }
 
-/// Converters write the head of GPT-2 a second time; no one reads it.
+/// Converters write the head of GPT-2 a second time, but nothing reads it.
 #[test]
 fn the_head_of_gpt2_is_its_embedding() {
     let (_dir, path) = Writer::default()
@@ -405,7 +405,7 @@ fn packed_matrices_of_gguf_are_kept_or_named() {
         named(&kept),
         ["Q2_K: model.layers.0.mlp.up_proj.weight, in 12.2 times the bytes"]
     );
-    // Elsewhere MLX has MXFP4 alone.
+    // Otherwise, MLX has only MXFP4 of these.
     let halves = footprint(&WeightStorage::converted(2));
     assert_eq!(named(&halves).len(), 4);
     let name = "model.layers.4.mlp.up_proj.weight";

@@ -1,4 +1,4 @@
-//! What a list of models shows of GGUF files that are whole, cut, mutated and hostile.
+//! Summaries of GGUF files that are complete, truncated, changed and malicious.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn refused(bytes: &[u8]) -> Error {
     read(bytes).expect_err("the file must be refused")
 }
 
-/// A header with a vocabulary before the keys that are looked for.
+/// A header with a vocabulary before the relevant keys.
 fn typed(file_type: u32) -> Writer {
     Writer::default()
         .strings("tokenizer.ggml.tokens", &["a", "b"])
@@ -45,7 +45,7 @@ fn the_file_type_names_the_quantization() {
     assert_eq!(found.architecture.as_deref(), Some("qwen2"));
     assert_eq!(found.quantization.as_deref(), Some("Q8_0"));
     assert_eq!(found.bytes, bytes.len() as u64);
-    // An unknown number says nothing, and neither does a file without tensors.
+    // An unknown number gives no name, and neither does a file without tensors.
     assert_eq!(read(&typed(777).bytes()).unwrap().quantization, None);
     assert_eq!(read(&Writer::default().bytes()).unwrap().architecture, None);
 }
@@ -55,7 +55,7 @@ fn without_a_file_type_most_weights_decide() {
     let found = read(&untyped().bytes()).unwrap();
     assert_eq!(found.architecture.as_deref(), Some("qwen3"));
     assert_eq!(found.quantization.as_deref(), Some("Q4_K"));
-    // A type that is not decoded has a name all the same.
+    // A type that is not decoded still has a name.
     let other = Writer::default().info("w", &[256, 16], 23, 0).bytes();
     assert_eq!(
         read(&other).unwrap().quantization.as_deref(),
@@ -65,7 +65,7 @@ fn without_a_file_type_most_weights_decide() {
 
 #[test]
 fn it_reads_what_loading_refuses_and_agrees_elsewhere() {
-    // A part of a split file, and tensors whose data is missing: there is a model, broken or not.
+    // A part of a split file, and tensors whose data is missing: the summary still shows a model.
     let part = typed(2)
         .raw("split.count", 2, &[3, 0])
         .info("w", &[32], 2, 0);
@@ -129,10 +129,10 @@ fn lies_are_named() {
     says(key.bytes(), "UTF-8");
 }
 
-/// The whole file may be large, but no header is: neither reader goes through more of it.
+/// The whole file may be large, but no header is, and neither reader reads more than that.
 #[test]
 fn a_header_longer_than_any_models_is_refused() {
-    // A sparse file whose only key claims 256 MiB of numbers, as many as the file holds.
+    // A sparse file whose only key claims 256 MiB of numbers, which the file is large enough for.
     let claim = [10u32.to_le_bytes().as_slice(), &(32u64 << 20).to_le_bytes()].concat();
     let (_dir, path) = Writer::default().raw("k", 9, &claim).file();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -145,7 +145,7 @@ fn a_header_longer_than_any_models_is_refused() {
         assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(e.message().contains("at most"), "{e}");
     }
-    // The same with a short key behind the largest array that fits.
+    // The same with a short key after the largest array that is accepted.
     let claim = [
         10u32.to_le_bytes().as_slice(),
         &((32u64 << 20) - 7).to_le_bytes(),
@@ -186,7 +186,7 @@ proptest! {
         let _ = read(&bytes);
     }
 
-    /// Skipping a value and keeping it end at the same byte, or both fail.
+    /// Skipping a value and storing it end at the same byte, or both fail.
     #[test]
     fn skipped_values_are_as_long_as_kept_ones(
         kind in 0u32..14,

@@ -1,18 +1,18 @@
-//! How a vindex is written.
+//! Options for writing a vindex.
 
 use super::index::{Level, Numbers};
 
-/// What a vindex gets, and what becomes of one that was interrupted.
+/// The content of a new vindex, and what happens to an interrupted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Build {
-    /// Tokens of each feature at most, up to 255.
+    /// The maximum number of tokens for each feature, up to 255.
     pub down_top_k: usize,
-    /// How much of the model.
+    /// How much of the model is included.
     pub level: Level,
     /// How numbers are stored.
     pub numbers: Numbers,
-    /// Goes on where an interrupted build of the same kind stopped, and keeps what is there when
-    /// this one is interrupted. Else an interrupted build leaves nothing.
+    /// Whether to continue an interrupted build of the same kind, and to keep the partial result if
+    /// this build is interrupted. Otherwise an interrupted build leaves nothing.
     pub resume: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What `index.json` and `weight_manifest.json` say, and the sizes that follow from it.
+//! The content of `index.json` and `weight_manifest.json`, and the sizes that follow from it.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 use super::layer::Activation;
 use crate::error::{Error, Result};
 
-/// Versions of the index: the second has levels, tensors and other numbers.
+/// Versions of the index. The second one added levels, tensors and other number types.
 pub(super) const VERSIONS: std::ops::RangeInclusive<u32> = 1..=2;
-/// Of `down_meta.bin`.
+/// The version of `down_meta.bin`.
 const META_VERSION: u32 = 1;
 pub(super) const INDEX: &str = "index.json";
 pub(super) const GATE: &str = "gate_vectors.bin";
@@ -21,27 +21,27 @@ pub(super) const META: &str = "down_meta.bin";
 pub(super) const MANIFEST: &str = "weight_manifest.json";
 const META_MAGIC: &[u8; 4] = b"DMET";
 pub(super) const META_HEADER: u64 = 16;
-/// Bytes of an index or a manifest: some hundred a layer.
+/// The maximum size of an index or a manifest; they take some hundred bytes per layer.
 pub(super) const MAX_INDEX: u64 = 64 << 20;
-/// Sizes beyond which an index is not believed.
+/// Indices with larger sizes are rejected.
 pub(super) const MAX_LAYERS: usize = 4096;
 pub(super) const MAX_WIDTH: usize = 1 << 24;
-/// Tokens of one feature.
+/// The maximum number of tokens of a feature.
 pub(super) const MAX_TOKENS: usize = 255;
 
-/// The files with a part of each layer, in the writer's order.
+/// The files with data of each layer, in the order of writing.
 pub(super) const FILES: [&str; 5] = [GATE, UP, DOWN, BIASES, META];
 
-/// What a feature would say: tokens and their logits, the greatest first.
+/// The output of a feature: tokens and their logits, in decreasing order.
 pub type Tokens = Vec<(u32, f32)>;
 
-/// What a vindex is of.
+/// The model of a vindex.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct About {
-    /// The model's name, for people: the same model may stand under another one.
+    /// The model's name for people; the same model may also have other names.
     pub model: String,
-    /// A hash that tells the model from others.
+    /// A hash that identifies the model.
     pub identity: String,
     /// The architecture's name.
     pub family: String,
@@ -52,7 +52,7 @@ pub struct About {
 }
 
 impl About {
-    /// Whether both are of one model, whatever it is called.
+    /// Whether both have the same model, regardless of its name.
     pub fn is_same_model(&self, other: &Self) -> bool {
         (&self.identity, &self.family) == (&other.identity, &other.family)
             && (self.hidden_size, self.vocab_size) == (other.hidden_size, other.vocab_size)
@@ -63,17 +63,17 @@ impl About {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// What is searched and shown: gates, and what features say.
+    /// The data for search and display: gates, and the tokens of features.
     Browse,
-    /// And what layers that walk read: all of each feature.
+    /// In addition, the data that layers need to compute with features: all parts of each feature.
     #[default]
     Inference,
-    /// And every other weight.
+    /// In addition, all other weights.
     All,
 }
 
 impl Level {
-    /// Its name.
+    /// The name of the level.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -101,12 +101,12 @@ pub enum Numbers {
     /// Single precision.
     #[default]
     Float32,
-    /// Half precision, to the nearest.
+    /// Half precision, rounded to nearest.
     Float16,
 }
 
 impl Numbers {
-    /// Bytes of one.
+    /// The number of bytes of a number.
     #[must_use]
     pub fn size(self) -> u64 {
         match self {
@@ -116,55 +116,55 @@ impl Numbers {
     }
 }
 
-/// The experts of a layer, whose features stand one expert after another.
+/// The experts of a layer. Their features are stored one expert after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
-    /// How many.
+    /// The number of experts.
     pub count: usize,
-    /// Features of each.
+    /// The number of features of each expert.
     pub features: usize,
 }
 
-/// One layer's place and hashes.
+/// The position and hashes of one layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerIndex {
-    /// How many features it has.
+    /// The number of features.
     pub num_features: usize,
-    /// What they go through.
+    /// The activation function of the features.
     pub activation: Activation,
-    /// Whether up rows stand beside the gate's.
+    /// Whether there are up rows in addition to gate rows.
     pub gated: bool,
     /// Whether it has biases.
     pub biased: bool,
-    /// Where its part of `down_meta.bin` begins, and its bytes.
+    /// The position and size of its part of `down_meta.bin`, in bytes.
     pub meta: (u64, u64),
-    /// The experts that the features are divided among.
+    /// The experts among which the features are divided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
-    /// SHA-256 of its parts, by file.
+    /// The SHA-256 of its part in each file.
     pub(super) sha256: BTreeMap<String, String>,
 }
 
-/// What a tensor that is no feature is for.
+/// The kind of a tensor that is not a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TensorKind {
-    /// Tokens, and learned positions, to vectors.
+    /// Token embeddings, and learned position embeddings.
     Embedding,
     /// Attention and recurrent layers.
     Attention,
     /// Norms.
     Norm,
-    /// Logits.
+    /// The output head.
     Head,
-    /// Which experts see a token, and experts that all tokens see.
+    /// Routers, and experts that process all tokens.
     Router,
 }
 
 impl TensorKind {
-    /// All of them.
+    /// All kinds.
     pub(super) const ALL: [Self; 5] = [
         Self::Embedding,
         Self::Attention,
@@ -173,7 +173,7 @@ impl TensorKind {
         Self::Router,
     ];
 
-    /// The file that has these.
+    /// The file that contains tensors of this kind.
     pub(super) fn file(self) -> &'static str {
         match self {
             Self::Embedding => "embeddings.bin",
@@ -185,7 +185,7 @@ impl TensorKind {
     }
 }
 
-/// Where a tensor is.
+/// The position of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorIndex {
@@ -193,21 +193,21 @@ pub struct TensorIndex {
     pub name: String,
     /// What it is for.
     pub kind: TensorKind,
-    /// The file.
+    /// The name of the file.
     pub file: String,
-    /// Where it begins there.
+    /// Its position in the file.
     pub offset: u64,
-    /// Its bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Sizes of its axes.
+    /// The lengths of its axes.
     pub shape: Vec<usize>,
-    /// How its numbers are stored.
+    /// The type of its numbers.
     pub dtype: Numbers,
     pub(super) sha256: String,
 }
 
 impl TensorIndex {
-    /// Its elements; `None` for sizes that no tensor has.
+    /// The number of elements; `None` for sizes that no tensor can have.
     pub(super) fn elements(&self) -> Option<u64> {
         self.shape
             .iter()
@@ -222,7 +222,7 @@ pub(super) struct Manifest {
     pub tensors: Vec<TensorIndex>,
 }
 
-/// A whole file that is copied.
+/// A file that is copied unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FileIndex {
@@ -235,15 +235,16 @@ pub(super) struct FileIndex {
 pub(super) struct Index {
     pub version: u32,
     pub about: About,
-    /// Tokens of a feature in `down_meta.bin`, at most.
+    /// The maximum number of tokens of a feature in `down_meta.bin`.
     pub down_top_k: usize,
     pub layers: Vec<LayerIndex>,
-    // Left out where they are what version 1 had, so that its hash stays what it was.
+    // Omitted when the value is that of version 1, so that the hash of an old index does not
+    // change.
     #[serde(default, skip_serializing_if = "is_default")]
     pub level: Level,
     #[serde(default, skip_serializing_if = "is_default")]
     pub dtype: Numbers,
-    /// The manifest, the tokenizer and other whole files.
+    /// The manifest, the tokenizer and other copied files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, FileIndex>,
 }
@@ -253,7 +254,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Index {
-    /// Bytes that a layer has in a file.
+    /// The number of bytes of a layer in a file.
     pub fn part(&self, name: &str, layer: &LayerIndex) -> u64 {
         let (features, hidden) = (layer.num_features as u64, self.about.hidden_size as u64);
         let matrix = self.dtype.size() * features * hidden;
@@ -264,7 +265,7 @@ impl Index {
             UP if layer.gated && whole => matrix,
             BIASES if layer.biased => {
                 let up = if layer.gated { features } else { 0 };
-                // The down biases of experts are one vector each.
+                // Each expert has one vector of down biases.
                 let outputs = layer.experts.map_or(1, |e| e.count as u64) * hidden;
                 4 * (features + up + outputs)
             }
@@ -278,14 +279,14 @@ impl Index {
         layers + if name == META { META_HEADER } else { 0 }
     }
 
-    /// Where a layer's part of a file begins.
+    /// The position of a layer's part in a file.
     pub fn begins(&self, name: &str, number: usize) -> u64 {
         let before = self.layers.iter().take(number);
         let before: u64 = before.map(|l| self.part(name, l)).sum();
         before + if name == META { META_HEADER } else { 0 }
     }
 
-    /// What `down_meta.bin` begins with.
+    /// The header of `down_meta.bin`.
     pub fn header(&self) -> Vec<u8> {
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
         let mut header = META_MAGIC.to_vec();
@@ -300,7 +301,7 @@ impl Index {
         Ok(sha256(&json))
     }
 
-    /// Sizes that contradict each other, or that none has.
+    /// Checks for sizes that contradict each other, or that no vindex can have.
     pub fn check(&self) -> std::result::Result<(), String> {
         let sizes = (1..=MAX_WIDTH).contains(&self.about.hidden_size)
             && self.layers.len() <= MAX_LAYERS

@@ -1,11 +1,12 @@
-//! One layer's features: what answers to a state, and what it adds. In float64.
+//! The features of one layer: how strongly a state activates them, and what they add. Computed in
+//! float64.
 
 use serde::{Deserialize, Serialize};
 
 use super::index::{Experts, MAX_WIDTH};
 use crate::error::{Error, Result};
 
-/// What a model's features go through, by the names that configurations use.
+/// The activation functions of features, with the names in configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -17,12 +18,12 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
-    /// The square of that.
+    /// The square of `max(x, 0)`.
     Relu2,
 }
 
 impl Activation {
-    /// By its name in a vindex.
+    /// The activation of this name in a vindex.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -80,17 +81,17 @@ fn erf(x: f64) -> f64 {
 /// The feed-forward part of one layer. Matrices are `[features, hidden]`, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
-    /// What the gate, or without one the up matrix, goes through.
+    /// The activation of the gate rows, or of the up rows of a layer without a gate.
     pub activation: Activation,
-    /// Gate rows; without a gate those of the up matrix.
+    /// Gate rows; in a layer without a gate, the up rows.
     pub gate: Vec<f32>,
-    /// Up rows, where there is a gate beside them.
+    /// Up rows of a layer with a gate.
     pub up: Option<Vec<f32>>,
     /// Columns of the down matrix.
     pub down: Vec<f32>,
-    /// Biases of the gate and of the up rows, `[features]`, and of the output, `[hidden]`.
+    /// Biases of the gate and up rows, `[features]`, and of the output, `[hidden]`.
     pub biases: Option<Biases>,
-    /// The experts that the features are divided among.
+    /// The experts among which the features are divided.
     pub experts: Option<Experts>,
 }
 
@@ -101,24 +102,24 @@ pub struct Biases {
     pub gate: Vec<f32>,
     /// `[features]`, as many as the layer has up rows.
     pub up: Option<Vec<f32>>,
-    /// `[hidden]`; of experts `[experts, hidden]`.
+    /// `[hidden]`; with experts, `[experts, hidden]`.
     pub down: Vec<f32>,
 }
 
-/// A feature that answers to a state.
+/// A feature that a state activates.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Hit {
-    /// Which of the layer's.
+    /// The index of the feature in the layer.
     pub feature: usize,
     /// The gate before the activation: row times state, plus the bias.
     pub gate: f32,
 }
 
-/// Features, each with what its row of the down matrix was multiplied with.
+/// Features, each with the factor of its column of the down matrix.
 pub type Taken = Vec<(usize, f32)>;
 
 impl Layer {
-    /// How many features it has.
+    /// The number of features of the layer.
     #[must_use]
     pub fn features(&self, hidden: usize) -> usize {
         self.gate.len().checked_div(hidden).unwrap_or(0)
@@ -168,11 +169,11 @@ impl Layer {
         )
     }
 
-    /// The activations of features for a state `[hidden]`: what each row of the down matrix is
-    /// multiplied with.
+    /// The activations of features for a state `[hidden]`, which are the factors of the columns of
+    /// the down matrix.
     ///
     /// # Errors
-    /// [`Error::Data`] for a state of another length, and a feature that is not there.
+    /// [`Error::Data`] for a state of another length, and a feature that does not exist.
     pub fn activations(&self, x: &[f32], hits: &[Hit]) -> Result<Taken> {
         let features = self.check(x.len())?;
         let of = |hit: &Hit| match hit.feature < features {
@@ -187,8 +188,9 @@ impl Layer {
         hits.iter().map(of).collect()
     }
 
-    /// The `top_k` features with the greatest gate by magnitude, for a state `[hidden]` as the
-    /// layer's feed-forward part reads it (after the norm). The greatest first, equals by number.
+    /// The `top_k` features with the largest gates by magnitude, for a state `[hidden]` in the form
+    /// in which the layer's feed-forward part reads it (after the norm). The largest comes first;
+    /// equal ones are sorted by index.
     ///
     /// # Errors
     /// [`Error::Data`] for a state of another length.
@@ -197,11 +199,12 @@ impl Layer {
         Ok(hits(&self.gates(x), top_k))
     }
 
-    /// The output of the feed-forward part with the `top_k` nearest features only, and what each
-    /// of them is multiplied with. `[hidden] -> [hidden]`.
+    /// The output of the feed-forward part with only the `top_k` nearest features, and the factor
+    /// of each of them. `[hidden] -> [hidden]`.
     ///
     /// # Errors
-    /// As [`Layer::nearest`]; [`Error::Data`] for a layer with experts, of which a router chooses.
+    /// As [`Layer::nearest`]; [`Error::Data`] for a layer with experts, because a router must
+    /// choose them.
     pub fn walk(&self, x: &[f32], top_k: usize) -> Result<(Vec<f32>, Taken)> {
         self.check(x.len())?;
         self.walk_by(x, &self.gates(x), top_k)
@@ -252,7 +255,7 @@ pub(super) fn gates(rows: &[f32], bias: Option<&[f32]>, x: &[f32]) -> Vec<f64> {
     rows.map(|(f, row)| dot(row, x) + of(f)).collect()
 }
 
-/// The features with the greatest of these gates.
+/// The features with the largest gates.
 pub(super) fn hits(gates: &[f64], top_k: usize) -> Vec<Hit> {
     greatest_by_magnitude(gates, top_k)
         .into_iter()
@@ -263,7 +266,7 @@ pub(super) fn hits(gates: &[f64], top_k: usize) -> Vec<Hit> {
         .collect()
 }
 
-/// In eight sums, so that the compiler can use vectors.
+/// Uses eight sums, so that the compiler can use vector instructions.
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     let (a, a_left) = a.as_chunks::<8>();
     let (b, b_left) = b.as_chunks::<8>();
@@ -278,7 +281,8 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + left
 }
 
-/// The numbers of the `k` greatest values by magnitude, the greatest first, equals by number.
+/// The indices of the `k` largest values by magnitude. The largest comes first; equal ones are
+/// sorted by index.
 #[must_use]
 pub fn greatest_by_magnitude(values: &[f64], k: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();

@@ -1,10 +1,10 @@
-//! Numbers to bytes and back.
+//! Conversions between numbers and bytes.
 
 use half::f16;
 
 use super::index::Numbers;
 
-/// The bytes of numbers, one list after another.
+/// The bytes of several lists of numbers, one after another.
 pub(super) fn bytes_of(parts: &[&[f32]], numbers: Numbers) -> Vec<u8> {
     let count: usize = parts.iter().map(|part| part.len()).sum();
     let size = numbers.size() as usize;
@@ -29,7 +29,7 @@ pub(super) fn bytes_of(parts: &[&[f32]], numbers: Numbers) -> Vec<u8> {
     bytes
 }
 
-/// The numbers in bytes.
+/// The numbers that the bytes encode.
 pub(super) fn floats(bytes: &[u8], numbers: Numbers) -> Vec<f32> {
     match numbers {
         Numbers::Float32 => (bytes.as_chunks::<4>().0.iter())
@@ -41,7 +41,7 @@ pub(super) fn floats(bytes: &[u8], numbers: Numbers) -> Vec<f32> {
     }
 }
 
-/// Whether a number is beyond the greatest float16.
+/// Whether a number exceeds the largest float16.
 pub(super) fn too_great(values: &[f32]) -> bool {
     let most = f16::MAX.to_f32();
     values.iter().any(|v| v.is_finite() && v.abs() > most)

@@ -1,4 +1,4 @@
-//! Reading a vindex: nothing is believed that a hash does not say.
+//! Reading a vindex. No data is used before its hash is checked.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -16,12 +16,12 @@ use super::layer::{Biases, Hit, Layer, gates, hits};
 use super::numbers::floats;
 use crate::error::{Error, Result};
 
-/// A file that has a matrix `[features, hidden]` of each layer.
+/// A file with a matrix `[features, hidden]` for each layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixFile {
-    /// Gate rows; without a gate those of the up matrix.
+    /// Gate rows; in layers without a gate, the up rows.
     Gate,
-    /// Up rows, where there is a gate beside them.
+    /// Up rows of layers with a gate.
     Up,
     /// Columns of the down matrix.
     Down,
@@ -37,8 +37,8 @@ impl MatrixFile {
     }
 }
 
-/// Where the matrix of a layer is, for readers that map the file instead of copying it. Compare the
-/// bytes with [`MatrixPart::verify`] before their use.
+/// The position of a layer's matrix, for readers that map the file instead of copying it. Check the
+/// bytes with [`MatrixPart::verify`] before use.
 #[derive(Debug, Clone)]
 pub struct MatrixPart {
     path: PathBuf,
@@ -55,28 +55,28 @@ impl MatrixPart {
         &self.path
     }
 
-    /// Its bytes there: little-endian, row-major.
+    /// The range of its bytes in the file: little-endian, row-major.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// How its numbers are stored.
+    /// The type of its numbers.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         self.numbers
     }
 
-    /// The numbers in its bytes.
+    /// The numbers that `bytes` encode.
     #[must_use]
     pub fn floats(&self, bytes: &[u8]) -> Vec<f32> {
         floats(bytes, self.numbers)
     }
 
-    /// Whether `bytes`, those of the range, are as they were written.
+    /// Checks that `bytes`, the contents of the range, have not changed since they were written.
     ///
     /// # Errors
-    /// [`Error::File`] when they are not.
+    /// [`Error::File`] when they have changed.
     pub fn verify(&self, bytes: &[u8]) -> Result<()> {
         if bytes.len() as u64 != self.range.end - self.range.start || sha256(bytes) != self.sha256 {
             return Err(damaged(&self.path, self.layer));
@@ -89,18 +89,18 @@ fn damaged(path: &Path, layer: usize) -> Error {
     Error::file(path, format!("is damaged: layer {layer} has another hash"))
 }
 
-/// A vindex on disk. A clone is another handle: what one has compared with its hash, the others
-/// read without. The files must not change meanwhile.
+/// A vindex on disk. Clones share the record of parts that were already compared with their hashes.
+/// The files must not change while the vindex is open.
 #[derive(Debug, Clone)]
 pub struct Vindex {
     dir: PathBuf,
     index: Index,
     tensors: Vec<TensorIndex>,
-    /// Layers and files whose bytes were compared with their hashes.
+    /// Layers and files whose bytes have been compared with their hashes.
     compared: Arc<Mutex<BTreeSet<(usize, &'static str)>>>,
 }
 
-/// The index in a directory, and a fault of it.
+/// Reads the index in a directory and checks it.
 pub(super) fn read_index(path: &Path) -> Result<Index> {
     let mut text = Vec::new();
     File::open(path)
@@ -130,7 +130,7 @@ pub(super) fn read_index(path: &Path) -> Result<Index> {
     Ok(index)
 }
 
-/// A whole file after its hash was compared.
+/// Reads a whole file and compares its hash.
 fn whole(dir: &Path, name: &str, about: &FileIndex) -> Result<Vec<u8>> {
     let path = dir.join(name);
     let mut bytes = Vec::new();
@@ -146,7 +146,7 @@ fn whole(dir: &Path, name: &str, about: &FileIndex) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The tensors that a manifest names, in whole files without gaps.
+/// The tensors in a manifest, which must fill whole files without gaps.
 fn tensors_of(path: &Path, bytes: &[u8]) -> Result<Vec<TensorIndex>> {
     let fault = |message: String| Error::file(path, message);
     let manifest: Manifest = serde_json::from_slice(bytes)
@@ -175,8 +175,8 @@ impl Vindex {
     /// content is checked when it is read.
     ///
     /// # Errors
-    /// [`Error::Io`] for files that cannot be read; [`Error::File`] for those that are damaged, of
-    /// another version, or do not fit each other.
+    /// [`Error::Io`] for files that cannot be read; [`Error::File`] for files that are damaged, of
+    /// another version, or inconsistent.
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(INDEX);
         let index = read_index(&path)?;
@@ -215,7 +215,7 @@ impl Vindex {
         Ok(vindex)
     }
 
-    /// The files besides the index, with their sizes.
+    /// The files other than the index, with their sizes.
     fn sizes(&self) -> Vec<(String, u64)> {
         let layers = FILES.map(|name| (name.to_owned(), self.index.size_of(name)));
         let files = (self.index.files.iter()).map(|(name, about)| (name.clone(), about.bytes));
@@ -232,7 +232,7 @@ impl Vindex {
         let fault = |e| Error::io(&path, e);
         let mut file = File::open(&path).map_err(fault)?;
         file.seek(SeekFrom::Start(from)).map_err(fault)?;
-        // The size of the file is that of the index, which bounds it.
+        // The file has the size in the index, which limits it.
         let mut bytes = Vec::new();
         file.take(count).read_to_end(&mut bytes).map_err(fault)?;
         if bytes.len() as u64 != count {
@@ -241,7 +241,8 @@ impl Vindex {
         Ok(bytes)
     }
 
-    /// A layer's part of a file, after its hash was compared once. `None` where it has none.
+    /// Reads a layer's part of a file, and compares its hash the first time. `None` if the layer
+    /// has no such part.
     fn read(&self, name: &'static str, number: usize) -> Result<Option<Vec<u8>>> {
         let layer = self.layer_index(number)?;
         let count = self.index.part(name, layer);
@@ -266,10 +267,11 @@ impl Vindex {
         self.dir.join(file.name())
     }
 
-    /// Where a matrix of a layer is. `None` where the layer, or a vindex of this level, has none.
+    /// The position of a layer's matrix. `None` if the layer, or a vindex of this level, has no
+    /// such matrix.
     ///
     /// # Errors
-    /// [`Error::Data`] for a layer that is not there.
+    /// [`Error::Data`] for a layer that does not exist.
     pub fn matrix(&self, layer: usize, file: MatrixFile) -> Result<Option<MatrixPart>> {
         let (index, name) = (self.layer_index(layer)?, file.name());
         let Some(sha256) = index.sha256.get(name).cloned() else {
@@ -285,7 +287,7 @@ impl Vindex {
         }))
     }
 
-    /// The biases of a layer, where it has them.
+    /// The biases of a layer, if it has any.
     ///
     /// # Errors
     /// As [`Vindex::layer`].
@@ -310,43 +312,43 @@ impl Vindex {
         found.ok_or_else(|| Error::data(format!("there is no layer {layer}; there are {count}")))
     }
 
-    /// What it is of.
+    /// The model of the vindex.
     #[must_use]
     pub fn about(&self) -> &About {
         &self.index.about
     }
 
-    /// How much of the model it has.
+    /// The level of the vindex.
     #[must_use]
     pub fn level(&self) -> Level {
         self.index.level
     }
 
-    /// How its numbers are stored, but for biases and logits, which are float32.
+    /// The type of its numbers, except biases and logits, which are float32.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         self.index.dtype
     }
 
-    /// The layers, first to last.
+    /// The layers in order.
     #[must_use]
     pub fn layers(&self) -> &[LayerIndex] {
         &self.index.layers
     }
 
-    /// Tokens of each feature, at most.
+    /// The maximum number of tokens of each feature.
     #[must_use]
     pub fn down_top_k(&self) -> usize {
         self.index.down_top_k
     }
 
-    /// The tensors that are no features, as the manifest lists them.
+    /// The tensors that are not features, in the order of the manifest.
     #[must_use]
     pub fn tensors(&self) -> &[TensorIndex] {
         &self.tensors
     }
 
-    /// The numbers of a tensor, row-major. `None` for a name that the manifest does not have.
+    /// The numbers of a tensor, row-major. `None` for a name that is not in the manifest.
     ///
     /// # Errors
     /// As [`Vindex::layer`].
@@ -362,7 +364,7 @@ impl Vindex {
         Ok(Some(floats(&bytes, tensor.dtype)))
     }
 
-    /// A whole file, such as `tokenizer.json`. `None` for one that it does not have.
+    /// The contents of a copied file, such as `tokenizer.json`. `None` if there is no such file.
     ///
     /// # Errors
     /// As [`Vindex::layer`].
@@ -371,7 +373,7 @@ impl Vindex {
         about.map(|about| whole(&self.dir, name, about)).transpose()
     }
 
-    /// Bytes of all files but the index.
+    /// The size of all files except the index, in bytes.
     #[must_use]
     pub fn nbytes(&self) -> u64 {
         self.sizes().iter().map(|(_, bytes)| bytes).sum()
@@ -380,8 +382,8 @@ impl Vindex {
     /// The matrices of a layer.
     ///
     /// # Errors
-    /// [`Error::Data`] for a layer that is not there, and at level `browse`, which has gates alone;
-    /// [`Error::Io`] and [`Error::File`] for files that cannot be read or are damaged.
+    /// [`Error::Data`] for a layer that does not exist, and at level `browse`, which has only
+    /// gates; [`Error::Io`] and [`Error::File`] for files that cannot be read or are damaged.
     pub fn layer(&self, layer: usize) -> Result<Layer> {
         let index = self.layer_index(layer)?;
         if self.index.level < Level::Inference {
@@ -406,12 +408,12 @@ impl Vindex {
         Ok(layer)
     }
 
-    /// The features of a layer with the greatest gate by magnitude, for each of some states
-    /// `[states, hidden]` as the layer's feed-forward part reads them. Only the gate is read, once
-    /// for all states.
+    /// The features of a layer with the largest gates by magnitude, for each of the states
+    /// `[states, hidden]`, in the form in which the layer's feed-forward part reads them. Only the
+    /// gate rows are read, once for all states.
     ///
     /// # Errors
-    /// [`Error::Data`] for numbers that are no whole states, and a layer that is not there; else as
+    /// [`Error::Data`] for an incomplete state, and a layer that does not exist; otherwise as
     /// [`Vindex::layer`].
     pub fn nearest(&self, layer: usize, states: &[f32], top_k: usize) -> Result<Vec<Vec<Hit>>> {
         let hidden = self.index.about.hidden_size;
@@ -435,8 +437,7 @@ impl Vindex {
     /// bias, before the activation.
     ///
     /// # Errors
-    /// [`Error::Data`] for numbers that are no gates of whole states, and a layer that is not
-    /// there.
+    /// [`Error::Data`] for an incomplete row of gates, and a layer that does not exist.
     pub fn nearest_of(&self, layer: usize, gates: &[f32], top_k: usize) -> Result<Vec<Vec<Hit>>> {
         let features = self.layer_index(layer)?.num_features;
         if features == 0 || !gates.len().is_multiple_of(features) {
@@ -453,7 +454,7 @@ impl Vindex {
         Ok(gates.chunks_exact(features).map(of).collect())
     }
 
-    /// What each feature of a layer would say.
+    /// The output tokens of each feature of a layer.
     ///
     /// # Errors
     /// As [`Vindex::layer`].
@@ -498,7 +499,7 @@ impl Vindex {
         self.verify_weights()
     }
 
-    /// Compares the tensors that are no features, and the whole files, with their hashes.
+    /// Compares the tensors that are not features, and the copied files, with their hashes.
     ///
     /// # Errors
     /// As [`Vindex::layer`], for the first one that is damaged.

@@ -1,5 +1,5 @@
-//! Writing a vindex: whole or not at all. What is written stands in a directory beside its place
-//! until it is whole, with a journal of what is done.
+//! Writes a vindex completely or not at all. Until it is complete, it is in a directory next to its
+//! final place, with a journal of the finished parts.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -20,12 +20,12 @@ use crate::error::{Error, Result};
 /// The hash of each part of a layer, by its file.
 type Hashes = BTreeMap<String, String>;
 
-/// Names in the directory of a build that is not whole.
+/// File names in the directory of an incomplete build.
 const JOURNAL: &str = "partial.json";
 const JOURNAL_TENSORS: &str = "partial_tensors.json";
 const LOCK: &str = "partial.lock";
 
-/// Writes a vindex layer by layer, so that no more than one is in memory.
+/// Writes a vindex layer by layer, so that only one layer is in memory.
 #[derive(Debug)]
 pub struct Writer {
     target: PathBuf,
@@ -34,7 +34,7 @@ pub struct Writer {
     files: BTreeMap<&'static str, BufWriter<File>>,
     index: Index,
     tensors: Vec<TensorIndex>,
-    /// Held while this process builds here.
+    /// Locked while this process builds in the directory.
     lock: Option<File>,
     done: bool,
 }
@@ -43,14 +43,14 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.files.clear();
         if !self.done && !self.build.resume {
-            // It is only an attempt: what is left is replaced by the next build.
+            // Errors are ignored: the next build replaces the remaining files.
             let _ = std::fs::remove_dir_all(&self.dir);
         }
         self.lock = None;
     }
 }
 
-/// The directory beside `path` in which it is built.
+/// The directory next to `path` in which it is built.
 fn beside(path: &Path) -> Result<PathBuf> {
     let name = (path.file_name()).ok_or_else(|| Error::file(path, "is no name of a directory"))?;
     let mut name = name.to_owned();
@@ -59,7 +59,7 @@ fn beside(path: &Path) -> Result<PathBuf> {
 }
 
 impl Writer {
-    /// Begins a vindex that will be at `path`, with at most `down_top_k` tokens of each feature.
+    /// Starts a vindex that will be at `path`, with at most `down_top_k` tokens for each feature.
     ///
     /// # Errors
     /// As [`Writer::begin`].
@@ -71,13 +71,13 @@ impl Writer {
         Self::begin(path, about, build)
     }
 
-    /// Begins a vindex that will be at `path`, or goes on with one that was interrupted. Until it is
-    /// whole it stands at `path` with `.partial` behind it.
+    /// Starts a vindex that will be at `path`, or continues an interrupted build. Until it is
+    /// complete, it is at `path` with the suffix `.partial`.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for sizes that a vindex does not have; [`Error::File`] when
-    /// there is something at `path`, another process builds there, or what is there to go on with
-    /// is damaged or of another model or kind.
+    /// [`Error::Io`]; [`Error::Data`] for sizes that a vindex cannot have; [`Error::File`] when
+    /// `path` exists, another process builds there, or the interrupted build is damaged or of
+    /// another model or kind.
     pub fn begin(path: &Path, about: About, build: Build) -> Result<Self> {
         if path.exists() {
             return Err(Error::file(path, "there is something already"));
@@ -136,7 +136,7 @@ impl Writer {
         let found = writer.dir.join(JOURNAL).is_file();
         if there && build.resume && found {
             if let Err(e) = writer.take_up() {
-                // What another build left is not this one's to remove.
+                // Files of another build must not be removed.
                 writer.done = true;
                 return Err(e);
             }
@@ -147,7 +147,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Removes what an earlier build left.
+    /// Removes the files of an earlier build.
     fn clear(&self) -> Result<()> {
         let io = |e| Error::io(&self.dir, e);
         for entry in std::fs::read_dir(&self.dir).map_err(io)? {
@@ -159,7 +159,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads the journal of an earlier build, and compares what that wrote with it.
+    /// Reads the journal of an earlier build, and compares the written files with it.
     fn take_up(&mut self) -> Result<()> {
         let path = self.dir.join(JOURNAL);
         let index = read_index(&path)?;
@@ -216,12 +216,12 @@ impl Writer {
         }
     }
 
-    /// Opens the files, cut to what the journal says.
+    /// Opens the files and truncates them to the lengths in the journal.
     fn open_files(&mut self) -> Result<()> {
         let tensors = TensorKind::ALL.map(TensorKind::file);
         for name in FILES.into_iter().chain(tensors) {
             let own = self.length(name);
-            // Files of tensors appear with their first one.
+            // Files of tensors are created with their first tensor.
             if own == 0 && !FILES.contains(&name) {
                 let _ = std::fs::remove_file(self.dir.join(name));
                 continue;
@@ -253,7 +253,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Bytes that a file has by the index.
+    /// The length of a file according to the index.
     fn length(&self, name: &str) -> u64 {
         match FILES.contains(&name) {
             true => self.index.size_of(name),
@@ -275,25 +275,25 @@ impl Writer {
         }
     }
 
-    /// How many layers are there: those of an earlier build, and those that were pushed.
+    /// The number of layers written so far, including those of an earlier build.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.index.layers.len()
     }
 
-    /// Whether a tensor of this name is there.
+    /// Whether a tensor of this name has been written.
     #[must_use]
     pub fn has_tensor(&self, name: &str) -> bool {
         self.tensors.iter().any(|t| t.name == name)
     }
 
-    /// Whether a whole file of this name is there.
+    /// Whether a copied file of this name has been written.
     #[must_use]
     pub fn has_file(&self, name: &str) -> bool {
         self.index.files.contains_key(name)
     }
 
-    /// Refuses numbers that float16 does not have.
+    /// Rejects numbers that float16 cannot represent.
     fn check_range(&self, what: &str, values: &[&[f32]]) -> Result<()> {
         let beyond = self.index.dtype == Numbers::Float16 && values.iter().any(|v| too_great(v));
         match beyond {
@@ -304,11 +304,12 @@ impl Writer {
         }
     }
 
-    /// Adds a tensor that is no feature. [`Writer::save`], or the next layer, makes it last.
+    /// Adds a tensor that is not a feature. It is permanent after [`Writer::save`] or the next
+    /// layer.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for another number of values than the shape has, and a name
-    /// that is there already.
+    /// [`Error::Io`]; [`Error::Data`] if the number of values does not match the shape, or the name
+    /// already exists.
     pub fn push_tensor(
         &mut self,
         name: &str,
@@ -344,10 +345,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds a whole file.
+    /// Adds a file unchanged.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for a name that a vindex uses itself.
+    /// [`Error::Io`]; [`Error::Data`] for a name that the vindex itself uses.
     pub fn push_file(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let tensors = TensorKind::ALL.map(TensorKind::file);
         let own = FILES.contains(&name)
@@ -369,10 +370,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds the next layer, with what each of its features would say.
+    /// Adds the next layer, with the output tokens of each of its features.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] when parts do not fit each other.
+    /// [`Error::Io`]; [`Error::Data`] for inconsistent parts.
     pub fn push(&mut self, layer: &Layer, tokens: &[Tokens]) -> Result<()> {
         let features = layer.check(self.index.about.hidden_size)?;
         self.check_tokens(tokens, features)?;
@@ -380,11 +381,11 @@ impl Writer {
         written.and_then(|hashes| self.end_layer((layer, features), tokens, hashes))
     }
 
-    /// [`Writer::push`], where `tokens` finds the tokens. It runs in this thread while another one
-    /// writes the matrices. Its error is the outer one; the writer is then as it was.
+    /// As [`Writer::push`], but `tokens` computes the tokens in this thread while another thread
+    /// writes the matrices. Its error is the outer one; the writer is then unchanged.
     ///
     /// # Errors
-    /// That of `tokens`; inside, those of [`Writer::push`].
+    /// The error of `tokens`; inside, those of [`Writer::push`].
     pub fn push_with<E>(
         &mut self,
         layer: &Layer,
@@ -416,7 +417,7 @@ impl Writer {
         Ok(self.end_layer((layer, features), &tokens, hashes))
     }
 
-    /// Takes from the files what the index does not have.
+    /// Removes everything from the files that is not in the index.
     fn forget(&mut self) -> Result<()> {
         self.files.clear();
         self.open_files()
@@ -463,7 +464,7 @@ impl Writer {
         Ok(hashes)
     }
 
-    /// Writes the tokens of the layer whose matrices were written, and takes it into the index.
+    /// Writes the tokens of the layer whose matrices were written, and adds it to the index.
     fn end_layer(
         &mut self,
         (layer, features): (&Layer, usize),
@@ -486,7 +487,7 @@ impl Writer {
         self.save()
     }
 
-    /// Writes what is there, and the journal that says so.
+    /// Makes everything written so far permanent, and records it in the journal.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -519,7 +520,7 @@ impl Writer {
         let mut index = self.index.clone();
         let experts = index.layers.iter().any(|layer| layer.experts.is_some());
         let plain = index.level == Level::default() && index.dtype == Numbers::default();
-        // What is as it was in version 1 is readable by its readers.
+        // A vindex without new features gets version 1, so that older readers can read it.
         index.version = if plain && !experts && index.files.is_empty() {
             1
         } else {
@@ -554,11 +555,11 @@ impl Writer {
             self.push_file(MANIFEST, &manifest)?;
         }
         self.write_index(INDEX)?;
-        // A directory that is not empty is not replaced.
+        // A directory that is not empty cannot be replaced.
         std::fs::rename(&self.dir, &self.target).map_err(|e| Error::io(&self.target, e))?;
         self.done = true;
         for name in [JOURNAL, JOURNAL_TENSORS, LOCK] {
-            // Readers do not look at them.
+            // Readers ignore these files.
             let _ = std::fs::remove_file(self.target.join(name));
         }
         Ok(())

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 
-/// One head: its values and its outputs.
+/// The value and output matrices of one head.
 #[derive(Debug, Clone, Copy)]
 pub struct Head<'a> {
     /// Rows of the value matrix, `[head_dim, hidden]`.
@@ -16,10 +16,10 @@ pub struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Elements of a value.
+    /// The number of elements of a value.
     ///
     /// # Errors
-    /// [`Error::Data`] when the two matrices have different shapes, or none.
+    /// [`Error::Data`] when the two matrices have different shapes or are empty.
     pub fn dim(&self) -> Result<usize> {
         let whole = |m: &[f32]| self.hidden > 0 && m.len().is_multiple_of(self.hidden);
         let alike = self.values.len() == self.outputs.len() && !self.values.is_empty();
@@ -34,11 +34,11 @@ impl Head<'_> {
         Ok(self.values.len() / self.hidden)
     }
 
-    /// The lengths of what the head adds for each token. `scores` are the products of all token
-    /// embeddings with the rows of `values`, `[head_dim][tokens]`.
+    /// For each token, the length of the vector that the head adds. `scores` are the products of
+    /// all token embeddings with the rows of `values`, `[head_dim][tokens]`.
     ///
     /// # Errors
-    /// As [`Self::dim`], and when `scores` are not of this head.
+    /// As [`Self::dim`], and when the shape of `scores` does not match the head.
     pub fn lengths(&self, scores: &[Vec<f32>]) -> Result<Vec<f32>> {
         let dim = self.dim()?;
         let tokens = scores.first().map_or(0, Vec::len);
@@ -48,7 +48,7 @@ impl Head<'_> {
                 scores.len()
             )));
         }
-        // |W_O v|^2 = v^T G v with the products G of the columns of W_O.
+        // |W_O v|^2 = v^T G v, where G has the products of the columns of W_O.
         let columns: Vec<&[f32]> = self.outputs.chunks_exact(self.hidden).collect();
         let gram: Vec<Vec<f64>> = (columns.iter())
             .map(|a| columns.iter().map(|b| dot(a, b)).collect())
@@ -67,8 +67,8 @@ impl Head<'_> {
         Ok((0..tokens).map(length).collect())
     }
 
-    /// What the head adds for a token whose products with the rows of `values` are `value`,
-    /// `[hidden]`.
+    /// The vector `[hidden]` that the head adds for a token; `value` has the token's products with
+    /// the rows of `values`.
     #[must_use]
     pub fn added(&self, value: &[f32]) -> Vec<f32> {
         let mut sum = vec![0.0f64; self.hidden];

@@ -1,5 +1,5 @@
-//! Edges from token to token through one feature: the tokens whose embeddings a feature's gate
-//! answers to, and those whose embeddings its output is like.
+//! Edges from token to token through one feature: from the tokens whose embeddings activate the
+//! feature's gate, to the tokens whose embeddings are similar to its output.
 
 use std::cmp::Ordering;
 
@@ -7,40 +7,40 @@ use serde::Serialize;
 
 use super::{Scored, counts};
 
-/// Confidences whose edges are counted.
+/// Confidences for which the number of edges is counted.
 pub const THRESHOLDS: [f64; 7] = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9];
 
-/// What a feature connects.
+/// A connection between two tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Edge {
     /// The layer.
     pub layer: usize,
-    /// The feature in it.
+    /// The index of the feature in the layer.
     pub feature: usize,
-    /// The token that the gate answers to.
+    /// The token that activates the gate.
     pub input: u32,
-    /// The token that the output is like.
+    /// The token that is similar to the output.
     pub output: u32,
     /// The product of the input's embedding and the gate's row.
     pub c_in: f64,
     /// The product of the output's embedding and the down matrix's column.
     pub c_out: f64,
-    /// `c_in c_out` over the greatest such product in the layer, from 0 to 1.
+    /// `c_in c_out` divided by the greatest such product in the layer, from 0 to 1.
     pub c: f64,
-    /// `c_in` over the greatest in the layer, from 0 to 1.
+    /// `c_in` divided by the greatest in the layer, from 0 to 1.
     pub selectivity: f64,
 }
 
-/// What a layer's edges amount to.
+/// Statistics of the edges of a layer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EdgeStats {
     /// The layer.
     pub layer: usize,
-    /// All of its features.
+    /// The number of features.
     pub features: usize,
-    /// Those with an edge.
+    /// The number of features with an edge.
     pub connected: usize,
-    /// Edges.
+    /// The number of edges.
     pub edges: usize,
     /// The greatest `c_in`.
     pub max_c_in: f64,
@@ -48,12 +48,12 @@ pub struct EdgeStats {
     pub max_product: f64,
     /// The mean `c`.
     pub mean_c: f64,
-    /// How many edges have a `c` of each of [`THRESHOLDS`] or more.
+    /// For each of [`THRESHOLDS`], the number of edges whose `c` is at least that.
     pub at_least: Vec<(f64, usize)>,
 }
 
-/// The edges of a layer whose features have these best tokens before and behind them, the most
-/// confident first; of equals by feature, input and output. Scores must be above 0.
+/// The edges of a layer whose features have these best input and output tokens, by decreasing
+/// confidence; equal ones by feature, input and output. Scores must be positive.
 ///
 /// ```
 /// use inference_probe::walkers::{Scored, edges::edges};
@@ -113,7 +113,7 @@ pub fn edges(
     (found, stats)
 }
 
-/// The most confident first.
+/// The order by decreasing confidence.
 fn order(a: &Edge, b: &Edge) -> Ordering {
     let place = |e: &Edge| (e.feature, e.input, e.output);
     b.c.total_cmp(&a.c).then(place(a).cmp(&place(b)))

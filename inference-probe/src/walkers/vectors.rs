@@ -1,8 +1,8 @@
-//! Vectors of a model as lines of JSON, layer by layer. What was interrupted goes on after the last
-//! layer that is whole.
+//! Vectors of a model as lines of JSON, layer by layer. An interrupted run continues after the last
+//! complete layer.
 //!
-//! The first line is a [`Header`], then come a line for each vector, and after each layer a line
-//! `{"done": LAYER, "vectors": N}`.
+//! The first line is a [`Header`]. Then there is a line for each vector, and after each layer a
+//! line `{"done": LAYER, "vectors": N}`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
@@ -19,41 +19,41 @@ pub const VERSION: u32 = 1;
 /// The longest line that is read, in bytes: a vector of 131,072 numbers fits.
 const MAX_LINE: u64 = 8 << 20;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
     /// [`VERSION`].
     pub version: u32,
-    /// Which vectors.
+    /// The kind of the vectors.
     pub component: String,
     /// The model's name.
     pub model: String,
-    /// What tells the model's files from others ([`crate::files::identity`]).
+    /// A hash that identifies the model's files ([`crate::files::identity`]).
     pub identity: String,
     /// Elements of a vector.
     pub hidden_size: usize,
-    /// How many tokens stand beside each vector.
+    /// The number of tokens for each vector.
     pub top_k: usize,
 }
 
-/// A vector and the tokens whose embeddings are most like it.
+/// A vector and the tokens with the most similar embeddings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// The layer.
     pub layer: usize,
-    /// Which of the layer's vectors.
+    /// The index of the vector in the layer.
     pub index: usize,
     /// The numbers.
     pub vector: Vec<f32>,
-    /// Of a head, the vector that its values (or keys) are made with.
+    /// For a head, the vector from which its values (or keys) are computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Vec<f32>>,
     /// The tokens with the greatest products.
     pub top_k: Vec<Named>,
 }
 
-/// A token beside a vector.
+/// A token that is listed with a vector.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Named {
     /// Its id.
@@ -88,19 +88,19 @@ struct Done {
 pub struct Extraction {
     file: BufWriter<File>,
     path: PathBuf,
-    /// Layers that are whole.
+    /// Complete layers.
     done: Vec<usize>,
-    /// Vectors since the last of them.
+    /// The number of vectors after the last of them.
     vectors: usize,
 }
 
 impl Extraction {
-    /// Begins the file. With `resume`, goes on with what `path` holds of the same header: what
-    /// stands behind the last whole layer is cut off.
+    /// Starts the file. With `resume`, continues the file at `path` if it has the same header:
+    /// everything after the last complete layer is removed.
     ///
     /// # Errors
-    /// [`Error::Io`], also where the file is there without `resume`; [`Error::File`] for one that
-    /// is of something else.
+    /// [`Error::Io`], also when the file exists and `resume` is false; [`Error::File`] for a file
+    /// with another header.
     pub fn open(path: &Path, header: &Header, resume: bool) -> Result<Self> {
         let io = |e| Error::io(path, e);
         if resume && path.exists() {
@@ -126,16 +126,16 @@ impl Extraction {
         Ok(this)
     }
 
-    /// Whether a layer is in the file.
+    /// Whether the file contains a layer.
     #[must_use]
     pub fn has(&self, layer: usize) -> bool {
         self.done.contains(&layer)
     }
 
-    /// Adds a vector of the layer that is written now.
+    /// Adds a vector of the current layer.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for numbers that JSON cannot hold.
+    /// [`Error::Io`]; [`Error::Data`] for numbers that JSON cannot represent.
     pub fn line(&mut self, line: &Line) -> Result<()> {
         let mut all = line.vector.iter().chain(line.input.iter().flatten());
         if all.any(|x| !x.is_finite()) {
@@ -174,7 +174,7 @@ impl Extraction {
     }
 }
 
-/// Where the last whole layer of a file ends, and which layers those are.
+/// The position where the last complete layer of a file ends, and the complete layers.
 fn whole(path: &Path, header: &Header) -> Result<(u64, Vec<usize>)> {
     let io = |e| Error::io(path, e);
     let bad = |message: &str| Error::file(path, message);

@@ -1,4 +1,4 @@
-//! Vindexes on disk: whole or absent, and no damage goes unseen.
+//! Vindexes on disk: they are complete or absent, and all damage is detected.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn about() -> About {
     }
 }
 
-/// With a gate and without, with biases and without.
+/// Layers with and without a gate, with and without biases.
 fn layers() -> Vec<(Layer, Vec<Tokens>)> {
     let tokens = |n: usize| (0..n).map(|f| vec![(f as u32, 1.5); f % 3]).collect();
     let gated = Layer {
@@ -94,7 +94,7 @@ fn what_is_written_is_read() {
             .to_string()
             .contains("there are 3")
     );
-    // numpy reads it without knowing more than the sizes.
+    // numpy can read it with only the sizes.
     let gates = std::fs::read(path.join("gate_vectors.bin")).unwrap();
     assert_eq!(gates.len(), 4 * HIDDEN * (7 + 4 + 7));
     let first = f32::from_le_bytes(gates[..4].try_into().unwrap());
@@ -115,7 +115,8 @@ fn layers_whose_tokens_are_found_meanwhile_are_the_same_files() {
     write(&one);
     let mut writer = Writer::create(&two, about(), 2).unwrap();
     for (layer, tokens) in layers() {
-        // What fails leaves nothing behind, whether the fault is in the tokens or in their number.
+        // A failure leaves no trace, whether the tokens cannot be computed or their number is
+        // wrong.
         let failed = writer.push_with(&layer, || Err("no tokens"));
         assert_eq!(failed.unwrap_err(), "no tokens");
         let written = writer.push_with(&layer, || Ok::<_, ()>(tokens));
@@ -146,7 +147,7 @@ fn layers_whose_tokens_are_found_meanwhile_are_the_same_files() {
     }
 }
 
-/// With all levels' files, and a layer with experts.
+/// Writes a vindex with the files of all levels, and a layer with experts.
 fn write_some(path: &Path, build: Build, from: usize, to: usize) -> Writer {
     let mut writer = Writer::begin(path, about(), build).unwrap();
     assert_eq!(writer.layers(), from);
@@ -209,7 +210,7 @@ fn levels_have_what_they_say() {
             }
             _ => assert_eq!(vindex.layer(0).unwrap(), layers()[0].0),
         }
-        // Gates alone are enough to search, for many states at once.
+        // Gates alone are sufficient to search, for many states at once.
         let states = noise(3 * HIDDEN, 50);
         let found = vindex.nearest(2, &states, 4).unwrap();
         for (hits, x) in found.iter().zip(states.chunks(HIDDEN)) {
@@ -250,7 +251,7 @@ fn half_precision_is_the_nearest() {
         changed += usize::from(a != b);
     }
     assert!(changed > 10, "they are not rounded");
-    // Biases stay as they are.
+    // Biases do not change.
     let biases = vindex.biases(2).unwrap().unwrap();
     assert_eq!(biases.gate, layers()[2].0.biases.as_ref().unwrap().gate);
     let bytes = std::fs::metadata(path.join("gate_vectors.bin"))
@@ -265,8 +266,8 @@ fn half_precision_is_the_nearest() {
     assert!(error.to_string().contains("float32"), "{error}");
 }
 
-/// A build that stops at any layer goes on to the same bytes, and a build that does not resume
-/// leaves nothing of it.
+/// A build that stops at any layer continues to the same bytes. A build that does not resume leaves
+/// nothing.
 #[test]
 fn an_interrupted_build_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -293,16 +294,16 @@ fn an_interrupted_build_goes_on() {
         let path = dir.path().join(format!("stopped-{stop}"));
         let partial = dir.path().join(format!("stopped-{stop}.partial"));
         let mut writer = write_some(&path, resume, 0, stop);
-        // What comes after the last whole layer is written again.
+        // Everything after the last complete layer is written again.
         let kind = TensorKind::Attention;
         writer.push_tensor("torn", kind, &[1], &[1.0]).unwrap();
         drop(writer);
         assert!(partial.is_dir() && !path.exists());
-        // Bytes that the journal does not know are of an interrupted write.
+        // Bytes that are not in the journal come from an interrupted write.
         let mut torn = std::fs::read(partial.join("gate_vectors.bin")).unwrap();
         torn.extend([1, 2, 3]);
         std::fs::write(partial.join("gate_vectors.bin"), torn).unwrap();
-        // Another kind of build does not go on here, and leaves it.
+        // Another kind of build cannot continue here, and does not change it.
         let other = Build {
             level: Level::Browse,
             ..resume
@@ -315,19 +316,19 @@ fn an_interrupted_build_goes_on() {
             );
         }
         let writer = write_all(&path, resume, stop);
-        // And no two at once.
+        // Two builds at the same time are not possible either.
         let error = Writer::begin(&path, about(), resume).map(drop).unwrap_err();
         assert!(error.to_string().contains("another process"), "{error}");
         writer.finish().unwrap();
         assert!(!partial.exists());
         assert_eq!(read(&path), read(&whole), "{stop}");
     }
-    // Without resume what is left of another is replaced, and nothing stays.
+    // Without `resume`, the rest of another build is replaced, and nothing of it remains.
     let path = dir.path().join("c");
     drop(write_all(&path, resume, 0));
     drop(write_all(&path, all(), 0));
     assert!(!path.exists() && !dir.path().join("c.partial").exists());
-    // What is damaged is not gone on with.
+    // A damaged build is not continued.
     drop(write_all(&path, resume, 0));
     let file = dir.path().join("c.partial/embeddings.bin");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -336,7 +337,7 @@ fn an_interrupted_build_goes_on() {
     let error = Writer::begin(&path, about(), resume).map(drop).unwrap_err();
     assert!(error.to_string().contains("damaged"), "{error}");
     assert!(file.exists());
-    // A directory of somebody else is not touched.
+    // A directory of another origin is not touched.
     let mine = dir.path().join("d.partial");
     std::fs::create_dir(&mine).unwrap();
     std::fs::write(mine.join("text"), "mine").unwrap();
@@ -344,7 +345,7 @@ fn an_interrupted_build_goes_on() {
     assert!(error.is_err() && mine.join("text").exists());
 }
 
-/// What has nothing new is as earlier versions wrote and read it.
+/// A vindex without new features is written and read as in earlier versions.
 #[test]
 fn the_first_version_is_read_and_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -357,7 +358,7 @@ fn the_first_version_is_read_and_written() {
         .collect();
     assert_eq!(keys, ["version", "about", "down_top_k", "layers"]);
     assert_eq!(index["index"]["version"], 1);
-    // The hash as version 1 had it: of these fields in this order.
+    // The hash of version 1: these fields in this order.
     let of = |i: usize| {
         let l = &index["index"]["layers"][i];
         format!(
@@ -387,7 +388,7 @@ fn an_unfinished_one_is_not_there() {
     assert!(!path.exists());
     drop(writer);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    // A finished one is not overwritten.
+    // A complete one is not overwritten.
     write(&path);
     assert!(Writer::create(&path, about(), 2).is_err());
     let empty = Writer::create(&dir.path().join("b"), about(), 2).unwrap();
@@ -429,7 +430,7 @@ fn parts_that_do_not_fit_are_refused() {
     assert!(Writer::create(&dir.path().join("y"), about(), 256).is_err());
 }
 
-/// Every byte of every file: changed, it is an error at the latest where it is read.
+/// Changing any byte of any file causes an error, at the latest when the byte is read.
 #[test]
 fn no_damaged_byte_goes_unseen() {
     let dir = tempfile::tempdir().unwrap();
@@ -444,7 +445,7 @@ fn no_damaged_byte_goes_unseen() {
             bytes[at] ^= 1 << (at % 8);
             std::fs::write(&file, &bytes).unwrap();
             let found = Vindex::open(&path).and_then(|v| v.verify());
-            // White space of the index may be exchanged for other white space.
+            // White space in the index may be replaced by other white space.
             let harmless = whole[at].is_ascii_whitespace() && bytes[at].is_ascii_whitespace();
             assert!(found.is_err() || harmless, "{}, byte {at}", file.display());
             bytes_seen += 1;
@@ -478,7 +479,7 @@ fn the_nearest_come_first_and_all_are_the_whole_part() {
         for k in 0..features {
             assert_eq!(layer.nearest(&x, k).unwrap(), all[..k]);
         }
-        // The definition, term by term.
+        // The definition, computed term by term.
         let bias = layer.biases.as_ref();
         let mut expected: Vec<f64> = match bias {
             Some(b) => b.down.iter().map(|v| f64::from(*v)).collect(),
@@ -514,14 +515,14 @@ fn the_nearest_come_first_and_all_are_the_whole_part() {
         for (y, expected) in y.iter().zip(&expected) {
             assert!((f64::from(*y) - expected).abs() < 1e-6, "{y} {expected}");
         }
-        // Without features only the bias is left.
+        // Without features only the bias remains.
         let (y, _) = layer.walk(&x, 0).unwrap();
         assert_eq!(y, bias.map_or(vec![0.0; HIDDEN], |b| b.down.clone()));
         assert!(layer.nearest(&x[1..], 1).is_err());
     }
 }
 
-/// Values of scipy.special.erf in the exact GELU.
+/// The exact GELU, with values of scipy.special.erf.
 #[test]
 fn the_exact_gelu() {
     let layer = Layer {

@@ -1,4 +1,5 @@
-//! Utilities of walkers as properties, edges and circuits by definition, and files that are cut.
+//! Properties of the helpers of walkers, edges and circuits compared with their definitions, and
+//! truncated files.
 
 use inference_probe::walkers::circuits::Head;
 use inference_probe::walkers::edges::{THRESHOLDS, edges};
@@ -7,7 +8,7 @@ use inference_probe::walkers::{Lines, Scored, counts, round, top_k};
 use proptest::prelude::*;
 
 fn scores() -> impl Strategy<Value = Vec<f32>> {
-    // A few different numbers, so that there are equals.
+    // Only a few different numbers, so that equal ones occur.
     let number = prop_oneof![
         12 => (-8i32..9).prop_map(|n| n as f32 * 0.25),
         1 => Just(f32::NAN),
@@ -19,7 +20,7 @@ fn scores() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    /// A full sort gives the same.
+    /// A full sort gives the same result.
     #[test]
     fn the_best_are_those_of_a_sort(scores in scores(), k in 0usize..70, least in -3i32..4) {
         let least = least as f32 * 0.5;
@@ -32,7 +33,8 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// A rounded number is near, has no further digits, and rounds to itself.
+    /// A rounded number is close, has no further digits, and does not change when it is rounded
+    /// again.
     #[test]
     fn rounding_is_near_and_final(x in -1e9f64..1e9, digits in 0u32..7) {
         let rounded = round(x, digits);
@@ -42,7 +44,7 @@ proptest! {
         prop_assert_eq!(round(-x, digits), -rounded);
     }
 
-    /// Counts fall as thresholds rise, and are those of a filter.
+    /// Counts decrease with increasing thresholds, and match those of a filter.
     #[test]
     fn counts_are_those_of_a_filter(values in prop::collection::vec(0.0f64..1.0, 0..50)) {
         let found = counts(&values, &THRESHOLDS);
@@ -52,7 +54,7 @@ proptest! {
         }
     }
 
-    /// Edges are sorted, from 0 to 1, as many as pairs, and the best is 1.
+    /// Edges are sorted, between 0 and 1, one for each pair, and the best is 1.
     #[test]
     fn edges_are_pairs_by_confidence(
         features in prop::collection::vec((scores(), scores()), 0..6),
@@ -77,7 +79,7 @@ proptest! {
         prop_assert!(stats.connected <= stats.features);
     }
 
-    /// The length of what a head adds is that of the vector, and both are the product of matrices.
+    /// The computed length is that of the added vector, and both match the product of matrices.
     #[test]
     fn a_head_adds_the_product_of_its_matrices(
         numbers in prop::collection::vec(-2.0f32..2.0, 2 * 3 * 5 + 4 * 5),
@@ -96,7 +98,7 @@ proptest! {
         for (token, length) in lengths.iter().enumerate() {
             let value: Vec<f32> = scores.iter().map(|row| row[token]).collect();
             let added = head.added(&value);
-            // From the definition: sum over d of W_O[:, d] (W_V[d, :] e).
+            // By definition: sum over d of W_O[:, d] (W_V[d, :] e).
             for (i, x) in added.iter().enumerate() {
                 let terms = (0..3).map(|d| {
                     f64::from(outputs[d * HIDDEN + i])
@@ -157,7 +159,7 @@ fn line(layer: usize, index: usize) -> Line {
     }
 }
 
-/// Writes layers that the file does not have yet, `stop` lines at most.
+/// Writes the layers that the file does not have, and stops after at most `stop` lines.
 fn write(path: &std::path::Path, resume: bool, stop: usize) -> usize {
     let mut file = Extraction::open(path, &header(), resume).unwrap();
     let mut written = 0;
@@ -197,7 +199,7 @@ fn what_is_cut_anywhere_goes_on_and_ends_as_if_it_was_not() {
         write(&path, true, usize::MAX);
         assert!(std::fs::read(&path).unwrap() == all, "cut at {end}");
     }
-    // Nothing is left to write; and a file that is there is not written over.
+    // Nothing is left to write; and an existing file is not overwritten.
     assert_eq!(write(&path, true, usize::MAX), 0);
     assert!(Extraction::open(&path, &header(), false).is_err());
 }
@@ -218,7 +220,7 @@ fn another_file_is_not_gone_on_with() {
     refused(b"{}\n", "no header");
     refused(&[0xff; 100], "no header");
     let whole = serde_json::to_string(&header()).unwrap();
-    refused(whole.as_bytes(), "no header"); // without its end
+    refused(whole.as_bytes(), "no header"); // without its line end
     refused(
         format!("{}\n", whole.replace("\"00\"", "\"01\"")).as_bytes(),
         "another model",

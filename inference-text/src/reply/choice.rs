@@ -1,4 +1,4 @@
-//! The families, and which of them a model speaks.
+//! The families of tool calls, and which of them a model uses.
 
 use super::engine::{Engine, Plain};
 use super::harmony::Harmony;
@@ -21,15 +21,15 @@ pub enum Family {
     Qwen3Coder,
     /// GLM-4.5 to 4.7: `<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`.
     Glm4Moe,
-    /// GLM-4-0414: `f`, a line break and a JSON object.
+    /// GLM-4-0414: `f`, a newline and a JSON object.
     Glm4,
-    /// Llama 3.1 to 3.3: `{"name", "parameters"}`, `<|python_tag|>` before it may be missing.
+    /// Llama 3.1 to 3.3: `{"name", "parameters"}`, optionally after `<|python_tag|>`.
     Llama3,
     /// Llama 3.2 and 4: `[f(k="v")]`.
     Pythonic,
     /// LFM2: `<|tool_call_start|>[f(k="v")]<|tool_call_end|>`.
     Lfm2,
-    /// OLMo 3: `<function_calls>f(k="v")</function_calls>`, one call a line.
+    /// OLMo 3: `<function_calls>f(k="v")</function_calls>`, one call per line.
     Olmo3,
     /// Mistral Nemo: `[TOOL_CALLS][{"name", "arguments", "id"}]`.
     MistralNemo,
@@ -47,7 +47,7 @@ pub enum Family {
     CommandR,
     /// Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
     KimiK2,
-    /// DeepSeek V3 and R1: a type, a name, and JSON in a block of code.
+    /// DeepSeek V3 and R1: a type, a name, and JSON in a code block.
     #[serde(rename = "deepseek_v3")]
     DeepSeekV3,
     /// DeepSeek V3.1: `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`.
@@ -114,7 +114,7 @@ impl Family {
         }
     }
 
-    /// The family of that [`Self::name`].
+    /// The family with this [`Self::name`].
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|family| family.name() == name)
     }
@@ -142,10 +142,10 @@ pub struct ReasoningTags {
     pub open: &'static str,
     /// After it.
     pub close: &'static str,
-    /// A label directly after the opening tag, which is no part of the reasoning.
+    /// A label directly after the opening tag, which is not part of the reasoning.
     pub label: Option<&'static str>,
-    /// The opening tag counts anywhere, because it is a token of its own. Otherwise it counts only
-    /// before any content.
+    /// Whether the opening tag is recognized anywhere, which is safe if it is a single token.
+    /// Otherwise it is recognized only before any content.
     pub anywhere: bool,
 }
 
@@ -186,10 +186,11 @@ impl ReasoningTags {
         anywhere: true,
     };
 
-    /// Whether a prompt ends inside reasoning: with the opening tag, and the label if there is one.
+    /// Whether a prompt ends inside reasoning, that is, with the opening tag and the label if there
+    /// is one.
     ///
     /// A prompt that ends with a closed pair, or with neither tag, does not. Text of users cannot
-    /// change the answer, because only the very end counts.
+    /// change the answer, because only the very end is checked.
     pub fn is_open_at_end_of(&self, prompt: &str) -> bool {
         let prompt = prompt.trim_end();
         let label = self.label.map(str::trim_end).unwrap_or_default();
@@ -200,7 +201,7 @@ impl ReasoningTags {
     }
 }
 
-/// How a model writes calls and reasoning.
+/// The syntax in which a model writes calls and reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// The syntax of calls.
@@ -210,7 +211,7 @@ pub struct Format {
 }
 
 /// A family, texts that must all be in the template, texts of which one must be, and texts that
-/// must not be. The first rule that holds decides.
+/// must not be. The first matching rule applies.
 type Rule = (
     Family,
     &'static [&'static str],
@@ -218,7 +219,7 @@ type Rule = (
     &'static [&'static str],
 );
 
-/// The table of [`Format::detect`], the most special markers first.
+/// The table for [`Format::detect`], beginning with the most specific markers.
 const RULES: &[Rule] = &[
     (Family::Harmony, &["<|channel|>", "<|message|>"], &[], &[]),
     (Family::Gemma4, &["<|tool_call>"], &[], &[]),
@@ -246,7 +247,7 @@ const RULES: &[Rule] = &[
     ),
     (Family::Olmo3, &["<function_calls>"], &[], &[]),
     (Family::Granite3, &["<|tool_call|>"], &[], &[]),
-    // Not the list of Apriel and not the XML of MiniMax M3.
+    // Not the list of Apriel, and not the XML of MiniMax M3.
     (
         Family::Hermes,
         &["<tool_call>"],
@@ -262,7 +263,7 @@ const RULES: &[Rule] = &[
     ),
     (Family::Pythonic, &["<|python_start|>"], &[], &[]),
     (Family::Pythonic, &["[func_name1("], &[], &[]),
-    // Not functionary, which has the tokens of Llama and a syntax of its own.
+    // Not functionary, which has Llama's tokens but a different syntax.
     (Family::Llama3, &["<|python_tag|>"], &[], &["<function="]),
     (
         Family::Llama3,
@@ -292,7 +293,7 @@ impl Format {
     }
 
     /// The format of a family with the reasoning that always belongs to it: Gemma 4's channel and
-    /// Command-R's thinking. Others have none unless the template says so.
+    /// Command-R's thinking. Other families have no reasoning unless the template shows it.
     pub fn of(family: Family) -> Self {
         let reasoning = match family {
             Family::Gemma4 => Some(ReasoningTags::GEMMA4),
@@ -309,11 +310,11 @@ impl Format {
         self
     }
 
-    /// Chooses the format by markers in the text of the chat template.
+    /// Determines the format from markers in the text of the chat template.
     ///
     /// `model_type` of the configuration decides only if the template has no marker of a call. For
-    /// a model with two templates give the one for tools. A model without its own tool calls (Gemma
-    /// 3, for example) has [`Family::None`], and reasoning if the template has its tags.
+    /// a model with two templates, pass the one for tools. A model without its own tool calls
+    /// (Gemma 3, for example) has [`Family::None`], and reasoning if the template has its tags.
     pub fn detect(template: &str, model_type: Option<&str>) -> Self {
         let has = |marker: &&str| template.contains(*marker);
         let by_template = RULES
@@ -332,7 +333,8 @@ impl Format {
                 known.reply.and_then(Family::from_name)
             })
         };
-        // A template that mentions no call of any kind knows no tools, unless it is absent.
+        // A template that does not mention any kind of call does not support tools, unless it is
+        // absent.
         let family = by_template
             .or_else(|| by_type().filter(|_| template.is_empty() || template.contains("tool")))
             .unwrap_or(Family::None);
@@ -349,12 +351,12 @@ impl Format {
         format
     }
 
-    /// The format for a request that offers no tools: reasoning is read, and what looks like a call
+    /// The format for a request without tools: reasoning is parsed, and text that looks like a call
     /// is content.
     #[must_use]
     pub fn without_calls(self) -> Self {
         match self.family {
-            // The channels belong to the calls' syntax; without tools there are no recipients.
+            // Channels are part of the syntax of calls; without tools there are no recipients.
             Family::Harmony => self,
             _ => Self {
                 family: Family::None,
@@ -363,8 +365,8 @@ impl Format {
         }
     }
 
-    /// The format for a request that offers tools. A format without calls takes those of Hermes'
-    /// models, which [`written`](super::written) describes to the model.
+    /// The format for a request that offers tools. A format without calls gets those of Hermes'
+    /// models, which [`written`](super::written) explains to the model.
     #[must_use]
     pub fn with_calls(self) -> Self {
         match self.family {

@@ -1,17 +1,17 @@
-//! A whole reply from its events, for callers that do not stream.
+//! Collects a whole reply from its events, for callers that do not stream.
 
 use super::{Diagnosis, Event};
 
 /// A whole reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
-    /// Text for the user, with the text of calls that could not be read.
+    /// Text for the user, including the text of calls that could not be read.
     pub content: String,
     /// The model's reasoning.
     pub reasoning: String,
-    /// The calls that are complete, in order.
+    /// The complete calls, in order.
     pub calls: Vec<Call>,
-    /// What could not be read.
+    /// The calls and headers that could not be read.
     pub diagnoses: Vec<Diagnosis>,
 }
 

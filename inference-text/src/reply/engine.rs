@@ -1,15 +1,15 @@
 //! The parser of all families whose replies are text with markers: content, reasoning and calls.
 //!
-//! A [`Spec`] says which markers there are. A [`Body`] reads one call, or one list of calls, after
-//! its opening marker. gpt-oss has messages instead, and a parser of its own (`harmony`).
+//! A [`Spec`] lists the markers. A [`Body`] reads one call, or one list of calls, after its opening
+//! marker. gpt-oss has messages instead, and a parser of its own (`harmony`).
 
 use super::hold::Hold;
 use super::sink::Sink;
 use super::{Event, Fault, ParserOptions, Piece, ReasoningTags, ReplyParser};
 
-/// What a body did with a character.
+/// The result of a character in a body.
 pub(super) enum Step {
-    /// The body goes on.
+    /// The body continues.
     More,
     /// The body ends with this character.
     Done,
@@ -34,27 +34,27 @@ pub(super) trait Body: Send {
     fn finish(&mut self, sink: &mut Sink) -> Result<(), Fault>;
 }
 
-/// Where a marker counts.
+/// The places where a marker is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     /// Anywhere in content.
     Always,
     /// Where no content has come since the beginning, reasoning or a call.
     Fresh,
-    /// Directly after a call, white space aside.
+    /// Directly after a call, ignoring white space.
     AfterCall,
-    /// After a marker of `Fresh` was dropped: the end of its section.
+    /// After a `Fresh` marker was dropped: the end of its section.
     Wrapped,
 }
 
-/// What a marker in content does.
+/// The effect of a marker in content.
 #[derive(Clone, Copy)]
 pub(super) enum Action {
-    /// A body begins.
+    /// A body starts.
     Call(fn(tentative: bool) -> Box<dyn Body>),
-    /// The marker vanishes.
+    /// The marker is dropped.
     Drop,
-    /// The marker vanishes, and the next text counts as a beginning.
+    /// The marker is dropped, and the following text is treated as the beginning.
     Restart,
 }
 
@@ -66,8 +66,8 @@ pub(super) struct Marker {
     pub(super) action: Action,
 }
 
-/// A body that begins without a marker, with a character at the beginning of the reply. It is tried
-/// only if tools are offered, and its first call must name one of them.
+/// A body without a marker, which starts with a character at the beginning of the reply. It is
+/// tried only if tools are offered, and its first call must name one of them.
 #[derive(Clone, Copy)]
 pub(super) struct Unmarked {
     /// Whether a body may begin with this character.
@@ -80,9 +80,9 @@ pub(super) struct Unmarked {
 pub(super) struct Spec {
     pub(super) markers: Vec<Marker>,
     pub(super) unmarked: Option<Unmarked>,
-    /// Markers of calls that end reasoning, too.
+    /// Markers of calls that also end reasoning.
     pub(super) breaks: &'static [&'static str],
-    /// Markers inside bodies; special tokens of these texts are kept.
+    /// Markers inside bodies; special tokens with these texts are not dropped.
     pub(super) inner: &'static [&'static str],
 }
 
@@ -95,13 +95,13 @@ enum Place {
 
 enum State {
     Content,
-    /// After the opening tag of reasoning: the part of the label that was read.
+    /// After the opening tag of reasoning, with the part of the label that was read.
     Label(String),
     Reasoning,
     Body(Box<dyn Body>),
 }
 
-/// What a marker means in the state that looks for it.
+/// The meaning of a marker in the current state.
 #[derive(Clone, Copy)]
 enum Meaning {
     Open,
@@ -121,11 +121,11 @@ pub(super) struct Engine {
     in_reasoning: (Vec<&'static str>, Vec<Meaning>),
     /// The text of the body since its marker or its last complete call.
     raw: String,
-    /// A failure of the body before its first call means that it was none.
+    /// Whether a failure of the body before its first call means that it was not a call.
     tentative: bool,
-    /// A marker at the beginning was dropped, so its counterpart is no content.
+    /// Whether a marker at the beginning was dropped, so that its counterpart is not content.
     wrapped: bool,
-    /// The body began inside reasoning.
+    /// Whether the body started inside reasoning.
     from_reasoning: bool,
     finished: bool,
 }
@@ -154,7 +154,7 @@ impl Engine {
             in_reasoning.0.push(tags.close);
             in_reasoning.1.push(Meaning::Close);
             if !spec.breaks.is_empty() {
-                // The call ended the reasoning, and the closing tag may come nevertheless.
+                // The call ended the reasoning, but the closing tag may still follow.
                 in_content.0.push(tags.close);
                 let action = Action::Drop;
                 let when = When::AfterCall;
@@ -311,11 +311,11 @@ impl Engine {
             let mut read = std::mem::take(read);
             let close = self.reasoning.map(|tags| tags.close).unwrap_or_default();
             if read == label.trim_end() && close.starts_with(c) {
-                // The reasoning is closed before the line break of its label.
+                // The reasoning is closed before the newline of its label.
                 read.clear();
             }
             self.state = State::Reasoning;
-            // A closing tag shares no beginning with a label.
+            // No closing tag begins like a label.
             read.chars().for_each(|c| self.sink.reasoning(c));
             return true;
         }
@@ -370,7 +370,7 @@ impl Engine {
             Step::More => {
                 self.raw.push(c);
                 if self.sink.take_ended() {
-                    // The rest may fail; the call before it is complete.
+                    // The rest may fail; the preceding call is complete.
                     self.raw.clear();
                     self.tentative = false;
                 }
@@ -391,7 +391,7 @@ impl Engine {
         }
     }
 
-    /// Gives the text of the body back.
+    /// Returns the text of the body as content.
     fn fail(&mut self, fault: Fault) {
         if self.sink.take_ended() {
             self.raw.clear();
@@ -406,7 +406,7 @@ impl Engine {
         } else {
             self.state = State::Content;
             raw.chars().for_each(|c| self.sink.content(c));
-            // Also when nothing was read: the same character must not begin the same body again.
+            // Also if nothing was read: the same character must not start the same body again.
             self.place = Place::Text;
         }
     }

@@ -1,4 +1,4 @@
-//! The markers of each family, and which body reads its calls.
+//! The markers of each family, and the body that reads its calls.
 
 use super::Family;
 use super::engine::{Action, Body, Marker, Spec, Unmarked, When};
@@ -27,7 +27,7 @@ fn drop(text: &'static str, when: When) -> Marker {
     }
 }
 
-/// The end of a call; elsewhere it is content.
+/// The end of a call. Elsewhere, this text is content.
 fn end(text: &'static str) -> Marker {
     drop(text, When::AfterCall)
 }
@@ -36,7 +36,7 @@ fn end(text: &'static str) -> Marker {
 pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
     let always = |text| drop(text, When::Always);
     match family {
-        // gpt-oss has a parser of its own.
+        // gpt-oss has a separate parser.
         Family::None | Family::Harmony => Spec::default(),
         Family::Hermes => Spec {
             markers: vec![call("<tool_call>", JsonCalls::boxed), end("</tool_call>")],
@@ -155,7 +155,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
         },
         Family::KimiK2 => Spec {
             markers: vec![
-                // Both spellings occur.
+                // Both spellings are in use.
                 always("<|tool_calls_section_begin|>"),
                 always("<|tool_call_section_begin|>"),
                 always("<|tool_calls_section_end|>"),
@@ -179,7 +179,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
                 end("<｜tool▁call▁end｜>"),
             ];
             if family == Family::DeepSeekV3 {
-                // Arguments stand in a block of code.
+                // Arguments are in a code block.
                 markers.push(end("```"));
             }
             Spec {
@@ -217,7 +217,7 @@ pub(super) fn spec(family: Family, has_reasoning: bool) -> Spec {
     }
 }
 
-/// Whether the name of a tool begins with a character.
+/// Whether the name of some tool begins with this character.
 fn begins_tool(c: char, sink: &Sink) -> bool {
     sink.tools.iter().any(|tool| tool.name.starts_with(c))
 }
@@ -226,7 +226,7 @@ fn begins_tool(c: char, sink: &Sink) -> bool {
 mod tests {
     use super::*;
 
-    /// `Hold` wants this of every set of markers.
+    /// `Hold` requires this of every set of markers.
     #[test]
     fn no_marker_is_the_beginning_of_another() {
         for family in Family::ALL {

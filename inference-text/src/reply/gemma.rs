@@ -1,7 +1,7 @@
 //! Calls of FunctionGemma and Gemma 4: `call:f{k:<escape>v<escape>,n:1}`.
 //!
-//! Strings are raw text between two marks. An argument is passed on when it is complete. A value
-//! that is no literal becomes a string of its text.
+//! Strings are raw text between two marks. An argument is returned when it is complete. A value
+//! that is not a literal becomes a string with its text.
 
 use super::Fault;
 use super::engine::{Body, Step};

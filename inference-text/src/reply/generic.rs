@@ -1,32 +1,30 @@
-//! Tools for models whose chat template has no place for them. They are described in the
-//! conversation, and called in the form that Hermes' models write, which [`Format::with_calls`]
-//! reads.
+//! Tools for models whose chat template does not support them. They are described in the
+//! conversation, and called in the syntax of Hermes' models, which [`Format::with_calls`] reads.
 
 use inference::{ChatPrompt, Message, Result, ToolCall};
 use serde_json::json;
 
 use super::Format;
 
-/// Where a conversation describes its tools.
+/// The message in which tools are described.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// In the first message, of the role `system`.
     System,
-    /// At the beginning of the user's first message, with what the system message says. Some
-    /// templates refuse the role `system`.
+    /// At the beginning of the user's first message, together with the text of the system message.
+    /// Some templates reject the role `system`.
     User,
 }
 
-/// The conversation as the template of a model with replies in `format` can write it, and its text
-/// by
-/// `render`.
+/// The conversation in a form that the template of a model with `format` can render, and its text
+/// from `render`.
 ///
-/// A format with calls has a template for them, so the conversation stays. Otherwise the tools are
-/// described in the system message, or in the user's first message where `render` refuses that.
-/// Calls and their results become text.
+/// A format with calls has a template that supports them, so the conversation is unchanged.
+/// Otherwise the tools are described in the system message, or in the user's first message if
+/// `render` rejects that. Calls and their results become text.
 ///
 /// # Errors
-/// That of `render` for the conversation, or for the one with a system message.
+/// The error of `render` for the conversation, or for the one with a system message.
 pub fn written(
     format: Format,
     prompt: &ChatPrompt,
@@ -52,7 +50,7 @@ pub fn written(
 /// The same conversation without tools, calls and the role `tool`.
 fn described(prompt: &ChatPrompt, place: Place) -> ChatPrompt {
     let mut messages: Vec<Message> = Vec::with_capacity(prompt.messages.len() + 1);
-    // Whether the last message is made of results, to which more may come.
+    // Whether the last message consists of results, to which more may be added.
     let mut results = false;
     for message in &prompt.messages {
         let mut message = message.clone();
@@ -68,7 +66,7 @@ fn described(prompt: &ChatPrompt, place: Place) -> ChatPrompt {
             message.content.push_str(&written_call(&call));
         }
         match messages.last_mut() {
-            // Templates want turns to alternate.
+            // Templates expect turns to alternate.
             Some(last) if results && message.role == "user" => {
                 last.content.push('\n');
                 last.content.push_str(&message.content);
@@ -86,7 +84,7 @@ fn described(prompt: &ChatPrompt, place: Place) -> ChatPrompt {
     described
 }
 
-/// Puts an introduction before the conversation.
+/// Adds an introduction at the beginning of the conversation.
 fn introduce(messages: &mut Vec<Message>, introduction: String, place: Place) {
     let leads = |m: &Message| matches!(m.role.as_str(), "system" | "developer");
     match place {
@@ -124,7 +122,7 @@ fn written_call(call: &ToolCall) -> String {
     format!("<tool_call>\n{call}\n</tool_call>")
 }
 
-/// What the model is told about its tools; empty without any.
+/// The description of the tools for the model; empty without tools.
 fn description(prompt: &ChatPrompt) -> String {
     if prompt.tools.is_empty() {
         return String::new();
@@ -158,7 +156,7 @@ mod tests {
     use super::super::{Family, ReasoningTags};
     use super::*;
 
-    /// Each message in a line of its own, as a template without tools writes it.
+    /// Each message on a separate line, like a template without tools.
     fn plain(prompt: &ChatPrompt) -> Result<String> {
         assert!(prompt.tools.is_empty());
         let line = |m: &Message| {
@@ -173,7 +171,7 @@ mod tests {
             .join("\n"))
     }
 
-    /// A template that refuses the role `system`, as Gemma's does.
+    /// A template that rejects the role `system`, like Gemma's.
     fn without_system(prompt: &ChatPrompt) -> Result<String> {
         if prompt.messages.iter().any(|m| m.role == "system") {
             return Err(Error::new(ErrorKind::InvalidOption, "no system role"));
@@ -220,7 +218,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
-        // What the model is shown is what its replies are read as.
+        // The description and the parser must use the same syntax.
         let call = &written.messages[2].content;
         let mut parser = Format::none().with_calls().parser(
             super::super::ParserOptions::default().with_ids(super::super::SequentialIds::default()),

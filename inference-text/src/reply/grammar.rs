@@ -1,10 +1,10 @@
-//! What a grammar must force so that the model calls a tool: the reverse of the parsers.
+//! The text that a grammar must enforce so that the model calls a tool: the reverse of the parsers.
 
 use super::{Family, Tool, Tools};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// How deep a tool's schema is searched for references to rewrite.
+/// The depth to which a tool's schema is searched for references.
 const MAX_SCHEMA_DEPTH: usize = 128;
 
 /// The text of a reply that consists of calls:
@@ -15,7 +15,7 @@ const MAX_SCHEMA_DEPTH: usize = 128;
 pub struct CallGrammar {
     /// Text before the first call.
     pub open: String,
-    /// The calls that are allowed, one shape a tool.
+    /// The allowed calls, one shape for each tool.
     pub shapes: Vec<CallShape>,
     /// Text between two calls; `None` if one grammar can hold only one call.
     pub separator: Option<String>,
@@ -37,13 +37,14 @@ pub struct CallShape {
     pub suffix: String,
 }
 
-/// Why there is no grammar of calls.
+/// The reason why there is no grammar for calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GrammarUnavailable {
     /// The family has no tool calls.
     NoToolCalls,
-    /// The family writes arguments in a syntax that is not JSON, so that no JSON schema fits it.
+    /// The family writes arguments in a syntax other than JSON, so a JSON schema cannot describe
+    /// it.
     NotJson(Family),
     /// No tool has this name.
     UnknownTool(String),
@@ -70,14 +71,15 @@ impl fmt::Display for GrammarUnavailable {
 impl std::error::Error for GrammarUnavailable {}
 
 impl Family {
-    /// What a grammar must force for a call of the tool `named`, or of any tool if it is `None`.
+    /// The text that a grammar must enforce for a call of the tool `named`, or of any tool if it is
+    /// `None`.
     ///
-    /// `new_id` makes the ids that families write before the arguments. `first_index` is the number
-    /// of calls in the conversation so far, which Kimi K2 counts in its ids.
+    /// `new_id` returns ids for families that write them before the arguments. `first_index` is the
+    /// number of calls in the conversation so far, which Kimi K2 counts in its ids.
     ///
     /// # Errors
     ///
-    /// The family writes no JSON, or the tool does not exist.
+    /// If the family does not write JSON, or the tool does not exist.
     pub fn call_grammar(
         self,
         tools: &Tools,
@@ -167,7 +169,7 @@ impl Family {
                     let name = [("name", name_schema(name))];
                     (String::new(), object(tool, "parameters", &name, &[]), "")
                 }
-                // Granite 3; the others have been refused.
+                // Granite 3; the other families were rejected above.
                 _ => {
                     let name = [("name", name_schema(name))];
                     (String::new(), object(tool, "arguments", &name, &[]), "")
@@ -190,13 +192,13 @@ impl Family {
             Self::Granite3 => ("<|tool_call|>[", Some(", "), "]"),
             Self::DeepSeekV3 => ("<｜tool▁calls▁begin｜>", Some("\n"), "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", Some(""), "<｜tool▁calls▁end｜>"),
-            // The index in the id would be that of the first call.
+            // Later calls would get an id with the index of the first call.
             Self::KimiK2 => (
                 "<|tool_calls_section_begin|>",
                 None,
                 "<|tool_calls_section_end|>",
             ),
-            // One id must not stand twice, and the others write one call a reply.
+            // An id must not occur twice, and the other families write one call per reply.
             _ => ("", None, ""),
         };
         Ok(CallGrammar {
@@ -212,7 +214,7 @@ fn name_schema(name: &str) -> Value {
     json!({"type": "string", "const": name})
 }
 
-/// The schema of a tool's arguments; an empty object if the tool has none.
+/// The schema of a tool's arguments. A tool without one gets an empty object.
 fn arguments(tool: &Tool) -> Value {
     match &tool.parameters {
         Value::Object(schema) if !schema.is_empty() => tool.parameters.clone(),
@@ -225,7 +227,7 @@ fn object(tool: &Tool, key: &str, before: &[(&str, Value)], after: &[(&str, Valu
     let mut inner = arguments(tool);
     let mut outer = Map::new();
     outer.insert("type".into(), "object".into());
-    // References start at the root, so the definitions move there.
+    // References start at the root, so the definitions are moved there.
     for word in ["$defs", "definitions"] {
         if let Some(mut definitions) = inner.as_object_mut().and_then(|inner| inner.remove(word)) {
             move_references(&mut definitions, key, MAX_SCHEMA_DEPTH);
@@ -249,7 +251,7 @@ fn object(tool: &Tool, key: &str, before: &[(&str, Value)], after: &[(&str, Valu
     Value::Object(outer)
 }
 
-/// Points references to other parts than the definitions at their new place.
+/// Changes references to parts other than the definitions, so that they point to the new place.
 fn move_references(schema: &mut Value, key: &str, depth: usize) {
     if depth == 0 {
         return;

@@ -24,7 +24,7 @@ const MARKERS: &[&str] = &[
     "<|call|>",
 ];
 
-/// A header longer than this is none.
+/// A longer text is not a header.
 const MAX_HEADER: usize = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum Kind {
 }
 
 enum State {
-    /// In a header; the text with its markers.
+    /// In a header, with its text including markers.
     Header(String),
     Body {
         kind: Kind,
@@ -54,7 +54,7 @@ pub(super) struct Harmony {
     /// The text of the call since its header.
     raw: String,
     out: String,
-    /// Bytes of the header that stand in the prompt and not in the reply.
+    /// The number of bytes of the header that are in the prompt rather than the reply.
     in_prompt: usize,
     wrote_content: bool,
     wrote_reasoning: bool,
@@ -75,7 +75,7 @@ impl Harmony {
             wrote_reasoning: false,
             finished: false,
         };
-        // The header of the reply may begin in the prompt.
+        // The header of the reply may start in the prompt.
         if let Some((_, header)) = options.prompt_tail.rsplit_once(START) {
             header.chars().for_each(|c| parser.push(c));
             parser.sink.take();
@@ -140,7 +140,7 @@ impl Harmony {
                 self.state = State::Header(String::new());
             }
             (State::Header(header), _) => {
-                // The message ends before it begins.
+                // The message ends before it starts.
                 if !header.trim().is_empty() {
                     self.bad_header();
                 }
@@ -150,7 +150,7 @@ impl Harmony {
                 marker.chars().for_each(|c| self.body(c));
             }
             (_, START | CHANNEL) => {
-                // The end of the message before may be missing.
+                // The end of the previous message may be missing.
                 self.end_message();
                 let header = if marker == CHANNEL { marker } else { "" };
                 self.state = State::Header(header.to_owned());
@@ -165,7 +165,7 @@ impl Harmony {
     }
 
     fn message_begins(&mut self, header: &str) {
-        // A header that was begun twice counts as its last part says.
+        // If a header was started twice, its last part applies.
         let channel = words_after(header, CHANNEL).last();
         let kind = if channel == Some("analysis") {
             Kind::Reasoning
@@ -206,7 +206,7 @@ impl Harmony {
                 *empty &= c.is_whitespace();
                 self.call(c);
             }
-            // White space at the beginning of a message is none of its text.
+            // White space at the beginning of a message is not part of its text.
             _ if *empty && c.is_whitespace() => {}
             Kind::Content => {
                 if *empty && self.wrote_content {
@@ -247,7 +247,8 @@ impl Harmony {
         }
     }
 
-    /// Gives the text of the call back, with its header; the rest of the message is content.
+    /// Returns the text of the call as content, with its header; the rest of the message is
+    /// content.
     fn fail(&mut self, fault: Fault) {
         self.sink.malformed(fault);
         self.state = State::Body {
@@ -264,7 +265,7 @@ impl Harmony {
         };
         let header = std::mem::take(header);
         let header = self.in_reply(&header).to_owned();
-        // A reply without any marker is content and no fault.
+        // A reply without any marker is content, not a fault.
         if header.contains("<|") {
             self.sink.malformed(Fault::BadHeader);
         }
@@ -346,7 +347,7 @@ impl ReplyParser for Harmony {
     }
 }
 
-/// The words that follow a key, each up to white space or a marker.
+/// The words that follow each occurrence of a key, up to white space or a marker.
 fn words_after<'a>(header: &'a str, key: &str) -> impl Iterator<Item = &'a str> {
     header.split(key).skip(1).map(|rest| {
         let end = |c: char| c.is_whitespace() || c == '<';

@@ -1,16 +1,16 @@
-//! Hold-back of text that may be the beginning of a marker.
+//! Holds back text that may be the beginning of a marker.
 
-/// The text held back: always a proper prefix of some marker of the set in use.
+/// The text that is held back: always a proper prefix of some marker of the current set.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     pending: String,
 }
 
 impl Hold {
-    /// Reads `c`. Text that belongs to no marker goes to `text`; a whole marker is returned by its
-    /// index. No marker of a set may be a prefix of another.
+    /// Reads `c`. Text that is not part of a marker is added to `text`; for a complete marker, its
+    /// index is returned. No marker of a set may be a prefix of another.
     ///
-    /// The work is bounded by the length of the markers, whatever the text.
+    /// The work is limited by the length of the markers, whatever the text.
     pub(super) fn push(
         &mut self,
         c: char,
@@ -38,17 +38,17 @@ impl Hold {
         None
     }
 
-    /// Whether `c` is text at once: nothing is held, and no marker begins with it.
+    /// Whether `c` is text immediately: nothing is held back, and no marker begins with it.
     pub(super) fn passes(&self, c: char, markers: &[&str]) -> bool {
         self.pending.is_empty() && !markers.iter().any(|marker| marker.starts_with(c))
     }
 
-    /// Returns the held text.
+    /// Returns the text that was held back.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.pending)
     }
 
-    /// Whether nothing is held.
+    /// Whether no text is held back.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Ids of tool calls. Not for what the model writes as an id itself.
+//! Ids of tool calls. They are not used if the model itself writes an id.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -12,7 +12,7 @@ pub enum IdStyle {
     Nine,
 }
 
-/// Makes ids for calls of families that write none.
+/// Generates ids for calls of families that do not write any.
 pub trait IdGenerator: Send {
     /// A new id, different from all ids before it.
     fn next_id(&mut self, style: IdStyle) -> String;
@@ -24,7 +24,7 @@ impl<F: FnMut(IdStyle) -> String + Send> IdGenerator for F {
     }
 }
 
-/// Random ids. They are unique in practice, but no secret.
+/// Random ids. They are unique in practice, but not secret.
 #[derive(Clone, Debug)]
 pub struct RandomIds {
     state: RandomState,

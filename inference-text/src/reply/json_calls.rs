@@ -1,7 +1,7 @@
-//! Calls that are JSON objects, with the name inside: `{"name": …, "arguments": {…}}`.
+//! Calls that are JSON objects which contain the name: `{"name": …, "arguments": {…}}`.
 //!
-//! Families: Hermes and its like, Llama, Mistral Nemo, Command-R, Granite 3. One object or an array
-//! of them; `tool_name`, `parameters` and `tool_call_id` are accepted as well.
+//! Families: Hermes and similar ones, Llama, Mistral Nemo, Command-R, Granite 3. One object or an
+//! array of them; `tool_name`, `parameters` and `tool_call_id` are accepted as well.
 
 use super::Fault;
 use super::engine::{Body, Step};
@@ -12,7 +12,7 @@ use super::sink::Sink;
 pub(super) struct JsonCalls {
     at: At,
     in_array: bool,
-    /// A call starts only with its id or at its end, because the id comes last.
+    /// A call starts only when its id is known or at its end, because the id comes last.
     id_last: bool,
     tentative: bool,
 }
@@ -90,7 +90,7 @@ impl Body for JsonCalls {
 struct Object {
     state: State,
     scan: JsonScan,
-    /// The value that is read now.
+    /// The value that is currently read.
     value: String,
     max_depth: usize,
     name: Option<String>,
@@ -198,7 +198,7 @@ impl Object {
                     }
                 }
                 (Field::Arguments, '"') => field = Field::ArgumentsText,
-                // Null arguments are none.
+                // Null arguments are the same as none.
                 (Field::Arguments, 'n') => field = Field::Other,
                 (Field::Arguments, _) => return Err(Fault::ArgumentsNotObject),
                 (Field::Name, c) if c != '"' => return Err(Fault::BadName),
@@ -207,7 +207,7 @@ impl Object {
             self.state = State::Value(field);
         }
         if field == Field::Other {
-            // What no field takes is checked, but not kept.
+            // A value that no field needs is checked, but not stored.
             self.value.clear();
         }
         let progress = self.scan.step(c, &mut self.value)?;

@@ -7,14 +7,14 @@
 use super::Fault;
 use std::fmt::Write;
 
-/// What a character did.
+/// The effect of a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// The value goes on.
+    /// The value continues.
     More,
     /// The value is complete, and the character belongs to it.
     Done,
-    /// The value was complete before this character. Only numbers at the top end like this.
+    /// The value was complete before this character. Only top-level numbers end this way.
     DoneBefore,
 }
 
@@ -108,7 +108,7 @@ impl JsonScan {
         }
     }
 
-    /// Whether nothing but white space came.
+    /// Whether nothing except white space was read.
     pub(super) fn is_fresh(&self) -> bool {
         self.state == State::Value && self.open.is_empty() && !self.done
     }
@@ -253,7 +253,7 @@ impl JsonScan {
 
     fn string(&mut self, c: char, key: bool, out: &mut String) -> Progress {
         if c == '\\' {
-            // A surrogate waits on: its other half may follow.
+            // The surrogate is kept, because its other half may follow.
             self.state = State::Escape { key };
             return Progress::More;
         }
@@ -341,7 +341,7 @@ pub(super) fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r')
 }
 
-/// Appends one character of a string, escaped where JSON wants it.
+/// Appends one character of a string, escaped where JSON requires it.
 pub(super) fn push_escaped(c: char, out: &mut String) {
     match c {
         '"' => out.push_str("\\\""),
@@ -368,7 +368,8 @@ pub(super) fn quoted(text: &str) -> String {
     out
 }
 
-/// The value that fills a whole text, white space around it aside; `None` if it is no JSON.
+/// The value that fills a whole text, except for surrounding white space; `None` if the text is not
+/// JSON.
 pub(super) fn normalized(text: &str, max_depth: usize) -> Option<String> {
     let mut scan = JsonScan::new(max_depth);
     let mut out = String::new();
@@ -450,7 +451,7 @@ mod tests {
             cases: 4000, failure_persistence: None, ..Default::default()
         })]
 
-        /// The grammar is that of an independent parser.
+        /// The grammar matches that of an independent parser.
         #[test]
         fn agrees_with_serde_json(text in r#"[-\[\]{}",:0-9.eE+tfn \\ruals]{0,12}"#) {
             let ours = normalized(&text, 64);

@@ -4,7 +4,7 @@
 
 use super::json_scan::{normalized, push_escaped, quoted};
 
-/// How strings are written.
+/// The syntax of strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dialect {
     /// The mark around raw strings; Python's quotes if `None`.
@@ -21,7 +21,7 @@ impl Dialect {
     }
 }
 
-/// The JSON text of a literal that fills the whole of `text`; `None` if it is none.
+/// The JSON text of a literal that fills all of `text`; `None` if it is not a literal.
 pub(super) fn parse(text: &str, dialect: Dialect, max_depth: usize) -> Option<String> {
     let mut reader = Reader {
         rest: text,
@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// A string if one begins here; the outer `None` is a string that does not end.
+    /// A string, if one starts here; the outer `None` means a string without an end.
     fn string(&mut self) -> Option<Option<String>> {
         if let Some(mark) = self.dialect.quote {
             let Some(rest) = self.rest.strip_prefix(mark) else {
@@ -170,8 +170,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The text of a Python string after its opening quote, and the rest after the closing one. Escapes
-/// that Python does not know stay as they are, as in Python.
+/// The text of a Python string after its opening quote, and the rest after the closing one. Unknown
+/// escapes stay unchanged, as in Python.
 fn python_string<'a>(text: &'a str, quote: &str) -> Option<(String, &'a str)> {
     let mut out = String::new();
     let mut rest = text;
@@ -283,7 +283,7 @@ fn number(word: &str) -> Option<String> {
         out.push('0');
     }
     out.push_str(exponent);
-    // The same digits, checked by JSON's grammar: `1.0.0` or `2024-01-01` are no numbers.
+    // The same digits, checked by JSON's grammar: `1.0.0` and `2024-01-01` are not numbers.
     normalized(&out, 0)
 }
 

@@ -1,9 +1,9 @@
 //! Content, reasoning and tool calls in a model's reply.
 //!
-//! Each model family writes tool calls and reasoning in a syntax of its own. A [`ReplyParser`]
-//! reads one reply token by token and returns [`Event`]s. Streaming and non-streaming callers use
-//! the same parser; [`Reply::collect`] joins the events of a whole reply. [`ReplyStream`] does all
-//! of it for a model of any backend.
+//! Each model family has its own syntax for tool calls and reasoning. A [`ReplyParser`] reads one
+//! reply token by token and returns [`Event`]s. Streaming and non-streaming callers use the same
+//! parser; [`Reply::collect`] joins the events of a whole reply. [`ReplyStream`] does all of it for
+//! a model of any backend.
 //!
 //! ```
 //! use inference_text::reply::{Event, Format, ParserOptions, Piece, Reply, SequentialIds};
@@ -24,24 +24,24 @@
 //!
 //! # Rules that hold for every family
 //!
-//! - The parsers work character by character, so the boundaries of tokens change nothing.
-//! - Text that may be the beginning of a marker is held back until it is decided.
-//! - A special token that is no marker of the format (an end-of-turn token, for example) is not
+//! - The parsers work character by character, so the boundaries of tokens do not matter.
+//! - Text that may be the beginning of a marker is held back until that is known.
+//! - A special token that is not a marker of the format (an end-of-turn token, for example) is not
 //!   content. It is dropped. Markers are recognized by their text, whether the tokenizer flags them
 //!   as special or not: converted tokenizers disagree about the flag.
 //! - White space next to a call or to reasoning is dropped; other white space is kept.
 //! - A call starts when its name is known. Its arguments follow as deltas that concatenate to one
 //!   JSON object. JSON is passed through as written, except that raw control characters inside
 //!   strings are escaped and lone surrogates become U+FFFD.
-//! - A call whose own syntax is complete counts, even if the marker that closes it is missing.
+//! - A call whose own syntax is complete is valid even if the marker that closes it is missing.
 //! - An unclosed or malformed call gives [`Event::Malformed`] with a [`Diagnosis`]. The text of the
 //!   call follows as content, from its opening marker on. A call that had already started gets no
 //!   [`Event::CallEnded`], and its index is not used again.
 //! - Calls that begin without any marker (Llama, Pythonic, GLM-4-0414) are read only at the
 //!   beginning of a reply. They must also name one of the tools. Other text there is content and no
 //!   fault.
-//! - Reasoning that is not closed when the reply ends is reasoning.
-//! - Work is linear in the length of the reply. Memory is bounded by [`Limits`].
+//! - Reasoning that is not closed at the end of the reply is still reasoning.
+//! - The work is linear in the length of the reply. Memory is limited by [`Limits`].
 //!
 //! # Types of arguments
 //!
@@ -87,13 +87,13 @@ pub use ids::{IdGenerator, IdStyle, RandomIds, SequentialIds};
 pub use stream::{ReplyStream, TokenReader, reader};
 pub use tools::{Tool, Tools};
 
-/// One token of a reply, as the parser sees it.
+/// One token of a reply, as input for the parser.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// The token's id, if the caller knows it. The formats here need none of them: a marker's id
-    /// differs between tokenizers, its text does not.
+    /// The token's id, if the caller knows it. The formats here do not need it: a marker's id
+    /// differs between tokenizers, but its text does not.
     pub id: Option<u32>,
-    /// The text of the token; whole characters only, as a streaming detokenizer gives it.
+    /// The text of the token. It has only whole characters, as from a streaming detokenizer.
     pub text: &'a str,
     /// Whether the tokenizer flags the token as special.
     pub special: bool,
@@ -119,7 +119,7 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// What a parser found in the text.
+/// An event that a parser reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -136,14 +136,14 @@ pub enum Event {
         /// The function to call. It need not be one of the tools that were offered.
         name: String,
     },
-    /// More of the JSON text of a call's arguments.
+    /// A further part of the JSON text of a call's arguments.
     ArgumentsDelta {
         /// The call.
         index: usize,
         /// JSON text to append.
         delta: String,
     },
-    /// The arguments of a call are complete and one valid JSON object.
+    /// The arguments of a call are complete, and form a valid JSON object.
     CallEnded {
         /// The call.
         index: usize,
@@ -159,7 +159,7 @@ pub struct Diagnosis {
     pub fault: Fault,
     /// The family whose syntax was expected.
     pub family: Family,
-    /// The call, if it had started. It stays without an end.
+    /// The call, if it had started. No [`Event::CallEnded`] follows for it.
     pub index: Option<usize>,
     /// Where reading stopped, in bytes of the reply's text.
     pub offset: usize,
@@ -185,7 +185,7 @@ pub enum Fault {
     Syntax,
     /// The call has no name.
     MissingName,
-    /// The name is empty, too long, or has characters that no function name has.
+    /// The name is empty, too long, or has characters that are not allowed in function names.
     BadName,
     /// The arguments are JSON, but not an object.
     ArgumentsNotObject,
@@ -195,7 +195,7 @@ pub enum Fault {
     TooLarge,
     /// A message header of the harmony format that cannot be read.
     BadHeader,
-    /// A harmony message to a recipient that is no function.
+    /// A harmony message to a recipient that is not a function.
     UnknownRecipient,
 }
 
@@ -217,17 +217,17 @@ impl fmt::Display for Fault {
 
 /// Reads one reply.
 pub trait ReplyParser: Send {
-    /// Reads one more token and returns the completed deltas.
+    /// Reads one more token and returns its events.
     fn feed(&mut self, piece: Piece<'_>) -> Vec<Event>;
 
-    /// Ends the reply and returns the held deltas. Further calls return nothing.
+    /// Ends the reply and returns the remaining events. Further calls return nothing.
     fn finish(&mut self) -> Vec<Event>;
 
-    /// Whether the reply is inside its reasoning now.
+    /// Whether the reply is currently inside reasoning.
     fn in_reasoning(&self) -> bool;
 }
 
-/// Bounds on what a parser keeps.
+/// Limits on the memory of a parser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest text of one call, in bytes. The default is 1 MiB.
@@ -248,18 +248,19 @@ impl Default for Limits {
     }
 }
 
-/// What a parser needs to know besides the format.
+/// The input of a parser in addition to the format.
 pub struct ParserOptions {
-    /// The tools that were offered; their schemas type the arguments of families without JSON.
+    /// The tools that were offered. For families without JSON, their schemas determine the types of
+    /// arguments.
     pub tools: Arc<Tools>,
-    /// The end of the rendered prompt. It tells whether the reply begins inside reasoning.
+    /// The end of the rendered prompt. It shows whether the reply begins inside reasoning.
     pub prompt_tail: String,
-    /// Whether the reply begins inside reasoning, if the caller knows better than the prompt's end
-    /// shows. An example is a prompt that ends in the middle of reasoning.
+    /// Whether the reply begins inside reasoning, for a caller that has better information than the
+    /// end of the prompt. An example is a prompt that ends in the middle of reasoning.
     pub reasoning_open: Option<bool>,
     /// Makes ids of calls for families that write none.
     pub ids: Box<dyn IdGenerator>,
-    /// Bounds on held text.
+    /// Limits on the text that is held back.
     pub limits: Limits,
 }
 
@@ -290,7 +291,7 @@ impl ParserOptions {
         self
     }
 
-    /// Says whether the reply begins inside reasoning.
+    /// Sets whether the reply begins inside reasoning.
     #[must_use]
     pub fn with_reasoning_open(mut self, open: bool) -> Self {
         self.reasoning_open = Some(open);
@@ -304,7 +305,7 @@ impl ParserOptions {
         self
     }
 
-    /// Sets the bounds.
+    /// Sets the limits.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;

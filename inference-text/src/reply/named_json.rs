@@ -1,4 +1,4 @@
-//! Calls with the name outside and JSON arguments.
+//! Calls with JSON arguments, in which the name precedes the JSON.
 //!
 //! Families: Mistral (`f[CALL_ID]…[ARGS]{…}`), Kimi K2, DeepSeek and GLM-4-0414.
 
@@ -9,14 +9,14 @@ use super::json_calls::JsonCalls;
 use super::json_scan::{JsonScan, Progress};
 use super::sink::Sink;
 
-/// The text after the end of a name.
+/// The text that follows the end of a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Id,
-    /// DeepSeek V3 writes a type before the name, later models do not.
+    /// DeepSeek V3 writes a type before the name; later models do not.
     TypeOrName,
     Arguments,
-    /// The end is itself the first character of the arguments.
+    /// The end marker is itself the first character of the arguments.
     Brace,
 }
 
@@ -46,7 +46,7 @@ impl Syntax {
 }
 
 enum State {
-    /// Before anything; Mistral's older models write an array of objects here.
+    /// At the beginning; Mistral's older models write an array of objects here.
     Start,
     Array(JsonCalls),
     Name,
@@ -97,7 +97,7 @@ impl NamedJson {
         Self::boxed(Syntax::DeepSeek, tentative)
     }
 
-    /// At the beginning of a reply: the name and a line break.
+    /// At the beginning of a reply: the name and a newline.
     pub(super) fn glm(tentative: bool) -> Box<dyn Body> {
         Self::boxed(Syntax::Glm, tentative)
     }
@@ -211,7 +211,7 @@ impl Body for NamedJson {
     }
 }
 
-/// The name in an id of Kimi K2: `functions.get_time:0` names `get_time`.
+/// The name in an id of Kimi K2: `get_time` in `functions.get_time:0`.
 fn kimi_name(id: &str) -> &str {
     let name = id.strip_prefix("functions.").unwrap_or(id);
     match name.rsplit_once(':') {

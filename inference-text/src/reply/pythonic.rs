@@ -1,7 +1,7 @@
 //! Calls in the syntax of Python: `[f(a="x", b=1), g()]`.
 //!
-//! Families: Llama 3.2 and 4, LFM2, OLMo 3 (one call a line, without brackets). An argument is
-//! passed on when it is complete. A value that is no literal becomes a string of its text.
+//! Families: Llama 3.2 and 4, LFM2, OLMo 3 (one call per line, without brackets). An argument is
+//! returned when it is complete. A value that is not a literal becomes a string with its text.
 
 use super::Fault;
 use super::engine::{Body, Step};
@@ -15,7 +15,7 @@ enum State {
     /// Before a call.
     Item,
     Name,
-    /// Before an argument; the first may be missing.
+    /// Before an argument, if there is any.
     Argument,
     Key,
     /// Between a key and its `=`.
@@ -59,7 +59,7 @@ impl Pythonic {
             State::AfterCall if self.bracket && c == ']' => return Ok(Step::Done),
             State::AfterCall if !self.bracket && matches!(c, ',' | ';') => {}
             State::AfterCall if !self.bracket && c == '<' => return Ok(Step::DoneBefore),
-            // A comma after the last call is Python, too.
+            // Python allows a comma after the last call.
             State::Item if c == ']' && !self.first => return Ok(Step::Done),
             State::Start | State::Item | State::AfterCall if is_name_start(c) => {
                 if matches!(self.state, State::AfterCall) && self.bracket {
@@ -95,7 +95,7 @@ impl Pythonic {
                 self.state = State::Key;
             }
             State::Key | State::Equals if c == '=' => {
-                // Only now it is a call for certain, and not a link or a formula.
+                // Only at this point it is certainly a call, and not a link or a formula.
                 if self.first {
                     sink.start(&self.name, None)?;
                     sink.arguments("{");
@@ -179,7 +179,7 @@ fn is_name(c: char) -> bool {
 #[derive(Default)]
 struct Capture {
     text: String,
-    /// The closing brackets that must come.
+    /// The closing brackets that must follow.
     open: Vec<char>,
     string: Quoted,
 }
@@ -199,7 +199,7 @@ enum Quoted {
 }
 
 impl Capture {
-    /// Reads `c`; true if it ends the value and is no part of it.
+    /// Reads `c`; true if it ends the value and is not part of it.
     fn push(&mut self, c: char, max_depth: usize) -> Result<bool, Fault> {
         match self.string {
             Quoted::No => return self.outside(c, max_depth),

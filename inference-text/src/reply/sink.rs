@@ -1,18 +1,18 @@
-//! Collects events, joins neighbors of a kind and strips white space at boundaries.
+//! Collects events, joins neighbors of the same kind and strips white space at boundaries.
 
 use super::{Diagnosis, Event, Family, Fault, IdGenerator, IdStyle, Limits, Tools};
 use std::sync::Arc;
 
-/// White space beyond this many bytes is text, so that little is held.
+/// White space beyond this number of bytes is treated as text, which limits the memory.
 const MAX_HELD_SPACE: usize = 4096;
 
-/// White space of one kind of text that is held until it is known what follows.
+/// White space of one kind of text, held back until the following text is known.
 #[derive(Clone, Debug, Default)]
 struct Space {
     held: String,
-    /// White space at the beginning is dropped: a boundary came before.
+    /// Whether white space is dropped because it follows a boundary.
     strip: bool,
-    /// Something else than white space came since the boundary.
+    /// Whether something other than white space came after the boundary.
     seen: bool,
 }
 
@@ -23,7 +23,7 @@ impl Space {
         self.seen = false;
     }
 
-    /// Passes `c` on, with the white space before it.
+    /// Outputs `c`, preceded by the white space that was held back.
     fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) {
         if c.is_whitespace() {
             self.held.push(c);
@@ -46,18 +46,18 @@ impl Space {
     }
 }
 
-/// The events of a parser, and what calls need: tools, ids, limits.
+/// The events of a parser, and the inputs of calls: tools, ids, limits.
 pub(super) struct Sink {
     events: Vec<Event>,
     content: Space,
-    /// The content's white space before the open call, which counts if the call is malformed.
+    /// The content's white space before the open call, which is needed if the call is malformed.
     before_call: Space,
     reasoning: Space,
     next_index: usize,
     open: Option<usize>,
-    /// A call ended since the flag was last taken.
+    /// Whether a call ended since the flag was last taken.
     ended: bool,
-    /// Bytes of the reply's text read so far.
+    /// The number of bytes of the reply that were read.
     pub(super) offset: usize,
     pub(super) family: Family,
     pub(super) tools: Arc<Tools>,
@@ -117,19 +117,19 @@ impl Sink {
         self.reasoning.boundary();
     }
 
-    /// A line break that separates two messages of content.
+    /// Adds a newline between two messages of content.
     pub(super) fn separate_content(&mut self) {
         self.content.strip = false;
         self.content.held.push('\n');
     }
 
-    /// A line break that separates two messages of reasoning.
+    /// Adds a newline between two messages of reasoning.
     pub(super) fn separate_reasoning(&mut self) {
         self.reasoning.strip = false;
         self.reasoning.held.push('\n');
     }
 
-    /// The reply ends: white space at the end of content is content.
+    /// Handles the end of the reply, where white space after content is part of it.
     pub(super) fn end_of_reply(&mut self) {
         let held = std::mem::take(&mut self.content.held);
         if held.is_empty() || (self.content.strip && !self.content.seen) {
@@ -153,7 +153,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Starts a call. Without an id one is generated.
+    /// Starts a call. If there is no id, one is generated.
     pub(super) fn start(&mut self, name: &str, id: Option<String>) -> Result<(), Fault> {
         self.check_name(name)?;
         let style = self.family.id_style();
@@ -206,12 +206,12 @@ impl Sink {
         }
     }
 
-    /// Whether a call ended since the last question.
+    /// Whether a call ended since the last use of this function.
     pub(super) fn take_ended(&mut self) -> bool {
         std::mem::take(&mut self.ended)
     }
 
-    /// Reports a fault; the open call, if any, stays without an end.
+    /// Reports a fault. The open call, if any, gets no end.
     pub(super) fn malformed(&mut self, fault: Fault) {
         let index = self.open.take();
         if index.is_some() {

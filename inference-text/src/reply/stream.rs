@@ -1,4 +1,4 @@
-//! A reply as a model generates it: from a conversation to events, for any backend.
+//! A reply during its generation: from a conversation to events, with any backend.
 
 use std::fmt;
 
@@ -9,12 +9,13 @@ use serde_json::Value;
 
 use super::{Call, Event, Format, ParserOptions, Piece, Reply, ReplyParser, Tool, Tools, written};
 
-/// Characters at the end of the prompt that tell whether it opens reasoning.
+/// The number of characters at the end of the prompt that are checked for the start of reasoning.
 const TAIL: usize = 256;
 
 /// Reads the tokens of one reply.
 ///
-/// [`ReplyParser`] takes texts; of a special token the name counts, which the output does not have.
+/// [`ReplyParser`] expects texts. For a special token it needs the name, which the output does not
+/// contain.
 pub struct TokenReader {
     parser: Box<dyn ReplyParser>,
 }
@@ -27,9 +28,9 @@ impl TokenReader {
         }
     }
 
-    /// Reads one more token and returns what it completed.
+    /// Reads one more token and returns its events.
     pub fn feed(&mut self, token: &Token) -> Vec<Event> {
-        // Text that was held back may come with a special token, and stands before it.
+        // A special token may come with text that was held back, which precedes it.
         let mut events = match token.text.as_str() {
             "" => Vec::new(),
             text => self.parser.feed(Piece::text(text)),
@@ -43,7 +44,7 @@ impl TokenReader {
         events
     }
 
-    /// Ends the reply and returns what was held back.
+    /// Ends the reply and returns the remaining events.
     pub fn finish(&mut self) -> Vec<Event> {
         self.parser.finish()
     }
@@ -55,7 +56,7 @@ impl fmt::Debug for TokenReader {
     }
 }
 
-/// A reply as it is generated: an iterator of [`Event`]s. Dropping it cancels the request.
+/// A reply during its generation: an iterator of [`Event`]s. Dropping it cancels the request.
 ///
 /// ```no_run
 /// use inference::{ChatPrompt, GenerateOptions, Message, TextModel, Tool};
@@ -76,18 +77,19 @@ impl fmt::Debug for TokenReader {
 #[derive(Debug)]
 pub struct ReplyStream {
     tokens: TokenStream,
-    /// `None` once the end was read.
+    /// `None` after the end was read.
     reader: Option<TokenReader>,
     ready: std::vec::IntoIter<Event>,
 }
 
 impl ReplyStream {
-    /// Begins the reply to a conversation, in the format that the model's chat template tells.
-    /// Where it tells none of calls, tools are described in the conversation: see [`written`].
+    /// Starts the reply to a conversation, in the format that the model's chat template shows. If
+    /// the template shows no format of calls, tools are described in the conversation: see
+    /// [`written`].
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a backend that shows no tokens or no template; else as
-    /// [`TextModel::generate`].
+    /// [`ErrorKind::Unsupported`] for a backend without access to tokens or to the template;
+    /// otherwise as [`TextModel::generate`].
     pub fn start(
         model: &dyn TextModel,
         prompt: &ChatPrompt,
@@ -110,7 +112,7 @@ impl ReplyStream {
         ))
     }
 
-    /// Reads a stream that was begun already.
+    /// Reads a stream that has already been started.
     pub fn new(tokens: TokenStream, reader: TokenReader) -> Self {
         Self {
             tokens,
@@ -119,7 +121,7 @@ impl ReplyStream {
         }
     }
 
-    /// The stream that is read, with the figures and the end of the reply.
+    /// The stream that is read, which has the metrics and the finish reason of the reply.
     pub fn tokens(&self) -> &TokenStream {
         &self.tokens
     }
@@ -134,8 +136,8 @@ impl ReplyStream {
     }
 }
 
-/// A reader of the reply to `prompt`, whose text is `rendered`. Without tools calls are content.
-/// `prompt` has its tools, also where [`written`] put them into messages.
+/// A reader of the reply to `prompt`, whose text is `rendered`. Without tools, calls are content.
+/// `prompt` must contain its tools, even if [`written`] put them into messages.
 pub fn reader(format: Format, prompt: &ChatPrompt, rendered: &str) -> TokenReader {
     let format = match prompt.tools.is_empty() {
         true => format.without_calls(),
@@ -191,7 +193,8 @@ impl From<&[inference::Tool]> for Tools {
 }
 
 impl From<Call> for inference::ToolCall {
-    /// The call as messages hold it. The arguments of a complete call are one JSON object.
+    /// The call in the form that messages contain. The arguments of a complete call are one JSON
+    /// object.
     fn from(call: Call) -> Self {
         let arguments = match serde_json::from_str(&call.arguments) {
             Ok(Value::Object(arguments)) => arguments,

@@ -1,11 +1,11 @@
-//! Calls whose arguments stand one by one between tags.
+//! Calls whose arguments are written one by one between tags.
 //!
 //! Families: Qwen3-Coder (`<function=f><parameter=k>v</parameter></function>`), MiniMax
 //! (`<invoke name="f"><parameter name="k">v</parameter></invoke>`) and GLM-4.5 to 4.7
 //! (`f<arg_key>k</arg_key><arg_value>v</arg_value>`).
 //!
-//! A value that the schema types as a string is passed on while it is read; others at their end.
-//! One line break at each end of a value belongs to the syntax, not to the value.
+//! A value of type string (by the schema) is returned while it is read; other values at their end.
+//! One newline at each end of a value is part of the syntax, not of the value.
 
 use super::engine::{Body, Step};
 use super::hold::Hold;
@@ -14,12 +14,12 @@ use super::sink::Sink;
 use super::tools::{Kinds, from_text};
 use super::{Fault, Limits};
 
-/// The tags of a family. Empty lists are parts that the family does not have.
+/// The tags of a family. Empty lists stand for parts that the family does not have.
 #[derive(Clone, Copy)]
 struct Tags {
     /// Before the name.
     head: &'static [&'static str],
-    /// After the name. If empty, the first text that may follow ends the name.
+    /// After the name. If empty, the name ends at the first text that may follow.
     name_end: &'static [&'static str],
     /// Before a key, and the end of the call.
     next: &'static [&'static str],
@@ -146,7 +146,7 @@ impl TaggedCall {
         self.state = State::Value;
     }
 
-    /// Reads text of which nothing but white space may come before one of `markers`.
+    /// Reads text in which only white space may come before one of `markers`.
     fn expect(&mut self, c: char, markers: &[&str]) -> Result<Option<usize>, Fault> {
         let mut stray = false;
         let found = self
@@ -240,10 +240,10 @@ impl Body for TaggedCall {
 struct Value {
     kinds: Kinds,
     text: String,
-    /// JSON text that can be passed on.
+    /// JSON text that can be returned.
     ready: String,
     begun: bool,
-    /// A line break that belongs to the value if something follows it.
+    /// Whether there is a newline that is part of the value if more text follows.
     line_break: bool,
 }
 

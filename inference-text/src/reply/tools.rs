@@ -1,15 +1,15 @@
-//! The tools of a request, and the types that their schemas give to arguments.
+//! The tools of a request, and the types of arguments according to their schemas.
 
 use super::json_scan::{self, quoted};
 use super::literal::{self, Dialect};
 use serde_json::Value;
 use std::ops::{BitOr, BitOrAssign};
 
-/// How many references in a row are followed.
+/// The maximum number of references in a row that are followed.
 const MAX_REFERENCES: usize = 16;
 
-/// How many schemas, and how many values of an `enum`, are looked at for the type of one argument.
-/// Schemas come from the network, and a reply can name an argument a hundred thousand times.
+/// The maximum number of schemas, and of values in an `enum`, that are examined for the type of one
+/// argument. Schemas are untrusted, and a reply can contain an argument a hundred thousand times.
 const MAX_SCHEMAS: usize = 256;
 
 /// A tool that is offered to the model.
@@ -17,19 +17,19 @@ const MAX_SCHEMAS: usize = 256;
 pub struct Tool {
     /// The function's name.
     pub name: String,
-    /// The JSON schema of its arguments; `null` if there is none.
+    /// The JSON schema of its arguments; `null` if it has none.
     pub parameters: Value,
 }
 
 /// The tools of a request.
 ///
-/// Families without JSON arguments write text or literals. Their types follow from the schema of
-/// the argument (`type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`):
+/// Families without JSON arguments write text or literals. The schema of the argument determines
+/// their types (`type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`):
 ///
-/// - A schema that allows strings only: the text unchanged, whatever it looks like.
+/// - A schema that allows only strings: the text unchanged, whatever it looks like.
 /// - A schema that allows other types: the first of null, boolean, integer, number, array and
-///   object that parses. Otherwise it is a string.
-/// - No schema: the same with all types, that is, JSON if the text is JSON, or else a string.
+///   object that parses. If none does, it is a string.
+/// - No schema: the same with all types, that is, JSON if the text is JSON, and otherwise a string.
 ///
 /// Booleans and null are read without regard to case, and `None` is null. Arrays and objects may
 /// be written as JSON or as Python literals. Integers keep all their digits. A name that is given
@@ -74,12 +74,12 @@ impl Tools {
         self.list.iter()
     }
 
-    /// The tool of a name.
+    /// The tool with this name.
     pub fn get(&self, name: &str) -> Option<&Tool> {
         self.list.iter().find(|tool| tool.name == name)
     }
 
-    /// Whether there are none.
+    /// Whether there are no tools.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -170,7 +170,7 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value) -> Option<&'a Value> {
     None
 }
 
-/// The types that a schema allows; none if it does not say.
+/// The types that a schema allows; none if it does not list any.
 fn kinds(schema: &Value, root: &Value) -> Kinds {
     let mut found = Kinds::NONE;
     let mut waiting = vec![schema];

@@ -47,12 +47,12 @@ fn gemma_4() {
             "<|tool_call>call:g{}<tool_call|><|tool_call>call:f{s:bare word,z:None}<tool_call|>",
             &["call 0 call_0 g {}", r#"call 1 call_1 f {"s": "bare word", "z": null}"#],
         )
-        // Typed by the schema.
+        // The schema determines the types.
         .says(
             "<|tool_call>call:f{s:5,i:<|\"|>6<|\"|>}<tool_call|>",
             &[r#"call 0 call_0 f {"s": "5", "i": 6}"#],
         )
-        // A call ends the reasoning; an empty channel, and one without its label.
+        // A call ends the reasoning; an empty channel, and one without a label.
         .says(
             "<|channel>thought\nNow <|tool_call>call:g{}<tool_call|>",
             &["reasoning Now", "call 0 call_0 g {}"],

@@ -1,4 +1,4 @@
-//! What a grammar forces is what the parser reads.
+//! The text that a grammar enforces is read by the parser.
 
 use crate::harness::{Golden, render};
 use inference_text::reply::{CallGrammar, Family, Format, GrammarUnavailable, Tools};

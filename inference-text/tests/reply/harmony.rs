@@ -24,12 +24,12 @@ fn channels() {
              <|channel|>final<|message|>Done.<|return|>",
             &["reasoning A.\nB.", "content I look.\nDone."],
         )
-        // A header that is begun twice.
+        // A header that starts twice.
         .says(
             "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|>",
             &["reasoning Hm."],
         )
-        // The header is incomplete, or there is none.
+        // The header is incomplete or missing.
         .says("<|message|>Hi", &["content Hi"])
         .says("Hi there", &["content Hi there"])
         .says("asks", &["content asks"])
@@ -98,7 +98,7 @@ fn calls() {
                 "content <|channel|>commentary to=functions.f<|message|>{} {}",
             ],
         )
-        // A built-in tool is no function.
+        // A built-in tool is not a function.
         .says(
             "<|channel|>analysis to=python code<|message|>print(1)<|call|>",
             &["fault UnknownRecipient", "reasoning print(1)"],

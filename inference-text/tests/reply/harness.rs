@@ -1,10 +1,10 @@
-//! Runs goldens: one reply, its events, and all ways to cut it into tokens.
+//! Checks golden replies: one reply, its events, and all ways to split it into tokens.
 
 use inference_text::reply::{Event, Format, ParserOptions, Piece, SequentialIds, Tools};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Every marker of every format, as a tokenizer would flag them.
+/// All markers of all formats, which a tokenizer would mark as special.
 const MARKERS: &[&str] = &[
     "<tool_call>",
     "</tool_call>",
@@ -154,7 +154,7 @@ impl<'a> Golden<'a> {
     }
 }
 
-/// Pieces of bytes as a streaming detokenizer gives them: whole characters only.
+/// Pieces of bytes as a streaming detokenizer returns them: only whole characters.
 fn decode(parts: &[&[u8]]) -> Vec<String> {
     let mut held = Vec::new();
     let mut out = Vec::new();
@@ -189,7 +189,8 @@ fn tokens(reply: &str) -> Vec<(&str, bool)> {
     tokens
 }
 
-/// Events as lines, with neighbors joined. Complete arguments must be a JSON object.
+/// Events as lines. Neighbors of the same kind are joined. Complete arguments must be a JSON
+/// object.
 pub fn render(events: Vec<Event>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut open: Option<(usize, String)> = None;

@@ -26,7 +26,8 @@ fn hermes() {
                 "content Done. ",
             ],
         )
-        // Arguments first, as a text, missing, null; other keys; without white space.
+        // Arguments before the name, as a string, missing, or null; other keys; without white
+        // space.
         .says(
             r#"<tool_call>{"arguments":{"a":[{"b":[]},{}]},"name":"f"}</tool_call>"#,
             &[r#"call 0 call_0 f {"a":[{"b":[]},{}]}"#],
@@ -46,12 +47,12 @@ fn hermes() {
             r#"<tool_call>{"id":"abc","name":"f","arguments":{}}</tool_call>"#,
             &["call 0 abc f {}"],
         )
-        // A raw line break in a string is escaped.
+        // A raw newline in a string is escaped.
         .says(
             "<tool_call>{\"name\":\"f\",\"arguments\":{\"s\":\"a\nb\tc\"}}</tool_call>",
             &[r#"call 0 call_0 f {"s":"a\nb\tc"}"#],
         )
-        // An array, and a closing tag that is missing.
+        // An array, and a missing closing tag.
         .says(
             r#"<tool_call>[{"name":"f","arguments":{}},{"name":"g","arguments":{}}]</tool_call>"#,
             &["call 0 call_0 f {}", "call 1 call_1 g {}"],
@@ -64,7 +65,7 @@ fn hermes() {
 #[test]
 fn hermes_malformed() {
     golden(Family::Hermes)
-        // White space before a call that had begun is content again.
+        // White space before a malformed call is content again.
         .says(
             "So.\n\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"}}",
             &[
@@ -91,7 +92,7 @@ fn hermes_malformed() {
             "Hi <tool_call>\n",
             &["content Hi", "fault Unclosed", "content  <tool_call>\n"],
         )
-        // The next call is read nevertheless, and the index of the open one is not used again.
+        // The next call is still read, and the index of the open one is not used again.
         .says(
             r#"<tool_call>{"name":"f","arguments":{"a":<tool_call>{"name":"g","arguments":{}}</tool_call>"#,
             &[
@@ -150,7 +151,7 @@ fn llama() {
             "{\"name\": \"g\", \"arguments\": {}}",
             &["call 0 call_0 g {}"],
         )
-        // JSON that is no call is content without a fault, and so is JSON after text.
+        // JSON that is not a call is content without a fault, and so is JSON after text.
         .says(r#"{"answer": 42}"#, &[r#"content {"answer": 42}"#])
         .says(
             r#"{"name": "Bob", "parameters": 1}"#,
@@ -167,7 +168,7 @@ fn llama() {
             &[r#"content See: {"name": "f", "parameters": {}}"#],
         )
         .says("a; b", &["content a; b"])
-        // Code for the built-in interpreter is no call.
+        // Code for the built-in interpreter is not a call.
         .says(
             "<|python_tag|>print(1)",
             &["fault Syntax", "content <|python_tag|>print(1)"],
@@ -180,7 +181,7 @@ fn llama() {
                 r#"content {"name": "f", "parameters": {"s": "#,
             ],
         );
-    // Without tools a JSON reply is a JSON reply.
+    // Without tools, a JSON reply is content.
     golden(Family::Llama3).says(
         r#"{"name": "f", "parameters": {}}"#,
         &[r#"content {"name": "f", "parameters": {}}"#],

@@ -1,4 +1,4 @@
-//! Hostile lengths: linear time, bounded memory, bounded depth.
+//! Extreme lengths: linear time, limited memory, limited depth.
 
 use crate::harness::{render, typed_tools};
 use inference_text::reply::{
@@ -41,7 +41,7 @@ fn run(format: Format, reply: &str) -> (Vec<Event>, Duration) {
     (events, start.elapsed())
 }
 
-/// How each family begins a value inside arguments.
+/// The beginning of a value inside arguments, for each family.
 const BEGINNINGS: &[(Family, &str)] = &[
     (Family::None, ""),
     (
@@ -99,8 +99,8 @@ const BEGINNINGS: &[(Family, &str)] = &[
     ),
 ];
 
-/// 1 MiB for the plainest attacks, and an eighth for the others. That is enough for a quadratic
-/// parser to need minutes.
+/// 1 MiB for the simplest attacks, and an eighth of that for the others. A quadratic parser would
+/// take minutes for either.
 fn length(unit: &str) -> usize {
     if matches!(unit, "<" | "[" | "{") {
         MIB
@@ -109,7 +109,7 @@ fn length(unit: &str) -> usize {
     }
 }
 
-/// The time that content of the same length takes, times a factor that no linear parser needs. A
+/// The time for content of the same length, multiplied by a factor that no linear parser exceeds. A
 /// quadratic one would need minutes for 1 MiB.
 fn allowed() -> Duration {
     let format = Format::none().with_reasoning(ReasoningTags::THINK);
@@ -137,12 +137,12 @@ fn a_mebibyte_of_the_beginnings_of_markers() {
             let (events, time) = run(format, &reply);
             assert!(time < allowed, "{format:?} {unit:?}: {time:?}");
             let content = Reply::collect(events).content;
-            // White space at the beginning of a harmony message is none of its text.
+            // White space at the beginning of a harmony message is not part of its text.
             let same = match format.family {
                 Family::Harmony => content.trim() == reply.trim(),
                 _ => content == reply,
             };
-            // Not `assert_eq`: it would print a mebibyte.
+            // Not `assert_eq`, which would print a mebibyte.
             assert!(same, "{format:?} {unit:?}");
         }
     }
@@ -170,7 +170,7 @@ fn a_mebibyte_inside_arguments() {
             assert!(time < allowed, "{family} {unit:?}: {time:?}");
             let reply_out = Reply::collect(events);
             assert!(reply_out.calls.is_empty(), "{family} {unit:?}");
-            // White space at the edges may go; nothing else is lost.
+            // White space at the ends may be dropped, but nothing else.
             let same = reply_out.content.trim() == reply.trim();
             assert!(same, "{family} {unit:?}: {:?}", reply_out.diagnoses);
             assert_eq!(

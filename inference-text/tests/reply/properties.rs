@@ -1,10 +1,10 @@
-//! Garbage of all kinds, cut anywhere.
+//! Random text of all kinds, split at any place.
 
 use crate::harness::{Golden, render, typed_tools};
 use inference_text::reply::{Event, Family, Format, ReasoningTags, Reply};
 use proptest::prelude::*;
 
-/// Parts of calls of all families, so that garbage reaches deep into the parsers.
+/// Parts of calls of all families, so that random text gets far into the parsers.
 const PARTS: &[&str] = &[
     "<tool_call>",
     "</tool_call>",
@@ -135,7 +135,7 @@ fn format() -> impl Strategy<Value = Format> {
         })
 }
 
-/// JSON of all kinds, with names as keys. Strings have none of the syntaxes' own marks.
+/// JSON of all kinds, with names as keys. Strings do not contain the marks of any syntax.
 fn value() -> impl Strategy<Value = serde_json::Value> {
     use serde_json::Value;
     let leaf = prop_oneof![
@@ -155,7 +155,7 @@ fn value() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-/// Arguments without strings at the top, which families without JSON write in many ways.
+/// Arguments without strings at the top level, which families without JSON write in many ways.
 fn arguments() -> impl Strategy<Value = serde_json::Map<String, serde_json::Value>> {
     let value = value().prop_filter("no string at the top", |value| !value.is_string());
     prop::collection::btree_map("[a-z_]{1,6}", value, 0..5)
@@ -211,7 +211,7 @@ fn gemma(value: &serde_json::Value, mark: &str) -> String {
     }
 }
 
-/// Pieces of a text between cut points.
+/// The pieces of a text that is split at these points.
 fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<(&'a str, bool)> {
     let bounds: Vec<_> = text
         .char_indices()
@@ -230,7 +230,7 @@ fn cut<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<(&'a str, bool)> 
         .collect()
 }
 
-/// The visible characters of all that came out, without those of calls that ended.
+/// The number of visible characters in all events, except those of complete calls.
 fn kept(events: Vec<Event>) -> usize {
     let reply = Reply::collect(events);
     let visible = |text: &str| text.chars().filter(|c| !c.is_whitespace()).count();
@@ -240,7 +240,8 @@ fn kept(events: Vec<Event>) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No panic, complete arguments are JSON (`render` checks both), and cuts change nothing.
+    /// No panic, complete arguments are JSON (`render` checks both), and the splitting has no
+    /// effect.
     #[test]
     fn cuts_change_nothing(
         format in format(),
@@ -256,7 +257,7 @@ proptest! {
         let parts = golden.events(&cut(&reply, &cuts));
         let whole_lines = render(whole.clone());
         prop_assert_eq!(&whole_lines, &render(parts));
-        // Without a call or a marker that was taken out, all visible text is still there.
+        // Without a call or a removed marker, all visible text remains.
         let taken = whole_lines.iter().any(|line| line.starts_with("call "))
             || PARTS
                 .iter()
@@ -266,7 +267,7 @@ proptest! {
         }
     }
 
-    /// Without a format every character comes out again.
+    /// Without a format, every character is returned.
     #[test]
     fn no_format_loses_nothing(
         reply in prop_oneof![garbage(), any::<String>()],
@@ -278,7 +279,7 @@ proptest! {
         prop_assert!(out.reasoning.is_empty() && out.calls.is_empty());
     }
 
-    /// A call with any string as its argument, in the syntaxes whose strings can hold anything.
+    /// A call with any string as its argument, in the syntaxes that can express all strings.
     #[test]
     fn any_string_comes_through(text in any::<String>()) {
         let json = serde_json::to_string(&text).expect("a string");
@@ -295,7 +296,7 @@ proptest! {
                 serde_json::from_str(&reply.calls[0].arguments).expect("JSON");
             prop_assert_eq!(&arguments["s"], &text);
         }
-        // The strings of Python and of the tagged families; JSON's escapes are Python's, too.
+        // Strings of Python and of the tagged families; JSON's escapes are also valid in Python.
         let raw = !text.contains("</") && !text.contains('\u{7f}');
         for (family, reply, fits) in [
             (Family::Lfm2, format!("<|tool_call_start|>[f(s={json})]<|tool_call_end|>"),
@@ -317,7 +318,7 @@ proptest! {
         }
     }
 
-    /// Any arguments, as the family writes them, come out as the same JSON.
+    /// Any arguments, in the syntax of the family, are read as the same JSON.
     #[test]
     fn any_arguments_come_through(arguments in arguments()) {
         let json = serde_json::Value::Object(arguments.clone());

@@ -21,7 +21,8 @@ fn bare_lists() {
                 r#""a": ["x", [1, null]], "o": {"k": {"l": []}}}"#
             )],
         )
-        // Typed by the schema: a string stays one, a number in quotes becomes one.
+        // The schema determines the types: a string stays a string, and a number in quotes becomes
+        // a number.
         .says(
             "[f(s=94103, i='7', t=None, z=None, b='true')]",
             &[r#"call 0 call_0 f {"s": "94103", "i": 7, "t": "None", "z": null, "b": true}"#],
@@ -35,7 +36,7 @@ fn bare_lists() {
             "<|python_start|>[g()]<|python_end|>",
             &["call 0 call_0 g {}"],
         )
-        // What looks similar and is no call.
+        // Text that looks similar but is not a call.
         .says("[1, 2, 3]", &["content [1, 2, 3]"])
         .says("[f](https://example.com)", &["content [f](https://example.com)"])
         .says("[f(x)]", &["content [f(x)]"])
@@ -65,7 +66,7 @@ fn lfm2() {
             ],
         )
         .says("[g()]", &["content [g()]"])
-        // A function that was not offered is a call nevertheless.
+        // A call of a function that was not offered is still a call.
         .says(
             "<|tool_call_start|>[h.i(x=1)]",
             &[r#"call 0 call_0 h.i {"x": 1}"#],

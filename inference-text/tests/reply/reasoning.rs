@@ -43,7 +43,7 @@ fn the_prompt_holds_a_closed_pair() {
     think()
         .prompt("<|im_start|>assistant\n<think>\n\n</think>\n\n")
         .says("Hi", &["content Hi"]);
-    // What a user wrote decides nothing.
+    // The user's text has no influence.
     think()
         .prompt("user: <think>\nassistant:\n")
         .says("Hi", &["content Hi"]);

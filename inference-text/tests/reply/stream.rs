@@ -1,4 +1,4 @@
-//! Replies read from the tokens of a stream.
+//! Replies that are read from the tokens of a stream.
 
 use inference::{
     ChatPrompt, Error, ErrorKind, FinishReason, GenerateMetrics, Message, Result, Token,
@@ -40,7 +40,7 @@ fn words(parts: &[&str]) -> Vec<Result<Token>> {
 
 #[test]
 fn tokens_become_content_reasoning_and_calls() {
-    // The prompt opens the reasoning; the marker of a call is a special token.
+    // The prompt starts the reasoning; the marker of a call is a special token.
     let mut tokens = words(&["hm", "</think>", "So: "]);
     let marker = Token::new(7, "")
         .with_bytes(&b"<tool_call>"[..])

@@ -24,7 +24,7 @@ fn qwen3_coder() {
                 ),
             ],
         )
-        // A string stays a string, whatever it looks like; others fall back to a string.
+        // A string stays a string, whatever it looks like; other types fall back to a string.
         .says(
             "<tool_call>\n<function=f>\n<parameter=s>\n42\n</parameter>\n<parameter=t>null</parameter>\n\
              <parameter=i>\nmany\n</parameter>\n<parameter=z>\nnull\n</parameter>\n\
@@ -151,7 +151,7 @@ fn glm_4_5() {
                 r#"call 0 call_0 f {"s": "5 < 6 \"q\" é", "i": 5, "o": {"k": [1, 2]}}"#,
             ],
         )
-        // 4.7: without line breaks, and calls without arguments.
+        // GLM-4.7: without newlines, and calls without arguments.
         .says(
             "<tool_call>f<arg_key>s</arg_key><arg_value>x</arg_value><arg_key>b</arg_key>\
              <arg_value>false</arg_value></tool_call><tool_call>g</tool_call>",

@@ -2,7 +2,7 @@
 //! (`tools/golden/text_golden.py`).
 //!
 //! `assert_golden` takes the loaded model. A test that has the file of the model calls it. The
-//! checks that need no file are here.
+//! checks that do not need a file are here.
 
 use inference::{Message, TokenModel};
 use serde::Deserialize;
@@ -36,7 +36,7 @@ fn golden() -> Golden {
         .expect("the golden file is whole")
 }
 
-/// Every golden text and conversation through the model's own encoding, decoding and template.
+/// Runs every golden text and conversation through the model's own encoding, decoding and template.
 #[allow(dead_code, reason = "for tests that have the model's file")]
 pub fn assert_golden(model: &dyn TokenModel) {
     let golden = golden();
@@ -62,7 +62,7 @@ pub fn assert_golden(model: &dyn TokenModel) {
             case.text
         );
         if case.answer {
-            // What a chat is encoded to shows in the number of prompt tokens.
+            // The number of prompt tokens shows how a chat is encoded.
             let options = inference::GenerateOptions::default().with_max_tokens(1);
             let output = model
                 .chat(&messages, &options)
@@ -87,7 +87,8 @@ fn the_golden_file_covers_what_it_should() {
         ids.clone()
             .all(|id| usize::try_from(*id).is_ok_and(|id| id < golden.vocab_size))
     );
-    // Markup and plain reading differ exactly where a text spells a control token (ids 0 to 16).
+    // Encoding as markup and as plain text differ exactly if a text contains a control token (ids 0
+    // to 16).
     for case in &golden.texts {
         assert!(case.plain.iter().all(|id| *id > 16), "{:?}", case.text);
         assert_eq!(
@@ -97,7 +98,7 @@ fn the_golden_file_covers_what_it_should() {
             case.text
         );
     }
-    // In every conversation the turns are the template's: what messages spell opens none.
+    // In every conversation, turns come from the template: no message can start one.
     for case in &golden.chats {
         let count = |id: u32| case.ids.iter().filter(|i| **i == id).count();
         let system = usize::from(case.messages[0].0 != "system");

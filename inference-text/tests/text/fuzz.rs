@@ -1,4 +1,4 @@
-//! A bounded run of this crate's fuzz targets on a stable compiler; see `fuzz/README.md`.
+//! A short run of this crate's fuzz targets with a stable compiler; see `fuzz/README.md`.
 
 #[path = "../../../fuzz/bounded.rs"]
 mod bounded;

@@ -1,5 +1,6 @@
-//! A vocabulary of 262,144 tokens, the size of Gemma 3's: it loads, encodes as the definition of
-//! BPE says, and streams, in times that do not grow with the vocabulary. The vocabulary is made up.
+//! A vocabulary of 262,144 tokens, the size of Gemma 3's: it loads, encodes according to the
+//! definition of BPE, and streams, in times that do not grow with the vocabulary. The vocabulary is
+//! artificial.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,11 +11,11 @@ use serde_json::{Map, Value, json};
 
 const SIZE: usize = 262_144;
 const LETTERS: &str = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789▁é";
-/// For machines that are busy with other things; each step takes a second or less.
+/// Generous, because the machine may be busy; each step takes a second or less.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The tokens by name, and the merges by rank: of all pairs of letters, then of pairs and letters
-/// until the vocabulary is full.
+/// The tokens by name, and the merges by rank: first of all pairs of letters, then of pairs and
+/// letters until the vocabulary is full.
 struct Vocabulary {
     ids: HashMap<String, u32>,
     merges: Vec<(String, String)>,
@@ -38,7 +39,7 @@ impl Vocabulary {
             }
         }
         names.extend(pairs.iter().cloned());
-        // From the far end, so that ranks are no order of the alphabet.
+        // In reverse order, so that ranks differ from alphabetical order.
         for pair in pairs.iter().rev() {
             for letter in &letters {
                 if names.len() < SIZE {
@@ -79,8 +80,8 @@ impl Vocabulary {
         })
     }
 
-    /// BPE by its definition (Sennrich et al. 2016): the pair of the lowest rank, leftmost first,
-    /// until none is left. Characters outside of the vocabulary are their UTF-8 bytes.
+    /// BPE by its definition (Sennrich et al. 2016): joins the pair with the lowest rank, leftmost
+    /// first, until no pair has a rule. Characters outside of the vocabulary are their UTF-8 bytes.
     fn encode(&self, text: &str) -> Vec<u32> {
         let mut parts: Vec<String> = Vec::new();
         for c in text.replace(' ', "▁").chars() {
@@ -105,7 +106,7 @@ impl Vocabulary {
     }
 }
 
-/// Texts without a pattern, with letters of the vocabulary and others.
+/// Random texts of letters, some of which are not in the vocabulary.
 fn texts(count: usize, length: usize) -> Vec<String> {
     let letters: Vec<char> = LETTERS.replace('▁', " ").chars().collect();
     let mut state = 1u64;
@@ -150,7 +151,7 @@ fn a_quarter_of_a_million_tokens_load_encode_and_stream() {
         assert_eq!(&tokenizer.decode(&ids).unwrap(), text);
     }
 
-    // Without words to split at, one piece of 100,000 characters.
+    // Without words to split at, it is one piece of 100,000 characters.
     let long = texts(1, 100_000).remove(0);
     let start = Instant::now();
     let ids = tokenizer.encode(&long, false).unwrap();

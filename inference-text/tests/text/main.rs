@@ -1,4 +1,4 @@
-//! Tokenizers, templates and replies against references, and on damaged input.
+//! Tokenizers, templates and replies compared with references, and damaged input.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A decoder that adapters can stand on.
+//! A decoder wrapper that allows changes of the adapter between forward passes.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::nn::{Attention, FeedForward};
 
-/// A decoder whose passes see all of a change of the adapter, or none of it.
+/// A decoder in which each pass sees all of an adapter change or none of it.
 #[derive(Debug)]
 pub(crate) struct Adapted {
     pub decoder: Box<dyn Decoder>,
@@ -74,7 +74,7 @@ impl Decoder for Adapted {
 }
 
 impl Adapted {
-    /// The encoder that it stands on.
+    /// The encoder inside the wrapped decoder.
     fn own(&self) -> mlx_rs_core::Result<&dyn Encoder> {
         self.decoder.encoder().ok_or_else(|| {
             let message = "the network is no encoder";

@@ -1,5 +1,5 @@
-//! Adapters to files and from them: `adapters.safetensors` and `adapter_config.json` as Python
-//! mlx-lm writes them. `stored.rs` reads other layouts.
+//! Loads and saves adapters: `adapters.safetensors` and `adapter_config.json` as Python mlx-lm
+//! writes them. `stored.rs` reads other layouts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,8 @@ impl LoraAdapter {
     /// Applies the adapter of a directory to the model, in place of the current one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
+    /// [`ErrorKind::InvalidModel`] naming the file and the tensor or setting that does not fit this
+    /// model.
     pub(crate) fn load(
         all: &[Arc<ParamSlot>],
         dir: &Path,
@@ -46,8 +47,8 @@ impl Adapter for LoraAdapter {
     }
 }
 
-/// Writes an adapter to a directory, which is made where there is none. Each file is replaced as a
-/// whole, the numbers last.
+/// Writes an adapter to a directory, which is created if missing. Each file is replaced atomically,
+/// the weights last.
 ///
 /// # Errors
 /// When writing fails.
@@ -115,11 +116,12 @@ fn save(adapter: &LoraAdapter, dir: &Path) -> Result<()> {
     })
 }
 
-/// Loads an adapter from a directory and puts it at the layers of `all` that it names, in place of
-/// the current one. Nothing changes when it does not fit.
+/// Loads an adapter from a directory and applies it to the layers in `all` that it names, in place
+/// of the current one. If it does not fit, nothing changes.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] naming the file and the number that does not fit this model.
+/// [`ErrorKind::InvalidModel`] naming the file and the tensor or setting that does not fit this
+/// model.
 fn load(
     all: &[Arc<ParamSlot>],
     dir: &Path,

@@ -9,9 +9,9 @@ pub enum AdapterKind {
     /// `base(x) + scale * (x A^T) B^T` (Hu et al. 2021).
     #[default]
     Lora,
-    /// The same with a learned length of each row (Liu et al. 2024). Not for experts.
+    /// LoRA with a learned magnitude for each row (Liu et al. 2024). Experts are not supported.
     Dora,
-    /// Other numbers for every matrix, norm and bias of the blocks themselves, which must not be
-    /// quantized. Rank, scale, dropout and targets do not matter then.
+    /// Replaces every matrix, norm and bias of the blocks, which must not be quantized. Rank,
+    /// scale, dropout and targets are then ignored.
     Full,
 }

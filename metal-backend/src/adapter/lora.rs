@@ -1,4 +1,4 @@
-//! Which layers get an adapter, and its initial values. Files are for `files.rs`.
+//! The layers that get an adapter, and its initial values. `files.rs` loads and saves adapters.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,19 +12,20 @@ use super::naming::{Naming, is_turned};
 use crate::error::engine;
 use crate::nn::adapter::{Delta, LowRank, ParamSlot, Passes, lengths};
 
-/// The adapter of a model, wherever it stands in it. A clone is another handle to the same.
+/// The adapter of a model with the slots that it occupies. A clone is another handle to the same
+/// adapter.
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
     slots: Vec<Arc<ParamSlot>>,
     pub(crate) kind: AdapterKind,
     pub(crate) naming: Naming,
-    /// Blocks of the model.
+    /// The number of blocks in the model.
     pub(crate) blocks: usize,
 }
 
 impl LoraAdapter {
-    /// Puts a fresh adapter at every layer among `all` that the configuration names, and removes
-    /// the current ones. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He et
+    /// Applies a fresh adapter to every layer of `all` that the configuration names, and removes
+    /// the current one. A is drawn from a normal distribution of deviation `sqrt(2 / in)` (He et
     /// al. 2015). B is zero, so the model computes the same as before.
     ///
     /// # Errors
@@ -72,7 +73,7 @@ impl LoraAdapter {
         })
     }
 
-    /// The adapter that stands at some of `all`.
+    /// The adapter at those slots of `all` that have one.
     pub(super) fn standing(all: &[Arc<ParamSlot>], kind: AdapterKind, naming: Naming) -> Self {
         let slots = all.iter().filter(|s| s.stored().is_some());
         Self {
@@ -83,12 +84,12 @@ impl LoraAdapter {
         }
     }
 
-    /// Where it stands.
+    /// The slots that it occupies.
     pub(crate) fn slots(&self) -> &[Arc<ParamSlot>] {
         &self.slots
     }
 
-    /// The names of those of its numbers that mlx-lm has the other way around.
+    /// The names of the parameters that mlx-lm stores transposed.
     pub(crate) fn turned(&self) -> Vec<String> {
         let mut names = Vec::new();
         for slot in &self.slots {
@@ -102,7 +103,7 @@ impl LoraAdapter {
         names
     }
 
-    /// Its trainable numbers as they stand, by name.
+    /// Its current trainable parameters by name.
     #[must_use]
     pub fn params(&self) -> Params {
         let mut params = Params::new();
@@ -114,7 +115,7 @@ impl LoraAdapter {
         params
     }
 
-    /// Replaces its numbers by others of the same names; those that are not among them stay.
+    /// Replaces the parameters that `params` names; the others stay.
     pub(crate) fn set_params(&self, params: &Params, passes: &Passes) {
         passes.change(self.slots.iter().filter_map(|slot| {
             let part = |end: &str| params.get(&format!("{}.{end}", slot.name())).cloned();
@@ -122,19 +123,19 @@ impl LoraAdapter {
         }));
     }
 
-    /// Takes it off the model, which then computes what its base does.
+    /// Removes it, so that the model computes its base outputs.
     pub(crate) fn remove(&self, passes: &Passes) {
         passes.change(bare(&self.slots));
     }
 }
 
-/// How many blocks the model has.
+/// The number of blocks in the model.
 pub(super) fn blocks(all: &[Arc<ParamSlot>]) -> usize {
     let last = all.iter().filter_map(|slot| slot.block()).max();
     last.map_or(0, |n| n + 1)
 }
 
-/// Nothing at every slot.
+/// No parameters at every slot.
 pub(super) fn bare(
     slots: &[Arc<ParamSlot>],
 ) -> impl Iterator<Item = (Arc<ParamSlot>, Option<Delta>)> {
@@ -148,7 +149,7 @@ fn first_block(all: &[Arc<ParamSlot>], config: &LoraConfig) -> usize {
         .map_or(0, |n| blocks(all).saturating_sub(n))
 }
 
-/// Everything in the last blocks, in order of the names.
+/// All slots of the last blocks, sorted by name.
 fn in_blocks(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<ParamSlot>>> {
     let first = first_block(all, config);
     let mut chosen: Vec<Arc<ParamSlot>> = all
@@ -171,7 +172,7 @@ fn in_blocks(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<Para
     Ok(chosen)
 }
 
-/// The numbers that the slots have, to be changed.
+/// The current weights of the slots, as trainable parameters.
 fn whole(slots: &[Arc<ParamSlot>], dtype: Dtype) -> Result<Vec<Delta>> {
     let copied = |slot: &Arc<ParamSlot>| {
         let weight = slot.stored_weight(dtype)?;
@@ -243,7 +244,7 @@ fn low_rank(
     Ok(deltas)
 }
 
-/// The matrices that a configuration names, in order of their names.
+/// The matrices that a configuration selects, sorted by name.
 fn chosen(all: &[Arc<ParamSlot>], config: &LoraConfig) -> Result<Vec<Arc<ParamSlot>>> {
     let first = first_block(all, config);
     let matrices = || all.iter().filter(|slot| slot.is_matrix());

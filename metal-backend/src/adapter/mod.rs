@@ -1,5 +1,5 @@
-//! The adapter of a model: the layers it stands at, its numbers, and its files. How it is trained
-//! is in `train/`; what a layer computes with it is in `nn/adapter.rs`.
+//! The adapter of a model: its layers, parameters and files. `train/` trains it; `nn/adapter.rs`
+//! computes layers with it.
 
 mod decoder;
 mod files;

@@ -1,4 +1,4 @@
-//! What a file of adapters calls layers, and which way around it has their parts.
+//! Names of layers in adapter files, and which parameters are stored transposed.
 
 use mlx_rs_core::Array;
 
@@ -6,18 +6,18 @@ use crate::checkpoint::Family;
 use crate::checkpoint::family::Renaming;
 use crate::nn::adapter::SlotKind;
 
-/// How mlx-lm calls a model's layers, where it is not as we do.
+/// The mapping from our layer names to mlx-lm's, where they differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Naming(Renaming);
 
 impl Naming {
-    /// For an architecture.
+    /// The mapping of an architecture.
     pub fn of(architecture: &str) -> Self {
         let family = Family::of(architecture);
         Self(family.map_or_else(Renaming::default, |f| f.mlx_lm_names(architecture)))
     }
 
-    /// What mlx-lm calls a layer.
+    /// The name of a layer in mlx-lm.
     pub(super) fn theirs(&self, name: &str) -> String {
         let Renaming { added, dropped } = self.0;
         let name = name.strip_prefix(dropped).unwrap_or(name);
@@ -27,8 +27,8 @@ impl Naming {
         }
     }
 
-    /// What mlx-lm's `keys` call a layer: what is after the number of the block, or all of it for
-    /// one that is in none.
+    /// The entry of mlx-lm's `keys` for a layer: the name after the block number, or the whole name
+    /// outside the blocks.
     pub(crate) fn key(&self, name: &str) -> String {
         match key(name) {
             inside if inside.len() < name.len() => inside.to_owned(),
@@ -37,7 +37,7 @@ impl Naming {
     }
 }
 
-/// What is after the number of the block in a name; all of it for one that is in none.
+/// The name after the block number, or the whole name outside the blocks.
 pub(crate) fn key(name: &str) -> &str {
     let mut rest = name;
     while let Some((part, after)) = rest.split_once('.') {
@@ -49,14 +49,14 @@ pub(crate) fn key(name: &str) -> &str {
     name
 }
 
-/// Whether mlx-lm stores this part transposed. Of matrices it has A as `[in, rank]` and B as
-/// `[rank, out]`; of experts it has them as we do. Of tables it exchanges the two names, which
-/// transposes them, too.
+/// Whether mlx-lm stores this part transposed. For matrices it stores A as `[in, rank]` and B as
+/// `[rank, out]`; for experts its layout is ours. For embedding tables it swaps the names A and B,
+/// which also transposes them.
 pub(super) fn is_turned(part: &Array, kind: SlotKind) -> bool {
     part.shape().len() == 2 && kind == SlotKind::Matrix
 }
 
-/// A part as the file has it.
+/// A parameter in the file's layout.
 pub(super) fn turned(part: &Array, kind: SlotKind) -> mlx_rs_core::Result<Array> {
     if is_turned(part, kind) {
         part.swap_axes(0, 1)
@@ -65,9 +65,9 @@ pub(super) fn turned(part: &Array, kind: SlotKind) -> mlx_rs_core::Result<Array>
     }
 }
 
-/// Whether two names are of one layer: others put something in front of the names of a checkpoint.
+/// Whether two names refer to one layer; other tools add a prefix to the names of a checkpoint.
 pub(crate) fn same_layer(a: &str, b: &str) -> bool {
-    // GPT-2's own checkpoints put this where mlx-lm puts `model.`.
+    // GPT-2's original checkpoints have this prefix where mlx-lm has `model.`.
     let [a, b] = [a, b].map(|name| name.strip_prefix("transformer.").unwrap_or(name));
     let ends = |long: &str, short: &str| {
         long.strip_suffix(short)

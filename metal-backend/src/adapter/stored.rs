@@ -1,5 +1,5 @@
 //! An adapter as stored in files: mlx-lm's layout, go-mlx's (A and B transposed) and that of
-//! Hugging Face's PEFT. What a model does with it is in `files.rs`.
+//! Hugging Face's PEFT. `files.rs` applies it to a model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, ends};
 
-/// The trained numbers.
+/// The file of trained weights.
 pub const WEIGHTS_FILE: &str = "adapters.safetensors";
-/// Their values.
+/// The file of hyperparameters.
 pub const CONFIG_FILE: &str = "adapter_config.json";
-/// PEFT's name of the former.
+/// PEFT's name for the weights.
 const PEFT_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// What a configuration file says that the numbers do not.
+/// Settings in the configuration file that the tensors do not show.
 struct Settings {
     kind: AdapterKind,
     scale: f32,
     dropout: f32,
-    /// A is `[rank, in]` in the file.
+    /// Whether the file stores A as `[rank, in]`.
     rows_first: bool,
     weights: PathBuf,
 }
@@ -41,7 +41,7 @@ fn settings(dir: &Path) -> Result<Settings> {
         )
         .with_path(dir));
     }
-    // As with models, no link leads out of the directory.
+    // As for models, links must not lead out of the directory.
     let files = ModelDir::open(dir)?;
     let path = files.require(CONFIG_FILE)?;
     let text = read_text(&path, MAX_TEXT_FILE)?;
@@ -127,7 +127,7 @@ fn settings(dir: &Path) -> Result<Settings> {
     })
 }
 
-/// The parts of a name in a file: the layer's name, and which of its parts.
+/// Splits a tensor name into the layer's name and the parameter's suffix.
 fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
     const WHOLE: [(&str, &str); 2] = [(".weight", "weight"), (".bias", "bias")];
     const LOW_RANK: [(&str, &str); 12] = [
@@ -154,7 +154,7 @@ fn parsed(name: &str, kind: AdapterKind) -> Option<(&str, &'static str)> {
     Some((stem, part))
 }
 
-/// Bytes of the numbers of the adapter in a directory, by its header.
+/// Bytes of the adapter's tensors in a directory, from the file's header.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] naming the file and the fault.
@@ -170,7 +170,7 @@ pub(crate) fn stored_bytes(dir: &Path) -> Result<u64> {
     Ok(header.total_bytes())
 }
 
-/// The error for a tensor that no training makes.
+/// The error about a tensor that is no adapter parameter.
 fn untrained(file: &Path, name: &str, kind: AdapterKind) -> Error {
     let ends = match kind {
         AdapterKind::Full => "weight or bias",
@@ -180,7 +180,7 @@ fn untrained(file: &Path, name: &str, kind: AdapterKind) -> Error {
     invalid(file, message)
 }
 
-/// An adapter as its files have it: parts by the name of their layer.
+/// An adapter as stored: parameters by layer name.
 pub(crate) struct Stored {
     file: PathBuf,
     pub(super) kind: AdapterKind,
@@ -228,17 +228,17 @@ impl Stored {
         invalid(&self.file, message)
     }
 
-    /// The names of the adapted layers, as the file has them.
+    /// The names of the adapted layers in the file.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.layers.keys().map(String::as_str)
     }
 
-    /// Whether it replaces the model's own weights instead of adding to them.
+    /// Whether it replaces the model's weights instead of adding to them.
     pub(crate) fn is_whole(&self) -> bool {
         self.kind == AdapterKind::Full
     }
 
-    /// The parts of a layer, by the ends of their names.
+    /// The suffixes of the parameters of a layer.
     pub(crate) fn ends(&self, name: &str) -> impl Iterator<Item = &'static str> {
         self.layers
             .get(name)
@@ -246,7 +246,7 @@ impl Stored {
             .flat_map(|parts| parts.keys().copied())
     }
 
-    /// How many experts a layer has, if it is a stack of them.
+    /// The number of experts in a layer, if it is a stack of experts.
     pub(crate) fn experts(&self, name: &str) -> Option<i32> {
         let mut parts = self.layers.get(name)?.values();
         parts.find_map(|part| match part.shape() {
@@ -255,7 +255,7 @@ impl Stored {
         })
     }
 
-    /// One part of a layer.
+    /// One parameter of a layer.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when it is missing.
@@ -266,10 +266,10 @@ impl Stored {
             .ok_or_else(|| self.bad(format!("`{name}.{end}` is missing")))
     }
 
-    /// The numbers in place of a weight or a bias (`end`) of `shape`.
+    /// The replacement of a weight or bias (`end`) of `shape`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when they are missing or do not fit.
+    /// [`ErrorKind::InvalidModel`] when it is missing or does not fit.
     pub(crate) fn whole(&self, name: &str, end: &str, shape: &[i32]) -> Result<Array> {
         let part = self.part(name, end)?;
         if part.shape() != shape {
@@ -282,10 +282,10 @@ impl Stored {
         Ok(part)
     }
 
-    /// The sum for the weight of a layer, of `shape`.
+    /// The low-rank parameters for the weight of a layer, of `shape`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] when a part is missing or does not fit.
+    /// [`ErrorKind::InvalidModel`] when a parameter is missing or does not fit.
     pub(crate) fn low_rank(&self, name: &str, kind: SlotKind, shape: &[i32]) -> Result<LowRank> {
         let (a, b) = ends(kind);
         let (a, b) = fitted(
@@ -316,7 +316,7 @@ impl Stored {
     }
 }
 
-/// A and B as we have them, from either layout.
+/// A and B in our layout, from either layout of files.
 fn fitted(
     shape: &[i32],
     a: Array,
@@ -337,7 +337,7 @@ fn fitted(
         return Err(format!("A is {:?} and B {:?}", a.shape(), b.shape()));
     }
     let (at, bt) = (turn(&a)?, turn(&b)?);
-    // Where both would fit, the layout that such files have.
+    // If both orientations fit, the usual one for such files is used.
     let (as_is, turned) = (fits(a.shape(), b.shape()), fits(at.shape(), bt.shape()));
     match (as_is, turned) {
         (true, true) if rows_first || !leading.is_empty() => Ok((a, b)),
@@ -374,7 +374,7 @@ mod tests {
         fresh();
         assert_eq!(read().unwrap(), 4);
         assert_eq!(stored_bytes(&own).unwrap() % 4, 0);
-        // One that stays inside is as good as a file.
+        // A link that stays inside the directory works like a file.
         let numbered = own.join("0000002_adapters.safetensors");
         std::fs::rename(own.join(WEIGHTS_FILE), &numbered).unwrap();
         symlink(&numbered, own.join(WEIGHTS_FILE)).unwrap();
@@ -389,7 +389,7 @@ mod tests {
                 assert!(text.contains(name) && text.contains("leads out"), "{text}");
             }
         }
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         fresh();
         std::fs::remove_file(own.join(WEIGHTS_FILE)).unwrap();
         let made = std::process::Command::new("mkfifo")

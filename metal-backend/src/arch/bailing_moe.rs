@@ -1,5 +1,5 @@
-//! Ling and Ring (inclusionAI 2025; reference: `modeling_bailing_moe` of their checkpoints): experts
-//! behind a softmax or sigmoids, groups where configured, and projections in one matrix.
+//! Ling and Ring (inclusionAI 2025; reference: `modeling_bailing_moe` of their checkpoints):
+//! softmax or sigmoid routing of experts, expert groups if configured, and fused QKV projections.
 
 use inference::Result;
 

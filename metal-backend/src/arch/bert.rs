@@ -1,6 +1,6 @@
 //! BERT (Devlin et al. 2018, arXiv:1810.04805; reference: `modeling_bert` of Hugging Face
 //! transformers) and RoBERTa (Liu et al. 2019, arXiv:1907.11692): post-norm blocks with biases and
-//! learned positions. RoBERTa's positions begin after that of padding.
+//! learned positions. RoBERTa's positions begin after the index of the padding token.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(super) fn load_roberta(
     load_from(config, weights, padding.unwrap_or(1) + 1)
 }
 
-/// The same with positions from `first` on.
+/// Loads either; `first` is the first position.
 fn load_from(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -109,7 +109,7 @@ fn load_from(
     let embedding = b.embedding(&at("embeddings.word_embeddings"))?;
     let embedding_norm = Some(b.hidden_norm(&at("embeddings.LayerNorm"))?);
     let classifier = classifier(&mut b, &at("pooler.dense"))?;
-    // What other tasks need: the first token's vector for pairs, and the guess of masked words.
+    // For other tasks: the pooler of text pairs, and the prediction of masked words.
     for name in ["pooler", "embeddings.position_ids"] {
         b.weights.ignore(&at(name));
     }
@@ -129,15 +129,15 @@ fn load_from(
     }))
 }
 
-/// What stands before the names of a network's tensors: nothing, or the name of the network in a
-/// checkpoint with a head. `known` is a name that it has.
+/// The prefix of a network's tensor names: none, or the network's name in a checkpoint with a head.
+/// `known` is the name of a tensor that the network has.
 pub(super) fn prefix(weights: &Weights, known: &str) -> &'static str {
     const PREFIXES: [&str; 4] = ["", "bert.", "roberta.", "model."];
     let has = |prefix: &&&str| weights.contains(&format!("{prefix}{known}"));
     PREFIXES.iter().find(has).copied().unwrap_or("")
 }
 
-/// The classifier where there is one: a hidden layer, which in BERT is its pooler, and scores.
+/// The classifier, if there is one: a hidden layer (BERT's pooler) and an output layer.
 fn classifier(b: &mut Builder<'_>, pooler: &str) -> Result<Option<Classifier>> {
     let hidden = b.dims.hidden;
     let (dense, out) = if b.weights.contains("classifier.out_proj.weight") {

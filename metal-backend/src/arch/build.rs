@@ -1,4 +1,4 @@
-//! Common parts of loading architectures: sizes checked once, and layers fetched by name in their
+//! Common parts of loading architectures: validated sizes, and layers fetched by name with their
 //! expected shapes.
 
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::nn::{
     Linear, Mixer, Norm, Rope, Weight, activation,
 };
 
-/// Sizes as MLX counts them. Of a model that several processes compute, heads and widths are those
-/// of this one.
+/// Model dimensions as `i32`, the type that MLX uses. In a model split across processes, heads and
+/// widths are those of this process.
 #[derive(Debug, Clone, Copy)]
 pub struct Dims {
     /// Width of the residual stream.
@@ -34,11 +34,11 @@ pub struct Dims {
     pub n_kv_heads: i32,
     /// Width of a head.
     pub head_dim: i32,
-    /// Added under the root of norms.
+    /// Epsilon of norms.
     pub eps: f32,
 }
 
-/// How a norm's weight is meant.
+/// The formula of a norm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NormKind {
     /// Root mean square, `weight`.
@@ -48,35 +48,35 @@ pub enum NormKind {
     RmsPlusOne,
     /// Mean and variance, with a bias or without.
     Layer {
-        /// Whether there is one.
+        /// Whether it has a bias.
         bias: bool,
     },
     /// Mean and variance, `1 + weight`, with a bias (Nemotron).
     LayerPlusOne,
 }
 
-/// What an attention layer of the usual names has.
+/// Variations of an attention layer with the usual tensor names.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AttentionParts {
     /// Biases on queries, keys and values.
     pub qkv_bias: bool,
     /// A bias on the output.
     pub o_bias: bool,
-    /// Queries, keys and values come from one matrix, `qkv_proj`.
+    /// One matrix, `qkv_proj`, computes queries, keys and values.
     pub fused: bool,
-    /// In that matrix the query heads of each key head stand before it and its value head.
+    /// In that matrix, each key head and its value head follow their query heads.
     pub grouped: bool,
-    /// Neighbors rotate rather than halves.
+    /// Rotary embedding pairs adjacent elements, instead of the two halves.
     pub traditional: bool,
-    /// No rotation.
+    /// No rotary embedding.
     pub no_rope: bool,
-    /// The output's projection is called `out_proj`, not `o_proj`.
+    /// The output projection is named `out_proj`, not `o_proj`.
     pub out_proj: bool,
-    /// The projection of the queries holds gates of the same width, too.
+    /// The query projection also computes gates of the same width.
     pub gated: bool,
 }
 
-/// A number as MLX counts it.
+/// Converts a size to `i32`.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] when it is too large.
@@ -84,7 +84,7 @@ pub fn int(name: &str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| invalid(format!("{name} {value} is too large")))
 }
 
-/// What this process has of a width, `name` in the configuration.
+/// This process's share of a width; `name` is its name in the configuration.
 fn part_of(weights: &Weights, name: &str, width: usize) -> Result<i32> {
     match weights.split() {
         Some(split) => int(name, split.part_of(name, width)?),
@@ -97,29 +97,30 @@ pub fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message)
 }
 
-/// Positions that a convolution may look at.
+/// The maximum kernel width of a convolution.
 pub const MAX_CONV: usize = 64;
 
 /// Configuration and weights while a decoder is built from them.
 pub struct Builder<'a> {
-    /// What the file says.
+    /// The configuration.
     pub config: &'a ModelConfig,
-    /// The numbers.
+    /// The weights.
     pub weights: &'a mut Weights,
-    /// Sizes.
+    /// The dimensions.
     pub dims: Dims,
-    /// How its norms are meant.
+    /// The formula of norms.
     pub norms: NormKind,
 }
 
 impl<'a> Builder<'a> {
-    /// Checks the sizes. Without `head_dim` the query projection's rows say it.
+    /// Checks the sizes. If the configuration lacks `head_dim`, it follows from the rows of the
+    /// query projection.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a size is too large.
     pub fn new(config: &'a ModelConfig, weights: &'a mut Weights) -> Result<Self> {
         let heads = config.num_attention_heads;
-        // Some checkpoints leave head_dim out although it is not hidden / heads.
+        // Some checkpoints omit head_dim although it is not hidden / heads.
         let head_dim = match config.head_dim {
             Some(d) => d,
             None => match weights.rows("model.layers.0.self_attn.q_proj") {
@@ -148,25 +149,25 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// This process's part of a width that the configuration gives.
+    /// This process's share of a width in the configuration.
     ///
     /// # Errors
-    /// When it does not divide, or is too large.
+    /// When the width is not divisible or too large.
     pub fn part_of(&self, name: &str, width: usize) -> Result<i32> {
         part_of(self.weights, name, width)
     }
 
-    /// With norms of another kind.
+    /// Sets the formula of norms.
     #[must_use]
     pub fn with_norms(mut self, norms: NormKind) -> Self {
         self.norms = norms;
         self
     }
 
-    /// A factor in the type of the computation.
+    /// A factor in the compute type.
     ///
     /// # Errors
-    /// When memory is short.
+    /// When memory runs out.
     pub fn scalar(&self, value: f32) -> Result<Array> {
         Array::scalar(value)
             .and_then(|a| a.astype(self.weights.dtype()))
@@ -174,7 +175,7 @@ impl<'a> Builder<'a> {
             .map_err(engine("weights"))
     }
 
-    /// A factor that the file may give; one is none.
+    /// A factor from the configuration; `None` if it is 1.
     ///
     /// # Errors
     /// When the field is not a number.
@@ -192,7 +193,7 @@ impl<'a> Builder<'a> {
     pub fn norm(&mut self, prefix: &str, dim: i32) -> Result<Norm> {
         let mut weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
         let eps = self.dims.eps;
-        // Converters to GGUF have added the one already.
+        // Conversion to GGUF has already added the one.
         let plus = match self.norms {
             NormKind::RmsPlusOne | NormKind::LayerPlusOne if !self.weights.is_gguf() => 1.0,
             _ => 0.0,
@@ -241,10 +242,10 @@ impl<'a> Builder<'a> {
         self.norm(prefix, self.dims.hidden)
     }
 
-    /// The rotation of layer `i`.
+    /// The rotary embedding of layer `i`.
     ///
     /// # Errors
-    /// When memory is short, or stretches do not fit the head.
+    /// When memory runs out, or the scaling factors do not match the head size.
     pub fn rope(&mut self, layer: usize, head_dim: i32, traditional: bool) -> Result<Rope> {
         let config = self.config.rope_of(layer);
         let rope = Rope::new(head_dim, config, traditional, self.weights.dtype())
@@ -261,7 +262,8 @@ impl<'a> Builder<'a> {
                 )));
             }
         }
-        // GGUF files say with such a tensor how much of a head rotates, which the configuration has.
+        // In GGUF files such a tensor says which part of a head rotates; the configuration has
+        // that.
         if let crate::checkpoint::config::RopeScaling::Proportional { .. } =
             self.config.rope.scaling
         {
@@ -278,10 +280,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The window of layer `i`.
+    /// The sliding window of layer `i`.
     ///
     /// # Errors
-    /// When it is too large.
+    /// When the window is too large.
     pub fn window(&self, layer: usize) -> Result<Option<i32>> {
         self.config
             .window(layer)
@@ -289,10 +291,10 @@ impl<'a> Builder<'a> {
             .transpose()
     }
 
-    /// The activation that the file names, or the architecture's own where it names none.
+    /// The configured activation, or the architecture's default.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for one that is not known.
+    /// [`ErrorKind::Unsupported`] for an unknown activation.
     pub fn activation(&self, default: Activation) -> Result<Activation> {
         match self.config.activation.as_deref() {
             None => Ok(default),
@@ -308,7 +310,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A linear layer below a name.
+    /// The linear layer with this prefix.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -322,7 +324,7 @@ impl<'a> Builder<'a> {
         self.weights.linear(prefix, inputs, outputs, bias)
     }
 
-    /// Several layers stored as one matrix, `inputs -> outputs` each, with one bias or without.
+    /// Several layers stored as one matrix, `inputs -> outputs` each, optionally with one bias.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -365,7 +367,7 @@ impl<'a> Builder<'a> {
             .collect()
     }
 
-    /// The attention of layer `i` below `prefix`, with the usual names.
+    /// The attention of layer `i` with this prefix and the usual tensor names.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -406,7 +408,7 @@ impl<'a> Builder<'a> {
             Some(self.rope(layer, dims.head_dim, parts.traditional)?)
         };
         let output = if parts.out_proj { "out_proj" } else { "o_proj" };
-        // Old checkpoints carry the inverse frequencies; they follow from the configuration.
+        // Old checkpoints contain the inverse frequencies, which follow from the configuration.
         self.weights.ignore(&name("rotary_emb.inv_freq"));
         Ok(Attention {
             q_proj,
@@ -427,10 +429,10 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The positions that the convolution below `prefix` looks at; `None` where there is none.
+    /// The kernel width of the convolution at `prefix`; `None` if there is none.
     ///
     /// # Errors
-    /// When they are too many, or the tensor is no weight of channels.
+    /// When the width exceeds the maximum, or the tensor does not have the shape of a convolution.
     pub fn conv_width(&self, prefix: &str) -> Result<Option<i32>> {
         let name = format!("{prefix}.weight");
         let width = match self.weights.shape(&name) {
@@ -451,8 +453,8 @@ impl<'a> Builder<'a> {
         int("width", width).map(Some)
     }
 
-    /// A convolution of each of `channels` over `width` positions, in the layout of transformers
-    /// (`[channels, 1, width]`) or of mlx-lm. It has a bias where the file has one.
+    /// A depthwise convolution of `channels` over `width` positions, in the layout of transformers
+    /// (`[channels, 1, width]`) or of mlx-lm. The bias is optional.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -460,13 +462,13 @@ impl<'a> Builder<'a> {
         let name = format!("{prefix}.weight");
         let value = match self.weights.shape(&name) {
             Some([_, _, 1]) => self.weights.tensor(&name, &[channels, width, 1])?,
-            // As GGUF files have it.
+            // The layout of GGUF files.
             Some([_, _]) => (self.weights.tensor(&name, &[channels, width])?)
                 .reshape(&[channels, 1, width])
                 .map_err(engine("weights"))?,
             _ => self.weights.tensor(&name, &[channels, 1, width])?,
         };
-        // No matrix: nothing of low rank can be added to it.
+        // The kernel is no matrix, so LoRA cannot adapt it.
         let kind = SlotKind::Norm { plus: 0.0 };
         let slot = (self.weights).slot(prefix, kind, &Weight::Dense(value.clone()));
         let weight = Vector {
@@ -486,7 +488,7 @@ impl<'a> Builder<'a> {
         CausalConv::new(weight, bias).map_err(engine("weights"))
     }
 
-    /// A vector of `len` numbers, which GGUF files also have as `[len, 1]` or in rows of a group.
+    /// A vector of `len` elements; GGUF files may store it as `[len, 1]` or as one row per group.
     ///
     /// # Errors
     /// When it is missing or of another size.
@@ -501,8 +503,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A norm of groups of heads below `prefix`, by the root of the mean square, with a factor for
-    /// each of `width` elements.
+    /// An RMS norm over groups of heads at `prefix`, with a weight for each of `width` elements.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -533,7 +534,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A gated feed-forward block with the usual names.
+    /// A gated feed-forward block with the usual tensor names.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -548,7 +549,7 @@ impl<'a> Builder<'a> {
         self.gated_mlp_of((prefix, parts), width, activation, bias)
     }
 
-    /// The same with names of its own, in the order gate, up, down.
+    /// The same with other tensor names, in the order gate, up, down.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -569,7 +570,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The same with gate and the other half in one matrix, `gate_up_proj`.
+    /// The same with gate and up in one matrix, `gate_up_proj`.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -637,10 +638,10 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Every block of this process, by a function of its number in the model and its prefix.
+    /// Every block of this process; `make` gets its index in the model and its prefix.
     ///
     /// # Errors
-    /// Those of the function.
+    /// Those of `make`.
     pub fn blocks<M: Mixer>(
         &mut self,
         mut one: impl FnMut(&mut Self, usize, &str) -> Result<Block<M>>,
@@ -656,7 +657,7 @@ impl<'a> Builder<'a> {
         Ok(Blocks { own, stage })
     }
 
-    /// The embedding of tokens.
+    /// The token embedding.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -668,8 +669,8 @@ impl<'a> Builder<'a> {
             .embedding(prefix, self.dims.vocab, self.dims.hidden)
     }
 
-    /// The head below `lm_head`, or none of its own when it is tied. `tied` is what the family does
-    /// where the file does not say.
+    /// The head at `lm_head`, or the tied embedding. `tied` is the family's default if the
+    /// configuration does not say.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -677,7 +678,7 @@ impl<'a> Builder<'a> {
         self.head_with(tied, false)
     }
 
-    /// The same, with a bias where it is not tied.
+    /// The same, with a bias if it is not tied.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -688,7 +689,7 @@ impl<'a> Builder<'a> {
             .or(tied)
             .unwrap_or_else(|| !self.weights.contains("lm_head.weight"));
         let linear = if tied {
-            // A tied model may still carry the tensor; transformers ignores it then, and so do we.
+            // A tied model may still contain the tensor; transformers ignores it, and so do we.
             self.weights.ignore("lm_head");
             None
         } else {

@@ -1,6 +1,6 @@
 //! Cohere's Command R (Cohere 2024; reference: `modeling_cohere` of Hugging Face transformers).
-//! Attention and feed-forward read the same norm and are added together. Neighbors rotate, and
-//! logits have a factor.
+//! Attention and feed-forward read the same norm, and their outputs are summed. Rotary embedding
+//! pairs adjacent elements, and logits are scaled.
 
 use inference::Result;
 

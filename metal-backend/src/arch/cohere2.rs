@@ -1,6 +1,6 @@
 //! Cohere's Command R7B (Cohere 2024; reference: `modeling_cohere2` of Hugging Face transformers).
-//! Attention and feed-forward read the same norm and are added together. Sliding layers rotate
-//! adjacent pairs, full layers do not rotate. Logits have a factor.
+//! Attention and feed-forward read the same norm, and their outputs are summed. Sliding layers
+//! rotate adjacent pairs; full layers have no rotary embedding. Logits are scaled.
 
 use inference::Result;
 

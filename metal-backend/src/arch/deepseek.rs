@@ -1,5 +1,5 @@
-//! `DeepSeek` `MoE` (DeepSeek-AI 2024; reference: `modeling_deepseek` of its checkpoints): the llama decoder
-//! with experts behind a softmax, beside some for all tokens.
+//! `DeepSeek` `MoE` (DeepSeek-AI 2024; reference: `modeling_deepseek` of its checkpoints): the
+//! llama decoder with softmax-routed experts and shared experts.
 
 use inference::Result;
 

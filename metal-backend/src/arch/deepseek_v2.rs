@@ -1,5 +1,5 @@
-//! `DeepSeek` V2 (DeepSeek-AI 2024; reference: `modeling_deepseek_v2` of Hugging Face transformers):
-//! latent attention, and experts behind a softmax, of which groups are chosen first.
+//! `DeepSeek` V2 (DeepSeek-AI 2024; reference: `modeling_deepseek_v2` of Hugging Face
+//! transformers): latent attention, and softmax routing that first selects groups of experts.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
-//! `DeepSeek` V3 (DeepSeek-AI 2024; reference: `modeling_deepseek_v3` of Hugging Face transformers):
-//! latent attention, and experts behind sigmoids with a bias for the choice, of which groups are
-//! chosen first.
+//! `DeepSeek` V3 (DeepSeek-AI 2024; reference: `modeling_deepseek_v3` of Hugging Face
+//! transformers): latent attention, and sigmoid routing with a selection bias that first selects
+//! groups of experts.
 
 use inference::Result;
 

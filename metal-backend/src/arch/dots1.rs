@@ -1,5 +1,5 @@
-//! dots.llm1 (rednote-hilab 2025; reference: `modeling_dots1` of Hugging Face transformers): experts
-//! behind sigmoids with a bias for the choice, after dense layers, and norms of heads.
+//! dots.llm1 (rednote-hilab 2025; reference: `modeling_dots1` of Hugging Face transformers): dense
+//! layers, then sigmoid-routed experts with a selection bias; norms on query and key heads.
 
 use inference::Result;
 

@@ -1,7 +1,6 @@
-//! The encoder that BERT and its successors are: an embedding, blocks of full attention and
-//! feed-forward parts, and a classifier where the checkpoint has one. Several texts go through it
-//! packed one after another, without padding and without caches. Where the norms stand, and how
-//! positions are told, are fields.
+//! The encoder of BERT and its successors: an embedding, blocks of full attention and feed-forward
+//! parts, and an optional classifier. Several texts are packed one after another, without padding
+//! or caches. The positions of norms and the kind of position encoding are fields.
 
 use std::sync::Arc;
 
@@ -19,13 +18,13 @@ use crate::nn::{Activation, Attention, Embedding, FeedForward, Linear, Norm};
 pub struct EncoderInput<'a> {
     /// Ids, `[T]`.
     pub ids: &'a [u32],
-    /// Which part of a pair each token is of, `[T]`: 0 or 1.
+    /// The part of a text pair that each token belongs to, `[T]`: 0 or 1.
     pub types: &'a [u32],
-    /// How many tokens each text has; their sum is `T`.
+    /// The number of tokens in each text; their sum is `T`.
     pub lengths: &'a [i32],
 }
 
-/// A network in which every position sees all others, so that it has no next token.
+/// A network with bidirectional attention, which predicts no next token.
 pub trait Encoder: Send + Sync + std::fmt::Debug {
     /// The last hidden states, `[1, T, hidden]`.
     ///
@@ -33,47 +32,47 @@ pub trait Encoder: Send + Sync + std::fmt::Debug {
     /// When shapes do not fit or memory runs out.
     fn encode(&self, input: &EncoderInput<'_>) -> Result<Array>;
 
-    /// The most tokens of a text; `None` without a bound.
+    /// The maximum tokens of a text; `None` if unlimited.
     fn max_length(&self) -> Option<usize>;
 
-    /// How many numbers the classifier gives for a text; `None` without a classifier.
+    /// The number of scores that the classifier gives per text; `None` without a classifier.
     fn labels(&self) -> Option<usize>;
 
-    /// What the classifier makes of hidden states `[1, T, hidden]` of texts of these lengths:
-    /// `[1, texts, labels]`.
+    /// The classifier's scores, `[1, texts, labels]`, for hidden states `[1, T, hidden]` of texts
+    /// of these lengths.
     ///
     /// # Errors
     /// When there is no classifier, shapes do not fit, or memory runs out.
     fn classify(&self, states: &Array, lengths: &[i32]) -> Result<Array>;
 }
 
-/// One block. Norms that a family does not have are `None`.
+/// One block. Norms are `None` where a family lacks them.
 #[derive(Debug)]
 pub struct EncoderBlock {
-    /// Before the attention.
+    /// The norm before attention.
     pub attention_in: Option<Norm>,
-    /// Of each position to those around it.
+    /// Bidirectional attention.
     pub attention: Attention,
-    /// Only to positions that are at most this far away.
+    /// The maximum distance of attended positions; `None` if unlimited.
     pub reach: Option<i32>,
-    /// On the attention's output, before it is added.
+    /// The norm on attention's output, before the residual sum.
     pub attention_out: Option<Norm>,
-    /// On the sum (BERT).
+    /// The norm after the residual sum (BERT).
     pub after_attention: Option<Norm>,
-    /// Before the feed-forward part.
+    /// The norm before the feed-forward part.
     pub mlp_in: Option<Norm>,
     /// The feed-forward part.
     pub mlp: FeedForward,
-    /// On its output, before it is added.
+    /// The norm on the feed-forward output, before the residual sum.
     pub mlp_out: Option<Norm>,
-    /// On the sum (BERT).
+    /// The norm after the residual sum (BERT).
     pub after_mlp: Option<Norm>,
 }
 
 impl EncoderBlock {
     /// `[1, T, hidden] -> [1, T, hidden]`.
     fn forward(&self, x: &Array, lengths: &[i32]) -> Result<Array> {
-        // What is added as it comes can be added by whoever computes it.
+        // Without a norm on the output, the output projection can add the residual itself.
         let add = self.attention_out.is_none();
         let input = (x, self.attention_in.as_ref(), add);
         let mut h = self.attention.encode(input, lengths, self.reach)?;
@@ -90,12 +89,12 @@ impl EncoderBlock {
     }
 }
 
-/// Learned positions.
+/// Learned position embeddings.
 #[derive(Debug)]
 pub struct Places {
-    /// One row a position.
+    /// One row per position.
     pub table: Embedding,
-    /// The row of the first token (RoBERTa keeps some for padding).
+    /// The row of the first token (RoBERTa reserves some for padding).
     pub first: i32,
 }
 
@@ -104,21 +103,21 @@ pub struct Places {
 pub struct EncoderStack {
     /// Token ids to vectors.
     pub embedding: Embedding,
-    /// Factor on them.
+    /// The embedding's factor.
     pub embedding_scale: Option<Array>,
-    /// Learned positions, added to them.
+    /// Learned position embeddings, added to the token embeddings.
     pub places: Option<Places>,
-    /// What tells the two texts of a pair apart, added to them.
+    /// Segment embeddings for the two texts of a pair, added to the token embeddings.
     pub types: Option<Embedding>,
-    /// On the sum.
+    /// The norm on the sum of embeddings.
     pub embedding_norm: Option<Norm>,
     /// The blocks, first to last.
     pub blocks: Vec<Arc<EncoderBlock>>,
-    /// After them.
+    /// The norm after the blocks.
     pub norm: Option<Norm>,
-    /// The most tokens of a text.
+    /// The maximum tokens of a text.
     pub max_length: Option<usize>,
-    /// To scores, in a checkpoint that classifies texts.
+    /// The classifier, in checkpoints that have one.
     pub classifier: Option<Classifier>,
 }
 
@@ -207,25 +206,25 @@ impl Decoder for EncoderStack {
     }
 }
 
-/// What a classifier's hidden layer goes through.
+/// The activation of the classifier's hidden layer.
 #[derive(Debug, Clone, Copy)]
 pub enum HeadActivation {
     /// The hyperbolic tangent.
     Tanh,
-    /// One of feed-forward parts.
+    /// An activation of feed-forward parts.
     Other(Activation),
 }
 
-/// From the hidden states of a text to scores.
+/// Computes scores from the hidden states of a text.
 #[derive(Debug)]
 pub struct Classifier {
-    /// Whether it reads their mean, rather than the first.
+    /// Whether it reads the mean of the states, rather than the first.
     pub mean: bool,
-    /// Its hidden layer, and what that goes through.
+    /// The hidden layer and its activation.
     pub dense: Option<(Linear, HeadActivation)>,
-    /// On the hidden layer.
+    /// The norm on the hidden layer.
     pub norm: Option<Norm>,
-    /// To the scores.
+    /// The output layer.
     pub out: Linear,
 }
 

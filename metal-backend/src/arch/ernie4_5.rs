@@ -1,5 +1,5 @@
 //! ERNIE 4.5 (Baidu 2025; reference: `modeling_ernie4_5` of Hugging Face transformers). It is the
-//! llama decoder whose rotation pairs neighbors, with biases everywhere or nowhere.
+//! llama decoder with adjacent rotary pairs, and with biases everywhere or nowhere.
 
 use inference::Result;
 

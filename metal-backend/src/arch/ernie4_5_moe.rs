@@ -1,6 +1,6 @@
-//! ERNIE 4.5 with mixtures of experts (Baidu 2025; reference: `modeling_ernie4_5_moe` of Hugging Face
-//! transformers): a softmax, of which the chosen shares are brought to a sum of one, and a bias for
-//! the choice.
+//! ERNIE 4.5 with mixtures of experts (Baidu 2025; reference: `modeling_ernie4_5_moe` of Hugging
+//! Face transformers): softmax routing with a selection bias, and renormalized weights of the
+//! chosen experts.
 
 use inference::{Error, ErrorKind, Result};
 

@@ -1,5 +1,5 @@
 //! EXAONE 3 (LG AI Research 2024; reference: `modeling_exaone` of its checkpoints). It is the llama
-//! decoder under other names, which the descriptor translates.
+//! decoder with other tensor names, which the descriptor translates.
 
 use inference::Result;
 

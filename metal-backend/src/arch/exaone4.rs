@@ -1,7 +1,7 @@
 //! EXAONE 4 (LG AI Research 2025; reference: `modeling_exaone4` of Hugging Face transformers).
-//! Norms are on the outputs of attention and feed-forward and on query and key heads. A model with
-//! a window has sliding layers and full ones, and only the sliding ones rotate. Without a window
-//! all do.
+//! Norms are on the outputs of attention and feed-forward and on query and key heads. In a model
+//! with a sliding window, only the sliding layers have rotary embeddings. Without a window, all
+//! layers have them.
 
 use inference::Result;
 

@@ -1,9 +1,9 @@
 //! Falcon-H1 (TII 2025, arXiv:2507.22448; reference: `modeling_falcon_h1` of Hugging Face
-//! transformers): attention and Mamba-2 side by side in each block, and factors on the inputs and
-//! outputs of most layers.
+//! transformers): attention and Mamba-2 in parallel, and scale factors on the inputs and outputs of
+//! most layers.
 //!
-//! mlx-lm multiplies the factors into the matrices when it converts a checkpoint, all but that of
-//! the keys. It also turns the convolutions, by which such checkpoints are known.
+//! mlx-lm folds all factors but that of the keys into the matrices when it converts a checkpoint.
+//! It also transposes the convolutions, which identifies such checkpoints.
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -20,7 +20,7 @@ use crate::nn::mamba2::{GatedNorm, Mamba2Shape};
 use crate::nn::parallel_mixers::{Factors, ParallelMixers};
 use crate::nn::{Activation, FeedForward, ScaledMlp};
 
-/// What the family calls the sizes of Mamba-2.
+/// The configuration's field names for the sizes of Mamba-2.
 const FIELDS: Fields = Fields {
     heads: "mamba_n_heads",
     dim: "mamba_d_head",
@@ -56,7 +56,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         })
     })?;
     let mut head = b.head(Some(false))?;
-    // An embedding with its factor in it is the output matrix, too.
+    // A tied embedding that contains its factor is also the output matrix.
     let scale = match (scalars.folded, &head.linear) {
         (false, _) => scalars.head,
         (true, None) => scalars.head / scalars.embedding,
@@ -76,25 +76,25 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A factor; one is none.
+/// A factor; `None` if it is 1.
 fn factor(b: &Builder<'_>, value: f32) -> Result<Option<Array>> {
     (value != 1.0).then(|| b.scalar(value)).transpose()
 }
 
-/// The factors of a configuration. Those that stand in the matrices are one, but for `embedding`
-/// and `head`.
+/// The factors of a configuration. Factors folded into the matrices are 1, except `embedding` and
+/// `head`.
 struct Scalars {
-    /// Whether they stand in the matrices.
+    /// Whether factors are folded into the matrices.
     folded: bool,
     embedding: f32,
     head: f32,
     key: f32,
-    /// On the input and the output.
+    /// The factors of attention's input and output.
     attention: [f32; 2],
     ssm: [f32; 2],
-    /// On parts of what Mamba-2's input projection gives: gates, inputs, B, C, and steps.
+    /// The factors of Mamba-2's projected gates, inputs, B, C and steps.
     projected: [f32; 5],
-    /// On the gate and on the output.
+    /// The factors of the gate and of the output.
     mlp: [f32; 2],
 }
 
@@ -123,7 +123,7 @@ impl Scalars {
         Ok(scalars)
     }
 
-    /// The factors of the input projection's outputs; none where all are one.
+    /// The factors of the input projection's outputs; `None` if all are 1.
     fn projected(&self, b: &Builder<'_>, sizes: Mamba2Shape) -> Result<Option<Array>> {
         if self.projected.iter().all(|&f| f == 1.0) {
             return Ok(None);
@@ -139,7 +139,7 @@ impl Scalars {
     }
 }
 
-/// A list of `N` factors.
+/// A list of `N` factors from the configuration.
 fn listed<const N: usize>(config: &ModelConfig, name: &str, folded: bool) -> Result<[f32; N]> {
     match config.numbers(name)? {
         Some(all) if !folded => <[f32; N]>::try_from(all)

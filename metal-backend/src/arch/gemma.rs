@@ -20,7 +20,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
         };
         let attention = b.attention(i, &format!("{prefix}.self_attn"), parts)?;
         let width = b.dims.intermediate;
-        // Old files say `gelu` and mean the tanh form, which the weights were trained with.
+        // Old files say `gelu`, but the weights were trained with the tanh form.
         let mlp = b.gated_mlp(&format!("{prefix}.mlp"), width, Activation::GeluTanh, false)?;
         b.pre_norm_block(prefix, attention, FeedForward::Gated(mlp))
     })?;

@@ -1,7 +1,7 @@
 //! Gemma 2 (Gemma Team 2024; reference: `modeling_gemma2` of Hugging Face transformers) has norms
 //! before and after both parts of a block, capped scores and logits, and a window in every other
 //! layer. Gemma 3's text model (Gemma Team 2025; reference: `modeling_gemma3`) has head norms in
-//! place of the caps. It has five sliding layers to a full one, with a rotation of their own.
+//! place of the caps. It has five sliding layers per full layer, with a separate rotary base.
 
 use inference::Result;
 
@@ -16,7 +16,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(load_with(config, weights, false)?))
 }
 
-/// The decoder, with head norms or without.
+/// The decoder, optionally with head norms.
 pub(super) fn load_with(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -71,7 +71,7 @@ pub(super) fn load_with(
     })
 }
 
-/// A cap that the file may give; zero is none.
+/// A softcap from the configuration; `None` if it is 0.
 pub(super) fn cap(config: &ModelConfig, field: &str) -> Result<Option<f32>> {
     Ok(config.number(field)?.filter(|c| *c > 0.0))
 }

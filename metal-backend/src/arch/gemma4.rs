@@ -1,7 +1,7 @@
 //! Gemma 4, text only (Gemma Team 2026; reference: `modeling_gemma4` of Hugging Face transformers).
-//! Over Gemma 3: full layers have heads of their own size, of which a part rotates, and may take
-//! their values from the keys; the last layers look at the keys of earlier ones; small models add
-//! an input of its own to each layer; large ones have a mixture of experts beside the feed-forward.
+//! Differences from Gemma 3: full layers have a separate head size, rotate a part of each head, and
+//! may use keys as values; the last layers share keys of earlier ones; small models add an input
+//! per layer; large models have a mixture of experts beside the feed-forward part.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ use crate::nn::hooks::Watch;
 use crate::nn::norm::apart;
 use crate::nn::{Activation, Attention, Embedding, Experts, FeedForward, HeadNorms, Linear, Norm};
 
-/// The mixture of a block, beside its feed-forward.
+/// The mixture of experts of a block, beside its feed-forward part.
 #[derive(Debug)]
 struct MixtureBeside {
     router: Router,
-    /// The router's norm, `scale / sqrt(hidden)`.
+    /// The router's norm; its weight is `scale / sqrt(hidden)`.
     router_norm: Norm,
     /// `[experts]`.
     per_expert_scale: Array,
@@ -44,7 +44,7 @@ struct MixtureBeside {
     experts_out: Norm,
 }
 
-/// A layer's own input.
+/// The per-layer input of a block.
 #[derive(Debug)]
 struct LayerInput {
     gate: Linear,
@@ -62,11 +62,11 @@ struct Block {
     mlp_out: Norm,
     mixture: Option<MixtureBeside>,
     input: Option<LayerInput>,
-    /// `[1]`, on the block's output.
+    /// A factor on the block's output, `[1]`.
     scalar: Option<Array>,
 }
 
-/// Where the inputs of all layers come from.
+/// Computes the per-layer inputs of all layers.
 #[derive(Debug)]
 struct LayerInputs {
     table: Embedding,
@@ -74,9 +74,9 @@ struct LayerInputs {
     projection: Linear,
     projection_scale: Array,
     norm: Norm,
-    /// One over the root of two.
+    /// `1 / sqrt(2)`.
     both_scale: Array,
-    /// Width of a layer's input.
+    /// The width of one layer's input.
     width: i32,
     layers: i32,
 }
@@ -87,14 +87,15 @@ struct Gemma4 {
     embedding_scale: Array,
     inputs: Option<LayerInputs>,
     blocks: Vec<Arc<Block>>,
-    /// For each block, the one whose keys and values it looks at: itself, or an earlier one.
+    /// For each block, the index of the block whose keys and values it uses: itself or an earlier
+    /// one.
     source: Vec<usize>,
     norm: Norm,
     head: Head,
 }
 
 impl MixtureBeside {
-    /// The mixture's part, from the residual stream.
+    /// The mixture's output for the residual stream `x`.
     fn forward(&self, x: &Array) -> mlx_rs_core::Result<Array> {
         let (ids, weights) = self.router.forward(&self.router_norm.forward(x)?)?;
         let weights = weights.multiply(&self.per_expert_scale.take_clamped(&ids, 0)?)?;
@@ -104,17 +105,16 @@ impl MixtureBeside {
     }
 }
 
-/// What a block reads besides the residual stream.
+/// The inputs of a block besides the residual stream.
 struct Given<'a> {
-    /// The layer's own input, `[1, T, width]`.
+    /// The per-layer input, `[1, T, width]`.
     own: Option<&'a Array>,
-    /// Keys and values of an earlier layer, one for each row, where the block has none of its own.
+    /// Keys and values of an earlier layer, one view per row, if the block shares them.
     views: Option<&'a [KvView]>,
 }
 
 impl Block {
-    /// `[1, T, hidden] -> [1, T or rows, hidden]`, and the keys and values that the block made, if
-    /// any.
+    /// `[1, T, hidden] -> [1, T or rows, hidden]`, and the block's new keys and values, if any.
     fn forward(
         &self,
         x: &Array,
@@ -182,11 +182,11 @@ impl Block {
         Ok((x, made))
     }
 
-    /// What of the block can be edited.
+    /// The places of the block that can be edited.
     fn hooks(&self) -> LayerHooks {
         let mut hooks = LayerHooks::default();
         let mlp = self.mlp.current();
-        // Of a layer that is a factor alone, what is within is computed and dropped.
+        // A layer replaced by a factor drops its inner states.
         if mlp.gain().is_some() {
             return hooks;
         }
@@ -194,15 +194,15 @@ impl Block {
         hooks.attn_out = true;
         hooks.resid_mid = true;
         hooks.mlp_out = !mlp.is_left_out();
-        // Beside a mixture they are a part of the feed-forward alone.
+        // Beside a mixture, the neurons are only one part of the feed-forward output.
         hooks.neurons = mlp.neurons().filter(|_| self.mixture.is_none());
         hooks.heads = Some((size(self.attention.n_heads), size(self.attention.head_dim)));
         hooks
     }
 
-    /// The same without caches, computed again in the backward pass instead of being kept. Keys and
-    /// values of an earlier layer are arguments, and those made are results where `shares`, so that
-    /// they have gradients; both stay in memory.
+    /// The same without caches, recomputed in the backward pass (gradient checkpointing). Shared
+    /// keys and values are arguments, and new ones are results if `shares`, so that gradients flow
+    /// through them; both stay in memory.
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -257,7 +257,8 @@ impl Block {
 }
 
 impl LayerInputs {
-    /// Ids `[B, L]` and scaled embeddings `[B, L, hidden]` to `[B, L, layers, width]`.
+    /// Computes per-layer inputs `[B, L, layers, width]` from ids `[B, L]` and scaled embeddings
+    /// `[B, L, hidden]`.
     fn forward(&self, ids: &Array, x: &Array) -> mlx_rs_core::Result<Array> {
         let (batch, length) = (x.dim(0)?, x.dim(1)?);
         let shape = [batch, length, self.layers, self.width];
@@ -375,7 +376,7 @@ impl Decoder for Gemma4 {
     }
 
     fn new_caches(&self, options: &CacheOptions) -> Caches {
-        // Layers that look at the keys of others have no cache.
+        // Layers that share keys have no cache.
         let layers = || self.blocks.iter().map(|b| &b.attention);
         let own = layers().filter(|layer| layer.k_proj.is_some());
         let caches: Caches = own.map(|layer| options.cache(layer.window)).collect();
@@ -461,8 +462,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// For each layer the one it takes keys from: itself for the first `own`, then the last of its
-/// kind.
+/// The key source of each layer: the layer itself for the first `own` layers, then the last one of
+/// its kind.
 fn sources(config: &ModelConfig, own: usize) -> Result<Vec<usize>> {
     (0..config.num_hidden_layers)
         .map(|i| {
@@ -528,7 +529,7 @@ fn attention_of(
         }
         k_norm = Some(b.norm(&name("k_norm"), dims.head_dim)?);
     } else {
-        // Checkpoints carry them although they are not used.
+        // Checkpoints contain these tensors, although they are unused.
         for part in ["k_proj", "v_proj", "k_norm", "v_norm"] {
             b.weights.ignore(&name(part));
         }

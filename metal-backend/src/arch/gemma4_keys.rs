@@ -1,5 +1,5 @@
-//! The keys of Gemma 4 by its configuration: full layers have heads of their own size and number, and
-//! the last layers look at the keys of earlier ones.
+//! The keys of Gemma 4 by its configuration: full layers have a separate head size and number, and
+//! the last layers share the keys of earlier ones.
 
 use inference::Result;
 
@@ -7,16 +7,16 @@ use super::build::{int, invalid};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::config::limits;
 
-/// How many layers, from the first on, have keys of their own.
+/// The number of layers, from the first, that have keys of their own.
 ///
 /// # Errors
-/// When the configuration says what cannot be.
+/// When the configuration is inconsistent.
 pub(super) fn own_layers(config: &ModelConfig) -> Result<usize> {
     let layers = config.num_hidden_layers;
     let shared = config
         .uint("num_kv_shared_layers", 0..=layers)?
         .unwrap_or(0);
-    // Sharing needs a layer to share from.
+    // Sharing requires at least one layer with its own keys.
     Ok(if shared < layers {
         layers - shared
     } else {
@@ -24,10 +24,10 @@ pub(super) fn own_layers(config: &ModelConfig) -> Result<usize> {
     })
 }
 
-/// Numbers of the keys and values of one token in all layers that have their own.
+/// The number of key and value elements per token, in all layers that have their own.
 ///
 /// # Errors
-/// When a size in the configuration is none.
+/// When a size in the configuration is invalid.
 pub(super) fn key_numbers(config: &ModelConfig) -> Result<u64> {
     let mut numbers = 0u64;
     for layer in 0..own_layers(config)? {
@@ -39,16 +39,17 @@ pub(super) fn key_numbers(config: &ModelConfig) -> Result<u64> {
     Ok(numbers)
 }
 
-/// Whether a layer takes its values from its keys.
+/// Whether a layer uses its keys as values.
 pub(super) fn values_are_keys(config: &ModelConfig, layer: usize) -> Result<bool> {
     Ok(!config.slides(layer) && config.flag("attention_k_eq_v")?.unwrap_or(false))
 }
 
-/// Key heads of a layer and their elements, where they are not those of the whole model.
+/// The key heads of a layer and their size, if they differ from the model's.
 pub(super) fn key_sizes(config: &ModelConfig, layer: usize) -> Result<(Option<u32>, Option<u32>)> {
     let full = !config.slides(layer);
     let values_are_keys = values_are_keys(config, layer)?;
-    // transformers 5 lists what differs by layer; published files name the sizes of full layers.
+    // transformers 5 has a list of per-layer differences; published files name the sizes of full
+    // layers.
     let listed = config
         .fields
         .get("per_layer_config")

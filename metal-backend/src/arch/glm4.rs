@@ -1,6 +1,6 @@
-//! GLM-4 (GLM Team 2024; reference: `modeling_glm4` of Hugging Face transformers). Norms are before
-//! and after both parts of a block. Half of each head is rotated in adjacent pairs. Gate and up
-//! projection are in one matrix.
+//! GLM-4 (GLM Team 2024; reference: `modeling_glm4` of Hugging Face transformers). Both parts of a
+//! block have norms before and after. Half of each head is rotated in adjacent pairs. Gate and up
+//! projections are one matrix.
 
 use inference::Result;
 

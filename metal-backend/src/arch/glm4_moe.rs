@@ -1,5 +1,5 @@
-//! GLM-4.5 to 4.7 (GLM Team 2025; reference: `modeling_glm4_moe` of Hugging Face transformers): experts
-//! behind sigmoids with a bias for the choice, after dense layers. Half of each head is rotated.
+//! GLM-4.5 to 4.7 (GLM Team 2025; reference: `modeling_glm4_moe` of Hugging Face transformers):
+//! dense layers, then sigmoid-routed experts with a selection bias. Half of each head is rotated.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
 //! GLM-4.7 Flash (GLM Team 2026; reference: `modeling_glm4_moe_lite` of Hugging Face transformers):
-//! latent attention, and experts behind sigmoids with a bias for the choice.
+//! latent attention, and sigmoid-routed experts with a selection bias.
 
 use inference::Result;
 

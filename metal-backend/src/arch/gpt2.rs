@@ -1,6 +1,7 @@
 //! GPT-2 (Radford et al. 2019; reference: `modeling_gpt2` of Hugging Face transformers). It has
-//! learned positions, layer norms, biases, and projections in one matrix. Its own checkpoints store
-//! matrices as `[in, out]`; those that MLX wrote (names below `model.`) and GGUF store `[out, in]`.
+//! learned positions, layer norms, biases, and a fused QKV projection. Original checkpoints store
+//! matrices as `[in, out]`; those written by MLX (names start with `model.`) and GGUF files store
+//! `[out, in]`.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::loader::Weights;
 use crate::nn::adapter::{SlotKind, SlotView};
 use crate::nn::{Activation, Attention, FeedForward, HeadNorms, Linear, Mlp, Weight};
 
-/// Where the names start and how matrices are stored.
+/// The prefix of the names and the orientation of matrices.
 struct Layout {
     prefix: &'static str,
     transposed: bool,
@@ -60,7 +61,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                 Ok(layer.with_bias_at(bias_slot.as_ref().map(at)))
             };
             let (q_proj, k_proj, v_proj) = (part(0)?, part(1)?, part(2)?);
-            // The causal mask that old checkpoints carry.
+            // The causal mask in old checkpoints.
             b.weights.ignore(&at("attn.bias"));
             b.weights.ignore(&at("attn.masked_bias"));
             Ok(Arc::new(Block {
@@ -98,7 +99,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let embedding = b.embedding(&at("wte"))?;
     let places = b.weights.embedding(&at("wpe"), positions, hidden)?;
     let norm = b.hidden_norm(&at("ln_f"))?;
-    // Always tied; converters to GGUF write the table twice.
+    // Always tied; conversion to GGUF writes the table twice.
     b.weights.ignore("lm_head");
     Ok(Box::new(Stack {
         embedding,
@@ -114,7 +115,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// A matrix `[outputs, inputs]`, however it is stored.
+/// A matrix `[outputs, inputs]` from either orientation.
 fn matrix(
     b: &mut Builder<'_>,
     layout: &Layout,

@@ -1,6 +1,7 @@
 //! GPT-NeoX (Black et al. 2022) and Pythia; reference: `modeling_gpt_neox` of Hugging Face
-//! transformers. Attention and a feed-forward of two matrices have a norm each, read the same input
-//! and are added together. Queries, keys and values come from one matrix, head by head.
+//! transformers. Attention and a feed-forward part of two matrices read the same input through
+//! separate norms, and their outputs are summed. Queries, keys and values come from one matrix,
+//! interleaved by head.
 
 use inference::Result;
 
@@ -14,7 +15,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let parallel = config.flag("use_parallel_residual")?.unwrap_or(true);
     let bias = config.flag("attention_bias")?.unwrap_or(true);
     for layer in 0..config.num_hidden_layers {
-        // Masks and frequencies that old checkpoints carry.
+        // Masks and frequencies in old checkpoints.
         for buffer in ["bias", "masked_bias", "rotary_emb.inv_freq"] {
             weights.ignore(&format!("model.layers.{layer}.attention.{buffer}"));
         }

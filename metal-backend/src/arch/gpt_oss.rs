@@ -1,6 +1,6 @@
 //! gpt-oss (OpenAI 2025; reference: `modeling_gpt_oss` of Hugging Face transformers): attention
-//! sinks, a window in every other layer, and experts with biases and a clamped gate. Experts come
-//! packed as MXFP4, as OpenAI published them or as MLX rewrites them, or dense.
+//! sinks, a window in every other layer, and experts with biases and a clamped gate. Experts are
+//! dense, or packed as MXFP4 in OpenAI's or MLX's layout.
 
 use inference::Result;
 use mlx_rs_core::{Array, QuantMode, Quantized};
@@ -16,9 +16,9 @@ use crate::loader::{ExpertNames, Weights};
 use crate::nn::expert_router::Weighing;
 use crate::nn::{Experts, FeedForward, Mixture, Router, Weight};
 
-/// Slope of the gate's sigmoid.
+/// The slope of the gate's sigmoid.
 const ALPHA: f32 = 1.702;
-/// Bound of gate and input, where the file does not say.
+/// The default clamp of gate and up outputs.
 const LIMIT: f32 = 7.0;
 /// Weights that share a scale in MXFP4.
 const BLOCK: i32 = 32;
@@ -97,7 +97,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
             transposed(b, &down, count, hidden, width)?,
         )
     };
-    // Rows alternate: gate, up, gate, up.
+    // Rows alternate between gate and up.
     let both_bias = b
         .weights
         .tensor(&format!("{fused}_bias"), &[count, 2 * width])?
@@ -133,7 +133,7 @@ fn experts(b: &mut Builder<'_>, at: &str, count: i32, limit: f32) -> Result<Expe
     })
 }
 
-/// A dense stack that is stored `[experts, in, out]`.
+/// A dense stack stored as `[experts, in, out]`.
 fn transposed(
     b: &mut Builder<'_>,
     name: &str,
@@ -148,7 +148,7 @@ fn transposed(
         .map_err(engine("weights"))
 }
 
-/// A stack as OpenAI packed it: 16 bytes for each 32 weights, and a byte for their scale.
+/// A stack in OpenAI's packing: 16 bytes for each 32 weights, and one byte for their scale.
 fn mxfp4(b: &mut Builder<'_>, name: &str, count: i32, outputs: i32, inputs: i32) -> Result<Weight> {
     let groups = inputs / BLOCK;
     let blocks = [count, outputs, groups, BLOCK / 2];
@@ -169,7 +169,7 @@ fn mxfp4(b: &mut Builder<'_>, name: &str, count: i32, outputs: i32, inputs: i32)
     }))
 }
 
-/// Rows `first`, `first + 2`, .. of `[experts, rows, cols]`, as an array of its own.
+/// Copies rows `first`, `first + 2`, .. of `[experts, rows, cols]`.
 fn every_other_row(a: &Array, first: i32) -> mlx_rs_core::Result<Array> {
     let shape = a.shape().to_vec();
     let rows = a.slice(&[0, first, 0], &shape, &[1, 2, 1])?.contiguous()?;

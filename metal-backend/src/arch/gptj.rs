@@ -1,6 +1,6 @@
-//! GPT-J (Wang and Komatsuzaki 2021; reference: `modeling_gptj` of Hugging Face transformers). Attention
-//! and a feed-forward of two matrices read the same layer norm and are added together; a part of each
-//! head is rotated in neighboring pairs.
+//! GPT-J (Wang and Komatsuzaki 2021; reference: `modeling_gptj` of Hugging Face transformers).
+//! Attention and a feed-forward part of two matrices read the same layer norm, and their outputs
+//! are summed. A part of each head is rotated in adjacent pairs.
 
 use inference::Result;
 
@@ -24,7 +24,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     load_variant(config, weights, variant)
 }
 
-/// Steps over the causal masks that old checkpoints carry.
+/// Ignores the causal masks in old checkpoints.
 pub(super) fn ignore_masks(config: &ModelConfig, weights: &mut Weights) {
     for layer in 0..config.num_hidden_layers {
         for (part, mask) in [

@@ -15,7 +15,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     Ok(Box::new(with_factors(config, weights, stack)?))
 }
 
-/// The decoder with its factors within blocks.
+/// The llama variant with the factors inside blocks.
 pub(super) fn variant(config: &ModelConfig) -> Result<Variant> {
     let residual = config.number("residual_multiplier")?;
     Ok(Variant {
@@ -25,7 +25,7 @@ pub(super) fn variant(config: &ModelConfig) -> Result<Variant> {
     })
 }
 
-/// The factors on embedding and logits.
+/// Sets the factors of embedding and logits.
 pub(super) fn with_factors(
     config: &ModelConfig,
     weights: &mut Weights,

@@ -1,5 +1,5 @@
 //! Granite 3 with mixtures of experts (IBM 2024; reference: `modeling_granitemoe` of Hugging Face
-//! transformers), weighted by a softmax over the chosen ones.
+//! transformers), weighted by a softmax over the chosen experts.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
 //! Granite 4 (IBM 2025; reference: `modeling_granitemoehybrid` of Hugging Face transformers):
-//! layers of Mamba-2 beside attention, with Granite's factors. The feed-forward part has
-//! experts beside one for all tokens, or that one only.
+//! Mamba-2 layers and attention layers, with Granite's factors. The feed-forward part is a shared
+//! expert, with or without routed experts.
 
 use inference::Result;
 
@@ -18,7 +18,7 @@ use crate::nn::expert_router::Weighing;
 use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, FeedForward, GatedMlp, Linear, Mixer, Mixture, Router};
 
-/// What the family calls the sizes of Mamba-2.
+/// The configuration's field names for the sizes of Mamba-2.
 const FIELDS: Fields = Fields {
     heads: "mamba_n_heads",
     dim: "mamba_d_head",
@@ -73,7 +73,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Result<FeedForward> {
-    // mlx-lm gives the dense block other names.
+    // mlx-lm names the dense block differently.
     if b.weights
         .contains(&format!("{prefix}.mlp.gate_proj.weight"))
     {
@@ -95,7 +95,7 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
     mixture(b, prefix, width, activation, shared)
 }
 
-/// The experts below `block_sparse_moe`, each of this width.
+/// The experts at `block_sparse_moe`, each of this width.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.
@@ -137,10 +137,10 @@ pub(super) fn mixture(
     })))
 }
 
-/// The block that every token sees, with gate and the other half in one matrix.
+/// The shared expert, with gate and up in one matrix.
 fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> Result<GatedMlp> {
     let hidden = b.dims.hidden;
-    // GGUF files have the halves apart.
+    // GGUF files store gate and up separately.
     if b.weights.contains(&format!("{at}.gate_proj.weight")) {
         return Ok(GatedMlp {
             gate: b.linear(&format!("{at}.gate_proj"), hidden, width, false)?,

@@ -1,5 +1,5 @@
 //! Helium (Kyutai 2025; reference: `modeling_helium` of Hugging Face transformers). It is the llama
-//! decoder whose rotation pairs neighbors.
+//! decoder with adjacent rotary pairs.
 
 use inference::Result;
 

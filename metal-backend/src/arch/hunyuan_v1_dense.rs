@@ -1,5 +1,5 @@
-//! Hunyuan, dense (Tencent 2025; reference: `modeling_hunyuan_v1_dense` of Hugging Face transformers).
-//! It is the llama decoder with norms of query and key heads after the rotation.
+//! Hunyuan, dense (Tencent 2025; reference: `modeling_hunyuan_v1_dense` of Hugging Face
+//! transformers). It is the llama decoder with query and key norms after the rotation.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
-//! What the families with latent attention share: the layer by its usual names, and the decoder of
-//! DeepSeek's layers (reference: `modeling_deepseek_v2`, `modeling_deepseek_v3` of Hugging Face
-//! transformers).
+//! Shared parts of families with latent attention: the layer with the usual tensor names, and the
+//! decoder of DeepSeek's layers (reference: `modeling_deepseek_v2`, `modeling_deepseek_v3` of
+//! Hugging Face transformers).
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -15,14 +15,14 @@ use crate::loader::Weights;
 use crate::nn::latent_attention::{LatentAttention, LatentQueries, ShortQueries};
 use crate::nn::{Attention, FeedForward, HeadNorms, Linear, Norm, Rope};
 
-/// What tells the families apart.
+/// The differences between these families.
 #[derive(Debug, Clone, Copy)]
 pub struct Latent {
-    /// Neighbors rotate rather than halves.
+    /// Rotary embedding pairs adjacent elements, instead of the two halves.
     pub traditional: bool,
-    /// Epsilon of the norms of short vectors, where it is not that of the other norms.
+    /// Epsilon of the low-rank norms, if it differs from the other norms.
     pub eps: Option<f32>,
-    /// Factor on the outputs of attention and feed-forward before the residual sum.
+    /// Factor on the attention and feed-forward outputs before the residual sum.
     pub residual: Option<f32>,
 }
 
@@ -60,7 +60,7 @@ impl Sizes {
     }
 }
 
-/// Numbers of keys and values of one token in all layers; `None` for a family without latent
+/// The number of cached elements per token in all layers; `None` for a family without latent
 /// attention.
 ///
 /// # Errors
@@ -74,7 +74,7 @@ pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
     Ok(Some(width * 2 * config.num_hidden_layers as u64))
 }
 
-/// The attention of layer `i` below `at`.
+/// The attention of layer `i` at the prefix `at`.
 fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<LatentAttention> {
     let sizes = Sizes::of(b.config)?;
     let Sizes {
@@ -132,7 +132,7 @@ fn attention(b: &mut Builder<'_>, i: usize, at: &str, latent: Latent) -> Result<
     })
 }
 
-/// The norm of a short vector.
+/// The norm of a low-rank vector.
 fn short_norm(b: &mut Builder<'_>, prefix: &str, dim: i32, latent: Latent) -> Result<Norm> {
     let usual = b.dims.eps;
     b.dims.eps = latent.eps.unwrap_or(usual);
@@ -141,8 +141,8 @@ fn short_norm(b: &mut Builder<'_>, prefix: &str, dim: i32, latent: Latent) -> Re
     norm
 }
 
-/// The matrices `[heads, plain, rank]` and `[heads, rank, values]`: from one matrix in the layout of
-/// transformers, or two of mlx-lm's.
+/// The matrices `[heads, plain, rank]` and `[heads, rank, values]`, from one matrix in
+/// transformers' layout or two in mlx-lm's.
 fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Array)> {
     let Sizes {
         rank,
@@ -182,7 +182,7 @@ fn expansions(b: &mut Builder<'_>, at: &str, sizes: Sizes) -> Result<(Array, Arr
     ))
 }
 
-/// The factor that YaRN's `mscale_all_dim` puts on queries and keys.
+/// The factor of YaRN's `mscale_all_dim` on queries and keys.
 fn yarn_growth(config: &ModelConfig) -> f32 {
     let objects = ["rope_scaling", "rope_parameters"];
     let scaling = objects
@@ -197,7 +197,7 @@ fn yarn_growth(config: &ModelConfig) -> f32 {
     }
 }
 
-/// The decoder with dense blocks only.
+/// The decoder with only dense blocks.
 ///
 /// # Errors
 /// As [`routed`].
@@ -219,7 +219,7 @@ pub fn dense(
     })
 }
 
-/// The decoder with dense blocks first, and then mixtures.
+/// The decoder with dense blocks, then mixtures of experts.
 ///
 /// # Errors
 /// As [`routed_block`].

@@ -1,6 +1,6 @@
 //! LFM2 (Liquid AI 2025, arXiv:2511.23404; reference: `modeling_lfm2` of Hugging Face
-//! transformers): short convolutions beside layers of grouped-query attention. So some layers
-//! keep a state, and some keys and values.
+//! transformers): layers of short convolutions, and layers of grouped-query attention. Convolution
+//! layers cache a state, attention layers keys and values.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -19,7 +19,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     })
 }
 
-/// The decoder with a feed-forward of the caller's, which gets its block and its prefix.
+/// The decoder with feed-forward parts from `feed_forward`, which gets the block's index and
+/// prefix.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.
@@ -56,7 +57,7 @@ pub(super) fn load_with(
     }))
 }
 
-/// The gated block, by transformers' names or by those that mlx-lm gives it beside experts.
+/// The gated block, with transformers' names or the names that mlx-lm uses beside experts.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.

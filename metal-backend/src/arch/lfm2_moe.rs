@@ -1,6 +1,6 @@
 //! LFM2 with mixtures of experts (Liquid AI 2025; reference: `modeling_lfm2_moe` of Hugging Face
-//! transformers): scores through a sigmoid, and a bias that counts for the choice only. The first
-//! layers are dense.
+//! transformers): sigmoid scores, and a bias that affects only the selection. The first layers are
+//! dense.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
 //! Llama (Touvron et al. 2023; reference: `modeling_llama` of Hugging Face transformers): pre-norm
 //! blocks of grouped-query attention and a gated feed-forward. Many families are this decoder with
-//! other biases, norms, names or factors: each is a [`Variant`] of it.
+//! other biases, norms, names or factors; each one is a [`Variant`].
 
 use inference::Result;
 use mlx_rs_core::Array;
@@ -13,7 +13,7 @@ use crate::loader::Weights;
 use crate::nn::attention::Growth;
 use crate::nn::{Activation, FeedForward};
 
-/// What tells the llama-like architectures apart.
+/// The differences between llama-like architectures.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Variant {
     /// Biases on the query, key and value projections.
@@ -28,27 +28,27 @@ pub struct Variant {
     pub qk_norm: bool,
     /// Norms on all query heads together and all key heads, before rotation.
     pub wide_qk_norm: bool,
-    /// The norms of each head stand after the rotation.
+    /// The head norms follow the rotation.
     pub norm_after_rotation: bool,
-    /// How norms are meant.
+    /// The formula of norms.
     pub norms: NormKind,
-    /// Neighbors rotate rather than halves.
+    /// Rotary embedding pairs adjacent elements, instead of the two halves.
     pub traditional: bool,
-    /// Nothing rotates.
+    /// No rotary embedding.
     pub no_rope: bool,
-    /// Queries, keys and values come from one matrix.
+    /// One matrix computes queries, keys and values.
     pub fused: bool,
-    /// The same, group by group.
+    /// The fused matrix is interleaved by group.
     pub grouped: bool,
     /// The feed-forward block.
     pub mlp: MlpKind,
-    /// Attention and feed-forward part read the same input and are added together.
+    /// Attention and feed-forward part read the same input, and their outputs are summed.
     pub parallel: Option<Parallel>,
-    /// Factor on the scores instead of the usual one.
+    /// Factor on the scores, instead of `1 / sqrt(head_dim)`.
     pub score_scale: Option<f32>,
-    /// How queries grow with their position.
+    /// Growth of queries with their position.
     pub growth: Option<Growth>,
-    /// Factor on the outputs of attention and feed-forward before the residual sum.
+    /// Factor on the attention and feed-forward outputs before the residual sum.
     pub residual: Option<f32>,
 }
 
@@ -58,23 +58,23 @@ pub enum MlpKind {
     /// Gate, up, down.
     #[default]
     Gated,
-    /// The same with gate and up in one.
+    /// Gate and up in one matrix, down.
     Fused,
     /// Up and down.
     Plain,
 }
 
-/// The norms of blocks whose two parts are added together.
+/// The norms of blocks whose attention and feed-forward outputs are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parallel {
-    /// One before both.
+    /// One norm before both.
     OneNorm,
-    /// One before each.
+    /// One norm before each.
     TwoNorms,
 }
 
 impl Variant {
-    /// Biases as `attention_bias` and `mlp_bias` say.
+    /// Biases by the configuration's `attention_bias` and `mlp_bias`.
     pub fn configured(config: &ModelConfig) -> Self {
         Self {
             qkv_bias: config.attention_bias,
@@ -124,7 +124,7 @@ pub(super) fn variant_stack(
     })
 }
 
-/// The same with a feed-forward of the caller's.
+/// The same with feed-forward parts from the caller.
 pub(super) fn stack_of(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -186,7 +186,7 @@ fn block(
     })
 }
 
-/// The attention of a variant.
+/// The attention parts of a variant.
 pub(super) fn parts(variant: Variant) -> AttentionParts {
     AttentionParts {
         qkv_bias: variant.qkv_bias,

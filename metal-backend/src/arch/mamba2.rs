@@ -1,5 +1,5 @@
 //! Mamba-2 (Dao and Gu 2024, arXiv:2405.21060; reference: `modeling_mamba2` of Hugging Face
-//! transformers): blocks of one recurrent layer each, without a feed-forward part.
+//! transformers): each block is one recurrent layer, without a feed-forward part.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::loader::Weights;
 use crate::nn::mamba2::GatedNorm;
 use crate::nn::{FeedForward, Mamba2, Mamba2Shape};
 
-/// Where the blocks are in a checkpoint.
+/// The prefix of blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.layers.";
 
-/// What a family calls the sizes of the layer.
+/// The configuration's field names for the sizes.
 const FIELDS: Fields = Fields {
     heads: "num_heads",
     dim: "head_dim",
@@ -30,7 +30,7 @@ const FIELDS: Fields = Fields {
     width: "conv_kernel",
 };
 
-/// What a family calls the sizes of the layer.
+/// A family's field names for the sizes of the layer.
 pub(super) struct Fields {
     pub heads: &'static str,
     pub dim: &'static str,
@@ -96,7 +96,7 @@ pub(super) fn shape(config: &ModelConfig, fields: &Fields) -> Result<Mamba2Shape
     Ok(shape)
 }
 
-/// The shortest and the longest step. A bound that is none is null or beyond float32: Python writes
+/// The minimum and maximum step size. A missing bound is null or beyond float32; Python writes
 /// `Infinity`.
 fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     let fault = || invalid("time_step_limit must be two numbers, the first not above the second");
@@ -118,7 +118,7 @@ fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
     Ok((limit.0 as f32, limit.1 as f32))
 }
 
-/// The norm after the gate: each group of heads has a mean square of its own, as in mamba_ssm.
+/// The norm after the gate, with a separate mean square for each group of heads, as in mamba_ssm.
 ///
 /// # Errors
 /// When the tensor is missing or of another shape.
@@ -130,7 +130,7 @@ pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) ->
     })
 }
 
-/// The layer below a name, with biases on the projections in and out, and a norm.
+/// The layer at a prefix, with optional biases on the input and output projections, and a norm.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.
@@ -163,7 +163,7 @@ pub(super) fn mixer(
     })
 }
 
-/// Rates of forgetting below zero, `[heads]` in float32. A checkpoint has the logarithms of their
+/// Negative decay rates, `[heads]` in float32. A checkpoint stores the logarithms of their
 /// negatives, a GGUF file the rates.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! Mellum 2 (JetBrains 2026; reference: `modeling_mellum` of Hugging Face transformers): the mixtures of
-//! Qwen3-MoE, with windows and a rotation of their own in some layers.
+//! Mellum 2 (JetBrains 2026; reference: `modeling_mellum` of Hugging Face transformers): Qwen3-MoE,
+//! where some layers have a sliding window and a separate rotary embedding.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
-//! `MiMo` (Xiaomi 2025; reference: `modeling_mimo` of its checkpoints). It is the llama decoder with
-//! biases on queries, keys and values. Layers that predict further tokens are not used.
+//! `MiMo` (Xiaomi 2025; reference: `modeling_mimo` of its checkpoints). It is the llama decoder
+//! with biases on queries, keys and values. The layers for multi-token prediction are not used.
 
 use inference::Result;
 

@@ -29,7 +29,7 @@ pub(super) fn residual(config: &ModelConfig) -> Result<Option<f32>> {
     Ok(depth.map(|depth| depth / layers.sqrt()))
 }
 
-/// Factor on the logits, where the file gives the width that they were tuned for.
+/// Factor on the logits, if the configuration gives the width for which they were tuned.
 pub(super) fn logit_scale(b: &Builder<'_>) -> Result<Option<Array>> {
     let base = b
         .config

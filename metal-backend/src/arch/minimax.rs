@@ -1,5 +1,6 @@
-//! `MiniMax` M2 (`MiniMax` 2025; reference: `modeling_minimax_m2` of Hugging Face transformers): experts
-//! behind sigmoids with a bias for the choice, and norms across all query heads and all key heads.
+//! `MiniMax` M2 (`MiniMax` 2025; reference: `modeling_minimax_m2` of Hugging Face transformers):
+//! sigmoid-routed experts with a selection bias, and norms across all query heads and all key
+//! heads.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
 //! Mixtral (Jiang et al. 2024; reference: `modeling_mixtral` of Hugging Face transformers). It is
-//! the llama decoder with a mixture of experts, weighted by a softmax over the chosen ones.
+//! the llama decoder with a mixture of experts, weighted by a softmax over the chosen experts.
 
 use inference::Result;
 
@@ -15,7 +15,7 @@ use crate::nn::{Activation, FeedForward, Mixture, Router};
 pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dyn Decoder>> {
     let (count, per_token) = counts(config, "num_experts_per_tok")?;
     load_mixture(config, weights, Variant::default(), &|b, _, prefix| {
-        // transformers 5 calls the block `mlp`.
+        // transformers 5 names the block `mlp`.
         let old = format!("{prefix}.block_sparse_moe");
         let at = if b.weights.contains(&format!("{old}.gate.weight")) {
             old

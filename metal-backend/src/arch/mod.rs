@@ -1,6 +1,6 @@
 //! Architectures by `model_type`, one file each: a configuration and weights in, a decoder out.
-//! `nn/` has the layers that they share. `stack.rs` has the decoder that most of them are, and
-//! `build.rs` and `moe.rs` what loading needs.
+//! `nn/` has the shared layers. `stack.rs` has the decoder that most families use; `build.rs` and
+//! `moe.rs` have helpers for loading.
 
 mod bailing_moe;
 mod bert;
@@ -100,8 +100,7 @@ use wiring::{BlockInfo, Wiring};
 pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1,
     /// rows, vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the
-    /// rows' caches. Where the adapters' scope asks for it, blocks are computed again in a backward
-    /// pass.
+    /// rows' caches. If the adapter scope requests it, blocks are recomputed in the backward pass.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.
@@ -113,16 +112,16 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
         watch: &mut Watch<'_>,
     ) -> mlx_rs_core::Result<Array>;
 
-    /// What follows the last block: hidden states `[1, T, hidden]` through the norm and the head,
-    /// to logits `[1, T, vocab]`.
+    /// The norm and head after the last block: hidden states `[1, T, hidden]` to logits `[1, T,
+    /// vocab]`.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array>;
 
-    /// Of each hidden state of [`Self::unembed`] the `k` greatest logits, the greatest first, and
-    /// their tokens, float32 and uint32 `[T, k]`, without all logits in memory. `None` where they
-    /// are found among all logits.
+    /// The `k` greatest logits of each hidden state of [`Self::unembed`], in descending order, and
+    /// their tokens: float32 and uint32 `[T, k]`. Not all logits are held in memory. `None` where
+    /// they must be selected from all logits.
     ///
     /// # Errors
     /// As [`Self::unembed`].
@@ -131,52 +130,52 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
         Ok(None)
     }
 
-    /// Empty caches for one row, one a layer that has keys.
+    /// Empty caches for one row, one per layer that has keys.
     fn new_caches(&self, options: &CacheOptions) -> Caches;
 
-    /// What can be edited in each layer; `None` in a decoder that shows no states.
+    /// The places of each layer that can be edited; `None` in a decoder without access to states.
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
         None
     }
 
-    /// The feed-forward part of a layer. `None` for a layer that computes it together with
-    /// something else.
+    /// The feed-forward part of a layer. `None` for a layer that fuses it with other computation.
     fn feed_forward(&self, layer: usize) -> Option<&FeedForward> {
         let _ = layer;
         None
     }
 
-    /// The feed-forward part of a layer, which can be exchanged until requests run. `None` for a
-    /// layer that computes it together with something else, and in a decoder that is in use.
+    /// The feed-forward part of a layer, replaceable until the first request. `None` for a layer
+    /// that fuses it with other computation, and in a decoder that is in use.
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
         let _ = layer;
         None
     }
 
-    /// This, where it is an encoder. Then it has no next token: [`Self::forward`] is an error.
+    /// The encoder interface, if this is an encoder. An encoder predicts no next token:
+    /// [`Self::forward`] is then an error.
     fn encoder(&self) -> Option<&dyn Encoder> {
         None
     }
 
-    /// The vectors of ids `[1, n]`, `[1, n, hidden]`, as the table has them.
+    /// The embeddings of ids `[1, n]` as `[1, n, hidden]`, as stored in the table.
     ///
     /// # Errors
-    /// When the table is not in this process.
+    /// When another process has the table.
     fn token_vectors(&self, ids: &Array) -> mlx_rs_core::Result<Array>;
 
-    /// The products of vectors `[.., hidden]` with all rows of that table, `[.., vocab]`.
+    /// The dot products of vectors `[.., hidden]` with all rows of the table, `[.., vocab]`.
     ///
     /// # Errors
     /// As [`Self::token_vectors`].
     fn token_scores(&self, x: &Array) -> mlx_rs_core::Result<Array>;
 
-    /// The attention of a layer, where that is all that mixes positions there.
+    /// The attention of a layer, if nothing else mixes positions there.
     fn attention(&self, layer: usize) -> Option<&Attention> {
         let _ = layer;
         None
     }
 
-    /// Which of the caches has the keys that `layer` looks at.
+    /// The index of the cache whose keys `layer` uses.
     fn keys_of(&self, layer: usize) -> usize {
         layer
     }
@@ -265,11 +264,11 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     all.collect::<BTreeSet<_>>().into_iter()
 }
 
-/// Bytes of the state of one sequence.
+/// Computes the bytes of one sequence's recurrent state.
 type StateBytes = fn(&ModelConfig, &[BlockInfo]) -> Result<u64>;
 
-/// Families with recurrent layers: where their blocks are in a checkpoint, and the size of their
-/// state.
+/// Families with recurrent layers: the prefix of their blocks in a checkpoint, and the size of
+/// their state.
 static RECURRENT: [(&Family, &str, StateBytes); 10] = [
     (&family::falcon_h1::FAMILY, LAYERS, falcon_h1::state_bytes),
     (
@@ -295,7 +294,7 @@ static RECURRENT: [(&Family, &str, StateBytes); 10] = [
     (&family::xlstm::FAMILY, xlstm::BLOCKS, xlstm::state_bytes),
 ];
 
-/// Where most families have their blocks.
+/// The usual prefix of blocks.
 const LAYERS: &str = "model.layers.";
 
 fn recurrent(config: &ModelConfig) -> Option<&'static (&'static Family, &'static str, StateBytes)> {
@@ -303,7 +302,7 @@ fn recurrent(config: &ModelConfig) -> Option<&'static (&'static Family, &'static
     (RECURRENT.iter()).find(|(family, ..)| family.model_type == own.model_type)
 }
 
-/// Bytes of the state of one sequence in its recurrent layers, the same at every length.
+/// Bytes of one sequence's state in its recurrent layers, independent of its length.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] when the configuration has impossible sizes.
@@ -311,12 +310,12 @@ pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     recurrent(config).map_or(Ok(0), |(_, _, bytes)| bytes(config, blocks))
 }
 
-/// Numbers of the keys and values of one token in all layers that keep them.
+/// The number of key and value elements per token in all layers that cache them.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] when the configuration has impossible sizes.
 pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
-    // The one family whose layers differ in their heads, or share keys.
+    // The only family whose layers differ in their heads or share keys.
     if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {
         return gemma4_keys::key_numbers(config);
     }
@@ -329,14 +328,15 @@ pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     Ok((sizes.iter()).fold(2, |numbers: u64, n| numbers.saturating_mul(*n as u64)))
 }
 
-/// Bytes of states of this layout in all recurrent layers.
+/// Bytes of states with this layout in all recurrent layers.
 fn of_recurrent_layers(config: &ModelConfig, layout: &StateLayout) -> u64 {
     let layers = 0..config.num_hidden_layers;
     let count = layers.filter(|&layer| config.is_recurrent(layer)).count();
     (layout.nbytes() as u64).saturating_mul(count as u64)
 }
 
-/// The blocks that the tensors' names tell, for architectures whose blocks differ; else none.
+/// The blocks found from the tensors' names, for architectures whose blocks differ; otherwise
+/// empty.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] when a block is missing.
@@ -350,20 +350,21 @@ pub fn blocks<'a>(
     }
 }
 
-/// The type that a GPU computes in unless it is told otherwise, of weights stored as `stored`.
+/// The default compute type of a GPU for weights stored as `stored`.
 pub fn stored_type(config: &ModelConfig, stored: FileDtype) -> FileDtype {
-    // In bfloat16 the sums over a whole sequence lose what is small.
+    // In bfloat16, sums over a whole sequence lose small terms.
     match config.family() {
         Some(family) if family.sums_in_float32 => FileDtype::F32,
         _ => stored,
     }
 }
 
-/// The layer that scores a text by its last hidden state, in a decoder's checkpoint that classifies
-/// texts with one label (`ForSequenceClassification` in transformers). `None` without one.
+/// The layer that scores a text by its last hidden state, in checkpoints of decoders that classify
+/// texts with one label (`ForSequenceClassification` in transformers). `None` if the checkpoint has
+/// none.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] when it is of the wrong shape; [`ErrorKind::Unsupported`] when it has
+/// [`ErrorKind::InvalidModel`] when its shape is wrong; [`ErrorKind::Unsupported`] when it has
 /// several labels.
 pub fn score_layer(config: &ModelConfig, weights: &mut Weights) -> Result<Option<Linear>> {
     let is_encoder = config.family().is_some_and(|family| family.encoder);
@@ -382,17 +383,17 @@ pub fn score_layer(config: &ModelConfig, weights: &mut Weights) -> Result<Option
         true => Some(weights.vector("score.bias", 1)?),
         false => None,
     };
-    // Its logits are not for words.
+    // The logits of this head are no words.
     weights.ignore("lm_head");
     weights.layer(weight, bias).map(Some)
 }
 
-/// Builds the decoder that `config.model_type` names. Without a name, the weights tell qwen3 (which
-/// has query norms) from qwen2 (which has query biases) from llama.
+/// Builds the decoder for `config.model_type`. Without a `model_type`, query norms in the weights
+/// indicate qwen3, query biases qwen2, neither llama.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for another architecture, listing those there are;
-/// [`ErrorKind::InvalidModel`] when weights are missing, left over or of the wrong shape.
+/// [`ErrorKind::Unsupported`] for an unknown architecture, listing the known ones;
+/// [`ErrorKind::InvalidModel`] when weights are missing, unused or of the wrong shape.
 pub fn load(config: &ModelConfig, weights: &mut Weights) -> Result<(String, Box<dyn Decoder>)> {
     let name = match config.model_type.as_deref() {
         Some(name) => name,

@@ -1,6 +1,6 @@
 //! ModernBERT (Warner et al. 2024, arXiv:2412.13663; reference: `modeling_modernbert` of Hugging
 //! Face transformers): pre-norm blocks with rotary positions and a gated feed-forward part. Two of
-//! three layers attend to what is near only. The first has no norm before its attention.
+//! three layers have local attention. The first has no norm before its attention.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
                     sinks: None,
                     sums: b.weights.attention_sums(),
                 },
-                // The window is the positions on both sides.
+                // The window covers both sides.
                 reach: b.window(i)?.map(|window| window / 2),
                 attention_out: None,
                 after_attention: None,
@@ -76,7 +76,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     let norm = Some(b.hidden_norm(&at("final_norm"))?);
     let classifier = classifier(&mut b)?;
     if classifier.is_none() {
-        // The guess of masked words.
+        // The prediction of masked words.
         b.weights.ignore("head");
         b.weights.ignore("decoder");
     }
@@ -93,7 +93,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// Queries, keys and values.
+/// Queries, keys and values from a list of three.
 pub(super) fn three(parts_of: Vec<Linear>) -> Result<[Linear; 3]> {
     <[Linear; 3]>::try_from(parts_of).map_err(|_| parts())
 }

@@ -1,5 +1,5 @@
-//! What the mixtures of experts share: where their matrices are found, the llama decoder with a
-//! mixture in place of its feed-forward, and the mixture of the Qwen families.
+//! Shared parts of mixtures of experts: the lookup of their matrices, the llama decoder with a
+//! mixture as feed-forward part, and the mixture of the Qwen families.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -15,13 +15,13 @@ use crate::nn::expert_router::{Groups, Weighing};
 use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, ExpertLinear, Experts, FeedForward, Mixture, Router, Weight};
 
-/// Where a block keeps its experts.
+/// The places of a block's experts in a checkpoint.
 pub struct ExpertsAt<'a> {
-    /// Prefix of the stacks, below it `gate_proj`, `up_proj` and `down_proj`.
+    /// The prefix of the stacks `gate_proj`, `up_proj` and `down_proj`.
     pub stacked: String,
-    /// Prefix of what is stored one by one, and of fused stacks (`gate_up_proj`, `down_proj`).
+    /// The prefix of separate experts, and of fused stacks (`gate_up_proj`, `down_proj`).
     pub single: String,
-    /// What a single expert calls its three matrices.
+    /// The names of a single expert's three matrices.
     pub parts: [&'a str; 3],
 }
 
@@ -59,7 +59,7 @@ pub fn experts(
     })
 }
 
-/// Experts in two stacks of these names: gate and up in one, `[experts, 2 * width, hidden]`, and
+/// Experts in two stacks with these names: gate and up in one, `[experts, 2 * width, hidden]`, and
 /// down in the other.
 ///
 /// # Errors
@@ -73,7 +73,7 @@ pub fn fused_experts(
 ) -> Result<Experts> {
     let hidden = b.dims.hidden;
     let turned = [hidden, 2 * width].map(|n| n.unsigned_abs() as usize);
-    // In GGUF files, stacks may be packed.
+    // GGUF stacks may be quantized.
     let stacked = |b: &mut Builder<'_>, name: &str, shape: &[i32]| match b.weights.is_gguf() {
         true => b.weights.stack(name, shape),
         false => b.weights.expert_tensor(name, shape).map(Weight::Dense),
@@ -94,7 +94,7 @@ pub fn fused_experts(
     joined_experts(b, (&both, down), width, activation)
 }
 
-/// Experts of two stacks, gate and up in the first.
+/// Experts from two stacks, with gate and up in the first.
 fn joined_experts(
     b: &mut Builder<'_>,
     (both, down): (&Weight, Weight),
@@ -114,10 +114,10 @@ fn joined_experts(
     })
 }
 
-/// How many experts there are and how many each token sees.
+/// The number of experts, and of experts per token.
 ///
 /// # Errors
-/// When the file does not say, or says something impossible.
+/// When the configuration lacks them or they are impossible.
 pub fn counts(config: &ModelConfig, per_token: &str) -> Result<(i32, i32)> {
     let names = ["num_local_experts", "n_routed_experts"];
     let named = |name: &&str| config.fields.contains_key(*name);
@@ -127,7 +127,7 @@ pub fn counts(config: &ModelConfig, per_token: &str) -> Result<(i32, i32)> {
     Ok((int(name, experts)?, int(per_token, k)?))
 }
 
-/// A Qwen block's mixture, or the plain feed-forward of the layers that have none.
+/// A Qwen block's mixture, or the dense feed-forward part of the layers without a mixture.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.
@@ -167,7 +167,7 @@ pub fn qwen_block(
     Ok(FeedForward::Mixture(Box::new(mixture)))
 }
 
-/// A mixture below `mlp` with experts of this width, weighed by their shares of a softmax.
+/// A mixture at `mlp` with experts of this width, weighted by a softmax.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.
@@ -201,13 +201,12 @@ fn shares(b: &mut Builder<'_>, at: &str, width: i32) -> Result<Mixture> {
     })
 }
 
-/// The mixture of the families that name its fields as `DeepSeek` does: a router `gate` with a bias
-/// for the choice where the file has one, groups where configured, and shared experts. The first
-/// layers are dense.
+/// The mixture of families with `DeepSeek`'s field names: a router `gate` with an optional
+/// selection bias, optional groups, and shared experts. The first layers are dense.
 ///
 /// # Errors
-/// When a tensor is missing or of another shape; [`ErrorKind::Unsupported`] for scores that are not
-/// known.
+/// When a tensor is missing or of another shape; [`ErrorKind::Unsupported`] for an unknown scoring
+/// function.
 pub fn routed_block(
     b: &mut Builder<'_>,
     i: usize,
@@ -253,7 +252,7 @@ pub fn routed_block(
     };
     let bias_name = format!("{at}.gate.e_score_correction_bias");
     let choice_bias = match b.weights.shape(&bias_name) {
-        // ERNIE stores a row.
+        // ERNIE stores it as a row.
         Some([1, _]) => {
             let bias = b.weights.tensor(&bias_name, &[1, count])?;
             Some(bias.reshape(&[count]).map_err(engine("weights"))?)
@@ -281,10 +280,10 @@ pub fn routed_block(
     })))
 }
 
-/// What a single expert calls its matrices, in most families.
+/// The usual names of a single expert's matrices.
 pub const USUAL_PARTS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// How experts are weighed, by `scoring_func`, `norm_topk_prob` and `routed_scaling_factor`.
+/// The weights of experts, from `scoring_func`, `norm_topk_prob` and `routed_scaling_factor`.
 fn weighing(config: &ModelConfig) -> Result<Weighing> {
     let normalized = config.flag("norm_topk_prob")?.unwrap_or(true);
     let scale = config.number("routed_scaling_factor")?.unwrap_or(1.0);
@@ -307,7 +306,7 @@ fn weighing(config: &ModelConfig) -> Result<Weighing> {
     }
 }
 
-/// The groups of experts, by `n_group` and `topk_group`.
+/// The groups of experts, from `n_group` and `topk_group`.
 fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     let experts = experts.unsigned_abs() as usize;
     let count = config.uint("n_group", 1..=experts)?.unwrap_or(1);
@@ -324,7 +323,7 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     Ok(Some(Groups {
         count: int("n_group", count)?,
         kept: int("topk_group", kept)?,
-        // DeepSeek V2 ranks groups by their best expert, later ones by their two best.
+        // DeepSeek V2 ranks groups by their best expert, later models by their two best.
         best: match method {
             Some("group_limited_greedy") => 1,
             _ => 2,
@@ -332,7 +331,7 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
     }))
 }
 
-/// The llama decoder with a feed-forward of the caller's.
+/// The llama decoder with feed-forward parts from the caller.
 ///
 /// # Errors
 /// When a tensor is missing or of another shape.

@@ -1,6 +1,6 @@
-//! Nemotron (NVIDIA 2024; reference: `modeling_nemotron` of Hugging Face transformers). It has layer
-//! norms that add one to their weight, a feed-forward of two matrices with a squared `ReLU`, and half
-//! of each head is rotated.
+//! Nemotron (NVIDIA 2024; reference: `modeling_nemotron` of Hugging Face transformers). It has
+//! layer norms that add one to their weight, and a feed-forward part of two matrices with a squared
+//! `ReLU`. Half of each head is rotated.
 
 use inference::Result;
 

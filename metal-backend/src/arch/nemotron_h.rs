@@ -1,5 +1,5 @@
 //! Nemotron-H (NVIDIA 2025, arXiv:2504.03624; reference: `modeling_nemotron_h` of Hugging Face
-//! transformers): blocks of one part each, which is Mamba-2, attention without positions, two
+//! transformers): each block has one part, which is Mamba-2, attention without positions, two
 //! matrices, or experts of two matrices.
 
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::nn::mamba2::Mamba2Shape;
 use crate::nn::moe::SharedExpert;
 use crate::nn::{Activation, Experts, FeedForward, Mixer, Mixture, Mlp, NoMixer, Router};
 
-/// Where the blocks are in a checkpoint.
+/// The prefix of blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.layers.";
 
-/// What the family calls the sizes of Mamba-2.
+/// The configuration's field names for the sizes of Mamba-2.
 const FIELDS: Fields = Fields {
     heads: "mamba_num_heads",
     dim: "mamba_head_dim",
@@ -69,7 +69,7 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// What each block is, as `layer_types` calls it.
+/// The kind of each block, with the names of `layer_types`.
 fn kinds(config: &ModelConfig) -> Result<Vec<String>> {
     let listed = config.fields.get("layer_types").and_then(Value::as_array);
     let kinds: Vec<String> = (listed.into_iter().flatten())
@@ -85,7 +85,7 @@ fn kinds(config: &ModelConfig) -> Result<Vec<String>> {
     Ok(kinds)
 }
 
-/// The one part of a block.
+/// The only part of a block.
 fn part(
     b: &mut Builder<'_>,
     (i, kind, at): (usize, &str, &str),

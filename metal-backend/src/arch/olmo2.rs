@@ -1,5 +1,5 @@
-//! OLMo 2 (OLMo Team 2025; reference: `modeling_olmo2` of Hugging Face transformers). Norms are
-//! after attention and feed-forward instead of before them, and across all query and key heads.
+//! OLMo 2 (OLMo Team 2025; reference: `modeling_olmo2` of Hugging Face transformers). Norms follow
+//! attention and feed-forward instead of preceding them; query and key norms span all heads.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
-//! Phi 1 to 2 (Microsoft 2023; reference: `modeling_phi` of Hugging Face transformers). Attention and a
-//! feed-forward of two matrices read the same layer norm and are added together; biases everywhere,
-//! also on the head.
+//! Phi 1 to 2 (Microsoft 2023; reference: `modeling_phi` of Hugging Face transformers). Attention
+//! and a feed-forward part of two matrices read the same layer norm, and their outputs are summed.
+//! All layers have biases, including the head.
 
 use inference::Result;
 

@@ -1,6 +1,6 @@
 //! Phi-3 and Phi-4-mini (Abdin et al. 2024; reference: `modeling_phi3` of Hugging Face
-//! transformers). It is the llama decoder with its projections in one matrix each, and stretched
-//! rotations (LongRoPE).
+//! transformers). It is the llama decoder with fused QKV and gate-up projections, and LongRoPE
+//! scaling.
 
 use inference::Result;
 

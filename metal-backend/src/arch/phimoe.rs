@@ -1,5 +1,5 @@
-//! Phi-3.5-MoE (Microsoft 2024; reference: `modeling_phimoe` of Hugging Face transformers): layer norms,
-//! biases, and experts chosen one after another.
+//! Phi-3.5-MoE (Microsoft 2024; reference: `modeling_phimoe` of Hugging Face transformers): layer
+//! norms, biases, and sequential selection of experts.
 
 use inference::Result;
 

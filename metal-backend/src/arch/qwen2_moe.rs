@@ -1,5 +1,5 @@
 //! Qwen2-MoE (Yang et al. 2024; reference: `modeling_qwen2_moe` of Hugging Face transformers). It
-//! is qwen2 with mixtures that have an expert for all tokens beside the chosen ones.
+//! is qwen2 with mixtures of routed experts and a shared expert.
 
 use inference::Result;
 

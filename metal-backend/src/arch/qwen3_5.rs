@@ -1,5 +1,5 @@
-//! Qwen3.5 (Qwen team 2026; reference: `modeling_qwen3_5` of Hugging Face transformers), the text
-//! part: Qwen3-Next with projections that are stored one by one, and dense.
+//! The text part of Qwen3.5 (Qwen team 2026; reference: `modeling_qwen3_5` of Hugging Face
+//! transformers): a dense Qwen3-Next with separate projections.
 
 use inference::Result;
 

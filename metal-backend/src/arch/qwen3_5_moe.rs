@@ -1,5 +1,5 @@
-//! Qwen3.5 with mixtures of experts (Qwen team 2026; reference: `modeling_qwen3_5_moe` of Hugging
-//! Face transformers), the text part: Qwen3-Next with projections that are stored one by one.
+//! The text part of Qwen3.5 with mixtures of experts (Qwen team 2026; reference:
+//! `modeling_qwen3_5_moe` of Hugging Face transformers): Qwen3-Next with separate projections.
 
 use inference::Result;
 

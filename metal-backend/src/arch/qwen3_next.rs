@@ -1,6 +1,6 @@
 //! Qwen3-Next (Qwen team 2025; reference: `modeling_qwen3_next` of Hugging Face transformers):
-//! three layers with a gated delta net to one with gated attention, and mixtures of experts.
-//! Qwen3.5 is the same with projections that are stored one by one.
+//! three layers with a gated delta net, then one with gated attention, and mixtures of experts.
+//! Qwen3.5 is the same with separate projections.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::Dtype;
@@ -54,8 +54,8 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// How the norms are meant. mlx-lm adds the one when it converts a checkpoint, and it turns the
-/// convolutions, by which such checkpoints are known.
+/// The formula of norms. When mlx-lm converts a checkpoint, it adds the one and transposes the
+/// convolutions, which identifies such checkpoints.
 fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
     let first = (0..config.num_hidden_layers).find(|&layer| config.is_recurrent(layer));
     let conv = |layer: usize| {
@@ -63,7 +63,7 @@ fn norms(config: &ModelConfig, weights: &Weights) -> NormKind {
         weights.shape(&name).map(<[usize]>::to_vec)
     };
     match first.and_then(conv).as_deref() {
-        // Converters to GGUF add it, too.
+        // Conversion to GGUF also adds it.
         _ if weights.is_gguf() => NormKind::Rms,
         Some([_, _, 1]) => NormKind::Rms,
         _ => NormKind::RmsPlusOne,
@@ -138,7 +138,7 @@ fn gated_delta(b: &mut Builder<'_>, at: &str, shape: GatedDeltaShape) -> Result<
     })
 }
 
-/// The norm of the heads, which has no one added in either layout.
+/// The norm of the heads, whose weight is used unchanged in either layout.
 fn plain_norm(b: &mut Builder<'_>, prefix: &str, dim: i32) -> Result<Norm> {
     let others = std::mem::replace(&mut b.norms, NormKind::Rms);
     let norm = b.norm(prefix, dim);

@@ -1,5 +1,5 @@
-//! Gives blocks the feed-forward backends that the loading options and the program ask for. What they
-//! compute is in `nn/`.
+//! Assigns feed-forward backends to blocks, as the loading options and the program request. `nn/`
+//! computes them.
 
 use std::sync::Arc;
 
@@ -14,25 +14,25 @@ use crate::nn::router::FfnRouter;
 use crate::nn::sparse::SparseFfn;
 use crate::nn::walk::{WalkRows, has_gate};
 
-/// What is asked for.
+/// The requested feed-forward backends.
 pub struct Routes<'a> {
-    /// By the loading options.
+    /// The plan in the loading options.
     pub plan: &'a FeedForwardPlan,
-    /// By the program.
+    /// The program's own backends.
     pub router: &'a FfnRouter,
-    /// What layers that walk read.
+    /// The features for walking layers.
     pub features: Option<&'a Features>,
-    /// Whether our kernels compute.
+    /// Whether our CPU kernels compute.
     pub on_cpu: bool,
-    /// The type that the model computes in.
+    /// The model's compute type.
     pub dtype: Dtype,
 }
 
 /// Sets the backends of a decoder with `layers` layers.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for a layer that is not there, or that both ask for;
-/// [`ErrorKind::Unsupported`] for one whose feed-forward part cannot be computed so; those of
+/// [`ErrorKind::InvalidOption`] for an unknown layer, or one that both plan and program claim;
+/// [`ErrorKind::Unsupported`] for a feed-forward part that cannot be computed that way; errors of
 /// [`Features::layer`].
 pub fn apply(decoder: &mut dyn Decoder, routes: &Routes<'_>, layers: usize) -> Result<()> {
     routes.router.check(layers)?;

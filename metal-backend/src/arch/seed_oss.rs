@@ -1,5 +1,5 @@
-//! Seed-OSS (ByteDance 2025; reference: `modeling_seed_oss` of Hugging Face transformers). It is the
-//! llama decoder with a switch of its own for the bias of the output projection.
+//! Seed-OSS (ByteDance 2025; reference: `modeling_seed_oss` of Hugging Face transformers). It is
+//! the llama decoder with a separate option for the bias of the output projection.
 
 use inference::Result;
 

@@ -1,5 +1,5 @@
-//! Solar Open (Upstage 2025; reference: `modeling_solar_open` of Hugging Face transformers): experts
-//! behind sigmoids with a bias for the choice.
+//! Solar Open (Upstage 2025; reference: `modeling_solar_open` of Hugging Face transformers):
+//! sigmoid-routed experts with a selection bias.
 
 use inference::Result;
 

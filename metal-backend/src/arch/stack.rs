@@ -1,7 +1,6 @@
-//! The decoder that almost every architecture is: an embedding, blocks of a mixer (attention, or a
-//! recurrent layer) and feed-forward with residuals around them, a norm, and a head. Where the
-//! norms stand and what is scaled are fields; what has another flow (Gemma 4) is a decoder of its
-//! own.
+//! The decoder of almost every architecture: an embedding, blocks of a mixer (attention, or a
+//! recurrent layer) and a feed-forward part with residuals, a norm, and a head. The positions of
+//! norms and the factors are fields; Gemma 4, whose data flow differs, has a separate decoder.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -21,24 +20,25 @@ use crate::nn::hooks::Watch;
 use crate::nn::norm::{apart, through};
 use crate::nn::{Attention, Embedding, FeedForward, Fused, Linear, Mixer, Norm};
 
-/// One block. Norms that a family does not have are `None`.
+/// One block. Norms are `None` where a family lacks them.
 #[derive(Debug)]
 pub struct Block<M: Mixer = Attention> {
-    /// Before the mixer; in a parallel block also before a feed-forward part without its own.
+    /// The norm before the mixer; in a parallel block also before a feed-forward part without a
+    /// norm.
     pub mixer_in: Option<Norm>,
-    /// What lets positions see earlier ones.
+    /// The mixer of positions: attention or a recurrent layer.
     pub mixer: M,
-    /// On the mixer's output, before it is added.
+    /// The norm on the mixer's output, before the residual sum.
     pub mixer_out: Option<Norm>,
-    /// Before the feed-forward part.
+    /// The norm before the feed-forward part.
     pub mlp_in: Option<Norm>,
     /// The feed-forward part.
     pub mlp: FeedForward,
-    /// On its output, before it is added.
+    /// The norm on the feed-forward output, before the residual sum.
     pub mlp_out: Option<Norm>,
-    /// Factor on what is added to the residual (Granite).
+    /// Factor on both outputs before the residual sum (Granite).
     pub residual: Option<Array>,
-    /// Both parts read the same input and are added together (Cohere).
+    /// Both parts read the same input, and their outputs are summed (Cohere).
     pub parallel: bool,
 }
 
@@ -61,7 +61,8 @@ impl<M: Mixer> Block<M> {
             watch.saw_mixed(layer, &x)?;
             return feed_forward::scaled(&x, gain, &mixed);
         }
-        // What is added as it comes can be added by whoever computes it.
+        // Without a norm or factor on the output, the output projection can add the residual
+        // itself.
         let (here, add) = (self.mixer_out.as_ref(), self.residual.is_none());
         let add_mixed = add && here.is_none() && !watch.wants(layer, Hook::AttnOut);
         let mut mixed =
@@ -126,12 +127,12 @@ impl<M: Mixer> Block<M> {
         Ok(y)
     }
 
-    /// What of the block can be edited.
+    /// The places of the block that can be edited.
     fn hooks(&self) -> LayerHooks {
         let mlp = self.mlp.current();
         let has_mlp = !matches!(mlp, FeedForward::Nothing) && !mlp.is_left_out();
         let mut hooks = LayerHooks::default();
-        // Of a layer that is a factor alone, what is within is computed and dropped.
+        // A layer replaced by a factor drops its inner states.
         if mlp.gain().is_some() {
             return hooks;
         }
@@ -146,7 +147,7 @@ impl<M: Mixer> Block<M> {
         hooks
     }
 
-    /// The block as one operation, where it is of that form.
+    /// The block as one fused operation, if its form allows it.
     fn fused(&self) -> Option<Fused<'_>> {
         let plain = self.mixer_out.is_none()
             && self.mlp_out.is_none()
@@ -163,7 +164,7 @@ impl<M: Mixer> Block<M> {
         }
     }
 
-    /// The same without caches, computed again in the backward pass instead of being kept.
+    /// The same without caches, recomputed in the backward pass (gradient checkpointing).
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,
@@ -225,8 +226,7 @@ impl<M: Mixer> Stack<M> {
         Ok(x)
     }
 
-    /// Of each block, what of it can be an operation of our kernels together with its neighbors, if
-    /// these have all of it.
+    /// The parts of each block that our kernels can fuse across blocks; `None` if they lack any.
     fn fused(
         &self,
         rows: &[Row<'_>],
@@ -255,7 +255,7 @@ pub struct Head {
     pub linear: Option<Linear>,
     /// Factor on the logits.
     pub scale: Option<Array>,
-    /// Logits are squeezed into `-cap..cap` by a tanh.
+    /// Logits are capped to `-cap..cap` by a tanh.
     pub softcap: Option<Array>,
 }
 
@@ -272,7 +272,7 @@ impl Head {
         self.scaled(logits)
     }
 
-    /// Products through the factor and the tanh.
+    /// Applies the factor and the cap.
     fn scaled(&self, mut logits: Array) -> Result<Array> {
         if let Some(scale) = &self.scale {
             logits = logits.multiply(scale)?;
@@ -283,7 +283,7 @@ impl Head {
         }
     }
 
-    /// The `k` greatest logits of each row of `x`, float32 `[.., hidden]`, as
+    /// The `k` greatest logits of each row of `x`, float32 `[.., hidden]`, like
     /// [`Decoder::greatest_logits`].
     ///
     /// # Errors
@@ -294,7 +294,7 @@ impl Head {
         embedding: &Embedding,
         k: usize,
     ) -> Result<Option<(Array, Array)>> {
-        // A factor that is not positive would turn the order around.
+        // A factor that is zero or negative would change the order.
         let keeps_order = |factor: &Array| Ok(factor.astype(Dtype::Float32)?.item::<f32>()? > 0.0);
         for factor in [&self.scale, &self.softcap].into_iter().flatten() {
             if factor.size() != 1 || !keeps_order(factor)? {
@@ -315,9 +315,9 @@ impl Head {
 /// The blocks of this process, first to last.
 #[derive(Debug)]
 pub struct Blocks<M: Mixer = Attention> {
-    /// Those.
+    /// The blocks.
     pub own: Vec<Arc<Block<M>>>,
-    /// Where others have the rest.
+    /// This process's stage, if other processes have further blocks.
     pub stage: Option<Stage>,
 }
 
@@ -341,15 +341,15 @@ impl<M: Mixer> Deref for Blocks<M> {
 pub struct Stack<M: Mixer = Attention> {
     /// Token ids to vectors.
     pub embedding: Embedding,
-    /// Factor on them.
+    /// The embedding's factor.
     pub embedding_scale: Option<Array>,
-    /// Learned positions, added to them (GPT-2).
+    /// Learned position embeddings, added to the token embeddings (GPT-2).
     pub positions: Option<Embedding>,
     /// The blocks, first to last.
     pub blocks: Blocks<M>,
-    /// After them.
+    /// The norm after the blocks.
     pub norm: Norm,
-    /// To logits.
+    /// The output head.
     pub head: Head,
 }
 
@@ -370,7 +370,7 @@ impl<M: Mixer> Decoder for Stack<M> {
         watch.lap(None, StepPart::Embedding, &[&x])?;
         watch.saw_embedding(&x)?;
         let last = self.blocks.len().saturating_sub(1);
-        // Only the last block may drop positions: the others feed the keys of the next.
+        // Only the last block may drop positions; the others feed the keys of later blocks.
         let kept = match stage.filter(|stage| !stage.is_last()) {
             Some(_) => Positions::All,
             None => positions,
@@ -383,7 +383,7 @@ impl<M: Mixer> Decoder for Stack<M> {
                 continue;
             }
             x = watch.states_at(i, Hook::ResidPre, x)?;
-            // Until the next block whose input or output somebody wants.
+            // Fuses up to the next block whose input or output a hook reads.
             let apart =
                 |at: usize| watch.wants(at, Hook::ResidPost) || watch.wants(at + 1, Hook::ResidPre);
             let most = (i..fused.len())
@@ -431,7 +431,7 @@ impl<M: Mixer> Decoder for Stack<M> {
     }
 
     fn hooks(&self) -> Option<Vec<LayerHooks>> {
-        // Of a model in stages, numbers of layers are of this process alone.
+        // In a pipeline, layer indices are those of this process alone.
         let whole = self.blocks.stage.is_none();
         whole.then(|| self.blocks.iter().map(|block| block.hooks()).collect())
     }
@@ -453,7 +453,8 @@ impl<M: Mixer> Decoder for Stack<M> {
     }
 
     fn feed_forward_mut(&mut self, layer: usize) -> Option<&mut FeedForward> {
-        // Others have the rest of a model in stages, and its numbers are not the layers'.
+        // In a pipeline, other processes have further blocks, and local indices are not the
+        // model's.
         if self.blocks.stage.is_some() {
             return None;
         }

@@ -1,10 +1,10 @@
-//! The place of this process in a pipeline: others compute the blocks before and after its own.
-//! Hidden states go from neighbor to neighbor, and the last ones to all, so that each process has
+//! This process's place in a pipeline: other processes compute the blocks before and after its own.
+//! Hidden states go to the next stage, and the last ones to all stages, so that each process has
 //! the logits.
 //!
 //! All stages must make the same calls in the same order. The forward pass itself sends states to
-//! the next stage, whether the caller evaluates its result or not. What the last stage sends back is
-//! part of the graph of the logits. So the steps of a prompt do not wait for each other.
+//! the next stage, even if the caller never evaluates its result. The states returned by the last
+//! stage are part of the logits' graph. Prefill steps therefore do not wait for each other.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Dtype, Result, async_eval};
@@ -20,8 +20,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// The stage of this process's rank, between which hidden states `[1, T, hidden]` of `dtype`
-    /// go.
+    /// The stage of this process's rank; stages exchange hidden states `[1, T, hidden]` of `dtype`.
     pub fn new(group: Group, hidden: i32, dtype: Dtype) -> Self {
         Self {
             group,
@@ -42,19 +41,19 @@ impl Stage {
         self.rank + 1 == self.size
     }
 
-    /// What the stage before made of `positions` tokens, `[1, positions, hidden]`.
+    /// The previous stage's output for `positions` tokens, `[1, positions, hidden]`.
     ///
     /// # Errors
     /// When memory runs out.
     pub fn receive(&self, positions: i32) -> Result<Array> {
         let x = self.from(self.rank - 1, positions)?;
-        // The stage before sends it, also where nothing here is asked for.
+        // The previous stage sends it even if the result is not used here.
         async_eval([&x])?;
         Ok(x)
     }
 
-    /// The output of the last blocks, in all stages. `x` is the output of this stage's, of which
-    /// the last stage has left `positions`.
+    /// The output of the last blocks, in all stages. `x` is this stage's output; `positions` is the
+    /// number that the last stage returns.
     ///
     /// # Errors
     /// When memory runs out.
@@ -63,7 +62,7 @@ impl Stage {
             return self.to(0, x);
         }
         async_eval([&self.to(self.rank + 1, x)?])?;
-        // Around the ring, which only neighbors can send on: the last one, the first, and so on.
+        // The ring backend sends only to neighbors: the last stage passes to the first, and so on.
         let before = (self.rank + self.size - 1) % self.size;
         let last = self.from(before, positions)?;
         if self.rank + 2 < self.size {

@@ -1,4 +1,4 @@
-//! Parts of blocks that some families have instead of the usual ones.
+//! Block parts that only some families use.
 
 use inference::{Error, ErrorKind, Result};
 
@@ -11,7 +11,7 @@ use crate::nn::{Activation, FeedForward, HeadNorms, Linear, Mlp};
 /// Refuses a configuration that switches on an unsupported feature.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] where the field `name` is neither missing nor false.
+/// [`ErrorKind::Unsupported`] unless the field `name` is missing or false.
 pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
     match config.fields.get(name) {
         None | Some(serde_json::Value::Null | serde_json::Value::Bool(false)) => Ok(()),
@@ -23,9 +23,9 @@ pub fn refuse(config: &ModelConfig, name: &str) -> Result<()> {
 }
 
 impl Builder<'_> {
-    /// Queries, keys and values stored as one matrix, group by group: the query heads of a key head,
-    /// the key head, its value head. Adapters have no place there, because their rows would be in
-    /// another order than those of the file.
+    /// Queries, keys and values stored as one matrix, group by group: the query heads of a key
+    /// head, then the key head, then its value head. Adapters are not supported here, because their
+    /// rows would be in another order than the file's.
     ///
     /// # Errors
     /// When a tensor is missing or of another shape.
@@ -94,10 +94,10 @@ impl Builder<'_> {
         }))
     }
 
-    /// Leaves layers out that predict further tokens: they stand after the others.
+    /// Ignores the layers for multi-token prediction, which follow the others.
     ///
     /// # Errors
-    /// When the file says that there are too many.
+    /// When the configured number is too large.
     pub fn ignore_predicting_layers(&mut self) -> Result<()> {
         let own = self.config.num_hidden_layers;
         let more = self

@@ -1,4 +1,4 @@
-//! The blocks of a model whose blocks differ, as the names of its tensors tell. No weight is read.
+//! The blocks of a model whose blocks differ, found from its tensors' names. No weight is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::build::invalid;
 
-/// What mixes the positions in a block.
+/// The mixer of positions in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockKind {
@@ -25,7 +25,7 @@ pub enum BlockKind {
     Mamba2,
     /// Attention.
     Attention,
-    /// None of these.
+    /// No known mixer.
     Unknown,
 }
 
@@ -43,18 +43,18 @@ impl fmt::Display for BlockKind {
     }
 }
 
-/// One block, as the names of its tensors tell.
+/// One block, found from its tensors' names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BlockInfo {
-    /// Its place.
+    /// Its index.
     pub index: usize,
-    /// What mixes the positions.
+    /// The mixer of positions.
     pub kind: BlockKind,
-    /// Its layers, sorted.
+    /// The names of its layers, sorted.
     pub components: Vec<String>,
 }
 
-/// The blocks of a checkpoint, found by the names of its tensors.
+/// The blocks of a checkpoint, found from its tensors' names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wiring {
     /// First to last.
@@ -62,7 +62,7 @@ pub struct Wiring {
 }
 
 impl Wiring {
-    /// The blocks that tensors of these names make, which stand below `prefix`.
+    /// The blocks at `prefix` that tensors of these names form.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModel`] when a block between others is missing.
@@ -96,7 +96,7 @@ impl Wiring {
     }
 }
 
-/// What a block with these layers is.
+/// The kind of a block with these layers.
 fn kind(components: &BTreeSet<&str>) -> BlockKind {
     let has = |layer: &str| {
         let inside = |c: &&str| c.split('.').next() == Some(layer);

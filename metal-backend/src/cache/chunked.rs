@@ -1,13 +1,13 @@
 //! The unbounded cache. It grows in chunks of 256 positions, so that most steps write in place
-//! instead of copying everything. The first chunk grows in powers of two, since fresh memory costs
-//! many short prompts together more than their copies.
+//! instead of copying everything. The first chunk grows in powers of two, because for many short
+//! prompts, new memory costs more than copying.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, zeros};
 
 use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 use crate::exec::{Heads, TokenRange};
 
-/// Positions added at a time.
+/// The number of positions that are added at a time.
 pub(super) const CHUNK: i32 = 256;
 
 /// Keys and values of all positions so far.
@@ -40,7 +40,7 @@ impl ChunkedCache {
             .transpose()
     }
 
-    /// Takes the buffers out, with room for `end` positions. `like` is the shape and type of new
+    /// Takes the buffers out, with space for `end` positions. `like` is the shape and type of new
     /// keys and values.
     fn room(
         &mut self,
@@ -60,7 +60,7 @@ impl ChunkedCache {
         }
     }
 
-    /// Writes at the end, with room for at most `limit` positions.
+    /// Appends to the end. The capacity is at most `limit` positions.
     pub(super) fn append(&mut self, keys: &Array, values: &Array, limit: i32) -> Result<()> {
         let end = self.offset + keys.dim(2)?;
         let (k, v) = self.room(end, limit, (keys.shape(), values.shape(), keys.dtype()))?;
@@ -71,7 +71,7 @@ impl ChunkedCache {
         Ok(())
     }
 
-    /// Whether our kernels can write it: they compute in float32.
+    /// Whether our kernels can write it, because it is in float32.
     pub(super) fn stores(&self) -> bool {
         let plain = |a: &Array| a.dtype() == Dtype::Float32;
         self.buffers
@@ -114,7 +114,7 @@ pub(super) fn capacity(needed: i32) -> i32 {
     }
 }
 
-/// A buffer with room for `needed` positions, of [`capacity`] up to `limit`, that keeps the first
+/// A buffer with space for `needed` positions, of [`capacity`] up to `limit`, that keeps the first
 /// `offset` of `old`. Shape and type are those of the new arrays.
 pub(super) fn grow(
     old: Option<&Array>,
@@ -230,7 +230,7 @@ impl LayerState for ChunkedCache {
     }
 }
 
-/// Keys and values of a snapshot of `kind`, `positions` of them.
+/// Keys and values of a snapshot of `kind`, with `positions` positions.
 pub(super) fn plain_parts(
     snapshot: &Snapshot,
     kind: &str,

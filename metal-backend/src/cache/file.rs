@@ -1,8 +1,8 @@
-//! Computed prompts in files: safetensors with the caches' arrays, and beside them the tokens they
-//! hold and which model they belong to. Written as a whole or not at all.
+//! Computed prompts in files: safetensors with the arrays of the caches, their tokens, and the
+//! identity of the model. A file is written completely or not at all.
 //!
-//! Keys and values are in mlx-lm's format (`mlx_lm.rs`). It has no place for recurrent states, so
-//! that models with those have the format of this file.
+//! Keys and values are in mlx-lm's format (`mlx_lm.rs`). It does not support recurrent states, so
+//! models with these use the format of this module.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -19,21 +19,22 @@ use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 use crate::workdir::{WorkDir, parent_of, replace_with};
 
-/// The tensor that says what the file is.
+/// The tensor with the description of the file.
 const ABOUT: &str = "about";
-/// What [`About::format`] must be.
+/// The required value of [`About::format`].
 const FORMAT: &str = "rust-mlx prompt cache 1";
-/// How names of hidden directories begin in which files are made.
+/// The prefix of the hidden directories in which files are written.
 const WORK_PREFIX: &str = ".prompt-cache-";
 
-/// What a file is about, as JSON.
+/// The description of a file, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
     format: String,
     /// Of the model.
     identity: String,
     tokens: Vec<u32>,
-    /// [`Caches::stretch`]. Files from before it was written hold keys of the first, or of several.
+    /// [`Caches::stretch`]. Older files without this field may hold keys of the first rotation or
+    /// of several.
     #[serde(default)]
     stretch: usize,
     layers: Vec<Layer>,
@@ -45,20 +46,20 @@ struct Layer {
     offset: i32,
 }
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Debug)]
 pub struct Kept {
     /// The prompt; `None` in a file of mlx-lm.
     pub tokens: Option<Vec<u32>>,
-    /// What was computed of it.
+    /// The caches computed from it.
     pub caches: Caches,
 }
 
 /// A tensor of a file: its name, type, shape and bytes.
 pub(super) type Tensor = (String, FileDtype, Vec<usize>, Vec<u8>);
 
-/// Writes `caches`, which hold `tokens`, computed by the model `identity`. mlx-lm knows it by the
-/// name `model`.
+/// Writes `caches` with the computed state of `tokens`. `identity` is the model that computed them,
+/// and `model` is its name for mlx-lm.
 ///
 /// # Errors
 /// When the caches cannot be read or the file cannot be written.
@@ -74,7 +75,7 @@ pub fn save(
     }
 }
 
-/// The format of this file.
+/// Writes the format of this module.
 fn save_own(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Result<()> {
     let mut layers = Vec::new();
     let mut tensors: Vec<Tensor> = Vec::new();
@@ -102,7 +103,7 @@ fn save_own(path: &Path, identity: &str, tokens: &[u32], caches: &Caches) -> Res
     write(path, &tensors, None)
 }
 
-/// An array with the name that it has in a file.
+/// An array with its name in a file.
 pub(super) fn tensor(name: String, array: &Array) -> Result<Tensor> {
     let shape = array.shape().iter();
     let shape = shape.map(|&d| d.unsigned_abs() as usize).collect();
@@ -110,7 +111,7 @@ pub(super) fn tensor(name: String, array: &Array) -> Result<Tensor> {
     Ok((name, dtype, shape, bytes))
 }
 
-/// Writes a file as a whole or not at all.
+/// Writes a file completely or not at all.
 pub(super) fn write(
     path: &Path,
     tensors: &[Tensor],
@@ -133,7 +134,7 @@ pub(super) fn write(
             .with_path(path)
             .with_source(e)
     })?;
-    // For the owner alone: it holds what was said.
+    // Only the owner may read it, because it contains conversations.
     let builder = tempfile::Builder::new();
     replace_with(&builder, work.path(), path, |file| {
         safetensors::serialize_to_file(views, metadata, file.path()).map_err(std::io::Error::other)
@@ -143,7 +144,7 @@ pub(super) fn write(
 /// The number of positions that a file holds, by its headers.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] for a file that is no computed prompt.
+/// [`ErrorKind::InvalidModel`] for a file that is not a computed prompt.
 pub fn positions(path: &Path) -> Result<usize> {
     let metadata = SafetensorsCheckpoint::metadata(path)?;
     if mlx_lm::is_mlx_lm(&metadata) {
@@ -154,8 +155,8 @@ pub fn positions(path: &Path) -> Result<usize> {
         .len())
 }
 
-/// Reads a file of the model `identity`, and returns its tokens and `empty` caches filled with
-/// theirs. `one` computes caches of one token, by which those of mlx-lm are checked.
+/// Reads a file of the model `identity`. Returns its tokens, and the `empty` caches filled with its
+/// contents. `one` computes caches of one token, with which the caches of mlx-lm files are checked.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.
@@ -176,7 +177,7 @@ pub fn load(
     })
 }
 
-/// What a file of this format is about.
+/// The description of a file in this format.
 fn about(file: &SafetensorsCheckpoint, path: &Path) -> Result<About> {
     let fault = |message: String| invalid(path, message);
     let info = file
@@ -332,7 +333,7 @@ mod tests {
         Caches::from_iter([cache as Box<dyn LayerState>, Box::new(state)])
     }
 
-    /// No cache of one token is needed for files of ours in this format.
+    /// Our files in this format need no caches of one token.
     fn load(path: &Path, identity: &str, empty: Caches) -> Result<(Vec<u32>, Caches)> {
         let one = &mut || {
             let part = zeros(&[1, 2, 1, 32], Dtype::Float32).map_err(engine("test"))?;
@@ -366,8 +367,8 @@ mod tests {
         assert!(error.to_string().contains("layer 1"), "{error}");
     }
 
-    /// A process that is killed while it writes leaves its hidden directory; the next one removes
-    /// it.
+    /// A process that is killed while it writes leaves its hidden directory, which the next process
+    /// removes.
     #[cfg(unix)]
     #[test]
     fn what_a_killed_process_left_is_removed() {
@@ -414,7 +415,7 @@ mod tests {
             }
             let more = (0..3).map(|_| options.cache(None)).collect();
             assert!(load(&path, "me", more).is_err());
-            // Made before the length of a prompt changed its rotation as a whole.
+            // Written before the length of a prompt determined its rotation as a whole.
             let switching = empty(options).with_switches([3]);
             let error = load(&path, "me", switching).unwrap_err();
             assert!(error.to_string().contains("another length"), "{error}");

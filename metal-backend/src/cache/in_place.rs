@@ -1,6 +1,6 @@
-//! The unbounded cache in use. It holds chunks as MLX's arrays (`chunked.rs`), or memory that our
-//! kernels write in place once a block runs as one operation (`nn/fused.rs`). Its content moves
-//! from one to the other on demand. That is rare, since a request is a prompt and then single
+//! The unbounded cache that is used by default. It has chunks as MLX's arrays (`chunked.rs`), or
+//! memory that our kernels write in place when a block runs as one operation (`nn/fused.rs`). Its
+//! contents are converted on demand, which is rare: a request is one prompt, followed by single
 //! tokens.
 
 use mlx_rs_core::{Array, Dtype, Result};
@@ -12,23 +12,23 @@ use crate::exec::{Heads, KvBuffer};
 /// Keys and values of all positions so far.
 #[derive(Debug, Default)]
 pub struct InPlaceCache {
-    /// The number of positions, and their keys and values unless there is `memory`.
+    /// The number of positions. Also their keys and values unless there is `memory`.
     chunks: ChunkedCache,
     memory: Option<KvBuffer>,
-    /// So many positions are expected in all.
+    /// The expected total number of positions.
     expected: i32,
 }
 
 /// New memory for a row's layers, allocated together.
 #[derive(Debug)]
 pub struct KvAllocator {
-    /// Layers that may still come.
+    /// The number of layers that may still request memory.
     layers: usize,
     made: Vec<KvBuffer>,
 }
 
 impl KvAllocator {
-    /// For this many layers.
+    /// An allocator for this number of layers.
     pub fn new(layers: usize) -> Self {
         Self {
             layers,
@@ -36,7 +36,7 @@ impl KvAllocator {
         }
     }
 
-    /// What the next layer takes.
+    /// The memory for the next layer.
     fn take(&mut self, (heads, width): (i32, i32), room: i32) -> Result<KvBuffer> {
         let others = self.layers.saturating_sub(1);
         self.layers = others;
@@ -56,7 +56,7 @@ impl InPlaceCache {
         Self::default()
     }
 
-    /// All of it as arrays.
+    /// All keys and values as arrays.
     fn as_chunks(&self) -> Result<ChunkedCache> {
         let mut chunks = self.chunks.clone();
         if let (Some(memory), true) = (&self.memory, chunks.offset > 0) {
@@ -65,16 +65,17 @@ impl InPlaceCache {
         Ok(chunks)
     }
 
-    /// The capacity of new memory, and of memory that grows, for `end` positions. It has at least
-    /// the next token, for which a prompt that fills it would else move. Otherwise it has the
-    /// expected positions, up to the chunk. Unwritten positions take only addresses.
+    /// The capacity of new memory, and of memory that grows, for `end` positions. It has space for
+    /// at least the next token, because a prompt that fills the memory would otherwise be moved. It
+    /// also has space for the expected positions, up to the chunk size. Unwritten positions use
+    /// only address space.
     fn capacities(&self, end: i32) -> (i32, i32) {
         let least = end.saturating_add(1);
         let chunk = (end / CHUNK * CHUNK).checked_add(CHUNK).unwrap_or(least);
         (capacity(self.expected.clamp(least, chunk)), chunk)
     }
 
-    /// Copies of at most `n` positions of a row's layers, which go on by themselves.
+    /// Separate copies of at most `n` positions of a row's layers.
     ///
     /// # Errors
     /// When memory runs out.
@@ -91,15 +92,15 @@ impl InPlaceCache {
             .collect()
     }
 
-    /// The memory that a copy of at most `n` positions forks, how many there are, and its capacity.
-    /// `None` where a copy is of arrays.
+    /// The memory to fork for a copy of at most `n` positions, the number of positions, and the new
+    /// capacity. `None` if the cache has arrays instead.
     fn forked(&self, n: i32) -> Option<(&KvBuffer, i32, i32)> {
         let filled = self.chunks.offset.min(n);
         let memory = self.memory.as_ref().filter(|_| filled > 0)?;
         Some((memory, filled, self.capacities(filled).0))
     }
 
-    /// A copy of at most `n` positions with such a fork.
+    /// A copy of at most `n` positions, with this forked memory.
     fn copy_with(&self, memory: Option<KvBuffer>, n: i32) -> Result<Self> {
         let mut chunks = match memory {
             Some(_) => self.chunks.clone(),
@@ -113,7 +114,7 @@ impl InPlaceCache {
         })
     }
 
-    /// Moves all of it to arrays.
+    /// Converts the contents to arrays.
     fn chunks(&mut self) -> Result<&mut ChunkedCache> {
         if self.memory.is_some() {
             self.chunks = self.as_chunks()?;
@@ -122,8 +123,9 @@ impl InPlaceCache {
         Ok(&mut self.chunks)
     }
 
-    /// Adds keys and values of `length` tokens, from number `first` on, of a packed projection, by
-    /// our kernels. Returns keys and values with room behind those that count, `[1, Hkv, n, D]`.
+    /// Adds keys and values of `length` tokens, beginning with token `first`, from a packed
+    /// projection, by our kernels. Returns keys and values whose capacity may exceed the valid
+    /// positions, `[1, Hkv, n, D]`.
     ///
     /// # Errors
     /// When shapes do not fit the stored ones, or memory runs out.
@@ -136,8 +138,8 @@ impl InPlaceCache {
         self.chunks()?.store(heads, packed, tokens)
     }
 
-    /// Keys and values in memory that is written in place, with room for `length` more tokens.
-    /// [`Self::advance`] counts them once they are written. New memory comes from the allocator.
+    /// Memory for keys and values that is written in place, with space for `length` more tokens.
+    /// After writing, call [`Self::advance`] to count them. New memory comes from the allocator.
     ///
     /// # Errors
     /// As [`Self::store`].
@@ -273,7 +275,7 @@ mod tests {
     use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, KvSlot, Matrix};
     use mlx_rs_core::{Device, Dtype, Stream, zeros};
 
-    /// A matrix of zeros, where the kernels are on.
+    /// A matrix of zeros, if the kernels are enabled.
     fn none() -> Option<Matrix> {
         let zeros = zeros(&[2, 2], Dtype::Float32).unwrap();
         DenseMatrix::new(&zeros).unwrap().map(Matrix::Dense)
@@ -306,8 +308,8 @@ mod tests {
         }
     }
 
-    /// The room that is made for `prompt` tokens where `expected` are to come, and for one after
-    /// they fill it.
+    /// The capacities for `prompt` tokens when `expected` are announced, and for one more token
+    /// after these are full.
     fn capacities(expected: Option<i32>, prompt: i32) -> (i32, i32) {
         let heads = heads();
         let mut capacities = (0, 0);
@@ -338,7 +340,7 @@ mod tests {
         capacities
     }
 
-    /// Writes tokens, whose keys and values are zeros, after those that are there.
+    /// Appends tokens whose keys and values are zeros.
     fn write(cache: &mut InPlaceCache, tokens: i32) {
         let (heads, none, offset) = (heads(), none().unwrap(), cache.offset());
         let room = KvSlot {
@@ -354,7 +356,7 @@ mod tests {
         cache.advance(tokens);
     }
 
-    /// A copy of memory has its own memory, with room for the expected positions. Both can
+    /// A copy of memory has separate memory, with space for the expected positions. Both can
     /// continue.
     #[test]
     fn a_copy_stays_in_place_and_goes_on_by_itself() {
@@ -385,7 +387,7 @@ mod tests {
         });
     }
 
-    /// A copy of few positions takes memory for these, and holds what the first ones are.
+    /// A copy of few positions takes memory only for these, and has the same contents.
     #[test]
     fn a_part_is_copied_without_the_memory_of_the_rest() {
         if none().is_none() {
@@ -399,7 +401,7 @@ mod tests {
             assert!(part.nbytes() * 2 < cache.nbytes());
             write(&mut part, 3);
             assert_eq!((cache.offset(), part.offset()), (700, 8));
-            // Arrays are cut, too.
+            // Arrays are truncated, too.
             cache.chunks().unwrap();
             let part = InPlaceCache::copy_all(&[&cache], 5).unwrap().remove(0);
             let (keys, _) = part.as_chunks().unwrap().valid().unwrap().unwrap();
@@ -407,8 +409,8 @@ mod tests {
         });
     }
 
-    /// Layers in memory, in arrays, with other room and empty ones are copied together as each
-    /// would be.
+    /// Layers with memory, with arrays, with other capacities and empty ones are copied together,
+    /// with the same results as separate copies.
     #[test]
     fn layers_are_copied_together() {
         if none().is_none() {
@@ -448,7 +450,7 @@ mod tests {
             return; // switched off
         }
         assert_eq!(capacities(None, 5), (8, 256));
-        // Also for the token after a prompt.
+        // There is also space for the token after a prompt.
         assert_eq!(capacities(None, 8), (16, 256));
         assert_eq!(capacities(Some(80), 16), (128, 256));
         assert_eq!(capacities(Some(3), 16), (32, 256));

@@ -1,11 +1,11 @@
 //! Computed prompts in the format of Python's mlx-lm (`save_prompt_cache` of its
 //! `models/cache.py`): safetensors whose names are paths into lists. `0.1` are the values of the
-//! first layer, `0.1.2` the biases of its packed values. The file's metadata say which class each
-//! layer has and which model. There are two [forms](Form); both are read, and that of mlx-lm 0.32 is
-//! written.
+//! first layer, `0.1.2` the biases of its packed values. The file's metadata contain the class of
+//! each layer and the model. There are two [forms](Form): both can be read, and that of mlx-lm 0.32
+//! is written.
 //!
-//! mlx-lm does not keep the prompt's tokens. Files of ours have them and the model's identity under
-//! [`OURS`], which mlx-lm reads past.
+//! mlx-lm does not keep the prompt's tokens. Our files have them and the model's identity under
+//! [`OURS`], which mlx-lm ignores.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,18 +21,18 @@ use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
 
-/// What mlx-lm loads where no `--model` is given.
+/// The model that mlx-lm loads without `--model`.
 const MODEL: &str = "0.model";
-/// Settings of the tokenizer as JSON, which mlx-lm's `generate` asks for.
+/// Settings of the tokenizer as JSON, which mlx-lm's `generate` requires.
 const TOKENIZER: &str = "0.tokenizer_config";
 
-/// Where a file says what its layers are.
+/// The place of a file's description of its layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// mlx-lm before 0.32: classes are `2.N`, the settings of a layer the texts `0.N.K`.
+    /// mlx-lm before 0.32: classes are `2.N`, and the settings of a layer are the texts `0.N.K`.
     Texts,
     /// mlx-lm since 0.32: classes are `1.N`. The settings of a layer are tensors of one number
-    /// behind its keys and values, which the texts `2.K` list.
+    /// after its keys and values; the texts `2.K` list them.
     Tensors,
 }
 
@@ -47,7 +47,7 @@ impl Form {
         }
     }
 
-    /// The text with the class of layer `i`.
+    /// The key of the text with the class of layer `i`.
     fn class(self, i: usize) -> String {
         match self {
             Self::Texts => format!("2.{i}"),
@@ -55,7 +55,7 @@ impl Form {
         }
     }
 
-    /// The text with what only our files have, as JSON.
+    /// The key of the text with the data that only our files have, as JSON.
     fn ours(self) -> &'static str {
         match self {
             Self::Texts => "1.rust_mlx",
@@ -64,36 +64,36 @@ impl Form {
     }
 }
 
-// Classes of mlx-lm.
+// Class names in mlx-lm.
 const GROWING: &str = "KVCache";
 const CONCATENATED: &str = "ConcatenateKVCache";
 const ROTATING: &str = "RotatingKVCache";
 const QUANTIZED: &str = "QuantizedKVCache";
 
-/// What mlx-lm has no place for.
+/// Data that mlx-lm's format does not include.
 #[derive(Debug, Serialize, Deserialize)]
 struct Ours {
-    /// Of the model.
+    /// The identity of the model.
     identity: String,
     tokens: Vec<u32>,
     /// [`Caches::stretch`].
     stretch: usize,
 }
 
-/// A layer as mlx-lm describes it.
+/// A layer in mlx-lm's terms.
 struct Layer {
     class: &'static str,
-    /// In the order of [`Form::Tensors`].
+    /// The settings in the order of [`Form::Tensors`].
     settings: Vec<i32>,
 }
 
-/// Whether the texts of a file are those of mlx-lm.
+/// Whether the texts of a file follow mlx-lm's format.
 pub fn is_mlx_lm(metadata: &BTreeMap<String, String>) -> bool {
     Form::of(metadata).is_some()
 }
 
-/// Writes `caches` where mlx-lm has a class for each layer. Otherwise writes nothing and returns
-/// false. `model` is what mlx-lm would load them with.
+/// Writes `caches` if mlx-lm has a class for each layer. Otherwise writes nothing and returns
+/// false. `model` is the model that mlx-lm loads with them.
 ///
 /// # Errors
 /// When the caches cannot be read or the file cannot be written.
@@ -167,7 +167,8 @@ fn describe(held: &Portable) -> (Layer, Vec<(String, &Array)>) {
         } => (
             Layer {
                 class: ROTATING,
-                // The last is where the next position goes: behind all, which are in their order.
+                // The last setting is the slot of the next position: after all others, which are in
+                // order.
                 settings: vec![*offset, *kept, *size, (*offset).min(*size)],
             },
             vec![("0".to_owned(), keys), ("1".to_owned(), values)],
@@ -186,7 +187,7 @@ fn describe(held: &Portable) -> (Layer, Vec<(String, &Array)>) {
     }
 }
 
-/// The arrays of a packed one, by their number in mlx-lm's files.
+/// The arrays of a packed one, with their numbers in mlx-lm's files.
 fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
     [Some(&q.weight), Some(&q.scales), q.biases.as_ref()]
         .into_iter()
@@ -194,7 +195,7 @@ fn parts(q: &Quantized) -> impl Iterator<Item = (usize, &Array)> {
         .enumerate()
 }
 
-/// The number of positions that a file holds, by its headers.
+/// The number of positions in a file, from its headers.
 ///
 /// # Errors
 /// As [`load`].
@@ -218,7 +219,7 @@ pub fn positions(path: &Path, metadata: &BTreeMap<String, String>) -> Result<usi
     found.filter(|n| *n > 0).ok_or_else(fault)
 }
 
-/// What a file says of a layer.
+/// The description of a layer in a file.
 struct Described<'a> {
     file: &'a SafetensorsCheckpoint,
     path: &'a Path,
@@ -243,7 +244,7 @@ impl Described<'_> {
         array(self.file, info)
     }
 
-    /// Setting `k` in the order of [`Form::Tensors`]: the number of positions first.
+    /// Setting `k` in the order of [`Form::Tensors`], which begins with the number of positions.
     fn setting(&self, k: usize) -> Result<i32> {
         let (name, number) = match self.form {
             Form::Texts => {
@@ -272,8 +273,8 @@ impl Described<'_> {
     }
 }
 
-/// Reads a file for the model `identity` into `empty` caches. `one` computes caches of one token,
-/// which tell the layers' shapes and types.
+/// Reads a file of the model `identity` into the `empty` caches. `one` computes caches of one
+/// token, which determine the shapes and types of the layers.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidModel`] for a damaged file, one of another model, or one with other caches.
@@ -299,7 +300,7 @@ pub fn load(
         ));
     }
     let positions = positions(path, metadata)?;
-    // mlx-lm keeps the texts of a file that it goes on from, whose tokens are more then.
+    // When mlx-lm continues a file, it keeps its texts, although there are more tokens then.
     let ours = ours.filter(|ours| ours.tokens.len() == positions);
     let file = SafetensorsCheckpoint::open_file(path)?;
     let layers = (0..).take_while(|i| metadata.contains_key(&form.class(*i)));
@@ -368,7 +369,7 @@ pub fn load(
     })
 }
 
-/// What a layer of a file holds.
+/// Reads the contents of a layer.
 fn layer(of: &Described<'_>) -> Result<Portable> {
     let i = of.i;
     let fault = |message: String| of.fault(message);
@@ -381,7 +382,7 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
         _ => Err(fault(format!("it has fewer than {offset} positions"))),
     };
     match of.class() {
-        // The buffers may have room for more.
+        // The buffers may be larger than their contents.
         GROWING if of.form == Form::Tensors => {
             let offset = setting(0)?;
             Ok(Portable::All {
@@ -446,8 +447,8 @@ fn layer(of: &Described<'_>) -> Result<Portable> {
     }
 }
 
-/// A ring of mlx-lm: `next` is the slot of the next position. A prompt in several steps leaves more
-/// than `size` positions, in their order.
+/// A ring buffer of mlx-lm; `next` is the slot of the next position. After a prompt in several
+/// steps, it has more than `size` positions, in order.
 struct Ring {
     kept: i32,
     size: i32,
@@ -456,14 +457,14 @@ struct Ring {
 }
 
 impl Ring {
-    /// Keys or values in their order, as many as [`Portable::Recent`] has.
+    /// Keys or values in order, in the number that [`Portable::Recent`] has.
     fn ordered(&self, buffer: &Array) -> mlx_rs_core::Result<Array> {
         let Self { kept, size, .. } = *self;
         let held = buffer.dim(2)?;
         let used = self.offset.min(size);
         let next = self.next.clamp(0, held);
         let parts = if next < held && next < self.offset && next >= kept {
-            // Full: the oldest stands where the next one goes.
+            // The buffer is full: the oldest position is in the next slot.
             let older = buffer.slice_axis(2, next, held)?;
             vec![older, buffer.slice_axis(2, kept, next)?]
         } else {

@@ -1,13 +1,12 @@
-//! What layers remember of earlier positions ([`LayerState`]): keys and values of attention, or the
-//! state of a recurrent layer. State is passed into a forward pass; layers own none.
+//! The state that layers keep of earlier positions ([`LayerState`]): keys and values of attention,
+//! or the state of a recurrent layer. State is passed into a forward pass; layers do not own it.
 //!
-//! [`PassingCache`] remembers nothing, for training. Four kinds that do: [`InPlaceCache`] grows
-//! without bound, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`] holds
-//! the last positions (and a few of the first). [`WindowedCache`] holds the same and can be cut
-//! back. [`QuantizedCache`] grows and is packed. [`CacheOptions`] says which a layer gets.
-//! [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both.
-//! `file.rs` keeps them on disk,
-//! `mlx_lm.rs` in the format of Python's mlx-lm.
+//! [`PassingCache`] keeps nothing, for training. Four kinds keep keys and values: [`InPlaceCache`]
+//! grows without limit, as [`ChunkedCache`]s until our kernels write it in place. [`RotatingCache`]
+//! holds the last positions (and a few of the first). [`WindowedCache`] holds the same and can be
+//! truncated. [`QuantizedCache`] grows and is packed. [`CacheOptions`] determines the kind for a
+//! layer. [`RecurrentState`] holds arrays of fixed shape instead, and [`PairState`] both. `file.rs`
+//! keeps them on disk, `mlx_lm.rs` in the format of Python's mlx-lm.
 
 mod chunked;
 pub mod file;
@@ -62,7 +61,7 @@ impl Stored {
         }
     }
 
-    /// What it consists of.
+    /// The arrays that it consists of.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let (one, more) = match self {
             Stored::Plain(a) => (a, None),
@@ -74,7 +73,7 @@ impl Stored {
     /// Positions `from..to`.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// When there are fewer positions.
     pub fn range(&self, from: i32, to: i32) -> Result<Self> {
         Ok(match self {
             Stored::Plain(a) => Stored::Plain(a.slice_axis(2, from, to)?),
@@ -94,7 +93,7 @@ impl Stored {
     }
 }
 
-/// The same on each part of a quantized array.
+/// Applies `f` to each part of a quantized array.
 pub(crate) fn map(q: &Quantized, f: impl Fn(&Array) -> Result<Array>) -> Result<Quantized> {
     Ok(Quantized {
         weight: f(&q.weight)?,
@@ -104,17 +103,17 @@ pub(crate) fn map(q: &Quantized, f: impl Fn(&Array) -> Result<Array>) -> Result<
     })
 }
 
-/// Where the keys stand that a cache returns.
+/// The order of the keys that a cache returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// The first `kept` at `0..kept`, the others from `start` on, one after another.
+    /// The first `kept` positions at `0..kept`, and the others from position `start` on, in order.
     Run {
-        /// Keys of the beginning.
+        /// The number of keys from the beginning of the sequence.
         kept: i32,
         /// Position of the key after them.
         start: i32,
     },
-    /// Unordered (ring buffer). Valid for a single query, which attends to every slot.
+    /// Unordered (ring buffer). Valid only for a single query, which attends to every slot.
     Any,
 }
 
@@ -127,21 +126,21 @@ pub struct KvView {
     pub values: Stored,
     /// Position of the first query.
     pub offset: i32,
-    /// Where the keys stand.
+    /// The order of the keys.
     pub order: Order,
-    /// The cache holds this many last positions, besides the kept ones; `None` for all.
+    /// The number of last positions in the cache, in addition to the kept ones; `None` for all.
     pub window: Option<i32>,
     /// As [`Caches::reach`].
     pub reach: i32,
 }
 
-/// One state a layer, of one sequence.
+/// The states of all layers for one sequence.
 ///
 /// A rotation may change with the length of the sequence (LongRoPE). All keys that a query attends
-/// to must have its own rotation. So the caches know how long the sequence is, beyond the running
-/// step. However a prompt is cut into steps, its keys are those of one pass. They never hold keys
-/// of two rotations: where [`Caches::until_switch`] is 0, the sequence is computed again from its
-/// start.
+/// to must have the rotation of the query. Therefore the caches know the length of the whole
+/// sequence, beyond the current step, so that the keys do not depend on how a prompt is divided
+/// into steps. The caches never hold keys of two rotations: when [`Caches::until_switch`] is 0, the
+/// sequence is computed again from its start.
 #[derive(Debug, Default)]
 pub struct Caches {
     layers: Vec<Box<dyn LayerState>>,
@@ -159,7 +158,7 @@ impl Caches {
         self
     }
 
-    /// For a sequence that is known to have at least `positions` positions.
+    /// Caches for a sequence that is known to have at least `positions` positions.
     #[must_use]
     pub fn for_sequence(mut self, positions: usize) -> Self {
         self.reach = i32::try_from(positions).unwrap_or(i32::MAX);
@@ -171,14 +170,14 @@ impl Caches {
         self.reach
     }
 
-    /// How the keys' rotation is stretched: the number of switches that the sequence has passed.
+    /// Selects the scaling of the keys' rotation: the number of switches that the sequence has
+    /// passed.
     pub fn stretch(&self) -> usize {
         let length = self.reach.max(offset(self));
         self.switches.partition_point(|&switch| switch < length)
     }
 
-    /// Whether caches made for it can forget their last positions at any time. A recurrent layer
-    /// cannot.
+    /// Whether the caches can remove their last positions at any time. A recurrent layer cannot.
     pub fn rewinds(&self) -> bool {
         self.layers
             .iter()
@@ -190,7 +189,7 @@ impl Caches {
         !self.switches.is_empty()
     }
 
-    /// How many positions can be added before the rotation changes.
+    /// The number of positions that can be added before the rotation changes.
     pub fn until_switch(&self) -> i32 {
         let next = self.switches.get(self.stretch());
         next.map_or(i32::MAX, |switch| switch - offset(self))
@@ -240,11 +239,11 @@ impl From<Box<dyn KvCache>> for Caches {
     }
 }
 
-/// One of the sequences that go through a model together. Their tokens are packed one after
-/// another, `[1, T]` with `T` the sum of the lengths, without padding. Attention keeps them apart.
+/// One of several sequences that are computed together. Their tokens are packed one after another,
+/// `[1, T]` with `T` the sum of the lengths, without padding. In attention, they are separate.
 #[derive(Debug)]
 pub struct Row<'a> {
-    /// Its tokens in this step.
+    /// The number of its tokens in this step.
     pub length: i32,
     /// Its caches.
     pub caches: &'a mut Caches,
@@ -255,39 +254,40 @@ pub fn lengths(rows: &[Row<'_>]) -> Vec<i32> {
     rows.iter().map(|row| row.length).collect()
 }
 
-/// Which caches a model gets.
+/// The options for the caches of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Positions that every layer remembers at most.
+    /// The maximum number of positions that each layer keeps.
     pub bound: Option<i32>,
-    /// How to pack layers without a window.
+    /// The packing in layers without a window.
     pub packing: Option<Packing>,
-    /// This many last positions must be trimmable at any time, in every layer. Layers with a window
-    /// keep as many more. [`CacheOptions::ALL`] for layers that never forget.
+    /// The number of last positions that can be removed at any time, in every layer. Layers with a
+    /// window keep this many additional positions. [`CacheOptions::ALL`] for layers that never drop
+    /// positions.
     pub trimmable: Option<i32>,
 }
 
-/// How keys and values are packed.
+/// The packing of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packing {
-    /// Bits a number.
+    /// Bits per number.
     pub bits: i32,
-    /// Numbers that share a scale; divides the head size.
+    /// Numbers that share a scale; this divides the head size.
     pub group_size: i32,
-    /// From this position on; before, plain.
+    /// The first packed position; earlier ones are plain.
     pub start: i32,
 }
 
-/// Positions of the beginning that a bounded cache keeps. Attention puts weight on them, and
-/// without them models fail (Xiao et al. 2023). None where the bound is so small that little is
-/// left.
+/// The number of first positions that a cache of limited size keeps. Attention puts weight on them,
+/// and without them models fail (Xiao et al. 2023). None are kept if the limit is so small that few
+/// positions would remain.
 const KEPT: i32 = 4;
 
 impl CacheOptions {
-    /// For [`CacheOptions::trimmable`]: everything is kept.
+    /// For [`CacheOptions::trimmable`]: no position is ever dropped.
     pub const ALL: i32 = i32::MAX;
 
-    /// An empty cache for a layer that looks back `window` positions.
+    /// An empty cache for a layer with a window of `window` positions.
     pub fn cache(&self, window: Option<i32>) -> Box<dyn KvCache> {
         let (size, kept) = match (window, self.bound) {
             (Some(window), bound) => (bound.map_or(window, |bound| bound.min(window)), 0),
@@ -308,12 +308,12 @@ impl CacheOptions {
     }
 }
 
-/// A layer's cache, where our kernels can write keys and values into it.
+/// A layer's cache, if our kernels can write keys and values into it.
 pub fn in_place(layer: &mut Box<dyn LayerState>) -> Option<&mut InPlaceCache> {
     layer.as_kv_mut()?.in_place_mut()
 }
 
-/// Evaluates what the caches hold.
+/// Evaluates the arrays of the caches.
 ///
 /// # Errors
 /// When the computation fails.
@@ -326,7 +326,7 @@ pub fn offset(caches: &Caches) -> i32 {
     caches.first().map_or(0, |c| c.offset())
 }
 
-/// Forgets the last `n` positions in every layer, or in none.
+/// Removes the last `n` positions in all layers, or in none.
 pub fn trim(caches: &mut Caches, n: i32) -> bool {
     if caches.iter().all(|c| c.can_trim(n)) {
         caches.iter_mut().all(|c| c.trim(n))
@@ -335,8 +335,7 @@ pub fn trim(caches: &mut Caches, n: i32) -> bool {
     }
 }
 
-/// Whether these can stand where `others` would: the same kinds, layer by layer, and the same
-/// stretch.
+/// Whether these can replace `others`: the same kinds in each layer, and the same stretch.
 pub fn alike(caches: &Caches, others: &Caches) -> bool {
     caches.len() == others.len()
         && caches.stretch() == others.stretch()
@@ -346,8 +345,7 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
             .all(|(a, b)| a.kind() == b.kind())
 }
 
-/// A copy of the first `n` positions, which goes on by itself. `None` if a layer cannot be cut to
-/// them.
+/// A separate copy of the first `n` positions. `None` if a layer cannot be truncated to them.
 ///
 /// # Errors
 /// When memory runs out.

@@ -1,14 +1,14 @@
-//! The state of a block with two mixers side by side: keys and values of attention, and the state
-//! of a recurrent layer. It shows each of them to its own layer.
+//! The state of a block with two parallel mixers: keys and values of attention, and the state of a
+//! recurrent layer. Each layer gets its own one.
 
 use mlx_rs_core::{Array, Result};
 
 use super::{KvCache, LayerState, RecurrentState, Snapshot};
 
-/// Prefixes of the names of arrays in a file.
+/// The prefixes of array names in a file.
 const NAMES: [&str; 2] = ["keys.", "state."];
 
-/// Both states of one block for one row.
+/// Both states of one block, for one row.
 #[derive(Debug)]
 pub struct PairState {
     keys: Box<dyn LayerState>,
@@ -16,7 +16,7 @@ pub struct PairState {
 }
 
 impl PairState {
-    /// Of empty states.
+    /// A pair of these empty states.
     pub fn new(keys: Box<dyn LayerState>, state: RecurrentState) -> Self {
         Self { keys, state }
     }
@@ -162,7 +162,7 @@ mod tests {
         let mut fresh = empty();
         assert!(fresh.restore(broken).is_err() && fresh.is_empty());
         assert!(fresh.as_kv().unwrap().is_empty(), "nothing of it is kept");
-        // A prefix has both, and only the whole of it.
+        // A prefix includes both states, and can only be used as a whole.
         let caches = Caches::from(Box::new(pair) as Box<dyn LayerState>);
         let whole = copy_prefix(&caches, 2).unwrap().unwrap();
         assert_eq!(sum(whole[0].as_ref()), [7.0; 3]);

@@ -1,5 +1,5 @@
-//! A cache that keeps nothing: queries look at the keys and values of their own pass, which
-//! therefore have derivatives. For training and for measuring whole texts.
+//! A cache that stores nothing: queries attend to the keys and values of the same pass, so
+//! gradients flow through them. Training and scoring of whole texts use it.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
 use super::{Caches, KvCache, KvView, LayerState, Order, Row, Snapshot, Stored};
 
-/// Keeps nothing.
+/// A cache without storage.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PassingCache;
 
-/// Such caches of `layers` layers for each of some rows.
+/// Caches without storage, `layers` for each of `rows` rows.
 pub fn caches(rows: usize, layers: usize) -> Vec<Caches> {
     let one = || Box::new(PassingCache) as Box<dyn KvCache>;
     let row = || (0..layers).map(|_| one()).collect::<Caches>();
@@ -26,7 +26,7 @@ pub fn rows<'a>(lengths: &[i32], caches: &'a mut [Caches]) -> Vec<Row<'a>> {
         .collect()
 }
 
-/// What queries look at: the keys and values of their own pass.
+/// The view of the pass's own keys and values.
 fn passed(keys: &Array, values: &Array) -> KvView {
     KvView {
         keys: Stored::Plain(keys.clone()),
@@ -38,10 +38,10 @@ fn passed(keys: &Array, values: &Array) -> KvView {
     }
 }
 
-/// Keys and values that passed, as arguments of a function.
+/// The keys and values of a pass, as arguments of a function.
 ///
 /// # Errors
-/// When they are packed, which those that passed are not.
+/// When they are quantized, which those of a pass never are.
 pub fn both(view: &KvView) -> Result<[Array; 2]> {
     match (&view.keys, &view.values) {
         (Stored::Plain(keys), Stored::Plain(values)) => Ok([keys.clone(), values.clone()]),
@@ -53,7 +53,7 @@ pub fn both(view: &KvView) -> Result<[Array; 2]> {
     }
 }
 
-/// The same from arguments, in their order.
+/// The views for arguments in that order.
 pub fn views(all: &[Array]) -> Vec<KvView> {
     let pairs = all.chunks_exact(2);
     pairs.map(|pair| passed(&pair[0], &pair[1])).collect()

@@ -1,4 +1,4 @@
-//! What a cache holds, apart from how it keeps it: positions in their order. Files of other
+//! The content of a cache, independent of its implementation: positions in order. Files of other
 //! programs hold caches in this form.
 
 use std::fmt;
@@ -10,27 +10,27 @@ use super::map;
 /// Keys and values of one layer, `[1, Hkv, n, D]`, positions ascending.
 #[derive(Debug, Clone)]
 pub enum Portable {
-    /// Of all positions.
+    /// All positions.
     All {
         /// Keys.
         keys: Array,
         /// Values.
         values: Array,
     },
-    /// Of the first `kept` positions and the last ones, at most `size` together.
+    /// The first `kept` positions and the last ones, at most `size` together.
     Recent {
         /// Keys.
         keys: Array,
         /// Values.
         values: Array,
-        /// Positions seen.
+        /// The number of positions seen.
         offset: i32,
-        /// Positions that a query attends to at most.
+        /// The maximum number of positions that a query attends to.
         size: i32,
-        /// Positions of the beginning among them that stay.
+        /// The number of first positions that are never dropped.
         kept: i32,
     },
-    /// Of all positions, in the affine format.
+    /// All positions, in the affine format.
     Packed {
         /// Keys.
         keys: Quantized,
@@ -39,14 +39,14 @@ pub enum Portable {
     },
 }
 
-/// What the caches of one layer of a model have in common, whatever sequence they hold.
+/// The shape shared by all caches of one layer, for any sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Heads.
+    /// The number of heads.
     heads: i32,
-    /// Numbers of a head: of a key and of a value.
+    /// The widths of a key and of a value.
     widths: [i32; 2],
-    /// The type computed in.
+    /// The compute type.
     pub dtype: Dtype,
 }
 
@@ -58,13 +58,13 @@ impl fmt::Display for Layout {
 }
 
 impl Layout {
-    /// Whether caches of the other layout hold the same numbers, in any type.
+    /// Whether caches of both layouts have equal shapes; types may differ.
     pub fn fits(&self, other: &Self) -> bool {
         (self.heads, self.widths) == (other.heads, other.widths)
     }
 }
 
-/// A shape of one row with its heads, positions and numbers.
+/// Heads, positions and width of a one-row array.
 fn sizes(array: &Array) -> Result<[i32; 3]> {
     match array.shape() {
         [1, heads, positions, width] => Ok([*heads, *positions, *width]),
@@ -77,10 +77,10 @@ fn sizes(array: &Array) -> Result<[i32; 3]> {
 }
 
 impl Portable {
-    /// Positions seen.
+    /// The number of positions seen.
     ///
     /// # Errors
-    /// When keys or values have no such shape, or differ in it.
+    /// When keys or values have another shape, or their shapes differ.
     pub fn offset(&self) -> Result<i32> {
         let (keys, values) = match self {
             Self::All { keys, values } | Self::Recent { keys, values, .. } => (keys, values),
@@ -101,7 +101,7 @@ impl Portable {
         Ok(offset)
     }
 
-    /// What a layer's caches have in common.
+    /// The layout of the layer's caches.
     ///
     /// # Errors
     /// As [`Self::offset`].
@@ -133,7 +133,7 @@ impl Portable {
         })
     }
 
-    /// The same with numbers of another type; packed codes stay.
+    /// The same in another type; quantized codes stay unchanged.
     ///
     /// # Errors
     /// When memory runs out.
@@ -170,7 +170,7 @@ impl Portable {
         })
     }
 
-    /// What does not fit, in words, where `needed` says what would.
+    /// A message about a mismatch; `needed` says what would fit.
     pub fn refused(&self, needed: &str) -> String {
         let held = match self {
             Self::All { .. } => {
@@ -188,7 +188,7 @@ impl Portable {
     }
 }
 
-/// The valid part of packed keys or values.
+/// The valid part of quantized keys or values.
 pub(super) fn packed_range(q: &Quantized, to: i32) -> Result<Quantized> {
     map(q, |a| a.slice_axis(2, 0, to))
 }

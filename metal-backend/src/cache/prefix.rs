@@ -1,18 +1,18 @@
-//! Caches kept from one request to the next. A prompt with a common prefix (the next turn of a
-//! conversation) is then not computed from the start.
+//! Caches kept for later requests. A prompt with a common prefix, such as the next turn of a
+//! conversation, then reuses them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cache::{self, Caches};
 
-/// Bytes of all kept caches, beyond which the least recently used ones go.
+/// The limit in bytes; beyond it the least recently used caches are dropped.
 const BYTES: usize = 2 << 30;
 
-/// A copy is an operation a layer, and one of arrays takes the capacity of all of them: skip it
-/// when under 1/64 is shared.
+/// A copy is one operation per layer, and array caches copy their whole capacity: skip it when
+/// under 1/64 is shared.
 const MOST_BESIDE: usize = 64;
 
-/// Whether `n` tokens of caches that hold `held` are worth a copy.
+/// Whether a copy of `n` tokens is worthwhile for caches that hold `held`.
 pub fn worth_copying(n: usize, held: usize) -> bool {
     n.saturating_mul(MOST_BESIDE) >= held
 }
@@ -20,9 +20,9 @@ pub fn worth_copying(n: usize, held: usize) -> bool {
 /// Caches of finished requests.
 ///
 /// Keys and values belong to the adapter they were computed under. An epoch counts the adapter's
-/// changes. A request reads it before it computes anything, and names it when it takes and when it
-/// puts caches. Both compare it under the lock that [`Prefixes::renew`] holds. So caches of one
-/// adapter never reach a request of another.
+/// changes. A request reads the epoch before it computes anything, and passes it when it takes and
+/// puts caches. Both compare it under the lock that [`Prefixes::renew`] holds. So a request never
+/// gets caches of another adapter.
 #[derive(Debug)]
 pub struct Prefixes {
     store: Mutex<Store>,
@@ -34,13 +34,13 @@ pub struct Prefixes {
 struct Store {
     epoch: u64,
     closed: bool,
-    /// All of `epoch`, the most recently used last.
+    /// All entries belong to `epoch`; the most recently used is last.
     entries: Vec<Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Only requests of the same salt get the caches.
+    /// Only requests with this salt get the caches.
     salt: Option<String>,
     tokens: Vec<u32>,
     caches: Caches,
@@ -53,7 +53,7 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl Prefixes {
-    /// Holds at most `slots` finished requests, and 2 GiB unless one alone takes more.
+    /// Keeps at most `slots` finished requests and 2 GiB; a single larger entry is allowed.
     pub fn new(slots: usize) -> Self {
         Self {
             store: Mutex::default(),
@@ -66,29 +66,29 @@ impl Prefixes {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts the changes of the adapter. A request must read it before it computes anything.
+    /// The number of adapter changes. A request must read it before it computes anything.
     pub fn epoch(&self) -> u64 {
         self.store().epoch
     }
 
-    /// Begins an epoch and drops the caches of the one before. Call it after the adapter changed: a
-    /// request that starts in between is of the old epoch and stores nothing.
+    /// Begins an epoch and drops the caches of the previous one. Call it after the adapter changed:
+    /// a request that starts in between belongs to the old epoch and stores nothing.
     pub fn renew(&self) {
         let mut store = self.store();
         store.epoch += 1;
         store.entries.clear();
     }
 
-    /// The caches with the longest common prefix with `prompt`, cut to it, and their length. They
-    /// have the kinds and the sequence of `like`. In another epoch than `epoch` there are none.
-    /// At least one token is left to compute, from which the first logits come.
+    /// The caches with the longest common prefix with `prompt`, cut to that length, and the length.
+    /// Only caches of the same kinds and sequence as `like` match. With an outdated `epoch` there
+    /// are none. At least one token is left to compute, because its pass gives the first logits.
     ///
-    /// Caches that the prompt continues as a whole are taken out: the request gives them back,
-    /// longer, or loses them when it fails. Of others it gets a copy, so that the system prompt of
-    /// several conversations stays with each of them. With one slot it takes those out, too, since
-    /// its own will replace them.
+    /// If the prompt continues an entry as a whole, the caches are removed; the request returns
+    /// them later, longer, or loses them when it fails. Otherwise the request gets a copy, so that
+    /// conversations with the same system prompt each keep theirs. With a single slot, those are
+    /// removed too, because the request's own caches will replace them.
     ///
-    /// Only caches that were put with the same salt are found.
+    /// Only caches stored with the same salt match.
     pub fn take_salted(
         &self,
         (epoch, salt): (u64, Option<&str>),
@@ -121,8 +121,8 @@ impl Prefixes {
         let reach = usize::try_from(like.reach()).unwrap_or(0);
         let mut entry = store.entries.remove(best);
         let surplus = i32::try_from(entry.tokens.len() - n).unwrap_or(i32::MAX);
-        // A recurrent state cannot be cut back to this prefix later, so it stays for other prompts.
-        // A copy of it costs no memory until it advances.
+        // A recurrent state cannot be cut back to this prefix later, so the entry stays for other
+        // prompts. A copy of it costs no memory until it advances.
         if !entry.caches.rewinds() || (surplus > 0 && self.slots > 1) {
             let copy = cache::copy_prefix(&entry.caches, i32::try_from(n).ok()?);
             store.entries.push(entry);
@@ -131,9 +131,9 @@ impl Prefixes {
         cache::trim(&mut entry.caches, surplus).then(|| (entry.caches.for_sequence(reach), n))
     }
 
-    /// Keeps the caches of `tokens`, which a request that began in `epoch` computed. When full, it
+    /// Stores the caches of `tokens`, computed by a request that began in `epoch`. When full, it
     /// drops the least recently used. It also drops entries that are a prefix of these, unless
-    /// these cannot be cut back to them. Nothing is remembered in another epoch.
+    /// these cannot be cut back to them. With an outdated `epoch` nothing is stored.
     pub fn put_salted(&self, (epoch, salt): (u64, Option<&str>), tokens: Vec<u32>, caches: Caches) {
         let held = cache::offset(&caches).unsigned_abs() as usize;
         if tokens.is_empty() || held != tokens.len() {
@@ -167,7 +167,7 @@ impl Prefixes {
         self.put_salted((epoch, None), tokens, caches);
     }
 
-    /// Forgets everything, and remembers nothing from here on.
+    /// Drops everything, and stores nothing from now on.
     pub fn close(&self) {
         let mut store = self.store();
         store.closed = true;
@@ -194,7 +194,7 @@ mod tests {
             let found = prefixes.take_salted(of(salt), &[1, 2, 3, 4], &filled(0));
             assert!(found.is_none(), "{salt:?}");
         }
-        // The same and longer prompts of others do not replace it.
+        // Equal or longer prompts with another salt do not replace it.
         prefixes.put_salted(of(Some("b")), vec![1, 2, 3, 5], filled(4));
         prefixes.put(0, vec![1, 2, 3], filled(3));
         for salt in [Some("a"), Some("b"), None] {
@@ -221,12 +221,12 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3], filled(3));
         prefixes.put(0, vec![1, 9], filled(2));
         assert!(prefixes.take(0, &[7, 1], &filled(0)).is_none());
-        // Of a part there are copies, for any number of prompts.
+        // Partial matches are copies, for any number of prompts.
         for last in [3, 4, 5] {
             let (caches, n) = prefixes.take(0, &[1, 2, last], &filled(0)).unwrap();
             assert_eq!((n, cache::offset(&caches)), (2, 2));
         }
-        // A continuation takes the whole, once.
+        // A continuation takes the whole entry, once.
         let (caches, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
         assert_eq!((n, cache::offset(&caches)), (3, 3));
         let (_, n) = prefixes.take(0, &[1, 2, 3, 4], &filled(0)).unwrap();
@@ -272,7 +272,7 @@ mod tests {
         assert!(prefixes.take(0, &[2, 2, 9], &filled(0)).is_none(), "gone");
         assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_some());
         assert!(prefixes.take(0, &[3, 3, 9], &filled(0)).is_some());
-        // One that is too large alone is kept: the conversation that runs now.
+        // An entry above the limit is kept alone: it is the running conversation.
         prefixes.put(0, vec![4; 300], filled(300));
         assert!(prefixes.take(0, &[1, 1, 9], &filled(0)).is_none());
         let (next, like) = (
@@ -296,7 +296,7 @@ mod tests {
         prefixes.put(0, vec![4], filled(1));
         prefixes.put(0, vec![5], filled(1));
         assert!(prefixes.take(0, &[3, 3], &filled(0)).is_none(), "gone");
-        // Caches that do not hold these tokens are not kept.
+        // Caches with another number of tokens are not kept.
         prefixes.put(0, vec![6, 7], filled(1));
         assert!(prefixes.take(0, &[6, 7, 8], &filled(0)).is_none());
         prefixes.close();
@@ -311,7 +311,7 @@ mod tests {
         prefixes.renew();
         assert_eq!(prefixes.epoch(), 1);
         assert!(prefixes.take(1, &[1, 2, 3], &filled(0)).is_none(), "gone");
-        // A request that began before, and ends only now.
+        // A request that began before the change and ends after it.
         prefixes.put(0, vec![1, 2, 3], filled(3));
         assert!(prefixes.take(1, &[1, 2, 3], &filled(0)).is_none());
         prefixes.put(1, vec![1, 2, 3], filled(3));
@@ -330,14 +330,14 @@ mod tests {
         prefixes.put(0, vec![1, 2, 3, 4, 5], filled(5).for_sequence(5));
         assert!(prefixes.take(0, &[1, 2, 3, 4], &like(4)).is_none());
         let (caches, n) = prefixes.take(0, &[1, 2, 9, 9, 9], &like(5)).unwrap();
-        // Cut below the switch, they are still those of a long sequence.
+        // Cut below the switch, they still belong to a long sequence.
         assert_eq!(
             (n, caches.stretch(), caches.until_switch()),
             (2, 1, i32::MAX)
         );
     }
 
-    /// A recurrent state that has seen `n` positions.
+    /// A recurrent state after `n` positions.
     fn recurrent(n: i32) -> Caches {
         let layout = StateLayout::new("toy", vec![StatePart::new("sum", &[2])]);
         let mut state = RecurrentState::new(&layout);
@@ -353,7 +353,7 @@ mod tests {
         let prefixes = Prefixes::new(3);
         let like = recurrent(0);
         prefixes.put(0, vec![1, 2, 3], recurrent(3));
-        // Neither a part of it, nor all of it where no token is left to compute.
+        // Neither a part of it, nor the whole when no token is left to compute.
         assert!(prefixes.take(0, &[1, 2, 9], &like).is_none());
         assert!(prefixes.take(0, &[1, 2, 3], &like).is_none());
         for last in [4, 5] {
@@ -363,7 +363,7 @@ mod tests {
         }
         let (_, n) = prefixes.take(0, &[1, 2, 3, 4, 6], &like).unwrap();
         assert_eq!(n, 4, "the longest");
-        // The same tokens replace; one more makes the oldest go.
+        // Equal tokens replace the entry; one more entry drops the oldest.
         prefixes.put(0, vec![1, 2, 3, 5], recurrent(4));
         prefixes.put(0, vec![7], recurrent(1));
         assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());
@@ -383,7 +383,7 @@ mod tests {
         let like = ring();
         assert!(prefixes.take(0, &[1, 2, 3, 9], &like).is_none());
         let longer = [tokens, vec![7]].concat();
-        // Caches of another kind do not stand for each other.
+        // Caches of another kind do not match.
         assert!(prefixes.take(0, &longer, &filled(0)).is_none());
         assert_eq!(prefixes.take(0, &longer, &like).unwrap().1, 6);
     }

@@ -1,5 +1,5 @@
-//! The packed cache: keys and values quantized by groups of a head's elements, in chunks like the
-//! unbounded one. It may begin plain, and packs everything once it is longer than a set length.
+//! The quantized cache: keys and values are quantized in groups of a head's elements and stored in
+//! chunks. It may begin unquantized, and quantizes everything beyond a set length.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::chunked::{ChunkedCache, grow};
 use super::portable::packed_range;
 use super::{KvCache, KvView, LayerState, Order, Packing, Portable, Snapshot, Stored, map};
 
-/// Keys and values of all positions so far, packed.
+/// Quantized keys and values of all positions.
 #[derive(Debug, Clone)]
 pub struct QuantizedCache {
     packing: Packing,
@@ -48,7 +48,7 @@ impl QuantizedCache {
         Quantized::quantize(a, group, self.packing.bits, QuantMode::Affine)
     }
 
-    /// Adds `new` at `offset`, growing where there is no room.
+    /// Appends `new` at `offset`, and grows the buffers if necessary.
     fn append(old: &Quantized, new: &Quantized, offset: i32, end: i32) -> Result<Quantized> {
         let join = |old: &Array, new: &Array| -> Result<Array> {
             let buffer = if old.dim(2)? >= end {
@@ -142,7 +142,7 @@ impl KvCache for QuantizedCache {
         }
     }
 
-    /// Plain positions stay so until the next one is beyond the start of packing.
+    /// Unquantized positions stay so until the next one exceeds the start of quantization.
     fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
         let Packing {
             bits, group_size, ..

@@ -1,8 +1,8 @@
-//! The state of a recurrent layer: named arrays of fixed shape. It takes as much memory after a
-//! million positions as after one. Their meaning is the layer's part.
+//! The state of a recurrent layer: named arrays of fixed shape. Its memory does not depend on the
+//! number of positions. The layer defines their meaning.
 //!
-//! A state cannot go back: the positions before the last are not in it any more. So a prefix is
-//! used again only as a whole, and speculative decoding is refused.
+//! A state cannot be rewound, because it does not contain earlier states. So a prefix is reused
+//! only as a whole, and speculative decoding is refused.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use super::{LayerState, Snapshot};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatePart {
     name: &'static str,
-    /// Of one row.
+    /// The shape for one row.
     shape: Vec<i32>,
     dtype: Dtype,
 }
 
 impl StatePart {
-    /// An array of `shape` for each row, in float32. A state sums over the whole sequence, and 16
-    /// bits lose small terms.
+    /// An array of `shape` for each row, in float32. A state accumulates over the whole sequence,
+    /// and 16 bits would lose small terms.
     pub fn new(name: &'static str, shape: &[i32]) -> Self {
         Self {
             name,
@@ -30,7 +30,7 @@ impl StatePart {
         }
     }
 
-    /// The same in another type, for parts that are no sums, such as the last inputs of a
+    /// The same in another type, for parts that do not accumulate, such as the last inputs of a
     /// convolution.
     #[must_use]
     pub fn with_dtype(mut self, dtype: Dtype) -> Self {
@@ -38,12 +38,12 @@ impl StatePart {
         self
     }
 
-    /// The shape for this many rows.
+    /// The shape for `rows` rows.
     fn rows(&self, rows: i32) -> Vec<i32> {
         [&[rows], self.shape.as_slice()].concat()
     }
 
-    /// Whether `array` is this part for this many rows.
+    /// Whether `array` has the shape and type of this part for `rows` rows.
     fn fits(&self, array: &Array, rows: i32) -> bool {
         let (first, rest) = array.shape().split_first().unwrap_or((&0, &[]));
         *first == rows && rest == self.shape && array.dtype() == self.dtype
@@ -56,7 +56,7 @@ impl StatePart {
     }
 }
 
-/// What the states of one layer consist of; all rows share it.
+/// The parts of one layer's state; all rows share the layout.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StateLayout {
     kind: String,
@@ -64,7 +64,7 @@ pub struct StateLayout {
 }
 
 impl StateLayout {
-    /// The layout of a layer of this name, such as `mlstm`.
+    /// The layout of a layer with this name, such as `mlstm`.
     pub fn new(name: &str, parts: Vec<StatePart>) -> Arc<Self> {
         let mut kind = name.to_owned();
         for part in &parts {
@@ -79,7 +79,7 @@ impl StateLayout {
         self.parts.iter().map(StatePart::nbytes).sum()
     }
 
-    /// The state of this many rows before their first position: zeros.
+    /// The state of `rows` rows before their first position: zeros.
     ///
     /// # Errors
     /// When memory runs out.
@@ -88,7 +88,7 @@ impl StateLayout {
         self.parts.iter().map(zero).collect()
     }
 
-    /// Refuses arrays that are no state of this many rows.
+    /// Refuses arrays that are not a state of `rows` rows.
     fn check(&self, arrays: &[Array], rows: i32) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, "state", message);
         if arrays.len() != self.parts.len() {
@@ -133,7 +133,7 @@ impl RecurrentState {
         }
     }
 
-    /// The arrays as they stand, `[1, ..]` each in the layout's order.
+    /// The current arrays, `[1, ..]` each in the layout's order.
     ///
     /// # Errors
     /// When memory runs out.
@@ -144,10 +144,10 @@ impl RecurrentState {
         }
     }
 
-    /// Replaces the arrays by those after `length` more positions.
+    /// Sets the arrays that result after `length` more positions.
     ///
     /// # Errors
-    /// When they are not of the layout.
+    /// When they do not match the layout.
     pub fn advance(&mut self, parts: Vec<Array>, length: i32) -> Result<()> {
         self.layout.check(&parts, 1)?;
         self.arrays = Some(parts);
@@ -155,7 +155,7 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// The states of several rows as one, `[rows, ..]` each.
+    /// The concatenated states of several rows, `[rows, ..]` each.
     ///
     /// # Errors
     /// When their layouts differ, or memory runs out.
@@ -178,10 +178,10 @@ impl RecurrentState {
             .collect()
     }
 
-    /// The state of one row of what [`Self::merge`] made.
+    /// The state of one row in the result of [`Self::merge`].
     ///
     /// # Errors
-    /// When there is no such row.
+    /// When the row does not exist.
     pub fn extract(merged: &[Array], row: i32) -> Result<Vec<Array>> {
         let own = |a: &Array| {
             if row < 0 || row >= a.dim(0)? {

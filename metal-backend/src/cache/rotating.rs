@@ -1,8 +1,8 @@
 //! The bounded cache: the last positions, and a few of the first. Until it is full it grows like
-//! the unbounded one. From then on a step overwrites the oldest position (ring buffer).
+//! the unbounded cache. After that, a step overwrites the oldest position (ring buffer).
 //!
-//! A query at position `p` attends to the `kept` first positions and those after
-//! `p - (size - kept)`, however the prompt was cut into steps.
+//! A query at position `p` attends to the `kept` first positions and those after `p - (size -
+//! kept)`, independent of the prefill step size.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -12,8 +12,8 @@ use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 /// Keys and values of at most `size` positions.
 #[derive(Debug, Clone)]
 pub struct RotatingCache {
-    /// Ordered until full. Then position `p` beyond the kept ones is in slot
-    /// `kept + (p - kept) % (size - kept)`; `inner.offset` is not used any more.
+    /// Ordered until full. When full, position `p` beyond the kept ones is in slot `kept + (p -
+    /// kept) % (size - kept)`, and `inner.offset` is unused.
     inner: ChunkedCache,
     size: i32,
     kept: i32,
@@ -21,7 +21,8 @@ pub struct RotatingCache {
 }
 
 impl RotatingCache {
-    /// An empty cache of `size` positions, of which the first `kept` stay; at least one circulates.
+    /// An empty cache of `size` positions; the first `kept` are never dropped, and the ring has at
+    /// least one.
     pub fn new(size: i32, kept: i32) -> Self {
         let size = size.max(1);
         Self {
@@ -32,17 +33,17 @@ impl RotatingCache {
         }
     }
 
-    /// Positions that circulate.
+    /// The number of positions in the ring.
     fn ring(&self) -> i32 {
         self.size - self.kept
     }
 
-    /// The slot of position `p`, once full.
+    /// The slot of position `p` in a full cache.
     fn slot(&self, p: i32) -> i32 {
         self.kept + (p - self.kept).rem_euclid(self.ring())
     }
 
-    /// All stored positions in their order, the kept ones apart: `([kept], [rest])`.
+    /// All stored positions in order: `([kept], [rest])`.
     fn ordered(&self, buffer: &Array) -> Result<(Array, Array)> {
         let kept = buffer.slice_axis(2, 0, self.kept.min(self.offset))?;
         if self.offset <= self.size {
@@ -60,8 +61,8 @@ impl RotatingCache {
         Ok((kept, concatenate(&[&older, &newer], 2)?))
     }
 
-    /// Adds several positions at once to a part. Returns the part for their queries, and the part
-    /// to store.
+    /// Appends several positions to a buffer. Returns the buffer that their queries read, and the
+    /// buffer to store.
     fn extend(&self, old: Option<&Array>, new: &Array, end: i32) -> Result<(Array, Array)> {
         let ring = self.ring();
         let all = match old {
@@ -71,7 +72,7 @@ impl RotatingCache {
             }
             Some(old) => {
                 let (kept, rest) = self.ordered(old)?;
-                // Of older positions, the first query attends to one less than circulate.
+                // Of older positions, the first query attends to one less than the ring holds.
                 let n = rest.dim(2)?;
                 let rest = rest.slice_axis(2, (n - (ring - 1)).max(0), n)?;
                 let missing = (self.kept - self.offset).max(0).min(new.dim(2)?);
@@ -91,8 +92,8 @@ impl RotatingCache {
         Ok((all, self.stored(&kept, &tail, end)?))
     }
 
-    /// The buffer of a full cache that has seen `end` positions, of the kept ones and the last
-    /// that circulate.
+    /// The buffer of a full cache after `end` positions, from the kept positions and the ring's
+    /// last ones.
     fn stored(&self, kept: &Array, tail: &Array, end: i32) -> Result<Array> {
         let ring = self.ring();
         // The oldest of the tail is position `end - ring`.
@@ -107,7 +108,7 @@ impl RotatingCache {
         )
     }
 
-    /// The buffer that stands for `all` keys or values held, in their order.
+    /// The buffer that stores `all` keys or values, given in order.
     fn buffer(&self, all: &Array, end: i32) -> Result<Array> {
         let held = all.dim(2)?;
         if end <= self.size {
@@ -192,7 +193,7 @@ impl KvCache for RotatingCache {
         let words = |e: mlx_rs_core::Error| e.to_string();
         let offset = held.offset().map_err(words)?;
         let (keys, values) = match &held {
-            // Of a window, the older positions are of no use.
+            // With a plain window, the older positions are not needed.
             Portable::All { keys, values } if self.kept == 0 => (keys, values),
             Portable::Recent {
                 keys,
@@ -283,7 +284,7 @@ mod tests {
     use super::super::test_support::{part, positions};
     use super::*;
 
-    /// What the definition says the last query of a step sees.
+    /// The positions that the last query of a step must see, by definition.
     fn expected(p: i32, size: i32, kept: i32) -> Vec<i32> {
         (0..=p)
             .filter(|&k| k < kept || k > p - (size - kept))
@@ -314,7 +315,7 @@ mod tests {
                             assert_eq!(got, stand.collect::<Vec<_>>(), "{size} {kept} {at}");
                         }
                     }
-                    // Of those, the last query sees what the definition says.
+                    // From those, the last query sees exactly the expected ones.
                     let window = view.window.unwrap();
                     if let Order::Run { kept, .. } = view.order {
                         let mut place = 0;
@@ -325,7 +326,7 @@ mod tests {
                     }
                     got.sort_unstable();
                     assert_eq!(got, expected(at - 1, size, kept), "{size} {kept} {at}");
-                    // And the first one misses nothing.
+                    // And the first query misses none.
                     let first = expected(at - n, size, kept);
                     let all = positions(&view);
                     assert!(first.iter().all(|k| all.contains(k)), "{size} {kept} {at}");

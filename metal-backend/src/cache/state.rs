@@ -1,5 +1,5 @@
 //! The state of a layer for one sequence: keys and values ([`KvCache`]) or a state of fixed size
-//! ([`RecurrentState`]). Requests, prefixes and files hold layers by [`LayerState`] alone.
+//! ([`RecurrentState`]). Requests, prefixes and files access layers only through [`LayerState`].
 
 use std::collections::BTreeMap;
 
@@ -7,50 +7,49 @@ use mlx_rs_core::{Array, Result};
 
 use super::{InPlaceCache, KvView, Portable, RecurrentState};
 
-/// The memory of one layer for one row (`B` is 1 everywhere but in tests).
+/// The state of one layer for one row (`B` is 1 except in tests).
 pub trait LayerState: std::fmt::Debug + Send {
-    /// Positions seen so far, which is the position of the next token.
+    /// The number of positions seen, which is the position of the next token.
     fn offset(&self) -> i32;
 
-    /// Positions that it holds: those seen, and in a bounded cache at most its size.
+    /// The number of stored positions: all seen, or in a bounded cache at most its size.
     fn len(&self) -> usize {
         self.offset().unsigned_abs() as usize
     }
 
-    /// Whether no position was seen.
+    /// Whether no position has been seen.
     fn is_empty(&self) -> bool {
         self.offset() == 0
     }
 
-    /// Forgets everything: the state of a new sequence.
+    /// Resets to the state of a new sequence.
     fn reset(&mut self);
 
-    /// Says how many positions will be held in all, as far as is known: memory is better allocated
-    /// at once.
+    /// Announces the total number of positions, so that memory can be allocated at once.
     fn expect(&mut self, _positions: i32) {}
 
-    /// The arrays that hold the state, to be evaluated with each step so that no graph is retained.
+    /// The arrays of the state. Each step evaluates them, so that no graph is retained.
     fn arrays(&self) -> Vec<&Array>;
 
-    /// Bytes of memory that it holds.
+    /// Bytes of memory in use.
     fn nbytes(&self) -> usize {
         self.arrays().iter().map(|a| a.nbytes()).sum()
     }
 
-    /// Whether the last `n` positions can be forgotten exactly.
+    /// Whether the last `n` positions can be removed exactly.
     fn can_trim(&self, n: i32) -> bool;
 
-    /// Forgets the last `n` positions (all, when fewer are stored) and returns true. Where
-    /// [`Self::can_trim`] denies it, changes nothing and returns false.
+    /// Removes the last `n` positions (all, if fewer are stored) and returns true. If
+    /// [`Self::can_trim`] is false, changes nothing and returns false.
     fn trim(&mut self, n: i32) -> bool;
 
-    /// A copy that goes on by itself; memory is shared until one of them writes, where it can be.
+    /// An independent copy. Memory is shared until one of them writes, where possible.
     ///
     /// # Errors
     /// When memory runs out.
     fn copy(&self) -> Result<Box<dyn LayerState>>;
 
-    /// Its kind with its settings: states of one kind can replace each other.
+    /// The kind with its settings; states of equal kind are interchangeable.
     fn kind(&self) -> String;
 
     /// Its content, for a file.
@@ -59,42 +58,42 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// When memory runs out.
     fn snapshot(&self) -> Result<Snapshot>;
 
-    /// Takes over what an empty state of the same kind wrote.
+    /// Restores a snapshot into an empty state of the same kind.
     ///
     /// # Errors
-    /// What does not fit, in words.
+    /// A message about the mismatch.
     fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String>;
 
-    /// This, where it holds keys and values.
+    /// The KV cache, if it is one.
     fn as_kv(&self) -> Option<&dyn KvCache> {
         None
     }
 
-    /// This, where it holds keys and values.
+    /// The KV cache, if it is one.
     fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
         None
     }
 
-    /// This, where it is a state of fixed size.
+    /// The state of fixed size, if it is one.
     fn as_recurrent(&self) -> Option<&RecurrentState> {
         None
     }
 
-    /// This, where it is a state of fixed size.
+    /// The state of fixed size, if it is one.
     fn as_recurrent_mut(&mut self) -> Option<&mut RecurrentState> {
         None
     }
 }
 
-/// The memory of one attention layer for one row.
+/// The keys and values of one attention layer for one row.
 pub trait KvCache: LayerState {
-    /// Adds keys and values `[B, Hkv, L, D]` and returns what their queries may look at.
+    /// Appends keys and values `[B, Hkv, L, D]` and returns the view that their queries attend to.
     ///
     /// # Errors
     /// When shapes do not fit the stored ones, or memory runs out.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
 
-    /// What it holds, for a file that other programs read; `None` where it holds nothing.
+    /// The content, for files that other programs read; `None` if empty.
     ///
     /// # Errors
     /// When memory runs out.
@@ -102,32 +101,33 @@ pub trait KvCache: LayerState {
         Ok(None)
     }
 
-    /// Takes over what another cache held, also one of another kind where no position is lost that
-    /// a query attends to.
+    /// Takes over the content of another cache. The kind may differ if no attended position is
+    /// lost.
     ///
     /// # Errors
-    /// What does not fit, in words.
+    /// A message about the mismatch.
     fn adopt(&mut self, held: Portable) -> std::result::Result<(), String> {
         Err(held.refused("no positions"))
     }
 
-    /// This, where it is of that kind: copies of several layers have memory in common then.
+    /// The in-place cache, if it is one; copies of several such layers share an allocation.
     fn in_place(&self) -> Option<&InPlaceCache> {
         None
     }
 
-    /// This, where our kernels can write keys and values into it.
+    /// The in-place cache, if our kernels can write to it.
     fn in_place_mut(&mut self) -> Option<&mut InPlaceCache> {
         None
     }
 }
 
-/// The content of a layer's state: its kind with settings, how far it is, and its arrays by name.
+/// The content of a layer's state: kind with settings, offset, and arrays by name.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// As [`LayerState::kind`] has it, such as `rotating:1024:4`; must be equal to be restored.
+    /// The value of [`LayerState::kind`], such as `rotating:1024:4`; restoring requires an equal
+    /// kind.
     pub kind: String,
-    /// Positions seen.
+    /// The number of positions seen.
     pub offset: i32,
     /// Empty before the first position.
     pub arrays: BTreeMap<String, Array>,

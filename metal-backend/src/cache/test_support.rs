@@ -1,16 +1,16 @@
-//! What the tests of bounded caches share: keys that say which position they are of.
+//! Helpers for tests of bounded caches: each key holds the number of its position.
 
 use mlx_rs_core::Array;
 
 use super::{KvView, Order, Stored};
 
-/// Keys or values `[1, 1, n, 1]` of the positions from `from` on, each its own number.
+/// Keys or values `[1, 1, n, 1]` of positions from `from` on, each equal to its position.
 pub fn part(from: i32, n: i32) -> Array {
     let values: Vec<f32> = (from..from + n).map(|i| i as f32).collect();
     Array::from_slice(&values, &[1, 1, n, 1]).unwrap()
 }
 
-/// The positions that a cache returned, as they stand.
+/// The positions in a view, in storage order.
 pub fn positions(view: &KvView) -> Vec<i32> {
     match &view.keys {
         Stored::Plain(a) => {
@@ -21,8 +21,7 @@ pub fn positions(view: &KvView) -> Vec<i32> {
     }
 }
 
-/// Of these, what the query at `query` sees, in order; says also that they stand where the cache
-/// says.
+/// The positions that the query at `query` sees, in order. Also checks the view's order.
 pub fn visible(view: &KvView, query: i32) -> Vec<i32> {
     let mut found = positions(view);
     if let Order::Run { kept, start } = view.order {

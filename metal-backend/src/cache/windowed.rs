@@ -1,10 +1,10 @@
-//! The bounded cache that can be cut back. It holds the last positions (and a few of the first) as
-//! in `rotating.rs`, and some more, so that rejected guesses can be dropped
+//! The bounded cache that can be trimmed. It holds the last positions and a few of the first, as in
+//! `rotating.rs`, and some older ones, so that rejected draft tokens can be removed
 //! (`generate/speculative.rs`).
 //!
-//! A query attends to the same positions as in the ring, by `window`. Older positions that are
-//! still there are masked. Positions stand in their order. Room for a chunk more than is needed
-//! makes most steps write in place.
+//! Through `window`, a query attends to the same positions as in the ring. Older positions that are
+//! still stored are masked. Positions are stored in order. One spare chunk makes most steps write
+//! in place.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
@@ -16,7 +16,7 @@ use super::{KvCache, KvView, LayerState, Order, Portable, Snapshot, Stored};
 pub struct WindowedCache {
     /// The first `kept` positions, then those from `kept + dropped` on.
     inner: ChunkedCache,
-    /// Positions between these that are forgotten.
+    /// The number of dropped positions between these.
     dropped: i32,
     size: i32,
     kept: i32,
@@ -24,8 +24,8 @@ pub struct WindowedCache {
 }
 
 impl WindowedCache {
-    /// An empty cache with the view of a ring of `size` positions, of which the first `kept` are
-    /// fixed. The last `spare` positions can be dropped at any time.
+    /// An empty cache with the view of a ring of `size` positions, where the first `kept` are never
+    /// dropped. The last `spare` positions can be trimmed at any time.
     pub fn new(size: i32, kept: i32, spare: i32) -> Self {
         let size = size.max(1);
         Self {
@@ -37,12 +37,12 @@ impl WindowedCache {
         }
     }
 
-    /// Positions that a query sees besides the kept ones, itself included.
+    /// The number of positions that a query sees besides the kept ones, including its own.
     fn ring(&self) -> i32 {
         self.size - self.kept
     }
 
-    /// Forgets what no query can see any more, even after `spare` positions are taken back.
+    /// Drops positions that no query can see, even after `spare` positions are trimmed.
     fn compact(&mut self) -> Result<()> {
         let Some((k, v)) = self.inner.valid()? else {
             return Ok(());
@@ -98,7 +98,8 @@ impl KvCache for WindowedCache {
             if self.dropped == 0 && held <= self.size {
                 return Ok(a.clone());
             }
-            // One more than the next query sees of them; where it is forgotten, any stands for it.
+            // One position more than the next query sees; if it was dropped, any value may replace
+            // it.
             let from = held - self.ring();
             let kept = a.slice_axis(2, 0, kept)?;
             match from >= self.kept {
@@ -152,7 +153,8 @@ impl LayerState for WindowedCache {
     }
 
     fn can_trim(&self, n: i32) -> bool {
-        // The next query sees `ring - 1` positions before its own: the first of them must be there.
+        // The next query sees `ring - 1` positions before its own; the first of them must be
+        // stored.
         let left = self.offset() - n.max(0);
         self.dropped == 0 || self.kept + self.dropped <= left - (self.ring() - 1)
     }

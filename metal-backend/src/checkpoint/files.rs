@@ -1,4 +1,4 @@
-//! Files of models and adapters, with faults in the contract's error type.
+//! Files of models and adapters; errors are the contract's.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use inference::{Error, ErrorKind};
 
 pub use inference_formats::files::{MAX_TEXT_FILE, ModelDir, read_capped, read_text};
 
-/// The error for a file that cannot be used.
+/// The error about an invalid file.
 pub fn invalid(path: &Path, message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidModel, message).with_path(path)
 }
 
-/// The error for the tensor `name` of the file at `path`.
+/// The error about the tensor `name` in the file at `path`.
 pub fn wrong_tensor(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
     invalid(path, format!("tensor `{name}`: {message}"))
 }

@@ -1,6 +1,6 @@
-//! Model files as the engine reads them: the formats of `inference-formats`, with faults in the
-//! contract's error type. `loader/` turns their bytes into MLX's arrays. MLX's own loaders are
-//! never used: they invent data when a file is damaged.
+//! Model files as the engine reads them: the formats of `inference-formats`, with the contract's
+//! errors. `loader/` turns their bytes into MLX's arrays. MLX's own loaders are never used: for
+//! damaged files they return arbitrary data.
 
 pub mod files;
 

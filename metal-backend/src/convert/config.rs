@@ -1,4 +1,4 @@
-//! The small files of an MLX directory: `config.json` and what the tokenizer needs.
+//! The small files of an MLX directory: `config.json` and the tokenizer's files.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use super::{failed, gguf};
 use crate::checkpoint::Family;
 use crate::checkpoint::files::{MAX_TEXT_FILE, ModelDir, read_capped};
 
-/// Files that are copied as they are, where the model has them. Nothing that could be run is.
+/// Files copied unchanged, if the model has them. Executable files are never copied.
 const COMPANIONS: [&str; 13] = [
     "generation_config.json",
     "tokenizer.json",
@@ -30,8 +30,8 @@ const COMPANIONS: [&str; 13] = [
     "NOTICE",
 ];
 
-/// What a reader of a model needs besides plain weights: `config.json`, without a quantization, and
-/// the files of the tokenizer, each by its name.
+/// The files that a reader needs besides plain weights: `config.json`, without a quantization, and
+/// the tokenizer's files, each with its name.
 pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let source = Source::open(path)?;
     let mut config = source.config.clone();
@@ -63,7 +63,7 @@ pub(crate) fn text_files(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Fields of a configuration that are about weights that are not copied, or about their types.
+/// Configuration fields about weights that are not copied, or about the types of weights.
 const OF_OTHER_WEIGHTS: [&str; 5] = [
     "_name_or_path",
     "vision_config",
@@ -76,7 +76,7 @@ const OF_OTHER_WEIGHTS: [&str; 5] = [
 pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     let mut config = source.config.clone();
     for key in OF_OTHER_WEIGHTS {
-        // Another tool's quantization stays, as the tensors do.
+        // A quantization of another tool is kept, and so are its tensors.
         let foreign = key == "quantization_config"
             && plan.quantization.is_none()
             && is_foreign(config.get(key));
@@ -116,8 +116,7 @@ pub(super) fn write(source: &Source, plan: &Plan, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What configurations of transformers 5 say in one place, or no longer say, under the names that
-/// older readers ask for.
+/// Adds fields that older readers need and that transformers 5 moved or dropped.
 fn spell_out(config: &mut Map<String, Value>) {
     if let Some(Value::Object(rope)) = config.get("rope_parameters").cloned() {
         if let Some(theta) = rope.get("rope_theta") {
@@ -145,7 +144,7 @@ fn is_foreign(value: Option<&Value>) -> bool {
     value.is_some_and(|v| v.get("quant_method").is_some() && v.get("group_size").is_none())
 }
 
-/// Writes a value as JSON for people.
+/// Writes a value as indented JSON.
 pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
     let mut bytes =
         serde_json::to_vec_pretty(value).map_err(|e| failed("cannot write", path, e.into()))?;

@@ -1,5 +1,5 @@
-//! Rows of one tensor become rows of the output. Some megabytes at a time, so that memory does not
-//! depend on the model.
+//! Converts the rows of one tensor to rows of the output. It works on some megabytes at a time, so
+//! memory does not depend on the model's size.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype as MlxDtype, Quantized, eval};
@@ -12,13 +12,13 @@ use super::tensor::Tensor;
 use super::{FloatType, wrong};
 use crate::error::engine;
 
-/// About how many weights are worked on at a time.
+/// The approximate number of weights per chunk.
 const CHUNK: usize = 8 << 20;
 
-/// Where bytes go: which output, the position in it, the bytes.
+/// Receives output bytes: index of the output, position in it, bytes.
 pub(super) type Emit<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<()> + 'a;
 
-/// Does the work of an item, handing out the bytes of its outputs piece by piece.
+/// Performs an item's work and emits the bytes of its outputs chunk by chunk.
 pub(super) fn run(source: &Source, item: &Item, emit: &mut Emit<'_>) -> Result<()> {
     if let Work::Dequantize(format, to) = item.work {
         return dequantize(source, item, format, to, emit);
@@ -82,11 +82,11 @@ fn rows_of(
             };
             quantize(&floats, rows, cols, format)
         }
-        Work::Dequantize(..) => Ok(Vec::new()), // has its own way
+        Work::Dequantize(..) => Ok(Vec::new()), // dequantized elsewhere
     }
 }
 
-/// As another type; numbers that do not fit it are an error, not infinite.
+/// Casts to another type; values out of range are an error, not infinite.
 fn cast(source: &Source, tensor: &Tensor, floats: Floats, to: FloatType) -> Result<Floats> {
     if to != FloatType::F16 || matches!(floats, Floats::F16(_)) {
         return Ok(floats.cast(to));
@@ -119,7 +119,7 @@ fn array(floats: &Floats, shape: &[i32]) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// Sizes as MLX counts them; what does not fit becomes -1, which is refused.
+/// Converts a size to `i32`; -1 if it does not fit, which MLX refuses.
 fn dimension(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(-1)
 }
@@ -143,7 +143,7 @@ fn bytes_of(array: &Array) -> mlx_rs_core::Result<Vec<u8>> {
         MlxDtype::Bfloat16 => bytemuck::cast_slice(&array.to_vec::<half::bf16>()?).to_vec(),
         MlxDtype::Uint8 => array.to_vec::<u8>()?,
         MlxDtype::Uint32 => bytemuck::cast_slice(&array.to_vec::<u32>()?).to_vec(),
-        // Any other contradicts the plan, and its read reports that.
+        // Other types contradict the plan, and their read reports that.
         _ => bytemuck::cast_slice(&array.to_vec::<f32>()?).to_vec(),
     })
 }

@@ -1,5 +1,5 @@
-//! A GGUF file as a directory has it: tensors under their usual names, metadata as `config.json`,
-//! the tokenizer as `tokenizer.json` and `tokenizer_config.json`.
+//! A GGUF file presented as a directory: tensors with their usual names, metadata as `config.json`,
+//! and the tokenizer as `tokenizer.json` and `tokenizer_config.json`.
 
 use inference::{Error, ErrorKind, Result};
 use safetensors::Dtype;
@@ -15,7 +15,7 @@ use crate::checkpoint::gguf_config::{self, GgufNames};
 use crate::checkpoint::gguf_quant;
 use crate::text::Tokenizer;
 
-/// Factors of wavelengths, which a `config.json` describes or lists.
+/// Factors of wavelengths; in a `config.json` they are described or listed.
 const ROPE_FACTORS: [&str; 3] = [
     "rope_freqs.weight",
     "rope_factors_long.weight",
@@ -23,14 +23,14 @@ const ROPE_FACTORS: [&str; 3] = [
 ];
 const OUTPUT: &str = "output.weight";
 
-/// The family of a configuration that [`config`] made.
+/// The family of a configuration from [`config`].
 fn family(config: &Map<String, Value>) -> Option<(&'static Family, &'static GgufFamily)> {
     let family = Family::of(config.get("model_type")?.as_str()?)?;
     let gguf = family.gguf.as_ref()?;
     (!gguf.runs_only).then_some((family, gguf))
 }
 
-/// The tensors, by their usual names.
+/// The tensors with their usual names.
 pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Tensor>> {
     let number = |key: &str| {
         config
@@ -46,7 +46,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
             continue; // in the configuration
         }
         if family.always_tied && stored == OUTPUT {
-            continue; // the embedding once more, which its configuration has no other word for
+            continue; // a copy of the embedding, which `config.json` expresses as tied
         }
         let bad = |why: String| invalid(file.path(), format!("tensor `{stored}`: {why}"));
         let mut name = names
@@ -82,7 +82,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
                 "has {rows} rows, which do not divide into {heads} heads"
             )));
         }
-        // A short convolution has an axis of length one in transformers, between those of the file.
+        // In transformers, a short convolution has an additional middle axis of length one.
         let mut shape = tensor.shape.clone();
         if name.ends_with(".conv.weight") && shape.len() == 2 {
             shape.insert(1, 1);
@@ -102,14 +102,14 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
     Ok(found)
 }
 
-/// The `config.json` that the metadata amounts to.
+/// The `config.json` that corresponds to the metadata.
 pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     let mut config = gguf_config::fields(file)?;
     config.retain(|_, value| !value.is_null());
     let metadata = file.metadata();
     let architecture = metadata.str("general.architecture")?.unwrap_or_default();
     let (family, gguf) = family(&config).ok_or_else(|| no_family(file, &config))?;
-    // Of a family with rotations by kind of layer, the factors are read already.
+    // Families with rotary settings per layer kind have their factors already.
     if !config.contains_key("rope_parameters")
         && let Some(scaling) = rope_scaling(file, architecture)?
     {
@@ -117,7 +117,7 @@ pub(super) fn config(file: &Gguf) -> Result<Map<String, Value>> {
     }
     if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") {
         scaling.retain(|_, value| !value.is_null());
-        // Two names for one field: older readers know only the second.
+        // The field has two names; older readers know only the second.
         if let Some(kind) = scaling.get("rope_type").cloned() {
             scaling.insert("type".into(), kind);
         }
@@ -162,7 +162,7 @@ fn no_family(file: &Gguf, config: &Map<String, Value>) -> Error {
     .with_path(file.path())
 }
 
-/// Floats that an `f32` holds, as the shortest decimals that are them.
+/// Replaces floats that an `f32` represents by their shortest decimal form.
 fn shorten(value: &mut Value) {
     match value {
         Value::Array(values) => values.iter_mut().for_each(shorten),
@@ -177,14 +177,14 @@ fn shorten(value: &mut Value) {
     }
 }
 
-/// The shortest decimal that is this number.
+/// The shortest decimal form of a number.
 fn shortest(x: f32) -> Value {
     x.to_string()
         .parse::<f64>()
         .map_or_else(|_| json!(x), |x| json!(x))
 }
 
-/// Llama 3's scaling, which files hold as factors.
+/// Llama 3's scaling, which GGUF files store as factors.
 fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
     let [name, ..] = ROPE_FACTORS;
     let Some(tensor) = file.tensors().get(name) else {
@@ -204,9 +204,9 @@ fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
     })
 }
 
-/// The parameters of Llama 3's scaling that give these factors of wavelengths, if the usual ones
-/// do: long waves are stretched by `factor`, short ones not at all, those between by what lies
-/// between.
+/// The parameters of Llama 3's scaling that yield these wavelength factors, if the usual parameters
+/// do. Long wavelengths are scaled by `factor`, short ones not at all, and those between are
+/// interpolated.
 pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
     let (low, high, context) = (1.0f64, 4.0f64, 8192.0f64);
     let factor = f64::from(factors.iter().copied().fold(f32::NAN, f32::max));
@@ -230,7 +230,7 @@ pub(super) fn llama3_scaling(factors: &[f32], theta: f32) -> Option<Value> {
     })
 }
 
-/// The tokenizer's files, by name.
+/// The tokenizer's files with their names.
 pub(crate) fn tokenizer_files(
     file: &Gguf,
     config: &Map<String, Value>,
@@ -284,7 +284,7 @@ pub(crate) fn tokenizer_files(
     ])
 }
 
-/// A post-processor that puts these tokens around a text.
+/// A post-processor that adds these tokens before and after a text.
 fn around(begin: Option<(u32, String)>, end: Option<(u32, String)>) -> Value {
     let token =
         |t: &(u32, String), kind: u32| json!({"SpecialToken": {"id": t.1, "type_id": kind}});

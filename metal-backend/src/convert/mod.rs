@@ -1,11 +1,10 @@
-//! From a checkpoint to an MLX directory that `mlx-lm` and this engine load. The input is
+//! Converts a checkpoint to an MLX directory that `mlx-lm` and this engine load. The input is
 //! safetensors or GGUF. Tensors are copied, cast, quantized or dequantized one by one into sharded
 //! safetensors.
 //!
-//! It knows tensors by name and shape and no architecture: what the numbers mean to a network is in
-//! `arch/`. Rules about names are in `rules`, the exceptions that `mlx-lm` makes for single
-//! architectures among them. Memory stays at some hundred megabytes whatever the model's size, and
-//! the output directory appears whole or not at all.
+//! It knows tensors by name and shape, but no architecture; `arch/` gives them meaning. `rules` has
+//! the rules about names, including `mlx-lm`'s exceptions for single architectures. Memory stays at
+//! some hundred megabytes for any model size, and the output directory is created atomically.
 
 mod config;
 mod execute;
@@ -37,7 +36,7 @@ pub(crate) use config::text_files;
 pub(crate) use gguf::tokenizer_files;
 pub use rules::Recipe;
 
-/// The default size of a shard, in bytes: 5 GiB, as `mlx-lm` has it.
+/// The default size of a shard, in bytes: 5 GiB, as in `mlx-lm`.
 pub const MAX_SHARD_BYTES: u64 = 5 << 30;
 
 /// A float type that weights are stored in.
@@ -52,7 +51,7 @@ pub enum FloatType {
 }
 
 impl FloatType {
-    /// The type called `float32`, `float16` or `bfloat16`.
+    /// The type named `float32`, `float16` or `bfloat16`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::F32, Self::F16, Self::BF16]
@@ -71,16 +70,17 @@ impl FloatType {
     }
 }
 
-/// How matrices are to be quantized.
+/// Options for quantizing matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantization {
-    /// What the bits mean.
+    /// The quantization format.
     pub mode: QuantMode,
-    /// Bits of a weight; `None` is the mode's default (4, but 8 for `mxfp8`).
+    /// Bits per weight; `None` is the mode's default (4, but 8 for `mxfp8`).
     pub bits: Option<i32>,
-    /// Neighboring weights that share a scale; `None` is the mode's default (64 for `affine`).
+    /// The number of adjacent weights that share a scale; `None` is the mode's default (64 for
+    /// `affine`).
     pub group_size: Option<i32>,
-    /// Different bits for different layers; sets `bits` itself.
+    /// Different bits per layer; sets `bits` itself.
     pub recipe: Option<Recipe>,
 }
 
@@ -95,17 +95,17 @@ impl Default for Quantization {
     }
 }
 
-/// What to make of a checkpoint.
+/// Options of a conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConvertOptions {
     /// Quantize matrices.
     pub quantize: Option<Quantization>,
-    /// Make quantized matrices dense.
+    /// Dequantize quantized matrices.
     pub dequantize: bool,
-    /// The type of all floats; `None` keeps each type (for GGUF: the smallest without loss).
+    /// The type of all floats; `None` keeps each type (for GGUF: the smallest lossless one).
     pub dtype: Option<FloatType>,
-    /// The size of a shard, in bytes of tensors; a larger tensor is a shard of its own.
+    /// The size of a shard, in bytes of tensors; a larger tensor gets a separate shard.
     pub max_shard_bytes: u64,
     /// Replace an output directory that is not empty.
     pub force: bool,
@@ -124,7 +124,7 @@ impl Default for ConvertOptions {
 }
 
 impl ConvertOptions {
-    /// Options that copy.
+    /// Options for an unchanged copy.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -165,10 +165,10 @@ impl ConvertOptions {
         self
     }
 
-    /// Checks that need no model.
+    /// Checks everything that needs no model.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] saying what does not go together.
+    /// [`ErrorKind::InvalidOption`] naming the conflicting options.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if self.quantize.is_some() && self.dequantize {
@@ -184,11 +184,11 @@ impl ConvertOptions {
     }
 }
 
-/// What a conversion made.
+/// The result of a conversion.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ConvertReport {
-    /// Weights, a quantized one counted as one.
+    /// The number of weights; a quantized one counts as one.
     pub parameters: u64,
     /// Bytes of all tensors.
     pub bytes: u64,
@@ -196,12 +196,12 @@ pub struct ConvertReport {
     pub shards: usize,
     /// Matrices that are stored quantized.
     pub quantized: usize,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 impl ConvertReport {
-    /// Bits that a weight takes on average, scales and all.
+    /// The average bits per weight, including scales.
     #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.parameters.max(1) as f64
@@ -209,12 +209,12 @@ impl ConvertReport {
 }
 
 /// Converts the model at `model`, a directory or a GGUF file, into the new directory `output`.
-/// `progress` is called with the bytes written so far and all there will be.
+/// `progress` gets the bytes written and the total.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for options that do not go together or with the model, or an output
-/// that is there; [`ErrorKind::InvalidModel`] and [`ErrorKind::Unsupported`] for the model;
-/// [`ErrorKind::Io`] when writing fails. Nothing is left behind then.
+/// [`ErrorKind::InvalidOption`] for options that conflict with each other or the model, or an
+/// existing output; [`ErrorKind::InvalidModel`] and [`ErrorKind::Unsupported`] for the model;
+/// [`ErrorKind::Io`] when writing fails. A failed conversion leaves no files.
 pub fn convert(
     model: &Path,
     output: &Path,
@@ -254,7 +254,7 @@ fn failed(what: &str, path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// Adds a path where an error has none.
+/// Sets the path of an error that has none.
 trait OrPath {
     fn or_path(self, path: &Path) -> Self;
 }
@@ -284,7 +284,7 @@ fn parent_and_name(output: &Path) -> Result<(PathBuf, String)> {
     Ok((parent, name.to_owned()))
 }
 
-/// The output must be new, empty, or meant to be replaced; and never the model.
+/// Requires that the output is new, empty or to be replaced, and is not the model.
 fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     let bad = |message: &str| {
         Err(Error::new(ErrorKind::InvalidOption, message.to_owned()).with_path(output))
@@ -314,14 +314,14 @@ fn check_output(model: &Path, output: &Path, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Moves the finished directory to its place. The old one is removed only after that.
+/// Moves the finished directory to its destination. The old directory is removed only afterward.
 fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
     let cannot = |e| failed("cannot move the finished model to its place", output, e);
     if fs::symlink_metadata(output).is_ok() {
         let old = work.join("old");
         fs::rename(output, &old).map_err(cannot)?;
         if let Err(e) = fs::rename(fresh, output) {
-            // Better the old one than none.
+            // Restores the old directory.
             let _ = fs::rename(&old, output);
             return Err(cannot(e));
         }
@@ -334,7 +334,7 @@ fn publish(fresh: &Path, output: &Path, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The model's files contradict the options.
+/// The error that the model's files contradict the options.
 fn wrong(path: &Path, name: &str, message: impl std::fmt::Display) -> Error {
     invalid(path, format!("tensor `{name}`: {message}"))
 }

@@ -1,5 +1,4 @@
-//! What becomes of each tensor: decided before anything is read, so that sizes and places are
-//! known.
+//! The plan for each tensor, made before any data is read, so that sizes and positions are known.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,7 +15,7 @@ use super::tensor::{Stored, Tensor};
 use super::{ConvertOptions, FloatType, wrong};
 use crate::checkpoint::Family;
 
-/// A tensor that is written.
+/// A tensor of the output.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Out {
     pub name: String,
@@ -25,42 +24,42 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// Its bytes.
+    /// Its size in bytes.
     pub(super) fn nbytes(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64 * (self.dtype.bitsize() / 8) as u64
     }
 }
 
-/// What is done with the rows of a tensor.
+/// The operation on a tensor's rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Work {
-    /// The bytes as they are.
+    /// Copies the bytes.
     Copy,
-    /// Numbers as another type.
+    /// Casts to another type.
     Cast(FloatType),
-    /// Numbers to packed integers with scales (and biases) of this type.
+    /// Quantizes, with scales and biases of this type.
     Quantize(Format, FloatType),
-    /// GGUF blocks to MLX's layout with the same numbers.
+    /// Converts GGUF blocks to MLX's layout without changing values.
     Repack(FloatType),
-    /// Packed integers to numbers; scales and biases are the second and third part.
+    /// Dequantizes packed integers; scales and biases are the second and third part.
     Dequantize(Format, FloatType),
 }
 
-/// One tensor, or what one becomes.
+/// One or more input tensors, and the output tensors made from them.
 #[derive(Debug, Clone)]
 pub(super) struct Item {
-    /// Where it comes from: one tensor, the members of a stack, or what [`Work::Dequantize`] needs.
+    /// The inputs: one tensor, the members of a stack, or the three parts for [`Work::Dequantize`].
     pub parts: Vec<usize>,
     pub work: Work,
-    /// The numbers are stored the other way round.
+    /// Whether the input is stored transposed.
     pub transposed: bool,
     pub outs: Vec<Out>,
 }
 
-/// All that is written.
+/// All tensors to write.
 pub(super) struct Plan {
     pub items: Vec<Item>,
-    /// What `config.json` says about it; `None` removes what it said.
+    /// The quantization entry of `config.json`; `None` removes an existing one.
     pub quantization: Option<Map<String, Value>>,
     pub dtype: Option<FloatType>,
     pub parameters: u64,
@@ -117,7 +116,7 @@ struct Planner<'a> {
     formats: BTreeMap<String, Format>,
     counts: HashMap<Format, u64>,
     dense_blocks: u64,
-    /// Matrices whose blocks are quantized again, by their type.
+    /// Counts matrices whose blocks are quantized again, by type.
     requantized: BTreeMap<String, usize>,
     dropped: usize,
     items: Vec<Item>,
@@ -240,7 +239,7 @@ impl<'a> Planner<'a> {
         if packed(path) && matches!(part, "weight" | "scales" | "biases") {
             return match (part, self.options.dequantize) {
                 ("weight", true) => self.add_dequantized(path, index),
-                (_, true) => Ok(()), // taken with the weight
+                (_, true) => Ok(()), // handled with the weight
                 ("weight", false) => self.keep_packed(path, index, &tensor),
                 _ => self.keep(index, &tensor),
             };
@@ -263,7 +262,7 @@ impl<'a> Planner<'a> {
         self.place(&name, shape, &tensor, vec![index], transposed)
     }
 
-    /// A packed matrix that stays packed.
+    /// Keeps a packed matrix packed.
     fn keep_packed(&mut self, path: &str, index: usize, tensor: &Tensor) -> Result<()> {
         let weights = self.stored.of(path).map_or(0, |format| {
             (elements(&tensor.shape) * 32)
@@ -287,7 +286,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Scales and biases of a packed matrix.
+    /// Keeps the scales or biases of a packed matrix.
     fn keep(&mut self, index: usize, tensor: &Tensor) -> Result<()> {
         let to = self.options.dtype.filter(|_| tensor.float().is_some());
         let dtype = to.map_or(tensor.dtype, file_type);
@@ -365,7 +364,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Decides about a tensor, or a stack of them, that is not packed in the source.
+    /// Plans a tensor, or a stack of them, that is not packed in the source.
     fn place(
         &mut self,
         name: &str,
@@ -389,7 +388,7 @@ impl<'a> Planner<'a> {
                     }
                     Some(kind) => {
                         *self.requantized.entry(kind.name()).or_default() += 1;
-                        // As the blocks have their own; their numbers are no finer.
+                        // Float16 by default, as the blocks' own scales; their values are no finer.
                         Work::Quantize(format, self.options.dtype.unwrap_or(FloatType::F16))
                     }
                     None => Work::Quantize(format, self.options.dtype.unwrap_or(float)),
@@ -429,7 +428,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The type of the scales of blocks that keep their numbers.
+    /// The type of the scales of repacked blocks.
     fn scales_of(&self, parts: &[usize]) -> Result<FloatType> {
         match self.options.dtype {
             Some(dtype) => Ok(dtype),
@@ -551,7 +550,8 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// What `config.json` says: the format of most weights, and the layers that differ.
+    /// The quantization entry of `config.json`: the format of most weights, and the layers that
+    /// differ.
     fn quantization(&self) -> Option<Map<String, Value>> {
         let base = match &self.chooser {
             Some(chooser) => chooser.base,
@@ -580,7 +580,7 @@ fn elements(shape: &[usize]) -> u64 {
     shape.iter().product::<usize>() as u64
 }
 
-/// Layers in their order, so that a shard holds neighbors.
+/// Sorts by layer, so that adjacent layers share a shard.
 fn order(item: &Item) -> (usize, &str) {
     let name = item.outs.first().map_or("", |o| o.name.as_str());
     (rules::layer_of(name).map_or(0, |n| n + 1), name)

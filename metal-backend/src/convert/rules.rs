@@ -1,5 +1,5 @@
-//! What names say about tensors: which matrices are quantized and to how many bits, which tensors
-//! are left out, which belong into one stack. The choices are those of `mlx-lm`'s `convert`.
+//! Rules about tensor names: matrices to quantize and their bits, tensors to drop, and tensors to
+//! stack. They are those of `mlx-lm`'s `convert`.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use mlx_rs_core::QuantMode;
 
 use super::Quantization;
 
-/// Bits by layer, as `mlx-lm` names them. `v_proj` and `down_proj` get more bits in the first and
+/// Bits per layer, with `mlx-lm`'s names. `v_proj` and `down_proj` get more bits in the first and
 /// the last eighth of the layers, and in every third layer between. The output matrix gets more,
 /// too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ impl Recipe {
         }
     }
 
-    /// The recipe of that name.
+    /// The recipe with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|r| r.name() == name)
@@ -61,7 +61,7 @@ impl Recipe {
     }
 }
 
-/// How one matrix is quantized.
+/// The quantization format of one matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Format {
     pub bits: i32,
@@ -70,13 +70,13 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// For people.
+    /// A description for people.
     pub(super) fn told(self) -> String {
         let (bits, group, mode) = (self.bits, self.group_size, self.mode_name());
         format!("{mode}, {bits} bits in groups of {group}")
     }
 
-    /// The mode's name in a `config.json`.
+    /// The mode's name in `config.json`.
     pub(super) fn mode_name(self) -> &'static str {
         match self.mode {
             QuantMode::Mxfp4 => "mxfp4",
@@ -90,7 +90,7 @@ impl Format {
 /// The format of most matrices.
 ///
 /// # Errors
-/// When the mode does not have these bits or groups, or a recipe contradicts the rest.
+/// When the mode does not support the bits or group size, or a recipe conflicts with other options.
 pub(super) fn base_format(quantize: &Quantization) -> Result<Format> {
     let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     let mode = quantize.mode;
@@ -141,7 +141,7 @@ pub(super) fn base_format(quantize: &Quantization) -> Result<Format> {
     Ok(format)
 }
 
-/// Decides for each matrix.
+/// Chooses the format of each matrix.
 pub(super) struct Chooser {
     pub base: Format,
     recipe: Option<Recipe>,
@@ -158,7 +158,7 @@ impl Chooser {
     }
 
     /// The format of the matrix `path` (a name without `.weight`) whose rows have `cols` weights;
-    /// `None` leaves it dense.
+    /// `None` keeps it dense.
     pub(super) fn format(&self, path: &str, shape: &[usize]) -> Option<Format> {
         let cols = shape.last().copied().unwrap_or(0);
         if !is_matrix(path, shape)
@@ -168,7 +168,7 @@ impl Chooser {
             return None;
         }
         if is_router(path) {
-            // Which expert is asked decides everything after it: worth the bits.
+            // Routing affects everything after it, so routers get more bits.
             let group_size = [64, 32].into_iter().find(|g| cols.is_multiple_of(*g))?;
             return Some(Format {
                 bits: 8,
@@ -194,15 +194,15 @@ impl Chooser {
     }
 }
 
-/// Whether a weight is a linear layer's, an embedding's or a stack of experts', by its name and
+/// Whether a weight belongs to a linear layer, an embedding or a stack of experts, by name and
 /// shape.
 pub(super) fn is_matrix(path: &str, shape: &[usize]) -> bool {
     let stacked = path.contains("switch_mlp") || path.contains(".experts");
     if shape.len() != 2 && !(shape.len() == 3 && stacked) {
         return false;
     }
-    // Convolutions and tables of positions have two axes too, and no quantized form. The input and
-    // forget gates of xLSTM are exponents, and have a row a head.
+    // Convolutions and position tables have two axes too, but no quantized form. The input and
+    // forget gates of xLSTM are exponents, with one row per head.
     let last = path.rsplit('.').next().unwrap_or(path);
     !["norm", "conv", "position"]
         .iter()
@@ -232,8 +232,8 @@ pub(super) fn layer_of(path: &str) -> Option<usize> {
     parts.next()?.parse().ok()
 }
 
-/// Whether a tensor has no place in a text model's directory: other senses' towers, what is
-/// computed anyway, and the output matrix where it is the embedding.
+/// Whether a text model does not need a tensor: towers of other modalities, computed values, and a
+/// tied output matrix.
 pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     const TOWERS: [&str; 7] = [
         "vision_tower.",
@@ -253,7 +253,7 @@ pub(super) fn is_dropped(name: &str, tied: bool) -> bool {
     tied && head.starts_with("lm_head.")
 }
 
-/// Where a single expert's matrix belongs: the name of the stack, and its place there.
+/// The stack of a single expert's matrix, and its index in the stack.
 pub(super) fn expert(name: &str) -> Option<(String, usize)> {
     let path = name.strip_suffix(".weight")?;
     let (rest, part) = path.rsplit_once('.')?;
@@ -283,7 +283,8 @@ pub(super) fn stacks<'a>(
         } else if let Some((path, "scales" | "biases" | "bias")) = name.rsplit_once('.')
             && let Some((stack, _)) = expert(&format!("{path}.weight"))
         {
-            // Already quantized, or with biases that would need a stack too: left as they are.
+            // Members that are quantized already or have biases, which would need a stack too, are
+            // left unchanged.
             spoilt.push(stack);
         }
     }

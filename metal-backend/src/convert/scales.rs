@@ -1,4 +1,4 @@
-//! GGUF blocks in MLX's packed form, and the smallest type that holds its scales without loss.
+//! Converts GGUF blocks to MLX's packed form, and finds the smallest lossless type of their scales.
 
 use half::{bf16, f16};
 use inference::Result;
@@ -11,7 +11,7 @@ use super::tensor::Tensor;
 use crate::checkpoint::gguf::GgmlType;
 use crate::checkpoint::gguf_quant;
 
-/// Weights that are looked at between two decisions to go on: nearly always the first few tell.
+/// Weights read between two checks; nearly always the first few decide.
 const CHUNK: usize = 1 << 18;
 
 /// Whether a type packs several weights into a block.
@@ -19,7 +19,7 @@ pub(super) fn is_block(kind: GgmlType) -> bool {
     kind.block().is_some_and(|(weights, _)| weights > 1)
 }
 
-/// MLX's form of a GGUF type with the same numbers.
+/// The format of MLX that represents a GGUF type without loss.
 pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     Some(Format {
         bits: gguf_quant::repack(kind, &[])?.bits,
@@ -28,8 +28,8 @@ pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     })
 }
 
-/// The type of scales and biases of repacked blocks: float16 or bfloat16 where all are exact in it,
-/// else float32.
+/// The type of scales and biases of repacked blocks: float16 or bfloat16 if all are exact in it,
+/// otherwise float32.
 ///
 /// # Errors
 /// When the file cannot be read.

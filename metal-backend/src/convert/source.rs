@@ -1,4 +1,4 @@
-//! The checkpoint that is converted: its tensors under the names of transformers, read in rows.
+//! The checkpoint to convert: tensors with transformers' names, read in rows.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ const MAX_CONFIG: u64 = 4 << 20;
 pub(super) struct Source {
     /// The directory, or the GGUF file.
     pub path: PathBuf,
-    /// `config.json`, or what the metadata amounts to.
+    /// `config.json`, or its equivalent from the metadata.
     pub config: Map<String, Value>,
     pub tensors: Vec<Tensor>,
     files: Files,
@@ -33,7 +33,7 @@ enum Files {
     Gguf(Gguf),
 }
 
-/// Numbers as they are stored.
+/// Numbers in their stored type.
 pub(super) enum Floats {
     F32(Vec<f32>),
     F16(Vec<f16>),
@@ -49,7 +49,7 @@ impl Floats {
         }
     }
 
-    /// The nearest numbers of another type.
+    /// Rounds to another type.
     pub(super) fn cast(self, to: FloatType) -> Self {
         match (self, to) {
             (Floats::F32(v), FloatType::F32) => Floats::F32(v),
@@ -142,7 +142,7 @@ impl Source {
         }
     }
 
-    /// Rows of a tensor as they are stored: little-endian elements, or whole blocks.
+    /// Stored rows of a tensor: little-endian elements, or whole blocks.
     pub(super) fn raw(&self, tensor: &Tensor, first: usize, rows: usize) -> Result<Vec<u8>> {
         let missing = || wrong(&self.path, &tensor.name, "is gone");
         match (&self.files, &tensor.stored) {
@@ -170,7 +170,7 @@ impl Source {
     ) -> Result<Vec<u8>> {
         let all = tensor.shape.iter().rev().skip(1).product::<usize>();
         if let Some(heads) = permuted {
-            // Biases are permuted too, as rows of one element.
+            // Biases are permuted too, as rows with one element.
             let units = if tensor.shape.len() == 1 {
                 tensor.shape[0]
             } else {
@@ -214,7 +214,7 @@ impl Source {
         }
     }
 
-    /// Rows of a GGUF tensor in MLX's layout, where it has one.
+    /// Rows of a GGUF tensor in MLX's layout, if MLX has one.
     pub(super) fn packed(
         &self,
         tensor: &Tensor,

@@ -1,4 +1,4 @@
-//! How the matrices of a checkpoint are quantized already, from its `config.json`.
+//! The existing quantization of a checkpoint, from its `config.json`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::rules::Format;
 use super::source::Source;
 use crate::checkpoint::files::invalid;
 
-/// How the source's matrices are quantized, from its `config.json`.
+/// The existing quantization of the source's matrices.
 pub(super) struct StoredQuantization {
     pub is_quantized: bool,
     base: Option<Format>,
@@ -36,7 +36,7 @@ impl StoredQuantization {
         let Some(map) = map else { return Ok(found) };
         found.is_quantized = true;
         if map.contains_key("quant_method") && !map.contains_key("group_size") {
-            return Ok(found); // another tool's: copied as it is, and never quantized or dequantized
+            return Ok(found); // a quantization of another tool: tensors are copied unchanged
         }
         let base = format_of(map, None, &source.path)?;
         for (layer, value) in map {

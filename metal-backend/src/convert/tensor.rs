@@ -1,4 +1,4 @@
-//! A tensor of the checkpoint that is converted: its name, shape and storage, without its numbers.
+//! A tensor of the source checkpoint: its name, shape and storage, without its data.
 
 use safetensors::Dtype;
 
@@ -8,37 +8,37 @@ use crate::checkpoint::gguf::GgmlType;
 /// A tensor of the checkpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Tensor {
-    /// As transformers names it.
+    /// Its name in transformers.
     pub name: String,
-    /// Of its elements as they are read; for GGUF blocks that of their numbers.
+    /// The type of its elements when read; for GGUF blocks, of their dequantized values.
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub stored: Stored,
 }
 
-/// How a tensor is stored.
+/// The storage of a tensor.
 #[derive(Debug, Clone)]
 pub(super) enum Stored {
     Safetensors,
     Gguf {
         name: String,
         kind: GgmlType,
-        /// Heads whose rows are in another order.
+        /// The number of heads, if their rows are permuted.
         permuted: Option<usize>,
-        /// Its numbers are one too large: converters add the one of `1 + weight`.
+        /// Whether its values are one too large, because conversion added the one of `1 + weight`.
         minus_one: bool,
     },
 }
 
 impl Tensor {
-    /// Rows (all axes but the last together) and columns.
+    /// Rows (the product of all axes but the last) and columns.
     pub(super) fn rows_and_cols(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(1);
         let rows = self.shape.iter().rev().skip(1).product();
         (rows, cols)
     }
 
-    /// Its float type, if it has one that we compute with.
+    /// Its float type, if we compute with it.
     pub(super) fn float(&self) -> Option<FloatType> {
         match self.dtype {
             Dtype::F32 => Some(FloatType::F32),
@@ -48,7 +48,7 @@ impl Tensor {
         }
     }
 
-    /// Whether rows can only be read all together.
+    /// Whether all rows must be read together.
     pub(super) fn is_indivisible(&self) -> bool {
         matches!(
             self.stored,

@@ -1,5 +1,5 @@
-//! The rules about names, formats and outputs; whole conversions are in the root's
-//! `tests/files/convert.rs`.
+//! Rules about names, formats and outputs; `tests/files/convert.rs` of the root crate tests whole
+//! conversions.
 
 use super::gguf::llama3_scaling;
 use super::rules::{Chooser, base_format, expert, is_dropped, layer_of, stacks};
@@ -97,7 +97,7 @@ fn matrices_are_quantized_and_nothing_else() {
 
 #[test]
 fn recipes_give_the_layers_that_mlx_lm_gives_more() {
-    // 16 layers: the first and last two, and of the others each third, starting with the fifth.
+    // 16 layers: the first and last two, and every third one between, from the fifth.
     let chooser = Chooser::new(&quantization(Some(Recipe::Mixed3_6)), 16).unwrap();
     let bits = |path: String| chooser.format(&path, &[64, 64]).unwrap().bits;
     let more: Vec<usize> = (0..16)

@@ -1,5 +1,5 @@
-//! The adapter of an engine: put on, exchanged and taken off while it answers. The adapter itself
-//! is in `adapter/`.
+//! The engine's adapter: applied, exchanged and removed between forward passes. `adapter/`
+//! implements it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::adapter::{AdapterKind, LoraAdapter, key};
 use crate::nn::adapter::Passes;
 
 impl Engine {
-    /// What the matrices inside of blocks are called, such as `self_attn.q_proj`.
+    /// The names of matrices inside blocks, such as `self_attn.q_proj`.
     pub fn layer_names(&self) -> BTreeSet<String> {
         let param_slots = locked(&self.param_slots);
         let inside = param_slots
@@ -20,12 +20,12 @@ impl Engine {
         inside.map(|slot| key(slot.name()).to_owned()).collect()
     }
 
-    /// The adapter on the model, if any.
+    /// The model's current adapter, if any.
     pub fn adapter(&self) -> Option<LoraAdapter> {
         locked(&self.adapter).clone()
     }
 
-    /// Puts a fresh adapter on the model, in place of another.
+    /// Applies a fresh adapter, in place of the current one.
     pub fn apply_lora(
         &self,
         config: &LoraConfig,
@@ -44,7 +44,7 @@ impl Engine {
         Ok(adapter)
     }
 
-    /// Puts the adapter of a directory on the model, in place of another.
+    /// Applies the adapter of a directory, in place of the current one.
     pub fn load_adapter(&self, dir: &Path) -> Result<LoraAdapter> {
         self.check_open()?;
         let mut held = locked(&self.adapter);
@@ -57,7 +57,7 @@ impl Engine {
         Ok(adapter)
     }
 
-    /// Takes the adapter off the model, if there is one.
+    /// Removes the adapter, if there is one.
     pub fn remove_adapter(&self) -> Result<()> {
         self.check_open()?;
         let mut held = locked(&self.adapter);
@@ -68,18 +68,18 @@ impl Engine {
         Ok(())
     }
 
-    /// What keeps forward passes and changes of the adapter apart.
+    /// The lock that separates forward passes from adapter changes.
     pub fn passes(&self) -> &Passes {
         &self.passes
     }
 
-    /// Counts the changes of the adapter and of its numbers.
+    /// The number of changes of the adapter and its parameters.
     pub fn adapter_epoch(&self) -> u64 {
         self.prefixes().epoch()
     }
 
-    /// Begins an epoch of the adapter; call it once its numbers stand. Caches of the earlier ones
-    /// are dropped, and running requests store none.
+    /// Begins an epoch of the adapter; call it once its parameters are final. Earlier caches are
+    /// dropped, and running requests store none.
     pub fn adapter_changed(&self) {
         self.prefixes().renew();
     }

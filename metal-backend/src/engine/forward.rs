@@ -1,4 +1,4 @@
-//! Forward passes of one sequence, in steps, so that memory stays bounded and a caller can end
+//! Forward passes of one sequence, in steps, so that memory is bounded and a caller can interrupt
 //! them.
 
 use inference::Result;
@@ -10,12 +10,12 @@ use crate::error::engine;
 use crate::nn::attention::Positions;
 use crate::nn::hooks::{StateHook, Watch};
 
-/// Runs `prompt`, watched by the hook there is, through the model in steps of at most `step` tokens. Returns the logits of its
-/// last position `[1, 1, vocab]`, not yet computed. `between` is asked before each further step
-/// with the number of positions done.
+/// Runs `prompt` through the model in steps of at most `step` tokens, observed by `hook` if given.
+/// Returns the unevaluated logits of the last position, `[1, 1, vocab]`. Before each further step,
+/// `between` is called with the number of positions done.
 ///
 /// # Errors
-/// When memory runs out, or `between` says so.
+/// When memory runs out, or `between` returns an error.
 pub fn forward_prompt(
     decoder: &dyn Decoder,
     prompt: &[u32],
@@ -27,7 +27,7 @@ pub fn forward_prompt(
     let mut rest = prompt;
     while rest.len() > step.max(1) {
         let (now, later) = rest.split_at(step.max(1));
-        // The logits stay uncomputed: only keys and values are asked for.
+        // These logits are never evaluated; only keys and values are needed.
         let again: Option<&mut dyn StateHook> = match &mut hook {
             Some(hook) => Some(&mut **hook),
             None => None,
@@ -43,7 +43,7 @@ pub fn forward_prompt(
     forward(decoder, rest, (caches, hook), Positions::Last).map_err(engine("prefill"))
 }
 
-/// One forward pass of one row, not yet computed.
+/// One forward pass of one row, not evaluated.
 ///
 /// # Errors
 /// When shapes do not fit or memory runs out.

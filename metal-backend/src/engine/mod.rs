@@ -1,5 +1,5 @@
-//! What all requests of one model share: weights, caches, prefixes and the adapter. It answers no
-//! contract; that is `model.rs`'s part.
+//! State shared by all requests of one model: weights, caches, prefixes and the adapter. `model.rs`
+//! implements the contract on top of it.
 
 mod adapters;
 pub mod forward;
@@ -24,12 +24,12 @@ use crate::sample::{Compiler, Context, Sampler};
 use crate::sentence::Sentence;
 use crate::text::{Detokenizer, TextPipeline};
 
-/// The log-probability of what cannot be, as OpenAI has it: JSON has no infinity.
+/// The log-probability of an impossible token, as in OpenAI's API, because JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// What all requests of one model share.
+/// State shared by all requests of one model.
 pub struct Engine {
-    /// Taken away by `close`, which frees the weights once no request runs.
+    /// `close` takes it, which frees the weights once no request runs.
     decoder: Mutex<Option<Arc<dyn Decoder>>>,
     closed: AtomicBool,
     text: TextPipeline,
@@ -38,17 +38,17 @@ pub struct Engine {
     eos: Vec<u32>,
     caches: CacheOptions,
     prefixes: Prefixes,
-    /// The same for the model that guesses.
+    /// The prefixes of the draft model.
     draft_prefixes: Prefixes,
-    /// Guesses tokens; taken away by `close`.
+    /// The draft model; `close` takes it.
     draft: Mutex<Option<Arc<dyn Decoder>>>,
     identity: String,
     source: PathBuf,
-    /// Tells this engine from all others, for files that no other can use.
+    /// A random identity of this engine, for files that only it can use.
     nonce: u64,
-    /// Where adapters can stand; taken away by `close`, as they hold the weights.
+    /// The slots for adapters; `close` takes them, because they hold the weights.
     param_slots: Mutex<Vec<Arc<ParamSlot>>>,
-    /// The adapter there is.
+    /// The current adapter.
     adapter: Mutex<Option<LoraAdapter>>,
     passes: Arc<Passes>,
     metrics: Mutex<GenerateMetrics>,
@@ -61,52 +61,52 @@ pub struct Engine {
     sentence: Sentence,
 }
 
-/// What [`Engine::new`] puts together.
+/// The inputs of [`Engine::new`].
 pub struct Parts {
     /// The network.
     pub decoder: Box<dyn Decoder>,
     /// Tokenizer and chat template.
     pub text: TextPipeline,
-    /// Where it runs.
+    /// The stream to compute on.
     pub stream: Stream,
-    /// What it is.
+    /// Facts about the model.
     pub info: ModelInfo,
     /// Tokens that end a reply.
     pub eos: Vec<u32>,
-    /// Which caches requests get.
+    /// The options of requests' caches.
     pub caches: CacheOptions,
-    /// How many finished requests are remembered.
+    /// The number of finished requests whose caches are kept.
     pub slots: usize,
-    /// A smaller model that guesses tokens.
+    /// The draft model.
     pub draft: Option<Box<dyn Decoder>>,
-    /// Tells this model from others.
+    /// The identity of this model.
     pub identity: String,
-    /// Where it was loaded from.
+    /// The path that it was loaded from.
     pub source: PathBuf,
-    /// Where adapters can stand.
+    /// The slots for adapters.
     pub param_slots: Vec<Arc<ParamSlot>>,
-    /// Whether this process has a part of the model only.
+    /// Whether this process has only a part of the model.
     pub is_part: bool,
-    /// Whether requests go on from what others have computed. The stages of a pipeline do not:
-    /// their caches differ in how they can be cut, and all must start at the same token.
+    /// Whether requests reuse caches of other requests. Pipeline stages do not: their caches differ
+    /// in whether they can be cut, and all stages must start at the same token.
     pub shares_prefixes: bool,
-    /// How feed-forward parts are computed.
+    /// The strategies of feed-forward parts.
     pub feed_forward: FeedForwardPlan,
-    /// Whether any of them is computed another way than it was trained.
+    /// Whether any feed-forward part is not dense.
     pub is_routed: bool,
-    /// Whether all of them as they were trained are in memory.
+    /// Whether all parts are in memory for dense computation.
     pub has_dense: bool,
-    /// How vectors of texts are made.
+    /// How texts are embedded.
     pub sentence: Sentence,
 }
 
-/// A mutex of plain data is usable even after a panic elsewhere.
+/// Plain data stays usable after a panic, so poisoning is ignored.
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Engine {
-    /// Puts an engine together.
+    /// Creates an engine.
     pub fn new(parts: Parts) -> Self {
         let tokenizer = Arc::clone(parts.text.tokenizer());
         let passes = Arc::new(Passes::default());
@@ -128,7 +128,7 @@ impl Engine {
             draft: Mutex::new(parts.draft.map(Arc::from)),
             identity: parts.identity,
             source: parts.source,
-            // Differs between processes, which may have the same id, and between calls.
+            // Unique across processes, which may share an id, and across calls.
             nonce: RandomState::new().hash_one(()),
             param_slots: Mutex::new(parts.param_slots),
             adapter: Mutex::new(None),
@@ -148,43 +148,43 @@ impl Engine {
         self.stream.scope(f)
     }
 
-    /// Whether this process has a part of the model only, and others the rest. Heads and keys are
-    /// not all here then.
+    /// Whether this process has only a part of the model. Then it has only some of the heads and
+    /// keys.
     pub fn is_part(&self) -> bool {
         self.is_part
     }
 
-    /// Whether requests may go on from what others of a batch have computed.
+    /// Whether requests may reuse caches of other requests.
     pub fn shares_prefixes(&self) -> bool {
         self.shares_prefixes
     }
 
-    /// Whether it computes on the CPU.
+    /// Whether the engine computes on the CPU.
     pub fn is_on_cpu(&self) -> bool {
         self.stream.device().kind() == DeviceKind::Cpu
     }
 
-    /// How feed-forward parts are computed.
+    /// The strategies of feed-forward parts.
     pub fn feed_forward(&self) -> &FeedForwardPlan {
         &self.feed_forward
     }
 
-    /// Whether any feed-forward part is computed another way than it was trained.
+    /// Whether any feed-forward part is not dense.
     pub fn is_routed(&self) -> bool {
         self.is_routed
     }
 
-    /// Whether all feed-forward parts as they were trained are in memory.
+    /// Whether all feed-forward parts are in memory for dense computation.
     pub fn has_dense(&self) -> bool {
         self.has_dense
     }
 
-    /// How vectors of texts are made.
+    /// How texts are embedded.
     pub fn sentence(&self) -> &Sentence {
         &self.sentence
     }
 
-    /// An error once the model was closed.
+    /// Fails if the model is closed.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(
@@ -195,7 +195,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The network, while the model is open.
+    /// The network; an error if the model is closed.
     pub fn decoder(&self) -> Result<Arc<dyn Decoder>> {
         self.check_open()?;
         locked(&self.decoder)
@@ -203,7 +203,7 @@ impl Engine {
             .ok_or_else(|| Error::new(ErrorKind::Closed, "the model was closed; load it again"))
     }
 
-    /// What the model is.
+    /// Facts about the model.
     pub fn info(&self) -> &ModelInfo {
         &self.info
     }
@@ -213,27 +213,27 @@ impl Engine {
         &self.eos
     }
 
-    /// Where it was loaded from.
+    /// The path that the model was loaded from.
     pub fn source(&self) -> &Path {
         &self.source
     }
 
-    /// Which caches requests get.
+    /// The options of requests' caches.
     pub fn cache_options(&self) -> &CacheOptions {
         &self.caches
     }
 
-    /// What finished requests have computed.
+    /// Caches of finished requests.
     pub fn prefixes(&self) -> &Prefixes {
         &self.prefixes
     }
 
-    /// What the model that guesses has computed in finished requests.
+    /// The draft model's caches of finished requests.
     pub fn draft_prefixes(&self) -> &Prefixes {
         &self.draft_prefixes
     }
 
-    /// The model that guesses, where there is one.
+    /// The draft model, if there is one.
     pub fn draft(&self) -> Option<Arc<dyn Decoder>> {
         locked(&self.draft).clone()
     }
@@ -243,11 +243,11 @@ impl Engine {
         &self.text
     }
 
-    /// Tells what this model computes from what others do, for files, and the adapter's epoch.
-    /// Adapters in memory have no name, so that files of one are only for this engine, and only
-    /// until it changes.
+    /// The identity of the model's computation, for files, and the adapter's epoch. Adapters in
+    /// memory have no name, so files made with one are valid only for this engine, until the
+    /// adapter changes.
     pub fn identity(&self) -> (String, u64) {
-        // Held, so that no change comes in between.
+        // The lock is held so that the adapter cannot change in between.
         let adapter = locked(&self.adapter);
         let epoch = self.prefixes.epoch();
         let identity = match &*adapter {
@@ -257,17 +257,18 @@ impl Engine {
         (identity, epoch)
     }
 
-    /// Remembers the figures of the request that ended last.
+    /// Stores the metrics of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
         *locked(&self.metrics) = metrics;
     }
 
-    /// A decoder of one request's ids to text.
+    /// A new detokenizer for one request.
     pub fn detokenizer(&self, stop: &[String]) -> Detokenizer {
         self.text.detokenizer(stop)
     }
 
-    /// Compiles the grammar that `options` may have, beside what runs: it uses no array.
+    /// Compiles the grammar of `options`, if any; uses no array, so it may run beside forward
+    /// passes.
     ///
     /// # Errors
     /// As [`Compiler::prepare`].
@@ -278,12 +279,12 @@ impl Engine {
         })
     }
 
-    /// The sampling that a request's options describe.
+    /// The sampler for a request's options.
     pub fn sampler(&self, options: &GenerateOptions, prompt: &[u32]) -> Result<Sampler> {
         let newline = if options.sampling.xtc_probability > 0.0 {
             let tokenizer = self.text.tokenizer();
             let mut ids = tokenizer.encode_plain("\n")?;
-            // A vocabulary without a new line gives the token for what is unknown.
+            // A vocabulary without a newline yields the unknown token.
             ids.retain(|&id| {
                 let bytes = tokenizer.token_bytes(id).unwrap_or_default();
                 bytes.contains(&b'\n')
@@ -302,7 +303,7 @@ impl Engine {
         self.scope(|| Sampler::of_valid(options, prompt, &context))
     }
 
-    /// Log-probabilities of one token as the contract has them.
+    /// Log-probabilities of one token in the contract's type.
     pub fn logprobs(&self, chosen: f32, top: Vec<(u32, f32)>) -> TokenLogprobs {
         let tokenizer = self.text.tokenizer();
         let top = top
@@ -316,7 +317,7 @@ impl Engine {
         TokenLogprobs::new(chosen.max(IMPOSSIBLE), top)
     }
 
-    /// Refuses prompts that cannot be run.
+    /// Refuses invalid prompts.
     pub fn check_prompt(&self, ids: &[u32]) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         if ids.is_empty() {
@@ -328,7 +329,7 @@ impl Engine {
                 self.info.vocab_size
             ));
         }
-        // Positions are counted in 32 bits by MLX; the configured context is advice, not a limit.
+        // MLX counts positions in 32 bits; the configured context length is only a recommendation.
         if i32::try_from(ids.len()).is_err() {
             return bad(format!("the prompt has {} tokens; shorten it", ids.len()));
         }
@@ -347,12 +348,12 @@ impl Engine {
         }
     }
 
-    /// The figures of the request that ended last.
+    /// The metrics of the request that ended last.
     pub fn metrics(&self) -> GenerateMetrics {
         locked(&self.metrics).clone()
     }
 
-    /// Frees the weights once no request runs, and what finished requests left.
+    /// Frees the weights once no request runs, and drops kept caches.
     ///
     /// # Errors
     /// When memory cannot be returned.
@@ -360,7 +361,8 @@ impl Engine {
         self.closed.store(true, Ordering::Release);
         locked(&self.decoder).take();
         locked(&self.draft).take();
-        // It stays where it is: steps that run must not go on without it. It goes with the weights.
+        // The adapter stays on the model, because running steps need it. It is freed with the
+        // weights.
         locked(&self.adapter).take();
         locked(&self.param_slots).clear();
         self.prefixes.close();

@@ -9,11 +9,11 @@ pub enum Activation {
     Silu,
     /// `x * Phi(x)` with the exact normal distribution (Hendrycks and Gimpel 2016).
     Gelu,
-    /// The same by its tanh approximation.
+    /// GELU by its tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
-    /// Its square (So et al. 2021, arXiv:2109.08668).
+    /// `max(x, 0)^2` (So et al. 2021, arXiv:2109.08668).
     Relu2,
 }
 
@@ -22,7 +22,7 @@ pub const NAMES: &str =
     "silu, swish, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_tanh, relu, relu2";
 
 impl Activation {
-    /// By the name that configurations use.
+    /// The activation with this name in configurations.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "silu" | "swish" => Self::Silu,
@@ -34,7 +34,7 @@ impl Activation {
         })
     }
 
-    /// Its name, as the contract has it.
+    /// Its name in the contract.
     pub fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
@@ -45,7 +45,7 @@ impl Activation {
         }
     }
 
-    /// The same in our kernels, where they have it.
+    /// The kernels' equivalent, if they have it.
     pub(super) fn kernel(self) -> Option<cpu::Gate> {
         match self {
             Self::Silu => Some(cpu::Gate::Silu),
@@ -56,7 +56,7 @@ impl Activation {
         }
     }
 
-    /// Element by element.
+    /// Applies it element by element.
     ///
     /// # Errors
     /// When memory runs out.

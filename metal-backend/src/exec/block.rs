@@ -1,5 +1,4 @@
-//! Which whole decoder blocks our kernels have as one operation. What they compute without these is
-//! in `arch/stack.rs`.
+//! The decoder blocks that our kernels run as one operation. `arch/stack.rs` computes all others.
 
 use mlx_rs_core::{Array, Dtype, Result};
 
@@ -7,35 +6,35 @@ use super::activation::Activation;
 use super::attention::Heads;
 use super::matrix::{NormSpec, Part, biased};
 
-/// A block for the kernels, and a row's tokens with room for their keys and values.
+/// A block for the kernels, and a row's tokens with capacity for their keys and values.
 pub use mlx_rs_core::cpu::{Block, KvSlot};
 
-/// The most tokens that go through blocks in one operation, which is the default size of a prefill
-/// step. With more, the memory between the parts should be MLX's, which is counted.
+/// The maximum tokens for a fused block, which is the default prefill step. Above it, intermediate
+/// memory should be MLX's, which is counted.
 const MOST_TOKENS: i32 = 512;
 
 /// `h = x + attention(norm(x))`, then `h + down(act(gate(norm(h))) * up(norm(h)))`. A part is
-/// `None` where there is none, or an adapter changes it.
+/// `None` if it is missing or an adapter changes it.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockSpec<'a> {
-    /// Before the attention.
+    /// The norm before attention.
     pub attention_norm: NormSpec<'a>,
-    /// To queries, keys and values.
+    /// The query, key and value projections.
     pub projections: [Option<Part<'a>>; 3],
-    /// From what the heads found.
+    /// The output projection.
     pub output: Option<Part<'a>>,
-    /// Before the feed-forward part.
+    /// The norm before the feed-forward part.
     pub feed_norm: NormSpec<'a>,
-    /// Of the gate.
+    /// The gate's activation.
     pub activation: Activation,
-    /// What goes through the activation, and what it is multiplied with.
+    /// The gate and up projections.
     pub gate_up: [Option<Part<'a>>; 2],
-    /// From their product.
+    /// The down projection.
     pub down: Option<Part<'a>>,
 }
 
 impl<'a> BlockSpec<'a> {
-    /// Whether blocks can be one operation for `x` `[1, T, hidden]`.
+    /// Whether blocks can be fused for `x` `[1, T, hidden]`.
     ///
     /// # Errors
     /// When `x` has fewer than two axes.
@@ -43,7 +42,7 @@ impl<'a> BlockSpec<'a> {
         Ok(x.dtype() == Dtype::Float32 && x.dim(1)? <= MOST_TOKENS)
     }
 
-    /// The block with these heads; `None` where the kernels do not have all of it.
+    /// The block with these heads; `None` if the kernels do not support it.
     pub fn block(&self, heads: &'a Heads) -> Option<Block<'a>> {
         let [q, k, v] = self.projections;
         let [gate, up] = self.gate_up;

@@ -1,4 +1,4 @@
-//! Products with stacks of matrices by index, and the block of a mixture of experts around them.
+//! Products with matrices selected from a stack, and the mixture of experts built on them.
 
 use mlx_rs_core::cpu::{self, Prompts};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Quantized, Result};
@@ -7,10 +7,10 @@ use super::activation::Activation;
 use super::matrix::kernel_numbers;
 use super::weight::Weight;
 
-/// Inputs that the backward pass of the kernels takes: a multiple of so many.
+/// The kernels' backward pass requires a multiple of this many inputs.
 const KERNEL_INPUTS: i32 = 16;
 
-/// A stack of matrices `[experts, out, in]` as it is multiplied with.
+/// A stack of matrices `[experts, out, in]`, prepared for products.
 #[derive(Debug, Clone)]
 pub struct ExpertMatrix(Kind);
 
@@ -18,17 +18,17 @@ pub struct ExpertMatrix(Kind);
 enum Kind {
     /// The transposed view `[experts, in, out]`.
     Dense { transposed: Array },
-    /// By MLX.
+    /// Multiplied by MLX.
     Quantized(Quantized),
-    /// By our kernels.
+    /// Multiplied by our kernels.
     Kernel(cpu::ExpertMatrix),
 }
 
-/// A stack with biases `[experts, out]`, or without.
+/// A stack with optional biases `[experts, out]`.
 pub type ExpertPart<'a> = (&'a ExpertMatrix, Option<&'a Array>);
 
 impl ExpertMatrix {
-    /// From a stack `[experts, out, in]`, for a CPU that computes in float32 when `on_cpu`.
+    /// From a stack `[experts, out, in]`; `on_cpu` means a CPU that computes in float32.
     ///
     /// # Errors
     /// When the weight is not a stack of matrices.
@@ -42,7 +42,8 @@ impl ExpertMatrix {
             })
         };
         Ok(Self(match weight {
-            // Only the kernels multiply float32 rows with 16-bit matrices.
+            // Only the kernels multiply float32 inputs with 16-bit matrices; MLX needs float32
+            // weights.
             Weight::Dense(w) if on_cpu => dense(w.astype(Dtype::Float32)?)?,
             Weight::Dense(w) => dense(w)?,
             Weight::Quantized(q) => Kind::Quantized(q),
@@ -53,7 +54,7 @@ impl ExpertMatrix {
         }))
     }
 
-    /// The numbers `[experts, out, in]` that it is multiplied with, in float32.
+    /// The weights `[experts, out, in]` in float32.
     ///
     /// # Errors
     /// When memory runs out.
@@ -68,8 +69,8 @@ impl ExpertMatrix {
         }
     }
 
-    /// `x` `[.., 1, in]` by the experts `ids` `[..]`, after broadcasting: `[.., 1, out]`. `sorted`
-    /// says that the ids ascend, `differentiated` that the result must have derivatives.
+    /// Products of `x` `[.., 1, in]` with the experts `ids` `[..]`, after broadcasting: `[.., 1,
+    /// out]`. `sorted` says that the ids ascend, `differentiated` that the result needs gradients.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -87,7 +88,7 @@ impl ExpertMatrix {
         }
     }
 
-    /// The same stack, which prompts meet as `prompts` says where the kernels compute it.
+    /// Sets the type of prefill inputs for stacks that the kernels compute.
     #[must_use]
     pub fn with_prompts(self, prompts: Prompts) -> Self {
         Self(match self.0 {
@@ -103,7 +104,7 @@ impl ExpertMatrix {
     }
 }
 
-/// A stack for our kernels, where they have its format.
+/// A stack for our kernels, if they support its format.
 fn kernel_stack(weight: &Weight) -> Result<Option<cpu::ExpertMatrix>> {
     let [experts, outputs, inputs] = weight.shape()[..] else {
         return Ok(None);
@@ -144,28 +145,28 @@ fn by_kernel(
     let x = x.squeeze_axis(-2)?; // [.., in]
     match (x.shape(), ids.shape()) {
         ([rows @ .., _], ids_shape) if rows == ids_shape => product(&x, &ids.expand_dims(-1)?),
-        // One row for all experts of a token: [B, L, 1, in] by [B, L, k].
+        // One input row for all experts of a token: [B, L, 1, in] with [B, L, k].
         _ => product(&x.squeeze_axis(-2)?, ids)?.expand_dims(-2),
     }
 }
 
-/// How the two halves of an expert are put together.
+/// How gate and up outputs are combined.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ExpertGate {
     /// `act(gate) * up`.
     Plain(Activation),
-    /// gpt-oss: `gate * sigmoid(alpha * gate) * (up + 1)`, with `gate` at most `limit` and `up`
-    /// within it.
+    /// gpt-oss: `gate * sigmoid(alpha * gate) * (up + 1)`; `gate` is at most `limit`, and `up` is
+    /// within `-limit..limit`.
     Clamped {
         /// Slope of the sigmoid.
         alpha: f32,
-        /// Bound of both.
+        /// The clamp of both.
         limit: f32,
     },
 }
 
 impl ExpertGate {
-    /// The same in our kernels, where they have it.
+    /// The kernels' equivalent, if they have it.
     fn kernel(self) -> Option<cpu::ExpertGate> {
         match self {
             Self::Plain(activation) => activation.kernel().map(cpu::ExpertGate::Plain),
@@ -173,10 +174,10 @@ impl ExpertGate {
         }
     }
 
-    /// Without a gate: the activation of `up`.
+    /// The activation of `up`, for experts without a gate.
     ///
     /// # Errors
-    /// When the halves are not put together by an activation alone.
+    /// When the gate is not a plain activation.
     pub fn alone(self, up: &Array) -> Result<Array> {
         match self {
             Self::Plain(activation) => activation.apply(up),
@@ -188,7 +189,7 @@ impl ExpertGate {
         }
     }
 
-    /// Element by element.
+    /// Combines them element by element.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -207,10 +208,9 @@ impl ExpertGate {
     }
 }
 
-/// The three products of a mixture and the gate between them, as one operation of the kernels:
-/// rows `x` `[.., hidden]` by experts `ids` `[.., k]`, summed by `weights` of the same shape:
-/// `[.., hidden]`. `parts` are gate, up and down. `None` where the kernels do not have all of it,
-/// and where a part is `None`.
+/// A fused mixture of experts: rows `x` `[.., hidden]` through the experts `ids` `[.., k]`, summed
+/// with `weights` of the same shape: `[.., hidden]`. `parts` are gate, up and down. `None` if the
+/// kernels do not support it, or if a part is `None`.
 ///
 /// # Errors
 /// When shapes do not fit.

@@ -1,4 +1,4 @@
-//! Features of a feed-forward part by number, of which only some are computed.
+//! Selected features of a feed-forward part, computed from their rows.
 
 use mlx_rs_core::io::Floats;
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
@@ -7,16 +7,16 @@ pub use mlx_rs_core::cpu::FeatureNumbers;
 
 use super::activation::Activation;
 
-/// What a layer's features are made of. Matrices are `[features, hidden]`, row-major.
+/// The inputs of [`FeatureRows`]. Matrices are `[features, hidden]`, row-major.
 #[derive(Debug)]
 pub struct FeatureParts {
     /// `[features, hidden]`.
     pub shape: [i32; 2],
-    /// What the gate goes through.
+    /// The gate's activation.
     pub activation: Activation,
-    /// Gate rows, of a part that has no gate of its own in memory; without a gate, up rows.
+    /// Gate rows, if the part has no gate in memory; without a gate, up rows.
     pub gate: Option<FeatureNumbers>,
-    /// Up rows, where there is a gate beside them.
+    /// Up rows, if there is a gate.
     pub up: Option<FeatureNumbers>,
     /// Columns of the down matrix.
     pub down: FeatureNumbers,
@@ -28,7 +28,7 @@ pub struct FeatureParts {
     pub down_bias: Option<Floats>,
 }
 
-/// The features of a layer, as they are computed with.
+/// The features of a layer, prepared for computation.
 #[derive(Debug)]
 pub struct FeatureRows {
     activation: Activation,
@@ -37,9 +37,9 @@ pub struct FeatureRows {
 
 #[derive(Debug)]
 enum Kind {
-    /// By our kernels, where the numbers lie.
+    /// Computed by our kernels from mapped memory.
     Kernel(Box<Held>),
-    /// By MLX, from a copy on its device.
+    /// Computed by MLX from a copy on its device.
     Arrays(Box<Copied>),
 }
 
@@ -63,17 +63,16 @@ struct Copied {
     down_bias: Option<Array>,
 }
 
-/// Whether features are copied into arrays instead of read where they lie.
+/// Whether features are copied into arrays instead of read from mapped memory.
 pub fn copies_features(on_cpu: bool) -> bool {
     !on_cpu || !cpu::enabled()
 }
 
 impl FeatureRows {
-    /// From the parts of a layer, for a processor when `on_cpu`; else numbers are copied as
-    /// `dtype`.
+    /// From the parts of a layer; on a CPU if `on_cpu`, otherwise copied as `dtype`.
     ///
     /// # Errors
-    /// When sizes do not fit, or memory runs out.
+    /// When shapes do not fit, or memory runs out.
     pub fn new(parts: FeatureParts, on_cpu: bool, dtype: Dtype) -> Result<Self> {
         let shape = parts.shape;
         let kind = if !copies_features(on_cpu) {
@@ -108,12 +107,12 @@ impl FeatureRows {
         })
     }
 
-    /// What the gate goes through.
+    /// The gate's activation.
     pub fn activation(&self) -> Activation {
         self.activation
     }
 
-    /// Whether up rows stand beside the gate's.
+    /// Whether there are up rows besides the gate's.
     pub fn is_gated(&self) -> bool {
         match &self.kind {
             Kind::Kernel(held) => held.up.is_some(),
@@ -121,7 +120,7 @@ impl FeatureRows {
         }
     }
 
-    /// Bytes of numbers that were copied; mapped ones count 0.
+    /// Bytes of copied data; mapped data counts as 0.
     pub fn nbytes(&self) -> u64 {
         let Kind::Arrays(arrays) = &self.kind else {
             return 0;
@@ -161,8 +160,8 @@ impl FeatureRows {
         })
     }
 
-    /// What the down rows are multiplied with, `[.., features]`: 0 for features that are not among
-    /// the `top_k` of their position. All features are computed.
+    /// The inputs of the down rows, `[.., features]`; features outside the position's `top_k` are
+    /// 0. All features are computed.
     ///
     /// # Errors
     /// As [`Self::walk`].
@@ -183,11 +182,11 @@ impl FeatureRows {
         }
     }
 
-    /// The output with the `top_k` features of each position whose gate is greatest by magnitude:
-    /// `x [.., hidden]` and gates before the activation `[.., features]` to `[.., hidden]`.
+    /// The output `[.., hidden]` of the `top_k` features with the greatest gate magnitude per
+    /// position, from `x [.., hidden]` and gates before the activation, `[.., features]`.
     ///
     /// # Errors
-    /// When shapes do not fit; where the result must have derivatives, which it does not.
+    /// When shapes do not fit, or when gradients are required, which are not supported.
     pub fn walk(
         &self,
         x: &Array,
@@ -221,8 +220,8 @@ impl FeatureRows {
     }
 }
 
-/// Rows `[features, hidden]` times states `[n, hidden]` on the CPU, plus a bias `[features]`:
-/// float32 `[n, features]`.
+/// Products of rows `[features, hidden]` and states `[n, hidden]` on the CPU, plus a bias
+/// `[features]`: float32 `[n, features]`.
 ///
 /// # Errors
 /// When shapes do not fit, or memory runs out.
@@ -243,8 +242,8 @@ pub fn gate_products(
     }
 }
 
-/// The features of each position with the `top_k` greatest gates by magnitude, `[.., features] ->
-/// [.., k]`; `None` for all.
+/// The indices of the `top_k` greatest gate magnitudes per position, `[.., features] -> [.., k]`;
+/// `None` for all.
 ///
 /// # Errors
 /// When memory runs out.
@@ -259,7 +258,7 @@ pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
     }
 }
 
-/// `values` at these features, else 0: `[.., features]`.
+/// `values` at these features, 0 elsewhere: `[.., features]`.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -269,7 +268,7 @@ pub fn only_features(values: &Array, best: &Array) -> Result<Array> {
 }
 
 impl Copied {
-    /// The products with all up rows, where there are any: `[.., hidden] -> [.., features]`.
+    /// The products with all up rows, if there are any: `[.., hidden] -> [.., features]`.
     fn products(&self, x: &Array) -> Result<Option<Array>> {
         let Some(up) = &self.up else { return Ok(None) };
         let products = x.matmul(&up.swap_axes(0, 1)?)?;
@@ -290,7 +289,7 @@ impl Copied {
         let best = greatest_features(gates, top_k)?;
         let activated = activation.apply(gates)?;
         let y = match best {
-            // Of one position the rows of others are not read.
+            // A single position reads only its own rows.
             Some(best) if x.size() == hidden.unsigned_abs() as usize => {
                 let best = best.reshape(&[-1])?;
                 let mut weights = activated.reshape(&[-1])?.take_clamped(&best, 0)?; // [k]
@@ -330,12 +329,12 @@ mod tests {
     use super::*;
 
     fn noise(n: usize, seed: usize) -> Floats {
-        // No two have one magnitude: of equals either side may take any.
+        // All magnitudes differ, because ties may be broken either way.
         let value = |i: usize| ((i + seed) * 7919 % 211) as f32 * 0.01 - 1.003;
         Floats::from((0..n).map(value).collect::<Vec<_>>())
     }
 
-    /// Both sides of the choice, with and without a gate and biases, of one position and of many.
+    /// Both implementations, with and without a gate and biases, for one position and several.
     #[test]
     fn kernels_give_what_mlx_gives() {
         let (features, hidden) = (48, 32);

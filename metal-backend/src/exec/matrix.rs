@@ -1,4 +1,5 @@
-//! Products with matrices, and what surrounds them: a norm before, biases, and an epilogue.
+//! Products with matrices, and the operations fused with them: a preceding norm, biases, and an
+//! epilogue.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, cpu};
 
@@ -6,41 +7,41 @@ use super::activation::Activation;
 use super::parallel::ParallelMatrix;
 use super::weight::Weight;
 
-/// A matrix `[out, in]` as it is multiplied with.
+/// A matrix `[out, in]`, prepared for products.
 #[derive(Debug, Clone)]
 pub struct Matrix(Kind);
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// The transposed view `[in, out]`, made once instead of at every call.
+    /// The transposed view `[in, out]`, made once instead of per call.
     Dense { transposed: Array },
-    /// By our kernels.
+    /// Multiplied by our kernels.
     Kernel(cpu::Matrix),
-    /// By MLX.
+    /// Multiplied by MLX.
     Quantized(ParallelMatrix),
-    /// It was not loaded.
+    /// Not loaded.
     Absent,
 }
 
-/// More outputs of a row than this are found among all of them.
+/// Above this `k`, all outputs are computed and then sorted.
 const MOST_GREATEST: usize = 1024;
 
-/// A matrix with a bias `[out]`, or without.
+/// A matrix with an optional bias `[out]`.
 pub type Part<'a> = (&'a Matrix, Option<&'a Array>);
 
-/// What stands before a product.
+/// The norm before a product.
 #[derive(Debug, Clone, Copy)]
 pub enum NormSpec<'a> {
-    /// Nothing.
+    /// No norm.
     None,
-    /// A norm by the root of the mean square: its weight, and what is added under the root.
+    /// An RMS norm: its weight, and epsilon.
     Rms(&'a Array, f32),
     /// Another norm, or one that an adapter changes.
     Other,
 }
 
 impl<'a> NormSpec<'a> {
-    /// The norm as the kernels take it; `None` where they do not have it.
+    /// The kernels' form of the norm; `None` if they do not support it.
     pub(super) fn kernel(self) -> Option<cpu::RowNorm<'a>> {
         match self {
             Self::None => Some(None),
@@ -50,21 +51,21 @@ impl<'a> NormSpec<'a> {
     }
 }
 
-/// What becomes of the products.
+/// The operation on the outputs of products.
 #[derive(Debug, Clone, Copy)]
 pub enum Epilogue<'a> {
-    /// They stand one after another in the last axis.
+    /// Concatenates the outputs along the last axis.
     None,
-    /// They are added to this, of the output's shape.
+    /// Adds them to this array of the output's shape.
     Add(&'a Array),
-    /// The first of two goes through an activation and is multiplied with the second.
+    /// Applies an activation to the first of two outputs and multiplies it with the second.
     Gate(Activation),
-    /// The products of one matrix go through an activation.
+    /// Applies an activation to the output of one matrix.
     Activate(Activation),
 }
 
 impl Matrix {
-    /// From a weight `[out, in]`, for a processor when `on_cpu`.
+    /// From a weight `[out, in]`, for a CPU if `on_cpu`.
     ///
     /// # Errors
     /// When the weight is not a matrix.
@@ -92,7 +93,7 @@ impl Matrix {
         }))
     }
 
-    /// A matrix that is not loaded, and cannot be multiplied with.
+    /// A matrix that is not loaded; products with it fail.
     #[must_use]
     pub fn absent() -> Self {
         Self(Kind::Absent)
@@ -104,8 +105,7 @@ impl Matrix {
         !matches!(self.0, Kind::Absent)
     }
 
-    /// `x W^T`, `[.., in] -> [.., out]`. `differentiated` says that the result must have
-    /// derivatives.
+    /// `x W^T`, `[.., in] -> [.., out]`. `differentiated` says that the result needs gradients.
     ///
     /// # Errors
     /// When `x` does not end in the input dimension.
@@ -130,7 +130,7 @@ impl Matrix {
         }
     }
 
-    /// The numbers `[out, in]` that it is multiplied with, in float32.
+    /// The weights `[out, in]` in float32.
     ///
     /// # Errors
     /// When it is not loaded, or memory runs out.
@@ -151,7 +151,7 @@ impl Matrix {
     }
 }
 
-/// The numbers of a matrix of the kernels, `[out, in]` in float32.
+/// The weights of a kernel matrix, `[out, in]` in float32.
 pub(super) fn kernel_numbers(matrix: &cpu::Matrix) -> Result<Array> {
     match matrix {
         cpu::Matrix::Dense(m) => m.weight().astype(Dtype::Float32),
@@ -167,15 +167,15 @@ fn not_loaded() -> Error {
     Error::new(ErrorKind::Unsupported, "linear", message)
 }
 
-/// A part as the kernels take it; `None` where they do not have it, or without a part.
+/// The kernels' form of a part; `None` if they do not support it, or without a part.
 pub(super) fn biased(part: Option<Part<'_>>) -> Option<cpu::Biased<'_>> {
     let (matrix, bias) = part?;
     Some((matrix.kernel()?, bias))
 }
 
-/// Several products on one input through a norm, as one operation of the kernels. `None` where they
-/// do not have all of it, where a part is `None`, and where the result must have derivatives.
-/// Outputs stand one after another in the last axis, unless `then` makes one of two.
+/// Several products of one input through a norm, fused by the kernels. `None` if the kernels do not
+/// support them, if a part is `None`, or if the result needs gradients. Outputs are concatenated
+/// along the last axis, unless `then` combines two.
 ///
 /// # Errors
 /// When `x` does not end in the input dimension.
@@ -210,9 +210,9 @@ pub fn project<'a>(
     projection.of(x).map(Some)
 }
 
-/// The `k` greatest outputs of each row of `x`, `[.., in]`, through a norm, without the others in
-/// memory: values and columns, float32 and uint32 `[rows, k]`, the greatest first. `None` where the
-/// kernels do not have it or are faster with all outputs in memory.
+/// The `k` greatest outputs of each row of `x`, `[.., in]`, through a norm, in descending order:
+/// values and columns, float32 and uint32 `[rows, k]`. The other outputs are not held in memory.
+/// `None` if the kernels do not support it, or are faster with all outputs in memory.
 ///
 /// # Errors
 /// When `x` does not end in the input dimension, or there are fewer than `k` outputs.
@@ -222,8 +222,8 @@ pub fn greatest(
     x: &Array,
     k: usize,
 ) -> Result<Option<(Array, Array)>> {
-    // The insertion into the list of a row costs up to k moves. With AMX, products of float32 are
-    // far slower than those of tiles, which store their outputs.
+    // An insertion into a row's list costs up to k moves. With AMX, float32 products are far slower
+    // than tile products, which store their outputs.
     if k == 0 || k > MOST_GREATEST || cpu::instruction_set() == "amx" {
         return Ok(None);
     }

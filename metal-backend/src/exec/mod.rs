@@ -1,9 +1,9 @@
-//! The one place that chooses who computes: our kernels for CPUs, or MLX's operations.
+//! The single place that chooses between our CPU kernels and MLX's operations.
 //!
-//! Layers, caches, samplers and the loader describe what they compute. Each file here takes one
-//! kind of description and knows which of it the kernels have. It holds both implementations. Where
-//! MLX's is made of several layers, it returns `None`, and the caller goes on. There is a file for
-//! each operation, so a choice stands beside both of its sides.
+//! Layers, caches, samplers and the loader describe their computation. Each file here takes one
+//! kind of description and decides whether the kernels support it. It has both implementations. If
+//! MLX's implementation consists of several layers, it returns `None`, and the caller computes
+//! them. There is one file per operation, so that a choice and its alternatives are together.
 //!
 //! | File | What it decides |
 //! |---|---|

@@ -1,28 +1,28 @@
-//! Products with quantized matrices by MLX, where our own kernels do not have the format. On a CPU
-//! stream MLX runs one operation after another, each on one core. An upper and a lower half of a
-//! matrix on two streams use two cores. On a GPU there is nothing to gain.
+//! Products with quantized matrices by MLX, for formats that our kernels lack. On a CPU stream, MLX
+//! runs one operation at a time, on one core. Two halves of a matrix on two streams use two cores.
+//! On a GPU this has no benefit.
 
 use std::sync::OnceLock;
 
 use mlx_rs_core::{Array, Device, Dtype, Quantized, Result, Stream, concatenate, eval};
 
-/// Below this many weights the hand-over between streams costs more than it saves.
+/// Below this many weights, switching between streams costs more than it saves.
 const WORTH_CUTTING: i64 = 64 * 1024;
 
-/// How a quantized matrix is multiplied with.
+/// The form of a quantized matrix.
 #[derive(Debug, Clone)]
 enum How {
     /// Whole.
     Whole(Quantized),
-    /// In two halves of its rows that share its memory.
+    /// Two halves of its rows, which share its memory.
     Halves(Quantized, Quantized),
 }
 
-/// A quantized matrix, prepared for such products.
+/// A quantized matrix, prepared for parallel products.
 #[derive(Debug, Clone)]
 pub struct ParallelMatrix(How);
 
-/// The stream that computes second halves; one for the process, beside MLX's default one.
+/// The process's stream for second halves, beside MLX's default stream.
 fn helper() -> Result<&'static Stream> {
     static HELPER: OnceLock<Stream> = OnceLock::new();
     if let Some(stream) = HELPER.get() {
@@ -32,13 +32,13 @@ fn helper() -> Result<&'static Stream> {
     Ok(HELPER.get_or_init(|| stream))
 }
 
-/// Whether there is a second core to use.
+/// Whether a second core exists.
 fn two_cores() -> bool {
     std::thread::available_parallelism().is_ok_and(|n| n.get() > 1)
 }
 
 impl ParallelMatrix {
-    /// The matrix, for a processor when `on_cpu`.
+    /// Prepares the matrix, for a CPU if `on_cpu`.
     ///
     /// # Errors
     /// When the parts of the matrix do not fit each other.
@@ -47,7 +47,7 @@ impl ParallelMatrix {
         Self::with_mlx(matrix, on_cpu && two_cores())
     }
 
-    /// The matrix for MLX, in halves when `cut` and it is large enough to gain.
+    /// The matrix for MLX, in halves if `cut` is set and it is large enough.
     fn with_mlx(matrix: Quantized, cut: bool) -> Result<Self> {
         let shape = matrix.weight.shape();
         let rows = shape.first().copied().unwrap_or(0);
@@ -66,14 +66,14 @@ impl ParallelMatrix {
                 biases: matrix.biases.as_ref().map(rows).transpose()?,
                 ..matrix
             };
-            // Views of existing memory, made once, not at every step.
+            // Views of existing memory, evaluated once instead of per step.
             eval([&part.weight, &part.scales].into_iter().chain(&part.biases))?;
             Ok(part)
         };
         Ok(Self(How::Halves(part(0, rows / 2)?, part(rows / 2, rows)?)))
     }
 
-    /// The numbers `[n, k]` in float32.
+    /// The weights `[n, k]` in float32.
     ///
     /// # Errors
     /// When memory runs out.
@@ -93,7 +93,7 @@ impl ParallelMatrix {
     /// `x` times the transposed matrix: `[.., k] -> [.., n]`.
     ///
     /// # Errors
-    /// When `x` does not end in the matrix's inputs.
+    /// When the last axis of `x` is not the input dimension.
     pub fn product(&self, x: &Array) -> Result<Array> {
         match &self.0 {
             How::Whole(matrix) => matrix.matmul_transposed(x),

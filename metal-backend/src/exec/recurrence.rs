@@ -1,15 +1,15 @@
-//! Which recurrences our kernels have. How MLX computes them is in `nn/mlstm_cell.rs`, `nn/ssd.rs`
-//! and `nn/delta_rule.rs`.
+//! The recurrences that our kernels support. MLX's implementations are in `nn/mlstm_cell.rs`,
+//! `nn/ssd.rs` and `nn/delta_rule.rs`.
 
 use std::ffi::OsStr;
 
 use mlx_rs_core::{Array, DeviceKind, Error, ErrorKind, Result, Stream, cpu};
 
-/// A matrix memory as the kernels take it. Other rooms hand these on.
+/// The kernels' type of a matrix memory. Other modules use these through this one.
 pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule};
 
-/// Outputs `[R, L, heads * value_dim]` and the state after them, by the kernel. `None` where MLX
-/// computes them: on a device other than the CPU, and where the result must have derivatives.
+/// Outputs `[R, L, heads * value_dim]` and the state after them, by the kernel. `None` on devices
+/// other than the CPU, and if the result needs gradients; MLX computes those.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -25,17 +25,17 @@ pub fn scan(
     memory.scan(positions, state).map(Some)
 }
 
-/// Whether the kernels are used, and the current stream is on the CPU.
+/// Whether the kernels are enabled, and the current stream is on the CPU.
 fn available() -> Result<bool> {
     Ok(cpu::enabled() && Stream::current()?.device().kind() == DeviceKind::Cpu)
 }
 
 /// Whether the kernels of a GPU compute the mLSTM recurrence: where the current stream is on a GPU,
-/// and `MLX_GPU_RECURRENCE` is `on`. No GPU has run them yet, so that MLX's operations are the
-/// default.
+/// and `MLX_GPU_RECURRENCE` is `on`. They have not been run on a GPU yet, so MLX's operations are
+/// the default.
 ///
 /// # Errors
-/// When the variable has another value than `on` or `off`.
+/// When the variable is neither `on` nor `off`.
 pub fn uses_gpu_kernels(differentiated: bool) -> Result<bool> {
     if differentiated || Stream::current()?.device().kind() == DeviceKind::Cpu {
         return Ok(false);
@@ -66,7 +66,7 @@ mod tests {
         assert!(!asked(None).unwrap() && !of("").unwrap() && !of("off").unwrap());
         assert!(of("on").unwrap());
         assert!(of("yes").unwrap_err().to_string().contains("`on` or `off`"));
-        // Not on a CPU, whatever is asked.
+        // On a CPU, the variable has no effect.
         let cpu = Stream::default_of(mlx_rs_core::Device::cpu()).unwrap();
         assert!(!cpu.scope(|| uses_gpu_kernels(false)).unwrap());
     }

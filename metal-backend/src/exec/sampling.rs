@@ -1,35 +1,35 @@
-//! Who draws tokens and finds log-probabilities. How MLX does is in `sample/chain.rs` and
-//! `sample/logprobs.rs`.
+//! Chooses who samples tokens and computes log-probabilities. MLX's implementations are in
+//! `sample/chain.rs` and `sample/logprobs.rs`.
 
 use mlx_rs_core::{Array, Dtype, Result, cpu, zeros};
 
-/// What a row wants of the kernel.
+/// The kernel's description of a row.
 pub use mlx_rs_core::cpu::{
     CountPenalties, DrawParams, LogProbabilities, Pick, RepetitionPenalty, SampleParams, SampleRow,
 };
 
-/// More alternatives than this are found by sorting.
+/// Above this many alternatives, the logits are sorted.
 const MOST_ALTERNATIVES: usize = 1024;
 
-/// Whether the kernel draws from logits of this many tokens. `on_cpu` says that sampling runs on
+/// Whether the kernel samples from logits of this vocabulary. `on_cpu` says that sampling runs on
 /// the CPU.
 pub fn by_kernel(on_cpu: bool, vocabulary: usize) -> bool {
     on_cpu && cpu::enabled() && vocabulary <= cpu::MAX_ROW_LEN
 }
 
-/// A token for each row of float32 logits `[B, V]`, `uint32 [B]`, by the kernel.
+/// One token per row of float32 logits `[B, V]`, `uint32 [B]`, by the kernel.
 ///
 /// # Errors
-/// When there is not one row of logits for each of `rows`, or the current stream is not on the CPU.
+/// When the number of rows differs from `rows`, or the current stream is not on the CPU.
 pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
     cpu::sample(logits, rows)
 }
 
-/// The `k` greatest of each row of float32 `[rows, n]`, the greatest first, and where they stand:
-/// float32 and uint32 `[rows, k]`. `on_cpu` as in [`by_kernel`].
+/// The `k` greatest values of each row of float32 `[rows, n]`, in descending order, and their
+/// indices: float32 and uint32 `[rows, k]`. `on_cpu` as in [`by_kernel`].
 ///
 /// # Errors
-/// When a row has fewer than `k`.
+/// When a row has fewer than `k` values.
 pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array, Array)> {
     let n = values.dim(-1)?;
     let count = i32::try_from(k).unwrap_or(i32::MAX);
@@ -38,7 +38,7 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
         let none = zeros(&[values.dim(0)?], Dtype::Uint32)?;
         cpu::log_probabilities(values, &none, k)?.indices
     } else {
-        // What stands behind the rank is not less.
+        // Values after the pivot are not less than it.
         (values.argpartition(n - count, -1)?).slice_axis(-1, n - count, n)?
     };
     let found = values.take_along_axis(&ids, -1)?;
@@ -50,7 +50,7 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
 }
 
 /// Log-probabilities of `tokens` `[B]` under float32 logits `[B, V]`, and the `n` most probable
-/// tokens, by the kernel. `None` where MLX finds them. `on_cpu` as in [`by_kernel`].
+/// tokens, by the kernel. `None` if MLX must compute them. `on_cpu` as in [`by_kernel`].
 ///
 /// # Errors
 /// When shapes do not fit.

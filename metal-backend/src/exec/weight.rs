@@ -1,25 +1,25 @@
-//! A weight as it is stored in memory: plain, quantized, or in the order of our own kernels. The
-//! loader asks here which layout a tensor gets.
+//! A weight in memory: dense, quantized, or in the layout of our kernels. The loader asks here for
+//! the layout of a tensor.
 
 use inference_formats::footprint::WeightStorage;
 use inference_formats::gguf_quant::NibbleCodes;
 use mlx_rs_core::cpu::{self, Prompts};
 use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result};
 
-/// A weight matrix `[out, in]` as it is stored in memory.
+/// A weight matrix `[out, in]` in memory.
 #[derive(Debug, Clone)]
 pub enum Weight {
-    /// Plain numbers.
+    /// Unquantized.
     Dense(Array),
     /// Packed integers with scales per group.
     Quantized(Quantized),
-    /// The same in the order of our own kernels.
+    /// Quantized, in the layout of our kernels.
     Interleaved(cpu::QuantizedMatrix),
-    /// A stack `[experts, out, in]` in that order, an expert's rows after another's.
+    /// A stack `[experts, out, in]` in that layout, expert by expert.
     Experts {
         /// `[experts * out, in]`, where `out` is a multiple of 8.
         rows: cpu::QuantizedMatrix,
-        /// How many.
+        /// The number of experts.
         experts: i32,
     },
 }
@@ -34,11 +34,11 @@ impl Weight {
         }
     }
 
-    /// The same in the layout of the place that computes: in the order of our own kernels on a CPU,
-    /// where they are on and have its format. What it came from can go then.
+    /// Converts to the layout for the device: our kernels' layout on a CPU, if they are enabled and
+    /// support the format. The original can then be dropped.
     ///
-    /// Only affine weights change: their scales have the type that the model computes in. Scales of
-    /// the other modes are bytes and do not show it, so the loader decides about those.
+    /// Only affine weights change: their scales have the model's compute type. Scales of other
+    /// modes are bytes and do not show that type, so the loader decides about them.
     ///
     /// # Errors
     /// When its parts do not fit each other, or memory runs out.
@@ -54,7 +54,7 @@ impl Weight {
         })
     }
 
-    /// The same, which prompts meet as `prompts` says if it is in the layout of the kernels.
+    /// Sets the type of prefill inputs for weights in the kernels' layout.
     #[must_use]
     pub fn with_prompts(self, prompts: Prompts) -> Self {
         match self {
@@ -67,8 +67,8 @@ impl Weight {
         }
     }
 
-    /// The integers, scales and biases as MLX's own operations read them. `None` for plain numbers,
-    /// and for a format that only the kernels have.
+    /// The integers, scales and biases in the layout of MLX's operations. `None` for dense weights,
+    /// and for formats that only the kernels have.
     ///
     /// # Errors
     /// When memory runs out.
@@ -92,7 +92,7 @@ impl Weight {
         }
     }
 
-    /// Bits and group size; `None` for plain numbers.
+    /// Bits and group size; `None` for dense weights.
     pub fn format(&self) -> Option<(i32, i32)> {
         match self {
             Weight::Dense(_) => None,
@@ -122,7 +122,7 @@ impl Weight {
         }
     }
 
-    /// As plain numbers of `dtype`.
+    /// Dequantized, as `dtype`.
     ///
     /// # Errors
     /// When memory runs out.
@@ -140,11 +140,11 @@ impl Weight {
         }
     }
 
-    /// Some of its rows. They share its memory, unless it is interleaved and they do not begin and
-    /// end at multiples of [`INTERLEAVED_ROWS`].
+    /// A range of rows. The rows share its memory, unless it is interleaved and the range is not
+    /// aligned to [`INTERLEAVED_ROWS`].
     ///
     /// # Errors
-    /// When there are not so many.
+    /// When the range exceeds the rows.
     pub fn rows(&self, from: i32, to: i32) -> Result<Self> {
         let cut = |a: &Array| a.slice_axis(-2, from, to);
         Ok(match self {
@@ -167,10 +167,10 @@ impl Weight {
         })
     }
 
-    /// The rows `ids`, in this order, in memory of their own.
+    /// Copies the rows `ids`, in this order.
     ///
     /// # Errors
-    /// When there is no such row.
+    /// When a row does not exist.
     pub fn picked(&self, ids: &[u32]) -> Result<Self> {
         let pick = |a: &Array| {
             let rows = a.take_ids(ids, -2)?.contiguous()?;
@@ -190,8 +190,8 @@ impl Weight {
         })
     }
 
-    /// From packed integers and their [`factors`] (scales, biases), all in the order of the
-    /// kernels; `format` is the number of rows, bits and group size.
+    /// From packed integers and their [`factors`] (scales, biases) in the kernels' layout; `format`
+    /// is the number of rows, bits and group size.
     ///
     /// # Errors
     /// When the parts do not fit each other.
@@ -203,8 +203,8 @@ impl Weight {
         cpu::QuantizedMatrix::from_interleaved(words, factors, format).map(Self::Interleaved)
     }
 
-    /// From the integers, scales and scales of scales of Q6_K for so many rows, in the order of the
-    /// kernels; `None` where they do not have it.
+    /// From the integers, scales and scales of scales of Q6_K for `rows` rows, in the kernels'
+    /// layout; `None` if they do not support it.
     ///
     /// # Errors
     /// When the parts do not fit each other.
@@ -213,8 +213,8 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// From the codes, the scales and biases as bytes, and their factors of Q4_K or Q5_K for so many
-    /// rows, in the order of the kernels; `None` where they do not have it.
+    /// From the codes, the byte scales and biases, and their factors of Q4_K or Q5_K for `rows`
+    /// rows, in the kernels' layout; `None` if they do not support it.
     ///
     /// # Errors
     /// When the parts do not fit each other.
@@ -223,8 +223,8 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// From codes and float16 scales without biases (Q4_0, Q5_0, Q8_0) for so many rows, in the
-    /// order of the kernels; `None` where they do not have it.
+    /// From codes and float16 scales without biases (Q4_0, Q5_0, Q8_0) for `rows` rows, in the
+    /// kernels' layout; `None` if they do not support it.
     ///
     /// # Errors
     /// When the parts do not fit each other.
@@ -233,9 +233,9 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// From codes of four bits, scales and, where those are bytes, scales of scales for so many
-    /// rows, in the order of the kernels; `format` is what codes stand for, and the group size.
-    /// `None` where the kernels do not have it.
+    /// From 4-bit codes, scales and, if those are bytes, scales of scales for `rows` rows, in the
+    /// kernels' layout. `format` is the meaning of codes, and the group size. `None` if the kernels
+    /// do not support it.
     ///
     /// # Errors
     /// When the parts do not fit each other.
@@ -251,8 +251,8 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// From packed codes and the bytes of their scales in MXFP4, MXFP8 or NVFP4 for so many rows,
-    /// in the order of the kernels; `None` where they do not have the mode.
+    /// From packed codes and byte scales in MXFP4, MXFP8 or NVFP4 for `rows` rows, in the kernels'
+    /// layout; `None` if they do not support the mode.
     ///
     /// # Errors
     /// When the parts do not fit each other.
@@ -261,8 +261,8 @@ impl Weight {
         Ok(matrix.map(Self::Interleaved))
     }
 
-    /// Interleaved rows as a stack of so many experts, whose rows are multiples of
-    /// [`INTERLEAVED_ROWS`]. Other weights stay as they are.
+    /// Interleaved rows as a stack of `experts` experts, whose rows are multiples of
+    /// [`INTERLEAVED_ROWS`]. Other weights are unchanged.
     #[must_use]
     pub fn into_experts(self, experts: i32) -> Self {
         match self {
@@ -271,8 +271,8 @@ impl Weight {
         }
     }
 
-    /// Matrices of one format for the kernels as a stack. `None` when they are not all in the order
-    /// of the kernels, not of one format, or do not end with [`INTERLEAVED_ROWS`].
+    /// Concatenates kernel matrices of one format to a stack. `None` if they are not all in the
+    /// kernels' layout, differ in format, or their rows are not a multiple of [`INTERLEAVED_ROWS`].
     ///
     /// # Errors
     /// When memory runs out.
@@ -291,7 +291,7 @@ impl Weight {
         Ok(rows.map(|rows| Weight::Experts { rows, experts }))
     }
 
-    /// The rows of these ids as numbers of `dtype`, `[..] -> [.., in]`. An id beyond the matrix
+    /// The rows with these ids, dequantized as `dtype`: `[..] -> [.., in]`. An id beyond the matrix
     /// takes the last row.
     ///
     /// # Errors
@@ -306,7 +306,7 @@ impl Weight {
         }
     }
 
-    /// The arrays it consists of, for evaluation at load.
+    /// Its arrays, for evaluation at load.
     pub fn arrays(&self) -> Vec<&Array> {
         match self {
             Weight::Dense(w) => vec![w],
@@ -319,20 +319,21 @@ impl Weight {
     }
 }
 
-/// Rows that are interleaved in memory for the kernels.
+/// Rows that the kernels' layout interleaves.
 pub const INTERLEAVED_ROWS: usize = cpu::QuantizedMatrix::INTERLEAVED_ROWS;
 
-/// Whether a matrix of `stored` numbers stays so in memory for a CPU that computes in `compute`.
+/// Whether a matrix stored as `stored` stays in that type in memory, for a CPU that computes in
+/// `compute`.
 pub fn keeps_half(stored: Dtype, compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::DenseMatrix::supports(stored)
 }
 
-/// Whether the kernels multiply with packed matrices of this format, whose factors are `compute`.
+/// Whether the kernels support packed matrices of this format with factors of type `compute`.
 pub fn keeps_packed(mode: QuantMode, bits: i32, group_size: i32, compute: Dtype) -> bool {
     cpu::QuantizedMatrix::supports(mode, bits, group_size, compute)
 }
 
-/// The kernels' table of these codes; floats have none.
+/// The kernels' table for these codes; `None` for float codes.
 fn table_of(codes: NibbleCodes) -> Option<cpu::Table> {
     Some(match codes {
         NibbleCodes::Iq4 => cpu::Table::Iq4,
@@ -345,14 +346,14 @@ fn table_of(codes: NibbleCodes) -> Option<cpu::Table> {
     })
 }
 
-/// Whether a matrix in a type of GGUF that MLX lacks keeps its bits, or nearly, for a CPU that
-/// computes in `compute`.
+/// Whether a GGUF type that MLX lacks keeps its bits, or nearly, on a CPU that computes in
+/// `compute`.
 pub fn keeps_gguf_bits(compute: Dtype) -> bool {
     compute == Dtype::Float32 && cpu::enabled()
 }
 
-/// How weights are held in memory, for estimates: what the three functions above say. `on_cpu` is
-/// for a processor that computes in `compute`.
+/// The storage of weights in memory, for estimates; summarizes the three functions above. `on_cpu`
+/// means a CPU that computes in `compute`.
 pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
     fn packed(mode: &str, bits: i32, group_size: i32) -> bool {
         QuantMode::from_name(mode)
@@ -367,7 +368,7 @@ pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
     }
 }
 
-/// Rows of numbers in the order of the kernels: [`INTERLEAVED_ROWS`] at a time, element by element.
+/// Interleaves rows for the kernels: [`INTERLEAVED_ROWS`] at a time, element by element.
 ///
 /// # Errors
 /// When memory runs out.
@@ -375,7 +376,7 @@ pub fn interleaved(rows: &Array) -> Result<Array> {
     cpu::QuantizedMatrix::interleaved(rows)
 }
 
-/// Scales or biases `[out, groups]` in the type and order of the kernels.
+/// Scales or biases `[out, groups]` in the kernels' type and layout.
 ///
 /// # Errors
 /// When memory runs out.
@@ -389,7 +390,7 @@ fn stacked(rows: &Array, experts: i32) -> Result<Array> {
     rows.reshape(&[experts, -1, width])
 }
 
-/// Rows `from..to` as plain numbers.
+/// Rows `from..to`, dequantized.
 fn all_rows(matrix: &cpu::QuantizedMatrix, from: i32, to: i32) -> Result<Array> {
     let ids: Vec<i32> = (from..to).collect();
     let count = to.saturating_sub(from).max(0);

@@ -1,4 +1,4 @@
-//! Outputs that were recorded, for inputs that come again.
+//! Recorded outputs of feed-forward parts, returned for equal inputs.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,16 +11,16 @@ use crate::nn::adapter;
 use crate::nn::feed_forward::{FfnBackend, FfnPart};
 
 thread_local! {
-    /// Whether layers that this thread computes are recorded.
+    /// Whether this thread records the layers that it computes.
     static RECORDING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Gives what was recorded of the dense part for an input of the same bits, and computes the others.
+/// Returns recorded outputs for inputs with equal bits, and computes the others densely.
 ///
-/// A pass over a prompt that was [calibrated](Self::calibrate) computes no feed-forward part, and
-/// its logits are those of the recorded pass bit for bit. Inputs come to the host in each layer to
-/// be compared, which a GPU waits for. Layers that an adapter changes are computed. One backend is
-/// for one model: another makes other outputs of the same inputs.
+/// A pass over a [calibrated](Self::calibrate) prompt computes no feed-forward part, and its logits
+/// equal the recorded pass bit for bit. In each layer, inputs are copied to the host for
+/// comparison, and a GPU waits for that. Layers with an adapter are computed. Use one backend per
+/// model, because other models have other outputs for equal inputs.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -40,32 +40,32 @@ pub struct CachedFfn {
     state: Mutex<State>,
 }
 
-/// The bits of inputs `[hidden]`, and their outputs.
+/// Maps the bits of inputs `[hidden]` to their outputs.
 type Outputs = HashMap<Box<[u32]>, Box<[f32]>>;
 
 #[derive(Debug, Default)]
 struct State {
-    /// By layer.
+    /// Outputs by layer.
     outputs: HashMap<usize, Outputs>,
     hits: u64,
     misses: u64,
 }
 
 impl CachedFfn {
-    /// With nothing recorded.
+    /// A backend without recorded outputs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Runs a prompt through `model`, which was loaded with this backend, and records what its
-    /// layers compute. Returns how many rows (positions times layers) are kept now.
+    /// Runs a prompt through `model`, which must be loaded with this backend, and records its
+    /// layers' outputs. Returns the total number of recorded rows (positions times layers).
     ///
-    /// The rows of a prompt take `8 * hidden` bytes a position and layer.
+    /// Each position takes `8 * hidden` bytes per layer.
     ///
     /// # Errors
-    /// As [`inference::TokenModel::logits_until`]; [`ErrorKind::InvalidOption`] for a model of which
-    /// no layer has this backend.
+    /// As [`inference::TokenModel::logits_until`]; [`ErrorKind::InvalidOption`] for a model in
+    /// which no layer has this backend.
     pub fn calibrate(&self, model: &dyn TextModel, prompt: &Prompt) -> inference::Result<usize> {
         let other = || {
             let message = "no layer of this model has this CachedFfn as its backend";
@@ -80,9 +80,9 @@ impl CachedFfn {
         }
     }
 
-    /// Runs `f`, and records what layers compute on this thread meanwhile.
+    /// Runs `f`, and records the layers that this thread computes in it.
     pub fn record<R>(&self, f: impl FnOnce() -> R) -> R {
-        /// Also after a panic.
+        /// Restores the flag, even after a panic.
         struct Before(bool);
         impl Drop for Before {
             fn drop(&mut self) {
@@ -97,25 +97,25 @@ impl CachedFfn {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many rows are kept.
+    /// The number of recorded rows.
     #[must_use]
     pub fn len(&self) -> usize {
         self.state().outputs.values().map(HashMap::len).sum()
     }
 
-    /// Whether nothing is kept.
+    /// Whether no rows are recorded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Rows that were given from what was recorded.
+    /// The number of rows returned from the record.
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.state().hits
     }
 
-    /// Rows that were computed.
+    /// The number of rows computed.
     #[must_use]
     pub fn misses(&self) -> u64 {
         self.state().misses
@@ -126,12 +126,12 @@ impl CachedFfn {
         state.hits.saturating_add(state.misses)
     }
 
-    /// Forgets everything.
+    /// Drops all recorded rows.
     pub fn clear(&self) {
         *self.state() = State::default();
     }
 
-    /// The output of each input `[hidden]` of a layer, where it was recorded.
+    /// The recorded output of each input `[hidden]` of a layer, if any.
     fn known(&self, layer: usize, inputs: &[Box<[u32]>]) -> Vec<Option<Box<[f32]>>> {
         let mut state = self.state();
         let own = state.outputs.get(&layer);
@@ -152,7 +152,7 @@ impl FfnBackend for CachedFfn {
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
         let hidden = x.dim(-1)?;
         let width = usize::try_from(hidden).unwrap_or(0);
-        // A pass that is differentiated has no numbers to compare, and an adapter may change.
+        // A differentiated pass has no values to compare, and an adapter may change.
         if adapter::differentiated() || part.is_adapted() || x.size() == 0 || width == 0 {
             return part.forward(x);
         }
@@ -180,7 +180,7 @@ impl FfnBackend for CachedFfn {
         if missing.len() == found.len() {
             return part.forward(x);
         }
-        // Rows of one input are computed together: [.., hidden] -> [1, missing, hidden]
+        // The missing rows are computed together: [.., hidden] -> [1, missing, hidden]
         let computed = match missing.is_empty() {
             true => Vec::new(),
             false => {
@@ -196,7 +196,7 @@ impl FfnBackend for CachedFfn {
                 None => all.extend_from_slice(computed.next().unwrap_or_default()),
             }
         }
-        // Every type that models compute in is exact in float32.
+        // Float32 represents every compute type exactly.
         let y = Array::from_slice(&all, x.shape())?;
         match x.dtype() {
             Dtype::Float32 => Ok(y),
@@ -205,7 +205,7 @@ impl FfnBackend for CachedFfn {
     }
 
     fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
-        // Only outputs are kept.
+        // The record holds outputs only.
         Ok((self.forward(part, x)?, part.activations(x)?))
     }
 }

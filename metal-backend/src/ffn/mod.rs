@@ -1,9 +1,9 @@
-//! Feed-forward parts that a program computes its own way, layer by layer.
+//! Feed-forward parts that the program computes, layer by layer.
 //!
-//! A [`FfnBackend`] takes the place of the feed-forward part of the layers that an [`FfnRouter`]
-//! gives it. Its arrays are those of [`mlx_rs_core`], so that it runs on the model's device, and a
-//! graph stays a graph: rows of plain numbers would be copied from a GPU and back in every layer.
-//! For that reason it is given to this engine, not to the contract, which knows no arrays.
+//! A [`FfnBackend`] replaces the feed-forward part of the layers to which an [`FfnRouter`] assigns
+//! it. Its arrays are those of [`mlx_rs_core`], so it runs on the model's device within the graph;
+//! plain slices would be copied from and to a GPU in every layer. For that reason it belongs to
+//! this engine, not to the contract, which knows no arrays.
 //!
 //! | backend | the layer |
 //! |---|---|
@@ -53,14 +53,14 @@ pub use crate::nn::sparse::SparseFfn;
 pub use cached::CachedFfn;
 pub use walk::WalkFfn;
 
-/// Loads a model whose layers compute their feed-forward parts as `router` says, and the others as
-/// `options` say. It answers as any other model; [`TextModel::as_routed`] also runs it as it was
-/// trained. Prompt caches on disk are for this model in this process alone.
+/// Loads a model whose feed-forward parts are computed by `router`, and otherwise by `options`. It
+/// implements the contract as any other model; [`TextModel::as_routed`] also runs it densely. Its
+/// prompt cache files are valid only for this model in this process.
 ///
 /// # Errors
 /// As [`inference::load_model`]; [`inference::ErrorKind::Unsupported`] for a layer that a backend
-/// cannot compute; [`inference::ErrorKind::InvalidOption`] for one that is not there, or that both
-/// name.
+/// cannot compute; [`inference::ErrorKind::InvalidOption`] for an unknown layer, or one in both
+/// `router` and `options`.
 pub fn load_model(
     path: impl AsRef<Path>,
     options: &LoadOptions,

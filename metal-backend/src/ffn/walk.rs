@@ -1,4 +1,4 @@
-//! Features from a vindex as a backend of the program.
+//! A feed-forward backend that reads features from a vindex.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::loader::Features;
 use crate::nn::feed_forward::{FfnBackend, FfnPart};
 use crate::nn::walk::{WalkRows, has_gate};
 
-/// Of each position the `top_k` features with the greatest gate, from a directory that `mlx vindex
-/// build` has written. The gate is the layer's own. Of the other matrices only the rows of the
-/// chosen features are read, from mapped files.
+/// Computes the `top_k` features with the greatest gate per position, from a directory written by
+/// `mlx vindex build`. The gate is the model's. Of the other matrices, only the rows of chosen
+/// features are read, from mapped files.
 #[derive(Debug)]
 pub struct WalkFfn {
     features: Features,
@@ -20,14 +20,14 @@ pub struct WalkFfn {
 }
 
 impl WalkFfn {
-    /// The features at `dir`, of the model at `model`. `top_k` is at least 1; as many as there are,
-    /// or more, is the dense part up to rounding.
+    /// Opens the features at `dir` for the model at `model`. `top_k` is at least 1; if it reaches
+    /// the number of features, the result is the dense part up to rounding.
     ///
-    /// A layer's bytes are compared with their hashes when a model is loaded.
+    /// When a model is loaded, each layer's bytes are checked against their hashes.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for files that are missing or damaged;
-    /// [`ErrorKind::InvalidOption`] when they are of another model, and for no feature at all.
+    /// [`ErrorKind::InvalidModel`] for missing or damaged files; [`ErrorKind::InvalidOption`] if
+    /// they belong to another model, or for zero features.
     pub fn open(dir: impl AsRef<Path>, model: impl AsRef<Path>, top_k: usize) -> Result<Self> {
         if top_k == 0 {
             return Err(Error::new(
@@ -45,7 +45,8 @@ impl FfnBackend for WalkFfn {
         "walk"
     }
 
-    /// It is asked through what [`FfnBackend::bind`] returns, and computes a layer's rows anew here.
+    /// Normally the backend from [`FfnBackend::bind`] computes; here the layer's rows are prepared
+    /// per call.
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> mlx_rs_core::Result<Array> {
         self.rows(part)?.forward(part, x)
     }
@@ -64,7 +65,7 @@ impl FfnBackend for WalkFfn {
 }
 
 impl WalkFfn {
-    /// The layer of `part`.
+    /// The rows of `part`'s layer.
     fn rows(&self, part: &FfnPart<'_>) -> mlx_rs_core::Result<WalkRows> {
         let refused = |message: String| {
             mlx_rs_core::Error::new(mlx_rs_core::ErrorKind::Unsupported, "walk", message)

@@ -1,9 +1,9 @@
-//! Many requests at once: one forward pass a step for all of them. Requests come and go at any time
-//! (continuous batching, Yu et al. 2022); what each of them gets is what it would get alone.
+//! Concurrent requests: each step is one forward pass for all of them. Requests come and go at any
+//! time (continuous batching, Yu et al. 2022), and each gets the same reply as if it ran alone.
 //!
 //! The rows' tokens are packed, so there is no padding: a row of length `L` costs `L` positions.
-//! Each row has caches of its own, so rows of any length and age go together. What prompts begin
-//! with alike is computed once (`prefix_sharing.rs`).
+//! Each row has its own caches, so rows of any length and age run together. A common prefix of
+//! prompts is computed once (`prefix_sharing.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,14 +33,14 @@ pub struct Batch {
 struct Member {
     id: RequestId,
     request: Request,
-    /// `None` once the request is over.
+    /// `None` when the request has ended.
     sequence: Option<SequenceState>,
-    /// What went wrong with it alone, to be told after the step.
+    /// The request's error, reported after the step.
     error: Option<Error>,
 }
 
 impl Batch {
-    /// Nobody yet.
+    /// A batch without requests.
     pub fn new(engine: Arc<Engine>) -> Self {
         Self {
             engine,
@@ -71,10 +71,10 @@ impl Batch {
         Ok(id)
     }
 
-    /// How each row stands; those that are over hold nothing.
+    /// The state of each row for prefix sharing; ended rows hold nothing.
     fn row_states(&self) -> Vec<RowState> {
         let salt = |m: &Member| match &m.request.options().steering {
-            // Its own prompt decides which positions are edited.
+            // The row's prompt decides which positions are edited.
             Some(own) if own.depends_on_prompt() => Some(format!("r{}", m.id.number())),
             _ => m.request.salt(),
         };
@@ -104,9 +104,8 @@ impl Batch {
         self.rows.iter().map(of).collect()
     }
 
-    /// Copies what rows that wait have in common with others, until there is nothing to copy;
-    /// returns for each row until which token of its prompt it may compute, `None` for those that
-    /// do not.
+    /// Copies shared prefixes to waiting rows until none is left. Returns, for each row, the end of
+    /// the prompt part that it may compute; `None` for rows that compute none.
     fn share_prefixes(&mut self) -> Result<Vec<Option<usize>>> {
         if !self.engine.shares_prefixes() {
             let until = |m: &Member| {
@@ -156,9 +155,9 @@ impl Batch {
         }
     }
 
-    /// Runs parts of prompts, as many tokens as one step takes, shortest rest first. Half of a step
-    /// is for the row that waits the longest, so that short prompts that keep coming do not starve
-    /// it. The rows whose prompt is done get their first token.
+    /// Runs parts of prompts, as many tokens as fit one step, shortest remainder first. Half of a
+    /// step is reserved for the row that has waited longest, so that new short prompts do not
+    /// starve it. Rows whose prompt is complete get their first token.
     fn prefill(&mut self) -> Result<()> {
         let waits = |m: &Member| {
             m.sequence
@@ -174,13 +173,13 @@ impl Batch {
             }
         }
         let until = self.share_prefixes()?;
-        // Edits leave the fused blocks, whose numbers differ in the last bits; so plain rows go on
-        // in passes of their own.
+        // Edited rows do not use the fused blocks, whose last bits differ; unedited rows therefore
+        // run in separate passes.
         self.prefill_group(&until, false)?;
         self.prefill_group(&until, true)
     }
 
-    /// [`Self::prefill`] of the rows with edits, or of those without, each until its token.
+    /// [`Self::prefill`] of the rows with edits, or of those without, each up to its limit.
     fn prefill_group(&mut self, until: &[Option<usize>], edited: bool) -> Result<()> {
         let mut waiting: Vec<(&mut Member, usize)> = self
             .rows
@@ -196,7 +195,7 @@ impl Batch {
         let step_size = |m: &Member| m.request.options().prefill.prefill_step_size;
         let budget = (waiting.iter().map(|(m, _)| step_size(m))).max();
         let budget = budget.unwrap_or(1);
-        // Rows stand in the order in which they came.
+        // Rows are in order of arrival.
         let oldest = waiting.iter().find(|(_, left)| *left > 0);
         let mut reserved = oldest.map_or(0, |(m, left)| {
             (*left).min(step_size(m)).min(budget.div_ceil(2))
@@ -209,7 +208,7 @@ impl Batch {
             if Some(member.id) == oldest {
                 reserved = 0;
             }
-            // As many as still fit, and as the request itself wants at a time.
+            // Limited by the step and by the request's own step size.
             let n = left
                 .min(step_size(member))
                 .min(budget.saturating_sub(tokens.len() + reserved));
@@ -266,7 +265,7 @@ impl Batch {
             .map_err(engine_error("prefill"))
     }
 
-    /// Starts the next token of every row that has one, then reads those it has.
+    /// Starts the next token of every running row, then reads the pending ones.
     fn decode(&mut self) -> Result<()> {
         let mut running: Vec<(&mut Member, Pending)> = Vec::new();
         for member in &mut self.rows {
@@ -284,7 +283,7 @@ impl Batch {
         for (member, pending) in running {
             let read = read(&pending, &member.request)?;
             if let Err(error) = read.check() {
-                // This row alone fails.
+                // Only this row fails.
                 member.sequence = None;
                 member.error.get_or_insert(error);
                 continue;
@@ -339,7 +338,7 @@ impl BatchSession for Batch {
         let mut events = VecDeque::new();
         self.rows.retain_mut(|member| match member.request.check() {
             Ok(()) => {
-                // Nothing is computed for a request that asked for no tokens.
+                // A request for zero tokens computes nothing.
                 if member.request.finish_reason().is_some() {
                     member.sequence = None;
                 }
@@ -352,7 +351,7 @@ impl BatchSession for Batch {
             }
         });
         if let Err(error) = self.compute() {
-            // What is in the caches now is unknown: no row can go on.
+            // The state of the caches is unknown, so no row can continue.
             for mut member in self.rows.drain(..) {
                 member.sequence = None;
                 member.request.fail(&error);
@@ -392,10 +391,10 @@ impl BatchSession for Batch {
     }
 }
 
-/// Starts the next token of the rows with edits, or of those without, which have one on its way.
+/// Starts the next token of running rows with edits, or of those without.
 fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<()> {
     let fault = engine_error("decode");
-    // Rows that have all they asked for with this token need no other.
+    // Rows that reach their token limit with this token need no further one.
     let mut decoder = None;
     let (mut inputs, mut rows, mut places) = (Vec::new(), Vec::new(), Vec::new());
     let mut edits = Vec::new();
@@ -444,21 +443,22 @@ fn decode_group(running: &mut [(&mut Member, Pending)], edited: bool) -> Result<
     Ok(())
 }
 
-/// A member's caches, and how many more tokens than `n` they hold, if not fewer.
+/// A member's caches and the number of tokens beyond `n` in them; `None` if they hold fewer than
+/// `n`.
 fn surplus(member: &Member, n: usize) -> Option<(&Caches, i32)> {
     let caches = &member.sequence.as_ref()?.caches;
     let surplus = cache::offset(caches).checked_sub(i32::try_from(n).ok()?)?;
     (surplus >= 0).then_some((caches, surplus))
 }
 
-/// The token on its way, to be computed.
+/// The pending token, to be evaluated.
 fn pending(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence.next.iter().flat_map(Pending::arrays)
 }
 
-/// Draws the next token of members from their rows of `logits` `[1, rows, vocab]`, not yet
-/// computed. A member whose grammar or logits processor fails keeps the error; the others are not
-/// affected.
+/// Samples the next token of members from their rows of `logits` `[1, rows, vocab]`, without
+/// evaluation. If a member's grammar or logits processor fails, the member keeps the error; the
+/// others are not affected.
 fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     let fault = engine_error("sampling");
     let rows_of = |rows: &[u32]| {
@@ -506,7 +506,7 @@ fn draw(members: Vec<(usize, &mut Member)>, logits: &Array) -> Result<()> {
     Ok(())
 }
 
-/// What must be computed with a step, so that no graph is kept.
+/// The arrays to evaluate with a step, so that no graph is retained.
 fn state(sequence: &SequenceState) -> impl Iterator<Item = &Array> {
     sequence
         .sampler

@@ -1,4 +1,4 @@
-//! The clock of one request: its start, its first token, its memory.
+//! Measures one request: times and memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use inference::GenerateMetrics;
 use mlx_rs_core::memory;
 
-/// Requests whose clocks run: MLX counts the memory of the process, not of each.
+/// The number of measured requests; MLX counts memory per process, not per request.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// One of [`RUNNING`].
+/// A guard that counts one request in [`RUNNING`].
 #[derive(Debug)]
 struct Measuring;
 
 impl Measuring {
-    /// Begins a new measurement of peak memory. If another request is being measured it does not,
-    /// since that request's peak would be lost.
+    /// Resets the measurement of peak memory. It does not reset if another request is being
+    /// measured, whose peak would be lost.
     fn start() -> Self {
         if RUNNING.fetch_add(1, Ordering::AcqRel) == 0 {
             let _ = memory::reset_peak();
@@ -40,7 +40,7 @@ pub struct Clock {
     prompt_tokens: usize,
     cached: usize,
     produced: usize,
-    /// Guessed, and right.
+    /// The number of drafted and of accepted tokens.
     drafted: (usize, usize),
     peak: u64,
     active: u64,
@@ -48,8 +48,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock, and a new measurement of peak memory where no other request runs.
-    /// Concurrent requests share the figure, which is of all of them.
+    /// Starts the clock, and resets peak memory if no other request runs. Concurrent requests share
+    /// the peak.
     pub fn start(prompt_tokens: usize) -> Self {
         Self {
             measuring: Some(Measuring::start()),
@@ -66,25 +66,25 @@ impl Clock {
         }
     }
 
-    /// A token has been computed; the first ends the prefill.
+    /// Records a token; the first one ends the prefill.
     pub fn token(&mut self) {
         let now = self.start.elapsed();
         self.first.get_or_insert(now);
         self.last = now;
     }
 
-    /// So many tokens of the prompt need not be computed.
+    /// Records that `n` tokens of the prompt come from a cache.
     pub fn cached(&mut self, n: usize) {
         self.cached = n;
     }
 
-    /// `guessed` tokens were guessed, and `right` of them were right.
+    /// Records that `guessed` tokens were drafted and `right` of them accepted.
     pub fn drafted(&mut self, guessed: usize, right: usize) {
         self.drafted.0 += guessed;
         self.drafted.1 += right;
     }
 
-    /// So many tokens have been produced.
+    /// Records `n` generated tokens.
     pub fn produced(&mut self, n: usize) {
         self.produced = n;
     }
@@ -94,13 +94,13 @@ impl Clock {
         if self.end.is_none() {
             self.end = Some(self.start.elapsed());
             self.active = memory::active().unwrap_or(0) as u64;
-            // Memory from before that never grew counts too: MLX sets the peak to 0 at a reset.
+            // MLX's reset sets the peak to 0; memory allocated before it counts through `active`.
             self.peak = (memory::peak().unwrap_or(0) as u64).max(self.active);
             self.measuring = None;
         }
     }
 
-    /// The figures so far.
+    /// The metrics up to now.
     pub fn metrics(&self) -> GenerateMetrics {
         let total = self.end.unwrap_or_else(|| self.start.elapsed());
         let first = self.first.unwrap_or(total);

@@ -1,8 +1,8 @@
-//! The journey of one request: prefill, then one token a step, as an iterator. What a step computes
-//! is in `arch/` and `sample/`; how text comes out of ids is in `text/`.
+//! One request as an iterator: prefill, then one token per step. `arch/` and `sample/` compute a
+//! step; `text/` converts ids to text.
 //!
-//! [`Request`] is what was asked for and what came of it, [`SequenceState`] is where it is
-//! computed; [`Generation`] drives one, [`Batch`] many in one forward pass, and `speculative.rs`
+//! [`Request`] holds the options and the result, and [`SequenceState`] the computation.
+//! [`Generation`] runs one request, [`Batch`] several in one forward pass, and `speculative.rs`
 //! several tokens of one.
 
 mod batch;
@@ -33,41 +33,40 @@ use crate::sample::check_greatest;
 use speculative::SpeculativeDecoder;
 pub use speculative::check_rewinds;
 
-/// Steps between returns of unused memory to the system.
+/// The number of steps after which unused memory is returned to the system.
 const CLEAR_EVERY: usize = 256;
 
-/// One running request. Dropping it cancels: whatever was computed ahead is thrown away.
+/// One running request. Dropping it cancels the request, and tokens computed ahead are discarded.
 pub struct Generation {
     request: Request,
-    /// `Some` while running; given up at the end so that a closed model can free its weights.
+    /// `Some` while running; dropped at the end so that a closed model can free its weights.
     running: Option<Running>,
     steps: usize,
 }
 
 enum Running {
-    /// One token a step.
+    /// One token per step.
     Plain(Box<SequenceState>),
-    /// Several, guessed first.
+    /// Several tokens per step, drafted first.
     Speculative(Box<SpeculativeDecoder>),
 }
 
-/// What is read back of a token.
+/// The values of a token that are read back to the host.
 pub struct Read {
-    /// The token.
+    /// The token's id.
     pub id: u32,
-    /// The greatest of the logits it was drawn from.
+    /// The greatest logit of its distribution.
     pub greatest: f32,
-    /// Which token of the reply it is, from 1.
+    /// The token's number in the reply, from 1.
     pub step: u64,
-    /// Where asked for.
+    /// The logits, if requested.
     pub logits: Option<Arc<[f32]>>,
-    /// Where asked for.
+    /// Log-probabilities, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 impl Read {
-    /// Refuses a token that was drawn from logits without a finite maximum. Call it before
-    /// [`Request::accept`].
+    /// Refuses a token whose logits had no finite maximum. Call it before [`Request::accept`].
     ///
     /// # Errors
     /// As [`check_greatest`].
@@ -76,11 +75,11 @@ impl Read {
     }
 }
 
-/// Waits for a token.
+/// Waits for a pending token.
 fn read(pending: &Pending, request: &Request) -> Result<Read> {
     let options = request.options();
     let id: u32 = pending.token.item().map_err(engine_error("decode"))?;
-    // Evaluated together with the token.
+    // It was evaluated together with the token.
     let greatest = pending.greatest.item().map_err(engine_error("decode"))?;
     let logits = if options.output.logits {
         let values = pending.logits.to_f32_vec();
@@ -105,7 +104,7 @@ fn read(pending: &Pending, request: &Request) -> Result<Read> {
 }
 
 impl Generation {
-    /// A request on `engine` for the prompt's ids, which are checked here.
+    /// A request on `engine` for the prompt's ids; validates them.
     ///
     /// # Errors
     /// As [`Request::new`] and [`SequenceState::new`].
@@ -124,8 +123,8 @@ impl Generation {
         })
     }
 
-    /// A request that goes on from `caches`, computed in `epoch` from tokens that nobody knows. It
-    /// guesses no tokens, since that needs all of them.
+    /// A request that continues `caches`, computed in `epoch` from unknown tokens. It does not
+    /// draft tokens, because that needs all earlier tokens.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -145,7 +144,7 @@ impl Generation {
         })
     }
 
-    /// One step: at least one ready token, or the end.
+    /// One step: at least one finished token, or the end.
     fn advance(&mut self) -> Result<()> {
         self.request.check()?;
         if !self.request.is_over() {
@@ -153,7 +152,7 @@ impl Generation {
             engine.scope(|| self.step())?;
         }
         if self.request.is_over() {
-            // Everything went well, or there would be an error.
+            // The request ended without an error.
             match self.running.take() {
                 Some(Running::Plain(sequence)) => sequence.keep(&self.request),
                 Some(Running::Speculative(decoder)) => decoder.keep(&self.request),
@@ -173,7 +172,7 @@ impl Generation {
                     Some(pending) => pending,
                     None => sequence.prefill(request)?,
                 };
-                // Start on the next token before this one is read, so that the device never waits.
+                // Starts the next token before this one is read, so that the device never idles.
                 let restart = sequence.must_restart();
                 if request.remaining() > 1 && !restart {
                     sequence.next = Some(sequence.decode(&pending.token)?);

@@ -1,5 +1,4 @@
-//! Prefill: the prompt goes through the model in steps, so that a request can be cancelled between
-//! them.
+//! Prefill in steps, so that a request can be cancelled between them.
 
 use inference::Result;
 
@@ -9,11 +8,11 @@ use crate::engine::forward::forward_prompt;
 use crate::steer::{Edits, hook};
 
 impl SequenceState {
-    /// Runs what is left of the prompt, or after a restart of all tokens so far, and queues the
-    /// next token.
+    /// Runs the rest of the prompt, or after a restart all tokens up to now, and queues the next
+    /// token.
     ///
     /// # Errors
-    /// When memory runs out, or the request may not go on.
+    /// When memory runs out, or the request is interrupted.
     pub fn prefill(&mut self, request: &mut Request) -> Result<Pending> {
         self.refresh(request);
         self.begun = true;

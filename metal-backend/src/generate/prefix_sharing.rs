@@ -1,19 +1,19 @@
 //! Prompts with a common prefix, such as one instruction with many inputs. One row of a batch
-//! computes the prefix, the others copy its caches. Decides only; `batch.rs` does it.
+//! computes the prefix, and the others copy its caches. This file decides; `batch.rs` copies.
 
 use crate::cache::prefix::{common, worth_copying};
 
-/// Fewest shared tokens that are worth a copy, which is a step of its own and an operation a layer.
+/// The minimum shared tokens: a copy costs a separate step and one operation per layer.
 const LEAST: usize = 16;
 
 /// A row of the batch.
 #[derive(Debug)]
 pub struct RowState {
-    /// The tokens that its caches hold, or will hold once its prompt is computed.
+    /// The tokens in its caches, or that will be once its prompt is computed.
     pub tokens: Vec<u32>,
-    /// How many of them the caches hold.
+    /// The number of tokens in its caches.
     pub held: usize,
-    /// Whether some of its prompt is not computed yet.
+    /// Whether its prompt is incomplete.
     pub waits: bool,
     /// Rows share only caches of the same kind: [`super::SequenceState::kin`].
     pub kin: (u64, usize),
@@ -21,25 +21,26 @@ pub struct RowState {
     pub salt: Option<String>,
 }
 
-/// What a row whose prompt is not computed does next.
+/// The next action of a row with an incomplete prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillAction {
-    /// Computes its prompt up to this many tokens: there, others copy.
+    /// Computes its prompt up to this token, where others will copy.
     Compute(usize),
-    /// Takes over the first `tokens` of the caches of row `from`.
+    /// Copies the first `tokens` of row `from`'s caches.
     Copy {
-        /// Its place.
+        /// The source row's index.
         from: usize,
-        /// How many.
+        /// The number of tokens.
         tokens: usize,
     },
-    /// Lets an older row compute what both begin with.
+    /// Waits for an older row to compute the common prefix.
     Wait,
 }
 
-/// The next action of each row, in their order, of which the oldest is first. `None` for rows whose
-/// prompt is computed. `cuttable(row, n)` says whether a copy of that row's caches can be cut to
-/// `n` tokens. One token of each prompt is left to compute, from which the first logits come.
+/// The next action of each row; rows are ordered from oldest to newest. `None` for rows whose
+/// prompt is complete. `cuttable(row, n)` says whether a copy of that row's caches can be trimmed
+/// to `n` tokens. One token of each prompt is left to compute, because its pass gives the first
+/// logits.
 pub fn actions(
     rows: &[RowState],
     cuttable: impl Fn(usize, usize) -> bool,
@@ -51,7 +52,7 @@ pub fn actions(
                 .then_some(PrefillAction::Compute(row.tokens.len()))
         })
         .collect();
-    // Older rows that are waited for, and until where.
+    // Older rows that others wait for, and up to which token.
     let mut awaited = Vec::new();
     for (i, row) in rows.iter().enumerate().filter(|(_, row)| row.waits) {
         let most = row.tokens.len().saturating_sub(1);
@@ -64,7 +65,7 @@ pub fn actions(
         for (j, other) in others.filter(same) {
             let alike = common(&other.tokens, &row.tokens).min(most);
             let n = if other.waits && j < i {
-                // Missing tokens will be computed.
+                // The missing tokens will be computed.
                 alike
             } else {
                 alike.min(other.held)
@@ -183,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_token_is_left_and_little_is_not_copied() {
-        // The same prompt twice.
+        // Two equal prompts.
         let rows = [row(0..20, 20, false), row(0..20, 0, true)];
         let action = actions(&rows, |_, _| true)[1];
         assert_eq!(
@@ -198,7 +199,7 @@ mod tests {
             actions(&short, |_, _| true)[1],
             Some(PrefillAction::Compute(16))
         );
-        // Nor a little of much.
+        // A short prefix of long caches is not copied.
         let long = [row(0..4000, 4000, false), row(numbered(20, 9), 0, true)];
         assert_eq!(
             actions(&long, |_, _| true)[1],
@@ -208,7 +209,7 @@ mod tests {
 
     #[test]
     fn somebody_always_goes_on() {
-        // Every order of progress of four rows with beginnings in common.
+        // Every order of progress for four rows with common prefixes.
         let lengths = [18u32, 33, 33, 60];
         for state in 0..4usize.pow(4) {
             let held = |i: usize| state / 4usize.pow(i as u32) % 4 * 16;

@@ -23,33 +23,33 @@ pub struct Request {
     prompt: Vec<u32>,
     text: Detokenizer,
     ready: VecDeque<Token>,
-    /// Logits of tokens whose text is still held back, oldest first.
+    /// Logits of tokens whose text is still pending, oldest first.
     logits: VecDeque<Arc<[f32]>>,
     /// Their log-probabilities.
     logprobs: VecDeque<TokenLogprobs>,
-    /// All tokens drawn, the one that ended the reply included.
+    /// All sampled tokens, including the one that ended the reply.
     drawn: Vec<u32>,
     produced: usize,
     finish: Option<FinishReason>,
     stop: Option<StopCause>,
     clock: Clock,
-    /// The hash of its edits, where there are any.
+    /// The hash of its edits, if it has any.
     edits_key: Option<String>,
 }
 
-/// With whom caches are shared that are computed with these options and edits of this key. What a
-/// client gives cannot be the salt of others' edits: the first letter differs.
+/// The salt of caches computed with these options and edits. A client's salt cannot equal that of
+/// edits, because the first letter differs.
 pub fn salt(options: &PrefillOptions, edits_key: Option<&str>) -> Option<String> {
     let salt = options.cache_salt.as_deref();
     match (edits_key, salt) {
-        // The key has the same length always.
+        // The key always has the same length.
         (Some(key), Some(salt)) => Some(format!("e{key}{salt}")),
         (Some(key), None) => Some(format!("n{key}")),
         (None, salt) => salt.map(|salt| format!("s{salt}")),
     }
 }
 
-/// What tells edits from others.
+/// The hash of a list of edits.
 fn key(steering: &Steering) -> Result<String> {
     let json = serde_json::to_vec(steering).map_err(|e| {
         let message = "the edits cannot be written as JSON";
@@ -60,13 +60,14 @@ fn key(steering: &Steering) -> Result<String> {
 }
 
 impl Request {
-    /// A request for the prompt's ids, which are checked here.
+    /// A request for the prompt's ids; validates them.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for bad options, an empty prompt or ids outside the vocabulary.
+    /// [`ErrorKind::InvalidOption`] for invalid options, an empty prompt or ids outside the
+    /// vocabulary.
     pub fn new(engine: Arc<Engine>, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Self> {
         let clock = Clock::start(prompt.len());
-        // The one validation of a request, before the clone, which recurses over a schema.
+        // The only validation of a request. It precedes the clone, which recurses over a schema.
         options.validate()?;
         engine.check_prompt(&prompt)?;
         let edits_key = options.steering.as_ref().map(key).transpose()?;
@@ -87,8 +88,8 @@ impl Request {
         })
     }
 
-    /// A request that goes on from caches of `before` positions, whose tokens nobody knows: options
-    /// that look at the prompt see `prompt` alone.
+    /// A request that continues caches of `before` unknown tokens: options that read the prompt see
+    /// only `prompt`.
     ///
     /// # Errors
     /// As [`Request::new`].
@@ -104,12 +105,12 @@ impl Request {
         Ok(request)
     }
 
-    /// The model it runs on.
+    /// The engine that runs it.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// What was asked for.
+    /// The request's options.
     pub fn options(&self) -> &GenerateOptions {
         &self.options
     }
@@ -119,12 +120,12 @@ impl Request {
         &self.prompt
     }
 
-    /// Prompt and drawn tokens, of which a cache holds the first so many.
+    /// Prompt and sampled tokens; a cache holds a prefix of them.
     pub fn tokens(&self) -> Vec<u32> {
         self.so_far().into_owned()
     }
 
-    /// The same, borrowed while it is the prompt alone: what a prefill is of.
+    /// The same, borrowed while there are no sampled tokens: the input of a prefill.
     pub fn so_far(&self) -> Cow<'_, [u32]> {
         if self.drawn.is_empty() {
             Cow::Borrowed(&self.prompt)
@@ -133,28 +134,26 @@ impl Request {
         }
     }
 
-    /// Says how much of the prompt is computed, to who wants to know. A prefill that repeats the
-    /// prompt with tokens of the reply is no news.
+    /// Reports the prefill progress to the request's callback. A prefill that repeats the prompt
+    /// with tokens of the reply is not reported.
     pub fn report(&self, done: usize) {
         if let (Some(progress), true) = (&self.options.prefill.progress, self.drawn.is_empty()) {
             progress.report(done, self.prompt.len());
         }
     }
 
-    /// With whom it shares caches: the salt of its options, and its edits, which change what keys
-    /// are computed.
+    /// The salt of its caches: the option's salt and its edits, which change the computed keys.
     pub fn salt(&self) -> Option<String> {
         salt(&self.options.prefill, self.edits_key.as_deref())
     }
 
-    /// Whether it uses what other requests computed, and keeps what it computes for others: not
-    /// where its own prompt decides which positions are edited.
+    /// Whether it reuses and keeps caches. It does not if its edits depend on its own prompt.
     pub fn keeps_prompt(&self) -> bool {
         let own = self.options.steering.as_ref();
         self.options.prefill.cache_prompt && !own.is_some_and(Steering::depends_on_prompt)
     }
 
-    /// Tokens that may still come.
+    /// The number of tokens that may still come.
     pub fn remaining(&self) -> usize {
         self.options.max_tokens.saturating_sub(self.produced)
     }
@@ -164,11 +163,11 @@ impl Request {
         self.finish.is_some()
     }
 
-    /// Asks whether to go on: not after cancellation, the deadline or the closing of the model,
-    /// which end the request. A request for no tokens ends without an error.
+    /// Checks whether to continue. Cancellation, the deadline and closing of the model end the
+    /// request. A request for zero tokens ends without an error.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason for the end.
     pub fn check(&mut self) -> Result<()> {
         let may = self
             .options
@@ -193,7 +192,7 @@ impl Request {
         });
     }
 
-    /// Ends the request and publishes its figures.
+    /// Ends the request and publishes its metrics.
     pub fn end(&mut self, reason: FinishReason) {
         if self.finish.is_none() {
             self.finish = Some(reason);
@@ -202,7 +201,7 @@ impl Request {
         }
     }
 
-    /// Takes the next token; ends the request where it is the last.
+    /// Accepts the next token; ends the request if it is the last.
     pub fn accept(&mut self, read: Read) {
         let Read {
             id,
@@ -241,8 +240,8 @@ impl Request {
         }
     }
 
-    /// The next token whose text is known, as [`Self::pop`], or why there are no more. After a
-    /// cancellation, tokens that waited for the rest of a character are not given out.
+    /// The next token whose text is known, like [`Self::pop`], or the error that ended the request.
+    /// After a cancellation, tokens with incomplete text are not returned.
     pub fn pop_unless_interrupted(&mut self) -> Option<Result<Token>> {
         if !self.ready.is_empty()
             && self.finish.is_none()
@@ -259,7 +258,7 @@ impl Request {
         self.ready.pop_front()
     }
 
-    /// Why it ended, once everything produced has been handed out.
+    /// The reason for the end, once all tokens have been returned.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         if self.ready.is_empty() {
             self.finish
@@ -268,23 +267,23 @@ impl Request {
         }
     }
 
-    /// What stopped it, where [`Self::finish_reason`] says that something did.
+    /// The cause of the stop, if [`Self::finish_reason`] is a stop.
     pub fn stop_cause(&self) -> Option<StopCause> {
         let stopped = self.finish_reason() == Some(FinishReason::Stop);
         self.stop.clone().filter(|_| stopped)
     }
 
-    /// The clock, for figures that others count.
+    /// The clock, for counts that others add.
     pub fn clock(&mut self) -> &mut Clock {
         &mut self.clock
     }
 
-    /// The figures so far.
+    /// The metrics up to now.
     pub fn metrics(&self) -> GenerateMetrics {
         self.clock.metrics()
     }
 
-    /// Emits what the text decoder still holds back, and ends.
+    /// Emits pending text of the detokenizer, and ends.
     fn flush(&mut self, reason: FinishReason) {
         let rest = self.text.finish();
         self.queue(rest);

@@ -1,4 +1,4 @@
-//! The state of one request's sequence: its caches, its sampler and the token that is on its way.
+//! The state of one request's sequence: caches, sampler and the pending token.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::nn::attention::Positions;
 use crate::sample::{Logprobs, Sampler, sample};
 use crate::steer::{Edits, RequestEdits, watch};
 
-/// A token on its way.
+/// A pending token, whose computation has started.
 #[derive(Clone)]
 pub struct Pending {
     /// Its id, `uint32 [1]`.
     pub token: Array,
     /// The logits it is drawn from, `[1, vocab]`.
     pub logits: Array,
-    /// The greatest of them, `[1]`, for [`check_greatest`](crate::sample::check_greatest).
+    /// The greatest logit, `[1]`, for [`check_greatest`](crate::sample::check_greatest).
     pub greatest: Array,
-    /// Which token of the reply it is, from 1.
+    /// The token's number in the reply, from 1.
     pub step: u64,
-    /// Log-probabilities of a step, and which row of them is this one's.
+    /// Log-probabilities of the step, and the index of this row in them.
     pub logprobs: Option<(Arc<Logprobs>, i32)>,
 }
 
@@ -38,10 +38,10 @@ impl Pending {
     }
 }
 
-/// Draws a token for each row of `logits` `[B, vocab]` by the sampler of that row.
+/// Samples a token for each row of `logits` `[B, vocab]` with that row's sampler.
 ///
 /// # Errors
-/// What a grammar or a logits processor says, or when memory runs out.
+/// Errors of a grammar or a logits processor; lack of memory.
 pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pending>> {
     let drawn = sample(samplers, logits)?;
     let logprobs = drawn.logprobs.map(Arc::new);
@@ -66,33 +66,33 @@ pub fn draw_rows(samplers: &mut [&mut Sampler], logits: &Array) -> Result<Vec<Pe
         .collect()
 }
 
-/// What the steps of one request change.
+/// The state that steps of one request change.
 pub struct SequenceState {
-    /// The network, held so that closing the model does not take it away within a step.
+    /// The network, kept alive if the model is closed during a step.
     pub decoder: Arc<dyn Decoder>,
-    /// Keys and values of all tokens that went through the model.
+    /// Keys and values of all computed tokens.
     pub caches: Caches,
-    /// The request's own chain.
+    /// The request's sampler.
     pub sampler: Sampler,
-    /// The next token; `None` before the prompt was run.
+    /// The next token; `None` before prefill.
     pub next: Option<Pending>,
-    /// How many tokens of [`Request::so_far`] the caches hold, until the next token is drawn.
+    /// The number of tokens of [`Request::so_far`] in the caches, until the next token is sampled.
     pub prefilled: usize,
-    /// Whether it holds anything that was computed for the request.
+    /// Whether it holds any results of the request.
     pub begun: bool,
-    /// [`Prefixes::epoch`] before any of what the caches hold was computed.
+    /// The [`Prefixes::epoch`] in which all cached content was computed.
     epoch: u64,
     options: CacheOptions,
-    /// What is changed inside the model.
+    /// The request's edits of activations.
     pub(super) edits: Option<RequestEdits>,
 }
 
 impl SequenceState {
-    /// The state of `request`, with the longest prefix of its prompt that the engine remembers in
-    /// caches that `options` describe.
+    /// The state of `request`, with the longest cached prefix of its prompt, in caches of these
+    /// `options`.
     ///
     /// # Errors
-    /// When the model is closed, or the sampler cannot be made.
+    /// When the model is closed, or the sampler cannot be created.
     pub fn new(request: &mut Request, options: &CacheOptions) -> Result<Self> {
         let model = Arc::clone(request.engine());
         let decoder = model.decoder()?;
@@ -123,7 +123,7 @@ impl SequenceState {
         })
     }
 
-    /// The state of `request` behind what `caches` hold, which were computed in `epoch`.
+    /// The state of `request` after the content of `caches`, which were computed in `epoch`.
     ///
     /// # Errors
     /// As [`SequenceState::new`].
@@ -144,7 +144,7 @@ impl SequenceState {
             sampler: model.sampler(request.options(), request.prompt())?,
             next: None,
             prefilled: 0,
-            // It cannot begin again: the tokens of the caches are unknown.
+            // It cannot restart, because the tokens of the caches are unknown.
             begun: true,
             epoch,
             options: *model.cache_options(),
@@ -152,8 +152,8 @@ impl SequenceState {
         })
     }
 
-    /// Call it before anything is computed: gives up what was reused if the adapter changed since
-    /// the request was made.
+    /// Drops reused caches if the adapter changed since the request was made. Call it before the
+    /// first computation.
     pub fn refresh(&mut self, request: &mut Request) {
         let epoch = request.engine().prefixes().epoch();
         if !self.begun && self.epoch != epoch {
@@ -163,26 +163,26 @@ impl SequenceState {
         }
     }
 
-    /// Whether the next token changes the rotation of those before it, so that the sequence must be
-    /// computed again from its start.
+    /// Whether the next token changes the rotation of earlier ones, so that the sequence must be
+    /// recomputed.
     pub fn must_restart(&self) -> bool {
         self.caches.until_switch() < 1
     }
 
-    /// Forgets what was computed: the next prefill is of all tokens so far.
+    /// Drops all results: the next prefill covers all tokens up to now.
     pub fn restart(&mut self, request: &Request) {
         self.caches = empty(self.decoder.as_ref(), &self.options, request);
         self.prefilled = 0;
         self.next = None;
     }
 
-    /// Rows share what they begin with only where this is the same: the epoch of the adapter that
-    /// their keys were computed under, and the stretch of their rotation.
+    /// Rows share a prefix only if this is equal: the adapter epoch and the rotary stretch of their
+    /// keys.
     pub fn kin(&self) -> (u64, usize) {
         (self.epoch, self.caches.stretch())
     }
 
-    /// Queues the step that follows `token` and returns its token and logits, not yet computed.
+    /// Queues the step after `token` and returns its token and logits, not evaluated.
     ///
     /// # Errors
     /// As [`Self::draw`].
@@ -204,10 +204,10 @@ impl SequenceState {
     }
 
     /// Samples from logits `[1, 1, vocab]` and starts the computation. Caches are evaluated with
-    /// it, so that no step keeps the graph of the steps before.
+    /// it, so that no graph of earlier steps is retained.
     ///
     /// # Errors
-    /// What a grammar or a logits processor says, or when memory runs out.
+    /// Errors of a grammar or a logits processor; lack of memory.
     pub fn draw(&mut self, logits: &Array) -> Result<Pending> {
         let logits = logits.squeeze_axis(1).map_err(engine("sampling"))?; // [1, 1, V] -> [1, V]
         let pending = draw_rows(&mut [&mut self.sampler], &logits)?
@@ -223,7 +223,7 @@ impl SequenceState {
         Ok(pending)
     }
 
-    /// Gives the caches to the engine, for a later prompt that begins as this request did.
+    /// Gives the caches to the engine, for later prompts with the same prefix.
     pub fn keep(self, request: &Request) {
         if request.keeps_prompt() {
             let mut tokens = request.tokens();
@@ -235,8 +235,8 @@ impl SequenceState {
     }
 }
 
-/// Caches for `request`, and how much of its prompt they hold already: those that `prefixes` holds
-/// of `epoch` where they may be used, else empty ones.
+/// Caches for `request`, and the number of prompt tokens in them: from `prefixes` in `epoch` if
+/// allowed, otherwise empty.
 pub fn prepared(
     decoder: &dyn Decoder,
     options: &CacheOptions,
@@ -254,14 +254,14 @@ pub fn prepared(
     }
 }
 
-/// Empty caches for what `request` holds so far and may still get.
+/// Empty caches for the tokens that `request` has and may still get.
 pub fn empty(decoder: &dyn Decoder, options: &CacheOptions, request: &Request) -> Caches {
     let caches = decoder.new_caches(options);
     expecting(caches.for_sequence(request.so_far().len()), request, 0)
 }
 
-/// Says to `caches`, which hold `before` positions that are not of `request`, how much may be
-/// stored.
+/// Announces the expected number of positions to `caches`, which hold `before` positions from
+/// outside `request`.
 fn expecting(mut caches: Caches, request: &Request, before: usize) -> Caches {
     let all = request
         .prompt()

@@ -1,7 +1,7 @@
-//! Several tokens a step: some are guessed cheaply, and one forward pass of the model checks all of
-//! them (Leviathan et al. 2023, Chen et al. 2023). What the model itself would have drawn is kept,
-//! the first wrong guess and all after it are forgotten; so the reply is the plain one, token for
-//! token.
+//! Speculative decoding: a drafter proposes tokens, and one forward pass of the model checks all of
+//! them (Leviathan et al. 2023, Chen et al. 2023). Tokens that the model would have sampled are
+//! kept; the first wrong one and all after it are dropped. The reply therefore equals that of plain
+//! decoding.
 
 use std::sync::Arc;
 
@@ -23,24 +23,25 @@ use crate::steer::{Edits, hook};
 pub enum Drafter {
     /// A smaller model with the same vocabulary.
     Model(Arc<dyn Decoder>),
-    /// What followed the last n-gram of this length earlier in the sequence (Saxena 2023).
+    /// The tokens that followed the last n-gram of this length earlier in the sequence (Saxena
+    /// 2023).
     Lookup(usize),
 }
 
-/// One request whose tokens are proposed first, then verified.
+/// One request with speculative decoding.
 pub struct SpeculativeDecoder {
     sequence: SequenceState,
     drafter: Drafter,
-    /// Of the draft model.
+    /// The draft model's caches.
     caches: Caches,
-    /// Everything so far, prompt and reply.
+    /// All tokens of prompt and reply.
     tokens: Vec<u32>,
 }
 
-/// Positions that caches can be cut back at any time: as many as `num_draft_tokens` may be.
+/// Positions that caches can be trimmed by at any time: the maximum of `num_draft_tokens`.
 const WRONG: i32 = 64;
 
-/// As the engine's caches are, but such that wrong guesses can be taken away.
+/// The engine's cache options, with trimmable caches so that wrong drafts can be removed.
 fn trimmable(engine: &Engine) -> CacheOptions {
     CacheOptions {
         trimmable: Some(WRONG),
@@ -48,7 +49,7 @@ fn trimmable(engine: &Engine) -> CacheOptions {
     }
 }
 
-/// Small models have small heads, which groups may not divide.
+/// The options for the draft model: groups may not divide its small heads, so it is not quantized.
 fn of_draft(options: CacheOptions) -> CacheOptions {
     CacheOptions {
         packing: None,
@@ -56,10 +57,10 @@ fn of_draft(options: CacheOptions) -> CacheOptions {
     }
 }
 
-/// Refuses a decoder that cannot take wrong guesses back.
+/// Refuses a decoder that cannot remove wrong drafts.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`], saying why and what works instead.
+/// [`ErrorKind::Unsupported`] with the reason and an alternative.
 pub fn check_rewinds(decoder: &dyn Decoder, what: &str) -> Result<()> {
     if decoder.new_caches(&CacheOptions::default()).rewinds() {
         return Ok(());
@@ -74,8 +75,7 @@ pub fn check_rewinds(decoder: &dyn Decoder, what: &str) -> Result<()> {
 }
 
 impl SpeculativeDecoder {
-    /// The drafter for `request`; `None` where none is asked for, or where each token changes what
-    /// the next may be.
+    /// The drafter for `request`; `None` if none is requested, or if each token restricts the next.
     pub fn drafter(request: &Request) -> Option<Drafter> {
         let options = request.options();
         if options.speculative.num_draft_tokens == 0 || Sampler::waits(options) {
@@ -88,7 +88,7 @@ impl SpeculativeDecoder {
         }
     }
 
-    /// The state of `request`, and caches of the drafter, each with the longest known prefix.
+    /// The state of `request`, and the drafter's caches, each with the longest cached prefix.
     ///
     /// # Errors
     /// As [`SequenceState::new`]; [`ErrorKind::Unsupported`] for models with a recurrent state.
@@ -102,7 +102,7 @@ impl SpeculativeDecoder {
         let caches = match &drafter {
             Drafter::Model(draft) => {
                 let options = of_draft(options);
-                // No adapter stands on the draft model, so its caches are all of one epoch.
+                // The draft model has no adapter, so its caches share one epoch.
                 let prefixes = engine.draft_prefixes();
                 prepared(
                     draft.as_ref(),
@@ -123,7 +123,7 @@ impl SpeculativeDecoder {
         })
     }
 
-    /// Gives the caches to the engine, for a later prompt that begins as this request did.
+    /// Gives the caches to the engine, for later prompts with the same prefix.
     pub fn keep(self, request: &Request) {
         if let (Drafter::Model(_), true) = (&self.drafter, request.keeps_prompt()) {
             let mut tokens = self.tokens;
@@ -139,7 +139,7 @@ impl SpeculativeDecoder {
     /// One step: at least one token.
     ///
     /// # Errors
-    /// When memory runs out, or the request may not go on.
+    /// When memory runs out, or the request is interrupted.
     pub fn step(&mut self, request: &mut Request) -> Result<()> {
         if self.sequence.prefilled < request.prompt().len() {
             let first = self.sequence.prefill(request)?;
@@ -152,7 +152,7 @@ impl SpeculativeDecoder {
             self.take(request, &next)?;
             return Ok(());
         }
-        // All places of a pass have one rotation, that of the last; so none of them is beyond a
+        // All positions of a pass have the rotation of the last one, so none may lie beyond a
         // switch.
         let until_switch = self.sequence.caches.until_switch() - 1;
         let most = request
@@ -179,8 +179,8 @@ impl SpeculativeDecoder {
             Positions::All,
         )
         .map_err(&fault)?;
-        // Draw at every place, as if all guesses before it were right. What follows a wrong one is
-        // thrown away, with the state of the sampler.
+        // Samples at every position, assuming that all drafts before it are right. Samples after a
+        // wrong draft are dropped, and the sampler's state is restored.
         let mut drawn = Vec::with_capacity(inputs.len());
         for at in 0..i32::try_from(inputs.len()).unwrap_or(i32::MAX) {
             let logits = logits
@@ -214,7 +214,7 @@ impl SpeculativeDecoder {
         if !cache::trim(&mut self.sequence.caches, wrong) {
             return Err(Error::new(ErrorKind::Engine, "a cache cannot be cut back"));
         }
-        // The guessing model has seen its own guesses, up to the last but one.
+        // The draft model has processed its own drafts, except the last.
         let known = i32::try_from(self.tokens.len()).unwrap_or(i32::MAX) - 1;
         let surplus = cache::offset(&self.caches) - known;
         if surplus > 0 {
@@ -223,7 +223,7 @@ impl SpeculativeDecoder {
         Ok(())
     }
 
-    /// Hands a token to the request.
+    /// Gives a token to the request.
     fn take(&mut self, request: &mut Request, pending: &Pending) -> Result<u32> {
         let read = read(pending, request)?;
         read.check()?;
@@ -233,7 +233,7 @@ impl SpeculativeDecoder {
         Ok(id)
     }
 
-    /// At most `most` guesses.
+    /// Drafts at most `most` tokens.
     fn guess(&mut self, most: usize, request: &Request) -> Result<Vec<u32>> {
         if most == 0 {
             return Ok(Vec::new());
@@ -256,7 +256,7 @@ impl SpeculativeDecoder {
                     request.options().prefill.prefill_step_size,
                     &mut |_| request.options().check_interrupt(),
                 )?;
-                // The first guess stores nothing, each further one the guess before it.
+                // The first draft stores no position; each further one stores the draft before it.
                 let storable = usize::try_from(self.caches.until_switch()).unwrap_or(0);
                 let most = most.min(storable.saturating_add(1));
                 let mut guesses: Vec<Array> = Vec::with_capacity(most);
@@ -290,7 +290,8 @@ impl SpeculativeDecoder {
     }
 }
 
-/// What followed the last `n` tokens (or fewer, down to one) where they stood last, at most `most`.
+/// At most `most` tokens that followed the latest earlier occurrence of the last `n` tokens, or of
+/// fewer, down to one.
 fn look_up(tokens: &[u32], n: usize, most: usize) -> Vec<u32> {
     for n in (1..=n.min(tokens.len().saturating_sub(1))).rev() {
         let end = tokens.len() - n;

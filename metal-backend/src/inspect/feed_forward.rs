@@ -1,4 +1,4 @@
-//! Feed-forward parts from inside: what they read, and their weights feature by feature.
+//! Inspection of feed-forward parts: their inputs, activations and weights per feature.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,11 +17,10 @@ use crate::nn::hooks::Watch;
 use crate::nn::{Experts, FeedForward, Linear};
 use crate::steer::{edits_of, hook};
 
-/// What the feed-forward part of each layer reads at `positions` of a prompt.
+/// The input of each layer's feed-forward part at `positions` of a prompt.
 ///
 /// # Errors
-/// When a position is not in the prompt, memory runs out, the model is closed, or `interrupt` says
-/// so.
+/// For a position outside the prompt, lack of memory, a closed model, or an interrupt.
 pub fn inputs(
     engine: &Engine,
     prompt: &Prompt,
@@ -38,7 +37,7 @@ pub fn inputs(
     Ok(inputs)
 }
 
-/// What the down matrix of each layer reads at `positions` of a prompt, with the edits there are.
+/// The input of each layer's down matrix at `positions` of a prompt, with edits applied.
 ///
 /// # Errors
 /// As [`inputs`].
@@ -56,14 +55,14 @@ pub fn activations(
     Ok(found)
 }
 
-/// What is looked at.
+/// The vectors to collect.
 #[derive(Clone, Copy)]
 enum Seen {
     Inputs,
     Activations,
 }
 
-/// The tokens of a prompt, and of each layer the vectors at `positions`, one after another.
+/// The tokens of a prompt, and for each layer the concatenated vectors at `positions`.
 fn seen(
     engine: &Engine,
     (prompt, steering): (&Prompt, Option<&Steering>),
@@ -80,7 +79,7 @@ fn seen(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // Of each layer that shows them, a vector for each position.
+    // For each layer that has them, one vector per position.
     let mut found: BTreeMap<usize, BTreeMap<usize, Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
         let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
@@ -128,7 +127,7 @@ fn seen(
 /// The feed-forward part of a layer, feature by feature.
 ///
 /// # Errors
-/// When it has no features of its own or an adapter, and for a layer that is not there.
+/// For a layer without separate features, with an adapter, or that does not exist.
 pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     let count = engine.info().num_layers;
     if layer >= count {
@@ -149,7 +148,7 @@ pub fn weights(engine: &Engine, layer: usize) -> Result<FeedForwardWeights> {
     engine.scope(|| features_of(part, layer, engine.info().hidden_size))
 }
 
-/// The features of `part`, that of a layer of states of `hidden` elements.
+/// The features of `part`, in a layer with `hidden` elements per state.
 ///
 /// # Errors
 /// As [`weights`].
@@ -210,7 +209,7 @@ pub fn features_of(
 
 const ADAPTED: &str = "it has an adapter; take that off, or put it into the weights";
 
-/// The features of experts, one expert's after another's.
+/// The features of experts, expert by expert.
 fn features_of_experts(
     experts: &Experts,
     activation: Activation,

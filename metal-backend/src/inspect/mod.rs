@@ -1,5 +1,4 @@
-//! What looks inside a model: attention, hidden states, pooled or not, and the probabilities of a
-//! text.
+//! Inspection of a model: attention, hidden states, pooled states, and log-probabilities of a text.
 
 mod feed_forward;
 mod profile;
@@ -32,14 +31,15 @@ pub use profile::profile_steps;
 pub use trace::{attention_weights, residuals};
 pub use weights::{attention_projections, token_embeddings, token_scores};
 
-/// Every position is kept, unpacked: what is looked at must not depend on how memory is saved.
+/// Caches that keep all positions unquantized, so that inspection does not depend on memory
+/// options.
 const WHOLE: CacheOptions = CacheOptions {
     bound: None,
     packing: None,
     trimmable: Some(CacheOptions::ALL),
 };
 
-/// Hidden states whose logits are computed at once.
+/// The number of hidden states per logits product.
 const UNEMBEDDED: usize = 64;
 
 /// Positions in one forward pass.
@@ -47,10 +47,10 @@ fn step() -> usize {
     GenerateOptions::default().prefill.prefill_step_size
 }
 
-/// One step's forward pass, watched.
+/// The forward pass of one step, with a watch.
 type Forward<'a> = dyn FnMut(Watch<'_>) -> mlx_rs_core::Result<Array> + 'a;
 
-/// What computes, and what ends it early.
+/// The engine of a run, and its interrupt.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     engine: &'a Engine,
@@ -59,14 +59,14 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Whether to go on.
+    /// Checks whether to continue.
     fn check(&self) -> Result<()> {
         self.engine.check_open()?;
         self.interrupt.check()
     }
 }
 
-/// Runs a prompt in steps; `f` is given the tokens of each, and what runs them.
+/// Runs a prompt in steps; `f` gets the tokens of each step and its forward pass.
 fn run(
     run: Run<'_>,
     tokens: &[u32],
@@ -99,7 +99,7 @@ fn heads(array: &Array) -> mlx_rs_core::Result<Vec<Vec<f32>>> {
 /// The keys and queries of a prompt.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` says so.
+/// When memory runs out, the model is closed, or `interrupt` ends it.
 pub fn attention(
     engine: &Engine,
     prompt: &Prompt,
@@ -183,8 +183,8 @@ pub fn attention(
     })
 }
 
-/// The hidden states that a forward pass shows at `local` of its positions: a list a state, the
-/// embedding first, each `local * hidden`.
+/// The hidden states of a forward pass at its positions `local`: one list per state, the embedding
+/// first, each `local * hidden`.
 fn watched(local: &[u32], forward: &mut Forward<'_>) -> Result<Vec<Vec<f32>>> {
     let mut seen = Vec::new();
     let mut saw = |_: usize, x: &Array| {
@@ -201,7 +201,7 @@ fn watched(local: &[u32], forward: &mut Forward<'_>) -> Result<Vec<Vec<f32>>> {
         .collect()
 }
 
-/// Every position is one of the prompt's `length`.
+/// Checks that every position is less than `length`.
 fn check_positions(positions: &[usize], length: usize) -> Result<()> {
     match positions.iter().find(|&&p| p >= length) {
         None => Ok(()),
@@ -212,14 +212,15 @@ fn check_positions(positions: &[usize], length: usize) -> Result<()> {
     }
 }
 
-/// Positions as ids of an axis.
+/// Positions as indices of an axis.
 fn local(positions: impl Iterator<Item = usize>) -> Vec<u32> {
     positions
         .map(|p| u32::try_from(p).unwrap_or(u32::MAX))
         .collect()
 }
 
-/// Which of `positions` are in the step of `len` positions from `before` on, and their places in it.
+/// The indices of those `positions` that are in the step of `len` positions from `before`, and
+/// their places in the step.
 fn wanted_in(positions: &[usize], before: usize, len: usize) -> (Vec<usize>, Vec<u32>) {
     let here: Vec<usize> = (before..before + len)
         .filter(|p| positions.contains(p))
@@ -236,7 +237,7 @@ fn states_in_steps(
     hidden: usize,
 ) -> Result<Vec<Vec<f32>>> {
     let mut caches = of.decoder.new_caches(&WHOLE).for_sequence(tokens.len());
-    // Of each position that was asked for, a vector a state.
+    // For each requested position, one vector per state.
     let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     let mut before = 0;
     let mut count = 0;
@@ -260,7 +261,7 @@ fn states_in_steps(
         .collect())
 }
 
-/// The hidden states of several short prompts, in one pass.
+/// The hidden states of several short prompts in one pass.
 fn states_together(
     of: Run<'_>,
     prompts: &[(Vec<u32>, &[usize])],
@@ -310,8 +311,7 @@ fn states_together(
 /// The embedding and the outputs of all blocks at some positions of each prompt.
 ///
 /// # Errors
-/// When a position is not in its prompt, memory runs out, the model is closed, or `interrupt` says
-/// so.
+/// For a position outside its prompt, lack of memory, a closed model, or an interrupt.
 pub fn hidden_states(
     engine: &Engine,
     prompts: &[Prompt],
@@ -369,7 +369,7 @@ pub fn hidden_states(
     })
 }
 
-/// How many prompts of these lengths, at least one, run in one forward pass.
+/// The number of prompts with these lengths, at least one, that fit one forward pass.
 fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
     let mut total = 0;
     lengths
@@ -384,7 +384,7 @@ fn fit_in_a_step(lengths: impl Iterator<Item = usize>) -> usize {
 /// The logits of hidden states, `[states, hidden]` row-major.
 ///
 /// # Errors
-/// When the numbers are no whole states, memory runs out, or the model is closed.
+/// When `states` is not a multiple of the hidden size, memory runs out, or the model is closed.
 pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     let hidden = engine.info().hidden_size;
     if hidden == 0 || !states.len().is_multiple_of(hidden) {
@@ -399,7 +399,7 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     let decoder = engine.decoder()?;
     let fault = engine_error("unembed");
     engine.scope(|| {
-        // In steps: logits of a large vocabulary are many bytes a state.
+        // Computed in steps, because logits of a large vocabulary take many bytes per state.
         let mut all = Vec::with_capacity(states.len() / hidden);
         for part in states.chunks(hidden * UNEMBEDDED) {
             engine.check_open()?;
@@ -415,10 +415,10 @@ pub fn unembed(engine: &Engine, states: &[f32]) -> Result<Vec<Vec<f32>>> {
     })
 }
 
-/// The pooled hidden states of prompts, before anything else is made of them.
+/// The pooled hidden states of prompts, before further steps.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` says so.
+/// When memory runs out, the model is closed, or `interrupt` ends it.
 pub fn pooled_states(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -432,7 +432,7 @@ pub fn pooled_states(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // Like lengths go together; the vectors are put back in their places.
+    // Prompts of similar length go together; the vectors are returned in the original order.
     let mut order: Vec<usize> = (0..prompts.len()).collect();
     order.sort_by_key(|i| prompts[*i].len());
     let mut vectors = vec![Vec::new(); prompts.len()];
@@ -457,8 +457,8 @@ pub fn pooled_states(
     })
 }
 
-/// The last hidden states of a few prompts, one after another: several short ones in one pass, or a
-/// long one in steps.
+/// The last hidden states of a few prompts, concatenated: several short ones in one pass, or a long
+/// one in steps.
 fn last_states(of: Run<'_>, prompts: &[&[u32]]) -> Result<Vec<f32>> {
     let Run {
         engine, decoder, ..
@@ -501,10 +501,10 @@ fn last_states(of: Run<'_>, prompts: &[&[u32]]) -> Result<Vec<f32>> {
         .map_err(&fault)
 }
 
-/// The log-probability of each token but the first.
+/// The log-probability of each token except the first.
 ///
 /// # Errors
-/// When memory runs out, the model is closed, or `interrupt` says so.
+/// When memory runs out, the model is closed, or `interrupt` ends it.
 pub fn token_logprobs(
     engine: &Engine,
     tokens: &[u32],
@@ -534,7 +534,7 @@ pub fn token_logprobs(
                 let logits = forward(watch(&mut edits)).map_err(&fault)?;
                 let score = || -> mlx_rs_core::Result<Vec<f32>> {
                     let n = i32::try_from(next.len()).unwrap_or(i32::MAX);
-                    // [1, L, V] -> [n, V], whose next tokens are known
+                    // [1, L, V] -> [n, V] for positions whose next token is known
                     let logits = logits
                         .slice_axis(1, 0, n)?
                         .squeeze_axis(0)?

@@ -1,4 +1,4 @@
-//! The time of each part of a decode step: every part is evaluated before the next begins.
+//! The time of each part of a decode step; every part is evaluated before the next begins.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::{Stopwatch, Watch};
 use crate::sample::{Sampler, check_greatest};
 
-/// Times by layer and part; what all layers share has no layer.
+/// Times by layer and part; parts outside the layers have no layer.
 type Times = BTreeMap<(Option<usize>, StepPart), Duration>;
 
-/// Evaluates what it is shown, and books the time since then.
+/// A stopwatch that evaluates the arrays of a part and adds the elapsed time.
 struct Laps {
     last: Instant,
     times: Times,
@@ -48,17 +48,17 @@ impl Stopwatch for Laps {
     }
 }
 
-/// A request in which each step is waited for.
+/// A request whose steps are each evaluated to the end.
 struct Steps<'a> {
     decoder: &'a dyn Decoder,
     caches: Caches,
     sampler: Sampler,
-    /// All tokens drawn.
+    /// All sampled tokens.
     tokens: Vec<u32>,
 }
 
 impl Steps<'_> {
-    /// The token after the last one, in a step that `watch` sees.
+    /// Computes the token after the last one, in a step observed by `watch`.
     fn forward(&mut self, watch: &mut Watch<'_>) -> Result<Pending> {
         if self.caches.until_switch() < 1 {
             return Err(Error::new(
@@ -83,7 +83,7 @@ impl Steps<'_> {
         self.draw(&logits)
     }
 
-    /// A token from logits `[1, 1, vocab]`, not computed yet.
+    /// A token from logits `[1, 1, vocab]`, not evaluated.
     fn draw(&mut self, logits: &Array) -> Result<Pending> {
         let logits = logits.squeeze_axis(1).map_err(engine_error("profile"))?;
         draw_rows(&mut [&mut self.sampler], &logits)?
@@ -104,7 +104,7 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// A step that nothing is measured of.
+    /// A step without measurement.
     fn plain(&mut self) -> Result<()> {
         let pending = self.forward(&mut Watch::nothing())?;
         self.finish(&pending)?;
@@ -127,7 +127,7 @@ impl Steps<'_> {
 /// The times of the steps that follow `prompt`.
 ///
 /// # Errors
-/// When the options do not fit, memory runs out, the model is closed, or `interrupt` says so.
+/// For unsuitable options, lack of memory, a closed model, or an interrupt.
 pub fn profile_steps(
     engine: &Engine,
     prompt: &Prompt,
@@ -156,7 +156,7 @@ pub fn profile_steps(
     check()?;
     engine.scope(|| {
         let caches = decoder.new_caches(engine.cache_options());
-        // Two steps that are not measured, then two for each that is.
+        // Two warm-up steps, then a plain and a measured one per token.
         let all = steps.saturating_add(1).saturating_mul(2);
         let mut caches = caches.for_sequence(prompt.len());
         let held = i32::try_from(prompt.len().saturating_add(all)).unwrap_or(i32::MAX);
@@ -173,7 +173,7 @@ pub fn profile_steps(
         let first = run.draw(&logits)?;
         run.finish(&first)?;
         cache::eval_caches(&run.caches).map_err(engine_error("profile"))?;
-        // Kernels and caches are warm after one of each.
+        // One step of each kind warms kernels and caches.
         run.plain()?;
         run.measured(Times::new())?;
         let (mut plain, mut measured) = (Duration::ZERO, Duration::ZERO);

@@ -1,4 +1,4 @@
-//! What the parts of a model add to the residual stream, and how attention is divided.
+//! The contributions of a model's parts to the residual stream, and its attention weights.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,12 +15,11 @@ use crate::error::engine as engine_error;
 use crate::nn::hooks::Watch;
 use crate::steer::{edits_of, hook, watch};
 
-/// The residual stream of a prompt at `positions`, and what each part adds to it, with the edits
-/// there are.
+/// The residual stream of a prompt at `positions`, and each part's contribution to it, with edits
+/// applied.
 ///
 /// # Errors
-/// When a position is not in the prompt, memory runs out, the model is closed, or `interrupt` says
-/// so.
+/// For a position outside the prompt, lack of memory, a closed model, or an interrupt.
 pub fn residuals(
     engine: &Engine,
     (prompt, steering): (&Prompt, Option<&Steering>),
@@ -37,7 +36,7 @@ pub fn residuals(
         decoder: decoder.as_ref(),
         interrupt,
     };
-    // Of each position the embedding, then two vectors a layer: after the mixer and after the
+    // For each position the embedding, then two vectors per layer: after the mixer and after the
     // block.
     let mut found: BTreeMap<usize, Vec<Vec<f32>>> = BTreeMap::new();
     engine.scope(|| {
@@ -96,11 +95,10 @@ fn difference<'a>(a: &'a [f32], b: &'a [f32]) -> impl Iterator<Item = f32> + 'a 
     a.iter().zip(b).map(|(a, b)| a - b)
 }
 
-/// The attention weights of a prompt's last token, with the edits there are.
+/// The attention weights of a prompt's last token, with edits applied.
 ///
 /// # Errors
-/// When a layer is not there or has no attention, memory runs out, the model is closed, or
-/// `interrupt` says so.
+/// For an unknown layer or one without attention, lack of memory, a closed model, or an interrupt.
 pub fn attention_weights(
     engine: &Engine,
     (prompt, steering): (&Prompt, Option<&Steering>),

@@ -1,4 +1,4 @@
-//! Weights apart from a forward pass: the matrices of attention, and the table of embeddings.
+//! Weights outside a forward pass: attention matrices and token embeddings.
 
 use inference::{AttentionProjections, Error, ErrorKind, Result};
 use mlx_rs_core::{Array, Dtype};
@@ -8,14 +8,14 @@ use crate::engine::forward::ids;
 use crate::error::engine as engine_error;
 use crate::nn::Linear;
 
-/// Vectors that are multiplied with the table at once: products of a large vocabulary are many
-/// bytes each.
+/// The number of vectors per product with the table, because products of a large vocabulary take
+/// many bytes.
 const TOGETHER: usize = 64;
 
 /// The matrices of a layer's attention.
 ///
 /// # Errors
-/// When the layer is not there, has no plain attention or an adapter, or the model is closed.
+/// For an unknown layer, one without plain attention or with an adapter, and for a closed model.
 pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionProjections> {
     let count = engine.info().num_layers;
     if layer >= count {
@@ -50,7 +50,7 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
         found.hidden_size = hidden;
         found.queries = rows(matrix(&attention.q_proj)?)?;
         found.keys = rows(matrix(keys)?)?;
-        // Without a matrix of their own they are the keys, before norms.
+        // Without a value matrix, values are the keys before norms.
         found.values = match &attention.v_proj {
             Some(values) => rows(matrix(values)?)?,
             None => found.keys.clone(),
@@ -65,7 +65,7 @@ pub fn attention_projections(engine: &Engine, layer: usize) -> Result<AttentionP
 /// The embeddings of tokens.
 ///
 /// # Errors
-/// For a token that is not there, and when the model is closed.
+/// For a token outside the vocabulary, and for a closed model.
 pub fn token_embeddings(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
     let vocab = engine.info().vocab_size;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
@@ -85,10 +85,10 @@ pub fn token_embeddings(engine: &Engine, tokens: &[u32]) -> Result<Vec<f32>> {
     })
 }
 
-/// The products of all embeddings with some vectors.
+/// The dot products of all embeddings with some vectors.
 ///
 /// # Errors
-/// When the numbers are no whole vectors, memory runs out, or the model is closed.
+/// When `vectors` is not a multiple of the hidden size, memory runs out, or the model is closed.
 pub fn token_scores(engine: &Engine, vectors: &[f32]) -> Result<Vec<Vec<f32>>> {
     let hidden = engine.info().hidden_size;
     if hidden == 0 || !vectors.len().is_multiple_of(hidden) {

@@ -1,4 +1,4 @@
-//! Matrices of experts, however they are stored: as one stack, or one by one.
+//! Matrices of experts from either storage: one stack, or one by one.
 
 use inference::Result;
 use mlx_rs_core::{Array, Dtype, Quantized, eval, stack};
@@ -21,7 +21,7 @@ impl Weights {
     /// One matrix of all experts, `inputs -> outputs`.
     ///
     /// # Errors
-    /// `InvalidModel` when a part is missing or of another shape or kind.
+    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn experts(
         &mut self,
         names: &ExpertNames<'_>,
@@ -53,8 +53,8 @@ impl Weights {
     }
 }
 
-/// Rows and columns of a matrix, or of a stack of matrices, that the kernels can hold: all rows of
-/// a stack, an expert's after another's. `None` where experts do not begin with a row block.
+/// Rows and columns of a matrix, or of a stack of matrices, that the kernels can hold; a stack's
+/// rows are listed expert by expert. `None` if experts are not aligned to row blocks.
 pub(super) fn kernel_rows(shape: &[usize]) -> Option<(usize, usize)> {
     let rows = match *shape {
         [rows, _] => rows,
@@ -64,7 +64,7 @@ pub(super) fn kernel_rows(shape: &[usize]) -> Option<(usize, usize)> {
     (rows > 0).then_some((rows, *shape.last()?))
 }
 
-/// All rows of a matrix or of a stack of this shape, as the weight.
+/// The rows of a matrix or of a stack with this shape, as a weight.
 pub(super) fn packed_weight(rows: Weight, shape: &[usize]) -> Weight {
     match *shape {
         [experts, _, _] => rows.into_experts(mlx_shape(&[experts])[0]),
@@ -72,7 +72,7 @@ pub(super) fn packed_weight(rows: Weight, shape: &[usize]) -> Weight {
     }
 }
 
-/// Stacks matrices of one format. Evaluated at once, so that the parts can be freed.
+/// Stacks matrices of one format. It is evaluated at once, so that the parts can be freed.
 fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
     let joined = |arrays: Vec<&Array>| -> mlx_rs_core::Result<Array> {
         let all = stack(&arrays, 0)?;
@@ -102,7 +102,7 @@ fn join(parts: &[Weight], dtype: Dtype) -> mlx_rs_core::Result<Weight> {
             ..*first
         }));
     }
-    // Experts in different formats become plain numbers.
+    // Experts in different formats are dequantized.
     let halves = parts.windows(2).all(|pair| match pair {
         [Weight::Dense(a), Weight::Dense(b)] => a.dtype() == b.dtype(),
         _ => false,

@@ -1,4 +1,4 @@
-//! The features of layers from a vindex: matrices of mapped files, compared with their hashes.
+//! Features of layers from a vindex: matrices in mapped files, checked against their hashes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::exec::{FeatureNumbers, FeatureParts, FeatureRows, copies_features};
 use crate::nn::Activation;
 use crate::nn::feed_forward::FfnPlace;
 
-/// In the order in which they are kept here.
+/// The matrix files, in the order of [`Features::files`].
 const FILES: [MatrixFile; 3] = [MatrixFile::Gate, MatrixFile::Up, MatrixFile::Down];
 
 /// The features of a model's layers.
@@ -26,11 +26,12 @@ const FILES: [MatrixFile; 3] = [MatrixFile::Gate, MatrixFile::Up, MatrixFile::Do
 pub struct Features {
     vindex: Vindex,
     dir: PathBuf,
-    /// Those of [`FILES`].
+    /// The files listed in [`FILES`].
     files: Vec<MappedFile>,
     /// The layers that walk by the loading options.
     layers: BTreeSet<usize>,
-    /// Whether these layers read nothing of their own: then the gate is one of the features, too.
+    /// Whether these layers read nothing from the model's files; the gate then comes from the
+    /// vindex, too.
     only: bool,
 }
 
@@ -39,13 +40,13 @@ fn same_place(a: &Path, b: &Path) -> bool {
     real(a).is_some() && real(a) == real(b)
 }
 
-/// The options for a model that is a vindex with all weights: all layers walk, by the plan that the
-/// options have or with all features, and nothing else of their feed-forward parts is there. The
-/// weights are compared with their hashes. `None` for other models.
+/// The options for a model that is a complete vindex: all layers walk, by the options' plan or with
+/// all features, and no other feed-forward weights exist. The weights are checked against their
+/// hashes. `None` for other models.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] for files that are missing or damaged; [`ErrorKind::InvalidOption`]
-/// for options that go together with no vindex; [`ErrorKind::Unsupported`] for layers with experts.
+/// [`ErrorKind::InvalidModel`] for missing or damaged files; [`ErrorKind::InvalidOption`] for
+/// options that conflict with a vindex; [`ErrorKind::Unsupported`] for layers with experts.
 pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<LoadOptions>> {
     if !is_vindex(model) {
         return Ok(None);
@@ -71,7 +72,7 @@ pub fn options_of_vindex(options: &LoadOptions, model: &Path) -> Result<Option<L
     Ok(Some(options))
 }
 
-/// A fault of the files, or of reading them.
+/// The error about the files, or about reading them.
 fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
     move |e| {
         Error::new(ErrorKind::InvalidModel, e.to_string())
@@ -81,11 +82,11 @@ fn fault(dir: &Path) -> impl Fn(inference_probe::Error) -> Error {
 }
 
 impl Features {
-    /// Opens the vindex that the options name, and maps its files, for the model at `model`. `None`
-    /// where no layer walks.
+    /// Opens the options' vindex and maps its files, for the model at `model`. `None` if no layer
+    /// walks.
     ///
     /// # Errors
-    /// As [`Self::at`]; [`ErrorKind::InvalidOption`] for layers that are not there.
+    /// As [`Self::at`]; [`ErrorKind::InvalidOption`] for unknown layers.
     pub fn open(options: &LoadOptions, model: &Path, config: &ModelConfig) -> Result<Option<Self>> {
         let Some(dir) = options.vindex.as_deref() else {
             return Ok(None);
@@ -108,11 +109,11 @@ impl Features {
     /// Opens the vindex at `dir`, and maps its files, for the model at `model`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for files that are missing or damaged;
-    /// [`ErrorKind::InvalidOption`] when they are of another model.
+    /// [`ErrorKind::InvalidModel`] for missing or damaged files; [`ErrorKind::InvalidOption`] if
+    /// they belong to another model.
     pub fn at(dir: &Path, model: &Path) -> Result<Self> {
         let vindex = Vindex::open(dir).map_err(fault(dir))?;
-        // A vindex with all weights is the model itself.
+        // A complete vindex is the model itself.
         let own = match is_vindex(model) && same_place(dir, model) {
             true => vindex.about().identity.clone(),
             false => files::identity(model).map_err(fault(dir))?,
@@ -148,7 +149,7 @@ impl Features {
         Error::new(ErrorKind::InvalidOption, message).with_path(&self.dir)
     }
 
-    /// What is loaded of a model's own tensors.
+    /// The model's own tensors that must still be loaded.
     #[must_use]
     pub fn reduce(&self, footprint: Footprint) -> Footprint {
         match self.only {
@@ -157,15 +158,15 @@ impl Features {
         }
     }
 
-    /// Does not read what the features stand for.
+    /// Excludes the weights that the features replace.
     pub fn leave_out(&self, weights: &mut Weights) {
         if self.only {
             weights.leave_out_feed_forward(&self.layers);
         }
     }
 
-    /// Bytes of the features that are copied when they are loaded, as `dtype`: where MLX computes,
-    /// or not `on_cpu`. Mapped ones are no memory of the process: the system can take them back.
+    /// Bytes of features that are copied as `dtype` when loaded: if MLX computes, or if not
+    /// `on_cpu`. Mapped features do not count, because the system can reclaim their memory.
     #[must_use]
     pub fn copied_bytes(&self, on_cpu: bool, dtype: Dtype) -> u64 {
         if !copies_features(on_cpu) {
@@ -177,7 +178,7 @@ impl Features {
         let own = layers.filter(|(layer, _)| self.layers.contains(layer));
         let elements = own.map(|(_, layer)| {
             let features = layer.num_features as u64;
-            // The gate's rows and the up rows, with a bias each.
+            // The gate rows and the up rows, with a bias each.
             let sides = u64::from(self.only) + u64::from(layer.gated);
             let biases = match layer.biased {
                 true => sides * features + hidden,
@@ -188,12 +189,11 @@ impl Features {
         elements.sum::<u64>() * size as u64
     }
 
-    /// The features of the layer at a place, after every byte of them was compared with its hash;
-    /// with the gate's rows when `gate`.
+    /// The features of the layer at `place`, after all bytes were checked against their hash;
+    /// includes the gate's rows if `gate`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidModel`] for bytes that are damaged, and an activation that the engine
-    /// does not have.
+    /// [`ErrorKind::InvalidModel`] for damaged bytes or an unknown activation.
     pub fn layer(&self, place: FfnPlace, gate: bool) -> Result<FeatureRows> {
         let (layer, with_gate) = (place.layer, gate);
         let fault = fault(&self.dir);
@@ -215,7 +215,7 @@ impl Features {
                 return Ok(None);
             };
             let (file, range) = (&self.files[i], part.range());
-            // A file of another size than when it was opened is damaged, too.
+            // A file whose size has changed since it was opened is damaged, too.
             let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
             let range = at(range.start)..at(range.end);
             let bytes = file.bytes().get(range.clone()).unwrap_or_default();

@@ -1,6 +1,5 @@
-//! Tensors of GGUF files as arrays. Matrices stay quantized where MLX or the CPU kernels have the
-//! same format (see `gguf_quant`, and `gguf_packed.rs` for types that are not affine); all others
-//! become dense.
+//! Tensors of GGUF files as arrays. Matrices stay quantized if MLX or the CPU kernels have an equal
+//! format (`gguf_quant`; `gguf_packed.rs` for types that are not affine). All others become dense.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -42,7 +41,7 @@ impl Weights {
         Ok((stored, tensor))
     }
 
-    /// The number of heads whose rows are in GGUF order; `None` for the usual order.
+    /// The number of heads whose rows are in GGUF's order; `None` for the usual order.
     fn permuted_heads(
         &self,
         gguf: &Gguf,
@@ -69,9 +68,9 @@ impl Weights {
         }
     }
 
-    /// Reads a tensor in chunks, on several threads. `make` gets the bytes of some rows, in the
-    /// order of Hugging Face, and writes those rows of each part, one after another, as bytes. The
-    /// last argument is memory for numbers.
+    /// Reads a tensor in chunks, on several threads. `make` gets the bytes of some rows in Hugging
+    /// Face's order, and writes those rows of each part as bytes. Its last argument is scratch
+    /// memory for numbers.
     pub(super) fn gguf_chunks(
         &self,
         gguf: &Gguf,
@@ -82,7 +81,7 @@ impl Weights {
     ) -> Result<Parts> {
         let (rows, _) = rows_and_cols(&tensor.shape);
         let heads = self.permuted_heads(gguf, stored, tensor)?;
-        // Rows change places within their heads. The rows of a bias are its elements.
+        // Rows are permuted within their heads. The rows of a bias are its elements.
         let units = tensor.shape.first().copied().unwrap_or(rows);
         let head = heads.map(|heads| units / heads.max(1));
         let row = tensor.nbytes / rows.max(1);
@@ -143,7 +142,7 @@ impl Weights {
                 out.copy_from_slice(bytes);
                 return Ok(());
             }
-            // With the processor's own instructions, where the bytes are aligned.
+            // Uses the processor's conversion instructions if the bytes are aligned.
             if let (GgmlType::F16, true, Ok(halves)) = (
                 tensor.kind,
                 cfg!(target_endian = "little"),
@@ -165,14 +164,14 @@ impl Weights {
         one(made, shape)
     }
 
-    /// The type in memory of a tensor that becomes plain numbers.
+    /// The type in memory of a tensor that becomes dense.
     pub(super) fn gguf_float_type(
         &self,
         tensor: &GgufTensor,
         shape: &[usize],
         for_kernels: bool,
     ) -> Dtype {
-        // Decoded through float32, which holds all numbers of both types.
+        // Decoded through float32, which represents both types exactly.
         let own = match tensor.kind {
             GgmlType::F16 => Dtype::Float16,
             GgmlType::BF16 => Dtype::Bfloat16,
@@ -256,13 +255,13 @@ impl Weights {
                 Ok(())
             })
         };
-        // Scales of blocks are float16. Those of K types are products with six bits.
+        // Scales of blocks are float16. Scales of K types are products with 6-bit factors.
         let products = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
         let mut made = match kernel && !products {
             true => read(Dtype::Float16)?,
             false => read(self.dtype)?,
         };
-        // A bias is a multiple of the scale, which may be beyond float16.
+        // A bias is a multiple of the scale and may exceed float16.
         if kernel && !products && !in_f16.load(Ordering::Relaxed) {
             made = read(self.dtype)?;
         }
@@ -308,7 +307,7 @@ mod tests {
     const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 1,
         "intermediate_size": 300, "num_attention_heads": 4, "vocab_size": 40}"#;
 
-    /// Blocks of arbitrary bytes, but for the float16 numbers at `halves`, which are finite.
+    /// Blocks of arbitrary bytes, except the float16 numbers at `halves`, which are finite.
     fn blocks(block: usize, weights: usize, halves: &[usize]) -> Vec<u8> {
         let n = ROWS * COLS / weights * block;
         let mut bytes: Vec<u8> = (0..n)
@@ -318,7 +317,7 @@ mod tests {
             for &at in halves {
                 block[at + 1] &= 0xbf;
             }
-            // The exponent of MXFP4 stands alone.
+            // MXFP4 has an exponent instead of a float16 scale.
             if halves.is_empty() {
                 block[0] = 64 + block[0] % 128;
             }
@@ -333,9 +332,10 @@ mod tests {
     #[test]
     fn blocks_reach_the_kernels_as_they_are() {
         on_cpu(|| {
-            // Type number, bytes and weights of a block, its float16 numbers; bits and group size
-            // in memory. Q4_0, Q8_0, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K; those of two values more than one bit; and
-            // those with tables: MXFP4, IQ4, IQ3, IQ2, IQ1 and Q3_K.
+            // Type number, bytes and weights of a block, offsets of float16 numbers; bits and group
+            // size in memory. Q4_0, Q8_0, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K; types with one bit more
+            // than their two values need; and types with tables: MXFP4, IQ4, IQ3, IQ2, IQ1 and
+            // Q3_K.
             for (kind, block, weights, halves, format) in [
                 (2, 18, 32, &[0][..], (4, 32)),
                 (8, 34, 32, &[0], (8, 32)),
@@ -382,7 +382,7 @@ mod tests {
                     let storage = Weights::storage(kernels, Dtype::Float32);
                     let estimate = Footprint::of_gguf(&file(), &config, &storage).loaded_bytes();
                     let off = (weight.nbytes() as f64 / estimate as f64 - 1.0).abs();
-                    // The last eight rows are filled up.
+                    // The last row block is padded.
                     assert!(off < 0.015, "{name}: {} and {estimate}", weight.nbytes());
 
                     let Weight::Interleaved(matrix) = &weight else {
@@ -394,7 +394,7 @@ mod tests {
                     };
                     assert!(kernels);
                     assert_eq!((matrix.bits(), matrix.group_size()), format, "{name}");
-                    // The last eight rows are filled up.
+                    // The last row block is padded.
                     let bits = weight.nbytes() as f64 * 8.0 / (ROWS * COLS) as f64;
                     let wide = match kind {
                         2 => 4.5..4.6,
@@ -411,7 +411,7 @@ mod tests {
                     for (row, id) in rows.chunks(COLS).zip([299, 0, 17]) {
                         assert!(row == &wanted[id * COLS..][..COLS], "{name}, row {id}");
                     }
-                    // Rows that do not begin where eight do, as in a stored matrix of several.
+                    // Rows that do not start at a multiple of eight, as in a fused matrix.
                     let part = weight.rows(5, 77).unwrap();
                     let part = part.dense(Dtype::Float32).unwrap().to_f32_vec().unwrap();
                     assert!(part == wanted[5 * COLS..77 * COLS], "{name}, rows");
@@ -442,7 +442,7 @@ mod tests {
         });
     }
 
-    /// A stack of experts keeps its blocks, too, however it is cut into chunks.
+    /// A stack of experts also keeps its blocks, independent of the chunk size.
     #[test]
     fn experts_reach_the_kernels_as_they_are() {
         const EXPERTS: usize = 5;
@@ -460,7 +460,7 @@ mod tests {
                 (21, 110, 256, &[0]),
             ] {
                 let bytes = blocks(block, weights, halves);
-                let rows = ROWS / EXPERTS / 2; // 30: no whole row blocks
+                let rows = ROWS / EXPERTS / 2; // 30: not a multiple of a row block
                 for (experts, rows) in [(EXPERTS, 2 * rows - 4), (EXPERTS, rows)] {
                     let bytes = &bytes[..experts * rows * COLS / weights * block];
                     let dims = [COLS as u64, rows as u64, experts as u64];

@@ -1,4 +1,4 @@
-//! Tensors of safetensors files as arrays: dense ones, and matrices quantized as MLX writes them.
+//! Tensors of safetensors files as arrays: dense ones, and matrices in MLX's quantization.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -48,7 +48,7 @@ impl Weights {
         self.dense_of(checkpoint, name, info, part, self.dtype)
     }
 
-    /// A matrix. Numbers of 16 bits stay so where the kernels multiply with them.
+    /// A dense matrix. 16-bit values stay in their type if the kernels multiply with them.
     pub(super) fn dense_matrix(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -66,10 +66,10 @@ impl Weights {
         self.dense_of(checkpoint, name, info, part, dtype)
     }
 
-    /// The type in memory of a dense tensor with numbers of type `stored`.
+    /// The type in memory of a dense tensor stored as `stored`.
     pub(super) fn matrix_type(&self, stored: Dtype, shape: &[usize], for_kernels: bool) -> Dtype {
         let stored = self.half.unwrap_or(stored);
-        // A stack that the kernels do not hold is multiplied in float32.
+        // A stack that the kernels do not support is multiplied in float32.
         let held = kernel_rows(shape).is_some();
         let stays = for_kernels && held && exec::keeps_half(stored, self.dtype);
         if stays { stored } else { self.dtype }
@@ -217,7 +217,7 @@ impl Weights {
                     .and_then(exec::factors);
                 all.map_err(engine("weights"))
             };
-            // One after the other, so that only one of them is in memory in full.
+            // Sequential, so that only one of them is fully in memory.
             let factors = [factors("scales")?, factors("biases")?];
             return Weight::from_interleaved(words, factors, format)
                 .map(|rows| packed_weight(rows, shape))
@@ -259,7 +259,7 @@ impl Weights {
         Array::from_slice(&bytes, &mlx_shape(&part.shape)).map_err(engine("weights"))
     }
 
-    /// Bytes read as little-endian words, four to each along the last axis.
+    /// Bytes as little-endian words, four along the last axis each.
     pub(super) fn packed_words(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -293,7 +293,7 @@ impl Weights {
         Array::from_slice(&words, &shape).map_err(engine("weights"))
     }
 
-    /// How a matrix is quantized. Exceptions are listed under the stored or the usual name.
+    /// The quantization of a matrix. Exceptions may be listed under the stored or the usual name.
     fn quantization_of(&self, prefix: &str, stored: &str) -> Result<&QuantConfig> {
         let overrides = &self.config.quantization_overrides;
         let exception = overrides

@@ -1,4 +1,4 @@
-//! Matrices of GGUF files that stay packed and are not affine: Q6_K, MXFP4, the IQ types and Q3_K.
+//! Matrices of GGUF files that stay packed but are not affine: Q6_K, MXFP4, the IQ types and Q3_K.
 
 use bytemuck::Pod;
 use inference::Result;
@@ -17,11 +17,11 @@ use crate::error::engine;
 use crate::exec;
 use crate::nn::Weight;
 
-/// Inputs that share a scale of MXFP4.
+/// The number of inputs that share a scale in MXFP4.
 const MXFP4_GROUP: i32 = 32;
 
 impl Weights {
-    /// A matrix `[rows, cols]` in Q6_K for the kernels, in as many bits as the file has.
+    /// A Q6_K matrix `[rows, cols]` for the kernels, with the file's bits per weight.
     pub(super) fn gguf_super_scaled(
         &self,
         gguf: &Gguf,
@@ -51,8 +51,8 @@ impl Weights {
         Weight::from_super_scaled(all_of(made)?, rows).map_err(engine("weights"))
     }
 
-    /// A matrix `[rows, cols]` in Q4_K or Q5_K for the kernels, in nearly as many bits as the file
-    /// has: 6-bit scales and minima become bytes. `None` where they do not have the type.
+    /// A Q4_K or Q5_K matrix `[rows, cols]` for the kernels, with nearly the file's bits per
+    /// weight: 6-bit scales and minima become bytes. `None` if they do not support the type.
     pub(super) fn gguf_super_affine(
         &self,
         gguf: &Gguf,
@@ -85,8 +85,8 @@ impl Weights {
         Weight::from_super_affine(all_of(made)?, rows, bits).map_err(engine("weights"))
     }
 
-    /// A matrix `[rows, cols]` without biases for the kernels, in as many bits as the file has: Q4_0,
-    /// Q5_0, Q8_0, and the ternary types in two bits. `None` where they do not have the type.
+    /// A matrix `[rows, cols]` without biases for the kernels, with the file's bits per weight:
+    /// Q4_0, Q5_0, Q8_0, and the ternary types in two bits. `None` if they do not support the type.
     pub(super) fn gguf_symmetric(
         &self,
         gguf: &Gguf,
@@ -122,9 +122,9 @@ impl Weights {
         Weight::from_symmetric(all_of(made)?, rows, bits).map_err(engine("weights"))
     }
 
-    /// A matrix whose codes of four bits stand for integers of a table. Its parts are codes,
-    /// scales, and scales of scales where there are any. `None` for other types, and where only the
-    /// kernels have the type and do not take the tensor.
+    /// A matrix whose 4-bit codes index a table of integers. Its parts are codes, scales, and
+    /// optional scales of scales. `None` for other types, and for a type that only the kernels have
+    /// if they do not take the tensor.
     pub(super) fn gguf_nibbles(
         &self,
         gguf: &Gguf,

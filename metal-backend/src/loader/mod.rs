@@ -1,5 +1,5 @@
-//! Named, shape-checked weights in the type that the model computes in. An architecture asks for
-//! each tensor with the shape it expects. A tensor that no one asked for is an error.
+//! Named, shape-checked weights in the model's compute type. An architecture asks for each tensor
+//! with the shape it expects. A tensor that is never requested is an error.
 
 mod experts;
 mod features;
@@ -34,7 +34,7 @@ pub use stage::{OwnStage, StageReads};
 
 use part::Part;
 
-/// Where tensors come from.
+/// The files of the tensors.
 enum Source {
     Safetensors(SafetensorsCheckpoint, TensorNames),
     Gguf(Gguf, GgufNames),
@@ -46,35 +46,35 @@ pub struct Weights {
     path: PathBuf,
     dtype: Dtype,
     on_cpu: bool,
-    /// What inputs of quantized matrices become in prompts.
+    /// The type to which inputs of quantized matrices are converted in prefill.
     prompts: Prompts,
-    /// The type that dense matrices are rounded to and kept in for the kernels, whatever type they
-    /// are stored in.
+    /// The half type in which dense matrices are kept for the kernels, whatever their stored type.
     half: Option<Dtype>,
     /// How attention layers sum.
     sums: AttentionSums,
-    /// About how many stored bytes of a tensor are read at a time.
+    /// The approximate number of stored bytes per read.
     chunk_bytes: usize,
     config: ModelConfig,
     unused: BTreeSet<String>,
-    /// Weights by their bits and group size; the most common stands for the model's.
+    /// The number of weights by bits and group size; the most common format is reported for the
+    /// model.
     quantization: BTreeMap<(u32, u32), u64>,
     parameters: u64,
     bytes: u64,
-    /// The layers that adapters can replace.
+    /// The slots where adapters can be applied.
     slots: Vec<Arc<ParamSlot>>,
-    /// This process, where several compute the model.
+    /// This process in a tensor-parallel group.
     member: Option<Member>,
-    /// The layers that are read, where others have the rest.
+    /// The layers to read in a pipeline.
     stage: Option<OwnStage>,
     /// Layers whose feed-forward parts are not read.
     unread: BTreeSet<usize>,
-    /// What was fetched by its name, where it is kept.
+    /// The fetched weights by name, if they are recorded.
     fetched: Option<Vec<(String, Weight)>>,
 }
 
 impl Weights {
-    /// The weights of a directory of safetensors files, to be used as `dtype`.
+    /// The weights of a directory of safetensors files, for computation in `dtype`.
     pub fn from_safetensors(
         checkpoint: SafetensorsCheckpoint,
         path: &Path,
@@ -90,9 +90,9 @@ impl Weights {
         Self::new(source, path, config, dtype, unused)
     }
 
-    /// The weights of a GGUF file, to be used as `dtype`.
+    /// The weights of a GGUF file, for computation in `dtype`.
     pub fn from_gguf(gguf: Gguf, config: &ModelConfig, dtype: Dtype) -> Self {
-        // The configuration has read the factors of LongRoPE.
+        // The configuration has already read the factors of LongRoPE.
         let read = |name: &&String| !name.starts_with("rope_factors_");
         let unused = gguf.tensors().keys().filter(read).cloned().collect();
         let path = gguf.path().to_owned();
@@ -100,7 +100,7 @@ impl Weights {
         Self::new(Source::Gguf(gguf, names), &path, config, dtype, unused)
     }
 
-    /// The weights of another directory, to be used like these.
+    /// The weights of another directory, with the same settings.
     pub fn beside(
         &self,
         checkpoint: SafetensorsCheckpoint,
@@ -142,36 +142,37 @@ impl Weights {
         }
     }
 
-    /// Keeps what is fetched from now on, for [`Self::fetched`]. It shares the model's memory.
+    /// Records weights fetched from now on, for [`Self::fetched`]. The records share the model's
+    /// memory.
     pub fn keep_fetched(&mut self) {
         self.fetched = Some(Vec::new());
     }
 
-    /// The tensors that were fetched, by their names in transformers, in the numbers that the model
-    /// computes with.
+    /// The fetched weights with their names in transformers, in the values that the model computes
+    /// with.
     pub fn fetched(&mut self) -> Vec<(String, Weight)> {
         self.fetched.take().unwrap_or_default()
     }
 
-    /// How tensors are held in memory when the model computes in `dtype`, for estimates: what
-    /// [`Self::matrix`] and [`Self::tensor`] do. `on_cpu` as in [`Self::use_cpu`].
+    /// The storage of tensors in memory for a model that computes in `dtype`, for estimates;
+    /// summarizes [`Self::matrix`] and [`Self::tensor`]. `on_cpu` as in [`Self::use_cpu`].
     pub fn storage(on_cpu: bool, dtype: Dtype) -> WeightStorage {
         exec::storage(on_cpu, dtype)
     }
 
-    /// Holds matrices in the layout of the CPU kernels, where the kernels have their format. Prompts
-    /// meet them as `prompts` says.
+    /// Stores matrices in the CPU kernels' layout, if the kernels support their format. `prompts`
+    /// is the type of prefill inputs.
     pub fn use_cpu(&mut self, prompts: Prompts) {
         self.on_cpu = true;
         self.prompts = prompts;
     }
 
-    /// Whether the model computes on a processor.
+    /// Whether the model computes on a CPU.
     pub fn is_on_cpu(&self) -> bool {
         self.on_cpu
     }
 
-    /// Rounds dense matrices to a half type and keeps them in it, where the CPU kernels multiply with
+    /// Rounds dense matrices to a half type and keeps them in it, if the CPU kernels multiply with
     /// it.
     pub fn keep_half(&mut self, half: Dtype) {
         self.half = Some(half);
@@ -187,10 +188,10 @@ impl Weights {
         self.sums
     }
 
-    /// An embedding table below a name.
+    /// The embedding with this prefix.
     ///
     /// # Errors
-    /// `InvalidModel` when a part is missing or of another shape or kind.
+    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
         let table = table.in_layout(self.on_cpu).map_err(engine("weights"))?;
@@ -201,12 +202,12 @@ impl Weights {
         Ok(embedding.at(SlotView::new(slot, None)))
     }
 
-    /// The type weights are used in.
+    /// The compute type of weights.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Bits and group size of most quantized weights; `None` without quantized weights.
+    /// The most common bits and group size; `None` without quantized weights.
     pub fn quantization(&self) -> Option<(u32, u32)> {
         self.quantization
             .iter()
@@ -224,7 +225,7 @@ impl Weights {
         self.bytes
     }
 
-    /// Whether the checkpoint has a tensor of this Hugging Face name.
+    /// Whether the checkpoint has a tensor with this Hugging Face name.
     pub fn contains(&self, name: &str) -> bool {
         match &self.source {
             Source::Safetensors(_, names) => names.stored(name).is_some(),
@@ -234,7 +235,7 @@ impl Weights {
         }
     }
 
-    /// The names of all tensors: the usual ones of safetensors files, and those in a GGUF file.
+    /// The names of all tensors: Hugging Face names for safetensors, GGUF names for GGUF.
     pub fn names(&self) -> Vec<String> {
         match &self.source {
             Source::Safetensors(_, names) => names.all().map(str::to_owned).collect(),
@@ -253,7 +254,7 @@ impl Weights {
         self.shape(&format!("{prefix}.weight"))?.first().copied()
     }
 
-    /// The stored shape of a tensor; packed weights have their packed one.
+    /// The stored shape of a tensor; for packed weights the packed shape.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         match &self.source {
             Source::Safetensors(c, names) => Some(&c.info(names.stored(name)?)?.shape),
@@ -261,7 +262,7 @@ impl Weights {
         }
     }
 
-    /// Marks the tensors below a name as not needed.
+    /// Marks the tensors with this prefix as unused.
     pub fn ignore(&mut self, prefix: &str) {
         let below = |name: &str, prefix: &str| {
             name.strip_prefix(prefix)
@@ -275,7 +276,7 @@ impl Weights {
             .retain(|name| !below(name, prefix) && stored.as_ref() != Some(name));
     }
 
-    /// Does not read the feed-forward parts of these layers: what is asked for is absent.
+    /// Does not read the feed-forward parts of these layers; fetching them returns absent weights.
     pub fn leave_out_feed_forward(&mut self, layers: &BTreeSet<usize>) {
         let source = &self.source;
         self.unused.retain(|stored| {
@@ -289,7 +290,7 @@ impl Weights {
         self.unread.clone_from(layers);
     }
 
-    /// Whether what is below this name is not read.
+    /// Whether tensors with this prefix are not read.
     pub fn leaves_out(&self, prefix: &str) -> bool {
         let name = format!("{prefix}.weight");
         let layer = feed_forward_layer(&name);
@@ -300,7 +301,7 @@ impl Weights {
     /// Checks that every tensor was used.
     ///
     /// # Errors
-    /// `InvalidModel` listing what is left over.
+    /// `InvalidModel` listing the unused tensors.
     pub fn finish(&self) -> Result<()> {
         if self.unused.is_empty() {
             return Ok(());
@@ -341,7 +342,7 @@ impl Weights {
     /// A one-axis tensor of `len` elements.
     ///
     /// # Errors
-    /// `InvalidModel` when it is missing or of another shape or kind.
+    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn vector(&mut self, name: &str, len: i32) -> Result<Array> {
         self.tensor(name, &[len])
     }
@@ -349,12 +350,12 @@ impl Weights {
     /// A dense tensor of any shape.
     ///
     /// # Errors
-    /// `InvalidModel` when it is missing or of another shape or kind.
+    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, false)
     }
 
-    /// A dense matrix `[outputs, inputs]` whose stored form is `[inputs, outputs]`.
+    /// A dense matrix `[outputs, inputs]` that is stored as `[inputs, outputs]`.
     ///
     /// # Errors
     /// As [`Self::tensor`].
@@ -366,7 +367,7 @@ impl Weights {
             .map_err(engine("weights"))
     }
 
-    /// A dense stack of matrices of experts. Numbers of 16 bits stay so where the kernels multiply
+    /// A dense stack of expert matrices. 16-bit values stay in their type if the kernels multiply
     /// with them.
     ///
     /// # Errors
@@ -375,7 +376,7 @@ impl Weights {
         self.dense_tensor(name, shape, self.on_cpu)
     }
 
-    /// Experts from parts that were fetched before.
+    /// Experts from a fetched weight.
     ///
     /// # Errors
     /// When the weight is not a stack of matrices.
@@ -407,11 +408,11 @@ impl Weights {
         Ok(array)
     }
 
-    /// A one-axis tensor as values of the host; `None` when the file lacks it. These are facts of
-    /// the configuration, such as factors of rotary positions, and count as no weights.
+    /// A one-axis tensor as host values; `None` when the file lacks it. Such tensors are part of
+    /// the configuration, such as rotary factors, and are not counted as weights.
     ///
     /// # Errors
-    /// `InvalidModel` when it is of another shape or kind.
+    /// `InvalidModel` when it has another shape or type.
     pub fn optional_host_vector(&mut self, name: &str, len: i32) -> Result<Option<Vec<f32>>> {
         if !self.contains(name) {
             return Ok(None);
@@ -422,10 +423,10 @@ impl Weights {
         vector.to_f32_vec().map(Some).map_err(engine("weights"))
     }
 
-    /// A linear layer `inputs -> outputs` below a name, with a bias or without.
+    /// The linear layer `inputs -> outputs` with this prefix, with an optional bias.
     ///
     /// # Errors
-    /// `InvalidModel` when a part is missing or of another shape or kind.
+    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn linear(
         &mut self,
         prefix: &str,
@@ -450,25 +451,25 @@ impl Weights {
         Ok(layer.at(slot).with_bias_at(bias_slot))
     }
 
-    /// The slot of a bias that was fetched below a name, where there is one.
+    /// The slot of a bias fetched with this prefix, if there is one.
     pub fn bias_slot(&mut self, prefix: &str, bias: Option<&Array>) -> Option<Arc<ParamSlot>> {
         let bias = Weight::Dense(bias?.clone());
         Some(self.slot(prefix, SlotKind::Bias, &bias))
     }
 
-    /// The slot of a weight that was fetched below a name.
+    /// The slot of a weight fetched with this prefix.
     pub fn slot(&mut self, prefix: &str, kind: SlotKind, weight: &Weight) -> Arc<ParamSlot> {
         let slot = ParamSlot::new(prefix, kind, weight.clone());
         self.slots.push(Arc::clone(&slot));
         slot
     }
 
-    /// The slots of all layers that were fetched so far.
+    /// The slots of all layers fetched up to now.
     pub fn slots(&self) -> &[Arc<ParamSlot>] {
         &self.slots
     }
 
-    /// A linear layer from parts that were fetched before.
+    /// A linear layer from a fetched weight and bias.
     ///
     /// # Errors
     /// When the weight is not a matrix.
@@ -478,22 +479,22 @@ impl Weights {
         Linear::new(weight, bias, self.on_cpu).map_err(engine("weights"))
     }
 
-    /// A matrix `[rows, cols]` below a name, dense or quantized.
+    /// A matrix `[rows, cols]` with this prefix, dense or quantized.
     ///
     /// # Errors
-    /// `InvalidModel` when a part is missing or of another shape or kind.
+    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
         let shape = [dimension(rows), dimension(cols)];
-        // Converted to the layout of the kernels here, so that no second form exists.
+        // Converted to the kernels' layout here, so that no second copy exists.
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
         self.count(prefix, &weight, elements(&shape));
         Ok(weight)
     }
 
-    /// Matrices `[.., rows, cols]` below a name, dense or quantized.
+    /// Matrices `[.., rows, cols]` with this prefix, dense or quantized.
     ///
     /// # Errors
-    /// `InvalidModel` when a part is missing or of another shape or kind.
+    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
@@ -501,7 +502,7 @@ impl Weights {
         Ok(weight)
     }
 
-    /// The weight below a name, in the layout of the kernels if `for_kernels` and they have its
+    /// The weight with this prefix, in the kernels' layout if `for_kernels` and they support its
     /// format.
     fn fetch(&self, prefix: &str, shape: &[usize], for_kernels: bool) -> Result<Weight> {
         let name = format!("{prefix}.weight");
@@ -526,7 +527,7 @@ impl Weights {
     /// A tensor of bytes.
     ///
     /// # Errors
-    /// `InvalidModel` when it is missing or of another shape or kind.
+    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn byte_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.raw_bytes(c, stored, info, part)
@@ -535,10 +536,10 @@ impl Weights {
         Ok(array)
     }
 
-    /// A tensor of bytes as little-endian words. The last axis gets a quarter of its length.
+    /// A tensor of bytes as little-endian words. The last axis becomes a quarter as long.
     ///
     /// # Errors
-    /// `InvalidModel` when it is missing or of another shape or kind.
+    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn words(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.packed_words(c, stored, info, part)
@@ -565,7 +566,7 @@ impl Weights {
         }
     }
 
-    /// A weight that was fetched before, as plain numbers. Its bytes are counted as such.
+    /// A fetched weight, dequantized. Its bytes are counted in that form.
     ///
     /// # Errors
     /// When memory runs out.
@@ -576,7 +577,7 @@ impl Weights {
         Ok(plain)
     }
 
-    /// Counts the weight that was fetched below a name.
+    /// Counts the weight fetched with this prefix.
     fn count(&mut self, prefix: &str, weight: &Weight, parameters: u64) {
         for part in ["scales", "biases"] {
             self.unused.remove(&format!("{prefix}.{part}"));
@@ -601,7 +602,7 @@ impl Weights {
     }
 }
 
-/// Elements of a shape that was checked before.
+/// The number of elements in a checked shape.
 fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64))
 }
@@ -611,7 +612,7 @@ fn dimension(n: i32) -> usize {
     n.unsigned_abs() as usize
 }
 
-/// Sizes in the type of MLX. A size that does not fit becomes -1, which MLX refuses.
+/// Sizes as `i32`, the type that MLX uses. A size that does not fit becomes -1, which MLX refuses.
 fn mlx_shape(shape: &[usize]) -> Vec<i32> {
     shape
         .iter()

@@ -1,5 +1,5 @@
-//! The parts of tensors that one of several processes keeps: where they are in the files, and how
-//! they are read without the rest.
+//! The parts of tensors that one process of a group keeps: their place in the files, and partial
+//! reads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,33 +18,34 @@ use crate::error::engine;
 use crate::nn::ExpertLinear;
 use crate::nn::Weight;
 
-/// Columns of fewer bytes are cut from whole rows: a system reads pages of this size anyway.
+/// Columns narrower than this many bytes are cut from whole rows, because a system reads whole
+/// pages.
 const PAGE: usize = 4096;
 
 /// The smallest group of MLX's affine format.
 const LEAST_GROUP: usize = 32;
 
-/// This process among those that compute one model.
+/// This process in a tensor-parallel group.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// How the model is divided.
+    /// The division of the model.
     pub split: Arc<TensorSplit>,
-    /// Which process this is, from 0.
+    /// The rank of this process, from 0.
     pub rank: usize,
-    /// All of them.
+    /// The group of all processes.
     pub group: Group,
 }
 
-/// A tensor of a file, or the part of it that this process keeps. Sizes are in stored elements.
+/// A tensor of a file, or this process's part of it. Sizes count stored elements.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// The shape of the part that is kept.
+    /// The shape of the part.
     pub shape: Vec<usize>,
     window: Option<Window>,
 }
 
 impl Part {
-    /// The shape of the tensor that it is a part of.
+    /// The shape of the whole tensor.
     pub(super) fn stored_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Some(window) = &self.window
@@ -55,7 +56,7 @@ impl Part {
         shape
     }
 
-    /// The same of a tensor whose last axis has other elements.
+    /// The same part of a tensor with another last axis.
     pub(super) fn with_columns(&self, columns: &Columns) -> Self {
         let mut part = self.clone();
         let last = part.shape.len().saturating_sub(1);
@@ -69,14 +70,14 @@ impl Part {
         part
     }
 
-    /// Bytes that the kept part takes in the file.
+    /// Bytes of the part in the file.
     pub(super) fn nbytes(&self, info: &TensorInfo) -> usize {
         let stored: usize = info.shape.iter().product();
         let kept: usize = self.shape.iter().product();
         info.nbytes / stored.max(1) * kept
     }
 
-    /// Elements of kept rows `first..first + count`, where rows are all axes but the last.
+    /// Elements of the part's rows `first..first + count`, where rows are all axes but the last.
     pub(super) fn read<T: Pod>(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -102,8 +103,8 @@ impl Part {
         Ok(values)
     }
 
-    /// As [`Self::read`], for elements of `size` bytes and some kept rows, into `out`, which has
-    /// the length of these rows in bytes.
+    /// Like [`Self::read`], for elements of `size` bytes, into `out`, whose length is the rows'
+    /// size in bytes.
     pub(super) fn read_into(
         &self,
         checkpoint: &SafetensorsCheckpoint,
@@ -150,9 +151,9 @@ impl Part {
         Ok(())
     }
 
-    /// Where kept rows are in the file, in as few runs as they are.
+    /// The places of the part's rows in the file, merged to as few ranges as possible.
     fn stored_rows(&self, window: &Window, kept: Range<usize>) -> Vec<Range<usize>> {
-        // Rows for each element of the axis that is cut.
+        // The number of rows per element of the divided axis.
         let behind = window.axis + 1..self.shape.len().saturating_sub(1);
         let inner: usize = self.shape[behind].iter().product();
         let period = window.length * inner;
@@ -181,32 +182,33 @@ impl Part {
     }
 }
 
-/// What is kept of the last axis of a quantized matrix, in words or in groups.
+/// The part of a quantized matrix's last axis, in words or groups.
 #[derive(Debug, Clone)]
 pub(super) struct Columns {
-    /// How many there are.
+    /// The stored length.
     pub stored: usize,
-    /// How many are kept.
+    /// The length of the part.
     pub kept: usize,
-    /// Which.
+    /// The range of the part.
     pub range: Range<usize>,
 }
 
-/// How a part of a quantized matrix's inputs is cut.
+/// The division of a quantized matrix's inputs.
 #[derive(Debug, Clone)]
 pub(super) struct Groups {
-    /// Of the packed words.
+    /// For the packed words.
     pub words: Columns,
-    /// Of the scales and biases that are read.
+    /// For the scales and biases to read.
     pub scales: Columns,
-    /// Numbers that share a scale in memory; it divides that of the file.
+    /// The group size in memory; it divides the file's.
     pub size: usize,
-    /// Of the groups in memory that those read become, the first that is kept, and how many.
+    /// The index of the first kept group in memory, and the number of groups, relative to those
+    /// read.
     pub kept: (usize, usize),
 }
 
 impl Groups {
-    /// The scales or biases `[.., groups]` that were read, for the groups in memory.
+    /// The scales or biases `[.., groups]` for groups in memory, from those read.
     pub(super) fn divided(&self, read: Array, stored_size: usize) -> Result<Array> {
         let times = stored_size / self.size.max(1);
         let (first, count) = self.kept;
@@ -230,28 +232,28 @@ impl Groups {
 }
 
 impl Weights {
-    /// Reads only what is this process's of a model that several compute.
+    /// Reads only this process's part of a tensor-parallel model.
     pub fn use_member(&mut self, member: Member) {
         self.member = Some(member);
     }
 
-    /// How the model is divided, where it is.
+    /// The tensor-parallel division, if there is one.
     pub fn split(&self) -> Option<&TensorSplit> {
         self.member.as_ref().map(|member| member.split.as_ref())
     }
 
-    /// What this process has of a tensor.
+    /// This process's share of a tensor.
     fn share(&self, name: &str) -> Share {
         self.split().map_or(Share::Whole, |split| split.share(name))
     }
 
-    /// The processes over which the products with the matrix below a name are summed.
+    /// The group over which products of the matrix with this prefix are summed.
     pub(super) fn summed_over(&self, prefix: &str) -> Option<Group> {
         let member = self.member.as_ref()?;
         (self.share(&format!("{prefix}.weight")) == Share::Inputs).then_some(member.group)
     }
 
-    /// Where the part of shape `shape` of a tensor is.
+    /// The place of the part with shape `shape` in a tensor.
     pub(super) fn part(&self, name: &str, shape: &[usize]) -> Result<Part> {
         let window = match &self.member {
             Some(member) => member.split.window(member.rank, name, shape)?,
@@ -263,7 +265,7 @@ impl Weights {
         })
     }
 
-    /// How the matrix of a part is packed: in words and groups of `group` numbers, of `bits` each.
+    /// The packing of a part's matrix: in words and groups of `group` values, `bits` each.
     pub(super) fn groups(
         &self,
         name: &str,
@@ -287,7 +289,7 @@ impl Weights {
             Some(_) => return fault(String::from("its inputs are cut in several places")),
         };
         let fits = |size: usize| range.start.is_multiple_of(size) && kept.is_multiple_of(size);
-        // A smaller group has the scale of the one that it is a part of.
+        // Smaller groups copy the scale of the original group.
         let smaller = [64, LEAST_GROUP]
             .into_iter()
             .find(|size| mode == QuantMode::Affine && group.is_multiple_of(*size) && fits(*size));
@@ -316,8 +318,8 @@ impl Weights {
         })
     }
 
-    /// The experts' matrices whose outputs are the block's, from parts that were fetched before.
-    /// Where processes share the model, outputs are summed, and one of them adds the biases.
+    /// The down projection of experts, from a fetched weight and bias. In a tensor-parallel model,
+    /// outputs are summed, and one process adds the biases.
     ///
     /// # Errors
     /// When the weight is not a stack of matrices.

@@ -1,5 +1,5 @@
-//! The layers that one process of a pipeline, or one step of an extraction, reads. How processes pass
-//! hidden states on is the decoder's.
+//! The layers that one process of a pipeline reads, or one step of an extraction. The decoder
+//! exchanges hidden states between processes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,32 +10,33 @@ use mlx_rs_core::distributed::Group;
 
 use super::{Source, Weights};
 
-/// What of a stage is read.
+/// The tensors of a stage to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StageReads {
-    /// What a process of a pipeline computes with.
+    /// All that a process of a pipeline needs.
     All,
-    /// Its layers, without the table of tokens and the head. Only its blocks can be used.
+    /// Its layers, without the token embedding and the head. Only its blocks can be used.
     Layers,
-    /// What is of no layer. Only the norm, the head and the table can be used.
+    /// Only tensors outside the layers. Only the norm, the head and the token embedding can be
+    /// used.
     Ends,
 }
 
 /// This process's stage of a pipeline.
 #[derive(Debug, Clone)]
 pub struct OwnStage {
-    /// How the layers are divided.
+    /// The division of layers.
     pub split: Arc<PipelineSplit>,
-    /// Which process this is, from 0.
+    /// The rank of this process, from 0.
     pub rank: usize,
-    /// All of them.
+    /// The group of all processes.
     pub group: Group,
-    /// What of it is read.
+    /// The tensors to read.
     pub reads: StageReads,
 }
 
 impl OwnStage {
-    /// Its layers.
+    /// The range of its layers.
     pub fn layers(&self) -> Range<usize> {
         match self.reads {
             StageReads::Ends => 0..0,
@@ -57,7 +58,7 @@ impl OwnStage {
 }
 
 impl Weights {
-    /// Reads the tensors of one stage only.
+    /// Reads only the tensors of one stage.
     pub fn use_stage(&mut self, stage: OwnStage) {
         let source = &self.source;
         self.unused.retain(|stored| {
@@ -70,7 +71,7 @@ impl Weights {
         self.stage = Some(stage);
     }
 
-    /// The stage that is read, where it is not the whole model.
+    /// The stage to read, unless it is the whole model.
     pub fn stage(&self) -> Option<&OwnStage> {
         self.stage.as_ref()
     }

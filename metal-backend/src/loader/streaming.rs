@@ -1,6 +1,6 @@
-//! Tensors are read and converted in chunks, straight into the memory of their arrays, on all
-//! cores. Each thread reads its chunks itself, so reading overlaps with repacking. Loading never
-//! holds a second copy of a tensor: an embedding can be half of a model.
+//! Tensors are read and converted in chunks, directly into their arrays' memory, on all cores. Each
+//! thread reads its chunks itself, so reading overlaps with repacking. Loading never holds a second
+//! copy of a tensor, because an embedding can be half of a model.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use super::{Weights, mlx_shape};
 use crate::error::engine;
 use crate::exec;
 
-/// About how many stored bytes are read at a time. A chunk and what it becomes fit into a core's
+/// The approximate number of stored bytes per read. A chunk and its converted form fit a core's
 /// second-level cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
-/// The arrays that a tensor becomes.
+/// The arrays made from one tensor.
 pub(super) type Parts = Vec<Array>;
 
 /// The layout of one part of the result.
@@ -31,19 +31,19 @@ pub(super) struct PartLayout {
     pub interleaved: bool,
 }
 
-/// Memory of a thread that reads, for one chunk after another.
+/// Scratch memory of a reading thread, reused for each chunk.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// Bytes as they are stored. Words, to be aligned.
+    /// Stored bytes. Their type is `u32` for alignment.
     pub stored: Vec<u32>,
-    /// Numbers before they get their type.
+    /// Numbers before conversion to their type.
     pub values: Vec<f32>,
-    /// Rows that are still to be interleaved, for each part. Words, to be aligned.
+    /// Rows to interleave, for each part. Their type is `u32` for alignment.
     rows: Vec<Vec<u32>>,
 }
 
 impl PartLayout {
-    /// Rows one after another, `[rows, cols]`.
+    /// A layout of contiguous rows, `[rows, cols]`.
     pub(super) fn rows(cols: usize, dtype: Dtype) -> Self {
         Self {
             cols,
@@ -56,7 +56,7 @@ impl PartLayout {
         self.cols * self.dtype.size()
     }
 
-    /// The array of `rows` rows, `at_once` of them in a chunk.
+    /// The array of `rows` rows, written in chunks of `at_once` rows.
     fn chunked(self, rows: usize, at_once: usize) -> ChunkedArray {
         let shape = if self.interleaved {
             vec![rows.div_ceil(BAND), self.cols, BAND]
@@ -70,7 +70,7 @@ impl PartLayout {
         }
     }
 
-    /// Puts rows in order that were read one after another.
+    /// Interleaves contiguous rows.
     fn interleave(self, rows: &[u8], out: &mut [u8]) {
         match self.dtype.size() {
             4 => interleave::<u32>(cast(rows), self.cols, cast_mut(out)),
@@ -82,13 +82,14 @@ impl PartLayout {
 
 const BAND: usize = exec::INTERLEAVED_ROWS;
 
-/// Rows `[n, cols]` as `[bands, cols, BAND]`. What the last band lacks stays as it is.
+/// Converts rows `[n, cols]` to `[bands, cols, BAND]`. Missing rows of the last band are not
+/// written.
 fn interleave<T: Pod>(rows: &[T], cols: usize, out: &mut [T]) {
     let size = (cols * BAND).max(1);
     for (rows, band) in rows.chunks(size).zip(out.chunks_mut(size)) {
         let mut done = 0;
         if rows.len() == size {
-            // Whole tiles of eight columns, which the compiler turns in registers.
+            // Full tiles of eight columns, which the compiler transposes in registers.
             for (i, tile) in band.chunks_exact_mut(BAND * BAND).enumerate() {
                 let lines: [[T; BAND]; BAND] = std::array::from_fn(|r| {
                     let from = rows.get(r * cols + i * BAND..).unwrap_or_default();
@@ -108,7 +109,7 @@ fn interleave<T: Pod>(rows: &[T], cols: usize, out: &mut [T]) {
     }
 }
 
-/// Bytes as elements. The bytes are those of a chunk, so whole and aligned.
+/// Casts bytes to elements. The bytes are those of a chunk, so they are complete and aligned.
 pub(super) fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(bytes)
 }
@@ -118,7 +119,7 @@ pub(super) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes)
 }
 
-/// The first `n` elements of memory that is used again and again.
+/// The first `n` elements of reused memory.
 pub(super) fn sized<T: Pod>(memory: &mut Vec<T>, n: usize) -> &mut [T] {
     if memory.len() < n {
         memory.resize(n, T::zeroed());
@@ -126,7 +127,7 @@ pub(super) fn sized<T: Pod>(memory: &mut Vec<T>, n: usize) -> &mut [T] {
     &mut memory[..n]
 }
 
-/// The first `n` bytes of such memory.
+/// The first `n` bytes of reused memory.
 pub(super) fn sized_bytes(memory: &mut Vec<u32>, n: usize) -> &mut [u8] {
     let words = sized(memory, n.div_ceil(size_of::<u32>()));
     &mut bytemuck::cast_slice_mut(words)[..n]
@@ -141,7 +142,7 @@ pub(super) fn store(values: &[f32], dtype: Dtype, out: &mut [u8]) {
     }
 }
 
-/// Whether all numbers are float16.
+/// Whether all numbers are finite in float16.
 pub(super) fn fit_in_f16(values: &[f32]) -> bool {
     let mut halves = [f16::ZERO; 256];
     let mut back = [0.0f32; 256];
@@ -153,19 +154,18 @@ pub(super) fn fit_in_f16(values: &[f32]) -> bool {
     })
 }
 
-/// How the rows of a tensor are stored.
+/// The stored rows of a tensor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StoredRows {
     pub rows: usize,
     /// The size of the tensor in the file, in bytes.
     pub nbytes: usize,
-    /// Rows that must be read together.
+    /// The number of rows that must be read together.
     pub together: usize,
 }
 
 impl Weights {
-    /// The parts of a tensor. `read` writes some rows of each part, one row after another, as
-    /// bytes.
+    /// Converts a tensor to its parts. `read` writes some rows of each part as bytes.
     pub(super) fn in_chunks(
         &self,
         stored: StoredRows,
@@ -217,7 +217,7 @@ impl Weights {
     }
 }
 
-/// The product of all axes but the last, and the last.
+/// Rows (the product of all axes but the last) and columns.
 pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
     match shape.split_last() {
         Some((cols, outer)) => (outer.iter().product(), *cols),
@@ -225,17 +225,17 @@ pub(super) fn rows_and_cols(shape: &[usize]) -> (usize, usize) {
     }
 }
 
-/// The parts as an array of `N`.
+/// The parts as an array of length `N`.
 pub(super) fn all_of<const N: usize>(parts: Parts) -> Result<[Array; N]> {
     <[Array; N]>::try_from(parts).map_err(|_| no_parts())
 }
 
-/// A tensor has not the parts that it was to have: a fault of this program.
+/// The error for a wrong number of parts, which is a bug.
 pub(super) fn no_parts() -> Error {
     Error::new(ErrorKind::Engine, "a tensor fell apart while it was read")
 }
 
-/// The only part, in the shape `shape`.
+/// The only part, reshaped to `shape`.
 pub(super) fn one(parts: Parts, shape: &[usize]) -> Result<Array> {
     let [part] = all_of(parts)?;
     let shape = mlx_shape(shape);

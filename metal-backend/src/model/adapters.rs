@@ -1,4 +1,4 @@
-//! Adapters by the contract: the engine has them.
+//! The contract's adapter functions, on top of the engine.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A loaded encoder as the contract sees it: vectors and scores, and no text.
+//! A loaded encoder: implements the contract's embeddings and scores, without text generation.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::engine::Engine;
 /// An encoder.
 pub struct EncoderModel {
     engine: Arc<Engine>,
-    /// Whether it scores documents; said once, as a closed model has no network.
+    /// Whether it scores documents; stored here, because a closed model has no network.
     reranks: bool,
 }
 
 impl EncoderModel {
-    /// The face of `engine`.
+    /// An encoder on `engine`.
     pub fn new(engine: Engine) -> Self {
         Self {
             reranks: embed::reranks(&engine),
@@ -27,7 +27,7 @@ impl EncoderModel {
         }
     }
 
-    /// What is said of everything that needs a next token.
+    /// The error of functions that need a next token.
     fn no_text<T>(&self) -> Result<T> {
         self.engine.check_open()?;
         let use_it_so = match self.reranks {

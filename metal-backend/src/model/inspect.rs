@@ -1,4 +1,4 @@
-//! Looking inside by the contract: `inspect/` computes it.
+//! The contract's inspection functions, on top of `inspect/`.
 
 use inference::{
     AttentionInspector, AttentionProjections, AttentionSnapshot, AttentionWeights, EmbedOptions,

@@ -1,4 +1,4 @@
-//! Edits by the contract: `steer.rs` computes them.
+//! The contract's edits of activations, on top of `steer.rs`.
 
 use std::collections::BTreeSet;
 

@@ -1,10 +1,9 @@
-//! The parts of layers that training and adapters need: the slots of a network for adapters, their
-//! computation, and the scope in which a forward pass is differentiated. How adapters are made,
-//! stored and trained is in `train/`.
+//! Layer support for training and adapters: slots, their computation, and the scope of a
+//! differentiated forward pass. `adapter/` creates and stores adapters, and `train/` trains them.
 //!
-//! A layer that was loaded by name knows its [`ParamSlot`]. Every thread sees an adapter set at a
-//! slot, and it can be exchanged or removed at any time. Values of a [`Scope`] replace a layer's
-//! own on one thread only. So a model can be trained while it answers.
+//! A layer loaded by name has a [`ParamSlot`]. All threads see an adapter that is set at a slot,
+//! and it can be exchanged or removed at any time. Values of a [`Scope`] replace a layer's own
+//! values on one thread only. So a model can be trained while it serves requests.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,24 +14,24 @@ use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, random};
 
 use crate::exec::Weight;
 
-/// What a slot holds.
+/// The kind of weight in a slot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SlotKind {
-    /// The matrix of a linear layer, or a stack of those of experts.
+    /// The matrix of a linear layer, or a stack of expert matrices.
     Matrix,
     /// The table of an embedding.
     Table,
-    /// The weight of a norm, which computes with it plus a number (1 for Gemma's).
+    /// The weight of a norm, which may add a constant to it (1 in Gemma).
     Norm {
-        /// That number; the model's own weight has it in it.
+        /// That constant; it is included in the model's own weight.
         plus: f32,
     },
-    /// A bias, of a layer or of a norm.
+    /// The bias of a layer or norm.
     Bias,
 }
 
-/// A matrix, or a stack of matrices of experts, that can be adapted, or a vector that can be
-/// trained.
+/// A place for an adapter: a matrix or a stack of expert matrices that can be adapted, or a vector
+/// that can be trained.
 #[derive(Debug)]
 pub struct ParamSlot {
     name: String,
@@ -42,35 +41,35 @@ pub struct ParamSlot {
     delta: RwLock<Option<Arc<Delta>>>,
 }
 
-/// What stands at one slot.
+/// The change at one slot.
 #[derive(Debug, Clone)]
 pub enum Delta {
-    /// Something is added to the weight.
+    /// A low-rank term added to the weight.
     LowRank(LowRank),
-    /// Other numbers in place of the weight's, as a checkpoint would have them.
+    /// A replacement of the weight, as stored in a checkpoint.
     Whole(Array),
 }
 
-/// A product of two narrow matrices that is added to a matrix: `x W^T + scale * (x A^T) B^T` (Hu et
-/// al. 2021). For experts A and B have one more axis in front.
+/// A product of two narrow matrices, added to a matrix: `x W^T + scale * (x A^T) B^T` (Hu et al.
+/// 2021). For experts, A and B have an additional leading axis.
 #[derive(Debug, Clone)]
 pub struct LowRank {
     /// A, `[rank, in]`.
     pub a: Array,
     /// B, `[out, rank]`.
     pub b: Array,
-    /// Lengths `[out]` that the rows of the sum are brought to (DoRA, Liu et al. 2024); `None` for
-    /// LoRA.
+    /// Magnitudes `[out]` to which the rows of the sum are scaled (DoRA, Liu et al. 2024); `None`
+    /// for LoRA.
     pub m: Option<Array>,
-    /// Factor on what A and B compute.
+    /// Factor on the output of A and B.
     pub scale: f32,
-    /// Fraction of the inputs of A that is dropped in training.
+    /// Dropout of the inputs of A in training.
     pub dropout: f32,
 }
 
 impl LowRank {
-    /// Its trainable numbers with the ends of their names at a slot of `kind`. Those of a table are
-    /// transposed, as in mlx-lm: there `lora_a` has a row for each token.
+    /// Its trainable parameters with their name suffixes at a slot of `kind`. Those of an embedding
+    /// are transposed, as in mlx-lm, where `lora_a` has one row per token.
     pub fn parts(&self, kind: SlotKind) -> impl Iterator<Item = (&'static str, &Array)> {
         let (a, b) = ends(kind);
         [
@@ -83,7 +82,7 @@ impl LowRank {
     }
 }
 
-/// What A and B are called at a slot.
+/// The name suffixes of A and B at a slot.
 pub fn ends(kind: SlotKind) -> (&'static str, &'static str) {
     match kind {
         SlotKind::Table => ("lora_b", "lora_a"),
@@ -92,8 +91,8 @@ pub fn ends(kind: SlotKind) -> (&'static str, &'static str) {
 }
 
 impl ParamSlot {
-    /// The place of a weight, `[out, in]`, `[experts, out, in]` or a vector, that the checkpoint
-    /// calls `name.weight`, or `name.bias` for a bias. Memory is shared with the layer.
+    /// The slot of a weight, `[out, in]`, `[experts, out, in]` or a vector, stored as
+    /// `name.weight`, or as `name.bias` for a bias. Memory is shared with the layer.
     #[must_use]
     pub fn new(name: &str, kind: SlotKind, weight: Weight) -> Arc<Self> {
         Arc::new(Self {
@@ -115,7 +114,7 @@ impl ParamSlot {
         self.kind
     }
 
-    /// Whether something of low rank can be added to it.
+    /// Whether it supports a low-rank adapter.
     pub fn is_matrix(&self) -> bool {
         matches!(self.kind, SlotKind::Matrix | SlotKind::Table)
     }
@@ -125,7 +124,7 @@ impl ParamSlot {
         &self.weight
     }
 
-    /// What the checkpoint calls its weight: the end of the name.
+    /// The suffix of its weight's name in a checkpoint.
     pub fn end(&self) -> &'static str {
         match self.kind {
             SlotKind::Bias => "bias",
@@ -133,7 +132,7 @@ impl ParamSlot {
         }
     }
 
-    /// The weight as a checkpoint has it, in plain numbers of `dtype`.
+    /// The weight as stored in a checkpoint, dequantized to `dtype`.
     ///
     /// # Errors
     /// When memory runs out.
@@ -145,7 +144,7 @@ impl ParamSlot {
         }
     }
 
-    /// Its trainable numbers as they stand, with the ends of their names.
+    /// Its current trainable parameters with their name suffixes.
     pub fn parts(&self) -> Vec<(&'static str, Array)> {
         match self.stored().as_deref() {
             None => Vec::new(),
@@ -157,13 +156,13 @@ impl ParamSlot {
         }
     }
 
-    /// The delta here, with the trainable values replaced that `other` has, by the ends of their
-    /// names. `None` without a delta.
+    /// The delta, with the trainable values that `other` returns for their suffixes replaced.
+    /// `None` without a delta.
     pub fn replaced(&self, other: impl Fn(&str) -> Option<Array>) -> Option<Delta> {
         Some(self.with_parts(&*self.stored()?, other))
     }
 
-    /// A delta with those of its numbers replaced that `other` has.
+    /// A delta with the values that `other` returns replaced.
     fn with_parts(&self, delta: &Delta, other: impl Fn(&str) -> Option<Array>) -> Delta {
         match delta {
             Delta::Whole(w) => Delta::Whole(other(self.end()).unwrap_or_else(|| w.clone())),
@@ -183,20 +182,20 @@ impl ParamSlot {
         self.weight.shape()
     }
 
-    /// Which block it is in, by its name.
+    /// The index of its block, from its name.
     pub fn block(&self) -> Option<usize> {
         block_of(&self.name)
     }
 
-    /// Sets, exchanges or removes what stands here, and returns what did before. For whole adapters
-    /// there is [`Passes::change`].
+    /// Sets, exchanges or removes the delta, and returns the previous one. For whole adapters use
+    /// [`Passes::change`].
     fn set(&self, delta: Option<Delta>) -> Option<Arc<Delta>> {
         let mut held = self.delta.write().unwrap_or_else(PoisonError::into_inner);
         self.active.store(delta.is_some(), Ordering::Release);
         std::mem::replace(&mut held, delta.map(Arc::new))
     }
 
-    /// The adapter, as it stands.
+    /// The current delta.
     pub fn stored(&self) -> Option<Arc<Delta>> {
         if !self.active.load(Ordering::Acquire) {
             return None;
@@ -205,7 +204,7 @@ impl ParamSlot {
         held.clone()
     }
 
-    /// The weight as plain numbers of `dtype`.
+    /// The weight, dequantized to `dtype`.
     ///
     /// # Errors
     /// When memory runs out.
@@ -213,7 +212,7 @@ impl ParamSlot {
         self.weight.dense(dtype)
     }
 
-    /// The adapter with the numbers of the scope that is entered, if any.
+    /// The delta with the values of the entered scope, if any.
     fn current(&self) -> Option<Delta> {
         let stored = self.stored()?;
         let scope = scope();
@@ -230,8 +229,7 @@ impl ParamSlot {
         Some(delta)
     }
 
-    /// What a layer computes with instead of the vector that it has, in its type; `None` where
-    /// nothing stands here.
+    /// The vector that replaces the layer's own, in its type; `None` without a delta.
     ///
     /// # Errors
     /// When memory runs out.
@@ -248,12 +246,12 @@ impl ParamSlot {
         }
     }
 
-    /// Whether there is an adapter.
+    /// Whether it has an adapter.
     pub fn is_adapted(&self) -> bool {
         self.active.load(Ordering::Acquire)
     }
 
-    /// `x` with some of its numbers dropped, the others scaled up to the same mean.
+    /// `x` with dropout: some elements set to zero, the others scaled to keep the mean.
     fn dropped(&self, x: &Array, fraction: f32) -> Result<Array> {
         if fraction == 0.0 {
             return Ok(x.clone());
@@ -282,7 +280,7 @@ impl ParamSlot {
 /// # Errors
 /// When memory runs out.
 pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
-    // Fowler, Noll and Vo's hash: the standard library's may change.
+    // The FNV hash, because the standard library's hash may change.
     let hash = slot
         .bytes()
         .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -291,24 +289,23 @@ pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
     random::Key::new(hash)
 }
 
-/// Keeps forward passes and changes of the adapter apart: a pass sees all of a change, or none of
-/// it.
+/// Separates forward passes from adapter changes: a pass sees all of a change or none of it.
 #[derive(Debug, Default)]
 pub struct Passes(RwLock<()>);
 
 impl Passes {
     /// Runs a forward pass. A differentiated pass does not wait for a change. It holds MLX's lock,
-    /// for which running passes may wait, and it has values of its own.
+    /// for which running passes may wait, and it uses the values of its scope.
     pub fn pass<R>(&self, f: impl FnOnce() -> R) -> R {
         let lock = || self.0.read().unwrap_or_else(PoisonError::into_inner);
         let _pass = (!differentiated()).then(lock);
         f()
     }
 
-    /// Sets, exchanges or removes what stands at slots, in this order; requests that run take it
-    /// with their next step.
+    /// Sets, exchanges or removes deltas at slots, in order; running requests use them from their
+    /// next step.
     pub fn change(&self, slots: impl IntoIterator<Item = (Arc<ParamSlot>, Option<Delta>)>) {
-        // Collected before and freed after the lock is held: both may wait for MLX's own lock.
+        // Collected before and freed after the lock is held, because both may wait for MLX's lock.
         let slots: Vec<_> = slots.into_iter().collect();
         let mut old = Vec::with_capacity(slots.len());
         let change = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -322,7 +319,7 @@ fn like(x: &Array, value: f32) -> Result<Array> {
     Array::scalar(value)?.astype(x.dtype())
 }
 
-/// A layer's view of a slot: the slot, and the layer's rows where several layers share one matrix.
+/// A layer's view of a slot; if several layers share one matrix, of the layer's rows.
 #[derive(Debug, Clone)]
 pub struct SlotView {
     slot: Arc<ParamSlot>,
@@ -336,13 +333,12 @@ impl SlotView {
         Self { slot, rows }
     }
 
-    /// Whether there is an adapter.
+    /// Whether it has an adapter.
     pub fn is_adapted(&self) -> bool {
         self.slot.is_adapted()
     }
 
-    /// What the layer computes with instead of the vector that it has, in its type; `None` where
-    /// nothing stands here.
+    /// The vector that replaces the layer's own, in its type; `None` without a delta.
     ///
     /// # Errors
     /// When memory runs out.
@@ -351,7 +347,7 @@ impl SlotView {
         whole.map(|w| self.cut(&w)).transpose()
     }
 
-    /// The rows of the layer.
+    /// The layer's rows of `a`.
     fn cut(&self, a: &Array) -> Result<Array> {
         match self.rows {
             Some((from, to)) => a.slice_axis(0, from, to),
@@ -359,7 +355,7 @@ impl SlotView {
         }
     }
 
-    /// What the layer computes of `x` `[.., in]`, where an adapter changes it; `plain` computes
+    /// The layer's output for `x` `[.., in]` with its adapter; `None` without one. `plain` computes
     /// `x W^T` without bias.
     ///
     /// # Errors
@@ -389,13 +385,12 @@ impl SlotView {
         };
         let weight = self.cut(&self.slot.dense(Dtype::Float32)?)?;
         let lengths = adapted(&weight, &low.a, &b, low.scale).and_then(|w| lengths(&w))?;
-        // As the paper has it, the lengths count as constant (section 4.3).
+        // The row lengths are treated as constants, as in the paper (section 4.3).
         let factor = self.cut(m)?.divide(&lengths.stop_gradient()?)?;
         sum.multiply(&factor.astype(x.dtype())?).map(Some)
     }
 
-    /// The same for a table: rows `ids` `[..]`, `[.., hidden]`, where `plain` are those of the
-    /// table itself.
+    /// The same for an embedding: rows `ids` `[..]`, `[.., hidden]`; `plain` are the table's rows.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -423,7 +418,7 @@ impl SlotView {
             .map(Some)
     }
 
-    /// The same for experts: `x` `[.., 1, in]` by the experts `ids`.
+    /// The same for experts: `x` `[.., 1, in]` with the experts `ids`.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -470,25 +465,25 @@ pub fn lengths(weight: &Array) -> Result<Array> {
     weight.square()?.sum(-1, false)?.sqrt()
 }
 
-/// What stands in for a model's own numbers while a forward pass is differentiated.
+/// Values that replace a model's own during a differentiated forward pass.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
-    /// Trainable numbers by name.
+    /// Trainable parameters by name.
     pub params: BTreeMap<String, Array>,
-    /// The key of dropout; `None` for none.
+    /// The source of dropout keys; `None` disables dropout.
     pub dropout: Option<Dropout>,
-    /// Each block is computed again in the backward pass instead of being kept.
+    /// Recompute each block in the backward pass (gradient checkpointing).
     pub checkpoint: bool,
-    /// The base alone is computed, as a reference.
+    /// Compute only the base model, as a reference.
     pub without_adapters: bool,
 }
 
-/// The key of dropout.
+/// The source of dropout keys.
 #[derive(Debug, Clone)]
 pub enum Dropout {
     /// A seed for all slots; see [`dropout_key`].
     Seed(u64),
-    /// The key of each slot by its name, which may be a placeholder of a graph that is traced.
+    /// The key of each slot by name, which may be a placeholder in a traced graph.
     Keys(Arc<BTreeMap<String, random::Key>>),
 }
 
@@ -497,7 +492,7 @@ impl Scope {
         self.params.get(&format!("{slot}.{end}"))
     }
 
-    /// Its numbers that belong to one block.
+    /// Its parameters that belong to one block.
     #[must_use]
     pub fn of_block(&self, block: usize) -> BTreeMap<String, Array> {
         let mut own = self.params.clone();
@@ -506,7 +501,7 @@ impl Scope {
     }
 }
 
-/// The block that a name is in: its first number.
+/// The block index in a name: its first number.
 fn block_of(name: &str) -> Option<usize> {
     name.split('.').find_map(|part| part.parse().ok())
 }
@@ -515,19 +510,19 @@ thread_local! {
     static SCOPE: RefCell<Option<Arc<Scope>>> = const { RefCell::new(None) };
 }
 
-/// The scope this thread is in.
+/// The scope of this thread.
 #[must_use]
 pub fn scope() -> Option<Arc<Scope>> {
     SCOPE.with_borrow(Clone::clone)
 }
 
-/// Whether results must have derivatives, which our fused kernels do not.
+/// Whether results need gradients, which our fused kernels do not support.
 #[must_use]
 pub fn differentiated() -> bool {
     SCOPE.with_borrow(Option::is_some)
 }
 
-/// Runs `f` in a scope, and returns to the one before, also when `f` panics.
+/// Runs `f` in a scope, and restores the previous scope, even when `f` panics.
 pub fn within<R>(scope: Arc<Scope>, f: impl FnOnce() -> R) -> R {
     struct Back(Option<Arc<Scope>>);
     impl Drop for Back {

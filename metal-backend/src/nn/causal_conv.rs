@@ -1,21 +1,20 @@
-//! A convolution of each channel over its last positions, before which recurrent layers keep their
-//! last inputs.
+//! A depthwise convolution over the last positions; recurrent layers cache its last inputs.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate};
 
 use super::adapter::SlotView;
 
-/// Numbers that are used as they are, at a place where they can be trained.
+/// A vector used directly, with a slot so that it can be trained.
 #[derive(Debug, Clone)]
 pub struct Vector {
-    /// As they were loaded.
+    /// The loaded value.
     pub value: Array,
-    /// Where they stand.
+    /// The slot.
     pub slot: SlotView,
 }
 
 impl Vector {
-    /// In float32.
+    /// The current value in float32.
     ///
     /// # Errors
     /// When memory runs out.
@@ -27,7 +26,7 @@ impl Vector {
     }
 }
 
-/// A convolution of each channel over its last positions, in float32.
+/// A depthwise convolution over the last positions, in float32.
 #[derive(Debug, Clone)]
 pub struct CausalConv {
     weight: Vector,
@@ -38,8 +37,8 @@ pub struct CausalConv {
 }
 
 impl CausalConv {
-    /// From a weight `[channels, 1, width]` or `[channels, width, 1]`, the last for the position
-    /// itself, and an optional bias `[channels]`.
+    /// From a weight `[channels, 1, width]` or `[channels, width, 1]`, whose last tap is for the
+    /// position itself, and an optional bias `[channels]`.
     ///
     /// # Errors
     /// When the weight is of another shape.
@@ -61,13 +60,13 @@ impl CausalConv {
         })
     }
 
-    /// Positions that it looks at, its own included.
+    /// The number of positions in its window, including its own.
     pub fn width(&self) -> i32 {
         self.width
     }
 
-    /// `x` `[R, L, channels]` in float32, after `before` `[R, width - 1, channels]`: outputs, and
-    /// what comes before the next position.
+    /// Convolves `x` `[R, L, channels]` in float32 after the inputs `before` `[R, width - 1,
+    /// channels]`; returns the outputs and the inputs to cache.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -122,7 +121,7 @@ mod tests {
         }
     }
 
-    /// Two channels of three taps, worked out by hand, in one piece and in two, in both layouts.
+    /// Two channels of three taps, computed by hand, in one piece and in two, in both layouts.
     #[test]
     fn each_position_sees_itself_and_those_before() {
         let values = [1.0, 10.0, 100.0, 0.5, 0.0, -1.0];

@@ -1,13 +1,11 @@
-//! Positions of a recurrence cut into chunks, and what is left at one position of what another has
-//! written.
+//! Cuts the positions of a recurrence into chunks, and computes the decay between positions.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, tri, where_, zeros};
 
-/// `[R, H, L, ..] -> [R, H, N, C, ..]`, with zeros behind the last position: they write nothing and
-/// forget nothing.
+/// `[R, H, L, ..] -> [R, H, N, C, ..]`, padded with zeros, which write nothing and forget nothing.
 ///
 /// # Errors
-/// When there are more positions than chunks hold.
+/// When there are more positions than the chunks hold.
 pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
     let shape = a.shape().to_vec();
     let (head, rest) = (&shape[..2], &shape[3..]);
@@ -22,10 +20,10 @@ pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
     whole.reshape(&[head, &[count, size], rest].concat())
 }
 
-/// The share of what was written at the second position that is left at the first, `[.., C] -> [..,
-/// C, C]`, after forget gates of the logarithms `f`. It is 0 for what is written later.
+/// The fraction that remains at the first position from what the second wrote, `[.., C] -> [.., C,
+/// C]`, for forget gates with logarithms `f`. It is 0 for later writes.
 ///
-/// The sum of `f` between the two is summed as it is, since the difference of two long sums loses
+/// The `f` between the two are summed directly, because the difference of two long sums loses
 /// digits.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
-//! The gated delta rule (Yang et al. 2024, arXiv:2412.06464): a matrix memory that forgets by a
-//! gate and replaces what a key holds, as one step and over chunks of positions, which gives
-//! the same. Plain operations in float32; projections, convolution and norms are in
-//! `gated_delta.rs`.
+//! The gated delta rule (Yang et al. 2024, arXiv:2412.06464): a matrix memory with a forget gate
+//! that replaces the value stored for a key. It runs as single steps or over chunks of positions,
+//! with equal results. This file has plain operations in float32; `gated_delta.rs` has projections,
+//! convolution and norms.
 //!
 //! With the logarithm `f` of the forget gate and the write strength `b`:
 //!
@@ -14,13 +14,13 @@
 //!
 //! Within a chunk the `d` depend on each other: `(I + A) d = b (v - exp(F) k S)`, where `F` is the
 //! running sum of `f`, and `A[t, s] = b_t (k_t . k_s) exp(F_t - F_s)` for `s < t`. The inverse of
-//! `I + A` is found for all chunks at once; only the memory goes from chunk to chunk.
+//! `I + A` is computed for all chunks at once; only the memory passes from chunk to chunk.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, eye, tri};
 
 use super::chunks::{cut, decay};
 
-/// What the rule runs over: `R` rows, `H` heads, `L` positions.
+/// The inputs of the rule: `R` rows, `H` heads, `L` positions.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// Queries, `[R, H, L, DK]`.
@@ -35,7 +35,7 @@ pub struct Inputs {
     pub b: Array,
 }
 
-/// One position: `L` is 1. Returns `[R, H, 1, DV]` and the memory `[R, H, DK, DV]` after it.
+/// One step: `L` is 1. Returns `[R, H, 1, DV]` and the memory `[R, H, DK, DV]` after it.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -49,8 +49,8 @@ pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     Ok((q.matmul(&memory)?, memory))
 }
 
-/// Any number of positions, in chunks of `size`; a single one by [`step`]. Returns `[R, H, L, DV]`
-/// and the memory `[R, H, DK, DV]` after the last.
+/// Any number of positions, in chunks of `size`; a single one uses [`step`]. Returns `[R, H, L,
+/// DV]` and the memory `[R, H, DK, DV]` after the last.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -82,19 +82,19 @@ pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)
     Ok((y.slice_axis(2, 0, length)?, memory))
 }
 
-/// What of all chunks does not depend on the memory: `N` chunks of `C` positions.
+/// The results of all chunks that do not depend on the memory: `N` chunks of `C` positions.
 struct Chunks {
-    /// What is written where the memory is empty, `[R, H, N, C, DV]`.
+    /// The values written to an empty memory, `[R, H, N, C, DV]`.
     values: Array,
-    /// By what the memory is read to be replaced, `[R, H, N, C, DK]`.
+    /// The keys that read the part of memory to replace, `[R, H, N, C, DK]`.
     keys: Array,
-    /// By what the memory is read, `[R, H, N, C, DK]`.
+    /// The queries that read the memory, `[R, H, N, C, DK]`.
     queries: Array,
-    /// What each position sees of what the chunk writes, `[R, H, N, C, C]`.
+    /// The weight of each write of the chunk at each position, `[R, H, N, C, C]`.
     scores: Array,
-    /// What the memory after the chunk gets of what it writes, `[R, H, N, DK, C]`.
+    /// The weight of each write in the memory after the chunk, `[R, H, N, DK, C]`.
     writes: Array,
-    /// What is left of the memory, `[R, H, N, 1, 1]`.
+    /// The remaining fraction of the memory, `[R, H, N, 1, 1]`.
     keep: Array,
 }
 
@@ -111,7 +111,7 @@ impl Chunks {
         let solved = inverse(&a, size)?;
         let column = left.expand_dims(-1)?;
         let last = |a: &Array, axis: i32| a.slice_axis(axis, size - 1, size);
-        // [R, H, N, 1, C] of the last row
+        // [R, H, N, 1, C] from the last row
         let ends = last(&decay, -2)?;
         Ok(Self {
             values: solved.matmul(&v.multiply(&b)?)?,
@@ -125,8 +125,8 @@ impl Chunks {
 }
 
 /// `(I + A)^-1` of strictly lower triangular matrices `[.., C, C]`, by joining the inverses of
-/// blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` holds what lies between two neighbors.
-/// No power of `A` is formed: those grow beyond all digits where keys are alike.
+/// blocks of 1, 2, 4 ... rows: `T - T B T`, where `B` is the block between two adjacent ones. No
+/// power of `A` is formed, because powers overflow for similar keys.
 fn inverse(a: &Array, size: i32) -> Result<Array> {
     let mut inverse = eye(size, size, 0, Dtype::Float32)?;
     let mut block = 1;
@@ -138,7 +138,7 @@ fn inverse(a: &Array, size: i32) -> Result<Array> {
     Ok(inverse)
 }
 
-/// Ones where a row is in the second and a column in the first of two neighboring blocks.
+/// Ones where the row is in the second and the column in the first of two adjacent blocks.
 fn neighbors(size: i32, block: i32) -> Result<Array> {
     let one = |row: i32, column: i32| {
         let pair = row / (2 * block) == column / (2 * block);
@@ -173,7 +173,8 @@ mod tests {
             .collect()
     }
 
-    /// Keys and queries of length one, gates by `gate`, strengths by `strength` of a random number.
+    /// Keys and queries of length one; `gate` and `strength` map a random number to gates and
+    /// strengths.
     fn case(length: usize, gate: fn(f32) -> f32, strength: fn(f32) -> f32) -> Inputs {
         let unit = |seed: u64| {
             let mut all = numbers(H * length * DK, seed);
@@ -202,7 +203,7 @@ mod tests {
         zeros(&[1, H as i32, DK as i32, DV as i32], Dtype::Float32).unwrap()
     }
 
-    /// The definition in float64: outputs `[1, H, L, DV]` and the memory after them.
+    /// The definition in float64: outputs `[1, H, L, DV]` and the final memory.
     fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
         let wide = |a: &Array| -> Vec<f64> {
             let all = a.to_vec::<f32>().unwrap();
@@ -257,7 +258,7 @@ mod tests {
         }
     }
 
-    /// Where each key is the same and replaces all there is, powers of the matrix would overflow.
+    /// Equal keys that replace everything would make powers of the matrix overflow.
     #[test]
     fn keys_that_are_alike_lose_no_digits() {
         let mut inputs = case(128, |_| 0.0, |_| 1.0);

@@ -1,4 +1,4 @@
-//! The token embedding: ids to vectors, and back to logits where the output is tied to it.
+//! The token embedding: ids to vectors, and vectors to logits if the output is tied.
 
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result};
 
@@ -6,10 +6,10 @@ use super::adapter::SlotView;
 use super::linear::Linear;
 use crate::exec::Weight;
 
-/// A table `[vocab, hidden]`, where this process has it.
+/// A table `[vocab, hidden]`, if this process has it.
 #[derive(Debug, Clone)]
 pub struct Embedding {
-    /// `None` where only the first process of a pipeline has the table.
+    /// `None` if only the first process of a pipeline has the table.
     table: Option<Table>,
 }
 
@@ -19,16 +19,16 @@ struct Table {
     /// The same table as an output; it shares the memory.
     output: Linear,
     dtype: Dtype,
-    /// Where adapters stand.
+    /// The slot for adapters.
     slot: Option<SlotView>,
 }
 
 impl Embedding {
-    /// From a table, dense or quantized; vectors come out as `dtype`. `on_cpu` as in
+    /// From a dense or quantized table; vectors have the type `dtype`. `on_cpu` as in
     /// [`Linear::new`].
     ///
     /// # Errors
-    /// When the parts of a quantized table do not fit each other.
+    /// When the parts of a quantized table do not match.
     pub fn new(weight: Weight, dtype: Dtype, on_cpu: bool) -> Result<Self> {
         let weight = weight.in_layout(on_cpu)?;
         let table = Table {
@@ -40,7 +40,7 @@ impl Embedding {
         Ok(Self { table: Some(table) })
     }
 
-    /// The table that another process has, and this one never reads.
+    /// A table that another process has, and this one never reads.
     #[must_use]
     pub fn elsewhere() -> Self {
         Self { table: None }
@@ -56,7 +56,7 @@ impl Embedding {
         })
     }
 
-    /// The same table at a slot that can be adapted, as the output that it may be, too.
+    /// Sets the slot for adapters, also for the tied output.
     #[must_use]
     pub fn at(mut self, slot: SlotView) -> Self {
         if let Some(table) = self.table.take() {
@@ -69,11 +69,11 @@ impl Embedding {
         self
     }
 
-    /// Ids `[B, L]` to vectors `[B, L, hidden]`. An id beyond the table takes the last row: the
-    /// caller checks ids it knows, and an id sampled from the logits is below the vocabulary.
+    /// Ids `[B, L]` to vectors `[B, L, hidden]`. An id beyond the table reads the last row: callers
+    /// check the ids that they know, and sampled ids are below the vocabulary.
     ///
     /// # Errors
-    /// When the ids are not integers, or the table is elsewhere.
+    /// When the ids are not integers, or another process has the table.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
         let table = self.table()?;
         let plain = || table.weight.take_rows(ids, table.dtype);
@@ -90,7 +90,7 @@ impl Embedding {
     /// Vectors `[.., hidden]` to logits `[.., vocab]` with the same table.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension, or the table is elsewhere.
+    /// When the last axis of `x` is not the hidden dimension, or another process has the table.
     pub fn as_output(&self, x: &Array) -> Result<Array> {
         self.table()?.output.forward(x)
     }
@@ -98,7 +98,7 @@ impl Embedding {
     /// The table as an output.
     ///
     /// # Errors
-    /// When the table is elsewhere.
+    /// When another process has the table.
     pub fn output(&self) -> Result<&Linear> {
         Ok(&self.table()?.output)
     }

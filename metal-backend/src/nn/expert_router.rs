@@ -1,72 +1,73 @@
-//! Chooses a few of many experts for each token, and weighs them: one router for all families.
+//! Selects a few of many experts for each token, and weights them: one router for all families.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
 use super::adapter;
 use super::linear::Linear;
 
-/// How a router weighs the experts it chose.
+/// The weights of selected experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Weighing {
-    /// Softmax over all experts, of which the chosen keep their share.
+    /// Softmax over all experts; weights are not renormalized.
     Share,
-    /// The same, with the chosen shares brought to a sum of one.
+    /// Softmax over all experts; weights are renormalized to a sum of one.
     NormalizedShare,
-    /// Softmax over the chosen ones only.
+    /// Softmax over the selected experts only.
     SoftmaxOfChosen,
-    /// Softmax over all experts, and what follows as for sigmoids (Ling, ERNIE).
+    /// Softmax over all experts, then the same options as for sigmoids (Ling, ERNIE).
     Softmax {
-        /// The chosen ones are brought to a sum of one.
+        /// Renormalize the weights to a sum of one.
         normalized: bool,
-        /// Factor on them.
+        /// Factor on the weights.
         scale: f32,
-        /// Added to their sum before they are divided by it.
+        /// Added to the sum before the division.
         eps: f32,
     },
-    /// One after another, each by a softmax over those near the best that is left (Phi-3.5-MoE).
+    /// Sequential selection, each by a softmax over the experts whose score is near the best
+    /// remaining one (Phi-3.5-MoE).
     NearBest {
-        /// Half of the greatest distance, relative to the best.
+        /// Half of the maximum relative distance from the best.
         noise: f32,
     },
-    /// Each score through a sigmoid (LFM2, Nemotron-H).
+    /// Sigmoid of each score (LFM2, Nemotron-H).
     Sigmoid {
-        /// The chosen ones are brought to a sum of one.
+        /// Renormalize the weights to a sum of one.
         normalized: bool,
-        /// Factor on them.
+        /// Factor on the weights.
         scale: f32,
-        /// Added to their sum before they are divided by it.
+        /// Added to the sum before the division.
         eps: f32,
     },
 }
 
-/// Chooses experts for each token.
+/// Selects experts for each token.
 #[derive(Debug, Clone)]
 pub struct Router {
     /// `[hidden] -> [experts]`.
     pub linear: Linear,
-    /// Experts a token.
+    /// The number of experts per token.
     pub per_token: i32,
-    /// How they are weighed.
+    /// The weights of selected experts.
     pub weighing: Weighing,
-    /// Added to the scores for the choice only, `[experts]`.
+    /// Added to the scores for the selection only, `[experts]`.
     pub choice_bias: Option<Array>,
-    /// Experts stand in groups, of which the best are chosen first.
+    /// Groups of experts; the best groups are selected first.
     pub groups: Option<Groups>,
 }
 
-/// Groups of neighboring experts.
+/// Groups of adjacent experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
-    /// How many there are; divides the number of experts.
+    /// The number of groups; divides the number of experts.
     pub count: i32,
-    /// How many of them each token may choose from.
+    /// The number of groups that each token may select from.
     pub kept: i32,
-    /// How many of the best experts' scores are added to that of their group.
+    /// The number of best experts whose scores are summed to the group's score.
     pub best: i32,
 }
 
 impl Groups {
-    /// `ranked` `[.., experts]` with the least number for the experts of other groups.
+    /// `ranked` `[.., experts]`, with the minimum value for experts of other groups.
     fn keep(self, ranked: &Array) -> Result<Array> {
         let shape = ranked.shape().to_vec();
         let experts = ranked.dim(-1)?;
@@ -78,7 +79,7 @@ impl Groups {
         let from = size - self.best.min(size);
         let best = ranked.sort(-1)?.slice_axis(-1, from, size)?;
         let scores = best.sum(-1, false)?; // [.., groups]
-        // A group's place among all.
+        // The rank of each group.
         let places = scores.argsort(-1)?.argsort(-1)?.expand_dims(-1)?;
         let least = Array::scalar((self.count - self.kept).unsigned_abs())?;
         let kept = places.greater_equal(&least)?;
@@ -88,7 +89,7 @@ impl Groups {
 }
 
 impl Router {
-    /// `x` `[B, L, hidden]` to experts and weights, `[B, L, k]` each.
+    /// Selects experts for `x` `[B, L, hidden]`; returns ids and weights, `[B, L, k]` each.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -115,7 +116,7 @@ impl Router {
         let ids = ranked
             .argpartition(first, -1)?
             .slice_axis(-1, first, experts)?;
-        // A choice has no slope, and MLX must not look for one.
+        // A selection has no gradient, and MLX must not differentiate it.
         let ids = if adapter::differentiated() {
             ids.stop_gradient()?
         } else {
@@ -149,7 +150,7 @@ impl Router {
         Ok((ids, weights))
     }
 
-    /// Experts and weights by [`Weighing::NearBest`], from scores `[.., experts]`.
+    /// Ids and weights by [`Weighing::NearBest`], from scores `[.., experts]`.
     fn near_best(&self, scores: &Array, noise: f32) -> Result<(Array, Array)> {
         let scores = scores.astype(Dtype::Float32)?;
         let limit = Array::scalar(2.0 * noise)?;
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
     use crate::exec::Weight;
 
-    /// A router whose scores are its inputs.
+    /// A router whose scores equal its inputs.
     fn identity(experts: i32, weighing: Weighing, groups: Option<Groups>) -> Router {
         let one = |i: i32| {
             if i / experts == i % experts {
@@ -204,7 +205,7 @@ mod tests {
         }
     }
 
-    /// The chosen experts, sorted, with their weights.
+    /// The selected experts, sorted, with their weights.
     fn chosen(router: &Router, scores: &[f32]) -> Vec<(u32, f32)> {
         let x = Array::from_slice(scores, &[1, 1, scores.len() as i32]).unwrap();
         let (ids, weights) = router.forward(&x).unwrap();
@@ -221,7 +222,7 @@ mod tests {
             scale: 1.0,
             eps: 0.0,
         };
-        // The best expert stands in a group whose two best add up to less.
+        // The best expert is in a group whose two best have a lower sum.
         let scores = [4.0, -9.0, 1.0, 0.9, -2.0, -2.0];
         let of = |best, kept| {
             let groups = Groups {
@@ -254,7 +255,8 @@ mod tests {
     #[test]
     fn experts_near_the_best_share_with_it() {
         let router = identity(4, Weighing::NearBest { noise: 0.1 }, None);
-        // Within a fifth of the best: expert 1. Of the rest, expert 1 is the best, and near none.
+        // Expert 1 is within a fifth of the best. Of the rest, expert 1 is the best, and no other
+        // is near it.
         let all = chosen(&router, &[2.0, 1.7, 1.0, 0.1]);
         let share = 1.0 / (1.0 + (-0.3f32).exp());
         assert_eq!((all[0].0, all[1].0), (0, 1));

@@ -1,5 +1,5 @@
-//! The feed-forward part of a decoder block, of any kind; and other ways to compute it than with all
-//! of its features: backends behind one trait. `arch/routes.rs` gives blocks theirs.
+//! The feed-forward part of a decoder block, and backends that compute it in other ways than
+//! densely. `arch/routes.rs` assigns them to blocks.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -12,14 +12,14 @@ use super::moe::Mixture;
 use super::norm::{Norm, through};
 
 thread_local! {
-    /// Whether this thread computes all parts as they were trained.
+    /// Whether this thread computes all feed-forward parts densely.
     static AS_TRAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` with all parts on this thread computed as they were trained, whatever strategy they
-/// have. What `f` builds keeps that when it is evaluated.
+/// Runs `f` with all feed-forward parts on this thread computed densely, whatever their strategy.
+/// Graphs built by `f` keep that when they are evaluated.
 pub fn as_trained<R>(f: impl FnOnce() -> R) -> R {
-    /// Also after a panic.
+    /// Restores the flag, even after a panic.
     struct Before(bool);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -33,22 +33,22 @@ pub fn as_trained<R>(f: impl FnOnce() -> R) -> R {
 /// The part after the attention in a decoder block.
 #[derive(Debug, Clone)]
 pub enum FeedForward {
-    /// With a gate.
+    /// A gated part.
     Gated(GatedMlp),
-    /// With a gate, and factors.
+    /// A gated part with factors.
     Scaled(Box<ScaledMlp>),
     /// Two matrices.
     Plain(Mlp),
-    /// Experts, a few of which see each token.
+    /// A mixture of experts.
     Mixture(Box<Mixture>),
-    /// None: the block ends after its mixer.
+    /// No feed-forward part: the block ends after its mixer.
     Nothing,
-    /// Computed another way than it was trained.
+    /// Computed by a backend.
     Routed(Box<Routed>),
 }
 
 impl FeedForward {
-    /// The part as it was trained.
+    /// The dense part.
     pub fn trained(&self) -> &Self {
         match self {
             Self::Routed(routed) => routed.own.trained(),
@@ -56,7 +56,7 @@ impl FeedForward {
         }
     }
 
-    /// The part that this thread computes: the trained one within [`as_trained`].
+    /// The part that this thread computes: the dense one within [`as_trained`].
     pub fn current(&self) -> &Self {
         match AS_TRAINED.get() {
             true => self.trained(),
@@ -64,7 +64,7 @@ impl FeedForward {
         }
     }
 
-    /// The factor on the residual stream that stands for the whole block, where there is one.
+    /// The factor that replaces the whole block, if there is one.
     pub fn gain(&self) -> Option<f32> {
         match self.current() {
             Self::Routed(routed) => match routed.mode {
@@ -75,17 +75,16 @@ impl FeedForward {
         }
     }
 
-    /// Whether the block ends after its mixer although it has a feed-forward part.
+    /// Whether the block skips its feed-forward part.
     pub fn is_left_out(&self) -> bool {
         let left_out = |routed: &Routed| matches!(routed.mode, LayerMode::AttentionOnly);
         matches!(self.current(), Self::Routed(routed) if left_out(routed))
     }
 
-    /// `forward(norm(x)) + add`, where there are a norm and something to add:
-    /// `[B, L, hidden] -> [B, L, hidden]`.
+    /// `forward(norm(x)) + add`, with optional norm and addend: `[B, L, hidden] -> [B, L, hidden]`.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension.
+    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -108,7 +107,7 @@ impl FeedForward {
 }
 
 impl FeedForward {
-    /// How many neurons have activations that [`Self::forward_edited`] shows.
+    /// The number of neurons whose activations [`Self::forward_edited`] exposes.
     pub fn neurons(&self) -> Option<usize> {
         let outputs = match self {
             Self::Gated(mlp) => mlp.gate.outputs(),
@@ -118,10 +117,10 @@ impl FeedForward {
         usize::try_from(outputs).ok().filter(|&n| n > 0)
     }
 
-    /// `forward(norm(x))`, and what the down matrix read.
+    /// `forward(norm(x))`, and the input of the down matrix.
     ///
     /// # Errors
-    /// As [`Self::forward_from`], and for a part whose features are not one list (experts).
+    /// As [`Self::forward_from`], and for a part with experts.
     pub fn forward_with_activation(
         &self,
         norm: Option<&Norm>,
@@ -131,7 +130,7 @@ impl FeedForward {
         match self.current() {
             Self::Routed(routed) => routed.forward_with_activation(&x),
             own => {
-                // Where it stands plays no role as long as it is computed as it was trained.
+                // The place does not matter for dense computation.
                 let place = FfnPlace {
                     layer: 0,
                     on_cpu: false,
@@ -142,7 +141,7 @@ impl FeedForward {
         }
     }
 
-    /// Whether [`Self::forward_with_activation`] has activations to show.
+    /// Whether [`Self::forward_with_activation`] supports this part.
     pub fn has_activations(&self) -> bool {
         match self.current() {
             Self::Gated(_) | Self::Scaled(_) | Self::Plain(_) => true,
@@ -151,10 +150,10 @@ impl FeedForward {
         }
     }
 
-    /// `forward(norm(x))`, with what `edit` makes of the activations in their place.
+    /// `forward(norm(x))`, with the activations replaced by the result of `edit`.
     ///
     /// # Errors
-    /// As [`Self::forward_from`], for a part without [`Self::neurons`], and what `edit` says.
+    /// As [`Self::forward_from`]; also for a part without [`Self::neurons`], and errors of `edit`.
     pub fn forward_edited(
         &self,
         norm: Option<&Norm>,
@@ -175,21 +174,21 @@ impl FeedForward {
     }
 }
 
-/// The feed-forward part of one layer as it was loaded, for those that compute it another way.
+/// The feed-forward part of one layer as loaded, for backends.
 #[derive(Debug, Clone, Copy)]
 pub struct FfnPart<'a> {
     own: &'a FeedForward,
     place: FfnPlace,
 }
 
-/// Where a feed-forward part stands, and where it is computed.
+/// The place of a feed-forward part, and where it is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FfnPlace {
-    /// The layer, from 0.
+    /// The layer index, from 0.
     pub layer: usize,
-    /// Whether our kernels compute.
+    /// Whether our CPU kernels compute.
     pub on_cpu: bool,
-    /// The type that the model computes in.
+    /// The model's compute type.
     pub dtype: Dtype,
 }
 
@@ -204,14 +203,14 @@ impl<'a> FfnPart<'a> {
         self.own
     }
 
-    /// The layer, where it is computed, and in which type.
+    /// The layer index, device and compute type.
     #[must_use]
     pub fn place(&self) -> FfnPlace {
         self.place
     }
 
-    /// How many features it has. `None` for experts and for a layer without such a part, and 0
-    /// where it is not loaded.
+    /// The number of features. `None` for experts and for a layer without such a part; 0 if it is
+    /// not loaded.
     #[must_use]
     pub fn features(&self) -> Option<usize> {
         let outputs = match self.own {
@@ -223,16 +222,16 @@ impl<'a> FfnPart<'a> {
         usize::try_from(outputs).ok()
     }
 
-    /// The output as the model was trained, `[.., hidden] -> [.., hidden]`.
+    /// The dense output, `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension, and for a part that is not loaded.
+    /// When the last axis of `x` is not the hidden dimension, or the part is not loaded.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.own.forward_from(None, x, None)
     }
 
     /// The gates of all features before the activation, `[.., hidden] -> [.., features]`. Without a
-    /// gate, as in GPT-2, it is the up matrix that goes through the activation.
+    /// gate, as in GPT-2, the outputs of the up matrix.
     ///
     /// # Errors
     /// As [`Self::forward`], and for a part without [`Self::features`].
@@ -245,8 +244,8 @@ impl<'a> FfnPart<'a> {
         }
     }
 
-    /// What the down matrix reads, `[.., hidden] -> [.., features]`: `act(gate(x)) * up(x)`, or
-    /// without a gate `act(up(x))`.
+    /// The input of the down matrix, `[.., hidden] -> [.., features]`: `act(gate(x)) * up(x)`, or
+    /// `act(up(x))` without a gate.
     ///
     /// # Errors
     /// As [`Self::gates`].
@@ -274,7 +273,7 @@ impl<'a> FfnPart<'a> {
         }
     }
 
-    /// Whether an adapter changes the part, now.
+    /// Whether an adapter currently changes the part.
     #[must_use]
     pub fn is_adapted(&self) -> bool {
         match self.own {
@@ -291,7 +290,7 @@ impl<'a> FfnPart<'a> {
         Error::new(ErrorKind::Unsupported, "feed-forward", why)
     }
 
-    /// Why it has no features that could be chosen one by one; `None` where it has.
+    /// The reason why features cannot be selected one by one; `None` if they can.
     pub(crate) fn without_features(&self) -> Option<&'static str> {
         match self.own {
             FeedForward::Gated(_) | FeedForward::Plain(_) => None,
@@ -303,52 +302,51 @@ impl<'a> FfnPart<'a> {
     }
 }
 
-/// A way to compute the feed-forward parts of layers.
+/// Computes the feed-forward parts of layers.
 ///
-/// A backend is given to layers by [`FfnRouter`](crate::ffn::FfnRouter) when a model is loaded, and
-/// is asked in every forward pass. Requests of several threads may ask at the same time.
+/// [`FfnRouter`](crate::ffn::FfnRouter) assigns a backend to layers when a model is loaded, and
+/// every forward pass calls it. Several threads may call it at once.
 pub trait FfnBackend: Debug + Send + Sync {
     /// Its name, for messages.
     fn name(&self) -> &str;
 
-    /// The output for `x`, `[.., hidden] -> [.., hidden]`, of the type of `x`. `x` went through the
-    /// norm that stands before the part, whose weights the backend may use. A position's output
-    /// depends on that position alone: prompts are computed in steps, and requests together.
+    /// The output for `x`, `[.., hidden] -> [.., hidden]`, in the type of `x`. `x` is the output of
+    /// the norm before the part, whose weights the backend may use. A position's output must depend
+    /// on that position alone, because prompts are computed in steps and requests together.
     ///
     /// # Errors
-    /// What the backend says; the request ends with it.
+    /// The backend's error, which ends the request.
     fn forward(&self, part: &FfnPart<'_>, x: &Array) -> Result<Array>;
 
-    /// The same, and what each feature's column was multiplied with, `[.., features]`: 0 for those
-    /// that were left out.
+    /// The output, and the activation of each feature, `[.., features]`: 0 for omitted ones.
     ///
     /// # Errors
-    /// As [`Self::forward`]; [`ErrorKind::Unsupported`] in a backend that has no features, as here.
+    /// As [`Self::forward`]; this default returns [`ErrorKind::Unsupported`].
     fn forward_with_activation(&self, part: &FfnPart<'_>, x: &Array) -> Result<(Array, Array)> {
         let _ = (part, x);
         let message = format!("{} shows no activations", self.name());
         Err(Error::new(ErrorKind::Unsupported, "feed-forward", message))
     }
 
-    /// Called once for each of its layers when a model is loaded. What it returns computes the
-    /// layer; `None`, as here, is the backend itself. One that keeps numbers for each layer
-    /// returns what keeps them.
+    /// Called once per assigned layer when a model is loaded. The returned backend computes the
+    /// layer; `None`, the default, means this one. A backend with data per layer returns one that
+    /// holds the data.
     ///
     /// # Errors
-    /// When it cannot compute the layer; the model is not loaded then.
+    /// When it cannot compute the layer; the model is then not loaded.
     fn bind(&self, part: &FfnPart<'_>) -> Result<Option<Arc<dyn FfnBackend>>> {
         let _ = part;
         Ok(None)
     }
 
-    /// Whether nothing is added to the residual stream, whatever `x` is. The norm after the part is
-    /// left out, too, as that of zeros need not be zero.
+    /// Whether the output is always zero. The norm after the part is then skipped too, because its
+    /// output for zeros need not be zero.
     fn adds_nothing(&self) -> bool {
         false
     }
 }
 
-/// All features, as the model was trained.
+/// All features (dense).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DenseFfn;
 
@@ -367,7 +365,7 @@ impl FfnBackend for DenseFfn {
     }
 }
 
-/// No features: the layer's attention, or its recurrent part, is all that it adds (highway).
+/// No features: the layer adds only its attention or recurrent part (highway).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HighwayFfn;
 
@@ -394,50 +392,50 @@ impl FfnBackend for HighwayFfn {
     }
 }
 
-/// What a block does instead of its feed-forward part, or of all.
+/// The replacement of a block's feed-forward part, or of the whole block.
 #[derive(Debug, Clone)]
 pub enum LayerMode {
-    /// The part's output comes from a backend.
+    /// A backend computes the part.
     Compute(Arc<dyn FfnBackend>),
     /// Nothing is added after the mixer.
     AttentionOnly,
-    /// The residual stream times this factor is the block's output.
+    /// The block's output is the residual stream times this factor.
     Gain(f32),
 }
 
-/// A feed-forward part that is computed another way.
+/// A feed-forward part with a replacement.
 #[derive(Debug, Clone)]
 pub struct Routed {
     /// The part as it was loaded.
     pub own: FeedForward,
-    /// The way.
+    /// The replacement.
     pub mode: LayerMode,
-    /// Where the part stands.
+    /// The place of the part.
     pub place: FfnPlace,
 }
 
 impl Routed {
-    /// The part as a backend sees it.
+    /// The part in the form that backends get.
     pub fn part(&self) -> FfnPart<'_> {
         FfnPart::new(&self.own, self.place)
     }
 
-    /// The part's output for a normed input.
+    /// The part's output for a normalized input.
     ///
     /// # Errors
-    /// As [`FfnBackend::forward`], and when that returns another shape.
+    /// As [`FfnBackend::forward`], and when the backend returns another shape.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match &self.mode {
             LayerMode::Compute(backend) => {
                 let y = backend.forward(&self.part(), x)?;
                 self.checked(backend.as_ref(), x, y)
             }
-            // A block asks before it computes: norms of zeros need not be zero.
+            // Blocks check for these modes first, because a norm of zeros need not be zero.
             LayerMode::AttentionOnly | LayerMode::Gain(_) => x.zeros_like(),
         }
     }
 
-    /// The same with the activations of all features.
+    /// The output with the activations of all features.
     ///
     /// # Errors
     /// As [`FfnBackend::forward_with_activation`].
@@ -453,7 +451,7 @@ impl Routed {
         }
     }
 
-    /// `y`, whose shape must be that of `x`: another one could be broadcast without a word.
+    /// `y`, whose shape must equal that of `x`, because another one could be broadcast silently.
     fn checked(&self, backend: &dyn FfnBackend, x: &Array, y: Array) -> Result<Array> {
         if y.shape() != x.shape() {
             let message = format!(
@@ -469,8 +467,8 @@ impl Routed {
     }
 }
 
-/// `x` times `gain`, of the type of `x`. `mixed`, of the same shape, is computed and dropped: the
-/// keys or the state that come with it tell the next step its position.
+/// `x` times `gain`, in the type of `x`. `mixed`, of the same shape, is computed and dropped: its
+/// keys or state give the next step its position.
 ///
 /// # Errors
 /// When the shapes differ.

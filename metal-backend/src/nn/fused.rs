@@ -1,5 +1,5 @@
-//! Whole decoder blocks in one operation of our kernels, where they have all of them.
-//! `arch/stack.rs` computes the same without these; their parts are in `attention.rs` and `mlp.rs`.
+//! Whole decoder blocks as one operation of our kernels, if they support them. `arch/stack.rs`
+//! computes blocks without them; `attention.rs` and `mlp.rs` have the parts.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
@@ -13,20 +13,20 @@ use crate::exec::{Block, BlockSpec, Heads, KvSlot};
 /// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`.
 #[derive(Debug, Clone, Copy)]
 pub struct Fused<'a> {
-    /// Before the attention.
+    /// The norm before attention.
     pub attention_in: Option<&'a Norm>,
     /// The attention.
     pub attention: &'a Attention,
-    /// Before the feed-forward part.
+    /// The norm before the feed-forward part.
     pub mlp_in: Option<&'a Norm>,
     /// The feed-forward part.
     pub mlp: &'a GatedMlp,
 }
 
 impl<'a> Fused<'a> {
-    /// The output of the first of these blocks for `x` `[1, T, hidden]`, whose keys and values are
-    /// stored, and their number. It takes the blocks that the kernels support. `None`, with nothing
-    /// stored, where that is not even the first one.
+    /// Computes as many leading blocks as the kernels support for `x` `[1, T, hidden]`, and stores
+    /// their keys and values; returns the output and the number of blocks. `None`, without storing
+    /// anything, if the first block is not supported.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -88,7 +88,7 @@ impl<'a> Fused<'a> {
         Ok(Some((y, count)))
     }
 
-    /// What the block is, for whoever computes.
+    /// The description of the block for the kernels.
     fn spec(&self) -> BlockSpec<'a> {
         let (attention, mlp) = (self.attention, self.mlp);
         let part = |layer: Option<&'a Linear>| layer.and_then(Linear::part);

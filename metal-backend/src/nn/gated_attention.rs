@@ -1,5 +1,5 @@
-//! Attention with a gate on what each head found (Qiu et al. 2025, arXiv:2505.06708; as in
-//! Qwen3-Next). The projection of the queries holds the gates, too.
+//! Attention with a gate on each head's output (Qiu et al. 2025, arXiv:2505.06708; as in
+//! Qwen3-Next). The query projection also computes the gates.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -11,16 +11,16 @@ use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, Row, lengths};
 use crate::exec::Epilogue;
 
-/// One layer.
+/// A gated attention layer.
 #[derive(Debug)]
 pub struct GatedAttention {
-    /// The attention; its `q_proj` is `[hidden] -> [n_heads * 2 * head_dim]`: of each head the
-    /// query, then the gate.
+    /// The attention; its `q_proj` is `[hidden] -> [n_heads * 2 * head_dim]`: per head the query,
+    /// then the gate.
     pub attention: Attention,
 }
 
 impl GatedAttention {
-    /// Queries and gates `[1, T, n_heads * head_dim]` of what `q_proj` computed.
+    /// Queries and gates `[1, T, n_heads * head_dim]` from the output of `q_proj`.
     fn split(&self, both: &Array) -> Result<(Array, Array)> {
         let (heads, dim) = (self.attention.n_heads, self.attention.head_dim);
         let length = both.dim(1)?;

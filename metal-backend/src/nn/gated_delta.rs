@@ -1,6 +1,6 @@
 //! The gated delta net (Yang et al. 2024, arXiv:2412.06464; as in Qwen3-Next): projections, a
-//! convolution over queries, keys and values, the rule by a kernel or by `delta_rule.rs`, and a gated
-//! norm of each head.
+//! convolution over queries, keys and values, the delta rule by a kernel or `delta_rule.rs`, and a
+//! gated norm of each head.
 
 use std::sync::Arc;
 
@@ -20,30 +20,30 @@ use crate::cache::{
 };
 use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
-/// Positions that are computed at once; the result does not depend on it.
+/// The number of positions per chunk; it does not change the result.
 const CHUNK: i32 = 64;
 
-/// Added to the sum of squares before queries and keys are divided by its root.
+/// Added to the sum of squares when queries and keys are normalized.
 const EPS: f32 = 1e-6;
 
-/// One layer.
+/// A gated delta net layer.
 #[derive(Debug)]
 pub struct GatedDelta {
-    /// From the hidden dimension.
+    /// The input projections.
     pub projections: Projections,
-    /// Of all channels of queries, keys and values.
+    /// The convolution over all channels of queries, keys and values.
     pub conv: CausalConv,
-    /// Rates of forgetting below zero, `[v_heads]` in float32.
+    /// Negative decay rates, `[v_heads]` in float32.
     pub rates: Array,
     /// Added before the softplus of the forget gate, `[v_heads]`.
     pub dt_bias: Array,
-    /// Of what each head found.
+    /// The norm of each head's output.
     pub norm: Norm,
     /// `[v_heads * v_dim] -> [hidden]`.
     pub out_proj: Linear,
-    /// Sizes.
+    /// The layer's sizes.
     pub shape: GatedDeltaShape,
-    /// Of the state; [`GatedDeltaShape::layout`].
+    /// The layout of the state; [`GatedDeltaShape::layout`].
     pub layout: Arc<StateLayout>,
 }
 
@@ -58,12 +58,12 @@ pub struct GatedDeltaShape {
     pub k_dim: i32,
     /// Elements of a head's values.
     pub v_dim: i32,
-    /// Positions that the convolution looks at.
+    /// The kernel width of the convolution.
     pub width: i32,
 }
 
 impl GatedDeltaShape {
-    /// Elements of all queries, and of all keys.
+    /// Elements of all queries, or of all keys.
     pub fn keys(&self) -> i32 {
         self.k_heads * self.k_dim
     }
@@ -78,8 +78,8 @@ impl GatedDeltaShape {
         2 * self.keys() + self.values()
     }
 
-    /// What a layer remembers of a row, in float32: the last inputs of the convolution, and a
-    /// matrix for each head.
+    /// The layout of a row's state in float32: the last inputs of the convolution, and a matrix per
+    /// head.
     pub fn layout(&self) -> Arc<StateLayout> {
         let matrix = [self.v_heads, self.k_dim, self.v_dim];
         StateLayout::new(
@@ -93,7 +93,7 @@ impl GatedDeltaShape {
 }
 
 impl GatedDeltaShape {
-    /// The rule as the kernels take it.
+    /// The rule in the kernels' form.
     fn memory(&self) -> Memory {
         Memory {
             rule: MemoryRule::Delta,
@@ -106,8 +106,8 @@ impl GatedDeltaShape {
         }
     }
 
-    /// The rule over `[R, L, ..]` with write strengths `b`, by MLX's operations. Returns
-    /// `[R, L, H, DV]`.
+    /// The delta rule over `[R, L, ..]` with write strengths `b`, by MLX's operations. Returns `[R,
+    /// L, H, DV]`.
     fn scan(&self, of: &MemoryInputs<'_>, b: &Array, memory: &Array) -> Result<(Array, Array)> {
         let repeats = self.v_heads / self.k_heads;
         let keys = |a: &Array| heads_first(a, [self.k_heads, self.k_dim], repeats);
@@ -126,27 +126,28 @@ impl GatedDeltaShape {
     }
 }
 
-/// How the projections are stored.
+/// The storage of the projections.
 #[derive(Debug)]
 pub enum Projections {
-    /// Heads of queries and keys one after another, each with its values and gates (Qwen3-Next).
+    /// Interleaved by query and key heads, each with its values and gates (Qwen3-Next).
     Grouped(Box<Grouped>),
-    /// One matrix each (Qwen3.5).
+    /// Separate matrices (Qwen3.5).
     Apart(Box<Apart>),
-    /// Gates of values by heads of keys, all else one by one (Qwen3-Next in GGUF).
+    /// Write strengths and forget gates interleaved by key heads, the rest separate (Qwen3-Next in
+    /// GGUF).
     Halved(Box<Halved>),
 }
 
-/// Projections with the parts of a head one after another.
+/// Projections interleaved by key head.
 #[derive(Debug)]
 pub struct Grouped {
-    /// Of each head of keys its query, key, values and output gates.
+    /// Per key head its query, key, values and output gates.
     pub qkvz: Linear,
-    /// Of each head of keys the write strengths and forget gates of its values.
+    /// Per key head the write strengths and forget gates of its values.
     pub ba: Linear,
 }
 
-/// Projections that are stored one by one.
+/// Projections in separate matrices.
 #[derive(Debug)]
 pub struct Apart {
     /// Queries, keys and values.
@@ -159,20 +160,20 @@ pub struct Apart {
     pub a: Linear,
 }
 
-/// Projections of which only the gates of values are by heads of keys.
+/// Projections where only write strengths and forget gates are interleaved by key head.
 #[derive(Debug)]
 pub struct Halved {
     /// Queries, keys and values.
     pub qkv: Linear,
     /// Output gates.
     pub z: Linear,
-    /// Of each head of keys the write strengths and forget gates of its values.
+    /// Per key head the write strengths and forget gates of its values.
     pub ba: Linear,
 }
 
-/// Of `[1, T, hidden]`, all `[1, T, ..]`.
+/// The projections of `[1, T, hidden]`, all `[1, T, ..]`.
 struct Projected {
-    /// Channels of the convolution.
+    /// The inputs of the convolution.
     qkv: Array,
     /// Output gates, `v_heads * v_dim`.
     z: Array,
@@ -229,7 +230,7 @@ impl GatedDelta {
     }
 }
 
-/// `x` divided by its length, along the last axis.
+/// `x` normalized to length one along the last axis.
 fn unit(x: &Array) -> Result<Array> {
     let squares = x.multiply(x)?.sum(-1, true)?;
     x.multiply(&squares.add(&Array::scalar(EPS)?)?.rsqrt()?)
@@ -255,7 +256,7 @@ impl Mixer for GatedDelta {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let Projected { qkv, z, b, a } = self.projected(&through(norm, x)?)?;
-        // In float32, as the state is.
+        // In float32, like the state.
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let strength = wide(&b)?.sigmoid()?;
         let decay = softplus(&wide(&a)?.add(&self.dt_bias)?)?.multiply(&self.rates)?;

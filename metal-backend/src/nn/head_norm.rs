@@ -1,5 +1,5 @@
-//! Normalization of each head of a recurrent layer, by mean and variance (Wu and He 2018, with heads
-//! as groups) or by the root of the mean square, with one factor an element of all heads.
+//! Normalization of each head of a recurrent layer, by mean and variance (Wu and He 2018, with
+//! heads as groups) or by RMS, with one weight per element of all heads.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use super::adapter::ParamSlot;
 /// A norm over the elements of each head.
 #[derive(Debug, Clone)]
 pub struct HeadNorm {
-    /// `[heads * dim]`, after the norm.
+    /// The weight, `[heads * dim]`.
     pub weight: Array,
-    /// `[heads * dim]`, added at the end, where there is one.
+    /// The optional bias, `[heads * dim]`.
     pub bias: Option<Array>,
-    /// Where its weight can be trained.
+    /// The slot where its weight can be trained.
     pub slot: Arc<ParamSlot>,
-    /// Added under the root.
+    /// Epsilon.
     pub eps: f32,
-    /// The mean is taken off first.
+    /// Whether the mean is subtracted first.
     pub centered: bool,
 }
 
@@ -26,7 +26,7 @@ impl HeadNorm {
     /// `[.., heads, dim] -> [.., heads * dim]` in `dtype`. The reduction is in float32.
     ///
     /// # Errors
-    /// When `x` does not have as many elements as the weight.
+    /// When the number of elements of `x` differs from the weight's.
     pub fn forward(&self, x: &Array, dtype: Dtype) -> Result<Array> {
         let x = x.astype(Dtype::Float32)?;
         let normed = if self.centered {

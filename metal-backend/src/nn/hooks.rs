@@ -1,30 +1,30 @@
-//! Hooks of a forward pass: who looks on sees the hidden states or the queries of attention.
-//! Layers call them; what is done with the arrays is for the caller.
+//! Hooks of a forward pass, which receive hidden states or queries of attention. Layers call them;
+//! the caller decides what to do with the arrays.
 
 use inference::{Hook, StepPart};
 use mlx_rs_core::{Array, Result};
 
 use crate::cache::{Row, offset};
 
-/// Sees a layer's number and an array.
+/// Receives a layer index and an array.
 type Watcher<'a> = dyn FnMut(usize, &Array) -> Result<()> + 'a;
 
-/// The tokens of one row in a pass: the position of the first, and how many there are.
+/// The tokens of one row in a pass: the position of the first, and their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The position of its first token.
     pub offset: usize,
-    /// How many tokens.
+    /// The number of tokens.
     pub length: usize,
 }
 
-/// Sees and may change the states at the places that [`Hook`] names.
+/// Reads and may change the states at the places that [`Hook`] names.
 pub trait StateHook {
     /// Whether it wants the states of this place.
     fn wants(&self, layer: usize, hook: Hook) -> bool;
 
-    /// What stands in the place of `x`, `[1, T or rows, width]`; `places` are the rows of the pass.
-    /// Of a pass that keeps the last positions only, `x` has one position a row in the last block.
+    /// The replacement of `x`, `[1, T or rows, width]`; `places` are the rows of the pass. In a
+    /// pass that keeps only last positions, `x` has one position per row in the last block.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -33,15 +33,15 @@ pub trait StateHook {
 
 /// Measures the parts of a pass.
 pub trait Stopwatch {
-    /// What was computed since the last call, up to `arrays`, is a part of `layer`, or of all
-    /// layers together.
+    /// Everything computed since the last call, up to `arrays`, is a part of `layer`, or of no
+    /// layer.
     ///
     /// # Errors
-    /// When it cannot be evaluated.
+    /// When the arrays cannot be evaluated.
     fn lap(&mut self, layer: Option<usize>, part: StepPart, arrays: &[&Array]) -> Result<()>;
 }
 
-/// What looks on while a decoder runs, and whether logits are wanted at all.
+/// The observers of a decoder's pass, and whether logits are computed at all.
 #[derive(Default)]
 pub struct Watch<'a> {
     states: Option<&'a mut Watcher<'a>>,
@@ -57,13 +57,13 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// Nobody looks on.
+    /// No observer.
     pub fn nothing() -> Self {
         Self::default()
     }
 
-    /// `f` sees the hidden states, `[1, T or rows, hidden]`: 0 is what the first block reads, `i +
-    /// 1` the output of block `i`.
+    /// `f` gets the hidden states, `[1, T or rows, hidden]`: 0 is the input of the first block, `i
+    /// + 1` the output of block `i`.
     pub fn states(f: &'a mut Watcher<'a>) -> Self {
         Self {
             states: Some(f),
@@ -71,7 +71,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// As [`Self::states`], and `mixed` sees the residual stream between the mixer and the
+    /// Like [`Self::states`]; `mixed` gets the residual stream between the mixer and the
     /// feed-forward part of each block.
     pub fn parts(states: &'a mut Watcher<'a>, mixed: &'a mut Watcher<'a>) -> Self {
         Self {
@@ -81,8 +81,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` sees the attention weights of each layer for the last query of a row, `[H, n]`, one for
-    /// each of its keys.
+    /// `f` gets the attention weights of each layer for the last query of a row, `[H, n]`, one per
+    /// key.
     pub fn weights(f: &'a mut Watcher<'a>) -> Self {
         Self {
             weights: Some(f),
@@ -90,7 +90,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` sees what the feed-forward part of each layer reads, `[1, T or rows, hidden]`.
+    /// `f` gets the input of each layer's feed-forward part, `[1, T or rows, hidden]`.
     pub fn feed_forward_inputs(f: &'a mut Watcher<'a>) -> Self {
         Self {
             inputs: Some(f),
@@ -98,7 +98,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` sees what the down matrix of each feed-forward part reads, `[1, T or rows, features]`.
+    /// `f` gets the input of each layer's down matrix, `[1, T or rows, features]`.
     pub fn activations(f: &'a mut Watcher<'a>) -> Self {
         Self {
             activations: Some(f),
@@ -106,7 +106,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `f` sees the queries of each layer with their positions applied, `[1, H, L, D]`, row by row.
+    /// `f` gets the queries of each layer with positions applied, `[1, H, L, D]`, row by row.
     pub fn queries(f: &'a mut Watcher<'a>) -> Self {
         Self {
             queries: Some(f),
@@ -114,7 +114,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `hook` sees and may change states.
+    /// `hook` gets and may change states.
     pub fn hooked(hook: &'a mut dyn StateHook) -> Self {
         Self {
             hook: Some(hook),
@@ -122,7 +122,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// `hook`, if there is one, also sees and may change states.
+    /// `hook`, if given, also gets and may change states.
     #[must_use]
     pub fn edited(mut self, hook: Option<&'a mut dyn StateHook>) -> Self {
         self.hook = hook;
@@ -137,12 +137,12 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether parts are measured: then none computes what belongs to another.
+    /// Whether parts are measured; parts must then not be fused.
     pub fn measures(&self) -> bool {
         self.stopwatch.is_some()
     }
 
-    /// Called after a part of block `layer`, or of what all blocks share.
+    /// Called after a part of block `layer`, or after one outside the blocks.
     pub fn lap(
         &mut self,
         layer: impl Into<Option<usize>>,
@@ -155,7 +155,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called before a pass over `rows`, whose caches do not hold its tokens yet.
+    /// Called before a pass over `rows`, whose caches do not yet hold its tokens.
     pub fn begin(&mut self, rows: &[Row<'_>]) {
         if self.hook.is_some() {
             let place = |row: &Row<'_>| Place {
@@ -166,12 +166,12 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether somebody wants the states at a place.
+    /// Whether an observer wants the states at a place.
     pub fn wants(&self, layer: usize, hook: Hook) -> bool {
         (self.hook.as_ref()).is_some_and(|own| own.wants(layer, hook))
     }
 
-    /// What stands in the place of the states `x` at a place.
+    /// The states `x` at a place after edits.
     pub fn states_at(&mut self, layer: usize, hook: Hook, x: Array) -> Result<Array> {
         match &mut self.hook {
             Some(own) if own.wants(layer, hook) => own.at(layer, hook, &x, &self.places),
@@ -179,13 +179,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether somebody wants states from within a block.
+    /// Whether an observer wants states from within a block.
     pub fn wants_within(&self, layer: usize) -> bool {
         let within = |hook: &Hook| !matches!(hook, Hook::ResidPre | Hook::ResidPost);
         (Hook::ALL.iter().filter(|hook| within(hook))).any(|hook| self.wants(layer, *hook))
     }
 
-    /// The decoder returns the last hidden state, after its norm, instead of logits.
+    /// Returns the last hidden state, after its norm, instead of logits.
     #[must_use]
     pub fn instead_of_logits(mut self) -> Self {
         self.hidden = true;
@@ -216,7 +216,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called with what the feed-forward part of block `i` reads.
+    /// Called with the input of block `i`'s feed-forward part.
     pub fn saw_input(&mut self, i: usize, x: &Array) -> Result<()> {
         match &mut self.inputs {
             Some(f) => f(i, x),
@@ -224,7 +224,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Called with what the down matrix of block `i` reads.
+    /// Called with the input of block `i`'s down matrix.
     pub fn saw_activations(&mut self, i: usize, x: &Array) -> Result<()> {
         match &mut self.activations {
             Some(f) => f(i, x),
@@ -248,37 +248,37 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether somebody looks at the outputs of blocks.
+    /// Whether an observer wants the outputs of blocks.
     pub fn wants_blocks(&self) -> bool {
         self.states.is_some()
     }
 
-    /// Whether somebody looks inside blocks.
+    /// Whether an observer wants states inside blocks.
     pub fn wants_mixed(&self) -> bool {
         self.mixed.is_some() || self.wants_inputs() || self.wants_activations()
     }
 
-    /// Whether somebody looks at what feed-forward parts read.
+    /// Whether an observer wants inputs of feed-forward parts.
     pub fn wants_inputs(&self) -> bool {
         self.inputs.is_some()
     }
 
-    /// Whether somebody looks at what down matrices read.
+    /// Whether an observer wants inputs of down matrices.
     pub fn wants_activations(&self) -> bool {
         self.activations.is_some()
     }
 
-    /// Whether somebody looks at queries or attention weights.
+    /// Whether an observer wants queries or attention weights.
     pub fn wants_attention(&self) -> bool {
         self.queries.is_some() || self.wants_weights()
     }
 
-    /// Whether somebody looks at attention weights.
+    /// Whether an observer wants attention weights.
     pub fn wants_weights(&self) -> bool {
         self.weights.is_some()
     }
 
-    /// Whether the hidden state is what is wanted.
+    /// Whether the pass returns the hidden state.
     pub fn wants_hidden(&self) -> bool {
         self.hidden
     }

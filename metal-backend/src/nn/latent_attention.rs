@@ -1,7 +1,7 @@
-//! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads are
-//! products of one short vector a position, and the cache holds that vector. The matrices that would
-//! expand it are applied to queries and results instead. So the layer is attention of many query
-//! heads to one key head, which our kernels compute.
+//! Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads
+//! are projections of one latent vector per position, which the cache stores. The expansion
+//! matrices are applied to queries and results instead. So the layer is attention of many query
+//! heads with one key head, which our kernels compute.
 
 use mlx_rs_core::{Array, Result, concatenate};
 
@@ -12,38 +12,38 @@ use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, Row, lengths};
 
-/// How queries are made.
+/// The projection of queries.
 #[derive(Debug)]
 pub enum LatentQueries {
-    /// By one matrix, `[hidden] -> [heads * (plain + rotated)]`.
+    /// One matrix, `[hidden] -> [heads * (plain + rotated)]`.
     Direct(Linear),
-    /// Through a short vector with a norm.
+    /// Two matrices with a norm between them.
     Latent(Box<ShortQueries>),
 }
 
-/// Queries through a short vector.
+/// A low-rank projection of queries.
 #[derive(Debug)]
 pub struct ShortQueries {
     /// `[hidden] -> [rank]`.
     pub down: Linear,
-    /// Of the short vector.
+    /// The norm between the matrices.
     pub norm: Norm,
     /// `[rank] -> [heads * (plain + rotated)]`.
     pub up: Linear,
 }
 
-/// One layer.
+/// A latent attention layer.
 #[derive(Debug)]
 pub struct LatentAttention {
     /// Queries.
     pub queries: LatentQueries,
-    /// `[hidden] -> [rank + rotated]`: the short vector, and the part of keys that rotates.
+    /// `[hidden] -> [rank + rotated]`: the latent vector, and the rotated part of keys.
     pub kv_down: Linear,
-    /// Of the short vector.
+    /// The norm of the latent vector.
     pub kv_norm: Norm,
-    /// `[heads, plain, rank]`: from queries to those that meet the short vector.
+    /// `[heads, plain, rank]`: maps queries to the latent space.
     pub to_latent: Array,
-    /// `[heads, rank, values]`: from what they find to values.
+    /// `[heads, rank, values]`: maps results from the latent space to values.
     pub from_latent: Array,
     /// Elements of a query head that do not rotate.
     pub plain: i32,
@@ -51,14 +51,14 @@ pub struct LatentAttention {
     pub rotated: i32,
     /// Elements of a value head.
     pub values: i32,
-    /// Attention with one key head of `rotated + rank` elements, of which the first rotate. Its
-    /// output matrix is that of the layer, `[heads * values] -> [hidden]`. Its other matrices are
+    /// Attention with one key head of `rotated + rank` elements, of which the first are rotated.
+    /// Its output matrix is the layer's, `[heads * values] -> [hidden]`. Its other matrices are
     /// absent.
     pub core: Attention,
 }
 
 impl LatentAttention {
-    /// Elements of the short vector.
+    /// Elements of the latent vector.
     fn rank(&self) -> i32 {
         self.core.head_dim - self.rotated
     }
@@ -92,7 +92,8 @@ impl LatentAttention {
         concatenate(&[&both.slice_axis(-1, rank, all)?, &short], -1)
     }
 
-    /// Values `[1, T, heads * values]` of what the heads found, `[1, T, heads * (rotated + rank)]`.
+    /// Values `[1, T, heads * values]` from the heads' latent outputs, `[1, T, heads * (rotated +
+    /// rank)]`.
     fn expanded(&self, found: &Array) -> Result<Array> {
         let (length, heads, all) = (found.dim(1)?, self.core.n_heads, self.core.head_dim);
         let found = found.reshape(&[1, length, heads, all])?;
@@ -122,7 +123,7 @@ impl Mixer for LatentAttention {
         let heads = self.core.kernel_heads(furthest(rows));
         let found = match heads.filter(|_| !watch.wants_attention()) {
             Some(heads) => {
-                // Values are the keys, unrotated: what rotates is dropped from the result.
+                // Values are the unrotated keys; the rotated part is dropped from the result.
                 let packed = concatenate(&[&self.queries(&x)?, &keys, &keys], -1)?;
                 (self.core).attend_packed(&heads, &packed, rows, layer, positions)?
             }

@@ -12,17 +12,18 @@ use crate::exec::{self, Epilogue, Matrix, Part, Weight};
 pub struct Linear {
     matrix: Matrix,
     bias: Option<Array>,
-    /// Where adapters stand; `None` for a layer that none can be put at.
+    /// The slot for adapters, if the layer has one.
     slot: Option<SlotView>,
-    /// Where other numbers than the bias's stand.
+    /// The slot where the bias can be trained.
     bias_slot: Option<SlotView>,
     outputs: i32,
-    /// Processes that have the other inputs. Their products are summed before the bias is added.
+    /// The processes that have the other inputs. Their products are summed before the bias is
+    /// added.
     summed_over: Option<Group>,
 }
 
 impl Linear {
-    /// From a weight `[out, in]` and an optional bias `[out]`, for a processor when `on_cpu`.
+    /// From a weight `[out, in]` and an optional bias `[out]`, for a CPU if `on_cpu`.
     ///
     /// # Errors
     /// When the weight is not a matrix.
@@ -37,7 +38,7 @@ impl Linear {
         })
     }
 
-    /// A layer that is not loaded, since others compute what it would.
+    /// A layer that is not loaded, because other processes compute it.
     #[must_use]
     pub fn absent() -> Self {
         Self {
@@ -50,7 +51,7 @@ impl Linear {
         }
     }
 
-    /// How many outputs it has; 0 where it is not loaded.
+    /// The number of outputs; 0 if it is not loaded.
     pub fn outputs(&self) -> i32 {
         self.outputs
     }
@@ -60,37 +61,37 @@ impl Linear {
         self.matrix.is_loaded()
     }
 
-    /// The same layer at a slot that can be adapted.
+    /// Sets the slot for adapters.
     #[must_use]
     pub fn at(mut self, slot: SlotView) -> Self {
         self.slot = Some(slot);
         self
     }
 
-    /// The same layer with its bias at a slot where it can be trained.
+    /// Sets the slot where the bias can be trained.
     #[must_use]
     pub fn with_bias_at(mut self, slot: Option<SlotView>) -> Self {
         self.bias_slot = slot;
         self
     }
 
-    /// The same layer where it has a part of the inputs, and these processes the others.
+    /// Sets the processes that have the other inputs.
     #[must_use]
     pub fn summed_over(mut self, group: Option<Group>) -> Self {
         self.summed_over = group;
         self
     }
 
-    /// Whether something else than the layer's own numbers stands at one of its places.
+    /// Whether an adapter or trained bias replaces its own weights.
     pub fn is_adapted(&self) -> bool {
         let slots = [&self.slot, &self.bias_slot];
         slots.into_iter().flatten().any(SlotView::is_adapted)
     }
 
-    /// Its own numbers `[out, in]` in float32, without an adapter.
+    /// Its own weights `[out, in]` in float32, without an adapter.
     ///
     /// # Errors
-    /// When it is not loaded, this process has a part of it, or memory runs out.
+    /// When it is not loaded, this process has only a part of it, or memory runs out.
     pub fn dense(&self) -> Result<Array> {
         if self.summed_over.is_some() {
             let message = "this process has a part of the matrix only";
@@ -99,8 +100,8 @@ impl Linear {
         self.matrix.dense()
     }
 
-    /// Its matrix and bias; `None` where something is adapted, it has a part of the inputs, or it is
-    /// not loaded.
+    /// Its matrix and bias; `None` if it is adapted, has only a part of the inputs, or is not
+    /// loaded.
     pub fn part(&self) -> Option<Part<'_>> {
         (self.is_loaded() && !self.is_adapted() && self.summed_over.is_none())
             .then_some((&self.matrix, self.bias.as_ref()))
@@ -109,7 +110,7 @@ impl Linear {
     /// `[.., in] -> [.., out]`.
     ///
     /// # Errors
-    /// When `x` does not end in the input dimension.
+    /// When the last axis of `x` is not the input dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if self.is_adapted() {
             let adapted = match &self.slot {
@@ -142,7 +143,7 @@ impl Linear {
         }
     }
 
-    /// The `k` greatest outputs of each row of `x` `[.., in]`, as [`exec::greatest`].
+    /// The `k` greatest outputs of each row of `x` `[.., in]`, like [`exec::greatest`].
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -158,8 +159,7 @@ impl Linear {
         self.matrix.product(x, adapter::differentiated())
     }
 
-    /// `forward(norm(x)) + add`, where there are a norm and something to add. `[.., in] -> [..,
-    /// out]`.
+    /// `forward(norm(x)) + add`, with optional norm and addend. `[.., in] -> [.., out]`.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -181,12 +181,11 @@ impl Linear {
     }
 }
 
-/// Several layers on one input through a norm, in one operation ([`exec::project`]). `None` where
-/// that is not possible. Outputs stand one after another in the last axis, unless `then` makes one
-/// of two.
+/// Several layers of one input through a norm, fused ([`exec::project`]). `None` if that is not
+/// supported. Outputs are concatenated along the last axis, unless `then` combines two.
 ///
 /// # Errors
-/// When `x` does not end in the input dimension.
+/// When the last axis of `x` is not the input dimension.
 pub fn project(
     layers: &[&Linear],
     norm: Option<&Norm>,

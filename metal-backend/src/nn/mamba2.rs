@@ -21,52 +21,52 @@ use crate::cache::{
 };
 use crate::exec::recurrence::{self, Memory, MemoryInputs, MemoryRule};
 
-/// Positions that are computed at once; the result does not depend on it.
+/// The number of positions per chunk; it does not change the result.
 const CHUNK: i32 = 64;
 
-/// One layer.
+/// A Mamba-2 layer.
 #[derive(Debug)]
 pub struct Mamba2 {
-    /// `[hidden]` to gates, channels of the convolution, and steps.
+    /// `[hidden]` to gates, inputs of the convolution, and steps.
     pub in_proj: Linear,
-    /// Of inputs, B and C.
+    /// The convolution over inputs, B and C.
     pub conv: CausalConv,
-    /// Rates of forgetting below zero, `[heads]` in float32.
+    /// Negative decay rates, `[heads]` in float32.
     pub rates: Array,
     /// Added to the steps before the softplus, `[heads]` in float32.
     pub dt_bias: Array,
-    /// What of its input a head adds to its output, `[heads]` in float32.
+    /// The skip factor of each head (D), `[heads]` in float32.
     pub skip: Array,
-    /// Factors on what `in_proj` gives, of its width (Falcon-H1).
+    /// Factors on the output of `in_proj`, of its width (Falcon-H1).
     pub factors: Option<Array>,
-    /// Of all heads, with the gate.
+    /// The norm of all heads, with the gate.
     pub norm: GatedNorm,
     /// `[heads * dim] -> [hidden]`.
     pub out_proj: Linear,
-    /// Sizes.
+    /// The layer's sizes.
     pub shape: Mamba2Shape,
-    /// Of the state; [`Mamba2Shape::layout`].
+    /// The layout of the state; [`Mamba2Shape::layout`].
     pub layout: Arc<StateLayout>,
 }
 
-/// What comes between the heads and the last projection.
+/// The operations between the heads and the output projection.
 #[derive(Debug)]
 pub enum GatedNorm {
-    /// The gate only.
+    /// Only the gate.
     Gate,
-    /// The gate, and a norm of each of some groups of heads.
+    /// The gate, and a norm of each group of heads.
     Grouped {
-        /// Of a group.
+        /// The norm of a group.
         norm: HeadNorm,
-        /// Groups.
+        /// The number of groups.
         groups: i32,
-        /// The norm comes first.
+        /// Whether the norm precedes the gate.
         before_gate: bool,
     },
 }
 
 impl GatedNorm {
-    /// `x` and `gate` `[1, T, inner]` in float32, to the same.
+    /// Applies them to `x` and `gate`, `[1, T, inner]` in float32; the shape stays.
     fn forward(&self, x: &Array, gate: &Array) -> Result<Array> {
         let gate = gate.silu()?;
         match self {
@@ -101,9 +101,9 @@ pub struct Mamba2Shape {
     pub state: i32,
     /// Groups of heads that share B and C; divides `heads`.
     pub groups: i32,
-    /// Positions that the convolution looks at.
+    /// The kernel width of the convolution.
     pub width: i32,
-    /// The shortest and the longest step.
+    /// The minimum and maximum step size.
     pub step_limit: (f32, f32),
 }
 
@@ -118,8 +118,8 @@ impl Mamba2Shape {
         self.inner() + 2 * self.groups * self.state
     }
 
-    /// What a layer remembers of a row, in float32: the last inputs of the convolution, and a
-    /// matrix for each head.
+    /// The layout of a row's state in float32: the last inputs of the convolution, and a matrix per
+    /// head.
     pub fn layout(&self) -> Arc<StateLayout> {
         StateLayout::new(
             "ssd",
@@ -132,7 +132,7 @@ impl Mamba2Shape {
 }
 
 impl Mamba2Shape {
-    /// The recurrence as the kernels take it.
+    /// The recurrence in the kernels' form.
     fn memory(&self) -> Memory {
         Memory {
             rule: MemoryRule::Decay,
@@ -180,7 +180,7 @@ impl Mixer for Mamba2 {
         }
         let cut = |from: i32, width: i32| wide.slice_axis(-1, from, from + width);
         let gate = positions.of(&cut(0, inner)?, &lengths)?;
-        // In float32, as the state is.
+        // In float32, like the state.
         let mixed = cut(inner, channels)?.astype(Dtype::Float32)?;
         let (least, most) = shape.step_limit;
         let steps = cut(inner + channels, shape.heads)?.astype(Dtype::Float32)?;

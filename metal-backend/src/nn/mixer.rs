@@ -1,5 +1,5 @@
-//! What mixes the positions of a sequence in a decoder block: attention, or a recurrent layer. A
-//! block is generic over it (`arch/stack.rs`), and each mixer says which state it needs.
+//! The mixer of positions in a decoder block: attention, or a recurrent layer. A block is generic
+//! over it (`arch/stack.rs`), and each mixer defines its state.
 
 use mlx_rs_core::{Array, Result};
 
@@ -8,14 +8,14 @@ use super::hooks::Watch;
 use super::norm::Norm;
 use crate::cache::{CacheOptions, LayerState, Row};
 
-/// A part of a decoder block that lets positions see earlier ones.
+/// The part of a decoder block in which positions read earlier ones.
 pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
-    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`. The
-    /// rows of `x` are packed one after another and do not attend to each other. The states of
-    /// `layer` advance by all of their positions. With `add` the result is added to `x`.
+    /// Maps `x` `[1, T, hidden]`, through `norm` if given, to `[1, T or rows, hidden]`. The rows of
+    /// `x` are packed one after another and do not attend to each other. The states of `layer`
+    /// advance by all of their positions. With `add` the result is added to `x`.
     ///
-    /// A row whose state is of another kind begins with an empty state. An example is a cache that
-    /// keeps nothing in training.
+    /// A row whose state has another kind begins with an empty state. An example is the cache
+    /// without storage in training.
     ///
     /// # Errors
     /// When shapes do not fit, or memory runs out.
@@ -36,7 +36,7 @@ pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// This, where it is attention: our kernels run whole blocks of it.
+    /// The attention, if it is one; our kernels can fuse its whole block.
     fn as_attention(&self) -> Option<&Attention> {
         None
     }
@@ -67,7 +67,7 @@ impl Mixer for Attention {
     }
 }
 
-/// Layers of different kinds in one decoder.
+/// Mixers of different kinds in one decoder.
 impl Mixer for Box<dyn Mixer> {
     fn forward(
         &self,

@@ -1,5 +1,4 @@
-//! Feed-forward blocks of one expert. Mixtures are in `moe.rs`, the choice between them in
-//! `feed_forward.rs`.
+//! Dense feed-forward blocks. `moe.rs` has mixtures, and `feed_forward.rs` the choice between them.
 
 use mlx_rs_core::{Array, Result};
 
@@ -7,16 +6,16 @@ use super::linear::{Linear, project};
 use super::norm::{Norm, through};
 use crate::exec::{Activation, Epilogue};
 
-/// `down(act(gate(x)) * up(x))` (SwiGLU and its kin, Shazeer 2020).
+/// `down(act(gate(x)) * up(x))` (SwiGLU and variants, Shazeer 2020).
 #[derive(Debug, Clone)]
 pub struct GatedMlp {
-    /// `[hidden] -> [intermediate]`, through the activation.
+    /// `[hidden] -> [intermediate]`, before the activation.
     pub gate: Linear,
     /// `[hidden] -> [intermediate]`.
     pub up: Linear,
     /// `[intermediate] -> [hidden]`.
     pub down: Linear,
-    /// Of the gate.
+    /// The gate's activation.
     pub activation: Activation,
 }
 
@@ -24,12 +23,12 @@ impl GatedMlp {
     /// `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension.
+    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(None, x, None)
     }
 
-    /// `forward(norm(x)) + add`, where there are a norm and something to add.
+    /// `forward(norm(x)) + add`, with optional norm and addend.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -50,7 +49,7 @@ impl GatedMlp {
             .any(Linear::is_adapted)
     }
 
-    /// What the down projection reads, `[.., intermediate]`.
+    /// The input of the down projection, `[.., intermediate]`.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -68,11 +67,11 @@ impl GatedMlp {
 /// The same with factors: `d down(act(g gate(x)) * up(x))` (Falcon-H1).
 #[derive(Debug, Clone)]
 pub struct ScaledMlp {
-    /// The matrices.
+    /// The gate's factor, before its activation.
     pub mlp: GatedMlp,
-    /// On the gate, before its activation.
+    /// The gate's factor, before its activation.
     pub gate: Array,
-    /// On the output.
+    /// The output's factor.
     pub down: Array,
 }
 
@@ -80,13 +79,13 @@ impl ScaledMlp {
     /// `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension.
+    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let y = self.activations(x)?;
         self.mlp.down.forward(&y)?.multiply(&self.down)
     }
 
-    /// What the down projection reads, `[.., intermediate]`.
+    /// The input of the down projection, `[.., intermediate]`.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -109,7 +108,7 @@ pub struct Mlp {
     pub up: Linear,
     /// `[intermediate] -> [hidden]`.
     pub down: Linear,
-    /// Between the two.
+    /// The activation between them.
     pub activation: Activation,
 }
 
@@ -122,12 +121,12 @@ impl Mlp {
     /// `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors
-    /// When `x` does not end in the hidden dimension.
+    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(x, None)
     }
 
-    /// `forward(x) + add`, where there is something to add.
+    /// `forward(x) + add`, with an optional addend.
     ///
     /// # Errors
     /// As [`Self::forward`].

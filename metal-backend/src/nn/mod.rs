@@ -1,5 +1,5 @@
-//! Layers that architectures share. They hold weights and compute; they read no files (that is
-//! `loader/`) and keep no state between calls (that is `cache/`).
+//! Layers that architectures share. They hold weights and compute. `loader/` reads files, and
+//! `cache/` keeps state between calls.
 
 pub mod adapter;
 pub mod attention;

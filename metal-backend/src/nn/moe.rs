@@ -1,5 +1,5 @@
-//! Mixtures of experts (Shazeer et al. 2017): a router gives each token to a few of many
-//! feed-forward blocks, whose matrices stand in one stack and are multiplied by index.
+//! Mixtures of experts (Shazeer et al. 2017): a router assigns each token to a few of many
+//! feed-forward blocks, whose matrices are stacked and multiplied by index.
 
 use mlx_rs_core::distributed::Group;
 use mlx_rs_core::{Array, Result};
@@ -10,7 +10,7 @@ use super::linear::Linear;
 use super::mlp::{GatedMlp, Mlp};
 use crate::exec::{ExpertGate, ExpertMatrix, ExpertPart, Prompts, Weight, expert_block};
 
-/// From so many rows on, rows are sorted by expert, so that each matrix is read once.
+/// From this number of rows, rows are sorted by expert, so that each matrix is read once.
 const WORTH_SORTING: usize = 64;
 
 /// One matrix of every expert.
@@ -19,15 +19,15 @@ pub struct ExpertLinear {
     matrix: ExpertMatrix,
     /// `[experts, out]`.
     bias: Option<Array>,
-    /// Where adapters stand.
+    /// The slot for adapters.
     slot: Option<SlotView>,
-    /// Processes that have the other inputs, where this one has a part.
+    /// The processes that have the other inputs, if this one has a part.
     summed_over: Option<Group>,
 }
 
 impl ExpertLinear {
-    /// From a stack `[experts, out, in]` and an optional bias `[experts, out]`, for a CPU that
-    /// computes in float32 when `on_cpu`.
+    /// From a stack `[experts, out, in]` and an optional bias `[experts, out]`; `on_cpu` means a
+    /// CPU that computes in float32.
     ///
     /// # Errors
     /// When the weight is not a stack of matrices.
@@ -40,29 +40,28 @@ impl ExpertLinear {
         })
     }
 
-    /// The same layer, which prompts meet as `prompts` says where the kernels compute it.
+    /// Sets the type of prefill inputs, if the kernels compute the layer.
     #[must_use]
     pub fn with_prompts(mut self, prompts: Prompts) -> Self {
         self.matrix = self.matrix.with_prompts(prompts);
         self
     }
 
-    /// The same layer where it has a part of the inputs, and these processes the others. Whoever
-    /// uses it sums.
+    /// Sets the processes that have the other inputs. The caller must sum the outputs.
     #[must_use]
     pub fn summed_over(mut self, group: Group) -> Self {
         self.summed_over = Some(group);
         self
     }
 
-    /// The same layer at a slot that can be adapted.
+    /// Sets the slot for adapters.
     #[must_use]
     pub fn at(mut self, slot: SlotView) -> Self {
         self.slot = Some(slot);
         self
     }
 
-    /// Its own numbers `[experts, out, in]` in float32, and biases `[experts, out]`.
+    /// Its own weights `[experts, out, in]` in float32, and biases `[experts, out]`.
     ///
     /// # Errors
     /// When memory runs out.
@@ -70,17 +69,18 @@ impl ExpertLinear {
         Ok((self.matrix.dense()?, self.bias.clone()))
     }
 
-    /// Whether something else than its own numbers stands at its place.
+    /// Whether an adapter replaces its own weights.
     fn is_adapted(&self) -> bool {
         self.slot.as_ref().is_some_and(SlotView::is_adapted)
     }
 
-    /// Its stack and biases; `None` where something is adapted.
+    /// Its stack and biases; `None` if it is adapted.
     fn part(&self) -> Option<ExpertPart<'_>> {
         (!self.is_adapted()).then_some((&self.matrix, self.bias.as_ref()))
     }
 
-    /// `x` `[.., 1, in]` by the experts `ids` `[..]` (after broadcasting): `[.., 1, out]`.
+    /// Products of `x` `[.., 1, in]` with the experts `ids` `[..]` (after broadcasting): `[.., 1,
+    /// out]`.
     fn forward(&self, x: &Array, ids: &Array, sorted: bool) -> Result<Array> {
         let plain = || {
             self.matrix
@@ -101,22 +101,22 @@ impl ExpertLinear {
     }
 }
 
-/// Feed-forward blocks, one an expert.
+/// Feed-forward blocks, one per expert.
 #[derive(Debug, Clone)]
 pub struct Experts {
-    /// `[hidden] -> [intermediate]`; without it the activation is that of `up`.
+    /// `[hidden] -> [intermediate]`; without a gate, `up` has the activation.
     pub gate: Option<ExpertLinear>,
     /// `[hidden] -> [intermediate]`.
     pub up: ExpertLinear,
     /// `[intermediate] -> [hidden]`.
     pub down: ExpertLinear,
-    /// Between them.
+    /// The operation between them.
     pub activation: ExpertGate,
 }
 
 impl Experts {
-    /// `x` `[B, L, hidden]` by experts `ids` `[B, L, k]`, summed by `weights` of the same shape:
-    /// `[B, L, hidden]`.
+    /// `x` `[B, L, hidden]` through the experts `ids` `[B, L, k]`, summed with `weights` of the
+    /// same shape: `[B, L, hidden]`.
     ///
     /// # Errors
     /// When shapes do not fit.
@@ -128,7 +128,7 @@ impl Experts {
         }
     }
 
-    /// The same, of this process's part.
+    /// The same for this process's part of the inputs.
     fn weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         if !adapter::differentiated()
             && let Some(gate) = &self.gate
@@ -140,7 +140,7 @@ impl Experts {
         weigh(&self.outputs(x, ids)?, weights)
     }
 
-    /// What each expert computes: `[B, L, k, hidden]`.
+    /// The output of each expert: `[B, L, k, hidden]`.
     fn outputs(&self, x: &Array, ids: &Array) -> Result<Array> {
         if ids.size() < WORTH_SORTING {
             let x = x.expand_dims(-2)?.expand_dims(-2)?; // [B, L, 1, 1, hidden]
@@ -174,30 +174,30 @@ impl Experts {
     }
 }
 
-/// Outputs of experts `[B, L, k, hidden]` by their weights `[B, L, k]`: `[B, L, hidden]`.
+/// The sum of expert outputs `[B, L, k, hidden]` with weights `[B, L, k]`: `[B, L, hidden]`.
 fn weigh(outputs: &Array, weights: &Array) -> Result<Array> {
     outputs
         .multiply(&weights.astype(outputs.dtype())?.expand_dims(-1)?)?
         .sum(-2, false)
 }
 
-/// Router and experts, with an expert that every token sees where there is one.
+/// A router and its experts, with an optional shared expert.
 #[derive(Debug, Clone)]
 pub struct Mixture {
-    /// Chooses.
+    /// The router.
     pub router: Router,
-    /// Computes.
+    /// The experts.
     pub experts: Experts,
-    /// An expert for every token, and the gate `[hidden] -> [1]` before its output (Qwen 2).
+    /// The shared expert, and the gate `[hidden] -> [1]` on its output (Qwen 2).
     pub shared: Option<(SharedExpert, Option<Linear>)>,
 }
 
-/// An expert that every token sees.
+/// An expert that processes every token.
 #[derive(Debug, Clone)]
 pub enum SharedExpert {
-    /// With a gate.
+    /// A gated block.
     Gated(GatedMlp),
-    /// Two matrices.
+    /// Two matrices without a gate.
     Plain(Mlp),
 }
 
@@ -212,7 +212,7 @@ impl SharedExpert {
 }
 
 impl Mixture {
-    /// Whether something else than its own numbers stands at one of its places.
+    /// Whether an adapter replaces some of its weights.
     pub fn is_adapted(&self) -> bool {
         let experts = [
             self.experts.gate.as_ref(),
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// The difference is small beside the largest number.
+    /// Checks that the difference is small relative to the largest value.
     fn near(got: &Array, wanted: &Array, what: &str) {
         let (got, wanted) = (got.to_f32_vec().unwrap(), wanted.to_f32_vec().unwrap());
         let largest = wanted.iter().fold(0.0f32, |most, v| most.max(v.abs()));
@@ -301,8 +301,8 @@ mod tests {
         }
     }
 
-    /// The kernels give what MLX's own operations give, in one operation and in several, with and
-    /// without biases, for few rows and many.
+    /// The kernels equal MLX's operations, fused and separate, with and without biases, for few
+    /// rows and many.
     #[test]
     fn kernels_and_mlx_give_the_same() {
         let plain = Stream::default_of(Device::cpu()).unwrap();

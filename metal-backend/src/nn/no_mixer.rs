@@ -1,4 +1,4 @@
-//! No mixer: a block whose only part is its feed-forward part, as in Nemotron-H.
+//! No mixer: the block has only a feed-forward part, as in Nemotron-H.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::mixer::Mixer;
 use super::norm::Norm;
 use crate::cache::{CacheOptions, LayerState, RecurrentState, Row, StateLayout, lengths};
 
-/// Lets no position see another. Its state holds nothing but the number of positions, which all
-/// layers of a sequence agree on.
+/// A mixer in which no position reads another. Its state holds only the number of positions, which
+/// must agree across the layers of a sequence.
 #[derive(Debug)]
 pub struct NoMixer {
     layout: Arc<StateLayout>,

@@ -12,46 +12,46 @@ use crate::exec::{self, NormSpec};
 /// Normalization over the last axis.
 #[derive(Debug, Clone)]
 pub enum Norm {
-    /// By the root of the mean square (Zhang and Sennrich 2019).
+    /// RMS norm (Zhang and Sennrich 2019).
     Rms {
         /// `[dim]`; `None` for ones.
         weight: Option<Array>,
-        /// Added under the root.
+        /// Epsilon.
         eps: f32,
     },
-    /// By mean and variance (Ba et al. 2016).
+    /// Layer norm (Ba et al. 2016).
     Layer {
         /// `[dim]`.
         weight: Array,
         /// `[dim]`.
         bias: Option<Array>,
-        /// Added under the root.
+        /// Epsilon.
         eps: f32,
-        /// Whether it is for a processor.
+        /// Whether it computes on a CPU.
         on_cpu: bool,
     },
-    /// One of the others, with a bias that it has no place for (xLSTM).
+    /// Another norm with a bias that its own kind does not have (xLSTM).
     Biased {
-        /// Without the bias.
+        /// The norm without the bias.
         norm: Box<Norm>,
         /// `[dim]`.
         bias: Array,
     },
-    /// Nothing, where a family has a norm and a model has none.
+    /// No normalization, for a model without the norm that its family has.
     Identity,
-    /// One of the others, at places where its numbers can be trained.
+    /// Another norm with slots where its parameters can be trained.
     Placed {
-        /// As it was loaded.
+        /// The loaded norm.
         norm: Box<Norm>,
-        /// Where its weight stands.
+        /// The slot of its weight.
         weight: Arc<ParamSlot>,
-        /// Where its bias stands.
+        /// The slot of its bias.
         bias: Option<Arc<ParamSlot>>,
     },
 }
 
 impl Norm {
-    /// What it is, with the numbers that stand in its place.
+    /// The description of the norm for `exec`, with trained parameters.
     fn spec(&self) -> NormSpec<'_> {
         match self {
             Norm::Rms {
@@ -66,7 +66,7 @@ impl Norm {
     /// `[.., dim] -> [.., dim]`.
     ///
     /// # Errors
-    /// When `x` does not end in the weight's dimension.
+    /// When the last axis of `x` does not match the weight.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match self {
             Norm::Identity => Ok(x.clone()),
@@ -106,13 +106,13 @@ impl Norm {
     }
 }
 
-/// What a norm is, for whoever computes; none is none.
+/// The description of an optional norm for `exec`.
 pub fn spec(norm: Option<&Norm>) -> NormSpec<'_> {
     norm.map_or(NormSpec::None, Norm::spec)
 }
 
-/// `x` through `norm`, measured apart where the parts of layer `layer` are measured. Otherwise `x` and
-/// the norm, for what computes both at once.
+/// If the parts of layer `layer` are measured, `x` after `norm`, measured separately. Otherwise `x`
+/// and the norm, so that they can be fused with the next product.
 ///
 /// # Errors
 /// As [`Norm::forward`].
@@ -130,7 +130,7 @@ pub fn apart<'n>(
     Ok((x, None))
 }
 
-/// Through a norm, where there is one.
+/// Applies a norm, if given.
 ///
 /// # Errors
 /// As [`Norm::forward`].

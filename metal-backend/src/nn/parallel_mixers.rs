@@ -1,5 +1,5 @@
-//! Attention and a layer of Mamba-2 side by side (Falcon-H1, Zuo et al. 2025, arXiv:2507.22448):
-//! both see the same input, and their outputs are added.
+//! Attention and a Mamba-2 layer in parallel (Falcon-H1, Zuo et al. 2025, arXiv:2507.22448): both
+//! read the same input, and their outputs are summed.
 
 use mlx_rs_core::{Array, Result};
 
@@ -10,12 +10,12 @@ use super::mixer::Mixer;
 use super::norm::{Norm, through};
 use crate::cache::{CacheOptions, LayerState, PairState, RecurrentState, Row, lengths};
 
-/// Factors on the input and the output of a mixer; none is one.
+/// Factors on the input and the output of a mixer; `None` is 1.
 #[derive(Debug, Default)]
 pub struct Factors {
-    /// On what goes in.
+    /// The input's factor.
     pub input: Option<Array>,
-    /// On what comes out.
+    /// The output's factor.
     pub output: Option<Array>,
 }
 
@@ -24,11 +24,11 @@ pub struct Factors {
 pub struct ParallelMixers {
     /// The attention.
     pub attention: Attention,
-    /// Of the attention.
+    /// The attention's factors.
     pub attention_factors: Factors,
     /// The recurrent layer.
     pub recurrent: Mamba2,
-    /// Of the recurrent layer.
+    /// The recurrent layer's factors.
     pub recurrent_factors: Factors,
 }
 

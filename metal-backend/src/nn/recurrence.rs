@@ -1,18 +1,18 @@
-//! Rows and their states around a recurrence: what every recurrent layer does the same way. The
-//! recurrence itself is in the layer's file.
+//! Batching of rows and states around a recurrence, shared by all recurrent layers. The layer's
+//! file has the recurrence itself.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result, concatenate};
 
 use crate::cache::{RecurrentState, Row, StateLayout};
 
-/// Positions that a recurrence runs over at once.
+/// Positions that a recurrence computes at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Number of the first position in the packed input.
+    /// The index of the first position in the packed input.
     pub first: i32,
-    /// Sequences.
+    /// The number of sequences.
     pub rows: i32,
-    /// Positions of each of them.
+    /// The number of positions of each sequence.
     pub length: i32,
 }
 
@@ -37,7 +37,7 @@ impl Span {
     }
 }
 
-/// `[R, L, H*D]` as `[R, H * repeats, L, D]`: each head `repeats` times in a row.
+/// `[R, L, H*D]` as `[R, H * repeats, L, D]`: each head is repeated `repeats` times.
 ///
 /// # Errors
 /// When the last axis has another length.
@@ -53,14 +53,15 @@ pub fn heads_first(packed: &Array, [heads, dim]: [i32; 2], repeats: i32) -> Resu
 
 /// Runs `scan` over the positions of all rows and stores the states that it returns.
 ///
-/// `scan` gets positions and the state before them, `[rows, ..]` each, and returns its outputs
-/// `[rows, length, ..]` and the state after them. Rows of one position go together, others one by
-/// one: their lengths differ. The result is packed as the input is, `[1, T, ..]`.
+/// `scan` gets positions and the state before them, `[rows, ..]` each. It returns its outputs
+/// `[rows, length, ..]` and the state after them. Rows with one position are computed together,
+/// others one by one, because their lengths differ. The result is packed like the input, `[1, T,
+/// ..]`.
 ///
-/// A row whose state is of another kind (in training it keeps nothing) begins empty.
+/// A row whose state has another kind, as in training, begins with an empty state.
 ///
 /// # Errors
-/// Those of `scan`; when a state does not fit the layout.
+/// Errors of `scan`; a state that does not match the layout.
 pub fn over_rows(
     rows: &mut [Row<'_>],
     layer: usize,
@@ -109,10 +110,10 @@ pub fn over_rows(
     }
 }
 
-/// A part of a state by its number.
+/// A part of a state, by index.
 ///
 /// # Errors
-/// When there is none.
+/// When the index is too large.
 pub fn part(state: &[Array], at: usize) -> Result<&Array> {
     state.get(at).ok_or_else(|| {
         let message = format!("there is no part {at} among {}", state.len());

@@ -1,5 +1,4 @@
-//! Rotary position embedding (Su et al. 2021) and the ways checkpoints stretch it to longer
-//! contexts.
+//! Rotary position embedding (Su et al. 2021), and the scaling methods for longer contexts.
 
 use std::f32::consts::TAU;
 use std::sync::Arc;
@@ -14,24 +13,24 @@ use crate::exec::RotarySpec;
 pub struct Rope {
     dims: i32,
     theta: f32,
-    /// Positions are multiplied by it.
+    /// Factor on positions.
     scale: f32,
     traditional: bool,
-    /// Wavelengths (over 2 pi) of each pair, where the powers of theta alone do not say it.
+    /// Wavelengths (over 2 pi) of each pair, if the powers of theta alone do not define them.
     freqs: Option<Array>,
     /// The frequencies for sequences of more than this many positions.
     beyond: Option<(i32, Array)>,
-    /// Factor on what rotates, in the type of the computation.
+    /// Factor on the rotated elements, in the compute type.
     amplitude: Option<Array>,
-    /// The same as a number.
+    /// The same factor as a host number.
     factor: f32,
-    /// Radians a position of each pair, as `theta`, `scale` and `freqs` have it.
+    /// Radians per position of each pair, from `theta`, `scale` and `freqs`.
     radians: Arc<[f32]>,
 }
 
 impl Rope {
-    /// Rotates heads of `head_dim` elements as the configuration says; `traditional` pairs
-    /// neighbors rather than halves.
+    /// The configured rotation for heads of `head_dim` elements; `traditional` pairs adjacent
+    /// elements rather than halves.
     ///
     /// # Errors
     /// When MLX cannot allocate the frequencies.
@@ -42,7 +41,7 @@ impl Rope {
         dtype: mlx_rs_core::Dtype,
     ) -> Result<Self> {
         let whole = matches!(config.scaling, RopeScaling::Proportional { .. });
-        // The part that rotates, even: rotation pairs elements.
+        // The rotated part is even, because rotation pairs elements.
         let part = (head_dim as f32 * config.partial) as i32 / 2 * 2;
         let dims = if whole { head_dim } else { part.max(2) };
         let mut rope = Self {
@@ -56,7 +55,7 @@ impl Rope {
             factor: 1.0,
             radians: Arc::default(),
         };
-        // Wavelengths over 2 pi, where the powers of theta are not all there is.
+        // Wavelengths over 2 pi, if scaling changes the powers of theta.
         let mut stretched_freqs: Option<Vec<f32>> = None;
         let amplitude = |factor: f32| -> Result<Option<Array>> {
             (factor != 1.0)
@@ -129,7 +128,7 @@ impl Rope {
                 rope.amplitude = amplitude(*attention_factor)?;
             }
             RopeScaling::Proportional { factor } => {
-                // Pairs beyond the part that rotates have an endless wavelength.
+                // Pairs beyond the rotated part have an infinite wavelength.
                 let freqs: Vec<f32> = powers(dims, config.theta)
                     .enumerate()
                     .map(|(i, f)| {
@@ -151,7 +150,7 @@ impl Rope {
         Ok(rope)
     }
 
-    /// With each pair's wavelength multiplied by `factors` `[dims / 2]`, as GGUF files store it.
+    /// Multiplies each pair's wavelength by `factors` `[dims / 2]`, as stored in GGUF files.
     ///
     /// # Errors
     /// When MLX cannot allocate the frequencies.
@@ -165,7 +164,7 @@ impl Rope {
         Ok(self)
     }
 
-    /// What it is, for whoever computes.
+    /// The description of the rotation for `exec`.
     pub fn spec(&self) -> RotarySpec<'_> {
         match self.beyond {
             Some(_) => RotarySpec::Changing,
@@ -177,8 +176,7 @@ impl Rope {
         }
     }
 
-    /// The number of positions beyond which all of a sequence's positions are rotated in another
-    /// way.
+    /// The sequence length beyond which all positions use other frequencies.
     pub fn switch(&self) -> Option<i32> {
         self.beyond.as_ref().map(|(limit, _)| *limit)
     }
@@ -189,7 +187,7 @@ impl Rope {
     }
 
     /// Rotates `x` `[B, H, L, D]` at positions `offset..offset + L` of a sequence of `total`
-    /// positions, which choose between stretches ([`Rope::switch`]).
+    /// positions. `total` selects the frequencies ([`Rope::switch`]).
     ///
     /// # Errors
     /// When the shape does not fit.
@@ -211,7 +209,7 @@ impl Rope {
         }
     }
 
-    /// Multiplies what rotates.
+    /// Multiplies the rotated elements by `factor`.
     fn amplify(&self, x: &Array, factor: &Array) -> Result<Array> {
         let width = x.dim(-1)?;
         if self.dims == width {
@@ -233,7 +231,7 @@ fn llama3_factor(freq: f32, factor: f32, low: f32, high: f32, context: f32) -> f
     (freq * stretch) as f32
 }
 
-/// Between which pairs the ramp of YaRN runs: those that turn `betas` times within the context.
+/// The first and last pair of YaRN's ramp: the pairs that rotate `betas` times within the context.
 fn yarn_ends(dims: i32, theta: f32, context: f32, betas: [f32; 2], truncate: bool) -> [f32; 2] {
     let pair =
         |turns: f32| dims as f32 * (context / (turns * TAU)).ln() / (2.0 * theta.ln().max(1e-6));
@@ -248,7 +246,8 @@ fn yarn_ends(dims: i32, theta: f32, context: f32, betas: [f32; 2], truncate: boo
     [low, high]
 }
 
-/// The wavelength of pair `i`: kept before the ramp, stretched after it, mixed by frequency on it.
+/// The wavelength of pair `i`: unchanged before the ramp, scaled after it, interpolated by
+/// frequency on it.
 fn yarn_wavelength(freq: f32, factor: f32, i: f32, [low, high]: [f32; 2]) -> f32 {
     let stretched = ((i - low) / (high - low)).clamp(0.0, 1.0);
     1.0 / ((1.0 - stretched) / freq + stretched / (factor * freq))
@@ -263,7 +262,7 @@ mod tests {
         let at = |f| llama3_factor(f, 8.0, 1.0, 4.0, 8192.0);
         assert_eq!(at(1.0), 1.0);
         assert_eq!(at(1.0e6), 8.0e6);
-        // Between 8192/4 and 8192/1 the stretch lies strictly between the ends.
+        // Between 8192/4 and 8192/1, the factor is strictly between the ends.
         let middle = 4096.0 / TAU;
         assert!(at(middle) > middle && at(middle) < 8.0 * middle);
     }
@@ -321,7 +320,7 @@ mod tests {
         };
         let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - 2.0 * b).abs() < 1e-5);
         assert!(near(&at(&rope, 4, 8), &at(&plain, 4, 8)));
-        // Four times the wavelength is a quarter of the turn.
+        // Four times the wavelength gives a quarter of the angle.
         assert!(near(&at(&rope, 4, 9), &at(&plain, 1, 9)));
     }
 }

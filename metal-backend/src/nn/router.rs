@@ -1,4 +1,4 @@
-//! Which layers a program's own feed-forward backends compute.
+//! The layers that a program's own feed-forward backends compute.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use inference::{Error, ErrorKind, Result};
 
 use super::feed_forward::FfnBackend;
 
-/// Feed-forward backends by layer. Layers without one are computed as the loading options say.
+/// Feed-forward backends by layer. The loading options apply to layers without one.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -50,11 +50,10 @@ impl FfnRouter {
         }
     }
 
-    /// Gives the layers from `first` to `last`, or to the model's last one, a backend.
+    /// Assigns a backend to the layers from `first` to `last`, or to the model's last one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a range that ends before it begins, and one that meets
-    /// another.
+    /// [`ErrorKind::InvalidOption`] for a range that ends before it begins, or overlaps another.
     pub fn with_layers(
         mut self,
         first: usize,
@@ -81,7 +80,7 @@ impl FfnRouter {
         Ok(self)
     }
 
-    /// The backend of a layer, where it has one.
+    /// The backend of a layer, if it has one.
     #[must_use]
     pub fn backend(&self, layer: usize) -> Option<&Arc<dyn FfnBackend>> {
         let has = |r: &&Range| r.first <= layer && layer <= r.last.unwrap_or(usize::MAX);
@@ -94,10 +93,10 @@ impl FfnRouter {
         self.ranges.is_empty()
     }
 
-    /// Every range begins within a model of so many layers, and ends there.
+    /// Checks that every range is within a model of `layers` layers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`].
+    /// [`ErrorKind::InvalidOption`] for a range beyond the model.
     pub fn check(&self, layers: usize) -> Result<()> {
         let beyond = |r: &&Range| r.first.max(r.last.unwrap_or(0)) >= layers;
         match self.ranges.iter().find(beyond) {

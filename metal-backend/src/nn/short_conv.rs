@@ -1,6 +1,5 @@
-//! The short convolution of LFM2 (Liquid AI 2025, arXiv:2511.23404): a gate before and a gate after
-//! a convolution of each channel over the last positions. Its state is the inputs of that
-//! convolution.
+//! The short convolution of LFM2 (Liquid AI 2025, arXiv:2511.23404): a depthwise convolution over
+//! the last positions, with a gate before and after it. Its state is the convolution's last inputs.
 //!
 //! ```text
 //! b, c, x = W_in h
@@ -22,21 +21,21 @@ use crate::cache::{
     CacheOptions, LayerState, RecurrentState, Row, StateLayout, StatePart, lengths,
 };
 
-/// One layer.
+/// A short convolution layer.
 #[derive(Debug)]
 pub struct ShortConv {
     /// `[hidden] -> [3 * hidden]`: the gate before, the gate after, and the input.
     pub in_proj: Linear,
-    /// Of `hidden` channels.
+    /// The convolution over `hidden` channels.
     pub conv: CausalConv,
     /// `[hidden] -> [hidden]`.
     pub out_proj: Linear,
-    /// Of the state; [`ShortConv::state_layout`].
+    /// The layout of the state; [`ShortConv::state_layout`].
     pub layout: Arc<StateLayout>,
 }
 
 impl ShortConv {
-    /// What a layer remembers of a row, in float32: the last inputs of its convolution over `width`
+    /// The layout of a row's state in float32: the last inputs of the convolution over `width`
     /// positions.
     pub fn state_layout(hidden: i32, width: i32) -> Arc<StateLayout> {
         StateLayout::new(

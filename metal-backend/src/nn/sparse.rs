@@ -1,4 +1,4 @@
-//! A feed-forward part of which only the features with the greatest gates are computed.
+//! A feed-forward part that computes only the features with the greatest gates.
 
 use std::sync::Arc;
 
@@ -10,21 +10,20 @@ use super::feed_forward::{FeedForward, FfnBackend, FfnPart};
 use super::linear::Linear;
 use crate::exec::{Activation, FeatureParts, FeatureRows, greatest_features, only_features};
 
-/// Of each position the `top_k` features with the greatest gate, before the activation, by
-/// magnitude. Without a gate it is the input of the activation that counts. Of equals any may be
-/// taken.
+/// Computes the `top_k` features with the greatest gate magnitude before the activation, per
+/// position. Without a gate, the activation's input counts. Ties are broken arbitrarily.
 ///
-/// A packed matrix cannot be read by columns. So the layer's up and down matrices become float32
-/// rows, one a feature, when the model is loaded; of these only the chosen ones are read. On a GPU
-/// that holds for one position at a time: of several it computes all features and drops the others.
-/// A layer with an adapter, and one that is trained, computes all features in every case.
+/// The columns of a packed matrix cannot be read separately. So when the model is loaded, the
+/// layer's up and down matrices become float32 rows, one per feature, and only the selected rows
+/// are read. On a GPU that applies to single positions: for several it computes all features and
+/// drops the others. A layer that has an adapter or is trained always computes all features.
 #[derive(Debug, Clone, Copy)]
 pub struct SparseFfn {
-    /// How many features.
+    /// The number of features.
     pub top_k: usize,
 }
 
-/// The same, with the rows of one layer.
+/// The backend with the rows of one layer.
 #[derive(Debug)]
 struct SparseRows {
     own: SparseFfn,
@@ -32,8 +31,8 @@ struct SparseRows {
 }
 
 impl SparseFfn {
-    /// `activations` where `gate` is among the greatest of its position, else 0; both
-    /// `[.., features]`.
+    /// `activations` where `gate` is among the greatest of its position, otherwise 0; both `[..,
+    /// features]`.
     fn chosen(self, gate: &Array, activations: &Array) -> Result<Array> {
         match greatest_features(gate, self.top_k)? {
             Some(best) => only_features(activations, &best),
@@ -41,7 +40,7 @@ impl SparseFfn {
         }
     }
 
-    /// The chosen activations of a layer, by its own products: `[.., hidden] -> [.., features]`.
+    /// The selected activations of a layer, by its own products: `[.., hidden] -> [.., features]`.
     fn activations(self, part: &FfnPart<'_>, x: &Array) -> Result<Array> {
         let (gates, all) = match part.own() {
             FeedForward::Gated(mlp) => {
@@ -116,7 +115,7 @@ fn refused(part: &FfnPart<'_>) -> Error {
     Error::new(ErrorKind::Unsupported, "sparse", why)
 }
 
-/// The features of a layer without its gate, copied from its own matrices.
+/// The features of a layer without its gate, copied from the model's matrices.
 fn rows_of(part: &FfnPart<'_>) -> Result<FeatureRows> {
     let (up, down, activation): (Option<&Linear>, &Linear, Activation) = match part.own() {
         FeedForward::Gated(mlp) => (Some(&mlp.up), &mlp.down, mlp.activation),
@@ -157,11 +156,11 @@ mod tests {
         Linear::new(crate::exec::Weight::Dense(weight), None, true).unwrap()
     }
 
-    /// Features that are not chosen are not read: their numbers are not numbers.
+    /// Unselected features are not read: their values are NaN.
     #[test]
     fn other_features_are_not_read() {
         Stream::default_of(Device::cpu()).unwrap().scope(|| {
-            // Three features on states of two elements; the gate of the second is the least.
+            // Three features of states with two elements; the second feature's gate is the least.
             let gate = linear(&[2.0, 0.0, 0.1, 0.0, -3.0, 0.0], &[3, 2]);
             let nan = f32::NAN;
             let own = FeedForward::Gated(GatedMlp {
@@ -180,7 +179,7 @@ mod tests {
             for rows in [1, 3] {
                 let x = Array::from_slice(&[1.0f32, 4.0].repeat(rows), &[1, rows as i32, 2]);
                 let y = bound.forward(&part, &x.unwrap()).unwrap();
-                // 2^2 * 5 of the first; the third's gate is negative.
+                // The first feature gives 2^2 * 5; the third's gate is negative.
                 assert_eq!(y.to_vec::<f32>().unwrap(), [20.0f32, 40.0].repeat(rows));
             }
             let all = SparseFfn { top_k: 3 };

@@ -1,33 +1,33 @@
-//! The recurrence of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): a matrix memory that forgets by a
-//! gate, as one step and over chunks of positions, which gives the same. Plain operations in
-//! float32; projections, convolution and norm are in `mamba2.rs`.
+//! The recurrence of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): a matrix memory with a forget
+//! gate. It runs as single steps or over chunks of positions, with equal results. This file has
+//! plain operations in float32; `mamba2.rs` has projections, convolution and norm.
 //!
 //! ```text
 //! S = exp(f) S + k^T v
 //! y = q S
 //! ```
 //!
-//! In the words of the paper `q` is C, `k` is B, `v` is the input times the step, and `f` the step
+//! In the paper's notation, `q` is C, `k` is B, `v` is the input times the step, and `f` the step
 //! times A.
 
 use mlx_rs_core::{Array, Result, stack};
 
 use super::chunks::{cut, decay};
 
-/// What the recurrence runs over: `R` rows, `H` heads, `L` positions.
+/// The inputs of the recurrence: `R` rows, `H` heads, `L` positions.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// By what the memory is read, `[R, H, L, N]`.
+    /// The queries that read the memory, `[R, H, L, N]`.
     pub q: Array,
-    /// Where it is written, `[R, H, L, N]`.
+    /// The keys to which values are written, `[R, H, L, N]`.
     pub k: Array,
-    /// What is written, `[R, H, L, D]`.
+    /// The values, `[R, H, L, D]`.
     pub v: Array,
     /// Logarithms of the forget gates, at most 0, `[R, H, L]`.
     pub f: Array,
 }
 
-/// One position: `L` is 1. Returns `[R, H, 1, D]` and the memory `[R, H, N, D]` after it.
+/// One step: `L` is 1. Returns `[R, H, 1, D]` and the memory `[R, H, N, D]` after it.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -38,7 +38,7 @@ pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     Ok((q.matmul(&memory)?, memory))
 }
 
-/// Any number of positions, in chunks of `size`; a single one by [`step`]. Returns `[R, H, L, D]`
+/// Any number of positions, in chunks of `size`; a single one uses [`step`]. Returns `[R, H, L, D]`
 /// and the memory `[R, H, N, D]` after the last.
 ///
 /// # Errors
@@ -117,8 +117,8 @@ mod tests {
         zeros(&[1, H as i32, N as i32, D as i32], Dtype::Float32).unwrap()
     }
 
-    /// The definition in float64: outputs `[1, H, L, D]`, how far rounding of one part in a million
-    /// may move each, and the memory.
+    /// The definition in float64: outputs `[1, H, L, D]`, the effect on each of rounding by one
+    /// part in a million, and the memory.
     fn defined(inputs: &Inputs) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         let wide = |a: &Array| -> Vec<f64> {
             let all = a.to_vec::<f32>().unwrap();

@@ -1,5 +1,5 @@
-//! A feed-forward part from features that lie one by one outside of the checkpoint: of each position
-//! only the chosen ones are read.
+//! A feed-forward part whose features are stored outside the checkpoint: only the rows selected for
+//! each position are read.
 
 use mlx_rs_core::{Array, Error, ErrorKind, Result};
 
@@ -8,9 +8,9 @@ use super::feed_forward::{FeedForward, FfnBackend, FfnPart};
 use super::linear::Linear;
 use crate::exec::FeatureRows;
 
-/// Of each position the `top_k` features with the greatest gate, before the activation, by
-/// magnitude. The gate is the layer's own, which may be packed, where it is loaded. All else is the
-/// features'.
+/// Computes the `top_k` features with the greatest gate magnitude before the activation, per
+/// position. The gate is the model's, possibly packed, if it is loaded. All other weights come from
+/// the features.
 #[derive(Debug)]
 pub struct WalkRows {
     rows: FeatureRows,
@@ -18,10 +18,10 @@ pub struct WalkRows {
 }
 
 impl WalkRows {
-    /// From the features of the layer of `part`, of which `top_k` are taken.
+    /// From the features of `part`'s layer, of which `top_k` are selected.
     ///
     /// # Errors
-    /// When they are features of another kind than the layer's.
+    /// When the features do not match the layer.
     pub fn new(rows: FeatureRows, top_k: usize, part: &FfnPart<'_>) -> Result<Self> {
         let (gated, activation) = match part.own() {
             FeedForward::Gated(mlp) => (true, mlp.activation),
@@ -53,7 +53,7 @@ impl WalkRows {
     }
 }
 
-/// Whether the gate of a layer is loaded, so that the features need none.
+/// Whether the model's gate is loaded, so that the features need none.
 pub fn has_gate(part: &FfnPart<'_>) -> bool {
     match part.own() {
         FeedForward::Gated(mlp) => mlp.gate.is_loaded(),

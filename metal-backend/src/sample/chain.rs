@@ -1,16 +1,16 @@
-//! From the logits of a batch to a token a row. Rows with the same filters go through the stages
-//! together, each with its own parameters and random key.
+//! Samples one token per row from the logits of a batch. Rows with the same filters go through the
+//! stages together, each with its own parameters and random key.
 //!
 //! The order is top-n-sigma, typical-p, top-p, min-p, XTC, top-k, temperature, draw; at temperature
-//! 0 the greatest logit is taken. Where a row has a top-k, the stages after typical-p run on its `k`
-//! candidates only. Top-p and min-p keep a beginning of the descending order. They keep the same of
-//! the candidates, once probabilities are divided by the sum over the whole vocabulary. With
+//! 0 the greatest logit is taken. If a row has a top-k, the stages after typical-p run only on its
+//! `k` candidates. Top-p and min-p keep a prefix of the descending order. They keep the same
+//! candidates, if probabilities are divided by the sum over the whole vocabulary. With
 //! [`SamplerOrder::TemperatureFirst`] the order is temperature, top-n-sigma, top-k, top-p, min-p,
-//! typical-p, XTC, draw. The draw is Gumbel's: the greatest of logits plus noise has the
+//! typical-p, XTC, draw. The draw uses Gumbel noise: the argmax of logits plus noise has the
 //! distribution of the softmax.
 //!
-//! On the CPU one kernel does all of it (`exec::sampling`). It draws by a running sum: the same
-//! distribution, but other tokens for a seed.
+//! On the CPU one fused kernel does all stages (`exec::sampling`). It draws by a cumulative sum,
+//! which has the same distribution but gives other tokens for a seed.
 
 use inference::{SamplerOrder, SamplingOptions};
 use mlx_rs_core::random::gumbel;
@@ -23,10 +23,11 @@ use super::filters::{
 use super::random::Seed;
 use crate::exec::sampling::{DrawParams, Pick};
 
-/// More candidates than this are filtered in place: sorting them apart gains nothing.
+/// Above this many candidates, the filters run on the whole vocabulary, because a separate sort
+/// gains nothing.
 const MOST_CANDIDATES: usize = 1024;
 
-/// What one row wants done at one step.
+/// How one row chooses its token in a step.
 #[derive(Debug, Clone)]
 pub(super) enum Choice {
     /// This token, whatever the logits.
@@ -41,9 +42,9 @@ pub(super) enum Choice {
 #[derive(Debug, Clone)]
 pub(super) struct Draw {
     pub options: SamplingOptions,
-    /// The threshold, where XTC takes place at this step.
+    /// The threshold, if XTC applies at this step.
     pub xtc: Option<f32>,
-    /// Tokens that XTC leaves alone.
+    /// Tokens that XTC never removes.
     pub spared: std::sync::Arc<[u32]>,
     pub seed: Seed,
     pub step: u64,
@@ -56,7 +57,7 @@ impl Draw {
 }
 
 impl Choice {
-    /// The same for the kernel of CPUs.
+    /// The same for the CPU kernel.
     pub(super) fn pick(self) -> Pick {
         match self {
             Choice::Forced(id) => Pick::Forced(id),
@@ -76,7 +77,7 @@ impl Choice {
     }
 }
 
-/// The parameters that rows must share to go through the stages together.
+/// The parameters that must be equal for rows to go through the stages together.
 #[derive(Debug, Clone, PartialEq)]
 enum Shape {
     Forced,
@@ -87,7 +88,7 @@ enum Shape {
         typical_p: bool,
         top_p: bool,
         min_p: bool,
-        /// The tokens left alone, where XTC takes place.
+        /// The tokens that XTC never removes, if XTC applies.
         xtc: Option<std::sync::Arc<[u32]>>,
         temperature_first: bool,
     },
@@ -111,7 +112,7 @@ impl Choice {
     }
 }
 
-/// Chooses a token for each row of float32 `logits` `[B, V]`: `uint32 [B]`.
+/// Samples a token for each row of float32 `logits` `[B, V]`: `uint32 [B]`.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -207,8 +208,8 @@ impl Stages<'_> {
         self.draws.iter().map(|d| parameter(d)).collect()
     }
 
-    /// Logits with the greatest of each row at 0, after the temperature where that comes first, and
-    /// without what the first filters leave out.
+    /// Logits with the maximum of each row at 0, after the temperature if it comes first, and after
+    /// the first filters.
     fn shifted(&self, logits: &Array) -> Result<Array> {
         let mut x = shift(logits)?;
         if self.temperature_first {
@@ -254,7 +255,7 @@ impl Stages<'_> {
     }
 
     fn among_candidates(&self, logits: &Array, k: i32) -> Result<Array> {
-        // [g, k] each, ascending and with the greatest at 0; the sum over the vocabulary, [g, 1].
+        // [g, k] each, ascending with the maximum at 0; the sum over the vocabulary, [g, 1].
         let shifted = self.shifted(logits)?;
         let (mut x, ids) = greatest(&shifted, k)?;
         let log_total = match self.temperature_first {
@@ -277,7 +278,7 @@ impl Stages<'_> {
         ids.take_along_axis(&place, -1)?.squeeze_axis(-1)
     }
 
-    /// The index drawn from each row of `[g, n]`: `uint32 [g]`.
+    /// The sampled index of each row of `[g, n]`: `uint32 [g]`.
     fn draw(&self, logits: &Array) -> Result<Array> {
         let n = logits.dim(-1)?;
         let noise = self

@@ -1,4 +1,5 @@
-//! One step of all rows of a batch: their logits, each changed by the sampler of its row, to tokens.
+//! One sampling step for all rows of a batch: each row's sampler changes its logits, then tokens
+//! are drawn.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::{Array, Dtype, async_eval, concatenate};
@@ -8,15 +9,15 @@ use super::{Logprobs, Sampler};
 use crate::error::engine;
 use crate::exec::sampling;
 
-/// What one step gave.
+/// The result of one step.
 #[derive(Debug)]
 pub struct Drawn {
-    /// A token a row, `uint32 [B]`, not computed yet.
+    /// One token per row, `uint32 [B]`, not evaluated.
     pub tokens: Array,
-    /// The greatest logit of each row, as the model gave it, float32 `[B]`; NaN where any is. See
+    /// The maximum of each row of the model's logits, float32 `[B]`; NaN if any logit is NaN. See
     /// [`check_greatest`].
     pub greatest: Array,
-    /// Log-probabilities, where a row asked for them.
+    /// Log-probabilities, if a row requested them.
     pub logprobs: Option<Logprobs>,
 }
 
@@ -29,8 +30,8 @@ impl Drawn {
     }
 }
 
-/// Refuses the token of a row whose greatest logit is `greatest`: no token can be drawn from logits
-/// that have no finite maximum. `step` counts the tokens of the reply from 1.
+/// Refuses a row whose greatest logit `greatest` is not finite, because no token can be drawn.
+/// `step` is the token's number in the reply, from 1.
 ///
 /// # Errors
 /// [`ErrorKind::Engine`], naming the step.
@@ -47,13 +48,13 @@ pub fn check_greatest(greatest: f32, step: u64) -> Result<()> {
     ))
 }
 
-/// Draws a token for each row of `logits` `[B, V]` (any float type) by the sampler of that row, and
-/// remembers it there. The work is queued, not waited for; but where a row has a grammar or logits
-/// processors its previous token is.
+/// Samples a token for each row of `logits` `[B, V]` (any float type) with that row's sampler, and
+/// records it there. The work is only queued; but if a row has a grammar or logits processors, its
+/// previous token is awaited.
 ///
 /// # Errors
-/// [`ErrorKind::Engine`] when shapes do not fit; what a grammar or a logits processor says. After
-/// an error the samplers are of no use.
+/// [`ErrorKind::Engine`] when shapes do not fit; errors of a grammar or a logits processor. After
+/// an error the samplers must not be used.
 pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     let shape = logits.shape();
     let fits = shape.len() == 2 && usize::try_from(shape[0]) == Ok(rows.len()) && !rows.is_empty();
@@ -65,7 +66,7 @@ pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
     }
     let logits = logits.astype(Dtype::Float32).map_err(engine("sampling"))?;
     if rows.iter().any(|r| r.host.is_some()) {
-        // The device goes on with the logits while the host thinks about the last token.
+        // The device computes the logits while the host processes the last token.
         async_eval([&logits]).map_err(engine("sampling"))?;
         for host in rows.iter_mut().filter_map(|r| r.host.as_mut()) {
             host.catch_up()?;
@@ -85,7 +86,7 @@ pub fn sample(rows: &mut [&mut Sampler], logits: &Array) -> Result<Drawn> {
         .map_err(engine("sampling"))
 }
 
-/// Takes the tokens into the samplers, and looks up their log-probabilities.
+/// Records the tokens in the samplers, and computes their log-probabilities.
 fn take(
     rows: &mut [&mut Sampler],
     logits: &Array,
@@ -108,7 +109,7 @@ fn take(
     })
 }
 
-/// The logits that each row chooses from.
+/// The changed logits from which each row chooses.
 fn changed(rows: &mut [&mut Sampler], logits: &Array) -> Result<Array> {
     if !rows.iter().any(|r| r.changes_logits()) {
         return Ok(logits.clone());

@@ -1,12 +1,12 @@
-//! The stages that choose among tokens, as functions from logits `[B, V]` to logits `[B, V]`. A
-//! token that is filtered out gets minus infinity. Parameters come one a row, or one for all rows.
+//! The filters of tokens, as functions from logits `[B, V]` to logits `[B, V]`. Removed tokens get
+//! minus infinity. There is one parameter per row, or one for all rows.
 //!
-//! All of it stays in MLX's graph. What changes logits rather than choosing is in `penalties`; the
-//! order of the stages, and the draw, are in `chain`.
+//! All operations stay in MLX's graph. `penalties` has the changes of logits; `chain` has the order
+//! of stages and the draw.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate, where_};
 
-/// A parameter of each row as `[B, 1]` (one for all rows as `[1, 1]`).
+/// Parameters of the rows as `[B, 1]` (one for all rows as `[1, 1]`).
 pub(super) fn column(values: &[f32]) -> Result<Array> {
     Array::vector(values)?.expand_dims(1)
 }
@@ -15,9 +15,9 @@ pub(super) fn minus_infinity() -> Result<Array> {
     Array::scalar(f32::NEG_INFINITY)
 }
 
-/// Logits with the greatest of each row at 0. The distribution is the same, and sums of
-/// exponentials neither overflow nor lose precision. Infinite logits become equal and certain; a
-/// row of nothing but minus infinity stays one.
+/// Logits with the maximum of each row at 0. The distribution is the same, and sums of exponentials
+/// neither overflow nor lose precision. Plus infinity becomes the only possible value (ties are
+/// equal); a row of minus infinity stays unchanged.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -29,7 +29,7 @@ pub fn shift(logits: &Array) -> Result<Array> {
 
 /// Keeps the smallest set of most probable tokens whose probability reaches `p` (Holtzman et al.
 /// 2020). The most probable one is always kept. Of equal tokens at the border, those with the
-/// greater ids stay.
+/// greater ids are kept.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -83,16 +83,16 @@ pub fn top_n_sigma(logits: &Array, n: &[f32]) -> Result<Array> {
 }
 
 /// Keeps the tokens whose surprise `-ln q` is nearest to the entropy (locally typical sampling,
-/// Meister et al. 2023): in the order of that distance the first whose probability together reaches
-/// `p`, and those level with the last. The most probable token may be left out.
+/// Meister et al. 2023): sorted by that distance, the first tokens whose total probability reaches
+/// `p`, and those with the distance of the last. The most probable token may be removed.
 ///
 /// # Errors
 /// When shapes do not fit.
 pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let x = shift(logits)?;
     let probabilities = x.softmax(-1, true)?;
-    // Surprise and entropy hold the logarithm of the same sum, so the distance is that of the logit
-    // from the mean logit.
+    // Surprise and entropy contain the same log-sum, so the distance is that of the logit from the
+    // mean logit.
     let zero = Array::scalar(0.0f32)?;
     let possible = probabilities.greater(&zero)?;
     let mean = where_(&possible, &probabilities.multiply(&x)?, &zero)?.sum(-1, true)?;
@@ -107,10 +107,10 @@ pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
     where_(&distance.greater(&limit)?, &minus_infinity()?, logits)
 }
 
-/// Leaves out all tokens with a probability above `threshold` but the least probable of them
-/// (exclude top choices). Where fewer than two are above it, nothing changes, and tokens in
-/// `spared` always stay. Equal tokens stay or go together. Whether it happens at all is the
-/// caller's draw.
+/// Removes all tokens with a probability above `threshold` except the least probable of them
+/// (exclude top choices). If fewer than two are above it, nothing changes; tokens in `spared` are
+/// always kept. Equal tokens are kept or removed together. The caller decides by chance whether XTC
+/// applies.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -135,8 +135,8 @@ pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
     out.put_along_axis(&ids, &logits.take_along_axis(&ids, -1)?, -1)
 }
 
-/// Keeps the `k` greatest logits; `k` of the vocabulary or more keeps all, and so does 0. Exactly
-/// `k` stay, also among equals.
+/// Keeps the `k` greatest logits; 0, or a `k` of at least the vocabulary, keeps all. Exactly `k`
+/// are kept, even with ties.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -150,8 +150,8 @@ pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
     logits.put_along_axis(&least, &minus_infinity()?, -1)
 }
 
-/// Divides by the temperature, which must be above 0. The smallest ones act like the smallest for
-/// which `1 / t` is finite.
+/// Divides by the temperature, which must be above 0. Values so small that `1 / t` overflows act
+/// like the smallest value that does not.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -160,13 +160,12 @@ pub fn temperature(logits: &Array, t: &[f32]) -> Result<Array> {
     logits.multiply(&column(&inverses)?)
 }
 
-/// `1 / t`, finite.
+/// `1 / t`, limited to finite values.
 pub(super) fn inverse(t: f32) -> f32 {
     (1.0 / t).min(f32::MAX)
 }
 
-/// The `k` greatest logits of each row in ascending order, and the ids they belong to: `[B, k]`
-/// each.
+/// The `k` greatest logits of each row in ascending order, and their ids: `[B, k]` each.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(kept(0.7), [false, true, false, true]);
         assert_eq!(kept(0.9), [true, true, false, true]);
         assert_eq!(kept(0.999), [true, true, true, true]);
-        // However small p is, one token stays.
+        // For any small p, one token is kept.
         assert_eq!(kept(1e-12), [false, true, false, false]);
         assert_eq!(values(top_p(&row(&[NO, 2.0, NO]), &[0.5])), [NO, 2.0, NO]);
     }
@@ -274,7 +273,7 @@ mod tests {
         };
         assert_eq!(kept(0.15, &[]), [false, false, true, true]);
         assert_eq!(kept(0.15, &[0, 99]), [true, false, true, true]);
-        // With one or none above the threshold nothing is left out.
+        // With at most one token above the threshold, nothing is removed.
         assert_eq!(kept(0.35, &[]), [true; 4]);
         assert_eq!(kept(0.5, &[]), [true; 4]);
     }

@@ -1,8 +1,9 @@
-//! Grammars over a model's vocabulary, through the `llguidance` crate: which tokens may come next.
+//! Grammars over a model's vocabulary, through the `llguidance` crate: the tokens that may come
+//! next.
 //!
-//! The vocabulary becomes a trie of bytes once for each model. A grammar is compiled once for
-//! requests that follow each other or run together. Here is no array: `penalties::allow` applies
-//! the bits, the sampler drives the matcher.
+//! The vocabulary becomes a byte trie once per model. A grammar is compiled once for concurrent and
+//! consecutive requests. This file has no arrays: `penalties::allow` applies the mask, and the
+//! sampler drives the matcher.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,27 +18,28 @@ use serde_json::{Map, Value, json};
 
 use crate::text::Tokenizer;
 
-/// The longest token, in bytes, that takes part: the trie's nodes cannot climb further.
+/// The longest supported token in bytes, a limit of the trie's nodes.
 const LONGEST_TOKEN: usize = 1000;
 
-/// Ids that the trie can tell apart.
+/// The number of ids that the trie supports.
 const MOST_TOKENS: usize = 0xFF_FFFF;
 
-/// Bytes of the stack that grammars are compiled on. The system allocates only the used part.
+/// The stack size of threads that compile grammars, in bytes. The system allocates only the used
+/// part.
 ///
-/// Measured without optimization, llguidance 1.9 takes up to 26 KiB for a level of a schema.
-/// [`Grammar::validate`] allows 4,096 levels through `$ref`. It takes 16 KiB for each of the 4,000
-/// rules of a Lark grammar that refers to the next.
+/// In unoptimized builds, llguidance 1.9 takes up to 26 KiB per level of a schema.
+/// [`Grammar::validate`] allows 4,096 levels through `$ref`. A Lark grammar may have 4,000 rules
+/// that refer to each other in a chain, with 16 KiB each.
 const STACK: usize = 256 << 20;
 
-/// Between the parts of JSON: a space, or a new line with up to so much indentation. A model that
-/// loves white space must not be able to go on with it forever.
+/// White space between the tokens of JSON: a space, or a newline with at most 40 characters of
+/// indentation. The bound keeps a model from producing endless white space.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
 
-/// Compiled grammars that are kept though nothing uses them.
+/// The number of unused compiled grammars to keep.
 const RECENT: usize = 8;
 
-/// A compiled grammar, at the beginning of a reply.
+/// A compiled grammar in its initial state.
 pub struct Compiled {
     grammar: Grammar,
     start: Mutex<llguidance::Matcher>,
@@ -51,7 +53,7 @@ impl std::fmt::Debug for Compiled {
     }
 }
 
-/// Compiled grammars: all that live, and the last ones, which live on.
+/// Compiled grammars: all in use, and the most recent unused ones.
 #[derive(Default)]
 struct Known {
     all: Vec<Weak<Compiled>>,
@@ -64,7 +66,7 @@ impl Known {
         living.find(|known| known.grammar == *grammar)
     }
 
-    /// Makes it the last used one.
+    /// Marks it as the most recently used.
     fn used(&mut self, compiled: &Arc<Compiled>) {
         self.recent.retain(|known| !Arc::ptr_eq(known, compiled));
         self.recent.push_back(Arc::clone(compiled));
@@ -80,16 +82,16 @@ pub struct Compiler {
     tokenizer: Arc<Tokenizer>,
     /// Tokens that end a reply.
     eos: Arc<[u32]>,
-    /// Logits of the model.
+    /// The size of the model's logits.
     vocabulary: usize,
-    /// Made when first needed: it takes a while, and most requests have no grammar.
+    /// Created on first use, because it takes time and most requests have no grammar.
     factory: OnceLock<Result<ParserFactory>>,
     known: Mutex<Known>,
 }
 
 impl Compiler {
-    /// A compiler for the vocabulary of `tokenizer`, of whose ids the model knows the first
-    /// `vocabulary`. `eos` are the tokens that end a reply.
+    /// A compiler for the vocabulary of `tokenizer`; the model knows its first `vocabulary` ids.
+    /// `eos` are the tokens that end a reply.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, eos: &[u32], vocabulary: usize) -> Self {
         Self {
@@ -101,22 +103,21 @@ impl Compiler {
         }
     }
 
-    /// A matcher at the beginning of a reply.
+    /// A matcher in its initial state.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for a grammar that cannot be read, uses what is not supported,
-    /// is too complex or allows nothing; [`ErrorKind::Unsupported`] for a vocabulary that cannot be
-    /// used.
+    /// [`ErrorKind::InvalidOption`] for a grammar that is invalid, unsupported, too complex or
+    /// empty; [`ErrorKind::Unsupported`] for an unusable vocabulary.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let compiled = self.prepare(grammar)?;
         let start = compiled.start.lock();
-        // A copy with state of its own: replies do not wait for each other.
+        // A copy with separate state, so that replies do not block each other.
         let inner = start.unwrap_or_else(PoisonError::into_inner).deep_clone();
         Ok(self.matcher(inner))
     }
 
-    /// The compiled grammar, for matchers of later requests while it lives. Any thread may call it,
-    /// and the lock is not held while a grammar is compiled.
+    /// The compiled grammar, which later requests reuse while it lives. Any thread may call it, and
+    /// the lock is not held while a grammar is compiled.
     ///
     /// # Errors
     /// As [`Self::compile`].
@@ -235,8 +236,8 @@ impl Compiler {
         Ok(factory)
     }
 
-    /// The bytes of a token as the trie expects them. Control tokens follow a byte that no text
-    /// has; tokens that must never be drawn have none.
+    /// The bytes of a token in the form that the trie expects. Control tokens start with a byte
+    /// that no text has; tokens that must never be drawn are empty.
     fn word(&self, id: u32, ends: bool) -> Vec<u8> {
         let marker = TokTrie::SPECIAL_TOKEN_MARKER;
         let tokenizer = &self.tokenizer;
@@ -263,7 +264,7 @@ impl std::fmt::Debug for Compiler {
     }
 }
 
-/// Which tokens may come next in one reply.
+/// The tokens that may come next in one reply.
 pub struct Matcher {
     inner: llguidance::Matcher,
     eos: Arc<[u32]>,
@@ -271,7 +272,7 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    /// Takes the token that was drawn. Nothing counts after one that ends the reply.
+    /// Accepts the sampled token. Tokens after one that ends the reply are ignored.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] when the grammar does not allow it.
@@ -292,11 +293,11 @@ impl Matcher {
     }
 
     /// The tokens that may come next: token `i` is bit `i % 32` of word `i / 32`. Missing words are
-    /// zero. `None` after the end, when it does not matter. Where the reply is complete and cannot
-    /// go on, the end-of-text tokens are all there is.
+    /// zero. `None` after the end of the reply. If the reply is complete and cannot continue, only
+    /// end-of-text tokens are allowed.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when the grammar turns out to be too complex.
+    /// [`ErrorKind::InvalidOption`] when matching exceeds the limits.
     pub fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
         if self.ended {
             return Ok(None);
@@ -333,11 +334,11 @@ fn describe(grammar: &Grammar) -> &'static str {
     }
 }
 
-/// The schema with bounded white space, unless it has its own setting (`x-guidance`).
+/// The schema with bounded white space, unless it has an `x-guidance` setting.
 fn with_space(schema: &Value) -> Value {
     let mut object = match schema {
         Value::Object(object) => object.clone(),
-        _ => Map::new(), // `true`; all else was refused
+        _ => Map::new(), // `true`; other values were refused
     };
     if !object.contains_key("x-guidance") {
         object.insert(
@@ -348,7 +349,7 @@ fn with_space(schema: &Value) -> Value {
     Value::Object(object)
 }
 
-/// Runs code of that crate on input that is not ours: a panic becomes an error.
+/// Runs code of that crate on untrusted input; a panic becomes an error.
 fn guarded<T>(run: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let why = panic

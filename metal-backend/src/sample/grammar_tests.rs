@@ -1,4 +1,5 @@
-//! Grammars over small vocabularies: allowed and refused tokens, and that every reply fits.
+//! Grammars over small vocabularies: allowed and refused tokens, and a check that every reply
+//! matches.
 
 use super::*;
 use crate::text::test_support::{END_OF_TEXT, IM_END, byte_level, sentence_piece};
@@ -24,9 +25,8 @@ fn allowed(matcher: &mut Matcher) -> Vec<u32> {
         .collect()
 }
 
-/// A reply whose tokens are picked among the allowed ones, pseudo-randomly, for at most `limit`
-/// tokens. It ends as soon as `eager` tokens are there and the end is allowed. The text, and
-/// whether it ended.
+/// A reply of at most `limit` tokens, chosen pseudo-randomly from the allowed ones. It ends at the
+/// first allowed end after `eager` tokens. Returns the text, and whether it ended.
 fn reply(
     compiler: &Compiler,
     grammar: &Grammar,
@@ -178,7 +178,7 @@ fn control_tokens_are_never_text() {
             .all(|id| *id < n && !c.tokenizer.is_control(*id))
     );
     assert!(choices.len() > 100);
-    // They end it only where it may end.
+    // End tokens are allowed only where the reply may end.
     assert!(!matcher.may_end());
     let id = c.tokenizer.id_of("hello").unwrap();
     matcher.accept(id).unwrap();
@@ -202,14 +202,14 @@ fn a_grammar_is_compiled_once_while_it_is_known() {
     let c = bytes();
     let grammar = Grammar::Regex("abc".into());
     let held = c.prepare(&grammar).unwrap();
-    // Replies share the compiled grammar and no state.
+    // Replies share the compiled grammar but no state.
     let (mut one, mut other) = (c.compile(&grammar).unwrap(), c.compile(&grammar).unwrap());
     let first = allowed(&mut one);
     one.accept(c.tokenizer.id_of("a").unwrap()).unwrap();
     assert_ne!(allowed(&mut one), first);
     assert_eq!(allowed(&mut other), first);
     assert_eq!(allowed(&mut c.compile(&grammar).unwrap()), first);
-    // Others come: the one that is held stays, those that nothing uses are forgotten.
+    // After further grammars, the one in use is kept and unused ones are dropped.
     let mut gone = Weak::new();
     for i in 0..2 * RECENT {
         let other = c.prepare(&Grammar::Regex(format!("x{i}"))).unwrap();
@@ -276,7 +276,7 @@ fn a_vocabulary_without_an_end_is_unsupported() {
     assert_eq!(e.kind(), ErrorKind::Unsupported);
 }
 
-/// A chain of `n` definitions, each of which refers to the next.
+/// A chain of `n` definitions, each referring to the next.
 fn chain(n: usize, link: impl Fn(String) -> Value) -> Grammar {
     let mut defs = Map::new();
     for i in 1..n {
@@ -286,7 +286,7 @@ fn chain(n: usize, link: impl Fn(String) -> Value) -> Grammar {
     Grammar::JsonSchema(json!({"$defs": defs, "$ref": "#/$defs/d1"}))
 }
 
-/// `levels` values within each other, the innermost an object.
+/// A value with `levels` levels of nesting, the innermost an object.
 fn nested(levels: usize, wrap: fn(Value) -> Value) -> Grammar {
     let mut inner = json!({"type": "string"});
     while depth(&inner) < levels {
@@ -304,7 +304,7 @@ fn depth(value: &Value) -> usize {
     1 + inner.unwrap_or(0)
 }
 
-/// Grammars as large as they may be, each in one way.
+/// Grammars at the limit of each kind.
 fn largest() -> Vec<(&'static str, Grammar)> {
     let members = |n: usize, value: Value| -> Map<String, Value> {
         (0..n).map(|i| (format!("k{i}"), value.clone())).collect()
@@ -444,7 +444,7 @@ fn largest() -> Vec<(&'static str, Grammar)> {
     ]
 }
 
-/// Whatever their outcome, none of them takes a stack that the caller does not have.
+/// Their outcome may differ, but none overflows the caller's stack.
 #[test]
 fn the_largest_grammars_fit_small_stacks() {
     let compiler = bytes();
@@ -480,7 +480,7 @@ fn the_largest_grammars_fit_small_stacks() {
             usable.push(name);
         }
     }
-    // The others are refused by the library, after it has worked on them.
+    // The library refuses the others after it has processed them.
     for name in [
         "properties",
         "all",

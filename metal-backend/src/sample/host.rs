@@ -1,5 +1,5 @@
-//! The part of a request that knows each token on the host before the next is drawn. It holds
-//! logits processors and a grammar. The sampler applies them to logits on the device.
+//! Request state that needs each token on the host before the next is drawn. It holds logits
+//! processors and a grammar. The sampler applies them to device logits.
 
 use inference::{Error, ErrorKind, LogitsProcessor, Result};
 use mlx_rs_core::Array;
@@ -8,18 +8,18 @@ use super::check_greatest;
 use super::grammar::Matcher;
 use crate::error::engine;
 
-/// The part of a request that must know each token on the host before the next is drawn.
+/// Request state that needs each token on the host before the next is drawn.
 pub(super) struct Host {
     pub(super) processors: Vec<Box<dyn LogitsProcessor>>,
     pub(super) grammar: Option<Matcher>,
     pub(super) prompt: Vec<u32>,
     pub(super) reply: Vec<u32>,
-    /// The last token and the greatest logit of its row, not read yet.
+    /// The last token and the greatest logit of its row, not yet read.
     pub(super) pending: Option<(Array, Array)>,
 }
 
 impl Host {
-    /// Reads the last token, waiting for it where it is still being computed.
+    /// Reads the last token; waits if it is still being computed.
     ///
     /// # Errors
     /// As [`check_greatest`]; when the grammar refuses the token.
@@ -39,7 +39,7 @@ impl Host {
 
     pub(super) fn process(&mut self, logits: &Array) -> Result<Array> {
         let mut values = logits.to_vec::<f32>().map_err(engine("sampling"))?;
-        // A processor must not be blamed for what the model computed.
+        // Check the model's logits first, so that a processor is not blamed for them.
         let greatest = values.iter().copied().fold(f32::NEG_INFINITY, |a, b| {
             if a.is_nan() || b <= a { a } else { b }
         });
@@ -65,8 +65,8 @@ impl Host {
         }
     }
 
-    /// The tokens that the grammar allows now, without `banned`, and without `too_early` if that
-    /// leaves any. `None` without a grammar.
+    /// The tokens that the grammar allows, without `banned`, and without `too_early` unless that
+    /// leaves none. `None` without a grammar.
     pub(super) fn allowed(
         &mut self,
         banned: &[u32],
@@ -76,7 +76,7 @@ impl Host {
             return Ok(None);
         };
         clear(&mut words, banned);
-        // The grammar goes before: where it wants the end, the end comes.
+        // The grammar takes precedence: if it requires the end, the end is allowed.
         let mut longer = words.clone();
         clear(&mut longer, too_early);
         if longer.iter().any(|&w| w != 0) {

@@ -1,23 +1,23 @@
-//! Log-probabilities of drawn tokens and their best alternatives. They are computed on the device
-//! beside the draw, and only these few numbers are read back.
+//! Log-probabilities of sampled tokens and their most probable alternatives. They are computed on
+//! the device with the draw, and only they are read back.
 
 use mlx_rs_core::{Array, Result};
 
 use super::filters::{greatest, shift};
 use crate::exec::sampling;
 
-/// Log-probabilities of one step, under the softmax of the logits as the model gave them.
+/// Log-probabilities of one step, under the softmax of the model's logits.
 #[derive(Debug)]
 pub struct Logprobs {
-    /// Of the tokens drawn, `[B]`.
+    /// Those of the sampled tokens, `[B]`.
     chosen: Array,
     /// The most probable ones in ascending order, log-probabilities and ids, `[B, n]` each.
     top: Option<(Array, Array)>,
 }
 
 impl Logprobs {
-    /// Those of `tokens` `[B]` under `logits` `[B, V]`, and of the `n` most probable tokens (of
-    /// all, where there are fewer).
+    /// The log-probabilities of `tokens` `[B]` under `logits` `[B, V]`, and of the `n` most
+    /// probable tokens (all, if there are fewer).
     ///
     /// `logits` are float32; `on_cpu` says that the current stream is on the CPU.
     ///
@@ -52,11 +52,11 @@ impl Logprobs {
         std::iter::once(&self.chosen).chain(top)
     }
 
-    /// Reads those of one row: that of its token, and its `n` most probable tokens, the first the
-    /// most probable. Waits until they are computed.
+    /// Reads one row: the log-probability of its token, and its `n` most probable tokens in
+    /// descending order. Waits until they are computed.
     ///
     /// # Errors
-    /// When there is no such row, or the computation failed.
+    /// When the row does not exist, or the computation failed.
     pub fn row(&self, row: i32, n: usize) -> Result<(f32, Vec<(u32, f32)>)> {
         let chosen = self.chosen.slice_axis(0, row, row + 1)?.item::<f32>()?;
         let Some((values, ids)) = &self.top else {

@@ -1,16 +1,15 @@
-//! From logits to tokens, on the device: nothing here reads logits back to the host, whatever the
-//! size of the vocabulary. There are two exceptions. A request with logits processors in Rust
-//! copies its own row. One with a grammar reads back its previous token, and sends a bit per token
-//! of the vocabulary.
+//! Samples tokens from logits on the device; logits are not read back to the host. There are two
+//! exceptions. A request with logits processors in Rust copies its row. One with a grammar reads
+//! back its previous token, and sends one bit per token of the vocabulary.
 //!
-//! Each request has a [`Sampler`]; [`sample`] takes any number of them, one for each row of a
-//! batch, which may join and leave between steps. A row's token depends on its own logits, options
-//! and step alone, so a request gets the same reply alone and in a batch.
+//! Each request has a [`Sampler`]; [`sample`] takes one for each row of a batch, and rows may join
+//! and leave between steps. A row's token depends only on its logits, options and step, so a
+//! request gets the same reply alone and in a batch.
 //!
-//! What changes logits is in `penalties`, in this order: repetition, presence and frequency, bias,
-//! logits processors, banned tokens, minimal length, grammar. What chooses is in `filters`, and
-//! `chain` composes it, in one of two orders. On the CPU, one kernel does all of it
-//! (`exec::sampling`), but for what logits processors must see changed before.
+//! `penalties` changes logits, in this order: repetition, presence and frequency, bias, logits
+//! processors, banned tokens, minimum length, grammar. `filters` has the filters, and `chain`
+//! composes them in one of two orders. On the CPU, one fused kernel does all of it
+//! (`exec::sampling`), except changes that must precede logits processors.
 
 mod chain;
 mod draw;
@@ -39,60 +38,59 @@ use chain::{Choice, Draw};
 use host::Host;
 use random::Seed;
 
-/// What a sampler needs to know of the model.
+/// Facts about the model that a sampler needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
-    /// Number of logits.
+    /// The number of logits.
     pub vocabulary: usize,
     /// Tokens that end a reply.
     pub eos: &'a [u32],
-    /// Tokens of a new line, which XTC leaves alone, as it does with `eos`.
+    /// Newline tokens, which XTC never removes, like `eos`.
     pub newline: &'a [u32],
-    /// Compiles the grammar that the options may have; without it a grammar is an error.
+    /// Compiles grammars; without it, an option with a grammar is an error.
     pub grammars: Option<&'a Compiler>,
     /// Whether sampling runs on the CPU.
     pub on_cpu: bool,
 }
 
-/// The sampling of one request, with its state.
+/// The sampling state of one request.
 pub struct Sampler {
     sampling: SamplingOptions,
     spared: Arc<[u32]>,
     seed: Seed,
-    /// Tokens drawn so far.
+    /// The number of tokens drawn.
     step: u64,
     forced: Vec<u32>,
     repeat_penalty: f32,
-    /// Tokens the repetition penalty looks back on; 0 means all.
+    /// The number of tokens that the repetition penalty covers; 0 means all.
     window: usize,
-    /// Recent token ids on the device, `[1, n]`, or `[n]` for the kernel, which counts the reply's
-    /// among them; `None` while empty or not needed.
+    /// Recent token ids on the device: `[1, n]`; for the kernel `[n]`, from which it also counts
+    /// the reply's. `None` while empty or not needed.
     history: Option<Array>,
     presence: f32,
     frequency: f32,
-    /// How often each token is in the reply, float32 `[1, V]`; `None` where not needed.
+    /// The count of each token in the reply, float32 `[1, V]`; `None` if not needed.
     counts: Option<Array>,
     biases: Arc<[(u32, f32)]>,
     /// Ids and biases on the device, `[1, n]` each.
     bias: Option<(Array, Array)>,
     banned: Arc<[u32]>,
-    /// Banned tokens, and those that end the reply.
+    /// Banned tokens and those that end the reply, both forbidden before `min_tokens`.
     banned_yet: Arc<[u32]>,
     min_tokens: u64,
     /// Tokens that end the reply.
     enders: Vec<u32>,
-    /// Banned tokens, and banned ones with enders, on the device, `[1, n]`.
+    /// Banned tokens on the device, `[1, n]`; also together with those that end the reply.
     never: Option<Array>,
     never_yet: Option<Array>,
     logprobs: Option<usize>,
     host: Option<Host>,
     on_cpu: bool,
-    /// Whether the kernel of CPUs changes the logits, too, so that nothing of the above is on the
-    /// device but the history.
+    /// Whether the CPU kernel also changes the logits, so that the device holds only the history.
     whole: bool,
 }
 
-/// What a sampler remembers; see [`Sampler::memory`].
+/// A snapshot of a sampler; see [`Sampler::memory`].
 #[derive(Debug, Clone)]
 pub struct Memory {
     step: u64,
@@ -116,19 +114,19 @@ fn ids(values: &[u32]) -> mlx_rs_core::Result<Option<Array>> {
 }
 
 impl Sampler {
-    /// The sampling that `options` describe; `prompt` starts the history of the repetition penalty.
-    /// Without a seed the draws differ from call to call.
+    /// The sampler for `options`; `prompt` starts the history of the repetition penalty. Without a
+    /// seed, draws differ from call to call.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for options out of range, tokens outside the vocabulary, bans
-    /// that leave nothing, or a bad grammar; [`ErrorKind::Unsupported`] for a grammar where there
-    /// is no compiler.
+    /// that leave no token, or an invalid grammar; [`ErrorKind::Unsupported`] for a grammar without
+    /// a compiler.
     pub fn new(options: &GenerateOptions, prompt: &[u32], context: &Context<'_>) -> Result<Self> {
         options.validate()?;
         Self::of_valid(options, prompt, context)
     }
 
-    /// The same for options that were validated where the request came in.
+    /// The same for options that were validated when the request arrived.
     pub(crate) fn of_valid(
         options: &GenerateOptions,
         prompt: &[u32],
@@ -211,7 +209,7 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Puts on the device what stays there.
+    /// Uploads constant arrays to the device.
     fn prepare(
         &mut self,
         options: &GenerateOptions,
@@ -247,7 +245,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// How many alternatives come with each token's log-probability; `None` if none was asked for.
+    /// The number of alternatives with each token's log-probability; `None` without
+    /// log-probabilities.
     #[must_use]
     pub fn logprobs(&self) -> Option<usize> {
         self.logprobs
@@ -258,14 +257,14 @@ impl Sampler {
         self.history.iter().chain(&self.counts)
     }
 
-    /// Whether a token must be known before the next can be drawn.
+    /// Whether each token must be known before the next can be drawn.
     #[must_use]
     pub fn waits(options: &GenerateOptions) -> bool {
         options.constraints.grammar.is_some() || !options.constraints.logits_processors.is_empty()
     }
 
-    /// What it remembers of the tokens drawn so far, to go back to. A sampler that waits for each
-    /// token ([`Self::waits`]) remembers more, and cannot go back.
+    /// A snapshot of the state after the tokens drawn up to now. A sampler that waits for each
+    /// token ([`Self::waits`]) has further state, and cannot be restored.
     #[must_use]
     pub fn memory(&self) -> Memory {
         Memory {
@@ -275,20 +274,20 @@ impl Sampler {
         }
     }
 
-    /// Goes back to what it remembered then.
+    /// Restores a snapshot.
     pub fn restore(&mut self, memory: Memory) {
         self.step = memory.step;
         self.history = memory.history;
         self.counts = memory.counts;
     }
 
-    /// The token that must come now.
+    /// The forced token of this step.
     fn forced(&self) -> Option<u32> {
         let step = usize::try_from(self.step).ok()?;
         self.forced.get(step).copied()
     }
 
-    /// What may not be drawn now.
+    /// The tokens that are forbidden in this step.
     fn forbidden(&self) -> Option<&Array> {
         if self.step < self.min_tokens {
             self.never_yet.as_ref()
@@ -307,7 +306,7 @@ impl Sampler {
                 || self.forbidden().is_some())
     }
 
-    /// The logits `[1, V]` to choose from, in float32.
+    /// The changed logits `[1, V]`, in float32.
     fn changed(&mut self, logits: &Array) -> Result<Array> {
         let mut x = self.penalized(logits).map_err(engine("sampling"))?;
         if let Some(host) = &mut self.host
@@ -322,7 +321,7 @@ impl Sampler {
         }
     }
 
-    /// What the grammar lets come now of what is not banned; `None` without a grammar.
+    /// The tokens that the grammar and bans allow in this step; `None` without a grammar.
     fn allowed(&mut self) -> Result<Option<Vec<u32>>> {
         let too_early = match self.step < self.min_tokens {
             true => self.enders.as_slice(),
@@ -334,7 +333,7 @@ impl Sampler {
         }
     }
 
-    /// What the kernel of CPUs does with this row.
+    /// The CPU kernel's description of this row.
     fn row(&mut self) -> Result<SampleRow> {
         let pick = self.choice().pick();
         if !self.whole || matches!(pick, Pick::Forced(_)) {
@@ -342,7 +341,7 @@ impl Sampler {
         }
         let allowed = self.allowed()?;
         let banned = match allowed {
-            Some(_) => Arc::default(), // already out of it
+            Some(_) => Arc::default(), // the grammar's mask already excludes them
             None if self.step < self.min_tokens => Arc::clone(&self.banned_yet),
             None => Arc::clone(&self.banned),
         };
@@ -406,13 +405,13 @@ impl Sampler {
         })
     }
 
-    /// Tokens drawn so far.
+    /// The number of tokens drawn.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Takes the drawn token `[1]` and the greatest logit `[1]` of its row into the state.
+    /// Records the sampled token `[1]` and the greatest logit `[1]` of its row.
     fn remember(&mut self, token: &Array, greatest: Array) -> mlx_rs_core::Result<()> {
         self.step += 1;
         if let Some(host) = &mut self.host {
@@ -444,8 +443,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Takes a token `[1]` into the history of the kernel, which looks at its end alone: so it is
-    /// cut now and then only, and not where the reply is counted.
+    /// Appends a token `[1]` to the kernel's history. The kernel reads only its end, so it is
+    /// trimmed only occasionally, and never while the reply is counted.
     fn append(&mut self, token: &Array) -> mlx_rs_core::Result<()> {
         const SURPLUS: usize = 64;
         let counts = self.counts_tokens();
@@ -476,7 +475,7 @@ impl std::fmt::Debug for Sampler {
     }
 }
 
-/// Refuses tokens that the vocabulary does not have.
+/// Refuses tokens outside the vocabulary.
 fn check_ids(options: &GenerateOptions, vocabulary: usize) -> Result<()> {
     let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     let bias: Vec<u32> = options.constraints.logit_bias.keys().copied().collect();

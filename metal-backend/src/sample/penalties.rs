@@ -1,13 +1,12 @@
-//! What changes logits before the choice, as plain functions on `[1, V]`: penalties, biases, bans
-//! and the mask of a grammar. All of it stays in MLX's graph.
+//! Changes of logits before the filters, as plain functions on `[1, V]`: penalties, biases, bans
+//! and the mask of a grammar. All operations stay in MLX's graph.
 
 use mlx_rs_core::{Array, Dtype, Result, where_};
 
 use super::filters::minus_infinity;
 
 /// Lowers the logits of the tokens in `history` `[1, n]`. Positive ones are divided by `penalty`,
-/// negative ones multiplied (Keskar et al. 2019, CTRL). A token counts once however often it
-/// stands.
+/// negative ones multiplied (Keskar et al. 2019, CTRL). Repeated tokens count once.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -19,13 +18,13 @@ pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<A
         &seen.multiply(&by)?,
         &seen.divide(&by)?,
     )?;
-    // Equal ids carry equal values, so writing them twice is harmless.
+    // Equal ids have equal values, so duplicate writes are harmless.
     logits.put_along_axis(history, &lowered, -1)
 }
 
-/// Takes `presence` off the logits of tokens that occur, and `frequency` for each occurrence:
-/// `logit - presence * (count > 0) - frequency * count`, as OpenAI documents them. `counts` is
-/// float32 `[1, V]`.
+/// Subtracts `presence` from the logits of tokens that occur, and `frequency` per occurrence:
+/// `logit - presence * (count > 0) - frequency * count`, as OpenAI documents. `counts` is float32
+/// `[1, V]`.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -48,7 +47,7 @@ pub fn count_penalty(
     Ok(out)
 }
 
-/// `counts` `[1, V]` with one more for `token` `[1]`.
+/// `counts` `[1, V]` incremented for `token` `[1]`.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -60,7 +59,7 @@ pub fn count(counts: &Array, token: &Array) -> Result<Array> {
     counts.put_along_axis(&token, &more, -1)
 }
 
-/// Adds `bias` `[1, n]` to the logits of `ids` `[1, n]`, all different.
+/// Adds `bias` `[1, n]` to the logits of `ids` `[1, n]`, which are distinct.
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -77,9 +76,8 @@ pub fn forbid(logits: &Array, ids: &Array) -> Result<Array> {
     logits.put_along_axis(ids, &minus_infinity()?, -1)
 }
 
-/// Makes all tokens impossible but those whose bit is set in `words`: token `i` is bit `i % 32` of
-/// word `i / 32`. Words that are missing count as zero. An eighth of a byte a token goes to the
-/// device.
+/// Makes all tokens impossible except those whose bit is set in `words`: token `i` is bit `i % 32`
+/// of word `i / 32`. Missing words count as zero. One bit per token is sent to the device.
 ///
 /// # Errors
 /// When memory runs out.

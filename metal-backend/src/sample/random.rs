@@ -1,5 +1,5 @@
-//! The random numbers of a request. Each step's key is a function of the seed and the step alone.
-//! So no state is kept, and other requests of a batch change nothing.
+//! The random numbers of a request. Each step's key depends only on the seed and the step. So no
+//! state is kept, and other requests of a batch have no effect.
 
 use std::sync::Mutex;
 
@@ -7,8 +7,8 @@ use mlx_rs_core::distributed::Group;
 use mlx_rs_core::random::Key;
 use mlx_rs_core::{Array, Result};
 
-/// Where processes compute one model: what their next request without a seed draws from. It is the
-/// same in all of them, which make the same requests in the same order.
+/// In a group that computes one model: the source of seeds for requests without one. It is equal in
+/// all processes, because they make the same requests in the same order.
 static AGREED: Mutex<Option<u64>> = Mutex::new(None);
 
 /// The seed of one request.
@@ -16,12 +16,12 @@ static AGREED: Mutex<Option<u64>> = Mutex::new(None);
 pub(super) struct Seed(u64);
 
 impl Seed {
-    /// `seed`, or one that differs from call to call.
+    /// The given seed, or one that differs from call to call.
     pub(super) fn new(seed: Option<u64>) -> Self {
         Self(scramble(seed.unwrap_or_else(entropy)))
     }
 
-    /// The key of a step's draw.
+    /// The random key of a step.
     pub(super) fn key(self, step: u64) -> Result<Key> {
         Key::new(self.word(step, 0))
     }
@@ -31,7 +31,7 @@ impl Seed {
         (self.word(step, 1) >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// A number in `[0, 1)` to draw by: of 53 bits.
+    /// A number in `[0, 1)` with 53 bits, for the draw.
     pub(super) fn uniform(self, step: u64) -> f64 {
         (self.word(step, 0) >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -41,8 +41,8 @@ impl Seed {
     }
 }
 
-/// A permutation of 64-bit words without visible structure (the output function of `SplitMix64`,
-/// Steele et al. 2014).
+/// A pseudo-random permutation of 64-bit words (the output function of `SplitMix64`, Steele et al.
+/// 2014).
 fn scramble(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -50,14 +50,14 @@ fn scramble(word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Lets requests without a seed draw alike in all processes of `group`, from what its first one
-/// chose.
+/// Makes requests without a seed draw equally in all processes of `group`, with the first process's
+/// entropy.
 ///
 /// # Errors
 /// When the group cannot be reached.
 pub fn agree_on_entropy(group: Group) -> Result<()> {
     let own = if group.rank() == 0 { fresh() } else { 0 };
-    // Of 16 bits, whose sums every kind of group has without loss.
+    // Words of 16 bits, because every group backend sums these exactly.
     let words = [0, 16, 32, 48].map(|shift| ((own >> shift) & 0xffff) as i32);
     let words = group.all_sum(&Array::vector(&words)?)?.to_vec::<i32>()?;
     let agreed = words.iter().rev().fold(0u64, |all, &word| {
@@ -84,7 +84,7 @@ fn entropy() -> u64 {
     }
 }
 
-/// The randomly keyed hasher of the standard library is seeded by the system.
+/// The system seeds the standard library's random hasher.
 fn fresh() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new()

@@ -1,4 +1,4 @@
-//! The sampler's own tests: what a request draws, alone and in a batch.
+//! Tests of the sampler: draws of requests, alone and in a batch.
 
 use super::*;
 use inference::LogitsProcessorFactory;
@@ -98,7 +98,7 @@ fn draws_follow_the_distribution_that_the_filters_leave() {
     ] {
         for on_cpu in [false, true] {
             let n = 1500usize;
-            // Many rows at once: each with its own seed.
+            // Many rows at once, each with a separate seed.
             let c = Context {
                 on_cpu,
                 ..context(4)
@@ -257,7 +257,7 @@ fn logits_that_leave_one_token_give_it() {
             [2, 2, 2],
             "{o:?}"
         );
-        // Certain by being infinite.
+        // An infinite logit is certain.
         let certain = [1.0, 0.0, f32::INFINITY, NO];
         assert_eq!(draw(&mut sampler(&o, &[], 4), &certain), 2, "{o:?}");
     }
@@ -331,7 +331,7 @@ fn same_alone_and_together(on_cpu: bool) {
                 .collect()
         })
         .collect();
-    // Rows join at different steps and leave when they are done.
+    // Rows join at different steps and leave when they have ended.
     let mut samplers: Vec<Sampler> = all
         .iter()
         .map(|o| sampler(o, &[1, 2, 3], vocabulary))
@@ -358,19 +358,19 @@ fn same_alone_and_together(on_cpu: bool) {
     assert_eq!(got, alone);
 }
 
-/// What the filters and the draw are defined as: full sorts and sums in float64.
+/// The definition of filters and draw: full sorts and sums in float64.
 struct Reference {
     logits: Vec<f32>,
     /// 1 over the temperature.
     scale: f64,
-    /// The share of the weights that the running sum passes.
+    /// The fraction of the total weight at which the cumulative sum stops.
     uniform: f64,
-    /// The probability that the nucleus reaches.
+    /// The probability that the nucleus must reach.
     p: f64,
 }
 
 impl Reference {
-    /// All tokens by logit, of equals by id.
+    /// All tokens by ascending logit, ties by id.
     fn ascending(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..self.logits.len() as u32).collect();
         ids.sort_by(|&a, &b| {
@@ -385,7 +385,7 @@ impl Reference {
         logits.fold(f64::NEG_INFINITY, f64::max)
     }
 
-    /// Weights under `softmax(logits * scale)`; that of the greatest is 1.
+    /// Weights under `softmax(logits * scale)`, relative to the greatest.
     fn weights(&self, of: &[u32], scale: f64) -> Vec<f64> {
         let max = self.max(of);
         let weight = |&id: &u32| match f64::from(self.logits[id as usize]) {
@@ -396,7 +396,7 @@ impl Reference {
         of.iter().map(weight).collect()
     }
 
-    /// Drops tokens before which (among the more probable ones) there is `p` of the `whole` weight.
+    /// Removes tokens whose more probable tokens have at least `p` of the weight `whole`.
     fn nucleus(&self, left: &mut Vec<u32>, whole: f64) {
         let weights = self.weights(left, 1.0);
         let mut more_probable = 0.0;
@@ -410,7 +410,7 @@ impl Reference {
 
     /// Min-p.
     fn at_least(&self, min_p: f32, left: &mut Vec<u32>) {
-        // Minus infinity off an infinite logit is no number.
+        // The difference of infinite logits is NaN.
         let least = match min_p {
             0.0 => f64::NEG_INFINITY,
             p => self.max(left) + f64::from(p).ln(),
@@ -431,7 +431,7 @@ impl Reference {
         left.retain(|id| weights.next().unwrap() / total <= least || spared.contains(id));
     }
 
-    /// Where the running sum of weights passes `uniform` of them.
+    /// The token at which the cumulative weight passes `uniform` of the total.
     fn draw(&self, left: &[u32]) -> u32 {
         let weights = self.weights(left, self.scale);
         let target = self.uniform * weights.iter().sum::<f64>();
@@ -450,7 +450,7 @@ impl Reference {
     }
 }
 
-/// Moves the borders that rounding may cross: the draw's and that of top-p.
+/// Shifts the thresholds of the draw and of top-p, which rounding may cross.
 #[derive(Clone, Copy)]
 struct Nudge {
     uniform: f64,
@@ -463,7 +463,7 @@ impl Nudge {
         p: 0.0,
     };
 
-    /// All by a few units in the last place of float32, in which the kernel weighs.
+    /// Shifts by a few units in the last place of float32, the kernel's precision.
     const ALL: [Nudge; 4] = {
         const E: f64 = 1e-6;
         [
@@ -475,7 +475,7 @@ impl Nudge {
     };
 }
 
-/// The draw of a step by the definitions of its stages: what the one kernel of CPUs stands for.
+/// The draw of a step by the definitions of its stages, as reference for the CPU kernel.
 fn by_stages(
     o: &GenerateOptions,
     prompt: &[u32],
@@ -533,7 +533,8 @@ fn by_stages(
         && o.sampling.top_k <= 1024
         && !excludes;
     if by_rank {
-        // Probabilities are under the whole row, and the draw goes from the least probable on.
+        // Probabilities refer to the whole row, and the draw goes from the least probable token
+        // upward.
         let mut left = reference.ascending();
         let whole = reference.weights(&left, 1.0).iter().sum();
         left.drain(..left.len() - o.sampling.top_k);
@@ -610,7 +611,7 @@ fn the_kernel_draws_as_the_stages_do() {
     let kinds = [
         row(&|v| ((v * 37 % 97) as f32).sin() * 5.0),
         row(&|v| ((v * 131 % 701) as f32 * 0.37).sin() * 12.0),
-        // Ties, and what is possible with no more than a few.
+        // Ties, and rows with only a few possible tokens.
         row(&|_| 1.5),
         row(&|v| (v % 3) as f32),
         row(&|v| if v % 50 == 7 { -2.0 } else { NO }),

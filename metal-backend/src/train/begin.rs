@@ -1,5 +1,5 @@
-//! A run that begins with an earlier adapter. The adapter's own shape counts, and options of a user
-//! must agree with it. What a run does with it is `run.rs`'s.
+//! Start of a run from an earlier adapter. The adapter's own shape is used, and the user's options
+//! must agree with it. `run.rs` runs the training.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,7 @@ use crate::adapter::{AdapterKind, CONFIG_FILE, LoraAdapter, WEIGHTS_FILE};
 use crate::checkpoint::files::invalid;
 use crate::nn::adapter::{Delta, Passes};
 
-/// An adapter as a directory: the given one, or for a single file one with it and its
-/// configuration.
+/// An adapter as a directory: the given one, or a temporary one made for a single file.
 pub(super) enum Staged {
     Given(PathBuf),
     Made(tempfile::TempDir, Option<String>),
@@ -30,7 +29,7 @@ impl Staged {
         }
     }
 
-    /// What the user should know.
+    /// A note for the user.
     pub(super) fn note(&self) -> Option<&str> {
         match self {
             Self::Given(_) => None,
@@ -39,8 +38,8 @@ impl Staged {
     }
 }
 
-/// Makes a directory of what [`TrainConfig::resume_adapter_file`] names. A file without a
-/// configuration beside it gets one from `config`.
+/// Provides a directory for [`TrainConfig::resume_adapter_file`]. A file without a configuration
+/// beside it gets one from `config`.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -78,8 +77,8 @@ pub(super) fn stage(path: &Path, config: &TrainConfig) -> Result<Staged> {
     Ok(Staged::Made(made, Some(note)))
 }
 
-/// The configuration of a bare file: the type from the names in it, the scale from `config`. Rank
-/// and layers are in the file.
+/// The configuration of a single file: the type from its tensor names, the scale from `config`.
+/// Rank and layers follow from the file.
 fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     let loaded = io::load_safetensors(path)
         .map_err(|e| invalid(path, "the tensors cannot be read").with_source(e))?;
@@ -102,8 +101,8 @@ fn described(path: &Path, config: &TrainConfig) -> Result<serde_json::Value> {
     Ok(made)
 }
 
-/// Gives `config` the shape of the run's initial adapter for options that were not given
-/// ([`TrainConfig::given`]). The adapter gets its earlier dropout.
+/// Sets the shape options in `config` that were not given ([`TrainConfig::given`]) to those of the
+/// initial adapter. The adapter keeps its earlier dropout.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the first option that contradicts the adapter.
@@ -152,7 +151,7 @@ pub(super) fn agree(
         }
         (lora.rank, lora.scale) = (rank, low.scale);
         if given.dropout {
-            // Dropout is not part of the adapter's output.
+            // Dropout does not affect the output of the adapter at inference.
             let mut low = low.clone();
             low.dropout = lora.dropout;
             passes.change([(Arc::clone(slot), Some(Delta::LowRank(low)))]);
@@ -163,7 +162,7 @@ pub(super) fn agree(
     Ok(())
 }
 
-/// Compares blocks and projections, or takes those of the adapter.
+/// Checks blocks and projections against the adapter, or takes the adapter's.
 fn layers(
     config: &mut TrainConfig,
     adapter: &LoraAdapter,

@@ -1,8 +1,8 @@
-//! The options of a training run, from a YAML or TOML file: the names are those of Python mlx-lm's
-//! `lora` config.
+//! The options of a training run, from a YAML or TOML file with the names of Python mlx-lm's `lora`
+//! config.
 //!
-//! Read, completed with defaults and checked once, here. Flags of a command line are put over it by
-//! the program.
+//! Files are read, completed with defaults and validated here. The program overrides them with
+//! command-line flags.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -22,10 +22,10 @@ mod written;
 pub use written::Given;
 use written::{Written, without_harmless};
 
-/// Bytes of a config file at most.
+/// The maximum size of a config file in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What is trained.
+/// The weights to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FineTuneType {
@@ -34,36 +34,35 @@ pub enum FineTuneType {
     Lora,
     /// Low-rank adapters with magnitudes (Liu et al. 2024).
     Dora,
-    /// The weights themselves.
+    /// The model's own weights.
     Full,
 }
 
-/// What is learned from.
+/// The training objective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
-    /// Texts and replies, by cross-entropy (supervised fine-tuning).
+    /// Cross-entropy on texts and replies (supervised fine-tuning).
     #[default]
     Sft,
-    /// Pairs of replies of which one is better (direct preference optimization, Rafailov et al.
-    /// 2023).
+    /// Preference between pairs of replies (direct preference optimization, Rafailov et al. 2023).
     Dpo,
 }
 
-/// Which examples share a batch, and the order of batches.
+/// How examples are grouped into batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BatchOrder {
-    /// Examples of like length share a batch.
+    /// Examples of similar length share a batch.
     #[default]
     Length,
-    /// Neighbors in the file share a batch.
+    /// Adjacent examples in the file share a batch.
     File,
-    /// The batches of mlx-lm's `train`, in its order.
+    /// The batches and order of mlx-lm's `train`.
     MlxLm,
 }
 
-/// How weights follow gradients. In files their names may have any letter case, as in mlx-lm.
+/// The optimizer. In files, names are case-insensitive, as in mlx-lm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names are those of the methods")]
@@ -93,7 +92,7 @@ impl<'de> Deserialize<'de> for OptimizerName {
     }
 }
 
-/// The adapters' shape, under mlx-lm's names.
+/// The adapters' shape, with mlx-lm's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoraParameters {
@@ -119,7 +118,7 @@ impl Default for LoraParameters {
     }
 }
 
-/// How the learning rate goes, under mlx-lm's names.
+/// The learning-rate schedule, with mlx-lm's names.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedule {
@@ -128,66 +127,65 @@ pub struct LrSchedule {
     /// Its arguments, in the order of MLX's function of that name: of `cosine_decay` the first
     /// rate, steps, last rate.
     pub arguments: Vec<f64>,
-    /// Steps in which the rate rises to the schedule's first.
+    /// Steps of warmup, until the rate reaches the schedule's first.
     pub warmup: u64,
-    /// The rate at which the rise begins.
+    /// The rate at the start of warmup.
     pub warmup_init: f64,
 }
 
-/// All options of a run. A field that a file leaves out has its default, which is mlx-lm's.
+/// All options of a run. A field missing in a file has its default, which is mlx-lm's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
     /// The model: a directory, a file or a name.
     pub model: Option<String>,
-    /// Whether to train: for mlx-lm, which asks for it. [`super::Run`] trains without it too.
+    /// Whether to train; required by mlx-lm. [`super::Run`] ignores it.
     pub train: bool,
-    /// Whether to measure on `test.jsonl` (after training).
+    /// Whether to evaluate on `test.jsonl` after training.
     pub test: bool,
-    /// What is trained.
+    /// The weights to train.
     pub fine_tune_type: FineTuneType,
-    /// How weights follow gradients.
+    /// The optimizer.
     pub optimizer: OptimizerName,
-    /// Further settings of optimizers, by the optimizer's name, such as `adamw: {weight_decay:
-    /// 0.01}`.
+    /// Further optimizer settings, by the optimizer's name, such as `adamw: {weight_decay: 0.01}`.
     pub optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>>,
     /// The directory with `train.jsonl`, `valid.jsonl` and `test.jsonl`.
     pub data: Option<PathBuf>,
-    /// Decides the order of batches, the first adapters and what dropout drops.
+    /// Determines the order of batches, the initial adapters and dropout.
     pub seed: u32,
-    /// How many of the last blocks are trained; -1 for all.
+    /// The number of last blocks to train; -1 for all.
     pub num_layers: i64,
-    /// Rows of a batch.
+    /// Rows per batch.
     pub batch_size: usize,
-    /// Steps.
+    /// The number of steps.
     pub iters: u64,
-    /// Batches of a validation; -1 for all.
+    /// Batches per validation; -1 for all.
     pub val_batches: i64,
     /// The learning rate, unless `lr_schedule` is given.
     pub learning_rate: f64,
-    /// Steps from one report to the next.
+    /// Steps between reports.
     pub steps_per_report: u64,
-    /// Steps from one validation to the next.
+    /// Steps between validations.
     pub steps_per_eval: u64,
-    /// Adapters to go on from.
+    /// The adapter to continue from.
     pub resume_adapter_file: Option<PathBuf>,
-    /// The directory for adapters.
+    /// The output directory for adapters.
     pub adapter_path: PathBuf,
-    /// Steps from one save to the next.
+    /// Steps between saves.
     pub save_every: u64,
-    /// Batches of a test; -1 for all.
+    /// Batches per test; -1 for all.
     pub test_batches: i64,
-    /// Ids of a row at most.
+    /// The maximum token ids per row.
     pub max_seq_length: usize,
-    /// Whether blocks are computed again in the backward pass, to save memory.
+    /// Whether blocks are recomputed in the backward pass, to save memory.
     pub grad_checkpoint: bool,
-    /// Batches whose gradients make one step.
+    /// The number of batches whose gradients form one step.
     pub grad_accumulation_steps: usize,
-    /// How the learning rate goes.
+    /// The learning-rate schedule.
     pub lr_schedule: Option<LrSchedule>,
     /// The adapters' shape.
     pub lora_parameters: LoraParameters,
-    /// Whether the loss leaves out all but the last message, or the completion.
+    /// Whether the loss covers only the last message or the completion.
     pub mask_prompt: bool,
     /// The field of a line that holds a chat.
     pub chat_feature: String,
@@ -197,33 +195,33 @@ pub struct TrainConfig {
     pub completion_feature: String,
     /// The field of a line that holds a text.
     pub text_feature: String,
-    /// Ours: whether short examples share rows.
+    /// Ours: whether short examples are packed into shared rows.
     pub pack: bool,
-    /// Ours: whether batches are made of neighboring lines, not of lines of like length.
+    /// Ours: whether batches consist of adjacent lines instead of lines with similar length.
     pub keep_order: bool,
-    /// Ours: whether to go on without lines that cannot be used.
+    /// Ours: whether to skip unusable lines.
     pub skip_bad_lines: bool,
-    /// Ours: what is learned from.
+    /// Ours: the training objective.
     pub method: Method,
-    /// Ours: how dear leaving the model without its adapter is to [`Method::Dpo`].
+    /// Ours: the penalty of [`Method::Dpo`] on deviation from the base model.
     pub beta: f32,
-    /// Ours: the share of pairs whose order is wrong, for [`Method::Dpo`].
+    /// Ours: the assumed fraction of wrongly ordered pairs, for [`Method::Dpo`].
     pub label_smoothing: f32,
-    /// Ours: which examples share a batch, unless `keep_order`, which is as good as `file`.
+    /// Ours: how examples are grouped into batches; `keep_order` equals `file`.
     pub batch_order: BatchOrder,
-    /// Further files with the figures of the run.
+    /// Further files for the metrics of the run.
     #[serde(with = "super::report::names")]
     pub report_to: Vec<Report>,
     /// Ours: the backend: metal, cuda or cpu; the best available if absent.
     pub backend: Option<String>,
-    /// Ours: the type to compute in; the backend's choice if absent.
+    /// Ours: the compute type; the backend's default if absent.
     pub dtype: Option<ComputeType>,
-    /// Ours: the global norm beyond which gradients are scaled down.
+    /// Ours: the global gradient norm above which gradients are scaled down.
     pub max_grad_norm: Option<f64>,
     /// Ours: whether a step is traced once and replayed.
     pub compile: Compile,
-    /// What of the adapter's shape somebody wrote down. It must agree with `resume_adapter_file`,
-    /// and what nobody wrote down comes from there.
+    /// Which adapter shape options were given explicitly. Those must agree with
+    /// `resume_adapter_file`; the others are taken from it.
     #[serde(skip)]
     pub given: Given,
 }
@@ -236,7 +234,7 @@ pub enum Setting {
     Flag(bool),
     /// A number.
     Number(f64),
-    /// Several, such as `betas`.
+    /// A list, such as `betas`.
     Numbers(Vec<f64>),
 }
 
@@ -294,7 +292,7 @@ fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// How a config is written.
+/// The file format of a config.
 #[derive(Clone, Copy)]
 enum Format {
     Yaml,
@@ -311,12 +309,12 @@ impl Format {
 }
 
 impl TrainConfig {
-    /// Reads a file, `.yaml`, `.yml`, `.json` (mlx-lm's `adapter_config.json`) or `.toml`, and
-    /// checks it.
+    /// Reads and checks a file: `.yaml`, `.yml`, `.json` (mlx-lm's `adapter_config.json`) or
+    /// `.toml`.
     ///
     /// # Errors
-    /// `Io` if it cannot be read; `InvalidOption` for another kind of file, for a field that is
-    /// unknown, of the wrong type or out of range. All name the file.
+    /// `Io` if the file cannot be read; `InvalidOption` for another file type, and for a field that
+    /// is unknown, of the wrong type or out of range. All errors name the file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let named = |e: Error| e.with_path(path).context("training config");
@@ -337,7 +335,7 @@ impl TrainConfig {
         let io = |e: std::io::Error| {
             named(Error::new(ErrorKind::Io, "cannot read the file").with_source(e))
         };
-        // Asked before opening: opening a pipe would wait for its other end.
+        // Checked before opening, because opening a pipe would block.
         if !path.metadata().map_err(io)?.is_file() {
             return Err(named(bad("it is not a regular file")));
         }
@@ -375,13 +373,14 @@ impl TrainConfig {
         Self::read_by(Format::Toml, text)
     }
 
-    /// Reads one text as whatever is wanted of it.
+    /// Parses a text in a format.
     fn read_by(format: Format, text: &str) -> Result<Self> {
         let wrong = |e: String| bad(helped(&e));
         match format.read::<Self>(text) {
             Ok(config) => config.checked(|| format.read(text).map_err(wrong)),
             Err(first) => {
-                // The reader tells lines, which a value has not, so it goes first.
+                // This parse comes first, because its errors have line numbers, which a `Value`
+                // lacks.
                 let mut value: Value = format.read(text).map_err(|_| wrong(first.clone()))?;
                 if !without_harmless(&mut value) {
                     return Err(wrong(first));
@@ -402,7 +401,7 @@ impl TrainConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// `InvalidOption` naming the field, its value and what is allowed.
+    /// `InvalidOption` naming the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         let at_least_one = [
             ("batch_size", self.batch_size as u64),
@@ -469,7 +468,7 @@ impl TrainConfig {
             ));
         }
         if self.pack && self.keep_order {
-            // Packing follows the file already.
+            // Packing already follows the file's order.
             return Err(bad(
                 "pack keeps the order of lines already; leave keep_order out",
             ));
@@ -509,7 +508,7 @@ impl TrainConfig {
             .map_or(Ok(()), LrSchedule::validate)
     }
 
-    /// How the data of this run is read.
+    /// The options for reading this run's data.
     #[must_use]
     pub fn data_options(&self) -> DataOptions {
         DataOptions::new()
@@ -523,7 +522,7 @@ impl TrainConfig {
             })
     }
 
-    /// How this run makes batches.
+    /// The options for this run's batches.
     #[must_use]
     pub fn batch_options(&self) -> BatchOptions {
         BatchOptions::new()
@@ -533,7 +532,7 @@ impl TrainConfig {
             .with_order(match self.batch_order {
                 BatchOrder::File => Order::AsRead,
                 _ if self.keep_order => Order::AsRead,
-                // Of mlx-lm's order by fields instead of by tokens.
+                // mlx-lm's order sorts by fields instead of tokens.
                 BatchOrder::Length | BatchOrder::MlxLm => Order::ByLength,
             })
     }
@@ -541,7 +540,7 @@ impl TrainConfig {
 
 impl LrSchedule {
     fn validate(&self) -> Result<()> {
-        // Names of MLX's schedules and how many arguments each may have.
+        // The schedules of MLX and the allowed number of arguments of each.
         let known = [
             ("cosine_decay", 2..=3),
             ("exponential_decay", 2..=2),
@@ -570,9 +569,9 @@ impl LrSchedule {
     }
 }
 
-/// A reader's message, and what to write instead of a name that we do not have.
+/// A parser's message, with a suggestion for an unknown name.
 fn helped(message: &str) -> String {
-    // Readers draw the line of the file below their message; one line is enough here.
+    // Parsers append an excerpt of the file; the message alone is enough.
     let message = message.trim().replace('\n', " ");
     let hint = |name: &str| match name {
         "hf_dataset" => {

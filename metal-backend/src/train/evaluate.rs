@@ -1,5 +1,5 @@
-//! Mean loss, perplexity and accuracy of a model on data, over the tokens that the loss counts.
-//! Nothing is learned.
+//! Mean loss, perplexity and accuracy of a model on data, over the target tokens. No weights
+//! change.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,21 +13,21 @@ use super::step::{Preference, Sequence, evaluate_on, evaluate_pairs_on};
 use super::train_log::Score;
 use crate::engine::Engine;
 
-/// Which part of the data is evaluated, and in which batches.
+/// The part of the data to evaluate, and its batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvalOptions {
-    /// Examples at a time.
+    /// Examples per batch.
     pub batch_size: usize,
-    /// Batches at most, drawn by `seed`; `None` for all.
+    /// The maximum number of batches, sampled with `seed`; `None` for all.
     pub batches: Option<usize>,
-    /// Tokens of an example at most; longer ones are cut.
+    /// The maximum tokens of an example; longer ones are truncated.
     pub max_seq_length: usize,
-    /// What batches are drawn by.
+    /// The seed that selects batches.
     pub seed: u32,
 }
 
 impl Default for EvalOptions {
-    /// All, four at a time, of at most 2048 tokens.
+    /// All examples, four per batch, with at most 2048 tokens.
     fn default() -> Self {
         Self {
             batch_size: 4,
@@ -39,7 +39,7 @@ impl Default for EvalOptions {
 }
 
 impl EvalOptions {
-    /// Every example is in a batch.
+    /// Batches that contain every example.
     fn batches(&self) -> BatchOptions {
         BatchOptions::new()
             .with_batch_size(self.batch_size)
@@ -49,19 +49,19 @@ impl EvalOptions {
     }
 }
 
-/// What [`evaluate`] found.
+/// The result of [`evaluate`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvalReport {
-    /// The numbers.
+    /// The metrics.
     pub score: Score,
-    /// Examples that were evaluated.
+    /// The number of evaluated examples.
     pub examples: usize,
-    /// What the user should know of the data, such as examples that were cut.
+    /// Notes on the data for the user, such as truncated examples.
     pub notes: Vec<String>,
 }
 
-/// The rows of a batch as the trainer takes them. Packed examples are separate again, so that none
-/// sees another. Rows in which nothing is learned are left out.
+/// The rows of a batch in the trainer's form. Packed examples are separated again, so that none
+/// attends to another. Rows without targets are dropped.
 #[must_use]
 pub fn sequences(batch: &Batch) -> Vec<Sequence> {
     let rows = batch.tokens.chunks(batch.width.max(1)).zip(&batch.parts);
@@ -75,8 +75,7 @@ pub fn sequences(batch: &Batch) -> Vec<Sequence> {
     .collect()
 }
 
-/// The examples from which something can be learned once they are cut to `max_len` tokens, and
-/// notes about the others.
+/// The examples that have targets when truncated to `max_len` tokens, and notes about the others.
 #[must_use]
 pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -106,7 +105,7 @@ pub fn usable(data: &Dataset, max_len: usize, packed: bool) -> (Vec<Example>, Ve
     (usable, notes)
 }
 
-/// A note about the lines that were left out.
+/// A note about skipped lines.
 fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     let first = lines.first()?;
     Some(format!(
@@ -118,8 +117,8 @@ fn bad_lines(path: &Path, lines: &[BadLine]) -> Option<String> {
     ))
 }
 
-/// The pairs from which something can be learned once both replies are cut to `max_len` tokens, and
-/// notes about the others.
+/// The pairs that have targets in both replies when truncated to `max_len` tokens, and notes about
+/// the others.
 #[must_use]
 pub fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<String>) {
     let mut notes: Vec<String> = bad_lines(&data.path, &data.bad_lines).into_iter().collect();
@@ -149,7 +148,7 @@ pub fn usable_pairs(data: &Pairs, max_len: usize) -> (Vec<Pair>, Vec<String>) {
     )
 }
 
-/// Pairs as the trainer takes them, cut to `max_len` tokens.
+/// Pairs in the trainer's form, truncated to `max_len` tokens.
 #[must_use]
 pub fn preferences<'a>(
     pairs: impl IntoIterator<Item = &'a Pair>,
@@ -168,27 +167,27 @@ pub fn preferences<'a>(
     pairs.into_iter().map(one).collect()
 }
 
-/// How preferences are weighed.
+/// The parameters of direct preference optimization.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dpo {
-    /// The weight of the distance from the model without its adapter; above 0.
+    /// The weight of the deviation from the base model; above 0.
     pub beta: f32,
-    /// The share of pairs whose order is wrong; from 0 to below 0.5.
+    /// The assumed fraction of wrongly ordered pairs; from 0 to below 0.5.
     pub label_smoothing: f32,
 }
 
-/// What batches add to a score.
+/// The sums of a score over batches.
 #[derive(Default)]
 struct Sums {
     loss: f64,
-    /// What the loss is a mean over: tokens or pairs.
+    /// The number of tokens or pairs in the mean.
     counted: usize,
     correct: usize,
     tokens: usize,
 }
 
-/// Adds up `per_epoch` batches, or as many of them as the options ask for. `None` when cancelled.
-/// `unit` names what is counted.
+/// Sums over `per_epoch` batches, or the number in the options. `None` when cancelled. `unit` names
+/// what is counted.
 fn score_batches(
     per_epoch: usize,
     (step, unit): (u64, &str),
@@ -264,8 +263,8 @@ pub(super) fn score_pairs(
     }))
 }
 
-/// Scores a model on examples; `None` when cancelled. `on_batch` is called with the number of
-/// batches that are done, and of all.
+/// Scores a model on examples; `None` when cancelled. `on_batch` gets the number of finished
+/// batches and the total.
 pub(super) fn score(
     engine: &Engine,
     examples: &[Example],
@@ -296,7 +295,7 @@ pub(super) fn score(
     }))
 }
 
-/// The file of a data set: itself, or `test.jsonl` of a directory.
+/// The file of a data set: the path itself, or `test.jsonl` in a directory.
 fn test_file(data: &Path) -> Result<PathBuf> {
     let file = if data.is_dir() {
         data.join("test.jsonl")
@@ -328,11 +327,11 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Cancelled, "the evaluation was interrupted")
 }
 
-/// Loads a model, with the adapter that the options name. Evaluates it on a JSONL file, or on the
+/// Loads a model, with the adapter in the options. Evaluates it on a JSONL file, or on the
 /// `test.jsonl` of a directory.
 ///
 /// # Errors
-/// Those of loading and of reading data; [`ErrorKind::Cancelled`].
+/// Errors of loading and of reading data; [`ErrorKind::Cancelled`].
 pub fn evaluate(
     model: &Path,
     load: &LoadOptions,
@@ -358,8 +357,8 @@ pub fn evaluate(
     })
 }
 
-/// The same for pairs of replies: how well the model with its adapter tells the better from the
-/// worse, beside the model without it.
+/// The same for pairs of replies: how well the model with its adapter prefers the better reply,
+/// compared with the base model.
 ///
 /// # Errors
 /// As [`evaluate`].
@@ -417,7 +416,7 @@ mod tests {
             Sequence::new(vec![4, 5, 6, 7]).with_prompt(2),
         ];
         assert_eq!(sequences(&stream.next_batch()), expected);
-        // Of the third all that is to be learned is cut off.
+        // Truncation removes all targets of the third example.
         let mut stream = Batches::new(&examples, options(3)).unwrap();
         assert_eq!(sequences(&stream.next_batch()), expected);
     }

@@ -1,5 +1,4 @@
-//! What a run learns from and is judged by: texts or pairs of replies, and the stream of their
-//! batches.
+//! The examples of a run, texts or pairs of replies, and the stream of their batches.
 
 use std::path::Path;
 
@@ -16,7 +15,7 @@ use super::train_log::Score;
 use crate::engine::Engine;
 use crate::text::TextPipeline;
 
-/// Examples of one kind.
+/// Examples of one objective.
 pub(super) enum Examples {
     /// Texts and replies.
     Texts(Vec<Example>),
@@ -31,7 +30,7 @@ impl Default for Examples {
 }
 
 impl Examples {
-    /// How many there are.
+    /// The number of examples.
     pub fn len(&self) -> usize {
         match self {
             Self::Texts(examples) => examples.len(),
@@ -59,20 +58,20 @@ impl Examples {
 /// The three parts of a run's data.
 #[derive(Default)]
 pub(super) struct Parts {
-    /// What is learned.
+    /// The training examples.
     pub train: Examples,
-    /// What the run is judged by while it goes on; empty where it is not.
+    /// The validation examples; may be empty.
     pub valid: Examples,
-    /// What the result is judged by; empty where it is not.
+    /// The test examples; may be empty.
     pub test: Examples,
-    /// How many fields each line to learn from has.
+    /// The number of fields in each training line.
     fields: Vec<usize>,
-    /// Lines of the validation data.
+    /// The number of lines in the validation data.
     valid_lines: usize,
 }
 
 impl Parts {
-    /// Reads the data of a run. What is to be said of it is added to `notes`.
+    /// Reads the data of a run. Notes about the data are added to `notes`.
     pub fn read(
         dir: &Path,
         text: &TextPipeline,
@@ -99,7 +98,7 @@ impl Parts {
                 let mlx_lm = config.batch_order == BatchOrder::MlxLm;
                 let valid_lines = data.valid.as_ref().map_or(0, |data| data.examples.len());
                 let learned = match mlx_lm {
-                    // Each line has its place there, also where nothing is to be learned.
+                    // mlx-lm's order includes every line, even without targets.
                     true => Examples::Texts(train.examples),
                     false => part(Some(&train), config.pack),
                 };
@@ -137,7 +136,7 @@ impl Parts {
         }
     }
 
-    /// The batches to learn from, at their beginning.
+    /// The stream of training batches, at its start.
     pub fn train_stream(&self, config: &TrainConfig) -> Result<Stream<'_>> {
         let options = config.batch_options();
         match &self.train {
@@ -160,23 +159,23 @@ impl Parts {
     }
 }
 
-/// The batches of a run, without end.
+/// An endless stream of batches.
 pub(super) enum Stream<'a> {
-    /// Of texts.
+    /// Batches of texts.
     Texts(Batches<'a>),
-    /// Of pairs.
+    /// Batches of pairs.
     Pairs {
-        /// All of them.
+        /// All pairs.
         pairs: &'a [Pair],
-        /// Which share a batch.
+        /// The batches as lists of indices.
         rows: Rows,
-        /// Ids of a row at most.
+        /// The maximum ids per row.
         most: usize,
     },
 }
 
 impl Stream<'_> {
-    /// Examples that no batch has.
+    /// The number of examples that are in no batch.
     pub fn left_over(&self) -> usize {
         match self {
             Self::Texts(batches) => batches.left_over(),
@@ -184,7 +183,7 @@ impl Stream<'_> {
         }
     }
 
-    /// Passes over so many batches.
+    /// Skips `batches` batches.
     pub fn skip(&mut self, batches: u64) {
         match self {
             Self::Texts(stream) => stream.skip_batches(batches),
@@ -192,7 +191,7 @@ impl Stream<'_> {
         }
     }
 
-    /// Learns from the next batch; `None` where nothing is to be learned of it.
+    /// Trains on the next batch; `None` if it has no targets.
     pub fn step(&mut self, trainer: &mut Trainer, dpo: Dpo) -> Result<Option<StepReport>> {
         match self {
             Self::Texts(batches) => {
@@ -219,8 +218,8 @@ mod tests {
 
     use super::*;
 
-    /// The batches of mlx-lm's own `train` (`tools/golden/batch_order.py`), with the validations
-    /// that draw between.
+    /// The batches of mlx-lm's `train` (`tools/golden/batch_order.py`), with validations that use
+    /// the same generator.
     #[test]
     fn batches_are_those_of_mlx_lm_s_train() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -251,7 +250,7 @@ mod tests {
             let parts = Parts::read(dir.path(), &text, &config, &mut Vec::new()).unwrap();
             let expected = case["batches"].as_array().unwrap();
             assert_eq!(expected.len() as u64, config.iters);
-            // From the beginning, and from where a resumed run begins.
+            // From the start, and from the step at which a resumed run continues.
             for skipped in [0, 5] {
                 let Stream::Texts(mut batches) = parts.train_stream(&config).unwrap() else {
                     panic!("no texts")

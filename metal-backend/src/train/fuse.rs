@@ -1,5 +1,5 @@
-//! An adapter made part of its model: a directory of safetensors in, the same with changed numbers
-//! out. One file of weights is in memory at a time.
+//! Merges an adapter into its model: reads a directory of safetensors and writes one with changed
+//! weights. It holds one weight file in memory at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,28 +17,27 @@ use crate::error::engine;
 use crate::nn::adapter::{LowRank, SlotKind, adapted, lengths};
 use crate::workdir::{WorkDir, parent_of};
 
-/// Writes the model at `model` with the adapter at `adapter` into the new directory `output`. What
-/// is quantized stays so, in its format; the numbers of a fused model are those of the adapted one
-/// up to that. Returns how many tensors changed.
+/// Writes the model at `model`, merged with the adapter at `adapter`, into the new directory
+/// `output`. Quantized weights are quantized again in their format, so the result equals the
+/// adapted model up to that. Returns the number of changed tensors.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] when the output is there already, [`ErrorKind::Unsupported`] for a
-/// GGUF file, [`ErrorKind::InvalidModel`] when the adapter does not fit. Nothing is left behind
-/// then.
+/// [`ErrorKind::InvalidOption`] when the output exists, [`ErrorKind::Unsupported`] for a GGUF file,
+/// [`ErrorKind::InvalidModel`] when the adapter does not fit. A failed call leaves no files.
 pub fn fuse(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     fuse_as(model, adapter, output, false)
 }
 
-/// As [`fuse`], but every quantized matrix is written as plain numbers of its scales' type, so that
-/// nothing is lost by packing again. A GGUF file is converted to plain numbers first.
+/// As [`fuse`], but every quantized matrix is written dequantized in the type of its scales, so
+/// that no precision is lost. A GGUF file is first converted to dense weights.
 ///
 /// # Errors
-/// As [`fuse`], but for the GGUF file.
+/// As [`fuse`], but a GGUF file is allowed.
 pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<usize> {
     let ModelFiles::Gguf(file) = locate(model)? else {
         return fuse_as(model, adapter, output, true);
     };
-    // Before minutes of converting, not after.
+    // Checked before the conversion, which can take minutes.
     must_be_new(output)?;
     let parent = parent_of(output);
     let work = WorkDir::new(parent, WORK_PREFIX).map_err(|e| failed(parent, e))?;
@@ -48,7 +47,7 @@ pub fn fuse_dequantized(model: &Path, adapter: &Path, output: &Path) -> Result<u
     fuse_as(&dense, adapter, output, true)
 }
 
-/// How names of hidden directories with models in the making begin.
+/// The prefix of hidden directories for unfinished models.
 const WORK_PREFIX: &str = ".fuse-";
 
 fn must_be_new(output: &Path) -> Result<()> {
@@ -104,17 +103,17 @@ fn fuse_as(model: &Path, adapter: &Path, output: &Path, dequantize: bool) -> Res
     Ok(fusion.done.len())
 }
 
-/// Which tensor is in which file.
+/// The index of tensors and their files.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// What the system refused at a path.
+/// An I/O error at a path.
 fn failed(path: &Path, e: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, "cannot read or write this")
         .with_path(path)
         .with_source(e)
 }
 
-/// A configuration, or an index, of a model whose matrices are no longer packed.
+/// The configuration or index of a model after its matrices were dequantized.
 fn without_packing(path: &Path, is_index: bool) -> Result<String> {
     let text = read_text(path, MAX_TEXT_FILE)?;
     let mut value = python_json::from_slice(text.as_bytes())
@@ -141,13 +140,13 @@ fn without_packing(path: &Path, is_index: bool) -> Result<String> {
     })
 }
 
-/// What goes into files one after another.
+/// The state of a merge, file by file.
 struct Fusion {
     stored: Stored,
     formats: Formats,
     dequantize: bool,
-    /// Layers that were found, with the parts of them that changed, and which expert's, where they
-    /// are stored one by one.
+    /// Merged layers: the layer's name, the changed part, and the expert's index if experts are
+    /// stored one by one.
     done: BTreeSet<(String, &'static str, Option<i32>)>,
 }
 
@@ -211,7 +210,7 @@ impl Fusion {
         }
     }
 
-    /// Everything that was trained must have been found.
+    /// Checks that every trained weight was merged.
     fn check(&self) -> Result<()> {
         for layer in self.stored.names() {
             for end in self.changing(layer) {
@@ -228,7 +227,7 @@ impl Fusion {
         Ok(())
     }
 
-    /// Matrices of experts that a file has one by one, where the layer is a stack of them.
+    /// The single expert matrices in a file, if the layer is a stack of them.
     fn singles(&self, arrays: &BTreeMap<String, Array>, layer: &str) -> Vec<(i32, String)> {
         let (Some(experts), Some((parent, part))) =
             (self.stored.experts(layer), layer.rsplit_once('.'))
@@ -239,7 +238,7 @@ impl Fusion {
             .trim_end_matches(".switch_mlp")
             .trim_end_matches(".switch_glu")
             .trim_end_matches(".experts");
-        // Mixtral's names.
+        // Mixtral has other names.
         let other = match part {
             "gate_proj" => "w1",
             "up_proj" => "w3",
@@ -261,7 +260,7 @@ impl Fusion {
             .collect()
     }
 
-    /// Changes a tensor of a file: the one of an expert, or all of it.
+    /// Changes a tensor of a file: the part of one expert, or all of it.
     fn change(
         &self,
         arrays: &mut BTreeMap<String, Array>,
@@ -277,13 +276,13 @@ impl Fusion {
         }
     }
 
-    /// The shape of all experts' matrices, from that of one.
+    /// The shape of the expert stack, from the shape of a single expert.
     fn stacked(&self, layer: &str, shape: &[i32], expert: Option<i32>) -> Vec<i32> {
         let experts = expert.and_then(|_| self.stored.experts(layer));
         experts.into_iter().chain(shape.iter().copied()).collect()
     }
 
-    /// Other numbers in place of a tensor's.
+    /// Replaces a tensor.
     fn replace(
         &self,
         arrays: &mut BTreeMap<String, Array>,
@@ -315,7 +314,7 @@ impl Fusion {
         Ok(())
     }
 
-    /// A matrix of a file, if it is packed.
+    /// A quantized matrix of a file, if it is one.
     fn packed(&self, arrays: &BTreeMap<String, Array>, stem: &str) -> Result<Option<Quantized>> {
         let part = |end: &str| arrays.get(&format!("{stem}.{end}")).cloned();
         let (Some(weight), Some(scales)) = (part("weight"), part("scales")) else {
@@ -336,7 +335,7 @@ impl Fusion {
         Ok(Some(packed))
     }
 
-    /// What is to be added to a matrix of a shape.
+    /// The low-rank term for a matrix of a shape.
     fn low_rank(
         &self,
         stem: &str,
@@ -356,7 +355,7 @@ impl Fusion {
         Ok(low)
     }
 
-    /// Adds what was trained to a matrix.
+    /// Adds the trained low-rank term to a matrix.
     fn add(
         &self,
         arrays: &mut BTreeMap<String, Array>,
@@ -409,7 +408,7 @@ impl Fusion {
     }
 }
 
-/// The part of one expert, or all.
+/// The slice of one expert, or the whole stack.
 fn one_of(stack: &Array, expert: Option<i32>) -> mlx_rs_core::Result<Array> {
     match expert {
         Some(expert) => stack.slice_axis(0, expert, expert + 1)?.squeeze_axis(0),
@@ -417,10 +416,10 @@ fn one_of(stack: &Array, expert: Option<i32>) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// What embeddings are called.
+/// The names of embeddings.
 const TABLES: [&str; 4] = ["embed_tokens", "embed_tokens_per_layer", "wte", "wpe"];
 
-/// The type of what a packed matrix stands for.
+/// The dequantized type of a quantized matrix.
 fn float_of(packed: &Quantized) -> Dtype {
     match packed.scales.dtype() {
         Dtype::Uint8 => Dtype::Bfloat16,
@@ -428,7 +427,7 @@ fn float_of(packed: &Quantized) -> Dtype {
     }
 }
 
-/// A matrix in plain numbers in place of a packed one.
+/// Replaces a quantized matrix by a dense one.
 fn put_dense(arrays: &mut BTreeMap<String, Array>, stem: &str, dense: Array) {
     arrays.remove(&format!("{stem}.scales"));
     arrays.remove(&format!("{stem}.biases"));
@@ -446,11 +445,11 @@ fn sum(weight: &Array, low: &LowRank) -> mlx_rs_core::Result<Array> {
     sum.multiply(&factor.expand_dims(-1)?)
 }
 
-/// How matrices are packed, by the model's configuration.
+/// The quantization of matrices in the model's configuration.
 struct Formats {
     path: std::path::PathBuf,
     quantization: Value,
-    /// It knows which matrices are stored as `[in, out]`.
+    /// The family, which knows the matrices stored as `[in, out]`.
     family: Option<&'static Family>,
 }
 
@@ -475,7 +474,7 @@ impl Formats {
         })
     }
 
-    /// Whether a tensor of a file is the other way around.
+    /// Whether a tensor of a file is stored transposed.
     fn is_turned(&self, name: &str) -> bool {
         self.family.is_some_and(|f| f.is_transposed(name))
     }

@@ -1,15 +1,14 @@
-//! Losses. They take logits and say how wrong they are; which positions count is the caller's
-//! choice.
+//! Loss functions on logits. The caller selects the positions that count.
 
 use mlx_rs_core::{All, Array, Dtype, Error, ErrorKind, Result};
 
-/// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`, which is stable
-/// where `-log(softmax)` is not. Computed in float32.
+/// Cross-entropy at each position, in nats: `logsumexp(logits) - logits[target]`, which is
+/// numerically stable, unlike `-log(softmax)`. Computed in float32.
 ///
 /// `logits` `[.., vocab]`, `targets` `[..]` of token ids below `vocab`; returns `[..]`.
 ///
 /// # Errors
-/// When the shapes do not fit each other.
+/// When the shapes do not match.
 pub fn cross_entropy_each(logits: &Array, targets: &Array) -> Result<Array> {
     let leading = logits.shape().split_last().map(|(_, leading)| leading);
     if leading != Some(targets.shape()) {
@@ -38,8 +37,8 @@ pub fn cross_entropy(logits: &Array, targets: &Array) -> Result<Array> {
     cross_entropy_each(logits, targets)?.mean(All, false)
 }
 
-/// The mean of [`cross_entropy_each`] over the positions that `mask` `[..]` counts (1), without
-/// those that it leaves out (0). Weights between are possible. Zero where it counts none.
+/// The mean of [`cross_entropy_each`] over the positions where `mask` `[..]` is 1, excluding those
+/// where it is 0. Weights between are allowed. Zero if all weights are 0.
 ///
 /// # Errors
 /// As [`cross_entropy_each`].
@@ -48,7 +47,7 @@ pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Re
     let sum = cross_entropy_each(logits, targets)?
         .multiply(&mask)?
         .sum(All, false)?;
-    // A batch without a counted position has nothing to learn from, rather than NaN.
+    // A batch without counted positions has loss 0, rather than NaN.
     let count = mask.sum(All, false)?;
     let none = count.equal(&count.scalar_like(0.0)?)?;
     sum.divide(&count.add(&none.astype(Dtype::Float32)?)?)
@@ -57,7 +56,7 @@ pub fn masked_cross_entropy(logits: &Array, targets: &Array, mask: &Array) -> Re
 /// Mean squared error, a scalar.
 ///
 /// # Errors
-/// When the shapes do not fit each other.
+/// When the shapes do not match.
 pub fn mse(predictions: &Array, targets: &Array) -> Result<Array> {
     predictions.subtract(targets)?.square()?.mean(All, false)
 }
@@ -68,13 +67,13 @@ fn log_sigmoid(x: &Array) -> Result<Array> {
     zero.subtract(&zero.logaddexp(&x.negative()?)?)
 }
 
-/// Direct preference optimization (Rafailov et al. 2023, equation 7). It compares how far the model
-/// and the reference prefer `chosen` over `rejected`, each `[pairs]` of summed log-probabilities.
-/// `smoothing` is the chance that a label is wrong (the conservative form of the authors' code), 0
-/// for none. A scalar.
+/// Direct preference optimization (Rafailov et al. 2023, equation 7). It compares how strongly the
+/// model and the reference prefer `chosen` over `rejected`, each `[pairs]` of summed
+/// log-probabilities. `smoothing` is the probability that a label is wrong (the conservative
+/// variant in the authors' code), 0 for none. Returns a scalar.
 ///
 /// # Errors
-/// When the shapes do not fit each other.
+/// When the shapes do not match.
 pub fn dpo(
     (chosen, rejected): (&Array, &Array),
     (base_chosen, base_rejected): (&Array, &Array),

@@ -1,19 +1,20 @@
 //! Fine-tuning: adapters on frozen models, their gradients, losses, optimizers, the training step
-//! and the run around it. How a run is shown is for the caller.
+//! and the run around it. The caller displays the run.
 //!
-//! A [`Trainer`] holds a loaded model with an adapter. Its trainable numbers have the names that
-//! the checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are kept
-//! sorted by name. Each [`Trainer::step`] takes a batch of token sequences, and the model answers
-//! with what it has learned so far, through the same engine.
+//! A [`Trainer`] holds a loaded model with an adapter. Its trainable parameters have the names that
+//! a checkpoint would give them, such as `model.layers.3.self_attn.q_proj.lora_a`, and are sorted
+//! by name. Each [`Trainer::step`] takes a batch of token sequences; the model serves requests with
+//! its current parameters through the same engine.
 //!
-//! - `fuse.rs`: an adapter made part of its model;
-//! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas, each with its source;
+//! - `fuse.rs`: merging an adapter into its model;
+//! - `loss.rs`, `optim.rs`, `schedule.rs`: formulas with their sources;
 //! - [`dataset`]: JSONL files to token ids, loss masks and batches;
 //! - [`config`]: the options of a run, from a YAML or TOML file;
-//! - `step.rs`: a step, from sequences to changed numbers, also as one graph (`step/compiled.rs`);
+//! - `step.rs`: a step, from sequences to updated parameters, also as a compiled graph
+//!   (`step/compiled.rs`);
 //! - [`run`]: a whole run from its options to its files, with `plan.rs`,
 //!   `begin.rs`, `run_dir.rs`, `state.rs` and [`train_log`];
-//! - `together.rs`: several processes that learn from parts of each batch;
+//! - `together.rs`: data-parallel training by several processes;
 //! - [`report`]: the figures of a run in files that other programs read;
 //! - [`evaluate`]: how good a model is on data.
 

@@ -1,6 +1,6 @@
-//! Optimizers: from parameters and gradients to new parameters. The formulas are those of MLX's
-//! `mlx.optimizers`. But moments are float32 whatever the parameters are, so that small steps on
-//! half types are not lost.
+//! Optimizers: compute new parameters from parameters and gradients. The formulas are those of
+//! MLX's `mlx.optimizers`. But moments are float32 for all parameter types, so that small updates
+//! of half types are not lost.
 
 mod rules;
 
@@ -14,29 +14,29 @@ use serde::{Deserialize, Serialize};
 use crate::adapter::Params;
 use rules::Step;
 
-/// An optimizer with its numbers.
+/// An optimizer with its hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerConfig {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019):
     /// `p (1 - lr wd) - lr m^ / (sqrt(v^) + eps)`.
     AdamW {
-        /// Decay of the mean.
+        /// Decay of the first moment.
         beta1: f32,
-        /// Decay of the mean square.
+        /// Decay of the second moment.
         beta2: f32,
         /// Added to the root.
         eps: f32,
         /// Decay of the parameters.
         weight_decay: f32,
-        /// Whether the means are corrected for having begun at zero. MLX does not by default.
+        /// Whether moments are corrected for their start at zero. MLX's default is no.
         bias_correction: bool,
     },
     /// Adam (Kingma and Ba 2015).
     Adam {
-        /// Decay of the mean.
+        /// Decay of the first moment.
         beta1: f32,
-        /// Decay of the mean square.
+        /// Decay of the second moment.
         beta2: f32,
         /// Added to the root.
         eps: f32,
@@ -45,52 +45,52 @@ pub enum OptimizerConfig {
     },
     /// Gradient descent with momentum.
     Sgd {
-        /// Share of the last step that goes on.
+        /// The fraction of the last update that is added to the next.
         momentum: f32,
-        /// Added to the gradient, times the parameter.
+        /// Weight decay, added to the gradient.
         weight_decay: f32,
-        /// The gradient counts `1 - dampening` in the momentum.
+        /// The gradient has weight `1 - dampening` in the momentum.
         dampening: f32,
-        /// Looks a step ahead.
+        /// Whether to use Nesterov momentum.
         nesterov: bool,
     },
-    /// The sign of a mean (Chen et al. 2023).
+    /// The sign of a moving average (Chen et al. 2023).
     Lion {
-        /// Decay within the step.
+        /// Decay within the update.
         beta1: f32,
-        /// Decay of the mean.
+        /// Decay of the moving average.
         beta2: f32,
         /// Decay of the parameters.
         weight_decay: f32,
     },
-    /// Second moments by rows and columns (Shazeer and Stern 2018).
+    /// Second moments factored by rows and columns (Shazeer and Stern 2018).
     Adafactor {
         /// Added to squares.
         eps: f32,
-        /// Least scale of a parameter.
+        /// The minimum scale of a parameter.
         eps_scale: f32,
-        /// Steps are at most so large, by their root mean square.
+        /// The maximum root mean square of an update.
         clip_threshold: f32,
         /// The second moment decays by `1 - step^decay_rate`.
         decay_rate: f32,
-        /// Decay of a mean of steps; `None` for none.
+        /// Decay of a moving average of updates; `None` disables it.
         beta1: Option<f32>,
         /// Decay of the parameters.
         weight_decay: f32,
-        /// Steps scale with the parameter's root mean square.
+        /// Whether updates scale with the parameter's root mean square.
         scale_parameter: bool,
-        /// The rate is `min(0.01, 1 / sqrt(step))` instead of the schedule's.
+        /// Whether the rate is `min(0.01, 1 / sqrt(step))` instead of the schedule's.
         relative_step: bool,
     },
     /// Orthogonalized momentum (Jordan et al. 2024) for matrices, momentum for the rest.
     Muon {
-        /// Decay of the mean.
+        /// Decay of the moving average.
         momentum: f32,
-        /// Added to the gradient, times the parameter.
+        /// Weight decay, added to the gradient.
         weight_decay: f32,
-        /// Looks a step ahead.
+        /// Whether to use Nesterov momentum.
         nesterov: bool,
-        /// Iterations of Newton and Schulz.
+        /// The number of Newton-Schulz iterations.
         ns_steps: u32,
     },
 }
@@ -108,11 +108,11 @@ impl OptimizerConfig {
         }
     }
 
-    /// An optimizer by name with its usual numbers: `adamw`, `adam`, `sgd`, `lion`, `adafactor` or
-    /// `muon`.
+    /// An optimizer by name with its default hyperparameters: `adamw`, `adam`, `sgd`, `lion`,
+    /// `adafactor` or `muon`.
     ///
     /// # Errors
-    /// [`ApiErrorKind::InvalidOption`] for another name, listing those there are.
+    /// [`ApiErrorKind::InvalidOption`] for an unknown name, listing the known ones.
     pub fn from_name(name: &str) -> Result<Self, ApiError> {
         Ok(match name.to_ascii_lowercase().as_str() {
             "adamw" => Self::adamw(),
@@ -162,12 +162,12 @@ impl OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// What step number `step` (from 1) at a learning rate computes with that differs from step to
-    /// step. The first is the rate that the step is made with.
+    /// The values of step number `step` (from 1) that vary between steps, at a learning rate. The
+    /// first is the rate of the step.
     fn numbers(&self, step: u64, rate: f32) -> Vec<f32> {
-        // In double precision: 1 - 0.999 has few digits in single.
+        // In double precision, because single precision loses digits of 1 - 0.999.
         let seen = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
-        // The rate, and a factor on the root of the mean square.
+        // The rate, and a factor on the root of the second moment.
         let adam = |beta1: f32, beta2: f32, corrected: bool| {
             if corrected {
                 let rate = (f64::from(rate) / seen(beta1)) as f32;
@@ -216,18 +216,18 @@ impl OptimizerConfig {
     }
 }
 
-/// An optimizer and its state for each parameter.
+/// An optimizer with its state.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
     config: OptimizerConfig,
     steps: u64,
-    /// By parameter and part, such as `model.layers.0.self_attn.q_proj.lora_a/m`.
+    /// State by parameter and part, such as `model.layers.0.self_attn.q_proj.lora_a/m`.
     state: Params,
     turned: Arc<BTreeSet<String>>,
 }
 
 impl Optimizer {
-    /// One that has seen nothing.
+    /// An optimizer without state.
     #[must_use]
     pub fn new(config: OptimizerConfig) -> Self {
         Self {
@@ -238,7 +238,7 @@ impl Optimizer {
         }
     }
 
-    /// Names the matrices that mlx-lm has the other way around: Muon's rate depends on the form.
+    /// Names the matrices that mlx-lm stores transposed, because Muon's rate depends on the shape.
     #[must_use]
     pub fn with_turned(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.turned = Arc::new(names.into_iter().collect());
@@ -250,35 +250,35 @@ impl Optimizer {
         &self.turned
     }
 
-    /// Its numbers.
+    /// The optimizer's configuration.
     #[must_use]
     pub fn config(&self) -> &OptimizerConfig {
         &self.config
     }
 
-    /// Updates made.
+    /// The number of updates.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Its state, for a file; [`Self::restore`] takes it back.
+    /// The state, for a file; see [`Self::restore`].
     #[must_use]
     pub fn state(&self) -> &Params {
         &self.state
     }
 
-    /// Goes on from what another one of the same kind remembered after `steps` updates.
+    /// Continues from the state of an optimizer of the same kind after `steps` updates.
     pub fn restore(&mut self, steps: u64, state: Params) {
         (self.steps, self.state) = (steps, state);
     }
 
-    /// New parameters, from gradients of the same names, at a learning rate. All is computed on
-    /// return, so that no graph grows from step to step.
+    /// New parameters from gradients with the same names, at a learning rate. The result is
+    /// evaluated, so that no graph accumulates.
     ///
     /// # Errors
-    /// When a gradient is missing or of another shape, or memory runs out; nothing has changed
-    /// then.
+    /// When a gradient is missing or of another shape, or memory runs out; the optimizer then stays
+    /// unchanged.
     pub fn update(&mut self, params: &Params, grads: &Params, rate: f32) -> Result<Params> {
         let numbers = self.numbers(rate)?;
         let (next, state) = apply(
@@ -294,23 +294,23 @@ impl Optimizer {
         Ok(next)
     }
 
-    /// The values of the next step that differ from step to step, at a learning rate. They are
-    /// float32 scalars, so that a graph of a step can take them as arguments.
+    /// The values of the next step that vary between steps, at a learning rate. They are float32
+    /// scalars, so that a compiled step can take them as arguments.
     pub(super) fn numbers(&self, rate: f32) -> Result<Vec<Array>> {
         let all = self.config.numbers(self.steps + 1, rate);
         all.into_iter().map(Array::scalar).collect()
     }
 
-    /// Remembers what [`apply`] returned as a step that was made.
+    /// Records the state that [`apply`] returned, as one update.
     pub(super) fn advance(&mut self, state: Params) {
         self.steps += 1;
         self.state = state;
     }
 }
 
-/// New parameters and state, from gradients of the same names and the old state. Nothing is
-/// computed yet, and no value is looked at. `numbers` are [`Optimizer::numbers`], `turned` is
-/// [`Optimizer::with_turned`]'s.
+/// New parameters and state, from gradients with the same names and the old state. Nothing is
+/// evaluated or read. `numbers` come from [`Optimizer::numbers`], `turned` from
+/// [`Optimizer::with_turned`].
 ///
 /// # Errors
 /// When a gradient is missing or of another shape.
@@ -350,7 +350,7 @@ pub(super) fn apply(
     Ok((next, state))
 }
 
-/// The Euclidean length of all gradients together, a float32 scalar.
+/// The global norm of all gradients, a float32 scalar.
 ///
 /// # Errors
 /// When memory runs out.
@@ -362,13 +362,13 @@ pub fn global_norm(grads: &Params) -> Result<Array> {
     sum.sqrt()
 }
 
-/// Gradients scaled down to a global norm of at most `max`, and the norm that they had.
+/// Gradients scaled down to a global norm of at most `max`, and their original norm.
 ///
 /// # Errors
 /// When memory runs out.
 pub fn clip_by_global_norm(grads: &Params, max: f32) -> Result<(Params, Array)> {
     let norm = global_norm(grads)?;
-    // As MLX has it: the small number keeps zero gradients zero.
+    // As in MLX: the epsilon keeps zero gradients zero.
     let factor = norm
         .scalar_like(max)?
         .divide(&norm.add(&norm.scalar_like(1e-6)?)?)?;

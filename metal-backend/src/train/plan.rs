@@ -1,5 +1,5 @@
-//! From the options of a run to what the trainer takes: adapter, optimizer and schedule. Checked
-//! before a model is loaded, as far as that is possible.
+//! Converts a run's options to the trainer's: adapter, optimizer and schedule. As far as possible,
+//! they are checked before a model is loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub(super) fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Checks all that can be checked without a model.
+/// Checks everything that needs no model.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the field.
@@ -24,7 +24,7 @@ pub fn check(config: &TrainConfig) -> Result<()> {
     lora(config, &BTreeSet::from([String::from("any")])).map(drop)
 }
 
-/// What is trained.
+/// The kind of adapter.
 #[must_use]
 pub fn kind(config: &TrainConfig) -> AdapterKind {
     match config.fine_tune_type {
@@ -34,7 +34,7 @@ pub fn kind(config: &TrainConfig) -> AdapterKind {
     }
 }
 
-/// The adapter's shape, for a model whose layers inside of blocks are called `all` (such as
+/// The adapter's shape, for a model whose layers in blocks are named `all` (such as
 /// `self_attn.q_proj`).
 ///
 /// # Errors
@@ -59,7 +59,7 @@ pub fn lora(config: &TrainConfig, all: &BTreeSet<String>) -> Result<LoraConfig> 
     Ok(lora)
 }
 
-/// How a step is made.
+/// The options of training steps.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidOption`] naming the field.
@@ -130,8 +130,8 @@ fn schedule(config: &TrainConfig) -> Result<Schedule> {
         .with_warmup(*warmup, *warmup_init as f32))
 }
 
-/// What `optimizer_config` says of the chosen optimizer, taken out one by one, so that what is left
-/// is unknown.
+/// The options of the chosen optimizer in `optimizer_config`. Known ones are removed one by one, so
+/// that the rest is unknown.
 struct Settings<'a> {
     name: &'a str,
     left: BTreeMap<String, Setting>,
@@ -188,9 +188,9 @@ impl Settings<'_> {
     }
 }
 
-/// The optimizer with MLX's defaults, which are not always those of [`OptimizerConfig::from_name`]:
-/// without bias correction, as mlx-lm trains. One differs: Adafactor takes the learning rate that
-/// it is given.
+/// The optimizer with MLX's defaults, which partly differ from [`OptimizerConfig::from_name`]:
+/// without bias correction, as in mlx-lm. One differs from MLX: Adafactor uses the given learning
+/// rate.
 fn optimizer(config: &TrainConfig) -> Result<OptimizerConfig> {
     let name = match config.optimizer {
         OptimizerName::Adam => "adam",
@@ -242,7 +242,7 @@ fn optimizer(config: &TrainConfig) -> Result<OptimizerConfig> {
         },
         OptimizerName::Adafactor => {
             let [eps, eps_scale] = s.pair("eps", [1e-30, 1e-3])?;
-            // MLX has it on, and then ignores the learning rate.
+            // MLX's default is on, which ignores the learning rate.
             let relative_step = s.flag("relative_step", false)?;
             let beta1 = match s.left.contains_key("beta_1") {
                 true => Some(s.share("beta_1", 0.0)?),
@@ -315,7 +315,7 @@ mod tests {
             let error = read(yaml).unwrap_err().to_string();
             assert!(error.contains(what), "{yaml}: {error}");
         }
-        // Those of other optimizers do not matter.
+        // Options of other optimizers are ignored.
         read("optimizer_config: {sgd: {momentum: 0.9}}").unwrap();
     }
 

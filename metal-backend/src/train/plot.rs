@@ -1,11 +1,11 @@
-//! The curve of the losses as an SVG picture. What is drawn comes from `train_log.rs`.
+//! The loss curves as an SVG image. `train_log.rs` provides the data.
 
 use std::fmt::Write as _;
 
-/// Width and height of the picture, in pixels.
+/// Width and height of the image, in pixels.
 const SIZE: (f64, f64) = (800.0, 480.0);
-/// Room around the curves: left, right, above, below. The legend is above: no place on the curves
-/// is free in every run.
+/// Margins around the curves: left, right, above, below. The legend is above, because the curves
+/// may cross any place inside.
 const MARGINS: (f64, f64, f64, f64) = (72.0, 24.0, 48.0, 56.0);
 
 /// A named curve of finite points (step, loss).
@@ -15,8 +15,8 @@ pub(super) struct Curve<'a> {
     pub points: &'a [(u64, f64)],
 }
 
-/// A step between the marks of an axis from 0 to `end`: 1, 2 or 5 times a power of ten, with at
-/// most ten marks.
+/// The distance between the marks of an axis from 0 to `end`: 1, 2 or 5 times a power of ten, with
+/// at most ten marks.
 fn spacing(end: f64) -> f64 {
     let power = 10f64.powf((end / 10.0).log10().floor());
     let fits = |step: &f64| end / step <= 10.0;
@@ -24,7 +24,7 @@ fn spacing(end: f64) -> f64 {
     steps.into_iter().find(fits).unwrap_or(end)
 }
 
-/// Draws the curves between 0 and `last` steps, and 0 and `highest` nats; both are above 0.
+/// Draws the curves from 0 to `last` steps and from 0 to `highest` nats; both are above 0.
 pub(super) fn svg(curves: &[Curve<'_>], last: u64, highest: f64) -> String {
     let last = last as f64;
     let (left, right, above, below) = MARGINS;
@@ -41,7 +41,7 @@ pub(super) fn svg(curves: &[Curve<'_>], last: u64, highest: f64) -> String {
     let mut put = |line: std::fmt::Arguments<'_>| {
         let _ = writeln!(out, "{line}");
     };
-    // Steps are whole numbers, and so are their marks.
+    // Steps are integers, and so are their marks.
     let (steps, losses) = (spacing(last).max(1.0), spacing(highest));
     let marks = |step: f64, end: f64| {
         (0..=10)

@@ -1,7 +1,7 @@
-//! Figures of a run in files that other programs read: JSON lines with mlx-lm's names, and
-//! TensorBoard's event files.
+//! Metrics of a run in files for other programs: JSON lines with mlx-lm's names, and TensorBoard
+//! event files.
 //!
-//! `train_log.jsonl`, which a run goes on from, is `train_log`'s.
+//! `train_log` writes `train_log.jsonl`, from which a run resumes.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -17,10 +17,10 @@ use crate::workdir::replace_by;
 
 /// The JSON lines, beside the adapter.
 pub const METRICS_FILE: &str = "metrics.jsonl";
-/// How names of TensorBoard's files begin.
+/// The name prefix of TensorBoard files.
 pub const EVENTS_PREFIX: &str = "events.out.tfevents.";
 
-/// A kind of file with the figures of a run.
+/// A file format for the metrics of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Report {
@@ -45,7 +45,7 @@ impl std::str::FromStr for Report {
     }
 }
 
-/// Reads `report_to`: a list of names, or names with commas between them as in mlx-lm.
+/// Parses `report_to`: a list of names, or comma-separated names as in mlx-lm.
 pub(super) mod names {
     use super::Report;
     use serde::de::Error as _;
@@ -91,7 +91,7 @@ fn failed(path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// The files of a run.
+/// The report files of a run.
 #[derive(Default)]
 pub(super) struct Reports {
     metrics: Option<(PathBuf, File)>,
@@ -99,7 +99,7 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Begins or goes on with the files in `dir`. `entries` were reported before; the run goes on
+    /// Creates or continues the files in `dir`. `entries` were reported earlier; the run continues
     /// after `step`.
     pub fn open(
         reports: &[Report],
@@ -126,7 +126,7 @@ impl Reports {
                 .open(&path)
                 .map_err(|e| failed(&path, e))?;
             let mut bytes = record(&event(None, &text_field(3, b"brain.Event:2")));
-            // What an earlier process wrote of later steps is not true any more.
+            // Later steps of an earlier process are invalid from here.
             bytes.extend(record(&event(Some(step), &text_field(7, &[0x08, 1]))));
             file.write_all(&bytes).map_err(|e| failed(&path, e))?;
             open.events = Some((path, file));
@@ -156,7 +156,7 @@ fn line(value: &Value) -> String {
     format!("{value}\n")
 }
 
-/// A report under the names that mlx-lm's callbacks get; memory is in GB, 10^9 bytes.
+/// A report with the names that mlx-lm's callbacks get; memory is in GB, 10^9 bytes.
 fn metrics(entry: &Entry) -> Value {
     match entry {
         Entry::Train(report) => {
@@ -229,7 +229,7 @@ fn scalars(entry: &Entry) -> Vec<(String, f32)> {
     all
 }
 
-/// Seconds since 1970, whole and with their fraction.
+/// Seconds since 1970, as an integer and with their fraction.
 fn now() -> (u64, f64) {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -241,7 +241,7 @@ fn now() -> (u64, f64) {
 // (`TFRecord`), of messages `Event` and `Summary` in Protocol Buffers' encoding
 // (tensorflow/core/util/event.proto and framework/summary.proto).
 
-/// A number in seven bits a byte, the lowest first.
+/// An integer in groups of seven bits, the lowest first.
 fn varint(mut n: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while n >= 0x80 {
@@ -252,7 +252,7 @@ fn varint(mut n: u64) -> Vec<u8> {
     bytes
 }
 
-/// A field of bytes, a text or another message.
+/// A length-delimited field: bytes, a text or a nested message.
 fn text_field(number: u64, bytes: &[u8]) -> Vec<u8> {
     let mut field = varint(number << 3 | 2);
     field.extend(varint(bytes.len() as u64));
@@ -260,7 +260,7 @@ fn text_field(number: u64, bytes: &[u8]) -> Vec<u8> {
     field
 }
 
-/// `Event`: wall time (field 1), step (2), and what it says.
+/// `Event`: wall time (field 1), step (2), and content.
 fn event(step: Option<u64>, what: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0x09];
     bytes.extend(now().1.to_le_bytes());
@@ -272,7 +272,7 @@ fn event(step: Option<u64>, what: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A value of a `Summary`: its tag (field 1) and a number (2).
+/// A value of a `Summary`: tag (field 1) and number (2).
 fn scalar(tag: &str, value: f32) -> Vec<u8> {
     let mut bytes = text_field(1, tag.as_bytes());
     bytes.push(0x15);
@@ -290,12 +290,12 @@ fn record(data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// As TensorFlow stores checksums: a checksum of data that hold checksums would be weak.
+/// TensorFlow masks checksums, because a checksum of data that contain checksums would be weak.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli, RFC 3720), a bit at a time: reports are short and rare.
+/// CRC-32C (Castagnoli, RFC 3720), bit by bit, because reports are short and rare.
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(crc32c(&rising), 0x46dd_794e);
     }
 
-    /// The records of a file, whose checksums must be right.
+    /// The records of a file; checks their checksums.
     fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         while !bytes.is_empty() {
@@ -414,7 +414,7 @@ mod tests {
         let found = records(&std::fs::read(event_file()).unwrap());
         assert_eq!(found.len(), 5);
         assert_eq!(found[0][9..], text_field(3, b"brain.Event:2"));
-        // Step 0, and that a session starts there.
+        // Step 0, and the start of a session.
         assert_eq!(found[1][9..], [0x10, 0, 0x3a, 2, 0x08, 1]);
         // Step 300 is 0xac 0x02; the first scalar is the loss.
         assert_eq!(found[2][9..12], [0x10, 0xac, 0x02]);
@@ -428,7 +428,7 @@ mod tests {
                 .any(|part| part == accuracy)
         );
 
-        // A run that goes on keeps what was reported up to there.
+        // A resumed run keeps the earlier reports.
         let mut again =
             Reports::open(&all[..1], dir.path(), dir.path(), &entries()[..1], 300).unwrap();
         again.add(&entries()[1]).unwrap();

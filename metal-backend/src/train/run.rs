@@ -1,5 +1,5 @@
-//! A training run from its options to its files: data, steps, reports, validations, saves. A run
-//! that was interrupted goes on as if it had not been. What a step is, is `step.rs`'s.
+//! A training run, from its options to its files: data, steps, reports, validations, saves. A
+//! resumed run gives the same result as an uninterrupted one. `step.rs` implements a step.
 
 use std::path::Path;
 use std::time::Instant;
@@ -24,54 +24,54 @@ use super::{begin, plan};
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 use crate::workdir::{WorkDir, replace_by};
 
-/// The options of the run, beside its adapter, as a file that a run can be begun with.
+/// The run's options, saved beside its adapter as a config file.
 pub const OPTIONS_FILE: &str = "training_config.yaml";
 
-/// How names of a run's hidden directories begin.
+/// The name prefix of a run's hidden directories.
 const WORK_PREFIX: &str = ".mlx-train-";
 
-/// What a run tells while it goes on.
+/// A progress event of a run.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A batch was learned from.
+    /// A batch was processed.
     Step {
         /// Batches so far.
         step: u64,
         /// Batches of the whole run.
         iters: u64,
-        /// What came of it.
+        /// The result of the step.
         report: &'a StepReport,
-        /// Learned tokens a second since the last report.
+        /// Target tokens per second since the last report.
         tokens_per_second: f64,
-        /// Memory of the device in use, in bytes.
+        /// Device memory in use, in bytes.
         memory: u64,
     },
     /// Losses since the last report.
     Train(&'a TrainReport),
     /// Some batches of a validation or test are done.
     Judging {
-        /// So many
+        /// The batches done.
         done: u64,
-        /// of so many.
+        /// All batches.
         total: u64,
     },
     /// A validation is done.
     Validation(&'a Score),
     /// The test is done.
     Test(&'a Score),
-    /// The adapter, and all that is needed to go on, are on disk.
+    /// The adapter and the resume state are on disk.
     Saved {
         /// Batches so far.
         step: u64,
-        /// Where.
+        /// The directory.
         dir: &'a Path,
     },
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// Batches that were learned from, also before the run was resumed.
+    /// Batches processed, including those before the run was resumed.
     pub step: u64,
     /// Whether it was cancelled before its last step.
     pub interrupted: bool,
@@ -83,29 +83,29 @@ pub struct Summary {
     pub validation: Option<Score>,
     /// The test.
     pub test: Option<Score>,
-    /// Tokens that were learned from.
+    /// Target tokens processed.
     pub trained_tokens: u64,
-    /// Numbers that are trained.
+    /// The number of trainable parameters.
     pub trainable_parameters: usize,
     /// Seconds of training, without validations and saves.
     pub seconds: f64,
-    /// Most memory of the device that was in use, in bytes.
+    /// Peak device memory, in bytes.
     pub peak_memory: u64,
 }
 
-/// How a run treats what an earlier run left in [`TrainConfig::adapter_path`].
+/// How a run treats files of an earlier run in [`TrainConfig::adapter_path`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
-    /// Begins anew, and refuses a directory that holds an adapter.
+    /// Starts anew, and refuses a directory that contains an adapter.
     #[default]
     Fresh,
-    /// Begins anew, and replaces the adapter of an earlier run.
+    /// Starts anew, and replaces the adapter of an earlier run.
     Overwrite,
-    /// Goes on with the interrupted run there.
+    /// Resumes the interrupted run.
     Resume,
 }
 
-/// A run that is ready to begin, or to go on.
+/// A run that is ready to start or resume.
 pub struct Run {
     trainer: Trainer,
     config: TrainConfig,
@@ -113,9 +113,9 @@ pub struct Run {
     notes: Vec<String>,
     place: Place,
     start: Start,
-    /// Files in the making, in the adapter's directory.
+    /// Unfinished files, in the adapter's directory.
     work: WorkDir,
-    /// The processes that learn from parts of each batch.
+    /// The group for data-parallel training.
     together: Option<Together>,
 }
 
@@ -124,13 +124,13 @@ fn bad(message: impl Into<String>) -> Error {
 }
 
 impl Run {
-    /// Loads a model and the data, and puts an adapter on the model: a fresh one, that of
+    /// Loads a model and the data, and applies an adapter: a fresh one, that of
     /// [`TrainConfig::resume_adapter_file`], or with [`Start::Resume`] that of the interrupted run
-    /// in [`TrainConfig::adapter_path`], which must have had the same options.
+    /// in [`TrainConfig::adapter_path`], which must have the same options.
     ///
     /// # Errors
-    /// Those of loading and of reading data; [`ErrorKind::InvalidOption`] naming the option;
-    /// [`ErrorKind::Io`] where [`check_start`] refuses the directory.
+    /// Errors of loading and of reading data; [`ErrorKind::InvalidOption`] naming the option;
+    /// [`ErrorKind::Io`] if [`check_start`] refuses the directory.
     pub fn prepare(
         model: &Path,
         load: &LoadOptions,
@@ -156,7 +156,7 @@ impl Run {
                 .with_source(e)
         };
         check_start(dir, start)?;
-        // Before hours of training, not after.
+        // Fails before hours of training, not after.
         std::fs::create_dir_all(dir).map_err(io)?;
         let work = WorkDir::new(dir, WORK_PREFIX).map_err(io)?;
 
@@ -210,13 +210,13 @@ impl Run {
         })
     }
 
-    /// Learns from a part of each batch, and averages gradients with these processes, which were
-    /// prepared with the same options and data.
+    /// Trains on a part of each batch, and averages gradients with a group of processes. All must
+    /// be prepared with the same options and data.
     ///
-    /// Each writes its files to its own [`TrainConfig::adapter_path`]; they are the same.
+    /// Each process writes equal files to its own [`TrainConfig::adapter_path`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when the batches have fewer rows than there are processes.
+    /// [`ErrorKind::InvalidOption`] when a batch has fewer rows than there are processes.
     pub fn with_others(mut self, together: Together) -> Result<Self> {
         let (rows, size) = (self.config.batch_size, together.size());
         if rows < size {
@@ -230,13 +230,13 @@ impl Run {
         Ok(self)
     }
 
-    /// What the user should know of the data and the options before hours go by.
+    /// Notes about the data and the options, to show before training.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Batches that were learned from.
+    /// Batches processed.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.place.step
@@ -248,23 +248,23 @@ impl Run {
         &self.config
     }
 
-    /// The trainer, whose model answers with what it has learned so far.
+    /// The trainer, whose model serves requests with its current parameters.
     #[must_use]
     pub fn trainer(&self) -> &Trainer {
         &self.trainer
     }
 
-    /// Examples to learn from, to validate and to test on.
+    /// The numbers of examples for training, validation and test.
     #[must_use]
     pub fn examples(&self) -> [usize; 3] {
         [&self.parts.train, &self.parts.valid, &self.parts.test].map(Examples::len)
     }
 
-    /// Trains up to [`TrainConfig::iters`], or until `cancel`, and saves. `on_event` hears what
-    /// goes on.
+    /// Trains up to [`TrainConfig::iters`], or until `cancel`, and saves. `on_event` gets the
+    /// progress events.
     ///
     /// # Errors
-    /// When a step or a save fails. What was saved before is still there, and can be resumed from.
+    /// When a step or a save fails. Earlier saves remain and can be resumed.
     pub fn train(
         &mut self,
         cancel: &CancelToken,
@@ -288,7 +288,7 @@ impl Run {
             Error::new(ErrorKind::Engine, "the options cannot be written").with_source(e)
         })?;
         replace_by(self.work.path(), &dir.join(OPTIONS_FILE), &options)?;
-        // A figure for people; nothing depends on it.
+        // The peak is informational only.
         let _ = memory::reset_peak();
 
         let parts = std::mem::take(&mut self.parts);
@@ -306,7 +306,7 @@ impl Run {
         Ok(self.summary(log.log.entries(), interrupted))
     }
 
-    /// Returns whether the run came to its end.
+    /// Returns whether the run was completed.
     fn steps(
         &mut self,
         parts: &Parts,
@@ -325,10 +325,10 @@ impl Run {
         }
         let (mut since, mut due) = (Since::default(), false);
         while self.place.step < iters {
-            // Gathered gradients are in no file, so that a run can only stop between updates.
+            // Accumulated gradients are not saved, so a run can stop only between updates.
             let between = self.place.step.is_multiple_of(accumulation);
             let cancelled = cancel.is_cancelled();
-            // One that stops would leave the others waiting.
+            // If one process stopped alone, the others would wait forever.
             let cancelled = match &self.together {
                 Some(together) => together.any(cancelled)?,
                 None => cancelled,
@@ -361,8 +361,8 @@ impl Run {
                 (since, self.place.window) = (Since::default(), state::Window::default());
             }
             if last || step.is_multiple_of(self.config.steps_per_eval) {
-                // Where the run cannot stop, its model of now is gone once it can: cancelling
-                // waits.
+                // If the run cannot stop at this step, the validation must finish: the model
+                // changes before the run can stop. Cancellation waits.
                 let going_on = CancelToken::new();
                 let between = step.is_multiple_of(accumulation);
                 let cancel = if between { cancel } else { &going_on };
@@ -392,7 +392,7 @@ impl Run {
         }
     }
 
-    /// How preferences are weighed.
+    /// The parameters of preference optimization.
     fn dpo(&self) -> Dpo {
         Dpo {
             beta: self.config.beta,
@@ -441,14 +441,14 @@ impl Run {
         Ok(())
     }
 
-    /// Saves the adapter, a copy of it under the number of its step as mlx-lm does, and last the
-    /// state that a resumed run needs. So the state is never ahead of the adapter. Nothing is
-    /// written of one that holds a number that is not finite.
+    /// Saves the adapter, a copy named by step as in mlx-lm, and last the resume state. So the
+    /// state is never newer than the adapter. An adapter with a value that is not finite is not
+    /// written.
     fn save(&self, log: &TrainLog, on_event: &mut dyn FnMut(&Event<'_>)) -> Result<()> {
         let dir = &self.config.adapter_path;
         let step = self.place.step;
         let work = self.work.path();
-        // The last update comes after the last loss.
+        // The last update follows the last loss check.
         if let Some(name) = self.trainer.not_finite()? {
             let message = format!(
                 "step {step}: {name} is not finite any more, and the run ends; what was saved \
@@ -497,7 +497,7 @@ impl Run {
     }
 }
 
-/// The log of a run, and what else is told of it.
+/// The outputs of a run: the log and the reports.
 struct Told {
     log: TrainLog,
     reports: Reports,
@@ -510,7 +510,7 @@ impl Told {
     }
 }
 
-/// What happened since the last report in this process.
+/// Counts since the last report in this process.
 #[derive(Default)]
 struct Since {
     steps: u64,
@@ -526,7 +526,7 @@ impl Since {
     }
 }
 
-/// All that the numbers of a run follow from, but for how long it is.
+/// All options that determine a run's results, except its length.
 fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Result<Value> {
     let mut hash = Sha256::new();
     let mut add = |example: &Example| {
@@ -567,7 +567,7 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Res
         "max_seq_length": config.max_seq_length,
         "keep_order": config.keep_order,
     });
-    // Absent where they are the defaults, as in files from before.
+    // Absent for defaults, as in older files.
     if config.method == Method::Dpo {
         let (beta, smoothing) = (config.beta, config.label_smoothing);
         settings["dpo"] = json!({"beta": beta, "label_smoothing": smoothing});
@@ -575,8 +575,7 @@ fn settings(trainer: &Trainer, config: &TrainConfig, examples: &Examples) -> Res
     if config.batch_order != Default::default() {
         settings["batch_order"] = json!(config.batch_order);
     }
-    // Fused operations may round otherwise. Absent where steps are not compiled, as in files from
-    // before.
+    // Fused operations may round differently. Absent if steps are not compiled, as in older files.
     if trainer.is_compiled() {
         settings["compiled"] = json!(true);
     }

@@ -1,5 +1,4 @@
-//! The directory of a run: what may lie there at its start, and how saves replace the files of
-//! earlier ones.
+//! The directory of a run: allowed content at its start, and how saves replace earlier files.
 
 use std::path::Path;
 
@@ -11,12 +10,12 @@ use super::state;
 use super::train_log::PLOT_FILE;
 use crate::adapter::{CONFIG_FILE, WEIGHTS_FILE};
 
-/// Refuses a directory in which a run of this kind cannot start. It needs no model, so a program
-/// can ask before it fetches one.
+/// Refuses a directory in which a run cannot start this way. It needs no model, so a program can
+/// call it before a download.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] for [`Start::Fresh`] where an adapter lies, [`ErrorKind::InvalidOption`] for
-/// [`Start::Resume`] where no run was saved.
+/// [`ErrorKind::Io`] for [`Start::Fresh`] if an adapter exists, [`ErrorKind::InvalidOption`] for
+/// [`Start::Resume`] if there is no saved run.
 pub fn check_start(dir: &Path, start: Start) -> Result<()> {
     match start {
         Start::Resume if !dir.join(state::STATE_FILE).is_file() => {
@@ -44,8 +43,8 @@ pub fn check_start(dir: &Path, start: Start) -> Result<()> {
     }
 }
 
-/// Removes what only the earlier run can go on from, so that nothing mixes both runs. The adapter
-/// itself stays until the first save replaces it.
+/// Removes the resume state of an earlier run, so that the runs do not mix. The adapter itself
+/// stays until the first save replaces it.
 pub(super) fn remove_earlier(dir: &Path) -> Result<()> {
     let failed = |path: &Path, e: std::io::Error| {
         Error::new(ErrorKind::Io, "cannot remove the file")
@@ -69,7 +68,7 @@ pub(super) fn remove_earlier(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts a file that is whole in its place.
+/// Moves a complete file to its destination.
 pub(super) fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
     let to = dir.join(name);
     std::fs::rename(work.join(name), &to).map_err(|e| {
@@ -79,8 +78,8 @@ pub(super) fn publish(work: &Path, dir: &Path, name: &str) -> Result<()> {
     })
 }
 
-/// Adds the adapter that was just saved under the number of its step. The adapter's file is
-/// replaced and never changed, so that another name for it is as good as a copy.
+/// Adds a hard link or copy of the saved adapter, named by its step. The adapter's file is replaced
+/// and never modified, so a hard link equals a copy.
 pub(super) fn keep_numbered(work: &Path, dir: &Path, step: u64) -> Result<()> {
     let path = dir.join(format!("{step:07}_{WEIGHTS_FILE}"));
     let failed = |e: std::io::Error| {

@@ -1,34 +1,34 @@
-//! Learning rates by step, as MLX's `optimizers.schedulers` and mlx-lm's `lr_schedule` have them:
-//! the first step is step 0.
+//! Learning-rate schedules of MLX's `optimizers.schedulers` and mlx-lm's `lr_schedule`; the first
+//! step is step 0.
 
 use inference::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// The greatest learning rate. With greater ones hidden states overflow, which norms hide: the loss
-/// is then a number, that of equally likely tokens.
+/// The maximum learning rate. Above it, hidden states overflow, which norms hide: the loss is then
+/// that of equally likely tokens.
 const MAX_RATE: f32 = 10_000.0;
 
-/// How a learning rate changes after its warm-up.
+/// The change of a learning rate after its warmup.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
-    /// Not at all.
+    /// No change.
     Constant,
-    /// In a straight line to `end` in `steps`.
+    /// Linear to `end` over `steps`.
     Linear {
         /// The final rate.
         end: f32,
         /// The number of steps.
         steps: u64,
     },
-    /// Along half a wave of a cosine to `end` in `steps` (Loshchilov and Hutter 2017).
+    /// Half a cosine wave to `end` over `steps` (Loshchilov and Hutter 2017).
     Cosine {
         /// The final rate.
         end: f32,
         /// The number of steps.
         steps: u64,
     },
-    /// Times `factor` after each `every` steps.
+    /// Multiplied by `factor` after every `every` steps.
     Steps {
         /// The factor.
         factor: f32,
@@ -40,18 +40,18 @@ pub enum Decay {
 /// A learning rate for each step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// At the end of the warm-up.
+    /// The rate at the end of the warmup.
     pub rate: f32,
-    /// What follows.
+    /// The decay after the warmup.
     pub decay: Decay,
-    /// Steps of a straight line from `warmup_init` to `rate`; 0 for none.
+    /// Steps of linear warmup from `warmup_init` to `rate`; 0 disables it.
     pub warmup: u64,
-    /// Where the warm-up begins.
+    /// The rate at the start of the warmup.
     pub warmup_init: f32,
 }
 
 impl Schedule {
-    /// The same at every step.
+    /// A constant rate.
     #[must_use]
     pub fn constant(rate: f32) -> Self {
         Self {
@@ -62,14 +62,14 @@ impl Schedule {
         }
     }
 
-    /// With another decay.
+    /// Sets the decay.
     #[must_use]
     pub fn with_decay(mut self, decay: Decay) -> Self {
         self.decay = decay;
         self
     }
 
-    /// With a warm-up of `steps` steps from `init`.
+    /// Sets a warmup of `steps` steps from `init`.
     #[must_use]
     pub fn with_warmup(mut self, steps: u64, init: f32) -> Self {
         (self.warmup, self.warmup_init) = (steps, init);

@@ -1,6 +1,6 @@
-//! Where a run is, as one file: the trained numbers, the optimizer's memory, and how far the run
-//! is. Written as a whole or not at all. What a run does is `run.rs`'s; adapters for others are
-//! `adapter.rs`'s.
+//! The resume state of a run in one file: trainable parameters, optimizer state, and position. The
+//! file is written atomically. `run.rs` runs the training; `adapter/` writes adapters for other
+//! programs.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,11 @@ use crate::adapter::Params;
 use crate::checkpoint::files::invalid;
 use crate::error::engine;
 
-/// The file, beside the adapter's.
+/// The file name, in the adapter's directory.
 pub const STATE_FILE: &str = "training_state.safetensors";
-/// The file's form; others are refused.
+/// The file's format version; others are refused.
 const VERSION: u32 = 1;
-/// Where the file's metadata has [`Place`].
+/// The metadata key of [`Place`].
 const KEY: &str = "run";
 const PARAM: &str = "param/";
 const OPTIMIZER: &str = "optimizer/";
@@ -29,38 +29,38 @@ const OPTIMIZER: &str = "optimizer/";
 pub struct Window {
     /// Sum of the batches' mean losses.
     pub loss: f64,
-    /// How many batches.
+    /// The number of batches.
     pub batches: u64,
-    /// Tokens that were learned from.
+    /// Target tokens processed.
     pub tokens: u64,
 }
 
-/// How far a run is. Its random parts follow from its seed and these counts: the order of batches
-/// from [`Self::drawn`], dropout from [`Self::step`].
+/// The position of a run. Its random parts follow from its seed and these counts: the order of
+/// batches from [`Self::drawn`], dropout from [`Self::step`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
     version: u32,
-    /// Batches that were learned from.
+    /// Batches processed.
     pub step: u64,
-    /// Batches that were taken from the data.
+    /// Batches taken from the data.
     pub drawn: u64,
     /// Updates of the optimizer.
     pub updates: u64,
-    /// Tokens that were learned from.
+    /// Target tokens processed.
     pub tokens: u64,
     /// Seconds of training, without validations and saves.
     pub seconds: f64,
-    /// Since the last report.
+    /// Counts since the last report.
     pub window: Window,
-    /// Whether a validation after the last step was cancelled and is still to be made.
+    /// Whether a validation after the last step was cancelled and must be repeated.
     pub validation_due: bool,
-    /// The options that must be the same for the run to continue as if it had not been interrupted.
+    /// The options that must stay equal for a resumed run to give the same result.
     pub settings: Value,
 }
 
 impl Place {
-    /// A run's beginning.
+    /// The start of a run.
     #[must_use]
     pub fn start(settings: Value) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Place {
         }
     }
 
-    /// Counts a batch that was learned from.
+    /// Counts a processed batch.
     pub(super) fn count(&mut self, report: &StepReport, seconds: f64) {
         self.step += 1;
         self.updates += u64::from(report.updated);
@@ -87,12 +87,13 @@ impl Place {
         self.window.tokens += report.tokens as u64;
     }
 
-    /// Refuses to go on with other settings, and names the first that differs.
+    /// Refuses other settings, and names the first difference.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] with both values.
     pub fn same_settings(&self, now: &Value) -> Result<()> {
-        // Through text as the others: a number in memory may be an integer there and a float here.
+        // Converted through text like the saved settings, because an integer in memory may be a
+        // float here.
         let now: Value = serde_json::from_str(&now.to_string()).map_err(|e| {
             Error::new(ErrorKind::Engine, "the settings cannot be read back").with_source(e)
         })?;
@@ -120,10 +121,10 @@ impl Place {
     }
 }
 
-/// Writes where `trainer` is into a directory.
+/// Writes the state of `trainer` to a directory.
 ///
 /// # Errors
-/// When writing fails; a file that was there before is left whole.
+/// When writing fails; an earlier file stays intact.
 pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
     let path = dir.join(STATE_FILE);
     let params = trainer.params();
@@ -146,10 +147,10 @@ pub fn save(trainer: &Trainer, place: &Place, dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Puts `trainer` where the file in a directory says, and returns how far that is.
+/// Restores `trainer` from the file in a directory, and returns the position.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] when there is no file, or its settings are not `settings`;
+/// [`ErrorKind::InvalidOption`] when there is no file, or its settings differ from `settings`;
 /// [`ErrorKind::InvalidModel`] when the file is damaged.
 pub fn load(trainer: &mut Trainer, settings: &Value, dir: &Path) -> Result<Place> {
     let path = dir.join(STATE_FILE);

@@ -1,5 +1,5 @@
-//! One step of training: sequences in, loss and changed numbers out. The loop around it, with its
-//! data, its reports and its files, is the caller's.
+//! One training step: takes sequences, returns the loss and changes the parameters. The caller has
+//! the loop, data, reports and files.
 
 mod compiled;
 mod judge;
@@ -36,22 +36,21 @@ pub struct Trainer {
     optimizer: Optimizer,
     tuning: Tuning,
     batches: u64,
-    /// Sums of gradients that wait for a step.
+    /// Accumulated gradients before a step.
     gathered: Option<Params>,
-    /// Steps as graphs, where they are compiled.
+    /// Compiled steps, if enabled.
     graphs: Option<Graphs>,
-    /// The processes that learn from parts of each batch.
+    /// The group for data-parallel training.
     together: Option<Together>,
 }
 
 impl Trainer {
-    /// Loads a model, by the backend that the options name or the first there is, and puts a fresh
-    /// adapter on it. With [`LoadOptions::adapter_path`] it puts on that adapter, and `lora` is not
-    /// used.
+    /// Loads a model with the options' backend, or the best available one, and applies a fresh
+    /// adapter. With [`LoadOptions::adapter_path`] it applies that adapter and ignores `lora`.
     ///
     /// # Errors
-    /// Those of loading; [`ErrorKind::InvalidOption`] for a bad configuration, or targets that
-    /// match nothing.
+    /// Errors of loading; [`ErrorKind::InvalidOption`] for an invalid configuration, or targets
+    /// that match nothing.
     pub fn load(
         path: &Path,
         options: &LoadOptions,
@@ -62,7 +61,7 @@ impl Trainer {
         Self::of(crate::backend::open(path, options)?, lora, kind, tuning)
     }
 
-    /// Trains the adapter that stands on a loaded model, or else a fresh one.
+    /// Trains the adapter of a loaded model, or a fresh one if it has none.
     pub(super) fn of(
         model: MlxModel,
         lora: &LoraConfig,
@@ -98,8 +97,8 @@ impl Trainer {
         })
     }
 
-    /// Learns from a part of each batch from now on, and averages gradients with these processes,
-    /// which learn from the others. All must be given the same batches. Steps are not compiled.
+    /// From now on, trains on a part of each batch, and averages gradients with the other processes
+    /// of the group. All must get the same batches. Steps are not compiled.
     #[must_use]
     pub fn with_others(mut self, together: Together) -> Self {
         self.together = Some(together);
@@ -107,13 +106,13 @@ impl Trainer {
         self
     }
 
-    /// The model, which answers with what it has learned so far.
+    /// The model, which serves requests with its current parameters.
     #[must_use]
     pub fn model(&self) -> &dyn TextModel {
         &self.model
     }
 
-    /// How it is trained.
+    /// The training options.
     #[must_use]
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
@@ -125,31 +124,30 @@ impl Trainer {
         self.graphs.is_some()
     }
 
-    /// What the model's requests share.
+    /// The model's engine.
     pub(super) fn engine(&self) -> &Engine {
         self.model.engine()
     }
 
-    /// What is trained.
+    /// The trained adapter.
     #[must_use]
     pub fn adapter(&self) -> &LoraAdapter {
         &self.adapter
     }
 
-    /// The optimizer with its memory, for a file.
+    /// The optimizer with its state, for a file.
     #[must_use]
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// The trainable numbers, by name.
+    /// The trainable parameters by name.
     #[must_use]
     pub fn params(&self) -> Params {
         self.adapter.params()
     }
 
-    /// The name of a trained parameter that holds a number that is not finite; `None` of sound
-    /// ones.
+    /// The name of a trainable parameter with a value that is not finite; `None` if all are finite.
     ///
     /// # Errors
     /// When memory runs out.
@@ -165,17 +163,17 @@ impl Trainer {
         })
     }
 
-    /// Batches seen so far.
+    /// The number of batches processed.
     #[must_use]
     pub fn batches(&self) -> u64 {
         self.batches
     }
 
-    /// Goes on where another trainer was: its numbers, its optimizer's memory, and how many batches
-    /// and steps it had made. Gradients that wait for a step are dropped, so save between steps.
+    /// Continues from another trainer's parameters, optimizer state, and counts of batches and
+    /// steps. Accumulated gradients are dropped, so save between steps.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] when a number is missing or of another shape.
+    /// [`ErrorKind::InvalidOption`] when a parameter is missing or of another shape.
     pub fn restore(
         &mut self,
         params: &Params,
@@ -208,22 +206,22 @@ impl Trainer {
     /// Writes the adapter to a directory.
     ///
     /// # Errors
-    /// When writing fails; files that were there before are left whole.
+    /// When writing fails; earlier files stay intact.
     pub fn save(&self, dir: &Path) -> Result<()> {
         self.model.engine().scope(|| self.adapter.save(dir))
     }
 
-    /// One batch by cross-entropy over the learned tokens, and a step when enough batches are
-    /// gathered.
+    /// Processes a batch by cross-entropy over its target tokens; updates the parameters when
+    /// enough batches are accumulated.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for sequences that cannot be learned from;
-    /// [`ErrorKind::Engine`] when the loss is not a number. Nothing has changed then.
+    /// [`ErrorKind::InvalidOption`] for sequences without targets; [`ErrorKind::Engine`] when the
+    /// loss is not finite. The state is then unchanged.
     pub fn step(&mut self, batch: &[Sequence]) -> Result<StepReport> {
         check(self.model.engine(), batch.iter())?;
         let tokens = learned(batch);
         let (batch, weight) = match &self.together {
-            // The mean over all tokens is that of the parts' means by their tokens.
+            // The mean over all tokens is the token-weighted mean of the parts.
             Some(together) => match together.part(batch) {
                 (part, true) => (part, Some(learned(part) as f32 / tokens.max(1) as f32)),
                 (part, false) => (part, Some(0.0)),
@@ -251,8 +249,9 @@ impl Trainer {
         Ok(report)
     }
 
-    /// One batch of preferences by [`dpo`], against the model without its adapter. `beta` is how
-    /// dear leaving it is, 0.1 usually; `smoothing` the share of labels that are wrong.
+    /// Processes a batch of preferences by [`dpo`], relative to the model without its adapter.
+    /// `beta` is the penalty on deviation from that model, usually 0.1; `smoothing` is the assumed
+    /// fraction of wrong labels.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -328,7 +327,7 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Loss and gradients of the parameters by name, without a step.
+    /// Loss and gradients by parameter name, without a step.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -354,15 +353,15 @@ impl Trainer {
         .map_err(engine("gradients"))
     }
 
-    /// How wrong the model is on sequences, as it stands and without dropout.
+    /// The loss of the current model on sequences, without dropout.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for sequences that nothing can be learned from.
+    /// [`ErrorKind::InvalidOption`] for sequences without targets.
     pub fn evaluate(&self, batch: &[Sequence]) -> Result<Evaluation> {
         evaluate_on(self.model.engine(), batch)
     }
 
-    /// The trainable numbers, of which there must be some.
+    /// The trainable parameters; an error if there are none.
     fn trainable(&self) -> Result<Params> {
         let params = self.adapter.params();
         if params.is_empty() {
@@ -383,7 +382,7 @@ impl Trainer {
         }
     }
 
-    /// What dropout of this batch is drawn from.
+    /// The seed of this batch's dropout.
     fn dropout_seed(&self) -> u64 {
         self.tuning
             .seed
@@ -441,7 +440,7 @@ impl Trainer {
         Ok((report, more))
     }
 
-    /// Takes the numbers of a step.
+    /// Sets the parameters after a step.
     fn adopt(&mut self, changed: &Params) {
         self.adapter
             .set_params(changed, self.model.engine().passes());
@@ -451,12 +450,12 @@ impl Trainer {
     }
 }
 
-/// Tokens that are learned of a batch.
+/// The target tokens of a batch.
 fn learned(batch: &[Sequence]) -> usize {
     batch.iter().map(Sequence::learned).sum()
 }
 
-/// A loss by its weight, where it has one.
+/// A loss multiplied by its weight, if it has one.
 fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
     match weight {
         Some(weight) => loss.multiply(&loss.scalar_like(weight)?),
@@ -464,7 +463,7 @@ fn weighed(loss: Array, weight: Option<f32>) -> mlx_rs_core::Result<Array> {
     }
 }
 
-/// Refuses what [`dpo`] makes no sense of.
+/// Refuses parameters outside the range of [`dpo`].
 fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
     if beta.is_finite() && beta > 0.0 && (0.0..0.5).contains(&smoothing) {
         return Ok(());
@@ -477,7 +476,7 @@ fn check_dpo(beta: f32, smoothing: f32) -> Result<()> {
     ))
 }
 
-/// Refuses a loss that nothing can be learned from.
+/// Refuses a loss that is not finite.
 fn finite(loss: f32, step: u64) -> Result<()> {
     if loss.is_finite() {
         return Ok(());
@@ -491,7 +490,7 @@ fn finite(loss: f32, step: u64) -> Result<()> {
     ))
 }
 
-/// The mean of the gradients of `batches`, from their sum, clipped, and the norm where they are.
+/// The mean gradients of `batches` from their sum, clipped if configured, and the norm if clipped.
 fn averaged(
     mut grads: Params,
     batches: u64,

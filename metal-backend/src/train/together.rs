@@ -1,6 +1,6 @@
-//! Training by several processes that each have the whole model (data parallelism): each learns
-//! from its part of every batch, and the gradients are averaged before a step. So all make the same
-//! step that one process would make of the whole batch.
+//! Data-parallel training by several processes that each hold the whole model: each computes its
+//! part of every batch, and the gradients are averaged before a step. The update equals that of a
+//! single process for the whole batch.
 
 use inference::{Error, ErrorKind, Result};
 use mlx_rs_core::distributed::{self, Group};
@@ -19,10 +19,10 @@ pub struct Together {
 }
 
 impl Together {
-    /// Those that this process was started with; `None` for a process alone.
+    /// The group that this process was started in; `None` for a single process.
     ///
     /// # Errors
-    /// When MLX cannot reach them.
+    /// When MLX cannot connect to the group.
     pub fn started() -> Result<Option<Self>> {
         let group = distributed::init(false).map_err(engine("group"))?;
         let (Ok(rank), Ok(size)) = (usize::try_from(group.rank()), usize::try_from(group.size()))
@@ -32,14 +32,14 @@ impl Together {
         Ok((size > 1).then_some(Self { group, rank, size }))
     }
 
-    /// How many they are.
+    /// The number of processes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// This process's part of a batch, and whether it counts. Where there are fewer rows than
-    /// processes, some compute a row that does not count: all must sum.
+    /// This process's part of a batch, and whether it counts. With fewer rows than processes, some
+    /// compute a row that does not count, because all must take part in the sum.
     pub(super) fn part<'a, T>(&self, batch: &'a [T]) -> (&'a [T], bool) {
         let n = batch.len();
         let part = &batch[self.rank * n / self.size..(self.rank + 1) * n / self.size];
@@ -49,8 +49,7 @@ impl Together {
         }
     }
 
-    /// The sums of a loss and of gradients over all processes, each with its weight in them. They
-    /// are sent as one array.
+    /// The weighted sums of a loss and of gradients over all processes. They are sent as one array.
     pub(super) fn summed(
         &self,
         loss: &Array,
@@ -72,7 +71,7 @@ impl Together {
         Ok((all.slice_axis(0, 0, 1)?.reshape(&[])?, summed))
     }
 
-    /// The sums of some numbers over all processes.
+    /// The sums of some values over all processes.
     pub(super) fn sums(&self, own: &[f32]) -> Result<Vec<f32>> {
         Array::vector(own)
             .and_then(|own| self.group.all_sum(&own)?.to_vec::<f32>())

@@ -1,4 +1,4 @@
-//! What a run tells about itself in files: a JSON line for each report, and a plot of the losses.
+//! The log files of a run: a JSON line per report, and a plot of the losses.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -11,11 +11,11 @@ use super::plot::{Curve, svg};
 use super::step::PreferenceReport;
 use crate::workdir::replace_by;
 
-/// The log, beside the adapter.
+/// The log's file name, in the adapter's directory.
 pub const LOG_FILE: &str = "train_log.jsonl";
-/// The plot, beside the adapter.
+/// The plot's file name, in the adapter's directory.
 pub const PLOT_FILE: &str = "loss.svg";
-/// Bytes of a log that are read back at most.
+/// The maximum bytes of a log that are read.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// One line of the log.
@@ -24,61 +24,61 @@ const MAX_BYTES: u64 = 1 << 30;
 pub enum Entry {
     /// Losses since the last report.
     Train(TrainReport),
-    /// How the model does on `valid.jsonl`.
+    /// Validation on `valid.jsonl`.
     Validation(Score),
-    /// How it does on `test.jsonl` at the end.
+    /// Test on `test.jsonl` at the end.
     Test(Score),
 }
 
 /// Losses since the last report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainReport {
-    /// Batches so far.
+    /// Batches processed.
     pub step: u64,
     /// Mean of the batches' losses, each before its step.
     pub loss: f64,
     /// The rate of the last step.
     pub learning_rate: f32,
-    /// Steps a second.
+    /// Steps per second.
     pub steps_per_second: f64,
-    /// Learned tokens a second.
+    /// Target tokens per second.
     pub tokens_per_second: f64,
-    /// Tokens that were learned from so far.
+    /// Target tokens processed.
     pub trained_tokens: u64,
-    /// Most memory of the device that was in use, in bytes.
+    /// Peak device memory, in bytes.
     pub peak_memory_bytes: u64,
-    /// Norm of the last step's gradients, where they are clipped.
+    /// Gradient norm of the last step, if gradients are clipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradient_norm: Option<f32>,
-    /// How the model stood to the last batch of preferences.
+    /// The rewards of the last batch of preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewards: Option<PreferenceReport>,
 }
 
-/// How wrong the model is on data it does not learn from.
+/// The score of the model on validation or test data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// Batches learned from before.
+    /// Batches processed before it.
     pub step: u64,
-    /// Mean cross-entropy of the counted tokens, in nats; of preferences the mean loss of a pair.
+    /// Mean cross-entropy of the targets, in nats; for preferences the mean loss per pair.
     pub loss: f64,
-    /// `exp(loss)`; absent where that is too large for a number, and of preferences.
+    /// `exp(loss)`; absent on overflow, and for preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Share of the counted tokens that the model holds for the most likely; of preferences the
-    /// share of pairs whose better reply has the greater reward.
+    /// Fraction of targets that the model ranks first; for preferences the fraction of pairs whose
+    /// better reply has the greater reward.
     pub accuracy: f64,
-    /// Tokens that were counted.
+    /// The number of targets.
     pub tokens: u64,
-    /// Pairs that were counted, of preferences.
+    /// The number of pairs, for preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<u64>,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl Entry {
-    /// Batches learned from before it was written.
+    /// The number of batches processed before this entry.
     #[must_use]
     pub fn step(&self) -> u64 {
         match self {
@@ -102,8 +102,8 @@ fn failed(path: &Path, doing: &str, e: std::io::Error) -> Error {
 }
 
 impl TrainLog {
-    /// Opens the log in a directory. Of what is there, entries up to `keep` steps stay, none
-    /// without it; a run that goes on writes the later ones again.
+    /// Opens the log in a directory. Keeps existing entries up to step `keep`, or none for `None`;
+    /// a resumed run writes later ones again.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -111,7 +111,7 @@ impl TrainLog {
         Self::open_by(dir, dir, keep)
     }
 
-    /// The same, with what is in the making in `work`.
+    /// The same, with unfinished files in `work`.
     pub(super) fn open_by(work: &Path, dir: &Path, keep: Option<u64>) -> Result<Self> {
         let path = dir.join(LOG_FILE);
         let mut entries = Vec::new();
@@ -122,7 +122,7 @@ impl TrainLog {
             File::open(&path)
                 .and_then(|f| f.take(MAX_BYTES).read_to_end(&mut text))
                 .map_err(|e| failed(&path, "read the log", e))?;
-            // A line that was cut short by a crash is not one of ours any more.
+            // A crash may have truncated the last line, which is then dropped.
             let lines = text.split(|b| *b == b'\n');
             entries = lines
                 .filter_map(|line| serde_json::from_slice::<Entry>(line).ok())
@@ -158,7 +158,7 @@ impl TrainLog {
         Ok(())
     }
 
-    /// What was written so far.
+    /// The entries written up to now.
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -172,7 +172,7 @@ fn line(entry: &Entry) -> Result<String> {
     Ok(text + "\n")
 }
 
-/// Draws the losses of a log as an SVG picture; nothing before there are two steps to connect.
+/// Draws the losses of a log as an SVG image; does nothing before there are two steps.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -181,7 +181,7 @@ pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
     plot_by(dir.unwrap_or(Path::new(".")), entries, path)
 }
 
-/// The same, written in `work` first.
+/// The same, with the unfinished file in `work`.
 pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
     let points = |which: fn(&Entry) -> Option<(u64, f64)>| -> Vec<(u64, f64)> {
         let found = entries.iter().filter_map(which);
@@ -258,7 +258,7 @@ mod tests {
         }
         log.add(Entry::Test(score(2, 1.0))).unwrap();
         drop(log);
-        // As a crash might leave it.
+        // The state that a crash might leave.
         let mut text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), 6);
         text.push_str("{\"event\": \"train\", \"st");
@@ -286,7 +286,7 @@ mod tests {
     fn a_line_is_read_to_the_bit() {
         let mut loss = 2.0 / 3.0;
         for step in 0..2000 {
-            // Numbers without a pattern, as losses and rates are.
+            // Irregular numbers, like losses and rates.
             loss = (loss * 1.618_033_988_749_895 + 0.1) % 7.0;
             let first = line(&report(step, loss)).unwrap();
             let again: Entry = serde_json::from_str(&first).unwrap();
@@ -313,7 +313,7 @@ mod tests {
         assert!(!picture.contains("NaN"));
     }
 
-    /// The texts of a picture with an attribute, each with its vertical place.
+    /// The texts of an image with an attribute, each with its vertical position.
     fn texts<'a>(picture: &'a str, attribute: &str) -> Vec<(f64, &'a str)> {
         let texts = picture.split("<text ").skip(1).filter_map(|rest| {
             let (head, rest) = rest.split_once('>')?;
@@ -329,7 +329,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(PLOT_FILE);
         for steps in [1, 3, 4, 7, 20, 1000] {
-            // The highest curve there can be: it fills the plot to its right upper corner.
+            // The highest possible curve: it ends in the upper right corner of the plot.
             let mut entries: Vec<_> = (1..=steps).map(|n| report(n, n as f64)).collect();
             entries.push(Entry::Validation(score(steps, 1.0)));
             plot(&entries, &path).unwrap();
@@ -369,7 +369,7 @@ mod tests {
                 let highest = heights
                     .map(|y| y.parse::<f64>().unwrap())
                     .fold(f64::MAX, f64::min);
-                // Above the plot are the legend's own lines, beside its words.
+                // Above the plot are only the legend's lines, beside its labels.
                 assert!(
                     highest > lowest || points.split_whitespace().count() == 2,
                     "{steps}: {points}"

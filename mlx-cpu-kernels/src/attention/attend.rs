@@ -1,4 +1,5 @@
-//! What an attention operation is given, and what its units of work share. `run.rs` computes it.
+//! The inputs of an attention operation, and data shared by its units of work. `run.rs` computes
+//! it.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -9,7 +10,7 @@ use crate::isa::Isa;
 use crate::partition::SharedOutput;
 use crate::work::{Input, dim};
 
-/// One query: its sequence, its place in the packed rows, and its position.
+/// One query: its sequence, its packed row, and its position.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
     /// The sequence of the batch.
@@ -20,32 +21,32 @@ pub struct Query {
     pub position: i32,
 }
 
-/// Which keys the queries of a sequence attend to.
+/// The keys that the queries of a sequence attend to.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionMask {
-    /// So many keys count.
+    /// The number of keys.
     pub len: usize,
-    /// The number of kept keys, which stand first, and the position of the first of the others.
-    /// `None`: the keys are unordered, and a query sees all.
+    /// The number of kept keys, which come first, and the position of the first other key. `None`:
+    /// the keys are unordered, and a query sees all of them.
     pub order: Option<(usize, i32)>,
-    /// A query sees the kept keys and this number of others, the last ones.
+    /// A query sees the kept keys and this many last ones of the others.
     pub window: Option<i32>,
-    /// Without a causal mask, whatever else stands here.
+    /// Full attention without a causal mask; overrides the other fields.
     pub around: Option<Around>,
 }
 
-/// Which keys a query sees on both sides: those of its own sequence in an array that packed
-/// sequences share.
+/// The keys that a query sees on both sides: those of its sequence in an array shared by packed
+/// sequences.
 #[derive(Debug, Clone, Copy)]
 pub struct Around {
-    /// The key of the sequence's first position.
+    /// The key index of the sequence's first position.
     pub first: usize,
-    /// Only keys that are at most this many positions away.
+    /// The maximum distance of visible keys.
     pub reach: Option<i32>,
 }
 
 impl AttentionMask {
-    /// The keys that a query attends to: the first ones up to a count, and a range.
+    /// The keys that a query attends to: a prefix of this length, and a range.
     pub(crate) fn visible_keys(&self, position: i32) -> (usize, Range<usize>) {
         if let Some(Around { first, reach }) = self.around {
             let at = dim(position);
@@ -57,7 +58,7 @@ impl AttentionMask {
             return (0, 0..self.len);
         };
         let kept_seen = sink_tokens.min(dim(position.saturating_add(1)));
-        // Key `sink_tokens + i` stands at `start + i`.
+        // Key `sink_tokens + i` is at index `start + i`.
         let after = |p: i32| sink_tokens + dim(p.saturating_sub(start)).min(self.len - sink_tokens);
         let end = after(position.saturating_add(1));
         let begin = match self.window {
@@ -69,12 +70,12 @@ impl AttentionMask {
 }
 
 /// Attention of packed queries over caches. Its inputs are float32: packed rows `[rows, width]`,
-/// the weight of the norm of queries `[d]`, and the sinks `[heads]`. Keys and values
-/// `[1, Hkv, n, d]` of each sequence follow, or one pair that all of them share.
+/// the weight of the norm of queries `[d]`, and the sinks `[heads]`. Then follow keys and values
+/// `[1, Hkv, n, d]` of each sequence, or one pair shared by all.
 pub struct Attention {
     /// Query heads.
     pub heads: usize,
-    /// Query heads for each head of keys and values.
+    /// Query heads per key head.
     pub queries_per_kv: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -82,15 +83,15 @@ pub struct Attention {
     pub width: usize,
     /// The factor on scores.
     pub scale: f32,
-    /// Scores are squeezed into `-cap..cap` by a tanh.
+    /// Scores are capped to `-cap..cap` by a tanh.
     pub softcap: Option<f32>,
-    /// What the norm of queries adds under the root, where there is one.
+    /// Epsilon of the query norm, if there is one.
     pub eps: Option<f32>,
     /// Whether there are sinks.
     pub sinks: bool,
-    /// Rotary positions of queries.
+    /// The rotary embedding of queries.
     pub rotation: Option<Rotation>,
-    /// The queries, one row of the output each.
+    /// The queries, one output row each.
     pub queries: Vec<Query>,
     /// The masks of each sequence.
     pub plans: Vec<AttentionMask>,
@@ -115,7 +116,7 @@ impl Attention {
         }
     }
 
-    /// How many keys a query sees.
+    /// The number of keys that a query sees.
     pub(crate) fn visible_count(&self, q: usize) -> usize {
         let (sink_tokens, range) = self.visible_keys(q);
         sink_tokens + range.len()
@@ -126,24 +127,25 @@ impl Attention {
 #[derive(Clone, Copy)]
 pub(crate) struct KvRows<'a> {
     data: *const [f32],
-    /// Elements from one head to the next.
+    /// The stride between heads, in elements.
     head: usize,
-    /// Elements from one position to the next.
+    /// The stride between positions, in elements.
     pub position: usize,
     memory: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: elements that no thread writes while one reads them, as promised to `KvRows::of`.
+// SAFETY: the caller of `KvRows::of` guarantees that no thread writes elements while another reads
+// them.
 unsafe impl Sync for KvRows<'_> {}
 
 impl<'a> KvRows<'a> {
     /// # Safety
-    /// The array must be of float32. Elements read through [`Self::reach`] must not be written any
-    /// more.
+    /// The array must be float32. Elements read through [`Self::reach`] must not be written
+    /// afterwards.
     pub(crate) unsafe fn from_input(input: &'a Input) -> Self {
         let strides = input.strides();
         Self {
-            // SAFETY: the caller's promise; the strides say how far the elements reach.
+            // SAFETY: guaranteed by the caller; the span follows from the strides.
             data: unsafe { input.span() },
             head: strides[1],
             position: strides[2],
@@ -151,23 +153,23 @@ impl<'a> KvRows<'a> {
         }
     }
 
-    /// Where a position begins, if it is there.
+    /// The address of a position, or null if it does not exist.
     pub(crate) fn ptr(&self, h: usize, at: usize) -> *const f32 {
         let first = self.data.cast::<f32>();
         first.wrapping_add(h * self.head + at * self.position)
     }
 
-    /// Everything from the first element of position `from` to the last before position `to`.
+    /// The elements from the first of position `from` to the last before position `to`.
     pub(crate) fn span(&self, h: usize, from: usize, to: usize, d: usize) -> &'a [f32] {
         let start = h * self.head + from * self.position;
         let n = (to - from - 1) * self.position + d;
         assert!(start <= self.data.len() && n <= self.data.len() - start);
-        // SAFETY: within the elements, which are not written any more.
+        // SAFETY: within the elements, which are not written afterwards.
         unsafe { std::slice::from_raw_parts(self.data.cast::<f32>().add(start), n) }
     }
 }
 
-/// What all units of an operation read, and where they write.
+/// The inputs that all units of an operation read, and its output.
 pub(crate) struct AttentionTask<'a> {
     pub attend: &'a Attention,
     pub packed: &'a [f32],
@@ -180,7 +182,7 @@ pub(crate) struct AttentionTask<'a> {
 }
 
 impl AttentionTask<'_> {
-    /// Head `h` of query `q`, through norm and rotation, scaled.
+    /// Head `h` of query `q` after norm, rotation and scaling.
     pub(crate) fn query(&self, q: usize, h: usize, query: &mut [f32]) {
         let Attention {
             head_dim: d,
@@ -217,15 +219,15 @@ impl AttentionTask<'_> {
         let Some((rotation, rope_table)) = self.rotation else {
             return &[];
         };
-        // A sine and a cosine.
+        // Each pair has a sine and a cosine.
         let each = 2 * rotation.radians.len();
         &rope_table[q * each..(q + 1) * each]
     }
 
-    /// Where head `h` of query `q` goes.
+    /// The output of head `h` of query `q`.
     ///
     /// # Safety
-    /// No other thread may use it.
+    /// No other thread may use this output.
     #[allow(
         clippy::mut_from_ref,
         reason = "each query and head has a place of its own"
@@ -234,11 +236,11 @@ impl AttentionTask<'_> {
         let Attention {
             head_dim: d, heads, ..
         } = *self.attend;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.out.slice_mut((q * heads + h) * d, d) }
     }
 
-    /// Multiplications for queries, roughly.
+    /// The approximate number of multiplications for `queries`.
     pub(crate) fn multiplications(&self, queries: impl Iterator<Item = usize>) -> usize {
         let Attention {
             heads, head_dim: d, ..

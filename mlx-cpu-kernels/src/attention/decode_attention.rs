@@ -1,6 +1,6 @@
 //! Attention of single queries, as in token generation (Dao et al. 2023, "Flash-Decoding"). Heads
-//! that share keys are computed together. Long caches are cut into segments for several threads,
-//! and the partial results are combined. Not for many queries of one sequence: see
+//! that share keys are computed together. Long caches are divided into segments for several
+//! threads, and the partial results are combined. For many queries of one sequence, see
 //! `flash_attention.rs`.
 
 use std::ops::Range;
@@ -13,11 +13,12 @@ use crate::simd::avx2;
 use crate::simd::prefetch::KeyPrefetch;
 use crate::simd::{microkernel, portable, vmath};
 
-/// Heads that look at keys together, so that their sums fit the registers.
+/// The number of heads computed together, so that their sums fit the registers.
 const HEADS_TOGETHER: usize = 3;
 
-/// Keys of a segment: few where there are few, so that each thread gets some. The cuts of a row
-/// must depend on its own length only, so that it gives the same alone and in a batch.
+/// The number of keys per segment: smaller for short caches, so that each thread gets some. The
+/// division of a row must depend only on its length, so that results are equal alone and in a
+/// batch.
 fn segment(n: usize) -> usize {
     if n <= 512 { 64 } else { 128 }
 }
@@ -27,32 +28,31 @@ pub(crate) fn segments(n: usize) -> usize {
     n.div_ceil(segment(n)).max(1)
 }
 
-/// The heads of one query that share keys and values.
+/// The query heads that share a key head.
 pub(crate) struct DecodeTask<'a> {
     pub isa: Isa,
     pub d: usize,
     pub softcap: Option<f32>,
     pub keys: KvRows<'a>,
     pub values: KvRows<'a>,
-    /// The head of keys and values.
+    /// The key head.
     pub group: usize,
-    /// Runs of positions that the query sees.
+    /// The ranges of visible positions.
     pub runs: [Range<usize>; 2],
-    /// Where the keys begin that are likely to be looked at after these; null for nowhere.
+    /// The address of the keys that are probably read next; null if unknown.
     pub after: *const f32,
 }
 
-/// What heads found in a segment.
+/// The partial results of heads for a segment.
 pub(crate) struct PartialSoftmax<'a> {
-    /// `[heads, D]`: sums of values, each times its exponential.
+    /// `[heads, D]`: sums of values, weighted by their exponentials.
     pub sums: &'a mut [f32],
-    /// Of each head: the maximum score, and the sum of the exponentials below it.
+    /// For each head the maximum score, and the sum of exponentials relative to it.
     pub states: &'a mut [(f32, f32)],
 }
 
 impl DecodeTask<'_> {
-    /// Looks at the keys of segment `number`. `queries` is `[heads, D]`, scaled; `scores` is room
-    /// to use.
+    /// Computes segment `number`. `queries` is `[heads, D]`, scaled; `scores` is scratch memory.
     pub(crate) fn run_segment(
         &self,
         number: usize,
@@ -68,7 +68,7 @@ impl DecodeTask<'_> {
         let n = to.saturating_sub(from);
         scores.clear();
         scores.resize(heads * n, 0.0);
-        // The parts of the segment in each run, with the number of the first one's score.
+        // The segment's part of each range, with the index of its first score.
         let mut parts: [(Range<usize>, usize); 2] = Default::default();
         let mut before = 0;
         for (part, run) in parts.iter_mut().zip(&self.runs) {
@@ -103,7 +103,7 @@ impl DecodeTask<'_> {
             if !part.is_empty() {
                 let values = self.values.span(self.group, part.start, part.end, d);
                 let shares = (&scores[*first..], n);
-                // Most likely the next segment's keys.
+                // Probably the next segment's keys.
                 let mut next = next(&self.keys, (self.group, part.end), true);
                 if part.end >= self.runs[1].end {
                     next.data = self.after;
@@ -113,7 +113,7 @@ impl DecodeTask<'_> {
         }
     }
 
-    /// Adds values, each times its share: `shares` is `[heads, ..]` with rows `step` apart.
+    /// Adds values weighted by `shares`, `[heads, ..]` with a row stride of `step`.
     fn accumulate_values(
         &self,
         (shares, step): (&[f32], usize),
@@ -144,7 +144,7 @@ impl DecodeTask<'_> {
                 accumulate: true,
             };
             // SAFETY: `n` shares of each head and `n` rows of values with `d` elements, as
-            // asserted. `at` and the lanes after it are below `d`, and the sums are `heads` rows of
+            // asserted. `at` plus the tile's lanes is at most `d`, and the sums are `heads` rows of
             // `d`.
             unsafe { microkernel::gemm_tiles(self.isa, heads, n, left, right, product) };
         }
@@ -158,8 +158,8 @@ impl DecodeTask<'_> {
         }
     }
 
-    /// [`Self::accumulate_values`] with more lanes at a time. In tiles of few rows, lanes would
-    /// wait for each other. Returns how many of `d` are done.
+    /// [`Self::accumulate_values`] with more lanes per iteration. With few rows per tile, the
+    /// additions of one lane would be latency-bound. Returns the number of finished lanes of `d`.
     fn accumulate_values_avx2(
         &self,
         (shares, step): (&[f32], usize),
@@ -181,8 +181,8 @@ impl DecodeTask<'_> {
                     let next = next.lanes(at, h == 0);
                     let values = (values[at..].as_ptr(), self.values.position);
                     let sums = (sums[h * d + at..].as_mut_ptr(), d);
-                    // SAFETY: `Isa::Avx2` is made by `detect` only; `accumulate_values` asserts the
-                    // lengths, and the heads and lanes are within them.
+                    // SAFETY: only `detect` makes `Isa::Avx2`; `accumulate_values` asserts the
+                    // lengths, and heads and lanes are within them.
                     unsafe {
                         match heads - h {
                             1 => avx2::decode_attention::accumulate_values::<1>(
@@ -205,7 +205,7 @@ impl DecodeTask<'_> {
     }
 }
 
-/// Position `at` of head `h` and those after it, if it is `wanted`.
+/// The address of position `at` in head `h`, if it is `wanted`.
 fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch {
     KeyPrefetch {
         data: if wanted {
@@ -217,8 +217,7 @@ fn next(rows: &KvRows<'_>, (h, at): (usize, usize), wanted: bool) -> KeyPrefetch
     }
 }
 
-/// What the heads found in all segments: `sums` is `[segments, D]` of one head, `sink` a score that
-/// adds nothing.
+/// Combines the segments of one head: `sums` is `[segments, D]`; `sink` is a score without a value.
 pub(crate) fn combine_segments<'a>(
     parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
     sink: Option<f32>,
@@ -227,7 +226,7 @@ pub(crate) fn combine_segments<'a>(
     let max_score = parts.clone().map(|(_, (max_score, _))| max_score).fold(
         sink.unwrap_or(f32::NEG_INFINITY),
         |a, b| {
-            // NaN stays.
+            // Propagates NaN.
             if b > a || b.is_nan() { b } else { a }
         },
     );
@@ -246,11 +245,12 @@ pub(crate) fn combine_segments<'a>(
     out.iter_mut().for_each(|v| *v /= total);
 }
 
-/// Replaces scores by their exponentials below the maximum; returns that one and their sum.
+/// Replaces scores by their exponentials relative to the maximum; returns the maximum and their
+/// sum.
 fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::decode_attention::softmax(cap, scores)
         },
@@ -261,8 +261,8 @@ fn softmax_block(isa: Isa, cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     }
 }
 
-/// Products of a few queries `[heads, d]` with `n` keys that are `step` elements apart. Row `h` of
-/// the products begins `row` elements after the one before.
+/// Products of a few queries `[heads, d]` with `n` keys at a stride of `step` elements. The
+/// products of head `h` begin at `h * row`.
 fn scores_of(
     isa: Isa,
     queries: &[f32],
@@ -278,7 +278,7 @@ fn scores_of(
     if isa.has_avx2() && d.is_multiple_of(8) {
         let keys = (keys.as_ptr(), step);
         let to = (to.as_mut_ptr(), row);
-        // SAFETY: `Isa::Avx2` is made by `detect` only; the lengths are asserted.
+        // SAFETY: only `detect` makes `Isa::Avx2`; the lengths are asserted.
         return unsafe {
             match heads {
                 3 => avx2::decode_attention::scores::<3>(queries.as_ptr(), keys, (n, d), to, next),

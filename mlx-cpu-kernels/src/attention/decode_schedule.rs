@@ -1,6 +1,6 @@
-//! Which thread computes which part of a decode attention. Threads take whole heads where there are
-//! enough of them, otherwise segments of the cache, which are combined afterwards. The arithmetic
-//! is in `decode_attention.rs`.
+//! Divides a decode attention among threads. Threads take whole heads if there are enough of them,
+//! otherwise segments of the cache, which are then combined. The arithmetic is in
+//! `decode_attention.rs`.
 
 use std::cell::RefCell;
 
@@ -11,10 +11,10 @@ use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
 use crate::pool;
 use crate::simd::prefetch;
 
-/// What a thread needs to look at the keys of a head.
+/// Scratch memory of a thread.
 #[derive(Default)]
 struct DecodeScratch {
-    /// `[heads, D]`: queries that look together.
+    /// `[heads, D]`: queries computed together.
     queries: Vec<f32>,
     scores: Vec<f32>,
     /// `[segments, heads, D]`
@@ -28,8 +28,8 @@ thread_local! {
 }
 
 impl Attention {
-    /// Whether one thread each takes all keys of a head. It does if no thread then has much more
-    /// work than others.
+    /// Whether each key head is computed by a single thread. That is the case if the load is then
+    /// balanced well enough.
     pub(crate) fn by_head(&self, queries: &[usize]) -> bool {
         let groups = self.heads / self.queries_per_kv;
         let (mut most, mut all) = (0, 0);
@@ -43,8 +43,8 @@ impl Attention {
 }
 
 impl AttentionTask<'_> {
-    /// Each head of keys and values by one thread, which writes a `new_kv` one's before. All
-    /// queries of a row see it.
+    /// Each key head by one thread, which first writes its part of `new_kv`. All queries of a row
+    /// see it.
     pub(crate) fn decode_by_head(&self, queries: &[usize], new_kv: Option<&NewKv<'_>>) {
         let Attention {
             head_dim: d,
@@ -61,15 +61,15 @@ impl AttentionTask<'_> {
             let (at, group) = (unit / groups, unit % groups);
             let q = queries[at];
             if group == 0 {
-                // Another thread may have written them.
+                // The first tokens may have been written by another thread.
                 for &q in queries[at..].iter().take(2) {
                     prefetch::read(self.packed_row(q));
                 }
             }
             if let Some(new_kv) = new_kv {
                 let row = self.attend.queries[q].sequence;
-                // SAFETY: what `Attention::run_with_new_kv` is promised; rows have one token, and
-                // this head of it is this unit's alone.
+                // SAFETY: guaranteed by the caller of `Attention::run_with_new_kv`; rows have one
+                // token, and only this unit uses this head of it.
                 unsafe { new_kv.write_kv_head(self.packed, self.rope_table(q), (row, 0, group)) };
             }
             SCRATCH.with_borrow_mut(|scratch| {
@@ -99,7 +99,7 @@ impl AttentionTask<'_> {
         parallel_parts(queries.len() * groups, work, &|own| own.for_each(unit));
     }
 
-    /// Segment by segment.
+    /// Computes segment by segment.
     pub(crate) fn decode_by_segment(&self, queries: &[usize]) {
         let Attention {
             head_dim: d,
@@ -111,7 +111,7 @@ impl AttentionTask<'_> {
             return;
         }
         let groups = heads / queries_per_kv;
-        // Each query's segments begin here.
+        // The index of each query's first segment.
         let mut begins = Vec::with_capacity(queries.len() + 1);
         let mut count = 0;
         for &q in queries {
@@ -127,8 +127,8 @@ impl AttentionTask<'_> {
             SCRATCH.with_borrow_mut(|scratch| {
                 let mut known = None;
                 for unit in from..to {
-                    // The segments of a group stand one after another, so that one thread makes its
-                    // queries once.
+                    // The segments of a group are adjacent, so that a thread prepares its queries
+                    // once.
                     let at = begins.partition_point(|&begin| begin * groups <= unit) - 1;
                     let own_unit = unit - begins[at] * groups;
                     let segments = begins[at + 1] - begins[at];
@@ -140,7 +140,7 @@ impl AttentionTask<'_> {
                         known = Some((q, group));
                     }
                     let head = part * heads + group * queries_per_kv;
-                    // SAFETY: these heads of this segment are this unit's alone.
+                    // SAFETY: only this unit writes these heads of this segment.
                     let found = unsafe {
                         PartialSoftmax {
                             sums: all_sums.slice_mut(head * d, queries_per_kv * d),
@@ -165,7 +165,7 @@ impl AttentionTask<'_> {
         });
     }
 
-    /// The queries of the heads that share those of `group`, `[heads, D]`.
+    /// The queries of the heads in `group`, `[heads, D]`.
     fn fill_queries(&self, q: usize, group: usize, queries: &mut Vec<f32>) {
         let Attention {
             head_dim: d,
@@ -178,7 +178,7 @@ impl AttentionTask<'_> {
         }
     }
 
-    /// For the first of these queries, and a head of keys and values.
+    /// The task for the first of these queries and a key head.
     fn decode_task(&self, queries: &[usize], group: usize) -> DecodeTask<'_> {
         let q = queries[0];
         let sequence = |q: usize| self.attend.queries[q].sequence;
@@ -203,15 +203,14 @@ impl AttentionTask<'_> {
         }
     }
 
-    /// Puts together what head `h` of query `q` found in all segments, of which no other thread
-    /// does that.
+    /// Combines the segments of head `h` of query `q`, which no other thread does.
     fn combine_segments<'a>(
         &self,
         q: usize,
         h: usize,
         parts: impl Iterator<Item = (&'a [f32], (f32, f32))> + Clone,
     ) {
-        // SAFETY: this head of this query is the caller's alone.
+        // SAFETY: only the caller writes this head of this query.
         let place = unsafe { self.output(q, h) };
         decode_attention::combine_segments(parts, self.sinks.map(|s| s[h]), place);
     }

@@ -1,6 +1,6 @@
 //! Attention of many queries of one sequence, as in a prompt. Panels of sixteen queries pass over
 //! blocks of keys with a running softmax, in register tiles (Milakov and Gimelshein 2018; Dao et
-//! al. 2022). Not for single queries: see `decode_attention.rs`.
+//! al. 2022). For single queries, see `decode_attention.rs`.
 
 use std::cell::RefCell;
 
@@ -11,11 +11,11 @@ use crate::layout::tile::{LANES, ScaledRow, TileA, TileB, TileC};
 use crate::simd::portable::vmath;
 use crate::simd::{microkernel, transpose};
 
-/// Keys at a time. Their scores, and the keys and values of a usual head, fit the L2 cache. The
-/// scores alone fit the L1 cache. A multiple of a tile's rows.
+/// The number of keys per block. Their scores, and the keys and values of a typical head, fit the
+/// L2 cache. The scores alone fit the L1 cache. It is a multiple of a tile's rows.
 const BLOCK_KEYS: usize = 192;
 
-/// Queries of one row from which this pays.
+/// The minimum number of queries per row for this kernel.
 pub(crate) const MIN_PANEL_QUERIES: usize = 4;
 
 thread_local! {
@@ -32,18 +32,18 @@ struct Scratch {
     found: AlignedVec,
 }
 
-/// The keys that a query attends to: the first ones up to a count, and a range.
+/// The keys that a query attends to: a prefix of this length, and a range.
 type VisibleKeys = (usize, std::ops::Range<usize>);
 
-/// What the flash panel is over.
+/// The inputs of a flash panel.
 pub(crate) struct FlashPanel<'a> {
     pub attend: &'a Attention,
     /// The keys of the row.
     pub keys: KvRows<'a>,
     pub values: KvRows<'a>,
-    /// The head of keys and values.
+    /// The key head.
     pub group: usize,
-    /// The score of the head that adds nothing.
+    /// The head's sink score.
     pub sink: Option<f32>,
     /// The visible keys of each query, at most `LANES`.
     pub visible_keys: &'a [VisibleKeys],
@@ -55,7 +55,7 @@ pub(crate) fn fits(d: usize) -> bool {
 }
 
 impl FlashPanel<'_> {
-    /// `query(i, place)` writes query `i`, scaled. `found(i, values)` receives its result.
+    /// `query(i, place)` writes the scaled query `i`. `found(i, values)` receives its output.
     pub(crate) fn run(
         &self,
         mut query: impl FnMut(usize, &mut [f32]),
@@ -71,7 +71,7 @@ impl FlashPanel<'_> {
             let n = self.visible_keys.len();
             queries.resize(d * LANES);
             scores.resize(BLOCK_KEYS * LANES);
-            // The queries as rows at first.
+            // First the queries as rows.
             sums.resize(LANES * d);
             for (i, place) in sums.chunks_exact_mut(d).take(n).enumerate() {
                 query(i, place);
@@ -86,7 +86,7 @@ impl FlashPanel<'_> {
                 greatest: [self.sink.unwrap_or(f32::NEG_INFINITY); LANES],
                 total: [if self.sink.is_some() { 1.0 } else { 0.0 }; LANES],
             };
-            // The kept keys first, then the others that any query sees.
+            // First the kept keys, then the others that any query sees.
             let sink_tokens = self.visible_keys.iter().map(|s| s.0).max().unwrap_or(0);
             let begin = self
                 .visible_keys
@@ -135,8 +135,8 @@ impl FlashPanel<'_> {
             accumulate: false,
         };
         assert!(queries.len() >= d * LANES && sums.len() >= LANES * d);
-        // SAFETY: `keys` reaches from the first to the last of `n` rows of `d`. The queries are `d`
-        // times `LANES` and the scores `n` times `LANES`, by the assertion and the slice.
+        // SAFETY: `keys` spans `n` rows of `d`. The queries are `d` times `LANES` and the scores
+        // `n` times `LANES`, by the assertion and the slice.
         unsafe { microkernel::gemm_tiles(isa, n, d, left, right, product) };
         let lanes = scores.as_chunks_mut::<LANES>().0;
         for (i, (sink_tokens, range)) in self.visible_keys.iter().enumerate() {
@@ -176,8 +176,8 @@ impl FlashPanel<'_> {
                 row_stride: d,
                 accumulate: true,
             };
-            // SAFETY: the scores are `n` times `LANES`, and `values` reaches to the last of `n`
-            // rows of `d`, a multiple of `LANES` (see `fits`). The sums are `LANES` rows of `d`.
+            // SAFETY: the scores are `n` times `LANES`, and `values` spans `n` rows of `d`, a
+            // multiple of `LANES` (see `fits`). The sums are `LANES` rows of `d`.
             unsafe {
                 microkernel::gemm_tiles(isa, self.visible_keys.len(), n, left, right, product);
             };
@@ -185,14 +185,14 @@ impl FlashPanel<'_> {
     }
 }
 
-/// Of each query: its greatest score so far, and the sum of the exponentials below it.
+/// For each query the maximum score up to now, and the sum of exponentials relative to it.
 struct State {
     greatest: [f32; LANES],
     total: [f32; LANES],
 }
 
-/// Replaces scores by their exponentials below the running maximum. Returns the factors for the
-/// earlier sums.
+/// Replaces scores by their exponentials relative to the running maximum. Returns the factors for
+/// the earlier sums.
 fn softmax_block(
     isa: Isa,
     cap: Option<f32>,
@@ -201,10 +201,10 @@ fn softmax_block(
 ) -> [f32; LANES] {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
         Isa::Avx2 => unsafe { softmax_block_avx2(cap, scores, state) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        // SAFETY: only `detect` makes these, on processors with avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { softmax_block_avx512(cap, scores, state) },
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => softmax_block_with(cap, scores, state),
@@ -245,7 +245,7 @@ fn softmax_block_with(
     if let Some(cap) = cap {
         for lanes in scores.iter_mut() {
             for score in lanes {
-                // A masked key keeps its score.
+                // Masked keys keep their score.
                 *score = if *score == f32::NEG_INFINITY {
                     *score
                 } else {
@@ -264,7 +264,7 @@ fn softmax_block_with(
             };
         }
     }
-    // A query that has seen nothing yet would subtract infinities.
+    // For a query without visible keys, this would subtract infinities.
     let base: [f32; LANES] = std::array::from_fn(|i| {
         let greatest = state.greatest[i];
         if greatest == f32::NEG_INFINITY {

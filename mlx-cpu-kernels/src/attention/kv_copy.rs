@@ -1,9 +1,9 @@
-//! Copies of keys and values from one cache to another. No norm and no rotation: see `kv_write.rs`.
+//! Copies keys and values from one cache to another. `kv_write.rs` applies norms and rotation.
 
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, dim};
 
-/// Keys or values of a layer, `[heads, room, width]`, and the number of positions to copy.
+/// Keys or values of a layer, `[heads, capacity, width]`, and the number of positions to copy.
 #[derive(Debug, Clone, Copy)]
 pub struct KvPlane {
     heads: usize,
@@ -13,7 +13,7 @@ pub struct KvPlane {
 }
 
 impl KvPlane {
-    /// Of the shape `[1, heads, room, width]`.
+    /// A plane of the shape `[1, heads, capacity, width]`.
     pub fn of(&[_, heads, room, width]: &[i32; 4], filled: i32) -> Self {
         Self {
             heads: dim(heads),
@@ -28,11 +28,11 @@ impl KvPlane {
         self.heads * self.room * self.width
     }
 
-    /// Copies the first positions of each to one plane after another.
+    /// Copies the first positions of each array to consecutive planes.
     ///
     /// # Safety
-    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, and nothing
-    /// may write it meanwhile. `output` must have one plane for each.
+    /// `from` must be float32 `[1, heads, .., width]` with at least as many positions, and must not
+    /// be written during the call. `output` must have one plane per array.
     pub unsafe fn copy(self, from: &[Input], output: &mut [f32]) {
         let Self {
             heads,
@@ -43,16 +43,16 @@ impl KvPlane {
         if filled == 0 || from.is_empty() {
             return;
         }
-        // SAFETY: the caller vouches for type, shape and the absence of writes.
+        // SAFETY: the caller guarantees type, shape and the absence of writes.
         let from: Vec<(&[f32], Vec<usize>)> = (from.iter())
             .map(|input| (unsafe { &*input.span::<f32>() }, input.strides()))
             .collect();
-        // Adjacent positions at once, where they are neighbors.
+        // Contiguous positions are copied at once.
         let whole = from.iter().all(|(_, strides)| strides[2] == width);
         let run = if whole { filled } else { 1 };
         let runs = filled / run;
         let out = SharedOutput::new(output);
-        // The first write to fresh memory is slow, so two threads share it.
+        // First writes to fresh memory are slow, so threads share them.
         let units = from.len() * heads * runs;
         parallel_ranges(units, units * run * width, &|first, end| {
             for unit in first..end {
@@ -60,7 +60,7 @@ impl KvPlane {
                 let h = unit / runs % heads;
                 let (data, strides) = &from[plane];
                 let (start, n) = (h * strides[1] + i * strides[2], run * width);
-                // SAFETY: each position of each head of a plane is one unit's alone.
+                // SAFETY: each position of each head of a plane belongs to one unit.
                 let to = unsafe { out.slice_mut(((plane * heads + h) * room + i) * width, n) };
                 to.copy_from_slice(&data[start..start + n]);
             }

@@ -1,4 +1,4 @@
-//! Writes keys and values of a packed projection into a cache, keys through norm and rotation.
+//! Writes keys and values of a packed projection into a cache; keys go through norm and rotation.
 
 use std::borrow::Cow;
 
@@ -11,15 +11,15 @@ use crate::work::{Input, Work};
 /// Adjacent tokens of one row in a packed projection.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenRange {
-    /// The first one's place in the projection.
+    /// The first token's row in the projection.
     pub first: i32,
-    /// How many.
+    /// The number of tokens.
     pub length: i32,
-    /// The first one's position, and place in the cache.
+    /// The first token's position, and its index in the cache.
     pub offset: i32,
 }
 
-/// Divides a head by the root of its mean square, in place.
+/// Applies an RMS norm to a head, in place.
 pub(crate) fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
     let square = vmath::dot(isa, head, head);
     let factor = 1.0 / (square / head.len() as f32 + eps).sqrt();
@@ -30,9 +30,9 @@ pub(crate) fn normalize(isa: Isa, weight: &[f32], eps: f32, head: &mut [f32]) {
 
 /// The positions of tokens.
 pub enum TokenPositions {
-    /// So many from the first one on, as is usual, without a list of them.
+    /// A number of positions from the first one on, the usual case.
     From(i32, usize),
-    /// Any.
+    /// Arbitrary positions.
     Any(Vec<i32>),
 }
 
@@ -52,28 +52,29 @@ impl TokenPositions {
     }
 }
 
-/// Heads out of packed rows, to `[n, room, d]` from `slot` on. Its inputs are float32: a cache,
-/// which is the output and is not read; packed rows; and the weight of the norm `[d]`.
+/// Copies heads of packed rows to a cache `[n, capacity, d]`, from `slot` on. Its inputs are
+/// float32: a cache, which is also the output and is not read; packed rows; and the weight of the
+/// norm `[d]`.
 pub struct KvWrite {
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// Positions of the cache.
+    /// The number of positions in the cache.
     pub capacity: usize,
     /// Elements of a head.
     pub head_dim: usize,
     /// Elements of a packed row.
     pub width: usize,
-    /// Of the first head in a packed row.
+    /// The column of the first head in a packed row.
     pub first_column: usize,
     /// The first packed row.
     pub first_row: usize,
-    /// The first position of the cache that is written.
+    /// The first position of the cache to write.
     pub slot: usize,
     /// The tokens' positions in the sequence.
     pub positions: TokenPositions,
-    /// What the norm adds under the root, where there is one.
+    /// Epsilon of the norm, if there is one.
     pub eps: Option<f32>,
-    /// Rotary positions.
+    /// The rotary embedding.
     pub rotation: Option<Rotation>,
     /// The instruction set.
     pub isa: Isa,
@@ -87,7 +88,7 @@ impl KvWrite {
             .rotation
             .as_ref()
             .map(|r| (r, rope_table(r, &self.positions.list())));
-        // Not the counted pointer, which stays on this thread.
+        // The slice, because the reference-counted pointer must stay on this thread.
         let rope_table = rope_table
             .as_ref()
             .map_or(&[][..], |(_, rope_table)| rope_table);
@@ -98,7 +99,7 @@ impl KvWrite {
             &|from, to| {
                 for t in from..to {
                     for h in 0..self.heads {
-                        // SAFETY: each token and head has a place of its own.
+                        // SAFETY: each token and head has a separate place.
                         let head = unsafe { out.slice_mut(self.place(t, h), self.head_dim) };
                         let rope_table = &rope_table[t * each..(t + 1) * each];
                         self.write_head(packed, norm, rope_table, (t, h), head);
@@ -108,12 +109,12 @@ impl KvWrite {
         );
     }
 
-    /// Where head `h` of token `t` goes.
+    /// The index of head `h` of token `t` in the cache.
     fn place(&self, t: usize, h: usize) -> usize {
         (h * self.capacity + self.slot + t) * self.head_dim
     }
 
-    /// Head `h` of token `t`, through norm and rotation, by the turns of its position.
+    /// Writes head `h` of token `t` after norm and rotation by its position.
     fn write_head(
         &self,
         packed: &[f32],
@@ -133,30 +134,30 @@ impl KvWrite {
     }
 }
 
-/// Keys and values of this step's tokens, and where they go.
+/// New keys and values of a step, and their destinations.
 pub struct NewKv<'a> {
-    /// The writes of each row, one after another.
+    /// The writes of each row.
     pub writes: &'a [(KvWrite, KvWrite)],
-    /// The weight of the norm of keys.
+    /// The weight of the key norm.
     pub norm: Option<&'a [f32]>,
-    /// Keys and values of each row.
+    /// The caches of each row, keys and values.
     pub caches: &'a [Input],
 }
 
-// SAFETY: of the caches, only addresses are read, and elements that no other thread uses then, as
-// promised to `store` and `write_kv_head`.
+// SAFETY: only addresses of the caches are read, and then elements that no other thread uses, as
+// callers of `store` and `write_kv_head` guarantee.
 unsafe impl Sync for NewKv<'_> {}
 
 impl NewKv<'_> {
-    /// Whether no row has more than one token.
+    /// Whether every row has at most one token.
     pub(crate) fn is_single_token(&self) -> bool {
         (self.writes.iter()).all(|(keys, _)| keys.positions.count() == 1)
     }
 
-    /// Writes all of them, by the turns of each token's position.
+    /// Writes all tokens; `rope_table` has the rotation of each position.
     ///
     /// # Safety
-    /// The caches must be of float32, and nothing of them in use.
+    /// The caches must be float32 and not in use.
     pub(crate) unsafe fn write_all(&self, packed: &[f32], rope_table: &[f32]) {
         let Some((last, _)) = self.writes.last() else {
             return;
@@ -175,7 +176,8 @@ impl NewKv<'_> {
                     let rope_table = &rope_table[token * each..(token + 1) * each];
                     for h in 0..last.heads {
                         let t = token - self.writes[row].0.first_row;
-                        // SAFETY: the caller's promise; each token and head has a place of its own.
+                        // SAFETY: guaranteed by the caller; each token and head has a separate
+                        // place.
                         unsafe { self.write_kv_head(packed, rope_table, (row, t, h)) };
                     }
                 }
@@ -183,10 +185,10 @@ impl NewKv<'_> {
         );
     }
 
-    /// Writes head `h` of token `t` of a row, by the turns of its position.
+    /// Writes head `h` of token `t` of a row; `rope_table` has the rotation of its position.
     ///
     /// # Safety
-    /// The caches must be of float32, and no other thread may use the place of this head and token.
+    /// The caches must be float32, and no other thread may use the place of this head and token.
     pub(crate) unsafe fn write_kv_head(
         &self,
         packed: &[f32],
@@ -195,7 +197,7 @@ impl NewKv<'_> {
     ) {
         let (keys, values) = &self.writes[row];
         for (store, i, norm) in [(keys, 0, self.norm), (values, 1, None)] {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let head =
                 unsafe { self.caches[2 * row + i].slice_mut(store.place(t, h), store.head_dim) };
             store.write_head(packed, norm, rope_table, (t, h), head);
@@ -209,15 +211,15 @@ impl Work for KvWrite {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // The first one is what the output begins as.
-        // SAFETY: `Heads::store` checked that these are of float32.
+        // The first input is the output's initial content. SAFETY: `Heads::store` checked that the
+        // inputs are float32.
         let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
         self.write(slice(1).unwrap_or_default(), slice(2), output);
     }
 }
 
-/// Keys alone, without a cache. Its inputs are float32: packed rows, and the weight of the norm
-/// `[d]`.
+/// Keys after norm and rotation, without a cache. Its inputs are float32: packed rows, and the
+/// weight of the norm `[d]`.
 pub struct ProjectKeys(pub KvWrite);
 
 impl Work for ProjectKeys {
@@ -226,7 +228,7 @@ impl Work for ProjectKeys {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `Heads::keys` gave arrays of float32.
+        // SAFETY: `Heads::keys` passes float32 arrays.
         let slice = |i: usize| inputs.get(i).map(|i| unsafe { i.as_slice::<f32>() });
         self.0.write(slice(0).unwrap_or_default(), slice(1), output);
     }

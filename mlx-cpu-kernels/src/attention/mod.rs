@@ -1,4 +1,4 @@
-//! Attention over key and value caches, rotary positions, and writes into caches.
+//! Attention over KV caches, rotary embedding, and writes into caches.
 
 pub(crate) mod attend;
 pub(crate) mod decode_attention;

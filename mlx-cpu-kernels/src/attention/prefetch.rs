@@ -5,22 +5,21 @@ use crate::pool;
 use crate::simd::prefetch::lines;
 use crate::work::Input;
 
-/// Rows up to which an attention's time is that of reading keys and values.
+/// The maximum rows for which attention is bound by reading keys and values.
 const FEW: usize = 16;
 
-/// Bytes of keys; the processor itself asks for what follows.
+/// Bytes of keys to prefetch; the hardware prefetcher reads ahead from there.
 const BYTES: usize = 4096;
 
 impl Attention {
-    /// A function that prefetches the first keys of a thread of the pool, where each looks at whole
-    /// heads.
+    /// A function that prefetches a thread's first keys, if threads compute whole heads.
     ///
     /// # Safety
-    /// The caches, keys and values of each sequence, must be of float32.
+    /// The caches, keys and values of each sequence, must be float32.
     pub unsafe fn prefetch<'a>(&'a self, caches: &'a [Input]) -> impl Fn(usize) + Sync + 'a {
         let keys: Vec<KvRows<'a>> = if (2..=FEW).contains(&self.queries.len()) {
             let keys = caches.iter().step_by(2);
-            // SAFETY: the caller's promise; nothing is read.
+            // SAFETY: guaranteed by the caller; nothing is read.
             keys.map(|keys| unsafe { KvRows::from_input(keys) })
                 .collect()
         } else {
@@ -29,8 +28,7 @@ impl Attention {
         move |me| self.fetch(me, &keys)
     }
 
-    /// Fetches the first keys that thread `me` of the pool looks at, where each looks at whole
-    /// heads.
+    /// Prefetches the first keys of thread `me`, if threads compute whole heads.
     fn fetch(&self, me: usize, keys: &[KvRows<'_>]) {
         let groups = self.heads / self.queries_per_kv;
         let unit = pool::pool().first_part(self.queries.len() * groups, me);

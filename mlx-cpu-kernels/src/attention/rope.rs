@@ -1,4 +1,4 @@
-//! Rotary positions, and the table of sines and cosines that all layers of a pass share.
+//! Rotary embedding, and the table of sines and cosines that all layers of a pass share.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,33 +7,33 @@ use std::sync::Arc;
 
 use crate::isa::Isa;
 
-/// Rotary positions (Su et al. 2021).
+/// Rotary embedding (Su et al. 2021).
 #[derive(Debug, Clone)]
 pub struct Rotation {
-    /// Radians a position, for each pair; the first `2 * pairs` elements of a head rotate.
+    /// Radians per position for each pair; the first `2 * pairs` elements of a head rotate.
     pub radians: Arc<[f32]>,
-    /// Neighbors make a pair, rather than elements of both halves.
+    /// Whether pairs are adjacent elements, rather than elements of the two halves.
     pub traditional: bool,
-    /// Factor on what rotates.
+    /// Factor on the rotated elements.
     pub amplitude: f32,
 }
 
 /// For each position the sines of all pairs, then their cosines.
 type RopeTable = Rc<[f32]>;
 
-/// A table of rotations, and its parameters.
+/// A table of rotations with its parameters.
 struct Table {
     radians: Arc<[f32]>,
     positions: Vec<i32>,
     rope_table: RopeTable,
 }
 
-/// Tables of turns that are remembered: those of local and global layers, for all positions and the
+/// The number of cached tables: for local and global layers, each for all positions and for the
 /// last.
 const TABLES: usize = 4;
 
 thread_local! {
-    /// All layers of a pass need the same ones.
+    /// All layers of a pass use the same tables.
     static CACHE: RefCell<VecDeque<Table>> = const { RefCell::new(VecDeque::new()) };
 }
 
@@ -61,11 +61,11 @@ pub(crate) fn rope_table(rotation: &Rotation, positions: &[i32]) -> RopeTable {
     })
 }
 
-/// Rotates a head in place, by the turns of its position.
+/// Rotates a head in place by its position's row of the table.
 pub(crate) fn apply_rope(isa: Isa, rotation: &Rotation, rope_table: &[f32], head: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `detect` makes these only where the processor has avx2.
+        // SAFETY: only `detect` makes these, on processors with avx2.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             apply_rope_avx2(rotation, rope_table, head);
         },
@@ -99,7 +99,7 @@ fn apply_rope_with(rotation: &Rotation, rope_table: &[f32], head: &mut [f32]) {
             turn(a, b, sin, cos);
         }
     } else {
-        // Without an index that is looked at, so that it is done in vectors.
+        // Without bounds checks, so that the loop is vectorized.
         let (first, second) = head[..2 * pairs].split_at_mut(pairs);
         for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(rope_table) {
             turn(a, b, sin, cos);

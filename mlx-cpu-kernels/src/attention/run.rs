@@ -1,6 +1,6 @@
-//! Attention over a cache as one operation, from the packed projection and the caches: norms and
-//! rotation of queries and keys, scores, softmax and the weighted sum. It chooses between flash and
-//! decode attention for each panel of queries.
+//! Attention over a cache as one operation, from the packed projection and the caches: norm and
+//! rotation of queries and keys, scores, softmax and the weighted sum. For each panel of queries it
+//! chooses flash or decode attention.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::partition::{SharedOutput, parallel_parts};
 use crate::pool;
 use crate::work::{Input, Work};
 
-/// Parts of a thread's flash panels, so that others can take what a late one has not begun.
+/// Parts per thread of flash panels, so that other threads can take over parts of a slow one.
 const PARTS: usize = 16;
 
 impl Work for Attention {
@@ -27,23 +27,23 @@ impl Work for Attention {
 }
 
 impl Attention {
-    /// The same for keys and values of all queries that are to be stored before.
+    /// The same, and stores new keys and values of all queries first.
     ///
     /// # Safety
-    /// As of [`Work::run`]; keys and values must be float32, and nothing else may use them
-    /// meanwhile.
+    /// As [`Work::run`]; keys and values must be float32, and nothing else may use them during the
+    /// call.
     pub unsafe fn run_with_new_kv(&self, inputs: &[Input], new_kv: &NewKv<'_>, output: &mut [f32]) {
         self.run_with(inputs, Some(new_kv), output);
     }
 
-    /// `new_kv` is as for [`Self::run_with_new_kv`].
+    /// `new_kv` as in [`Self::run_with_new_kv`].
     fn run_with(&self, inputs: &[Input], new_kv: Option<&NewKv<'_>>, output: &mut [f32]) {
         let mut inputs = inputs.iter();
         let packed = inputs.next();
         let norm = self.eps.map(|eps| (inputs.next(), eps));
         let sinks = if self.sinks { inputs.next() } else { None };
         fn slice(i: Option<&Input>) -> &[f32] {
-            // SAFETY: `Heads::attend` gave arrays of float32.
+            // SAFETY: `Heads::attend` passes float32 arrays.
             i.map_or(&[][..], |i| unsafe { i.as_slice::<f32>() })
         }
         let (packed, sinks) = (slice(packed), sinks.map(|i| slice(Some(i))));
@@ -63,7 +63,8 @@ impl Attention {
             (r, rope_table(r, &positions))
         });
         let rotation = rotation.as_ref().map(|(r, rope_table)| (*r, &**rope_table));
-        // With a single new token, the thread that reads a head's keys writes the new one before.
+        // With a single new token per row, the thread that reads a head's keys writes the new one
+        // first.
         let by_head = self.by_head(&decode_queries);
         let mut deferred = None;
         if let Some(new_kv) = new_kv {
@@ -71,11 +72,11 @@ impl Attention {
                 deferred = Some(new_kv);
             } else {
                 let rope_table = rotation.map_or(&[][..], |(_, rope_table)| rope_table);
-                // SAFETY: what `run_with_new_kv` is promised.
+                // SAFETY: guaranteed by the caller of `run_with_new_kv`.
                 unsafe { new_kv.write_all(packed, rope_table) };
             }
         }
-        // SAFETY: as of `slice`; they are stored, or are read by whom stores them.
+        // SAFETY: as for `slice`; they are already stored, or read by the thread that stores them.
         let rest: Vec<KvRows<'_>> = inputs.map(|i| unsafe { KvRows::from_input(i) }).collect();
         let task = AttentionTask {
             attend: self,
@@ -94,7 +95,7 @@ impl Attention {
         }
     }
 
-    /// The queries in runs of one row, of as many as a flash panel takes.
+    /// Divides the queries into panels of one row each, of at most a flash panel's size.
     fn panels(&self) -> Vec<Range<usize>> {
         let mut panels = Vec::new();
         let mut from = 0;
@@ -112,7 +113,7 @@ impl Attention {
 }
 
 impl AttentionTask<'_> {
-    /// Many queries of a row at a time.
+    /// Computes panels of queries of a row.
     fn flash_panels(&self, panels: &[Range<usize>]) {
         let heads = self.attend.heads;
         let work = self.multiplications(panels.iter().cloned().flatten());
@@ -149,16 +150,16 @@ impl AttentionTask<'_> {
         flash_panel.run(
             |i, query| self.query(panel.start + i, h, query),
             |i, found| {
-                // SAFETY: this head of this query is this unit's alone.
+                // SAFETY: only this unit writes this head of this query.
                 unsafe { self.output(panel.start + i, h) }.copy_from_slice(found);
             },
         );
     }
 }
 
-/// Which of `parts` parts is number `i` in the order of the threads. Each thread has its own, the
-/// last of them first. The last one attends to the most keys, and should not be left over for one
-/// thread. The thread's own rows are those that it has projected.
+/// The index of the `i`-th part to compute, in the order of the threads. Each thread has its own
+/// parts, the last of them first. The last part attends to the most keys, and should not be left
+/// over for a single thread. The thread's parts are the rows that it has projected.
 fn last_first(i: usize, parts: usize) -> usize {
     let own = pool::pool().owner_parts(parts, i);
     own.start + own.end - 1 - i

@@ -1,11 +1,10 @@
-//! Rows of inputs in the forms that the kernels for few rows read: normalized, then prepared for
-//! each packing.
+//! Input rows in the forms that few-row kernels read: normalized, then prepared for each packing.
 
 use crate::isa::Isa;
 use crate::layout::input_panel::{InputPanel, InputPanelMut, MAX_ROWS};
 use crate::simd::{qgemv, vmath};
 
-/// Kept from one operation to the next, since every token needs them hundreds of times.
+/// Reused between operations, because each token needs them hundreds of times.
 #[derive(Default)]
 pub(crate) struct Scratch {
     normalized: Vec<f32>,
@@ -15,7 +14,7 @@ pub(crate) struct Scratch {
 /// Inputs prepared for one packing.
 #[derive(Default)]
 struct PreparedForm {
-    /// What a row has of the following.
+    /// The number of elements per row in each of the following.
     each: [usize; 4],
     values: Vec<f32>,
     whole: Vec<i16>,
@@ -23,19 +22,19 @@ struct PreparedForm {
     sums: Vec<f32>,
 }
 
-/// Rows of an input, in each form that is needed.
+/// Input rows, in each required form.
 pub(crate) struct PreparedRows<'a> {
-    /// How many.
+    /// The number of rows.
     pub count: usize,
-    /// As floats, through the norm.
+    /// The rows as floats, after the norm.
     values: &'a [f32],
     k: usize,
     forms: &'a [PreparedForm],
 }
 
 impl Scratch {
-    /// Rows of `k` elements for these packings, after a norm (a weight and its epsilon) if there is
-    /// one.
+    /// Prepares rows of `k` elements for these packings, after an optional norm (a weight and its
+    /// epsilon).
     pub(crate) fn fill<'a>(
         &'a mut self,
         isa: Isa,
@@ -67,7 +66,7 @@ impl Scratch {
         }
     }
 
-    /// The rows that [`Self::fill`] was given last, without a norm, and for as many packings.
+    /// The rows of the last [`Self::fill`], which had no norm and an equal number of packings.
     pub(crate) fn filled<'a>(
         &'a self,
         x: &'a [f32],
@@ -128,12 +127,12 @@ impl PreparedForm {
 }
 
 impl PreparedRows<'_> {
-    /// At most [`MAX_ROWS`] rows from `from` on, prepared in this form.
+    /// At most [`MAX_ROWS`] rows from `from` on, in this form.
     pub(crate) fn panel(&self, form: usize, from: usize) -> InputPanel<'_> {
         self.forms[form].panel(from, MAX_ROWS.min(self.count - from))
     }
 
-    /// At most [`MAX_ROWS`] rows from `from` on, as floats: `f` of them.
+    /// Calls `f` with at most [`MAX_ROWS`] rows from `from` on, as floats.
     pub(crate) fn dense<R>(&self, from: usize, f: impl FnOnce(&[&[f32]]) -> R) -> R {
         let mut rows = [&[][..]; MAX_ROWS];
         let own = self.values[from * self.k..].chunks_exact(self.k);
@@ -146,7 +145,7 @@ impl PreparedRows<'_> {
     }
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight`, row by row.
+/// Applies `x / sqrt(mean(x^2) + eps) * weight` row by row.
 fn normalize(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let k = weight.len();
     for (x, out) in x.chunks_exact(k).zip(out.chunks_exact_mut(k)) {

@@ -1,5 +1,6 @@
-//! Products with bfloat16 matrices on AMX: schedules the tiles of `simd/amx/bf16.rs` over threads.
-//! Inputs are packed into panels of sixteen rows, which up to four tiles of outputs pass over.
+//! Products with bfloat16 matrices on AMX: distributes the tiles of `simd/amx/bf16.rs` over
+//! threads. Inputs are packed into panels of sixteen rows; up to four output tiles are computed per
+//! pass over a panel.
 
 use std::cell::RefCell;
 
@@ -13,7 +14,7 @@ use crate::simd::amx::{
 };
 use crate::simd::vmath::gate_mul;
 
-/// Rows of inputs at a time: their panels fit the L2 cache.
+/// The number of input rows per block, whose panels fit the L2 cache.
 const BLOCK_M: usize = 256;
 
 thread_local! {
@@ -22,7 +23,7 @@ thread_local! {
 }
 
 impl GemmTask<'_> {
-    /// Whether the product is one for [`Self::run_amx_bf16`].
+    /// Whether [`Self::run_amx_bf16`] supports the product.
     pub(crate) fn fits_amx_bf16(&self) -> bool {
         let is_bf16 =
             |(data, _): &(MatrixData<'_>, _)| matches!(data, MatrixData::Dense(DenseView::Bf16(_)));
@@ -33,7 +34,7 @@ impl GemmTask<'_> {
             && self.data.iter().all(is_bf16)
     }
 
-    /// All products, to be asked for where they fit.
+    /// Computes all products; call it only if they are supported.
     pub(crate) fn run_amx_bf16(&self, out: &SharedOutput) {
         let Product { rows, n, k, .. } = *self.product;
         let (per, parts) = match self.product.gate {
@@ -66,7 +67,7 @@ impl GemmTask<'_> {
                 self.fill_panels((first, last), panels);
                 let panels = &panels[..(last - first).div_ceil(TILE_ROWS)];
                 parallel_ranges(blocks, (last - first) * n * k, &|from, to| {
-                    // SAFETY: `Isa::Amx` is made by `detect` only, where they are available.
+                    // SAFETY: only `detect` makes `Isa::Amx`, where AMX is available.
                     let registers = unsafe { TileRegisters::whole() };
                     SUMS.with_borrow_mut(|sums| {
                         for i in from..to {
@@ -78,7 +79,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Puts rows of the input into panels, through the norm.
+    /// Packs input rows into panels, after the norm.
     fn fill_panels(&self, (first, last): (usize, usize), panels: &mut Vec<Bf16Panel>) {
         let k = self.product.k;
         let count = (last - first).div_ceil(TILE_ROWS);
@@ -86,21 +87,21 @@ impl GemmTask<'_> {
         let all = SharedOutput::new(&mut panels[..count]);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
-                // SAFETY: each panel is written by one part alone.
+                // SAFETY: only one part writes each panel.
                 let panel = &mut unsafe { all.slice_mut(i, 1) }[0];
                 panel.clear(k);
                 for (lane, row) in (first + i * TILE_ROWS..last).take(TILE_ROWS).enumerate() {
                     let x = &self.x[row * k..(row + 1) * k];
                     let weight = self.norm.map(|(weight, _)| weight);
                     let factor = self.factor(self.product.isa, x);
-                    // SAFETY: `Isa::Amx` is made by `detect` only, where the processor has AVX-512.
+                    // SAFETY: only `detect` makes `Isa::Amx`, on processors with AVX-512.
                     unsafe { panel.row(lane, x, (factor, weight)) };
                 }
             }
         });
     }
 
-    /// Rows of the matrices with all panels.
+    /// Multiplies rows of the matrices with all panels.
     fn bf16_block(
         &self,
         (first, last): (usize, usize),

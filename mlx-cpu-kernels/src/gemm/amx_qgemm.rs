@@ -1,6 +1,6 @@
-//! Products with quantized matrices on AMX, for two or more rows: schedules the tiles of `simd/amx`
-//! over threads. Inputs are packed into tiles once. Then pairs of output tiles (two neighbors, or
-//! one of each matrix of a gate) pass over them.
+//! Products with quantized matrices on AMX, for two or more rows: distributes the tiles of
+//! `simd/amx` over threads. Inputs are packed into tiles once. Then pairs of output tiles (two
+//! adjacent ones, or one of each matrix of a gate) are computed from them.
 
 use std::cell::RefCell;
 
@@ -15,34 +15,35 @@ use crate::simd::amx::{
     self, InputTiles, InputTilesWriter, OutputRow, TILE_ROWS, TilePair, TileRegisters,
 };
 
-/// The most rows of inputs at a time, and elements of them: their tiles are to fit the L2 cache.
+/// The maximum input rows per block, and their elements: their tiles should fit the L2 cache.
 const BLOCK_M: usize = 256;
 const MAX_ELEMENTS: usize = 1 << 18;
 
-/// Rows of inputs from which this pays.
+/// The minimum number of rows for this kernel.
 const MIN_ROWS: usize = 2;
 
-/// Rows up to which each thread makes its own tiles of them. That takes less time than to wait for
-/// another thread's tiles and to fetch them.
+/// The maximum number of rows for which each thread packs its own copy of the tiles. That is faster
+/// than waiting for another thread's tiles and reading them.
 const MAX_PRIVATE_ROWS: usize = 16;
 
-/// Rows for each thread from which it has its own rows and all their outputs. Then it has mostly
-/// written its input itself, and each code of a matrix still meets enough rows.
+/// The minimum rows per thread for which each thread computes all outputs of its own rows. A thread
+/// has then mostly written its input itself, and each code of a matrix is still used for enough
+/// rows.
 const MIN_ROWS_PER_THREAD: usize = 32;
 
-/// Parts of a thread's outputs, so that others can take what a late one has not begun.
+/// Parts per thread of outputs, so that other threads can take over parts of a slow one.
 const PARTS_PER_BLOCK: usize = 4;
 
 thread_local! {
-    /// The inputs, for each packing that matrices have.
+    /// The shared inputs, for each packing of the matrices.
     static SHARED_TILES: RefCell<Vec<InputTiles>> = RefCell::default();
-    /// The thread's own.
+    /// The thread's own inputs.
     static PRIVATE_TILES: RefCell<Vec<InputTiles>> = RefCell::default();
     static SCRATCH: RefCell<amx::Scratch> = RefCell::default();
 }
 
-/// Outputs `from..` of a part and their place in a row. They fill at most two tiles (of a gate, one
-/// of each part).
+/// The outputs from `from` of a part, and their place in a row. They fill at most two tiles (for a
+/// gate, one of each part).
 #[derive(Clone, Copy)]
 struct TilePlace {
     part: usize,
@@ -51,10 +52,10 @@ struct TilePlace {
 }
 
 impl GemmTask<'_> {
-    /// Whether the product is one for [`Self::run_amx_quantized`].
+    /// Whether [`Self::run_amx_quantized`] supports the product.
     pub(crate) fn fits_amx_quantized(&self) -> bool {
         let quantized = |(data, _): &(MatrixData<'_>, _)| match data {
-            // The widths whose codes the assembly decodes.
+            // The code widths that the assembly decodes.
             MatrixData::Quantized { matrix, .. } => {
                 matches!(matrix.bits, 4 | 8) && matrix.codes() == Codes::Integers
             }
@@ -67,7 +68,7 @@ impl GemmTask<'_> {
             && together
     }
 
-    /// Which of the prepared inputs a part takes, if it is quantized.
+    /// The index of the prepared input for a part, if it is quantized.
     fn form_of(&self, part: usize) -> Option<usize> {
         match self.data.get(part)?.0 {
             MatrixData::Quantized { form, .. } => Some(form),
@@ -75,7 +76,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// All products, to be asked for where they fit.
+    /// Computes all products; call it only if they are supported.
     pub(crate) fn run_amx_quantized(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let places = self.places();
         if self.product.rows <= MAX_PRIVATE_ROWS {
@@ -100,7 +101,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// The same for many rows: each thread has some of its own, which it makes tiles of.
+    /// The same for many rows: each thread packs and computes its own rows.
     fn run_row_blocks(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let Product { rows, n, k, .. } = *self.product;
         let threads = pool::pool().threads();
@@ -125,7 +126,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Makes all tiles of these rows.
+    /// Packs these rows into the thread's own tiles.
     fn fill_private(
         &self,
         packings: &[(u32, usize)],
@@ -140,7 +141,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// The same for few rows: each thread makes its own tiles of them.
+    /// The same for few rows: each thread packs its own copy of them.
     fn run_private_tiles(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let rows = (0, self.product.rows);
         let work = self.product.rows * self.product.n * self.product.k;
@@ -156,7 +157,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Products of the rows that are in tiles with outputs of the places that are the thread's own.
+    /// Multiplies the packed rows with the thread's own places.
     fn multiply_tiles(
         &self,
         tiles: &[InputTiles],
@@ -165,14 +166,14 @@ impl GemmTask<'_> {
         out: &SharedOutput,
     ) {
         SCRATCH.with_borrow_mut(|scratch| {
-            // SAFETY: `Isa::Amx` is made by `detect` only, where they are available.
+            // SAFETY: only `detect` makes `Isa::Amx`, where AMX is available.
             let registers = unsafe { TileRegisters::new() };
             let form = |place: usize| self.form_of(self.part(place).0);
             let mut own = own.peekable();
             while let Some(of) = own.peek().map(|&place| form(place)) {
                 let mut alike = std::iter::from_fn(|| own.next_if(|&place| form(place) == of));
                 let x = &tiles[of.unwrap_or(0)];
-                // SAFETY: the same has AVX-512.
+                // SAFETY: such processors have AVX-512.
                 unsafe {
                     amx::products(
                         &mut alike,
@@ -187,7 +188,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// How many [`TilePlace`]s there are.
+    /// The number of [`TilePlace`]s.
     fn places(&self) -> usize {
         let parts = &self.product.parts;
         match self.product.gate {
@@ -211,7 +212,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Puts rows of the input into tiles, through the norm.
+    /// Packs input rows into shared tiles, after the norm.
     fn fill_shared(
         &self,
         (first, last): (usize, usize),
@@ -227,7 +228,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Puts the rows `from..to` of these into tiles; each is to be one thread's alone.
+    /// Packs the rows `from..to` into tiles; no other thread may write these rows.
     fn fill_rows(
         &self,
         (first, last): (usize, usize),
@@ -239,13 +240,13 @@ impl GemmTask<'_> {
             let x = (first + row < last).then(|| &self.x[(first + row) * k..][..k]);
             let factor = x.map_or(1.0, |x| self.factor(self.product.isa, x));
             let weight = self.norm.map(|(weight, _)| weight);
-            // SAFETY: each row is written by one part alone; `Isa::Amx` is made by `detect` only,
-            // where the processor has AVX-512.
+            // SAFETY: only one part writes each row; only `detect` makes `Isa::Amx`, on processors
+            // with AVX-512.
             unsafe { writer.row(row, x, (factor, weight)) };
         }
     }
 
-    /// The part of a place, the first of a gate, and the first place of the next one.
+    /// The part of a place (the first one for a gate), and the first place of the next part.
     fn part(&self, i: usize) -> (usize, usize) {
         if self.product.gate.is_some() {
             return (0, self.places());
@@ -260,7 +261,7 @@ impl GemmTask<'_> {
         unreachable!("as task as `places` says")
     }
 
-    /// The two tiles' rows of the matrix; the first one's twice where there is only one.
+    /// The matrix rows of the two tiles; if there is only one tile, its rows twice.
     fn source(&self, place: TilePlace) -> TilePair<'_> {
         let tile = |part: usize, from: usize| match self.data[part].0 {
             MatrixData::Quantized { matrix, .. } => {
@@ -282,7 +283,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Products of rows of the input with two tiles' outputs, on to the output.
+    /// Completes products of input rows with two output tiles, and writes them to the output.
     fn finish(
         &self,
         place: TilePlace,
@@ -291,7 +292,7 @@ impl GemmTask<'_> {
         out: &SharedOutput,
     ) {
         let Product { n, gate, .. } = *self.product;
-        // The last row block may be wider than the matrix.
+        // The last row block may extend beyond the matrix.
         let end = self.product.parts[place.part].size.n;
         let most = if gate.is_some() {
             TILE_ROWS
@@ -316,8 +317,8 @@ impl GemmTask<'_> {
             gate,
             residual: self.residual.map(|all| &all[at..]),
         };
-        // SAFETY: these columns of these rows belong to this place alone. `detect` makes `Isa::Amx`
-        // only where the processor has AVX-512.
+        // SAFETY: only this place writes these columns of these rows. Only `detect` makes
+        // `Isa::Amx`, on processors with AVX-512.
         unsafe {
             let mut to = out.block(at, n, (last - first, width));
             amx::store_outputs(sums, &then, &mut to);

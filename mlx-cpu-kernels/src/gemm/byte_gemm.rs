@@ -1,9 +1,9 @@
-//! Products of many rows of inputs with quantized matrices in 8-bit integers, for AVX2 and
-//! AVX-512. Blocks and outputs are those of `packed_gemm.rs`. 32 columns of inputs share a scale in
-//! each row, and sums of their products are exact until they meet the scales.
+//! Products of many rows of inputs with quantized matrices in 8-bit integers, for AVX2 and AVX-512.
+//! Blocks and outputs are as in `packed_gemm.rs`. In each row, 32 input columns share a scale, and
+//! the sums of their products are exact until they are scaled.
 //!
-//! The order of the float sums is that of the columns. So a result does not depend on the number of
-//! threads or of other rows.
+//! Float sums are accumulated in column order. So a result depends neither on the number of threads
+//! nor on other rows.
 
 use std::cell::RefCell;
 
@@ -18,10 +18,10 @@ use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
 use crate::simd::byte_tile::{self, Dot, PANELS};
 
-/// Units of columns that are multiplied before the next row: those of two panels fit the L1 cache.
+/// The number of units of columns per block: those of two panels fit the L1 cache.
 const BLOCK_UNITS: usize = 24;
 
-/// Rows of inputs, panel after panel; see [`ByteColumns`].
+/// Input rows, panel by panel; see [`ByteColumns`].
 #[derive(Default)]
 struct Panels {
     quads: AlignedVec,
@@ -29,17 +29,17 @@ struct Panels {
     sums: AlignedVec,
 }
 
-/// Rows of inputs, and what their integers leave of the largest.
+/// Input rows, and the rounding residuals of large values.
 #[derive(Default)]
 struct Inputs {
     coarse: Panels,
-    /// Written in units that are refined.
+    /// The residuals of refined units.
     fine: Panels,
-    /// The units of each panel that are refined, in order.
+    /// The indices of refined units per panel, in order.
     refined: Vec<Vec<usize>>,
 }
 
-/// What a thread needs for a block.
+/// Scratch memory of a thread for a block.
 #[derive(Default)]
 struct Scratch {
     quads: AlignedVec,
@@ -54,7 +54,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Numbers of a panel of `k` columns: quads, scales and sums.
+/// Element counts of a panel with `k` columns: quads, scales and sums.
 const fn sizes(k: usize) -> [usize; 3] {
     [k / 4 * LANES, k / UNIT * LANES, k / HALF * LANES]
 }
@@ -67,12 +67,12 @@ struct SharedPanels {
 }
 
 impl SharedPanels {
-    /// The panel `i`.
+    /// The panel with index `i`.
     ///
     /// # Safety
     /// No other part may use it.
     unsafe fn panel(&self, i: usize, [quads, scales, sums]: [usize; 3]) -> ByteColumnsMut<'_> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             ByteColumnsMut {
                 quads: bytemuck::cast_slice_mut(self.quads.slice_mut(i * quads, quads)),
@@ -110,8 +110,8 @@ impl Panels {
 }
 
 impl Inputs {
-    /// Adds the products of the second integers, which refined units have, to the sums of one or
-    /// two panels. `panel` is the first of them.
+    /// Adds the products of the residuals of refined units to the sums of one or two panels.
+    /// `panel` is the index of the first one.
     fn add_fine(
         &self,
         dot: Dot,
@@ -142,8 +142,8 @@ impl Inputs {
 }
 
 impl GemmTask<'_> {
-    /// The instruction of this product if it runs here: with many rows, whole units of columns, and
-    /// matrices whose codes stand for integers.
+    /// The instruction for this product, if it is supported: many rows, whole units of columns, and
+    /// matrices whose codes represent integers.
     pub(crate) fn byte_dot(&self) -> Option<Dot> {
         let fits = self.product.rows >= MIN_GEMM_ROWS
             && self.product.k.is_multiple_of(UNIT)
@@ -154,7 +154,8 @@ impl GemmTask<'_> {
         Dot::of(self.product.isa).filter(|_| fits)
     }
 
-    /// The product in integers of 8 bits. With `refine`, units with large inputs have two of them.
+    /// Computes the product in 8-bit integers. With `refine`, units with large inputs get a second
+    /// integer per value.
     pub(crate) fn run_bytes(&self, (dot, refine): (Dot, bool), out: &SharedOutput) {
         let blocks = self.blocks();
         INPUTS.with_borrow_mut(|inputs| {
@@ -166,7 +167,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Puts rows of the input into panels of integers, through the norm.
+    /// Quantizes input rows into panels, after the norm.
     fn quantize_bytes(
         &self,
         (dot, refine): (Dot, bool),
@@ -187,7 +188,7 @@ impl GemmTask<'_> {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
-                    // SAFETY: each panel is written by one part alone.
+                    // SAFETY: only one part writes each panel.
                     let (mut coarse, fine, refined) = unsafe {
                         let refined = &mut refined.slice_mut(i, 1)[0];
                         (coarse.panel(i, sizes), fine.panel(i, fine_sizes), refined)
@@ -223,7 +224,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Rows of one matrix, or of the two of a gate, with all panels.
+    /// Multiplies rows of one matrix, or of both matrices of a gate, with all panels.
     fn byte_block(
         &self,
         dot: Dot,
@@ -235,7 +236,7 @@ impl GemmTask<'_> {
     ) {
         let Product { k, gate, .. } = *self.product;
         let columns = block.to - block.from;
-        // The last row block may be wider than the matrix.
+        // The last row block may extend beyond the matrix.
         let wide = columns.next_multiple_of(INTERLEAVED_ROWS);
         let row_blocks = block.from / INTERLEAVED_ROWS..block.to.div_ceil(INTERLEAVED_ROWS);
         let parts = &self.data[block.part..block.part + 1 + usize::from(gate.is_some())];

@@ -1,5 +1,5 @@
-//! Matrices that are not quantized: float32, float16 or bfloat16. Elements of 16 bits become
-//! float32 a few at a time and exactly. So products equal those with a float32 matrix.
+//! Dense matrices: float32, float16 or bfloat16. 16-bit elements are converted exactly to float32,
+//! a few at a time. So products equal those with a float32 matrix.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::partition::OutputBlock;
 use crate::simd::{dense_rows, portable, vmath};
 
 impl DenseView<'_> {
-    /// Elements as float32, as many as `to` has, from `from` on.
+    /// Converts elements from `from` on to float32, as many as fit `to`.
     pub(crate) fn to_f32(self, isa: Isa, from: usize, to: &mut [f32]) {
         let all = from..from + to.len();
         match self {
@@ -20,8 +20,8 @@ impl DenseView<'_> {
         }
     }
 
-    /// The inner products of each of `rows` of a matrix with rows of `k` elements with each `x`:
-    /// `out[i][row] = matrix[row] . x[i]`.
+    /// The dot products of matrix rows `rows`, with `k` elements each, and each `x`: `out[i][row] =
+    /// matrix[row] . x[i]`.
     pub(crate) fn multiply_rows(
         self,
         isa: Isa,

@@ -1,5 +1,5 @@
 //! The feed-forward block of a mixture of experts as one operation: two products by index, a gate
-//! between them, and the weighted sum of what the experts of a row say.
+//! between them, and the weighted sum of the experts' outputs.
 
 use std::cell::RefCell;
 
@@ -17,16 +17,17 @@ thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
-/// How the two halves of an expert are put together.
+/// How gate and up outputs are combined.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ExpertGate {
     /// `gate(g) * u`.
     Plain(Gate),
-    /// `g * sigmoid(alpha * g) * (u + 1)`, with `g` at most `limit` and `u` within it: gpt-oss.
+    /// `g * sigmoid(alpha * g) * (u + 1)`, with `g` at most `limit` and `u` within `-limit..limit`:
+    /// gpt-oss.
     Clamped {
         /// Slope of the sigmoid.
         alpha: f32,
-        /// Bound of both.
+        /// The clamp of both.
         limit: f32,
     },
 }
@@ -36,27 +37,27 @@ pub enum ExpertGate {
 /// Inputs, in this order:
 ///
 /// - the rows, float32 `[rows, hidden]`;
-/// - the experts' numbers, integers of 32 bits `[rows, per_row]`;
+/// - the expert indices, 32-bit integers `[rows, per_row]`;
 /// - their weights, float32 `[rows, per_row]`;
-/// - of each of the three stacks its arrays, unless they are held, and its biases.
+/// - for each of the three stacks its arrays, unless they are held, and its biases.
 pub struct ExpertBlock {
-    /// `hidden -> width`, through the gate.
+    /// `hidden -> width`, before the gate function.
     pub gate: ExpertStack,
     /// `hidden -> width`.
     pub up: ExpertStack,
     /// `width -> hidden`.
     pub down: ExpertStack,
-    /// What is between them.
+    /// The operation between them.
     pub activation: ExpertGate,
-    /// Experts of the rows.
+    /// The experts of each row.
     pub routing: Routing,
     /// The instruction set.
     pub isa: Isa,
-    /// What many rows of an expert become where they meet quantized matrices.
+    /// The type of inputs for experts with many rows and quantized matrices.
     pub prompts: Prompts,
 }
 
-/// What a batch of experts needs, in the order of the experts.
+/// Scratch memory for a batch of experts, sorted by expert.
 #[derive(Default)]
 struct Buffers {
     inputs: Vec<f32>,
@@ -74,7 +75,7 @@ impl ExpertGate {
             Self::Plain(gate) => gate_mul(isa, gate, gates, ups),
             Self::Clamped { alpha, limit } => {
                 for (gate, up) in gates.iter_mut().zip(ups) {
-                    // Not `min` and `max`, which would lose NaN.
+                    // `min` and `max` would lose NaN.
                     let g = if *gate > limit { limit } else { *gate };
                     let u = if *up > limit { limit } else { *up };
                     let u = if u < -limit { -limit } else { u };
@@ -86,7 +87,7 @@ impl ExpertGate {
 }
 
 impl ExpertBlock {
-    /// The product with some of the stacks.
+    /// The product with these stacks.
     fn product(&self, stacks: &[&ExpertStack]) -> Product {
         Product {
             parts: stacks.iter().map(|stack| stack.part()).collect(),
@@ -119,7 +120,7 @@ impl Work for ExpertBlock {
         } = self.gate.size;
         let mut rest = rest.iter();
         let (mut packings, mut down_packings) = (Vec::new(), Vec::new());
-        // SAFETY: the caller gave arrays of these types, in this order.
+        // SAFETY: the caller passes arrays of these types, in this order.
         let (x, routes, weights, gate, up, down) = unsafe {
             (
                 x.as_slice::<f32>(),
@@ -161,7 +162,7 @@ impl Work for ExpertBlock {
                         .skip(from)
                     {
                         let (gates, ups) = both.split_at(width);
-                        // SAFETY: each row is written by one part alone.
+                        // SAFETY: only one part writes each row.
                         let to = unsafe { middle.slice_mut(i * width, width) };
                         to.copy_from_slice(gates);
                         self.activation.apply(self.isa, to, ups);

@@ -1,5 +1,6 @@
-//! Products with stacks of matrices by index, as in mixtures of experts: rows sorted by expert meet
-//! the expert's matrix in packed form. The whole block of a mixture is in `expert_block.rs`.
+//! Products with matrices selected from a stack, as in mixtures of experts: rows are sorted by
+//! expert and multiplied with the expert's packed matrix. `expert_block.rs` has the whole block of
+//! a mixture.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -17,54 +18,53 @@ use crate::partition::{SharedOutput, parallel_ranges};
 use crate::prompts::Prompts;
 use crate::work::{Input, Work};
 
-/// Pairs of rows and experts whose inputs and outputs are in memory at a time, unless one expert
-/// has more.
+/// The maximum number of (row, expert) pairs in memory at once, unless one expert has more.
 pub(crate) const PAIRS_AT_ONCE: usize = 512;
 
 thread_local! {
-    /// Inputs of experts with a few rows each.
+    /// Inputs of experts with few rows each.
     static SCRATCHES: RefCell<Vec<Scratch>> = RefCell::default();
     static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
-/// Matrices of the same sizes and format, one an expert, one after another. Quantized ones begin
-/// with a row block each.
+/// Matrices of equal size and format, one per expert, stored consecutively. Each quantized one
+/// begins at a row block.
 pub struct ExpertStack {
-    /// How they are stored.
+    /// The storage format.
     pub kind: MatrixFormat,
-    /// How many.
+    /// The number of experts.
     pub experts: usize,
-    /// Of one of them.
+    /// The size of one matrix.
     pub size: Size,
-    /// Whether biases `[experts, n]` follow them among the inputs.
+    /// Whether biases `[experts, n]` follow in the inputs.
     pub bias: bool,
     /// Quantized matrices, unless they are among the inputs.
     pub held: Option<HeldMatrix>,
 }
 
-/// Each row of an input times the transposed matrices of its experts: `[rows, per_row, n]`. Its
-/// inputs are the rows, float32 `[rows, k]`, the experts' numbers, integers of 32 bits `[rows,
-/// per_row]`, and the stack: its arrays unless they are held, and the biases.
+/// Products of each input row with the transposed matrices of its experts: `[rows, per_row, n]`.
+/// Its inputs are the rows, float32 `[rows, k]`; the expert indices, 32-bit integers `[rows,
+/// per_row]`; and the stack: its arrays unless they are held, and the biases.
 pub struct ExpertProduct {
     /// The matrices.
     pub stack: ExpertStack,
-    /// Experts of the rows.
+    /// The experts of each row.
     pub routing: Routing,
-    /// Whether few rows are multiplied like many.
+    /// Whether few rows use the same kernel as many.
     pub float_inputs: bool,
-    /// What many rows of an expert become where they meet quantized matrices.
+    /// The type of inputs for experts with many rows and quantized matrices.
     pub prompts: Prompts,
     /// The instruction set.
     pub isa: Isa,
 }
 
 /// The backward pass of [`ExpertProduct`] with respect to its rows: gradients `[rows, per_row, n]`
-/// times the matrices, not their transposes, summed over the experts of each row: `[rows, k]`. Its
-/// inputs are the gradients, the experts' numbers, and the arrays of the stack, without biases.
+/// times the matrices (not transposed), summed over the experts of each row: `[rows, k]`. Its
+/// inputs are the gradients, the expert indices, and the arrays of the stack, without biases.
 pub struct ExpertVjp {
     /// The matrices.
     pub stack: ExpertStack,
-    /// Experts of the rows.
+    /// The experts of each row.
     pub routing: Routing,
     /// The instruction set.
     pub isa: Isa,
@@ -77,7 +77,7 @@ struct Buffers {
     outputs: Vec<f32>,
 }
 
-/// A stack as it lies in memory.
+/// A stack in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct StackData<'a> {
     data: MatrixData<'a>,
@@ -86,7 +86,7 @@ pub(crate) struct StackData<'a> {
 }
 
 impl ExpertStack {
-    /// The stack among the inputs of an operation. A new packing is appended to `packings`.
+    /// The stack in the inputs of an operation. A new packing is appended to `packings`.
     ///
     /// # Safety
     /// The inputs must be the arrays of this stack.
@@ -96,7 +96,7 @@ impl ExpertStack {
         packings: &mut Vec<(u32, usize)>,
     ) -> StackData<'a> {
         let size = self.size;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let data = unsafe {
             self.kind
                 .matrix(size.k, self.held.as_ref(), inputs, packings)
@@ -111,7 +111,7 @@ impl ExpertStack {
         StackData { data, bias, size }
     }
 
-    /// The matrix of a product with one of them.
+    /// The description of one of its matrices for a product.
     pub(crate) fn part(&self) -> MatrixPart {
         MatrixPart {
             kind: self.kind,
@@ -143,10 +143,10 @@ impl<'a> StackData<'a> {
     }
 }
 
-/// Matrices of an expert with a few rows, and the places of these.
+/// Matrices of an expert with few rows, and the places of its rows.
 type FewPairs<'a> = (Vec<(MatrixData<'a>, Option<&'a [f32]>)>, Range<usize>);
 
-/// Products with the same stacks for each expert: the parts of `product`, whose rows are not used.
+/// Products with the same stacks for each expert: the parts of `product`, whose `rows` is ignored.
 pub(crate) struct StackProduct<'a> {
     pub product: Product,
     pub stacks: Vec<StackData<'a>>,
@@ -154,8 +154,8 @@ pub(crate) struct StackProduct<'a> {
 }
 
 impl StackProduct<'_> {
-    /// The products of rows `x`, sorted by expert: those at the places of `groups`, less that of
-    /// the first one.
+    /// The products of rows `x`, sorted by expert: those at the places of `groups`, relative to the
+    /// first place.
     pub(crate) fn run(&mut self, groups: &[(usize, Range<usize>)], x: &[f32], out: &mut [f32]) {
         let (k, n) = (self.product.k, self.product.n);
         let start = groups.first().map_or(0, |(_, range)| range.start);
@@ -181,7 +181,7 @@ impl StackProduct<'_> {
         self.run_few(&few, x, &SharedOutput::new(out));
     }
 
-    /// Whether an expert's rows are enough for a pass over all threads of their own.
+    /// Whether an expert has enough rows for a separate pass over all threads.
     fn is_many(&self, rows: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
         if self.product.isa == Isa::Amx && rows >= 4 {
@@ -190,7 +190,7 @@ impl StackProduct<'_> {
         rows >= MIN_GEMM_ROWS || self.product.float_inputs
     }
 
-    /// The products of experts with a few rows each, in one pass.
+    /// The products of experts with few rows each, in one pass.
     fn run_few(&self, few: &[FewPairs<'_>], x: &[f32], out: &SharedOutput) {
         if few.is_empty() {
             return;
@@ -212,7 +212,7 @@ impl StackProduct<'_> {
         let shared = SharedOutput::new(scratches);
         parallel_ranges(few.len(), rows * k * 4, &|from, to| {
             for (i, (_, range)) in few.iter().enumerate().take(to).skip(from) {
-                // SAFETY: each is written by one part alone.
+                // SAFETY: only one part uses each.
                 let scratch = &mut unsafe { shared.slice_mut(i, 1) }[0];
                 let own = &x[range.start * k..range.end * k];
                 scratch.fill(isa, own, None, k, &self.packings);
@@ -234,7 +234,7 @@ impl StackProduct<'_> {
     }
 }
 
-/// Copies rows of `k` elements to places `range` of the sorted order: `row` says which.
+/// Copies rows of `k` elements to places `range` of the sorted order; `row` gives the source.
 pub(crate) fn gather(
     from: &[f32],
     k: usize,
@@ -247,14 +247,14 @@ pub(crate) fn gather(
     parallel_ranges(range.len(), range.len() * k, &|first, last| {
         for i in first..last {
             let row = row(range.start + i);
-            // SAFETY: each row is written by one part alone.
+            // SAFETY: only one part writes each row.
             let to = unsafe { out.slice_mut(i * k, k) };
             to.copy_from_slice(&from[row * k..(row + 1) * k]);
         }
     });
 }
 
-/// The places of a batch of experts.
+/// The range of places of a batch of experts.
 pub(crate) fn span(groups: &[(usize, Range<usize>)]) -> Range<usize> {
     match (groups.first(), groups.last()) {
         (Some((_, first)), Some((_, last))) => first.start..last.end,
@@ -273,7 +273,7 @@ impl Work for ExpertProduct {
         };
         let Size { n, k } = self.stack.size;
         let mut packings = Vec::new();
-        // SAFETY: the caller gave arrays of these types, in this order.
+        // SAFETY: the caller passes arrays of these types, in this order.
         let (x, routes, stack) = unsafe {
             (
                 x.as_slice::<f32>(),
@@ -309,7 +309,7 @@ impl Work for ExpertProduct {
                 let outputs = &outputs[..range.len() * n];
                 parallel_ranges(range.len(), range.len() * n, &|first, last| {
                     for (i, y) in outputs.chunks_exact(n).enumerate().take(last).skip(first) {
-                        // SAFETY: each pair is written by one part alone.
+                        // SAFETY: only one part writes each pair.
                         let to = unsafe { out.slice_mut(routes.pairs[range.start + i] * n, n) };
                         to.copy_from_slice(y);
                     }
@@ -329,7 +329,7 @@ impl Work for ExpertVjp {
             return;
         };
         let Size { n, k } = self.stack.size;
-        // SAFETY: the caller gave arrays of these types, in this order.
+        // SAFETY: the caller passes arrays of these types, in this order.
         let (c, routes, stack) = unsafe {
             (
                 c.as_slice::<f32>(),
@@ -366,8 +366,8 @@ impl Work for ExpertVjp {
     }
 }
 
-/// Adds the results of the pairs at places `range` of the sorted order to their rows of the output,
-/// each times its weight. Rows of pairs and of the output have the same length.
+/// Adds the results of the pairs at places `range` of the sorted order to their output rows, with
+/// their weights. Result rows and output rows have equal lengths.
 pub(crate) fn add_pairs(
     routing: &Routing,
     routes: &Routes,
@@ -380,7 +380,7 @@ pub(crate) fn add_pairs(
     let n = values.len() / range.len().max(1);
     parallel_ranges(rows, values.len(), &|first, last| {
         for row in first..last {
-            // SAFETY: each row is written by one part alone.
+            // SAFETY: only one part writes each row.
             let to = unsafe { out.slice_mut(row * n, n) };
             for pair in row * per_row..(row + 1) * per_row {
                 let place = routes.places[pair];

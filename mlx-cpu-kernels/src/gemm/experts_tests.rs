@@ -16,7 +16,7 @@ use crate::testing::{exact_gate, noise, with_each};
 
 const EXPERTS: usize = 5;
 
-/// A stack with the memory of its arrays, and its numbers in order.
+/// A stack with the memory of its arrays, and its values in order.
 pub(crate) struct Stack {
     kind: MatrixFormat,
     size: Size,
@@ -29,7 +29,7 @@ pub(crate) struct Stack {
     numbers: Vec<f32>,
 }
 
-/// Words whose bytes hold these.
+/// The words that contain the bytes of these values.
 fn words_of<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u32> {
     let mut bytes = bytemuck::cast_slice::<T, u8>(values).to_vec();
     bytes.resize(bytes.len().next_multiple_of(4), 0);
@@ -116,7 +116,7 @@ impl Stack {
                         (words_of(&bytes), words_of(&supers))
                     }
                     ScaleFormat::SuperAffine => {
-                        // Two of each, from 0 to 63.
+                        // Two values per group, from 0 to 63.
                         let bytes = noise(2 * rows * groups, 21);
                         let bytes: Vec<i8> =
                             bytes.iter().map(|v| (v * 63.9 + 32.0) as i8).collect();
@@ -154,7 +154,7 @@ impl Stack {
                 }
                 let mut numbers = Vec::new();
                 let inputs = made.inputs(false);
-                // SAFETY: the arrays above are in this format.
+                // SAFETY: the arrays above have this format.
                 let matrix = unsafe { PackedMatrix::from_inputs(&inputs, (bits, groups, scales)) };
                 let mut row = vec![0.0; size.k];
                 for i in 0..rows {
@@ -189,7 +189,7 @@ impl Stack {
         };
         let first = |(array, len): (&Vec<u32>, usize)| {
             let len = len / EXPERTS * experts;
-            // SAFETY: the vectors hold these elements as long as the stack is there.
+            // SAFETY: the vectors live as long as the stack.
             unsafe { Input::from_raw(array.as_ptr().cast(), len) }
         };
         arrays.into_iter().map(first).collect()
@@ -260,7 +260,7 @@ fn formats() -> Vec<MatrixFormat> {
     all
 }
 
-/// Experts of rows: some have none, one has most.
+/// Expert indices: some experts have no rows, one has most.
 fn ids(pairs: usize) -> Vec<u32> {
     (0..pairs)
         .map(|i| [2, 0, 2, 4, 2, 2, 1][(i * i + i / 3) % 7])
@@ -268,7 +268,7 @@ fn ids(pairs: usize) -> Vec<u32> {
 }
 
 fn ids_input(ids: &[u32]) -> Input {
-    // SAFETY: the elements are there as long as the test uses them.
+    // SAFETY: the elements live as long as the test uses them.
     unsafe { Input::from_raw(ids.as_ptr().cast(), ids.len()) }
 }
 
@@ -285,13 +285,13 @@ pub(crate) fn near(got: &[f32], wanted: &[f64], what: &str) {
     }
 }
 
-/// Rows and experts of each.
+/// The number of rows, and of experts per row.
 const SHAPES: &[(usize, usize)] = &[(1, 1), (1, 4), (3, 2), (21, 2), (90, 3), (600, 1)];
 
 #[test]
 fn products_by_index_equal_the_definition() {
     for kind in formats() {
-        // The second one ends within a row block.
+        // The second size ends within a row block.
         for (n, k) in [(40, 256), (12, 512)] {
             let made = Stack::new(kind, Size { n, k }, n as u32);
             for (i, &(rows, per_row)) in SHAPES.iter().enumerate() {
@@ -331,7 +331,7 @@ fn products_by_index_equal_the_definition() {
                         let first = [Input::from_slice(&x), ids_input(&ids)];
                         let inputs = [&first[..], &made.inputs(bias)].concat();
                         let mut out = vec![f32::NAN; work.outputs()];
-                        // SAFETY: these are the inputs that the work documents.
+                        // SAFETY: these are the documented inputs of the work.
                         unsafe { work.run(&inputs, &mut out) };
                         near(&out, &wanted, &what);
                     }
@@ -377,7 +377,7 @@ fn blocks_equal_the_definition() {
     let formats = formats();
     for (f, kind) in formats.iter().enumerate() {
         let (hidden, width, bias) = (256, 512, f % 2 == 0);
-        // Not all three of one format.
+        // The three stacks differ in format.
         let other = formats[(f + 3) % formats.len()];
         let (wide, narrow) = (
             Size {
@@ -430,7 +430,7 @@ fn blocks_equal_the_definition() {
                     .concat();
                 let inputs = [&first[..], &stacks].concat();
                 let mut out = vec![f32::NAN; work.outputs()];
-                // SAFETY: these are the inputs that the work documents.
+                // SAFETY: these are the documented inputs of the work.
                 unsafe { work.run(&inputs, &mut out) };
                 near(&out, &wanted, &format!("{kind:?} {other:?} {rows} {isa:?}"));
             });

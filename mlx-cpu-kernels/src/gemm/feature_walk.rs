@@ -1,10 +1,10 @@
-//! A feed-forward part feature by feature. Of each row only the features with the greatest gate
-//! are computed, and only their rows of the up and down matrices are read.
+//! A feed-forward part with selected features. For each row, only the features with the greatest
+//! gates are computed, and only their rows of the up and down matrices are read.
 //!
-//! A quantized down matrix cannot be read so: a feature is one of its columns, and codes of a group
-//! lie along the rows. So both matrices are float32 or float16, `[features, hidden]`, row-major,
-//! and are kept by their owner, such as a mapped file. Rows of float16 become float32 when they are
-//! read, a few at a time and exactly.
+//! A quantized down matrix cannot be read this way: a feature is one of its columns, and groups of
+//! codes run along rows. So both matrices are float32 or float16, `[features, hidden]`, row-major,
+//! in memory of their owner, such as a mapped file. Float16 rows are converted exactly to float32
+//! when read, a few elements at a time.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::simd::portable::vmath::Gate;
 use crate::simd::{dense_rows, vmath};
 use crate::work::{Input, Work};
 
-/// Numbers of float32 that their owner keeps.
+/// Float32 values in memory of their owner.
 pub type HeldFloats = Arc<dyn AsRef<[f32]> + Send + Sync>;
 
-/// A dense matrix that its owner keeps.
+/// A dense matrix in memory of its owner.
 #[derive(Clone)]
 pub enum HeldRows {
     /// float32.
     F32(HeldFloats),
-    /// float16, as its bits.
+    /// float16, as raw bits.
     F16(Arc<dyn AsRef<[u16]> + Send + Sync>),
 }
 
@@ -38,10 +38,10 @@ impl HeldRows {
     }
 }
 
-/// Elements of a row of float16 that become float32 at a time: they stay in the L1 cache.
+/// The number of float16 elements converted at once, so that they stay in the L1 cache.
 const AT_ONCE: usize = 512;
 
-/// A part of a row as float32: where it lies, or in `wide`. At most [`AT_ONCE`] elements.
+/// A part of a row as float32: in place, or converted into `wide`. At most [`AT_ONCE`] elements.
 fn widened<'a>(isa: Isa, part: DenseView<'a>, wide: &'a mut [f32; AT_ONCE]) -> &'a [f32] {
     match part {
         DenseView::F32(part) => part,
@@ -67,7 +67,7 @@ fn dot(isa: Isa, row: DenseView<'_>, x: &[f32]) -> f32 {
     parts.sum()
 }
 
-/// Adds rows times their weights.
+/// Adds weighted rows.
 fn add_scaled<const N: usize>(
     isa: Isa,
     y: &mut [f32],
@@ -85,14 +85,14 @@ fn add_scaled<const N: usize>(
     }
 }
 
-/// Columns of the output that a part of the work has, of many rows. The same columns of all down
-/// rows then stay in a cache of the second level.
+/// Output columns per part of the work, for many rows. The same columns of all down rows then stay
+/// in the L2 cache.
 const COLUMNS: usize = 128;
 
-/// Rows that a part has, of many.
+/// Rows per part, for many rows.
 const ROWS: usize = 32;
 
-/// The products of rows with a matrix that its owner keeps. Its input is `x [rows, k]`, float32.
+/// Products of rows with a matrix in memory of its owner. Its input is `x [rows, k]`, float32.
 pub struct HeldProduct {
     /// Rows of `x`.
     pub rows: usize,
@@ -122,7 +122,7 @@ impl Work for HeldProduct {
         let matrix = self.matrix.view();
         let bias = self.bias.as_ref().map(|bias| (**bias).as_ref());
         let x: Vec<&[f32]> = match inputs.first() {
-            // SAFETY: the caller gives float32.
+            // SAFETY: the caller passes float32.
             Some(x) => unsafe { x.as_slice::<f32>() }.chunks_exact(k).collect(),
             None => Vec::new(),
         };
@@ -132,7 +132,7 @@ impl Work for HeldProduct {
             let own = matrix.slice(from * k..to * k);
             for (part, x) in x.chunks(MAX_ROWS).enumerate() {
                 let first = part * MAX_ROWS * n + from;
-                // SAFETY: each part has columns of its own.
+                // SAFETY: each part has separate columns.
                 let mut out = unsafe { out.block(first, n, (x.len(), to - from)) };
                 dense_rows::multiply(self.isa, own, x, &mut out);
                 for i in 0..x.len() {
@@ -148,13 +148,13 @@ impl Work for HeldProduct {
     }
 }
 
-/// The feed-forward part with the `top_k` features of each row whose gate, before the activation,
-/// is greatest by magnitude; of equals those that come first. A feature `f` adds
-/// `a_f * down[f]` with `a_f = activation(gate_f) * (up[f] . x + up_bias_f)`, or without an up
-/// matrix `a_f = activation(gate_f)`. A row's result does not depend on other rows.
+/// The feed-forward part with the `top_k` features of greatest gate magnitude before the
+/// activation, per row; ties select the first ones. A feature `f` adds `a_f * down[f]` with `a_f =
+/// activation(gate_f) * (up[f] . x + up_bias_f)`, or without an up matrix `a_f =
+/// activation(gate_f)`. A row's result does not depend on other rows.
 ///
-/// Inputs, float32: `x [rows, hidden]`, gates `[rows, features]`, and without `activation` the same
-/// after the activation.
+/// Inputs, float32: `x [rows, hidden]`, gates `[rows, features]`, and if `activation` is `None` the
+/// gates after the activation.
 pub struct FeatureWalk {
     /// Rows of `x`.
     pub rows: usize,
@@ -162,11 +162,11 @@ pub struct FeatureWalk {
     pub hidden: usize,
     /// Rows of each matrix.
     pub features: usize,
-    /// Features of a row at most.
+    /// The maximum number of features per row.
     pub top_k: usize,
-    /// The activation, where the kernels have it.
+    /// The activation, if the kernels have it.
     pub activation: Option<Gate>,
-    /// `[features, hidden]`, where there is a gate beside it.
+    /// `[features, hidden]`, if there is also a gate.
     pub up: Option<HeldRows>,
     /// `[features]`.
     pub up_bias: Option<HeldFloats>,
@@ -185,7 +185,7 @@ impl Work for FeatureWalk {
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let input = |i: usize| match inputs.get(i) {
-            // SAFETY: the caller gives float32.
+            // SAFETY: the caller passes float32.
             Some(input) => unsafe { input.as_slice::<f32>() },
             None => &[],
         };
@@ -204,7 +204,7 @@ impl Work for FeatureWalk {
 }
 
 impl FeatureWalk {
-    /// Features of each row.
+    /// The number of features per row.
     fn kept(&self) -> usize {
         self.top_k.min(self.features)
     }
@@ -214,7 +214,7 @@ impl FeatureWalk {
         self.rows * self.kept() * self.hidden
     }
 
-    /// The chosen features of each row, ascending: `[rows, kept]`.
+    /// The selected features of each row, ascending: `[rows, kept]`.
     fn choose(&self, gates: &[f32]) -> Vec<u32> {
         let (features, k) = (self.features, self.kept());
         if k == features {
@@ -228,27 +228,27 @@ impl FeatureWalk {
             for row in from..to {
                 keys.clear();
                 let gates = &gates[row * features..(row + 1) * features];
-                // By magnitude, whose bits are in its order, and of equals the first. NaN is the
-                // greatest, so that it reaches the result.
+                // Magnitudes compare like their bits; ties select the first. NaN is the greatest,
+                // so that it reaches the result.
                 keys.extend((0u32..).zip(gates).map(|(f, gate)| {
                     (u64::from(gate.abs().to_bits()) << 32) | u64::from(u32::MAX - f)
                 }));
                 if k > 0 {
                     keys.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
                 }
-                // SAFETY: each part has rows of its own.
+                // SAFETY: each part has separate rows.
                 let ids = unsafe { out.slice_mut(row * k, k) };
                 for (id, key) in ids.iter_mut().zip(&keys) {
                     *id = u32::MAX - (key & u64::from(u32::MAX)) as u32;
                 }
-                // As they lie in memory.
+                // In memory order.
                 ids.sort_unstable();
             }
         });
         ids
     }
 
-    /// What the down row of each chosen feature is multiplied with: `[rows, kept]`.
+    /// The weights of the selected down rows: `[rows, kept]`.
     fn weights(
         &self,
         x: &[f32],
@@ -263,13 +263,13 @@ impl FeatureWalk {
         assert!(bias.is_none_or(|bias| bias.len() == features));
         let mut weights = vec![0.0; ids.len()];
         let out = SharedOutput::new(&mut weights);
-        // By features, so that an up row is read for all rows while it is in the cache.
+        // Parallel over features, so that an up row is read for all rows while it is in the cache.
         parallel_ranges(features, self.work(), &|from, to| {
             for row in 0..self.rows {
                 let own = &ids[row * k..(row + 1) * k];
                 let first = own.partition_point(|id| (*id as usize) < from);
                 let last = own.partition_point(|id| (*id as usize) < to);
-                // SAFETY: each part has features of its own.
+                // SAFETY: each part has separate features.
                 let weights = unsafe { out.slice_mut(row * k + first, last - first) };
                 let x = &x[row * hidden..(row + 1) * hidden];
                 for (weight, id) in weights.iter_mut().zip(&own[first..last]) {
@@ -294,14 +294,14 @@ impl FeatureWalk {
         weights
     }
 
-    /// The sum of the chosen down rows times their weights, and the bias.
+    /// The weighted sum of the selected down rows, and the bias.
     fn sum(&self, ids: &[u32], weights: &[f32], output: &mut [f32]) {
         let (hidden, k) = (self.hidden, self.kept());
         let down = self.down.view();
         let bias = self.down_bias.as_ref().map(|bias| (**bias).as_ref());
         assert!(down.len() == self.features * hidden && output.len() == self.rows * hidden);
         assert!(bias.is_none_or(|bias| bias.len() == hidden));
-        // Of few rows each thread reads what it has of a down row in one piece.
+        // With few rows, each thread reads its part of a down row at once.
         let width = match self.rows {
             0..8 => (hidden.div_ceil(pool::threads()).next_multiple_of(16)).max(64),
             _ => COLUMNS,
@@ -313,7 +313,7 @@ impl FeatureWalk {
                 let (column, group) = (part % columns * width, part / columns * ROWS);
                 let n = width.min(hidden - column);
                 for row in group..(group + ROWS).min(self.rows) {
-                    // SAFETY: each part has columns and rows of its own.
+                    // SAFETY: each part has separate columns and rows.
                     let y = unsafe { out.slice_mut(row * hidden + column, n) };
                     match bias {
                         Some(bias) => y.copy_from_slice(&bias[column..column + n]),
@@ -348,7 +348,7 @@ mod tests {
         Arc::new(values.to_vec())
     }
 
-    /// The same as float16, and the numbers that these are.
+    /// The same as float16, and the values after rounding.
     fn halves(values: &[f32]) -> (HeldRows, Vec<f32>) {
         let halves: Vec<half::f16> = values.iter().map(|v| half::f16::from_f32(*v)).collect();
         let bits: Vec<u16> = halves.iter().map(|h| h.to_bits()).collect();
@@ -359,7 +359,7 @@ mod tests {
     fn run(work: &impl Work, inputs: &[&[f32]]) -> Vec<f32> {
         let inputs: Vec<Input> = inputs.iter().map(|x| Input::from_slice(x)).collect();
         let mut output = vec![f32::NAN; work.outputs()];
-        // SAFETY: they are float32, and the tests give those of the documentation.
+        // SAFETY: they are float32, and the tests pass the documented inputs.
         unsafe { work.run(&inputs, &mut output) };
         output
     }
@@ -447,7 +447,7 @@ mod tests {
         });
     }
 
-    /// The elements of a row of float16 fill more than one piece.
+    /// The elements of a float16 row need more than one conversion.
     #[test]
     fn float16_gives_what_its_numbers_give_in_float32() {
         let (rows, hidden, features) = (3, 1100, 20);
@@ -500,7 +500,7 @@ mod tests {
             run(&work, &[&[0.0], &[0.0, 1.0, -3.0, 2.0], &ones]),
             [1100.0]
         );
-        // What is given after the activation is used as it is.
+        // Values given after the activation are used unchanged.
         assert_eq!(
             run(
                 &work,

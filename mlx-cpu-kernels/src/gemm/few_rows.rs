@@ -1,5 +1,5 @@
-//! Products with a few rows of inputs, as in token generation. Each matrix is read once, in packed
-//! form. Not for prompts: see `packed_gemm.rs`.
+//! Products with few input rows, as in decode. Each matrix is read once, in packed form. For
+//! prefill, see `packed_gemm.rs`.
 
 use crate::gemm::activations::PreparedRows;
 use crate::gemm::product::{MatrixData, MatrixPart, Product};
@@ -10,25 +10,25 @@ use crate::simd::portable::vmath::Gate;
 use crate::simd::qgemv;
 use crate::simd::vmath::{gate_apply, gate_mul};
 
-/// Rows of a matrix that stay in the cache while all rows of inputs pass by.
+/// Matrix rows that stay in the cache while all input rows are processed.
 const BLOCK: usize = 32;
 
-/// Elements of a block's rows, unless that leaves too few rows.
+/// The maximum elements of a block, unless that leaves too few rows.
 const LONG: usize = 1 << 15;
 
-/// Rows, the matrices they meet, and where their outputs stand.
+/// Input rows, their matrices, and the place of their outputs.
 pub(crate) struct FewRows<'a> {
     /// Matrices of the product's sizes, each with its bias.
     pub data: &'a [(MatrixData<'a>, Option<&'a [f32]>)],
     pub rows: &'a PreparedRows<'a>,
-    /// The row of the output where theirs begin.
+    /// The output row of the first input row.
     pub first_row: usize,
 }
 
 impl Product {
-    /// The products of the inputs from `from` on with row blocks `blocks.0..blocks.1` of a matrix,
-    /// plus its biases. There is a row of the output for each row of inputs. The matrix may end
-    /// before the last row block does: `out` has its columns only.
+    /// Products of the inputs from `from` on with row blocks `blocks.0..blocks.1` of a matrix, plus
+    /// its biases. There is one output row per input row. The matrix may end before the last row
+    /// block does; `out` has only its columns.
     fn qgemv(
         &self,
         (data, bias): (MatrixData<'_>, Option<&[f32]>),
@@ -77,8 +77,8 @@ impl Product {
         }
     }
 
-    /// Row blocks of a matrix at a time. Long rows have fewer, so that the operands fit the L1
-    /// cache.
+    /// The number of row blocks processed at once. It is smaller for long rows, so that the
+    /// operands fit the L1 cache.
     fn blocks_at_once(&self) -> usize {
         (LONG / self.k.max(1)).clamp(INTERLEAVED_ROWS, BLOCK) / INTERLEAVED_ROWS
     }
@@ -98,8 +98,8 @@ impl Product {
         self.run_jobs(std::slice::from_ref(&job), residual, out);
     }
 
-    /// The products of several sets of rows with matrices of their own, all of this product's
-    /// sizes, in one pass over the threads.
+    /// The products of several sets of rows, each with separate matrices of this product's sizes,
+    /// in one pass over the threads.
     pub(crate) fn run_jobs(
         &self,
         jobs: &[FewRows<'_>],
@@ -119,7 +119,7 @@ impl Product {
         });
     }
 
-    /// Row blocks `first..last` of all parts with the rows of one job.
+    /// Row blocks `first..last` of all parts for the rows of one job.
     fn run_blocks(
         &self,
         job: &FewRows<'_>,
@@ -128,7 +128,7 @@ impl Product {
         out: &SharedOutput,
     ) {
         let rows = job.rows;
-        // One row needs nothing to stay in a cache.
+        // A single row reuses nothing from the cache.
         let block = match rows.count {
             1 => last - first,
             _ => self.blocks_at_once(),
@@ -140,12 +140,12 @@ impl Product {
             while at < stop {
                 let next = (at + block).min(stop);
                 let column = (at - start) * INTERLEAVED_ROWS;
-                // The last row block may be wider than the matrix.
+                // The last row block may extend beyond the matrix.
                 let columns = ((next - at) * INTERLEAVED_ROWS).min(part.size.n - column);
                 for from in (0..rows.count).step_by(MAX_ROWS) {
                     let n = MAX_ROWS.min(rows.count - from);
                     let at_row = |i: usize| (job.first_row + from + i) * self.n + place + column;
-                    // SAFETY: these columns of these rows belong to this part alone.
+                    // SAFETY: only this part writes these columns of these rows.
                     let mut to = unsafe { out.block(at_row(0), self.n, (n, columns)) };
                     self.qgemv(*own, (at - start, next - start), rows, from, &mut to);
                     if let Some(activation) = self.activation {
@@ -188,7 +188,7 @@ impl Product {
                 for from in (0..rows.count).step_by(MAX_ROWS) {
                     let n = MAX_ROWS.min(rows.count - from);
                     let place = from * self.n + at * INTERLEAVED_ROWS;
-                    // SAFETY: these columns belong to this part alone.
+                    // SAFETY: only this part writes these columns.
                     let mut gates = unsafe { out.block(place, self.n, (n, columns)) };
                     let mut ups = [0.0; BLOCK * MAX_ROWS];
                     let mut ups = OutputBlock::contiguous(&mut ups[..n * columns], n);

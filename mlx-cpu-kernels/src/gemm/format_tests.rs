@@ -1,5 +1,5 @@
 //! Products with a matrix of every format, with every instruction set, against their definition in
-//! double precision. Formats that an instruction set has no kernels for must fall back.
+//! double precision. An instruction set without kernels for a format must fall back.
 
 use crate::gemm::dense::DenseType;
 use crate::gemm::experts::tests::{Stack, double, near};
@@ -19,8 +19,8 @@ const TABLES: [Table; 6] = [
     Table::Q3k,
 ];
 
-/// The widths and groups that matrices with these scales may have. Without a default, so that a new
-/// format cannot be forgotten here.
+/// The widths and group sizes allowed with these scales. The match has no default, so that new
+/// formats are not forgotten.
 fn sizes(scales: ScaleFormat) -> Vec<(u32, usize)> {
     match scales {
         ScaleFormat::F32 | ScaleFormat::F16 => [2, 3, 4, 5, 6, 8]
@@ -100,7 +100,7 @@ fn products_with_every_format_equal_the_definition() {
                         isa,
                     };
                     let mut out = vec![f32::NAN; work.outputs()];
-                    // SAFETY: these are the inputs that the work documents.
+                    // SAFETY: these are the documented inputs of the work.
                     unsafe { work.run(&inputs, &mut out) };
                     near(&out, &wanted, &format!("{kind:?}, {rows} rows, {isa:?}"));
                 }

@@ -1,23 +1,23 @@
-//! Rows of a quantized matrix by their index, as float32: the embedding lookup.
+//! Rows of a quantized matrix by index, as float32: the embedding lookup.
 
 use crate::gemm::product::{HeldMatrix, Size};
 use crate::layout::packed::{PackedMatrix, ScaleFormat};
 use crate::work::{Input, Work};
 
 /// Rows of a quantized matrix by index. Its inputs are the 32-bit indices, and the matrix unless it
-/// is held. An index beyond the matrix takes the row at that end.
+/// is held. An index out of range selects the nearest row.
 pub struct GatherRows {
-    /// How many.
+    /// The number of indices.
     pub count: usize,
     /// Whether the indices are signed.
     pub signed: bool,
     /// The size of the matrix.
     pub size: Size,
-    /// Of a code: 2, 3, 4, 5, 6 or 8.
+    /// Bits per code: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
-    /// Groups of a row.
+    /// Groups per row.
     pub groups: usize,
-    /// How scales and biases are stored.
+    /// The format of scales and biases.
     pub scales: ScaleFormat,
     /// The matrix, unless it is among the inputs.
     pub held: Option<HeldMatrix>,
@@ -33,7 +33,7 @@ impl Work for GatherRows {
             return;
         };
         let matrix = self.held.as_ref().map_or(matrix, HeldMatrix::inputs);
-        // SAFETY: `take_rows` gave arrays of these types, in this order.
+        // SAFETY: `take_rows` passes arrays of these types, in this order.
         let (ids, matrix) = unsafe {
             let packing = (self.bits, self.groups, self.scales);
             (

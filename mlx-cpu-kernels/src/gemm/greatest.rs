@@ -1,5 +1,5 @@
-//! The greatest outputs of each row of a product with many columns, such as a head of a vocabulary,
-//! without the outputs in memory. Tiles are compared while they are in a cache.
+//! The greatest outputs of each row of a product with many columns, such as the output head,
+//! without all outputs in memory. Tiles are compared while they are in the cache.
 
 use std::cmp::Ordering as Order;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,16 +11,16 @@ use crate::isa::Isa;
 use crate::layout::tile::LANES;
 use crate::work::{Input, Work};
 
-/// The `k` greatest outputs of each row of a product, the greatest first, of equals those of the
-/// first columns. NaN counts as minus infinity. Inputs are those of the product, which has one
-/// part, neither a gate nor a residual, and at most [`crate::MAX_ROW_LEN`] columns. The output is
-/// `[rows, 2 k]`: `k` values, then their columns as float32, which are exact.
+/// The `k` greatest outputs of each row of a product, in descending order; ties are sorted by
+/// column. NaN counts as minus infinity. The inputs are those of the product. It has one part, no
+/// gate or residual, and at most [`crate::MAX_ROW_LEN`] columns. The output is `[rows, 2 k]`: `k`
+/// values, then their columns as float32, which is exact.
 ///
-/// Products are of float32 whatever the product's fields say of its inputs.
+/// Products are computed in float32, whatever the product's fields say about inputs.
 pub struct GreatestOutputs {
     /// The product.
     pub product: Product,
-    /// How many of each row, at most its columns.
+    /// The number of outputs per row, at most its columns.
     pub k: usize,
 }
 
@@ -42,7 +42,7 @@ impl Work for GreatestOutputs {
             let tile = tile.as_chunks::<LANES>().0;
             groups[begin / LANES].take(isa, tile, count, block.start + block.from);
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.product
                 .with_task(inputs, |task, _| task.run_into(&sink));
@@ -61,12 +61,12 @@ impl Work for GreatestOutputs {
 /// A value and its column.
 type Found = (f32, u32);
 
-/// Sixteen rows, which a tile has at once.
+/// Sixteen rows, the lanes of a tile.
 struct Group {
-    /// For each row, the smallest of the `k` values kept so far, as the bits of a float32. It only
-    /// grows. Smaller values need no lock.
+    /// For each row, the smallest of the `k` values kept up to now, as the bits of a float32. It
+    /// only increases. Smaller values need no lock.
     least: [AtomicU32; LANES],
-    /// Descending, of equals the first column first.
+    /// In descending order; ties are sorted by column.
     best: Mutex<[Vec<Found>; LANES]>,
     k: usize,
 }
@@ -80,7 +80,7 @@ impl Group {
         }
     }
 
-    /// Takes a tile `[columns][LANES]` of which `count` lanes are rows, from column `first` on.
+    /// Merges a tile `[columns][LANES]`, in which `count` lanes are rows, from column `first` on.
     fn take(&self, isa: Isa, tile: &[[f32; LANES]], count: usize, first: usize) {
         let mut greatest = [f32::NEG_INFINITY; LANES];
         greatest_of_lanes(isa, tile, &mut greatest);
@@ -95,7 +95,7 @@ impl Group {
         for lane in wanted {
             let own = &mut best[lane];
             for (values, column) in tile.iter().zip(first..) {
-                // In this order NaN becomes minus infinity.
+                // `max` in this order turns NaN into minus infinity.
                 let value = f32::NEG_INFINITY.max(values[lane]);
                 insert(own, self.k, (value, column as u32));
             }
@@ -112,13 +112,13 @@ impl Group {
     }
 }
 
-/// Descending, of equals the first column first.
+/// Descending by value; ties are sorted by column.
 fn order(a: &Found, b: &Found) -> Order {
-    // Adding zero makes -0 the 0 that it equals.
+    // Adding zero turns -0 into 0, which is equal.
     (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
-/// Inserts a value and its column into a sorted list of at most `k`.
+/// Inserts a value with its column into a sorted list of at most `k`.
 fn insert(best: &mut Vec<Found>, k: usize, found: Found) {
     if best.len() >= k {
         match best.last() {
@@ -139,12 +139,12 @@ fn greatest_of_lanes(isa: Isa, tile: &[[f32; LANES]], greatest: &mut [f32; LANES
             greatest_with(tile, greatest);
         }
         if isa.has_avx2() {
-            // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+            // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
             unsafe { avx2(tile, greatest) };
             return;
         }
     }
-    // Vectors of four are what every other processor has, NEON's among them.
+    // All other processors have vectors of four floats, such as NEON.
     let _ = isa;
     greatest_with(tile, greatest);
 }
@@ -153,7 +153,7 @@ fn greatest_of_lanes(isa: Isa, tile: &[[f32; LANES]], greatest: &mut [f32; LANES
 fn greatest_with(tile: &[[f32; LANES]], greatest: &mut [f32; LANES]) {
     for values in tile {
         for (g, &x) in greatest.iter_mut().zip(values) {
-            // In this form NaN is never the maximum, at no cost.
+            // In this form NaN is never the maximum, at no extra cost.
             *g = if x > *g { x } else { *g };
         }
     }

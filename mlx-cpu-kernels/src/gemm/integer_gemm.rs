@@ -1,10 +1,10 @@
 //! Products of many rows of inputs with quantized matrices in 16-bit integers, for AVX-512 with
-//! VNNI: 1.2 (Zen 4) to 1.5 times (Zen 5) as fast as `packed_gemm.rs`, whose blocks and outputs
-//! these are. Eight columns of inputs share a scale in each row. With 32, logits of the first model
+//! VNNI: 1.2 (Zen 4) to 1.5 times (Zen 5) as fast as `packed_gemm.rs`, with the same blocks and
+//! outputs. In each row, eight input columns share a scale. With 32, logits of the first model
 //! differ from the reference by up to 3e-3; with 8 by 1.1e-3, in floats by 0.9e-3.
 //!
-//! [`crate::Prompts::Int16`] asks for it, which models do by default. [`crate::Prompts::Mixed`]
-//! does so where `byte_gemm.rs` does not fit.
+//! [`crate::Prompts::Int16`], the default of models, selects it. [`crate::Prompts::Mixed`] selects
+//! it where `byte_gemm.rs` is not supported.
 
 use std::cell::RefCell;
 
@@ -22,10 +22,10 @@ use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
 use crate::pool;
 use crate::simd::avx512::integer_tile::{self, PANELS};
 
-/// Columns that are multiplied before the next row: those of two panels fit the L1 cache.
+/// The number of columns per block: those of two panels fit the L1 cache.
 const BLOCK_K: usize = 512;
 
-/// Rows of inputs, panel after panel; see [`InputColumns`].
+/// Input rows, panel by panel; see [`InputColumns`].
 #[derive(Default)]
 struct Inputs {
     pairs: AlignedVec,
@@ -33,7 +33,7 @@ struct Inputs {
     sums: AlignedVec,
 }
 
-/// What a thread needs for a block.
+/// Scratch memory of a thread for a block.
 #[derive(Default)]
 struct Scratch {
     pairs: AlignedVec,
@@ -48,7 +48,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Numbers of a panel of `k` columns: pairs, scales and sums.
+/// Element counts of a panel with `k` columns: pairs, scales and sums.
 const fn sizes(k: usize) -> [usize; 3] {
     [k / 2 * LANES, k / STEP * LANES, k / SUM * LANES]
 }
@@ -65,7 +65,7 @@ impl Inputs {
 }
 
 impl GemmTask<'_> {
-    /// Whether this product runs here: many rows, and matrices whose codes stand for integers.
+    /// Whether this product is supported: many rows, and matrices whose codes represent integers.
     pub(crate) fn fits_integers(&self) -> bool {
         matches!(self.product.isa, Isa::Avx512 | Isa::Amx)
             && self.product.rows >= MIN_GEMM_ROWS
@@ -75,7 +75,7 @@ impl GemmTask<'_> {
             })
     }
 
-    /// The product in integers.
+    /// Computes the product in integers.
     pub(crate) fn run_integers(&self, out: &SharedOutput) {
         let blocks = self.blocks();
         INPUTS.with_borrow_mut(|inputs| {
@@ -87,7 +87,7 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Puts rows of the input into panels of integers, through the norm.
+    /// Quantizes input rows into panels, after the norm.
     fn quantize(&self, (first, last): (usize, usize), inputs: &mut Inputs) {
         let k = self.product.k;
         let count = (last - first).div_ceil(LANES);
@@ -106,7 +106,7 @@ impl GemmTask<'_> {
                 panel.resize(LANES * k);
                 for i in from..to {
                     self.fill_panel((first + i * LANES, last), panel);
-                    // SAFETY: each panel is written by one part alone. `fits_integers` has seen the
+                    // SAFETY: only one part writes each panel. `fits_integers` checked the
                     // instruction set.
                     unsafe {
                         let pairs = pairs.slice_mut(i * sizes[0], sizes[0]);
@@ -142,7 +142,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Rows of one matrix, or of the two of a gate, with all panels.
+    /// Multiplies rows of one matrix, or of both matrices of a gate, with all panels.
     fn integer_block(
         &self,
         (first, last): (usize, usize),
@@ -153,7 +153,7 @@ impl GemmTask<'_> {
     ) {
         let Product { k, isa, gate, .. } = *self.product;
         let columns = block.to - block.from;
-        // The last row block may be wider than the matrix.
+        // The last row block may extend beyond the matrix.
         let wide = columns.next_multiple_of(INTERLEAVED_ROWS);
         let row_blocks = block.from / INTERLEAVED_ROWS..block.to.div_ceil(INTERLEAVED_ROWS);
         let parts = &self.data[block.part..block.part + 1 + usize::from(gate.is_some())];
@@ -204,7 +204,7 @@ impl GemmTask<'_> {
                 for from in (0..groups).step_by(at_once) {
                     let groups = from..groups.min(from + at_once);
                     let sums = (&mut sums[i * size..], each);
-                    // SAFETY: `fits_integers` has seen the instruction set.
+                    // SAFETY: `fits_integers` checked the instruction set.
                     unsafe {
                         integer_tile::multiply(
                             columns,
@@ -253,18 +253,18 @@ mod tests {
         (bits, group): (u32, usize),
         inputs: &'a mut Vec<Input>,
     ) -> PackedMatrix<'a> {
-        // SAFETY: the elements are there as long as the inputs are used.
+        // SAFETY: the elements live as long as the inputs are used.
         inputs.extend(
             parts
                 .iter()
                 .map(|p| unsafe { Input::from_raw(p.as_ptr().cast(), p.len()) }),
         );
-        // SAFETY: words, and float32 scales and biases.
+        // SAFETY: the inputs are words and float32 scales and biases.
         unsafe { PackedMatrix::from_inputs(inputs, (bits, k / group, ScaleFormat::F32)) }
     }
 
-    /// Every width, group and number of rows, a norm, biases and a gate, with a channel that is
-    /// thousands of times as large as the others.
+    /// Every width, group size and number of rows, a norm, biases and a gate, with a channel that
+    /// is thousands of times as large as the others.
     #[test]
     fn products_equal_those_in_float64() {
         with_each(|isa| {
@@ -339,7 +339,7 @@ mod tests {
         let mut w = vec![0.0; k];
         for column in 0..n {
             let mut wanted = [vec![0.0f64; rows], vec![0.0f64; rows]];
-            // The squares of what roundings may add: half a step of the integers and of the sums.
+            // The squared rounding errors: half a step of the integers and of the sums.
             let mut errors = vec![0.0f64; rows];
             for (matrix, wanted) in matrices.iter().zip(&mut wanted) {
                 matrix.dequantize_row(column, &mut w);

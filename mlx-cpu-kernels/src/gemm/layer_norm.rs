@@ -1,18 +1,18 @@
-//! Layer norms (Ba et al. 2016, arXiv:1607.06450), which encoders have between their products.
-//! Norms by the root of the mean square are a part of the products that read them.
+//! Layer norms (Ba et al. 2016, arXiv:1607.06450), which encoders have between products. RMS norms
+//! are fused with the products that read them.
 
 use crate::isa::Isa;
 use crate::partition::{SharedOutput, parallel_ranges};
 use crate::work::{Input, Work};
 
-/// `(x - mean) / sqrt(variance + eps) * weight + bias`, row by row. Its inputs are float32: the rows
-/// `[rows, k]`, the weight `[k]`, and the bias `[k]` where there is one.
+/// `(x - mean) / sqrt(variance + eps) * weight + bias`, row by row. Its inputs are float32: the
+/// rows `[rows, k]`, the weight `[k]`, and an optional bias `[k]`.
 pub struct LayerNorm {
     /// Rows of the input.
     pub rows: usize,
     /// Elements of a row.
     pub k: usize,
-    /// Added to the variance under the root.
+    /// Epsilon, added to the variance.
     pub eps: f32,
     /// Whether there is a bias.
     pub bias: bool,
@@ -27,7 +27,7 @@ impl Work for LayerNorm {
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         let floats = |i: usize| {
-            // SAFETY: `layer_norm` gave arrays of float32 in this order.
+            // SAFETY: `layer_norm` passes float32 arrays in this order.
             inputs.get(i).map_or(&[][..], |i| unsafe { i.as_slice() })
         };
         let (x, weight) = (floats(0), floats(1));
@@ -38,23 +38,23 @@ impl Work for LayerNorm {
         let out = SharedOutput::new(output);
         parallel_ranges(rows, rows * k * 4, &|from, to| {
             let x = &x[from * k..to * k];
-            // SAFETY: these rows belong to this part alone.
+            // SAFETY: only this part writes these rows.
             let out = unsafe { out.slice_mut(from * k, (to - from) * k) };
             normalize(isa, x, (weight, bias, eps), out);
         });
     }
 }
 
-/// A weight, a bias, and what is added under the root.
+/// A weight, a bias and epsilon.
 type Parameters<'a> = (&'a [f32], Option<&'a [f32]>, f32);
 
 fn normalize(isa: Isa, x: &[f32], parameters: Parameters<'_>, out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
         Isa::Avx2 => unsafe { normalize_avx2(x, parameters, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        // SAFETY: only `detect` makes these, on processors with avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { normalize_avx512(x, parameters, out) },
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => normalize_with(x, parameters, out),
@@ -95,7 +95,7 @@ fn normalize_with(x: &[f32], (weight, bias, eps): Parameters<'_>, out: &mut [f32
     }
 }
 
-/// The sum of `f` of each element, in lanes, so that it is in vectors.
+/// The sum of `f` over the elements, accumulated in lanes so that it is vectorized.
 #[inline(always)]
 fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; 16];
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn rows_are_those_of_the_formula_in_float64() {
         for (rows, k) in [(1, 1), (3, 5), (7, 16), (40, 384), (2, 1027)] {
-            // Far from zero, so that a variance by squares alone would lose digits.
+            // Values far from zero, where a variance from sums of squares would lose digits.
             let x: Vec<f32> = noise(rows * k, 1).iter().map(|v| v * 3.0 + 20.0).collect();
             let (weight, bias) = (noise(k, 2), noise(k, 3));
             with_each(|isa| {
@@ -131,7 +131,7 @@ mod tests {
                     let mut inputs = vec![Input::from_slice(&x), Input::from_slice(&weight)];
                     inputs.extend(bias.map(Input::from_slice));
                     let mut out = vec![f32::NAN; work.outputs()];
-                    // SAFETY: float32 of these sizes, in this order.
+                    // SAFETY: the inputs are float32 of these sizes, in this order.
                     unsafe { work.run(&inputs, &mut out) };
                     for (x, out) in x.chunks(k).zip(out.chunks(k)) {
                         let wide = |v: &f32| f64::from(*v);

@@ -1,6 +1,6 @@
-//! Products with many rows of inputs, as in a prompt (GotoBLAS scheme). Inputs are packed into
-//! panels of sixteen rows. Blocks of the matrix are dequantized once for all panels, and the
-//! micro-kernel multiplies them. Not for a few rows: see `few_rows.rs`.
+//! Products with many input rows, as in prefill (GotoBLAS scheme). Inputs are packed into panels of
+//! sixteen rows. Blocks of the matrix are dequantized once for all panels, and the micro-kernel
+//! multiplies them. For few rows, see `few_rows.rs`.
 
 use std::cell::RefCell;
 
@@ -15,26 +15,26 @@ use crate::pool;
 use crate::simd::vmath::{self, gate_apply, gate_mul};
 use crate::simd::{microkernel, transpose};
 
-/// Rows of inputs from which this pays.
+/// The minimum number of input rows for this kernel.
 pub(crate) const MIN_GEMM_ROWS: usize = 16;
 
-/// Rows of inputs at a time: what their panels take stays within a few MiB.
+/// The number of input rows per block, whose panels take a few MiB at most.
 pub(crate) const BLOCK_M: usize = 512;
 
-/// Rows of a matrix that are unpacked at a time, a multiple of a tile's and of a row block's. With
-/// many, the panels are read less often; with few, each thread gets enough blocks. They fit the L2
-/// cache.
+/// The number of matrix rows dequantized at once, a multiple of a tile's and of a row block's. A
+/// large number reads the panels less often; a small one gives each thread enough blocks. The rows
+/// fit the L2 cache.
 const BLOCK_N_LARGE: usize = 48;
 const BLOCK_N_SMALL: usize = 24;
 
-/// Outputs of a product from which blocks have [`BLOCK_N_LARGE`] rows.
+/// The minimum outputs of a product for blocks of [`BLOCK_N_LARGE`] rows.
 const LARGE_N: usize = 1200;
 
-/// Products that are summed before the tile is stored: as many elements of a panel fit the L1
-/// cache.
+/// The number of products summed before a tile is stored, so that the elements of a panel fit the
+/// L1 cache.
 const BLOCK_K: usize = 256;
 
-/// What a thread needs for a block.
+/// Scratch memory of a thread for a block.
 #[derive(Default)]
 struct Scratch {
     weights: AlignedVec,
@@ -42,12 +42,12 @@ struct Scratch {
 }
 
 thread_local! {
-    /// The inputs.
+    /// The packed inputs.
     static PANELS: RefCell<AlignedVec> = RefCell::default();
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Rows of a matrix: `from..to` of part `part`, whose outputs begin at `start`.
+/// Rows `from..to` of part `part`; the part's outputs begin at column `start`.
 #[derive(Clone, Copy)]
 pub(crate) struct ColumnBlock {
     pub part: usize,
@@ -56,7 +56,7 @@ pub(crate) struct ColumnBlock {
     pub start: usize,
 }
 
-/// The product, and its inputs.
+/// A product with its inputs.
 pub(crate) struct GemmTask<'a> {
     pub product: &'a Product,
     pub x: &'a [f32],
@@ -65,8 +65,8 @@ pub(crate) struct GemmTask<'a> {
     pub residual: Option<&'a [f32]>,
 }
 
-/// Takes a finished tile `[columns, LANES]`, the first of its input rows, how many they are, and
-/// the columns.
+/// Receives a finished tile `[columns, LANES]`, its first input row and number of rows, and its
+/// columns.
 pub(crate) type TileSink<'a> = dyn Fn(&[f32], (usize, usize), ColumnBlock) + Sync + 'a;
 
 impl GemmTask<'_> {
@@ -74,7 +74,7 @@ impl GemmTask<'_> {
         self.run_into(&|tile, rows, block| self.write(tile, rows, block, out));
     }
 
-    /// As [`Self::run`], for outputs that are not stored.
+    /// Like [`Self::run`], for outputs that are not stored.
     pub(crate) fn run_into(&self, sink: &TileSink<'_>) {
         let blocks = self.blocks();
         PANELS.with_borrow_mut(|panels| {
@@ -86,14 +86,14 @@ impl GemmTask<'_> {
         });
     }
 
-    /// Rows of the matrices that a thread takes at a time.
+    /// The blocks of matrix rows, the unit of work of a thread.
     pub(crate) fn blocks(&self) -> Vec<ColumnBlock> {
         let width = if self.product.n >= LARGE_N {
             BLOCK_N_LARGE
         } else {
             BLOCK_N_SMALL
         };
-        // With a gate, half of a block's rows are of the second matrix.
+        // With a gate, half of a block's rows belong to the second matrix.
         let (width, parts) = match self.product.gate {
             Some(_) => ((width / 2).next_multiple_of(INTERLEAVED_ROWS), 1),
             None => (width, self.product.parts.len()),
@@ -114,7 +114,7 @@ impl GemmTask<'_> {
         blocks
     }
 
-    /// Puts rows of the input into panels, through the norm.
+    /// Packs input rows into panels, after the norm.
     fn fill(&self, (first, last): (usize, usize), panels: &mut AlignedVec) {
         let Product { k, .. } = *self.product;
         let count = (last - first).div_ceil(LANES);
@@ -122,14 +122,14 @@ impl GemmTask<'_> {
         let all = SharedOutput::new(panels);
         parallel_ranges(count, (last - first) * k * 4, &|from, to| {
             for i in from..to {
-                // SAFETY: each panel is written by one part alone.
+                // SAFETY: only one part writes each panel.
                 let panel = unsafe { all.slice_mut(i * LANES * k, LANES * k) };
                 self.fill_panel((first + i * LANES, last), panel);
             }
         });
     }
 
-    /// Puts rows of the input, at most [`LANES`], into one panel, through the norm.
+    /// Packs at most [`LANES`] input rows into one panel, after the norm.
     pub(crate) fn fill_panel(&self, (begin, last): (usize, usize), panel: &mut [f32]) {
         let Product { k, isa, .. } = *self.product;
         let mut rows: [ScaledRow<'_>; LANES] = [(&[], 0.0); LANES];
@@ -142,7 +142,7 @@ impl GemmTask<'_> {
         transpose::pack_rows(isa, &rows[..n], weight, panel);
     }
 
-    /// What a row is multiplied with by the norm, if there is one.
+    /// The norm's factor for a row, or 1 without a norm.
     pub(crate) fn factor(&self, isa: Isa, x: &[f32]) -> f32 {
         self.norm.map_or(1.0, |(_, eps)| {
             1.0 / (vmath::dot(isa, x, x) / x.len() as f32 + eps).sqrt()
@@ -170,7 +170,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// Rows of one matrix, or of the two of a gate, with all panels.
+    /// Multiplies rows of one matrix, or of both matrices of a gate, with all panels.
     fn block(
         &self,
         (first, last): (usize, usize),
@@ -182,7 +182,7 @@ impl GemmTask<'_> {
         let Product { k, isa, gate, .. } = *self.product;
         let columns = block.to - block.from;
         let parts = block.part..block.part + 1 + usize::from(gate.is_some());
-        // The last row block may be wider than the matrix.
+        // The last row block may extend beyond the matrix.
         let wide = columns.next_multiple_of(INTERLEAVED_ROWS);
         weights.resize(parts.len() * wide * k);
         for (part, weights) in parts.clone().zip(weights.chunks_exact_mut(wide * k)) {
@@ -204,7 +204,7 @@ impl GemmTask<'_> {
             for (i, part) in parts.clone().enumerate() {
                 let data = &self.data[part].0;
                 let x = &panels[panel * LANES * k..][..LANES * k];
-                // The matrix, and how far rows and columns of it are apart.
+                // The matrix, and its strides between rows and columns.
                 let (w, row_stride, step) = match data {
                     MatrixData::Dense(DenseView::F32(weight)) => {
                         (&weight[block.from * k..block.to * k], k, 1)
@@ -246,7 +246,7 @@ impl GemmTask<'_> {
         }
     }
 
-    /// [`Self::complete_tile`], and writes the result to rows of the output from `begin` on.
+    /// Completes a tile and writes it to output rows from `begin` on; see [`Self::complete_tile`].
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn finish_tile(
         &self,
@@ -259,8 +259,8 @@ impl GemmTask<'_> {
         self.write(done, (begin, LANES.min(last - begin)), block, out);
     }
 
-    /// Adds biases to a tile of each part, `[columns, LANES]`, and lets the gate meet them. Returns
-    /// the tile of outputs.
+    /// Adds biases to a tile of each part, `[columns, LANES]`, and applies the gate. Returns the
+    /// output tile.
     fn complete_tile<'t>(&self, sums: &'t mut [f32], block: ColumnBlock) -> &'t [f32] {
         let Product { isa, gate, .. } = *self.product;
         let size = (block.to - block.from) * LANES;
@@ -285,7 +285,7 @@ impl GemmTask<'_> {
         &sums[..size]
     }
 
-    /// Writes a tile `[columns, LANES]` to rows of the output from `begin` on.
+    /// Writes a tile `[columns, LANES]` to output rows from `begin` on.
     pub(crate) fn write(
         &self,
         sums: &[f32],
@@ -303,8 +303,8 @@ impl GemmTask<'_> {
                 let at = start(lane);
                 let reach = 7 * n + columns;
                 let before = self.residual.map(|r| r[at..at + reach].as_ptr());
-                // SAFETY: these columns of these rows belong to this block alone, and are there:
-                // both reaches are checked.
+                // SAFETY: only this block writes these columns of these rows; both bounds are
+                // checked.
                 done = unsafe {
                     let to = out.ptr(at, reach);
                     transpose::store_rows(isa, sums, lane, (to, n), before)

@@ -8,22 +8,22 @@ use crate::layout::packed::PackedMatrix;
 use crate::pool;
 use crate::simd::prefetch::lines;
 
-/// Rows up to which a product is bound by reading its matrices, and an attention by reading keys
-/// and values.
+/// The maximum rows for which a product is bound by reading its matrices, and attention by reading
+/// keys and values.
 const FEW: usize = 16;
 
-/// Row blocks that are read at the same time: two tiles' outputs.
+/// Row blocks read at the same time: the outputs of two tiles.
 const ROW_BLOCKS: usize = 4;
 
-/// Bytes of a row block's words, or of keys; the processor itself asks for what follows.
+/// Bytes of a row block's words, or of keys; the hardware prefetcher reads ahead from there.
 const BYTES: usize = 4096;
 
 impl Product {
-    /// Fetches what thread `me` of the pool multiplies first, of matrices that are held.
+    /// Prefetches the first words of held matrices that thread `me` of the pool reads.
     ///
     /// # Safety
-    /// As of [`crate::Work::run`]: each matrix that is held must be of its part's format and size, and `k`
-    /// must be their number of columns.
+    /// As [`crate::Work::run`]: each held matrix must have its part's format and size, and `k` must
+    /// be the number of columns.
     pub unsafe fn fetch(&self, me: usize) {
         if self.rows > FEW {
             return;
@@ -43,7 +43,7 @@ impl Product {
                 Some(held),
             ) = (part.kind, &part.held)
             {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let matrix = unsafe {
                     PackedMatrix::from_inputs(held.inputs(), (bits, self.k / group, scales))
                 };
@@ -52,8 +52,8 @@ impl Product {
         }
     }
 
-    /// The matrices, and the row blocks of each, that the thread beginning at place `first` of all
-    /// reads first. Of a gate these are in both matrices.
+    /// The matrices and row blocks that the thread starting at place `first` reads first. With a
+    /// gate they are in both matrices.
     fn first_row_blocks(
         &self,
         first: impl Fn(usize) -> usize,
@@ -77,7 +77,7 @@ impl Product {
 }
 
 impl PackedMatrix<'_> {
-    /// Asks for the first elements of each of these row blocks.
+    /// Prefetches the first elements of each of these row blocks.
     fn fetch(self) {
         for block in 0..self.row_blocks() {
             let own = self.block_range(block..block + 1);
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Outputs go to threads 32 at a time, or 16 of each of a gate's matrices.
+    /// Threads get 32 outputs at a time, or 16 of each of a gate's matrices.
     #[test]
     fn bands_are_where_a_thread_begins() {
         let work = product(&[64, 40, 9], None);
@@ -155,7 +155,7 @@ mod tests {
             (0, Some((0..1, 0..4))),
             (1, Some((0..1, 4..8))),
             (2, Some((1..2, 0..4))),
-            // The matrix ends.
+            // The matrix ends here.
             (3, Some((1..2, 4..5))),
             (4, Some((2..3, 0..2))),
             (5, None),
@@ -169,10 +169,10 @@ mod tests {
         let gate = product(&[40, 40], Some(Gate::Silu));
         assert_eq!(gate.first_row_blocks(|_| 1), Some((0..2, 2..4)));
         assert_eq!(gate.first_row_blocks(|_| 2), Some((0..2, 4..5)));
-        // They need not exist for every thread.
+        // Not every thread has row blocks.
         for work in [&work, &gate] {
             for me in 0..=pool::pool().threads() {
-                // SAFETY: `part` makes matrices of this format and of 64 columns.
+                // SAFETY: `part` makes matrices of this format with 64 columns.
                 unsafe { work.fetch(me) };
             }
         }

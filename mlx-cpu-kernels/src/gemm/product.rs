@@ -1,5 +1,6 @@
-//! A product of rows with matrices and what surrounds it in a decoder. That is a norm, several
-//! matrices on the same input, biases, a gate, or a residual. Types only; `run.rs` computes it.
+//! A product of rows with matrices, and the operations fused with it in a decoder. Those are a
+//! norm, several matrices on the same input, biases, a gate, or a residual. This file has types;
+//! `run.rs` computes.
 
 use std::any::Any;
 use std::slice::Iter;
@@ -12,7 +13,7 @@ use crate::prompts::Prompts;
 use crate::simd::portable::vmath::Gate;
 use crate::work::Input;
 
-/// The most matrices in one operation.
+/// The maximum number of matrices in one operation.
 pub const MAX_PARTS: usize = 4;
 
 /// The sizes of a matrix `[n, k]`.
@@ -24,27 +25,27 @@ pub struct Size {
     pub k: usize,
 }
 
-/// The arrays of a quantized matrix that an operation keeps, instead of having them as inputs.
+/// The arrays of a quantized matrix that an operation holds, instead of getting them as inputs.
 #[derive(Clone)]
 pub struct HeldMatrix {
     /// Words, scales and biases.
     inputs: [Input; 3],
-    /// Keeps the memory of the inputs.
+    /// Keeps the memory of the inputs alive.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `HeldMatrix::new` demands that the inputs are in memory that the owner keeps and nothing
-// writes.
+// SAFETY: callers of `HeldMatrix::new` guarantee that the owner keeps the inputs' memory and
+// nothing writes it.
 unsafe impl Send for HeldMatrix {}
 
 // SAFETY: as for Send.
 unsafe impl Sync for HeldMatrix {}
 
 impl HeldMatrix {
-    /// Words, scales and biases in memory that `owner` keeps.
+    /// Words, scales and biases in memory of `owner`.
     ///
     /// # Safety
-    /// The elements must be there, and must not be written, while `owner` lives.
+    /// The elements must exist and must not be written while `owner` lives.
     pub unsafe fn new(inputs: [Input; 3], owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
             inputs,
@@ -57,28 +58,28 @@ impl HeldMatrix {
     }
 }
 
-/// How a matrix is stored.
+/// The storage format of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixFormat {
-    /// Quantized in affine mode, in row blocks.
+    /// Quantized in affine mode, interleaved in row blocks.
     Quantized {
-        /// Of a code: 2, 3, 4, 5, 6 or 8.
+        /// Bits per code: 2, 3, 4, 5, 6 or 8.
         bits: u32,
-        /// Numbers that share a scale.
+        /// The group size.
         group: usize,
-        /// How scales and biases are stored.
+        /// The format of scales and biases.
         scales: ScaleFormat,
     },
-    /// Dense, of this type.
+    /// Dense, with elements of this type.
     Dense(DenseType),
 }
 
 impl MatrixFormat {
-    /// The matrix of `k` columns that is `held`, or the next of `inputs`, which are taken. A
-    /// packing that is not among `packings` is appended.
+    /// The matrix of `k` columns: `held`, or the next of `inputs`, which is consumed. A packing
+    /// missing in `packings` is appended.
     ///
     /// # Safety
-    /// The inputs must be the arrays of a matrix of this format and so many columns.
+    /// The inputs must be the arrays of a matrix with this format and `k` columns.
     pub(crate) unsafe fn matrix<'a>(
         self,
         k: usize,
@@ -87,7 +88,7 @@ impl MatrixFormat {
         packings: &mut Vec<(u32, usize)>,
     ) -> MatrixData<'a> {
         let (bits, group, scales) = match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             MatrixFormat::Dense(number) => unsafe {
                 return MatrixData::Dense(DenseView::of(number, inputs.next()));
             },
@@ -113,7 +114,7 @@ impl MatrixFormat {
             packings.len() - 1
         });
         MatrixData::Quantized {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             matrix: unsafe { PackedMatrix::from_inputs(matrix, (bits, k / group, scales)) },
             form,
         }
@@ -122,11 +123,11 @@ impl MatrixFormat {
 
 /// One matrix of a product.
 pub struct MatrixPart {
-    /// How it is stored.
+    /// The storage format.
     pub kind: MatrixFormat,
-    /// Its sizes.
+    /// The sizes.
     pub size: Size,
-    /// Whether a bias follows it among the inputs.
+    /// Whether a bias follows in the inputs.
     pub bias: bool,
     /// A quantized matrix, unless it is among the inputs.
     pub held: Option<HeldMatrix>,
@@ -139,10 +140,11 @@ impl MatrixPart {
     }
 }
 
-/// A product of rows with the transposes of matrices, with a norm before it and biases, a gate or a
-/// residual after it. Its inputs are float32: the rows `[rows, k]`, the weight of the norm `[k]`,
-/// the arrays of each part, and the residual `[rows, n]`. A part has its matrix and its bias `[n]`.
-/// A dense matrix is one array; a quantized one is words, scales and biases, or none when held.
+/// A product of rows with transposed matrices, with an optional norm before it and biases, a gate
+/// or a residual after it. Its inputs are float32: the rows `[rows, k]`, the weight of the norm
+/// `[k]`, the arrays of each part, and the residual `[rows, n]`. Each part has its matrix and its
+/// bias `[n]`. A dense matrix is one array; a quantized one is words, scales and biases, or nothing
+/// if held.
 pub struct Product {
     /// Matrices with the same inputs.
     pub parts: Vec<MatrixPart>,
@@ -152,28 +154,28 @@ pub struct Product {
     pub k: usize,
     /// Columns of the output.
     pub n: usize,
-    /// What the norm before it adds under the root.
+    /// Epsilon of the norm, if there is one.
     pub eps: Option<f32>,
-    /// The first of two parts goes through it and is multiplied with the second.
+    /// The activation of the first of two parts, which is then multiplied with the second.
     pub gate: Option<Gate>,
-    /// What the products of a single part go through. It excludes a gate and a residual.
+    /// The activation of a single part. It excludes a gate and a residual.
     pub activation: Option<Gate>,
     /// Whether a residual is added.
     pub residual: bool,
-    /// Whether few rows are multiplied like many.
+    /// Whether few rows use the same kernel as many.
     pub float_inputs: bool,
-    /// What many rows become where they meet quantized matrices.
+    /// The type of inputs for many rows and quantized matrices.
     pub prompts: Prompts,
     /// The instruction set.
     pub isa: Isa,
 }
 
-/// A matrix as it lies in memory.
+/// A matrix in memory.
 #[derive(Clone, Copy)]
 pub(crate) enum MatrixData<'a> {
     Quantized {
         matrix: PackedMatrix<'a>,
-        /// Which of the prepared inputs it takes.
+        /// The index of its prepared input.
         form: usize,
     },
     Dense(DenseView<'a>),

@@ -1,5 +1,5 @@
-//! Which rows go to which expert, sorted so that each expert's matrices are read once. Indexes
-//! only; the products are in `experts.rs`.
+//! The assignment of rows to experts, sorted so that each expert's matrices are read once. This
+//! file has indices only; `experts.rs` has the products.
 
 use std::ops::Range;
 
@@ -12,17 +12,17 @@ pub struct Routing {
     pub rows: usize,
     /// Experts of each row.
     pub per_row: usize,
-    /// Whether the experts' numbers are signed.
+    /// Whether the expert indices are signed.
     pub signed: bool,
 }
 
-/// Pairs of a row and one of its experts, sorted by expert. Pair `i` is of row `i / per_row`.
+/// Pairs of a row and an expert, sorted by expert. Pair `i` belongs to row `i / per_row`.
 pub(crate) struct Routes {
-    /// Pairs in the order of their experts; those of an expert in their own order.
+    /// Pairs sorted by expert (stable).
     pub pairs: Vec<usize>,
-    /// The place of each pair in that order.
+    /// The place of each pair in the sorted order.
     pub places: Vec<usize>,
-    /// The experts that have pairs, with the places of these.
+    /// The experts that have pairs, with the range of places.
     pub groups: Vec<(usize, Range<usize>)>,
 }
 
@@ -32,12 +32,12 @@ impl Routing {
         self.rows * self.per_row
     }
 
-    /// The routes to so many experts. A number beyond them is the expert at that end.
+    /// The routes to `experts` experts. An index out of range selects the nearest expert.
     ///
     /// # Safety
-    /// The input must be of integers of 32 bits.
+    /// The input must consist of 32-bit integers.
     pub(crate) unsafe fn routes(&self, ids: &Input, experts: usize) -> Routes {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let ids = unsafe { ids.as_slice::<u32>() };
         assert_eq!(ids.len(), self.pairs());
         let expert = |id: u32| {
@@ -76,7 +76,7 @@ impl Routing {
 }
 
 impl Routes {
-    /// Runs of experts with at most `most` pairs each, or of one expert, in order.
+    /// Consecutive groups of experts with at most `most` pairs in all, or of one expert.
     pub(crate) fn batches(&self, most: usize) -> Vec<&[(usize, Range<usize>)]> {
         let mut batches = Vec::new();
         let mut first = 0;
@@ -98,14 +98,14 @@ mod tests {
     use super::*;
 
     fn routes(ids: &[u32], per_row: usize, signed: bool, experts: usize) -> Routes {
-        // SAFETY: the elements are there during the call.
+        // SAFETY: the elements live during the call.
         let input = unsafe { Input::from_raw(ids.as_ptr().cast(), ids.len()) };
         let routing = Routing {
             rows: ids.len() / per_row,
             per_row,
             signed,
         };
-        // SAFETY: they are of 32 bits.
+        // SAFETY: they have 32 bits.
         unsafe { routing.routes(&input, experts) }
     }
 
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(found.pairs, [1, 4, 5, 0, 3, 2]);
         assert_eq!(found.places, [3, 0, 5, 4, 1, 2]);
         assert_eq!(found.groups, [(0, 0..2), (1, 2..3), (2, 3..5), (3, 5..6)]);
-        // -1 is the first expert as a signed number, and the last one as an unsigned number.
+        // -1 selects the first expert if signed, and the last one if unsigned.
         assert_eq!(routes(&[u32::MAX], 1, true, 4).groups, [(0, 0..1)]);
         assert_eq!(routes(&[u32::MAX], 1, false, 4).groups, [(3, 0..1)]);
         assert!(routes(&[], 1, false, 4).groups.is_empty());

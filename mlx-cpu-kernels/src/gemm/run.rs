@@ -1,5 +1,5 @@
-//! Chooses the kernels of a product by its rows, the formats of its matrices and the instruction
-//! set.
+//! Chooses the kernels of a product by its number of rows, the formats of its matrices and the
+//! instruction set.
 
 use std::cell::RefCell;
 
@@ -25,7 +25,7 @@ impl Work for Product {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.with_task(inputs, |task, packings| {
                 task.compute(packings, &SharedOutput::new(output));
@@ -35,10 +35,10 @@ impl Work for Product {
 }
 
 impl Product {
-    /// Calls `with` with the product of these inputs, and the packings of its quantized matrices.
+    /// Calls `with` with the product of these inputs and the packings of its quantized matrices.
     ///
     /// # Safety
-    /// As of [`Work::run`].
+    /// As [`Work::run`].
     pub(crate) unsafe fn with_task(
         &self,
         inputs: &[Input],
@@ -46,8 +46,8 @@ impl Product {
     ) {
         let mut inputs = inputs.iter();
         fn floats(input: Option<&Input>) -> &[f32] {
-            // SAFETY: `Projection::plan` and its caller gave arrays of these types, or of words as
-            // large, in this order.
+            // SAFETY: `Projection::plan` and its caller pass arrays of these types, or of words of
+            // the same size, in this order.
             input.map_or(&[][..], |i| unsafe { i.as_slice::<f32>() })
         }
         let x = floats(inputs.next());
@@ -55,7 +55,7 @@ impl Product {
         let mut packings: Vec<(u32, usize)> = Vec::with_capacity(MAX_PARTS);
         let mut data: Vec<(MatrixData<'_>, Option<&[f32]>)> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
-            // SAFETY: as of `floats`.
+            // SAFETY: as for `floats`.
             let own = unsafe {
                 part.kind
                     .matrix(self.k, part.held.as_ref(), &mut inputs, &mut packings)
@@ -76,7 +76,7 @@ impl Product {
 }
 
 impl GemmTask<'_> {
-    /// Outputs through the activation, for kernels that do not compute it with the tile.
+    /// Applies the activation to the outputs, for kernels that do not fuse it.
     #[cfg(target_arch = "x86_64")]
     fn activate(&self, out: &SharedOutput) {
         let Product {
@@ -90,14 +90,14 @@ impl GemmTask<'_> {
             return;
         };
         parallel_ranges(rows, rows * n * 16, &|from, to| {
-            // SAFETY: these rows belong to this part alone.
+            // SAFETY: only this part writes these rows.
             let own = unsafe { out.slice_mut(from * n, (to - from) * n) };
             gate_apply(isa, activation, own);
         });
     }
 
-    /// The product, by the kernels that suit it. `packings` are those of its quantized matrices,
-    /// each once.
+    /// Computes the product with the suitable kernels. `packings` are the distinct packings of its
+    /// quantized matrices.
     pub(crate) fn compute(&self, packings: &[(u32, usize)], out: &SharedOutput) {
         let product = self.product;
         #[cfg(target_arch = "x86_64")]

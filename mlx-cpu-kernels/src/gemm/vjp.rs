@@ -1,6 +1,6 @@
-//! The backward pass of a product with respect to its rows: gradients times the matrix, not its
-//! transpose. Matrices stay packed; a few rows are dequantized at a time. No gradient with respect
-//! to the matrix.
+//! The backward pass of a product with respect to its rows: gradients times the matrix (not
+//! transposed). Matrices stay packed; a few rows are dequantized at a time. There is no gradient
+//! with respect to the matrix.
 
 use std::cell::RefCell;
 
@@ -15,37 +15,37 @@ use crate::simd::dequantize::DequantizeScratch;
 use crate::simd::microkernel;
 use crate::work::{Input, Work};
 
-/// Columns of the matrix in one part; a multiple of every group.
+/// Matrix columns per part; a multiple of every group size.
 const WIDE: usize = 128;
 
-/// Rows of the matrix that are unpacked at a time. With this many columns they fit the L1 and L2
+/// The number of matrix rows dequantized at once. With `WIDE` columns they fit the L1 and L2
 /// caches.
 const TILE_K: usize = 64;
 
-/// Rows of gradients `[rows, n]` times a matrix `[n, k]`. Its inputs are the rows, float32, and the
-/// matrix: one array when dense, words, scales and biases when quantized.
+/// Products of gradients `[rows, n]` with a matrix `[n, k]`. Its inputs are the gradients, float32,
+/// and the matrix: one array if dense; words, scales and biases if quantized.
 pub struct ProductVjp {
-    /// Of the matrix.
+    /// The size of the matrix.
     pub size: Size,
-    /// Of the gradients.
+    /// The number of gradient rows.
     pub rows: usize,
-    /// How the matrix is stored.
+    /// The storage format of the matrix.
     pub kind: MatrixFormat,
     /// The instruction set.
     pub isa: Isa,
 }
 
-/// The matrix as it lies in memory.
+/// The matrix in memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Stored<'a> {
     Dense(DenseView<'a>),
     Quantized(PackedMatrix<'a>),
 }
 
-/// What a thread needs.
+/// Scratch memory of a thread.
 #[derive(Default)]
 struct Scratch {
-    /// Unpacked rows.
+    /// Dequantized rows.
     weights: Vec<f32>,
     buffer: DequantizeScratch,
 }
@@ -60,7 +60,7 @@ impl Work for ProductVjp {
     }
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `pulled_back` gave arrays of these types, in this order.
+        // SAFETY: `pulled_back` passes arrays of these types, in this order.
         let of = |i: usize| unsafe {
             let input = inputs.get(i);
             input.map(|i| i.as_slice::<f32>()).unwrap_or_default()
@@ -89,7 +89,7 @@ impl Work for ProductVjp {
 }
 
 impl ProductVjp {
-    /// The rows `c` times the matrix.
+    /// Multiplies the gradients `c` with the matrix.
     pub(crate) fn compute(&self, c: &[f32], stored: Stored<'_>, out: &SharedOutput) {
         let Size { n, k } = self.size;
         assert!(c.len() >= self.rows * n);
@@ -144,9 +144,9 @@ impl ProductVjp {
                     row_stride: k,
                     accumulate: first > 0,
                 };
-                // SAFETY: `rows` rows of `c` (its length is asserted) have `depth` elements from
+                // SAFETY: `rows` rows of `c`, whose length is asserted, have `depth` elements from
                 // `first` on. `weights` has as many rows of `width`, a multiple of `LANES`. The
-                // output has these columns in each row, which belong to this part alone.
+                // output has these columns in each row, and only this part writes them.
                 unsafe {
                     microkernel::gemm_tiles(self.isa, self.rows, depth, left, right, product);
                 };
@@ -155,7 +155,7 @@ impl ProductVjp {
         if matches!(stored, Stored::Quantized(matrix) if matrix.bits == 4 && matrix.codes() == Codes::Integers)
         {
             for row in 0..self.rows {
-                // SAFETY: these columns belong to this part alone, and the tiles are done.
+                // SAFETY: only this part writes these columns, and the tiles are finished.
                 let columns = unsafe { out.slice_mut(row * k + from, width) };
                 columns.as_chunks_mut::<CHUNK>().0.iter_mut().for_each(pair);
             }
@@ -163,7 +163,7 @@ impl ProductVjp {
     }
 }
 
-/// Even elements before odd ones, back to pairs.
+/// Reorders even elements before odd ones to pairs.
 fn pair(chunk: &mut [f32; CHUNK]) {
     let deinterleave = *chunk;
     for i in 0..CHUNK / 2 {

@@ -1,5 +1,5 @@
-//! A buffer of float32 that begins at a cache line. The allocator gives 16 bytes only, where each
-//! vector of 64 bytes would be in two lines.
+//! A float32 buffer aligned to cache lines. The allocator guarantees only 16 bytes, with which
+//! every 64-byte vector would span two lines.
 
 use std::ops::{Deref, DerefMut};
 
@@ -8,10 +8,10 @@ use std::ops::{Deref, DerefMut};
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
-/// Numbers in a line.
+/// Floats per cache line.
 const LINE: usize = 16;
 
-/// Float32 numbers, the first one at a multiple of 64 bytes. It grows and never shrinks.
+/// A float32 buffer aligned to 64 bytes. It grows and never shrinks.
 #[derive(Debug, Default)]
 pub(crate) struct AlignedVec {
     lines: Vec<Line>,
@@ -19,7 +19,7 @@ pub(crate) struct AlignedVec {
 }
 
 impl AlignedVec {
-    /// Makes it `len` numbers long. The new ones have any value.
+    /// Sets the length to `len`. New elements have arbitrary values.
     pub(crate) fn resize(&mut self, len: usize) {
         let lines = len.div_ceil(LINE).max(self.lines.len());
         self.lines.resize(lines, Line::default());

@@ -1,21 +1,21 @@
-//! Operands of products of many rows in 8-bit integers: rows of inputs and rows of a matrix, in
-//! the order in which the kernels read them. Types and index functions only.
+//! Operands of many-row products in 8-bit integers: input rows and matrix rows, in the order in
+//! which kernels read them. Types and index functions only.
 
 use std::ops::Range;
 
-/// Columns of inputs that share a scale in each row.
+/// The number of input columns that share a scale in each row.
 pub(crate) const UNIT: usize = 32;
 
-/// Columns of inputs that are summed: the smallest group of a matrix.
+/// The number of input columns per sum: the smallest group size.
 pub(crate) const HALF: usize = UNIT / 2;
 
-/// The largest integer of an input.
+/// The maximum integer of an input.
 pub(crate) const MAX_BYTE: f32 = 127.0;
 
-/// Rows of inputs, as many as a tile has lanes.
+/// Input rows, one per lane of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct ByteColumns<'a> {
-    /// Four columns in each number, `[columns / 4, LANES]`.
+    /// Four columns per element, `[columns / 4, LANES]`.
     pub quads: &'a [i32],
     /// Scales of the integers, `[columns / UNIT, LANES]`.
     pub scales: &'a [f32],
@@ -23,7 +23,7 @@ pub(crate) struct ByteColumns<'a> {
     pub sums: &'a [f32],
 }
 
-/// [`ByteColumns`] while they are made.
+/// [`ByteColumns`] during preparation.
 pub(crate) struct ByteColumnsMut<'a> {
     pub quads: &'a mut [i32],
     pub scales: &'a mut [f32],
@@ -31,7 +31,7 @@ pub(crate) struct ByteColumnsMut<'a> {
 }
 
 impl ByteColumnsMut<'_> {
-    /// The same, for a while.
+    /// A shorter borrow.
     pub fn reborrow(&mut self) -> ByteColumnsMut<'_> {
         ByteColumnsMut {
             quads: self.quads,
@@ -40,7 +40,7 @@ impl ByteColumnsMut<'_> {
         }
     }
 
-    /// The same, to read.
+    /// A shared borrow.
     pub fn as_ref(&self) -> ByteColumns<'_> {
         ByteColumns {
             quads: self.quads,
@@ -50,47 +50,47 @@ impl ByteColumnsMut<'_> {
     }
 }
 
-/// How the codes of a matrix become bytes.
+/// The representation of codes as bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodeBytes {
     /// From 0 to 255.
     Unsigned,
-    /// From -128 to 127: the code less 128, or the integer of a table.
+    /// From -128 to 127: the code minus 128, or an integer from a table.
     Signed,
 }
 
-/// Some rows of a quantized matrix: `w = scale * byte + bias`, group after group.
+/// Rows of a quantized matrix: `w = scale * byte + bias`, group by group.
 #[derive(Clone, Copy)]
 pub(crate) struct BytePanel<'a> {
-    /// Four codes of a row in each number, `[columns / 4, rows]`.
+    /// Four codes of a row per element, `[columns / 4, rows]`.
     pub quads: &'a [i32],
     /// `[groups, rows]`.
     pub scales: &'a [f32],
     /// `[groups, rows]`.
     pub biases: &'a [f32],
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Columns of a group: [`HALF`], or a multiple of [`UNIT`].
+    /// The group size: [`HALF`], or a multiple of [`UNIT`].
     pub group: usize,
-    /// What the bytes are.
+    /// The representation of codes.
     pub bytes: CodeBytes,
-    /// The largest magnitude of a byte.
+    /// The maximum magnitude of a byte.
     pub largest: u8,
 }
 
-/// [`BytePanel`] while it is made.
+/// [`BytePanel`] during preparation.
 pub(crate) struct BytePanelMut<'a> {
     pub quads: &'a mut [i32],
     pub scales: &'a mut [f32],
     pub biases: &'a mut [f32],
 }
 
-/// What all tiles of a product have in common.
+/// The parameters shared by all tiles of a product.
 pub(crate) struct TileTask {
-    /// Units of [`UNIT`] columns.
+    /// The range of units, with [`UNIT`] columns each.
     pub units: Range<usize>,
-    /// Columns of a group of the matrix.
+    /// The group size of the matrix.
     pub group: usize,
-    /// Rows of the matrix's panel.
+    /// The number of rows in the matrix's panel.
     pub stride: usize,
 }

@@ -1,5 +1,4 @@
-//! Elements of a matrix that is not quantized, as they lie in memory. Types and index functions
-//! only.
+//! Elements of a dense matrix in memory. This file has only types and index functions.
 
 use std::ops::Range;
 
@@ -38,9 +37,9 @@ impl<'a> DenseView<'a> {
     /// An input's elements.
     ///
     /// # Safety
-    /// They must be of that type.
+    /// They must have that type.
     pub(crate) unsafe fn of(number: DenseType, input: Option<&'a Input>) -> Self {
-        // SAFETY: the caller's promise; both 16-bit types can be read as their bits.
+        // SAFETY: guaranteed by the caller; both 16-bit types can be read as raw bits.
         unsafe {
             match number {
                 DenseType::F32 => Self::F32(input.map(|i| i.as_slice()).unwrap_or_default()),
@@ -50,7 +49,7 @@ impl<'a> DenseView<'a> {
         }
     }
 
-    /// Some of the elements.
+    /// A range of the elements.
     pub(crate) fn slice(self, range: Range<usize>) -> Self {
         match self {
             Self::F32(all) => Self::F32(&all[range]),
@@ -59,7 +58,7 @@ impl<'a> DenseView<'a> {
         }
     }
 
-    /// How many there are.
+    /// The number of elements.
     pub(crate) fn len(self) -> usize {
         match self {
             Self::F32(all) => all.len(),

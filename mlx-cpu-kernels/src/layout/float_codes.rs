@@ -1,42 +1,42 @@
-//! Codes that do not stand for themselves: floats of four or eight bits (OCP Microscaling Formats
-//! 1.0; NVFP4) and tables of GGUF's types (`table.rs`). Most become integers, so the kernels for
-//! integers multiply with them after one lookup.
+//! Codes that represent other numbers than themselves: 4- or 8-bit floats (OCP Microscaling Formats
+//! 1.0; NVFP4) and tables of GGUF's types (`table.rs`). Most are mapped to integers by one lookup,
+//! so the integer kernels can multiply them.
 
 use crate::layout::table::Table;
 
-/// Codes of E2M1 as non-negative integers: twice the number plus [`FP4_OFFSET`].
+/// E2M1 codes as non-negative integers: twice the number plus [`FP4_OFFSET`].
 pub(crate) const FP4_CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// Where zero stands in [`FP4_CODES`].
+/// The integer of zero in [`FP4_CODES`].
 const FP4_OFFSET: f32 = 12.0;
 
-/// What an integer of [`FP4_CODES`] is multiplied with besides the scale.
+/// The factor from integers of [`FP4_CODES`] to numbers, besides the scale.
 pub(crate) const FP4_SCALE: f32 = 0.5;
 
-/// The bias of [`FP4_CODES`] over the scale.
+/// The bias of [`FP4_CODES`] relative to the scale.
 pub(crate) const FP4_BIAS: f32 = -FP4_OFFSET * FP4_SCALE;
 
-/// What the codes of a matrix stand for, before scales and biases.
+/// The numbers that codes represent, before scales and biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codes {
-    /// Themselves.
+    /// The codes themselves.
     Integers,
     /// [`FP4_CODES`].
     E2m1,
-    /// Floats of eight bits.
+    /// 8-bit floats.
     E4m3,
     /// Integers of a table. There are no biases.
     Table(Table),
 }
 
 impl Codes {
-    /// As constants of generic functions.
+    /// The variants as constants for generic functions.
     pub(crate) const INTEGERS_ID: u32 = 0;
     pub(crate) const E2M1_ID: u32 = 1;
     pub(crate) const E4M3_ID: u32 = 2;
     pub(crate) const TABLE_ID: u32 = 3;
 
-    /// The number that a code stands for.
+    /// The number that a code represents.
     #[inline(always)]
     pub(crate) fn number(self, code: u32) -> f32 {
         match self {
@@ -54,12 +54,12 @@ pub(crate) fn number<const CODES: u32>(code: u32) -> f32 {
     match CODES {
         Codes::E2M1_ID => f32::from(FP4_CODES[code as usize & 15]),
         Codes::E4M3_ID => E4M3[code as usize & 255],
-        // Signed integers become floats faster.
+        // Signed integers convert to floats faster.
         _ => code.cast_signed() as f32,
     }
 }
 
-/// The numbers of all bytes.
+/// The numbers of all 256 bytes.
 static E4M3: [f32; 256] = {
     let mut numbers = [0.0; 256];
     let mut byte = 0;
@@ -70,17 +70,17 @@ static E4M3: [f32; 256] = {
     numbers
 };
 
-/// What the scale of a group is.
+/// The type of a group's scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ByteScales {
     /// A power of two.
     E8m0,
-    /// A float with four bits of exponent and three of mantissa.
+    /// A float with 4 exponent bits and 3 mantissa bits.
     E4m3,
 }
 
 impl ByteScales {
-    /// The number of a byte.
+    /// The number that a byte represents.
     pub(crate) fn decode(self, byte: u8) -> f32 {
         match self {
             Self::E8m0 => e8m0(byte),
@@ -89,7 +89,7 @@ impl ByteScales {
     }
 }
 
-/// `2^(byte - 127)`. A byte of 255, which is no number, is infinite.
+/// `2^(byte - 127)`. Byte 255, which is NaN in the format, gives infinity.
 pub(crate) fn e8m0(byte: u8) -> f32 {
     match byte {
         0 => f32::MIN_POSITIVE / 2.0,
@@ -97,11 +97,10 @@ pub(crate) fn e8m0(byte: u8) -> f32 {
     }
 }
 
-/// Exponents of E4M3 are eight less than those of float16.
+/// E4M3 exponents are offset by eight from those of float16.
 pub(crate) const E4M3_OVER_F16: f32 = 256.0;
 
-/// A float with four bits of exponent and three of mantissa. As MLX reads it: codes that are no
-/// number are 480.
+/// A float with 4 exponent bits and 3 mantissa bits. As in MLX, NaN codes are read as 480.
 pub(crate) const fn e4m3(byte: u8) -> f32 {
     let sign = (byte as u16 & 0x80) << 8;
     let half = half::f16::from_bits(sign | (byte as u16 & 0x7f) << 7);

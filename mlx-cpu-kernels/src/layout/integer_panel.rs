@@ -1,16 +1,17 @@
-//! Operands of products of many rows in 16-bit integers: rows of inputs and rows of a matrix, in
-//! the order in which the kernel reads them. Types and index functions only.
+//! Operands of many-row products in 16-bit integers: input rows and matrix rows, in the order in
+//! which the kernel reads them. This file has only types and index functions.
 
-/// Columns of inputs that share a scale in each row: a large input leaves others precise.
+/// The number of input columns that share a scale in each row, so that a large input affects few
+/// others.
 pub(crate) const STEP: usize = 8;
 
-/// Columns of inputs that are summed: the smallest group of a matrix.
+/// The number of input columns per sum: the smallest group size.
 pub(crate) const SUM: usize = 16;
 
-/// Rows of inputs, as many as a tile has lanes.
+/// Input rows, one per lane of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct InputColumns<'a> {
-    /// Two columns in each number, `[columns / 2, LANES]`.
+    /// Two columns per element, `[columns / 2, LANES]`.
     pub pairs: &'a [i32],
     /// Scales of the integers, `[columns / STEP, LANES]`.
     pub scales: &'a [f32],
@@ -18,29 +19,29 @@ pub(crate) struct InputColumns<'a> {
     pub sums: &'a [f32],
 }
 
-/// [`InputColumns`] while they are made.
+/// [`InputColumns`] during preparation.
 pub(crate) struct InputColumnsMut<'a> {
     pub pairs: &'a mut [i32],
     pub scales: &'a mut [f32],
     pub sums: &'a mut [f32],
 }
 
-/// Some rows of a quantized matrix: `w = scale * q + bias`, group after group.
+/// Rows of a quantized matrix: `w = scale * q + bias`, group by group.
 #[derive(Clone, Copy)]
 pub(crate) struct CodePanel<'a> {
-    /// Two codes of a row in each number, `[columns / 2, rows]`.
+    /// Two codes of a row per element, `[columns / 2, rows]`.
     pub pairs: &'a [i32],
     /// `[groups, rows]`.
     pub scales: &'a [f32],
     /// `[groups, rows]`.
     pub biases: &'a [f32],
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Columns of a group, a multiple of [`SUM`].
+    /// The group size, a multiple of [`SUM`].
     pub group: usize,
 }
 
-/// [`CodePanel`] while it is made.
+/// [`CodePanel`] during preparation.
 pub(crate) struct CodePanelMut<'a> {
     pub pairs: &'a mut [i32],
     pub scales: &'a mut [f32],

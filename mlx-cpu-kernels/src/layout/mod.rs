@@ -1,4 +1,4 @@
-//! Layouts of matrices and inputs in memory. No arithmetic on them.
+//! Layouts of matrices and inputs in memory. These modules have no arithmetic.
 
 pub(crate) mod aligned;
 #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,6 @@
-//! Quantized matrices as the kernels store them. Eight rows are interleaved word by word. So a
-//! vector register holds one word of each row, and its lanes are outputs. Products need no sum
-//! across lanes and read memory sequentially. Products and dequantization are in `simd`.
+//! Quantized matrices in the kernels' layout. Eight rows are interleaved word by word. So a vector
+//! register holds one word of each row, and its lanes are separate outputs. Products need no sum
+//! across lanes and read memory sequentially. `simd` has products and dequantization.
 
 use std::ops::Range;
 
@@ -11,14 +11,15 @@ use half::f16;
 
 use crate::work::Input;
 
-/// Elements that are unpacked at a time; every group size is a multiple.
+/// The number of elements dequantized at once; every group size is a multiple.
 pub(crate) const CHUNK: usize = 32;
 
 /// Rows of a row block.
 pub const INTERLEAVED_ROWS: usize = 8;
 
-/// Codes after which a code begins at a word again, for a width that does not divide 32. It is a
-/// multiple of eight codes, so a chunk is whole words and whole runs of inputs with one scale.
+/// For a width that does not divide 32, the number of codes after which a code starts at a word
+/// again. It is a multiple of eight, so a chunk has whole words and whole runs of inputs with one
+/// scale.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const fn codes_per_chunk(bits: u32) -> usize {
     match bits {
@@ -27,13 +28,13 @@ pub(crate) const fn codes_per_chunk(bits: u32) -> usize {
     }
 }
 
-/// The word in which code `i` of a bit stream begins, and its lowest bit there.
+/// The word in which code `i` of a bit stream starts, and its lowest bit there.
 pub(crate) const fn code_position(i: usize, bits: u32) -> (usize, u32) {
     let at = i * bits as usize;
     (at / 32, (at % 32) as u32)
 }
 
-/// Code `i` of a bit stream of these words.
+/// Code `i` of a bit stream with these words.
 #[inline(always)]
 pub(crate) fn code(i: usize, bits: u32, word: impl Fn(usize) -> u32) -> u32 {
     let (w, shift) = code_position(i, bits);
@@ -46,54 +47,53 @@ pub(crate) fn code(i: usize, bits: u32, word: impl Fn(usize) -> u32) -> u32 {
     all & (u32::MAX >> (32 - bits))
 }
 
-/// A row of a quantized matrix: `w = scale * q + bias`, group after group.
+/// A row of a quantized matrix: `w = scale * q + bias`, group by group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedRow<'a> {
-    /// Packed codes: two to a byte, the lower half first, or one.
+    /// Packed codes: two per byte, the lower half first, or one per byte.
     pub packed: &'a [u8],
     /// The code of each group.
     pub scales: &'a [f32],
     /// The code of each group.
     pub biases: &'a [f32],
-    /// What codes stand for.
+    /// The numbers that codes represent.
     pub codes: Codes,
 }
 
-/// How the scales and biases of a matrix are stored.
+/// The storage of scales and biases of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleFormat {
     /// A float32 scale and bias for each group.
     F32,
     /// A float16 scale and bias for each group.
     F16,
-    /// A float16 scale for each group. The bias is [`symmetric_bias`] scales: the numbers of GGUF's
-    /// Q4_0, Q5_0, Q8_0, TQ1_0 and TQ2_0.
+    /// A float16 scale for each group. The bias is [`symmetric_bias`] times the scale. These are
+    /// GGUF's Q4_0, Q5_0, Q8_0, TQ1_0 and TQ2_0.
     Symmetric,
-    /// A signed byte for each group, times a float16 for each [`GROUPS_PER_SUPER`] groups. The bias
-    /// is -32 scales. With 6 bits and groups of 16 these are the numbers of GGUF's Q6_K.
+    /// A signed byte per group, times a float16 per [`GROUPS_PER_SUPER`] groups. The bias is -32
+    /// times the scale. With 6 bits and groups of 16 this is GGUF's Q6_K.
     Super,
-    /// Two bytes for each group, each times a float16 for each [`GROUPS_PER_AFFINE_SUPER`] groups:
-    /// the scale, and the bias without its sign, which is negative. Of a row block, the eight bytes
-    /// of a group's scales stand before those of its biases, and so do the float16. With 4 or 5
-    /// bits and groups of 32 these are the numbers of GGUF's Q4_K and Q5_K.
+    /// Two bytes per group, each times a float16 per [`GROUPS_PER_AFFINE_SUPER`] groups: the scale,
+    /// and the magnitude of the bias, which is negative. In a row block, the eight bytes of a
+    /// group's scales precede those of its biases; the float16 are ordered the same way. With 4 or
+    /// 5 bits and groups of 32 this is GGUF's Q4_K and Q5_K.
     SuperAffine,
-    /// A byte for each group, a power of two (E8M0). Codes are floats: of four bits (E2M1) in
-    /// MXFP4, of eight bits (E4M3) in MXFP8. There are no biases.
+    /// A byte for each group, a power of two (E8M0). Codes are floats: E2M1 (4 bits) in MXFP4, E4M3
+    /// (8 bits) in MXFP8. There are no biases.
     E8m0,
-    /// A byte for each group, a float of eight bits (E4M3). Codes are floats of four bits (E2M1),
-    /// as in NVFP4. There are no biases.
+    /// An 8-bit float (E4M3) per group. Codes are 4-bit floats (E2M1), as in NVFP4. There are no
+    /// biases.
     E4m3,
-    /// A float16 for each group. Codes of four bits are looked up in a table. There are no biases.
-    /// With groups of 32 these are the numbers of GGUF's IQ4_NL.
+    /// A float16 for each group. 4-bit codes index a table. There are no biases. With groups of 32
+    /// this is GGUF's IQ4_NL.
     Table(Table),
-    /// A signed byte for each group, times a float16 for each [`TABLE_SUPER_WEIGHTS`] codes, which
-    /// are those of [`Self::Table`]. With groups of 32 or 16 these are the numbers of GGUF's IQ
-    /// types and Q3_K.
+    /// A signed byte per group, times a float16 per [`TABLE_SUPER_WEIGHTS`] codes. Codes are those
+    /// of [`Self::Table`]. With groups of 32 or 16 this covers GGUF's IQ types and Q3_K.
     TableSuper(Table),
 }
 
 impl ScaleFormat {
-    /// The width that inputs of a matrix with codes of `bits` are prepared for.
+    /// The code width for which inputs of a matrix with codes of `bits` bits are prepared.
     pub(crate) fn input_bits(self, bits: u32) -> u32 {
         match (self, bits) {
             (Self::E8m0 | Self::E4m3, 4) | (Self::Table(_) | Self::TableSuper(_), _) => {
@@ -105,7 +105,7 @@ impl ScaleFormat {
     }
 }
 
-/// The formats as constants of generic functions, which only the kernels for x86-64 have.
+/// The formats as constants for generic functions; only the x86-64 kernels use them.
 #[cfg(target_arch = "x86_64")]
 impl ScaleFormat {
     pub(crate) const F32_ID: u32 = 0;
@@ -118,7 +118,7 @@ impl ScaleFormat {
     pub(crate) const SUPER_AFFINE_ID: u32 = 7;
     pub(crate) const SYMMETRIC_ID: u32 = 8;
 
-    /// What codes of four bits stand for in a format.
+    /// The kind of numbers that 4-bit codes represent in a format.
     pub(crate) const fn nibbles(format: u32) -> u32 {
         match format {
             Self::E8M0_ID | Self::E4M3_ID => Codes::E2M1_ID,
@@ -128,17 +128,16 @@ impl ScaleFormat {
     }
 }
 
-/// A width whose inputs are integers where codes that are looked up have kernels, and floats where
-/// they have none (NEON).
+/// A width with integer inputs if lookup kernels exist, and float inputs if not (NEON).
 const LOOKUP_INPUTS: u32 = 5;
 
-/// The width of inputs that stay floats.
+/// The width that stands for float inputs.
 pub(crate) const FLOAT_INPUTS: u32 = 32;
 
-/// Groups that share a float16 of [`ScaleFormat::Super`].
+/// Groups that share a float16 in [`ScaleFormat::Super`].
 pub const GROUPS_PER_SUPER: usize = 16;
 
-/// A bias of [`ScaleFormat::Symmetric`] over its scale: the code that stands for zero, negative.
+/// The bias of [`ScaleFormat::Symmetric`] relative to its scale: the negative of the code for zero.
 ///
 /// ```
 /// assert_eq!(mlx_cpu_kernels::symmetric_bias(8), -128.0);
@@ -152,86 +151,85 @@ pub const fn symmetric_bias(bits: u32) -> f32 {
     }
 }
 
-/// Groups that share the float16 of [`ScaleFormat::SuperAffine`].
+/// Groups that share the float16 in [`ScaleFormat::SuperAffine`].
 pub const GROUPS_PER_AFFINE_SUPER: usize = 8;
 
-/// Codes that share a float16 of [`ScaleFormat::TableSuper`].
+/// Codes that share a float16 in [`ScaleFormat::TableSuper`].
 pub const TABLE_SUPER_WEIGHTS: usize = 256;
 
-/// A bias of [`ScaleFormat::Super`] over its scale: the code that stands for zero.
+/// The bias of [`ScaleFormat::Super`] relative to its scale: the negative of the code for zero.
 pub(crate) const SUPER_BIAS: f32 = -32.0;
 
-/// Scales or biases of a matrix as they are stored.
+/// Scales or biases of a matrix, as stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum GroupParams<'a> {
     /// Scales or biases as float32.
     F32(&'a [f32]),
-    /// The bits of float16.
+    /// Raw bits of float16.
     F16(&'a [u16]),
-    /// The bits of float16 times a factor.
+    /// Raw bits of float16, times a factor.
     Symmetric {
-        /// One a group.
+        /// One per group.
         halves: &'a [u16],
         /// 1 for scales, [`symmetric_bias`] for biases.
         factor: f32,
     },
-    /// Bytes times the bits of float16 times a factor.
+    /// Bytes times float16 (raw bits), times a factor.
     Super {
         /// The code of each group.
         codes: &'a [i8],
-        /// Of the whole matrix: one for each `per` groups.
+        /// One per `per` groups, for the whole matrix.
         supers: &'a [u16],
-        /// Groups that share one.
+        /// The number of groups per float16.
         per: usize,
-        /// The group in the matrix to which the first code belongs.
+        /// The group index of the first code in the matrix.
         first: usize,
-        /// 1 for scales, or a table's unit; for biases [`SUPER_BIAS`], or 0 where there are none.
+        /// 1 for scales, or a table's unit; for biases [`SUPER_BIAS`], or 0 without biases.
         factor: f32,
-        /// What codes stand for, unless for themselves.
+        /// The table that codes index, if any.
         table: Option<Table>,
     },
-    /// Bytes times the bits of float16, as in [`ScaleFormat::SuperAffine`].
+    /// Bytes times float16 (raw bits), as in [`ScaleFormat::SuperAffine`].
     SuperAffine {
-        /// Those of the scales and of the biases of each group.
+        /// The bytes of the scales and biases of each group.
         codes: &'a [i8],
-        /// Of the whole matrix, in the same order.
+        /// For the whole matrix, in the same order.
         supers: &'a [u16],
-        /// The group in the matrix to which the first codes belong.
+        /// The group index of the first codes in the matrix.
         first: usize,
         /// Whether these are the biases.
         is_bias: bool,
     },
-    /// The bits of float16 times a factor; codes are looked up.
+    /// Raw bits of float16, times a factor; codes index a table.
     Table {
-        /// One a group.
+        /// One per group.
         halves: &'a [u16],
         /// The table's unit for scales, 0 for biases.
         factor: f32,
-        /// What codes stand for.
+        /// The table that codes index.
         table: Table,
     },
-    /// Bytes that are floats, times a factor; codes are floats, too.
+    /// Bytes that represent floats, times a factor; codes are floats, too.
     Bytes {
-        /// One a group.
+        /// One per group.
         codes: &'a [u8],
-        /// What a byte stands for.
+        /// The type of the bytes.
         scales: ByteScales,
-        /// What it is multiplied with: of E2M1 see [`crate::layout::float_codes::FP4_SCALE`].
+        /// The factor; for E2M1 see [`crate::layout::float_codes::FP4_SCALE`].
         factor: f32,
     },
 }
 
 impl<'a> GroupParams<'a> {
-    /// Scales and biases from what an operation was given.
+    /// Scales and biases from the inputs of an operation.
     ///
     /// # Safety
-    /// The arrays given to the operation must be in this format: of float32, of float16, of bytes,
-    /// or signed bytes and float16.
+    /// The inputs must have this format: float32, float16, bytes, or signed bytes and float16.
     pub(crate) unsafe fn from_inputs(
         [one, other]: [&'a Input; 2],
         (format, bits): (ScaleFormat, u32),
     ) -> [Self; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match format {
                 ScaleFormat::F32 => [one, other].map(|input| Self::F32(input.as_slice())),
@@ -301,7 +299,7 @@ impl<'a> GroupParams<'a> {
         }
     }
 
-    /// Where they are, and how many bytes.
+    /// The address, and the number of bytes.
     pub(crate) fn raw_bytes(self) -> (*const u8, usize) {
         match self {
             Self::F32(all) => (all.as_ptr().cast(), size_of_val(all)),
@@ -371,7 +369,7 @@ impl<'a> GroupParams<'a> {
         }
     }
 
-    /// One group of a row block's rows.
+    /// One group of each row in a row block.
     pub(crate) fn group(self, group: usize) -> [f32; INTERLEAVED_ROWS] {
         let at = group * INTERLEAVED_ROWS..(group + 1) * INTERLEAVED_ROWS;
         let mut eight = [0.0; INTERLEAVED_ROWS];
@@ -428,28 +426,29 @@ impl<'a> GroupParams<'a> {
     }
 }
 
-/// Row blocks of a quantized matrix, one after another: `w = scale * q + bias`.
+/// Row blocks of a quantized matrix, stored consecutively: `w = scale * q + bias`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedMatrix<'a> {
-    /// Packed codes `[row blocks, words, INTERLEAVED_ROWS]`. The words of a row are a bit stream,
-    /// the first code in the lowest bits of the first word. A code may continue in the next word.
+    /// Packed codes `[row blocks, words, INTERLEAVED_ROWS]`. The words of a row form a bit stream;
+    /// the first code is in the lowest bits of the first word. A code may continue in the next
+    /// word.
     pub words: &'a [u32],
     /// `[row blocks, groups, INTERLEAVED_ROWS]`.
     pub scales: GroupParams<'a>,
     /// `[row blocks, groups, INTERLEAVED_ROWS]`.
     pub biases: GroupParams<'a>,
-    /// Groups of a row.
+    /// Groups per row.
     pub groups: usize,
-    /// Of a code: 2, 3, 4, 5, 6 or 8.
+    /// Bits per code: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
 }
 
 impl<'a> PackedMatrix<'a> {
-    /// The inputs of an operation: the arrays of a `QuantizedMatrix`, with `groups` groups of codes
-    /// of `bits` in a row. Nothing without them.
+    /// From the inputs of an operation: the arrays of a `QuantizedMatrix`, with `groups` groups of
+    /// `bits`-bit codes per row. `None` if inputs are missing.
     ///
     /// # Safety
-    /// The first must be of words, the others in this format.
+    /// The first must consist of words, the others must have this format.
     pub(crate) unsafe fn from_inputs(
         inputs: &'a [Input],
         (bits, groups, format): (u32, usize, ScaleFormat),
@@ -464,7 +463,7 @@ impl<'a> PackedMatrix<'a> {
                 bits,
             };
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (words, [scales, biases]) = unsafe {
             let params = GroupParams::from_inputs([scales, biases], (format, bits));
             (words.as_slice::<u32>(), params)
@@ -478,7 +477,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// What codes stand for.
+    /// The numbers that codes represent.
     pub(crate) fn codes(self) -> Codes {
         match (self.scales, self.bits) {
             (GroupParams::Bytes { .. }, 4) => Codes::E2m1,
@@ -498,17 +497,17 @@ impl<'a> PackedMatrix<'a> {
         self.scales.len() / (self.groups * INTERLEAVED_ROWS).max(1)
     }
 
-    /// Words of a row's group.
+    /// Words per group of a row.
     pub(crate) fn words_per_group(self) -> usize {
         self.words.len() / self.scales.len().max(1)
     }
 
-    /// Codes of a row's group.
+    /// Codes per group of a row.
     pub(crate) fn group_size(self) -> usize {
         self.words_per_group() * 32 / self.bits as usize
     }
 
-    /// Some of them.
+    /// A range of row blocks.
     pub(crate) fn block_range(self, matrix: Range<usize>) -> Self {
         let per = |n: usize| matrix.start * n * INTERLEAVED_ROWS..matrix.end * n * INTERLEAVED_ROWS;
         let (words, factors) = (per(self.groups * self.words_per_group()), per(self.groups));
@@ -520,7 +519,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// A row of the matrix as floats, in order.
+    /// Dequantizes a row of the matrix, in order.
     pub(crate) fn dequantize_row(self, row: usize, out: &mut [f32]) {
         let own = row % INTERLEAVED_ROWS;
         let block = self.block_range(row / INTERLEAVED_ROWS..row / INTERLEAVED_ROWS + 1);

@@ -1,8 +1,8 @@
-//! Tables that turn codes of four bits into integers: the magnitudes of GGUF's IQ types and of
-//! Q3_K, with signs. Facts of these formats; how files store them is no matter here.
+//! Tables that map 4-bit codes to integers: the signed magnitudes of GGUF's IQ types and of Q3_K.
+//! They do not depend on the file format.
 
-/// What codes of four bits stand for, as integers. Times the scale of their group and a power of
-/// two that each table has, they are weights.
+/// Integer tables for 4-bit codes. A weight is the integer times the scale of its group and the
+/// table's power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
     /// IQ4_NL and IQ4_XS.
@@ -13,14 +13,14 @@ pub enum Table {
     Iq3S,
     /// IQ2_XXS, IQ2_XS and IQ2_S: two bits of magnitude, and a sign in the highest bit.
     Iq2,
-    /// IQ1_S and IQ1_M, in eighths: -1, 0 and 1, an eighth more; then an eighth less.
+    /// IQ1_S and IQ1_M, in eighths: -1, 0 and 1 plus an eighth; then minus an eighth.
     Iq1,
-    /// Q3_K: integers above -5.
+    /// Q3_K: integers from -4.
     Q3k,
 }
 
 impl Table {
-    /// What each code stands for.
+    /// The integer of each code.
     pub(crate) const fn integers(self) -> &'static [i8; 16] {
         match self {
             Self::Iq4 => &[
@@ -36,7 +36,7 @@ impl Table {
         }
     }
 
-    /// The power of two that makes all integers non-negative when it is added.
+    /// A power of two that makes all integers non-negative when added.
     pub(crate) const fn offset(self) -> u8 {
         match self {
             Self::Iq4 => 128,
@@ -46,7 +46,7 @@ impl Table {
         }
     }
 
-    /// What every product of an integer and a scale is multiplied with; a power of two.
+    /// The factor on every product of an integer and a scale; a power of two.
     pub(crate) const fn unit(self) -> f32 {
         match self {
             Self::Iq4 | Self::Iq3S | Self::Q3k => 1.0,

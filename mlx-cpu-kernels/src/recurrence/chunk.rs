@@ -1,6 +1,6 @@
-//! Chunks of positions of a matrix memory: attention within the chunk, what the memory holds from
-//! before, and one update of the memory for all of it, in register tiles. Panels of sixteen columns
-//! of the memory go through the L1 cache one after another.
+//! Computes a matrix memory in chunks of positions: attention within the chunk, reads of the
+//! earlier memory, and one update of the memory, in register tiles. Panels of sixteen columns of
+//! the memory pass through the L1 cache one after another.
 
 use std::ops::Range;
 
@@ -15,44 +15,44 @@ use crate::simd::microkernel::{MAX_TILE_ROWS, gemm_tiles};
 use crate::simd::transpose::pack_rows;
 use crate::simd::vmath::dot;
 
-/// Rows of the triangular system that are solved at a time.
+/// Rows of the triangular system that are solved at once.
 const SOLVED_ROWS: usize = 4;
 
-/// Buffers of a thread, for chunks of `T` positions; `S` is `T` rounded up to whole lanes, and `K`
-/// the width of a key and a line more, so that rows do not fall into one set of a cache.
+/// Buffers of a thread, for chunks of `T` positions. `S` is `T` rounded up to whole lanes. `K` is
+/// the key width plus a cache line, so that rows do not map to the same cache set.
 #[derive(Default)]
 pub(crate) struct Scratch {
     /// Queries, scaled, `[T, K]`.
     q: AlignedVec,
     /// Keys, `[T, K]`.
     k: AlignedVec,
-    /// Sixteen keys side by side, `[key_dim, LANES]`.
+    /// Sixteen adjacent keys, `[key_dim, LANES]`.
     packed: AlignedVec,
     /// Products of queries and keys, `[T, S]`.
     scores: AlignedVec,
     /// Products of keys and keys, `[T, S]`.
     overlaps: AlignedVec,
-    /// Scores with their gates, `[T, S]`.
+    /// Scores with decay applied, `[T, S]`.
     weighted: AlignedVec,
-    /// Overlaps with their gates, `[T, S]`.
+    /// Overlaps with decay applied, `[T, S]`.
     system: AlignedVec,
     /// Sixteen columns of the memory, `[key_dim, LANES]`.
     panel: AlignedVec,
-    /// Sixteen columns of values, of outputs and of what is written, `[T, LANES]` each.
+    /// Sixteen columns of values, of outputs and of written values, `[T, LANES]` each.
     values: AlignedVec,
     found: AlignedVec,
     written: AlignedVec,
     /// Write strengths of the chunk.
     strengths: Vec<f32>,
-    /// Factors of what is written on the memory after the chunk.
+    /// Factors of written values in the memory after the chunk.
     take: Vec<f32>,
-    /// Denominators of the chunk, inverted.
+    /// Inverse denominators of the chunk.
     shares: Vec<f32>,
-    /// The normalizer and the stabilizer as they stand.
+    /// The current normalizer and stabilizer.
     n: Vec<f32>,
     m: f32,
     gates: ChunkGates,
-    /// Of one position: what is written, its key and query with their factors, and outputs.
+    /// For one position: the written value, its key and query with their factors, and outputs.
     row: AlignedVec,
     key: Vec<f32>,
     query: Vec<f32>,
@@ -65,7 +65,7 @@ struct Columns {
     columns: Range<usize>,
 }
 
-/// All positions of a part.
+/// Computes all positions of a part.
 pub(crate) fn run_head(
     isa: Isa,
     memory: &MatrixMemory,
@@ -77,7 +77,7 @@ pub(crate) fn run_head(
     let (row, dk) = (part.row, memory.key_dim);
     let heads = || columns_of(memory, part);
     if memory.rule.is_normalized() {
-        // It has one head.
+        // The part has one head.
         let at = row * memory.heads + part.key_head;
         scratch.n.clear();
         scratch.n.extend_from_slice(&buffers.n[at * dk..][..dk]);
@@ -113,7 +113,7 @@ pub(crate) fn run_head(
     }
 }
 
-/// The heads of a part with their columns.
+/// The heads of a part, each with its columns.
 fn columns_of(memory: &MatrixMemory, part: &Part) -> impl Iterator<Item = Columns> {
     let (panels, dv) = (memory.panels(), memory.value_dim);
     let (own, first) = (part.panels.clone(), part.key_head * memory.repeats());
@@ -128,7 +128,7 @@ fn columns_of(memory: &MatrixMemory, part: &Part) -> impl Iterator<Item = Column
     })
 }
 
-/// The columns of a head's memory after the positions so far, which the part writes.
+/// The columns of a head's current memory, which the part writes.
 fn block<'a>(
     memory: &MatrixMemory,
     buffers: &'a Buffers<'_>,
@@ -137,7 +137,7 @@ fn block<'a>(
 ) -> OutputBlock<'a> {
     let (dk, dv) = (memory.key_dim, memory.value_dim);
     let first = (row * memory.heads + own.head) * dk * dv + own.columns.start;
-    // SAFETY: no other part has these columns, and this part makes one block of them at a time.
+    // SAFETY: only this part has these columns, and it makes one block of them at a time.
     unsafe { buffers.new_c.block(first, dv, (dk, own.columns.len())) }
 }
 
@@ -153,7 +153,7 @@ fn before<'a>(
     (&buffers.c[first..first + dk * dv][own.columns.start..], dv)
 }
 
-/// The logarithms of the forget and the input gate of a position.
+/// The logarithms of a position's forget and input gates.
 fn logs(
     memory: &MatrixMemory,
     buffers: &Buffers<'_>,
@@ -169,7 +169,7 @@ fn logs(
     }
 }
 
-/// One position of one head.
+/// Computes one position of one head.
 fn one(
     isa: Isa,
     memory: &MatrixMemory,
@@ -195,7 +195,7 @@ fn one(
     let (keep, share) = match memory.rule {
         MemoryRule::Exponential { eps, .. } => {
             let kept = f + scratch.m;
-            // Not `max`, which would lose NaN.
+            // `max` would lose NaN.
             let m = if kept < i { i } else { kept };
             let (keep, take) = ((kept - m).exp(), (i - m).exp());
             scratch.m = m;
@@ -226,19 +226,19 @@ fn one(
         _ => advance(isa, &step, held, value, &mut c, &mut scratch.out),
     }
     let at = (row * memory.length + position) * memory.heads * dv + first;
-    // SAFETY: no other part has these columns of this head.
+    // SAFETY: only this part has these columns of this head.
     let y = unsafe { buffers.y.slice_mut(at, width) };
     for (y, out) in y.iter_mut().zip(scratch.out.iter()) {
         *y = out * share;
     }
 }
 
-/// Width of a row of queries or keys in the scratch memory.
+/// The row width of queries or keys in the scratch memory.
 fn key_stride(dk: usize) -> usize {
     dk.next_multiple_of(LANES) + LANES
 }
 
-/// Queries and keys of a chunk, and their products.
+/// Loads queries and keys of a chunk, and computes their products.
 fn load(
     isa: Isa,
     memory: &MatrixMemory,
@@ -292,8 +292,8 @@ fn load(
                 row_stride: stride,
                 accumulate: false,
             };
-            // SAFETY: `left` has `rows` rows of `dk`, the packed keys are `dk` times `LANES`, and
-            // `out` has `LANES` elements in each of `rows` rows, by the assertions.
+            // SAFETY: by the assertions, `left` has `rows` rows of `dk`, the packed keys are `dk`
+            // times `LANES`, and each row of `out` has `LANES` elements.
             unsafe { gemm_tiles(isa, rows, dk, left, right, product) };
         };
         product(&scratch.q, &mut scratch.scores);
@@ -303,7 +303,7 @@ fn load(
     }
 }
 
-/// A chunk of one head.
+/// Computes a chunk of one head.
 fn several(
     isa: Isa,
     memory: &MatrixMemory,
@@ -361,7 +361,7 @@ fn several(
         columns(isa, memory.rule, (len, dk), scratch);
         for (t, at) in positions.clone().enumerate() {
             let place = (row * memory.length + at) * memory.heads * dv + first;
-            // SAFETY: no other part has these columns of this head.
+            // SAFETY: only this part has these columns of this head.
             let y = unsafe { buffers.y.slice_mut(place, width) };
             let found = &scratch.found[t * LANES..];
             for (y, found) in y.iter_mut().zip(found) {
@@ -375,7 +375,8 @@ fn several(
     }
 }
 
-/// The shares of a normalized rule, and its normalizer and stabilizer after the chunk.
+/// The inverse denominators of a normalized rule, and its normalizer and stabilizer after the
+/// chunk.
 fn normalize(isa: Isa, (len, dk, stride): (usize, usize, usize), eps: f32, scratch: &mut Scratch) {
     let wide = key_stride(dk);
     for t in 0..len {
@@ -395,7 +396,8 @@ fn normalize(isa: Isa, (len, dk, stride): (usize, usize, usize), eps: f32, scrat
     scratch.m = scratch.gates.m[len - 1];
 }
 
-/// Sixteen columns of a chunk: from `values` and `panel` to `found` and the `panel` after it.
+/// Computes sixteen columns of a chunk: from `values` and `panel` to `found` and the updated
+/// `panel`.
 fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut Scratch) {
     let wide = key_stride(dk);
     let stride = len.next_multiple_of(LANES);
@@ -439,7 +441,7 @@ fn columns(isa: Isa, rule: MemoryRule, (len, dk): (usize, usize), scratch: &mut 
     for (found, keep) in each.zip(keep) {
         found.iter_mut().for_each(|x| *x *= keep);
     }
-    // A position sees those up to itself; the scores behind are zeros.
+    // A position sees those up to itself; later scores are zero.
     for t in (0..len).step_by(MAX_TILE_ROWS) {
         let count = MAX_TILE_ROWS.min(len - t);
         let left = TileA {
@@ -492,7 +494,7 @@ fn solve(isa: Isa, len: usize, system: &[f32], values: &mut [f32]) {
             accumulate: false,
         };
         // SAFETY: `count` rows from `first` on of the system, the first `first` rows of values, and
-        // at most `SOLVED_ROWS` rows of the product, which is memory of its own.
+        // at most `SOLVED_ROWS` rows of the product, which is separate memory.
         unsafe { gemm_tiles(isa, count, first, left, right, product) };
         for t in first..first + count {
             let (solved, rest) = values.split_at_mut(t * LANES);

@@ -1,16 +1,16 @@
-//! Gates of a matrix memory, as factors of a chunk. Sums of logarithms are in float64: the
-//! difference of two long sums would lose the digits of float32.
+//! Gates of a matrix memory, as factors for a chunk. Sums of logarithms are float64, because the
+//! difference of two long sums would lose digits in float32.
 
 use crate::isa::Isa;
 use crate::layout::tile::LANES;
 use crate::simd::portable::vmath;
 
-/// The least logarithm of a forget gate. Its exponential is zero long before, and sums of greater
-/// numbers would lose the digits of small ones.
+/// The minimum logarithm of a forget gate. Its exponential is zero, and sums of larger magnitudes
+/// would lose the digits of small ones.
 const LEAST_LOG: f64 = -1e6;
 
-/// The least stabilizer whose `exp(-m)` is used. Beyond, a denominator would overflow, and the
-/// output is next to nothing.
+/// The minimum stabilizer whose `exp(-m)` is used. Below it, a denominator would overflow, and the
+/// output is nearly zero.
 const LEAST_M: f32 = -80.0;
 
 /// `cap * tanh(x / cap)`.
@@ -18,7 +18,7 @@ pub(crate) fn capped(x: f32, cap: Option<f32>) -> f32 {
     cap.map_or(x, |cap| cap * (x / cap).tanh())
 }
 
-/// `-log(1 + exp(-x))`, which keeps its digits where the sigmoid is 0 or 1.
+/// `-log(1 + exp(-x))`, which stays precise where the sigmoid is near 0 or 1.
 pub(crate) fn log_sigmoid(x: f32) -> f32 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
@@ -28,26 +28,26 @@ pub(crate) fn denominator(dot: f32, m: f32, eps: f32) -> f32 {
     dot.abs().max((-m.max(LEAST_M)).exp()) + eps
 }
 
-/// What a chunk of positions of one head forgets and writes.
+/// The decay and write factors of a chunk of positions of one head.
 ///
 /// With the running sum `F` of the logarithms of the forget gates and the logarithms `i` of the
-/// input gates, `u = i - F`. What was written at `s` counts `exp(u_s - M_t)` at `t`, and what the
-/// memory held before the chunk counts `exp(m - M_t)`. `M_t` is the maximum of `m` and `u` up to
-/// `t` where input gates are exponential, else `-F_t`.
+/// input gates, `u = i - F`. A value written at `s` has weight `exp(u_s - M_t)` at `t`, and the
+/// memory before the chunk has weight `exp(m - M_t)`. `M_t` is the maximum of `m` and `u` up to `t`
+/// if input gates are exponential, otherwise `-F_t`.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkGates {
     /// `u` of each position.
     written: Vec<f64>,
     /// `M` of each position.
     reference: Vec<f64>,
-    /// The factor on what the memory held, of each position.
+    /// The factor on the memory before the chunk, per position.
     pub keep: Vec<f32>,
-    /// The stabilizer `F + M` of each position; zero without input gates.
+    /// The stabilizer `F + M` per position; zero without input gates.
     pub m: Vec<f32>,
 }
 
 impl ChunkGates {
-    /// Begins a chunk, which has no positions yet.
+    /// Begins an empty chunk.
     pub(crate) fn clear(&mut self) {
         self.written.clear();
         self.reference.clear();
@@ -56,13 +56,13 @@ impl ChunkGates {
     }
 
     /// Fills the gates from pairs of the logarithms of forget and input gates. `m` is the
-    /// stabilizer before the chunk where input gates are exponential.
+    /// stabilizer before the chunk, if input gates are exponential.
     pub(crate) fn fill(&mut self, m: Option<f32>, logs: impl Iterator<Item = (f32, f32)>) {
         self.clear();
         let before = f64::from(m.unwrap_or(0.0));
         let (mut sum, mut greatest) = (0.0f64, before);
         for (f, i) in logs {
-            // Not `max`, which would lose NaN.
+            // `max` would lose NaN.
             let f = f64::from(f);
             sum += if f < LEAST_LOG { LEAST_LOG } else { f };
             let written = f64::from(i) - sum;
@@ -88,21 +88,21 @@ impl ChunkGates {
         }
     }
 
-    /// Positions.
+    /// The number of positions.
     pub(crate) fn len(&self) -> usize {
         self.keep.len()
     }
 
-    /// The factor after the chunk on what was written at each position, into `take`.
+    /// Writes to `take` the factors of written values in the memory after the chunk.
     pub(crate) fn take(&self, take: &mut Vec<f32>) {
         take.clear();
         let last = self.reference.last().copied().unwrap_or(0.0);
         take.extend(self.written.iter().map(|u| ((u - last) as f32).exp()));
     }
 
-    /// `weighted[t][s] = scores[t][s] * exp(u_s - M_t) * factor(t)` for `s <= t`, or for `s < t`
-    /// where `strict`; zero elsewhere. Both are `[len, stride]`. What `scores` holds above the
-    /// diagonal is not used.
+    /// `weighted[t][s] = scores[t][s] * exp(u_s - M_t) * factor(t)` for `s <= t`, or for `s < t` if
+    /// `strict`; zero elsewhere. Both are `[len, stride]`. `scores` above the diagonal are not
+    /// read.
     pub(crate) fn weigh(
         &mut self,
         isa: Isa,
@@ -132,14 +132,14 @@ impl ChunkGates {
     }
 }
 
-/// One row of [`ChunkGates::weigh`]: the first `count` elements, and zeros behind.
+/// One row of [`ChunkGates::weigh`]: the first `count` elements, then zeros.
 fn weigh_row(isa: Isa, from: (&[f64], f64), scores: &[f32], out: &mut [f32], which: (usize, f32)) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
         Isa::Avx2 => unsafe { weigh_row_avx2(from, scores, out, which) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx2, fma and avx512f.
+        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { weigh_row_avx512(from, scores, out, which) },
         _ => weigh_row_with(from, scores, out, which),
     }

@@ -1,25 +1,25 @@
-//! A matrix memory of each head over the positions of some rows: its rule, its sizes, and how the
-//! work is divided. The arithmetic is in `chunk.rs` and `step.rs`.
+//! A matrix memory per head, over the positions of some rows: its rule, its sizes, and the division
+//! of work. `chunk.rs` and `step.rs` have the arithmetic.
 
 use std::ops::Range;
 
 use crate::layout::tile::LANES;
 use crate::partition::SharedOutput;
 
-/// The most positions of a chunk, which bounds the scratch memory of a thread.
+/// The maximum positions per chunk, which bounds a thread's scratch memory.
 const MAX_CHUNK: usize = 128;
 
-/// Panels of columns that a part has at least, of one position and of many. A part computes the
-/// scores of its own, which only many panels pay for.
+/// The minimum panels of columns per part, for one position and for several. Each part computes its
+/// own scores, which is worthwhile only for many panels.
 const MIN_PANELS: (usize, usize) = (4, 8);
 
-/// How a memory `C` of `[key_dim, value_dim]` takes a position with query `q`, key `k`, value `v`,
-/// and the logarithm `f` of its forget gate.
+/// The update of a memory `C` of `[key_dim, value_dim]` by a position with query `q`, key `k`,
+/// value `v`, and the logarithm `f` of its forget gate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MemoryRule {
     /// mLSTM (Beck et al. 2024, arXiv:2405.04517, section 2.3): both gates are exponential, and a
-    /// normalizer `n` and a stabilizer `m` are part of the state. The gates are inputs as their
-    /// projections give them; `f = logsigmoid(forget gate)`.
+    /// normalizer `n` and a stabilizer `m` are part of the state. The gates are unmodified outputs
+    /// of their projections; `f = logsigmoid(forget gate)`.
     ///
     /// ```text
     /// m' = max(f + m, i)
@@ -27,7 +27,7 @@ pub enum MemoryRule {
     /// y  = q C' / (max(|q n'|, exp(-m')) + eps)
     /// ```
     Exponential {
-        /// Both gates are squeezed into `-cap..cap` by a tanh.
+        /// Both gates are capped to `-cap..cap` by a tanh.
         gate_cap: Option<f32>,
         /// Added to the denominator.
         eps: f32,
@@ -46,34 +46,34 @@ impl MemoryRule {
         matches!(self, Self::Exponential { .. })
     }
 
-    /// Whether positions have a second gate beside that of forgetting.
+    /// Whether positions have a second gate besides the forget gate.
     pub fn has_second_gate(self) -> bool {
         !matches!(self, Self::Decay)
     }
 }
 
-/// A matrix memory over positions. Inputs, all float32, first the state, row-contiguous:
+/// A matrix memory over a sequence. Inputs, all float32; first the state, row-contiguous:
 ///
-/// - `C` `[rows, heads, key_dim, value_dim]`; of a normalized rule also `n` `[rows, heads,
+/// - `C` `[rows, heads, key_dim, value_dim]`; for a normalized rule also `n` `[rows, heads,
 ///   key_dim]` and `m` `[rows, heads]`;
-/// - then, with any strides of the first two axes: queries and keys
-///   `[rows, length, key_heads * key_dim]`, values `[rows, length, heads * value_dim]`, forget gates
-///   `[rows, length, heads]`, and where the rule has a second gate, that in the same shape.
+/// - then, with any strides of the first two axes: queries and keys `[rows, length, key_heads *
+///   key_dim]`, values `[rows, length, heads * value_dim]`, forget gates `[rows, length, heads]`,
+///   and if the rule has a second gate, that gate in the same shape.
 ///
-/// Output: `y` `[rows, length, heads * value_dim]`, then the state after the last position, each of
-/// its parts as in the inputs.
+/// Output: `y` `[rows, length, heads * value_dim]`, then the final state with the same parts as in
+/// the inputs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixMemory {
-    /// How the memory takes a position.
+    /// The update rule.
     pub rule: MemoryRule,
-    /// Sequences.
+    /// The number of sequences.
     pub rows: usize,
-    /// Positions of each.
+    /// The positions per sequence.
     pub length: usize,
-    /// Heads of values, each with a memory.
+    /// Value heads, each with a memory.
     pub heads: usize,
-    /// Heads of queries and keys, which divides `heads`: head `h` has those of number
-    /// `h / (heads / key_heads)`. Of a normalized rule, as many as `heads`.
+    /// Query and key heads, which divides `heads`: head `h` uses number `h / (heads / key_heads)`.
+    /// A normalized rule needs as many as `heads`.
     pub key_heads: usize,
     /// Elements of a query and a key.
     pub key_dim: usize,
@@ -81,21 +81,21 @@ pub struct MatrixMemory {
     pub value_dim: usize,
     /// The factor on queries.
     pub scale: f32,
-    /// Positions that are computed at once.
+    /// The number of positions per chunk.
     pub chunk: usize,
 }
 
-/// An input `[rows, length, width]`, of which only the last axis must be contiguous.
+/// An input `[rows, length, width]`; only the last axis must be contiguous.
 #[derive(Clone, Copy)]
 pub(crate) struct Positions<'a> {
     pub data: &'a [f32],
-    /// Elements between rows, and between positions.
+    /// The strides of rows and positions, in elements.
     pub row: usize,
     pub position: usize,
 }
 
 impl<'a> Positions<'a> {
-    /// `count` elements from number `from` on of a position.
+    /// `count` elements of a position, from index `from` on.
     pub(crate) fn at(&self, row: usize, position: usize, from: usize, count: usize) -> &'a [f32] {
         let first = row * self.row + position * self.position + from;
         &self.data[first..first + count]
@@ -118,16 +118,16 @@ pub(crate) struct Buffers<'a> {
     pub new_m: SharedOutput,
 }
 
-/// What a part computes: some columns of heads that share queries and keys.
+/// The unit of work: some columns of heads that share queries and keys.
 pub(crate) struct Part {
     pub row: usize,
     pub key_head: usize,
-    /// Of all panels of `LANES` columns of the heads that share `key_head`, head after head.
+    /// The range of panels of `LANES` columns, over all heads that share `key_head`.
     pub panels: Range<usize>,
 }
 
 impl MatrixMemory {
-    /// Elements of `y`, `C`, `n` and `m`.
+    /// The number of elements of `y`, `C`, `n` and `m`.
     pub(crate) fn sizes(&self) -> [usize; 4] {
         let heads = self.rows * self.heads;
         let normalized = usize::from(self.rule.is_normalized());
@@ -139,22 +139,22 @@ impl MatrixMemory {
         ]
     }
 
-    /// Heads that share queries and keys.
+    /// The number of heads that share queries and keys.
     pub(crate) fn repeats(&self) -> usize {
         self.heads / self.key_heads.max(1)
     }
 
-    /// Panels of columns of a head.
+    /// The number of column panels per head.
     pub(crate) fn panels(&self) -> usize {
         self.value_dim.div_ceil(LANES)
     }
 
-    /// Positions of a chunk.
+    /// The positions per chunk.
     pub(crate) fn chunk_len(&self) -> usize {
         self.chunk.clamp(1, MAX_CHUNK)
     }
 
-    /// Parts for each row and head of keys.
+    /// The number of parts per row and key head.
     pub(crate) fn splits(&self, threads: usize) -> usize {
         let shared = (self.rows * self.key_heads).max(1);
         let least = if self.length == 1 {

@@ -1,5 +1,5 @@
-//! Layers that keep a matrix for each head instead of keys and values: mLSTM, the state spaces of
-//! Mamba-2, and the gated delta rule. Positions are computed one by one or in chunks.
+//! Layers with a matrix memory per head instead of keys and values: mLSTM, the state spaces of
+//! Mamba-2, and the gated delta rule. Positions are computed singly or in chunks.
 
 pub(crate) mod chunk;
 pub(crate) mod gates;

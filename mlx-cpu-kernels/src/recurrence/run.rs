@@ -1,4 +1,4 @@
-//! A matrix memory as an operation: its inputs, and the threads.
+//! A matrix memory as an operation: inputs and threads.
 
 use std::cell::RefCell;
 
@@ -25,7 +25,7 @@ impl Work for MatrixMemory {
         debug_assert_eq!(m.len(), new_m);
         let of = |input: &Input| {
             let strides = input.strides();
-            // SAFETY: the caller passes float32 that exists during the call and is not written.
+            // SAFETY: the caller passes float32 that exists and is not written during the call.
             let data = unsafe { &*input.span::<f32>() };
             Positions {
                 data,

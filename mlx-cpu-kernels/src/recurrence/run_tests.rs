@@ -1,4 +1,4 @@
-//! Matrix memories against their definitions: loops in float64, one position after another.
+//! Matrix memories against their definitions: float64 loops over positions.
 
 use crate::isa::Isa;
 use crate::recurrence::matrix_memory::{MatrixMemory, MemoryRule};
@@ -14,7 +14,7 @@ const CAPPED: MemoryRule = MemoryRule::Exponential {
     eps: 1e-6,
 };
 
-/// Numbers of all inputs. Queries, keys and values stand side by side, as a projection gives them.
+/// The values of all inputs. Queries, keys and values are adjacent, as from a projection.
 struct Case {
     memory: MatrixMemory,
     c: Vec<f32>,
@@ -25,8 +25,8 @@ struct Case {
     second: Vec<f32>,
 }
 
-/// Outputs and the state after them; beside each output how far rounding of one part in a million
-/// may move it, where terms cancel.
+/// Outputs and the final state; for each output also the effect of rounding by one part in a
+/// million, where terms cancel.
 #[derive(Default)]
 struct Defined {
     y: Vec<f64>,
@@ -37,8 +37,8 @@ struct Defined {
 }
 
 impl Case {
-    /// Random numbers: forget gates by `gate`, second gates by `second` of numbers in -1..1. Keys
-    /// have the length one, so that the delta rule is stable.
+    /// Random numbers: `gate` and `second` map numbers in -1..1 to forget gates and second gates.
+    /// Keys have length one, so that the delta rule is stable.
     fn new(memory: MatrixMemory, gate: impl Fn(f32) -> f32, second: impl Fn(f32) -> f32) -> Self {
         let MatrixMemory {
             rows,
@@ -79,7 +79,7 @@ impl Case {
         2 * of.key_heads * of.key_dim + of.heads * of.value_dim
     }
 
-    /// What the kernel computes: outputs and state, one after another.
+    /// The kernel's outputs and state, concatenated.
     fn run(&self) -> Vec<f32> {
         let of = &self.memory;
         let (rows, length) = (of.rows, of.length);
@@ -95,7 +95,8 @@ impl Case {
             inputs.extend([&self.n, &self.m].map(|a| Input::from_slice(a)));
         }
         let mut positions = |data: &[f32], shape: &[i32], strides: &[i64]| {
-            // SAFETY: data, shapes and strides outlive the inputs, and indices end in the data.
+            // SAFETY: data, shapes and strides outlive the inputs, and all indices are within the
+            // data.
             inputs.push(unsafe { Input::strided(data.as_ptr(), data.len(), shape, strides) });
         };
         positions(&self.qkv, &key_shape, &wide);
@@ -106,7 +107,7 @@ impl Case {
             positions(&self.second, &gate_shape, &narrow);
         }
         let mut output = vec![f32::NAN; of.outputs()];
-        // SAFETY: the inputs are those of the type's documentation.
+        // SAFETY: these are the documented inputs of the type.
         unsafe { of.run(&inputs, &mut output) };
         output
     }
@@ -196,7 +197,7 @@ impl Case {
         }
     }
 
-    /// Fails unless outputs are within `within` of what rounding may do, and states near.
+    /// Fails unless outputs are within `within` times the effect of rounding, and states are close.
     fn check(&self, isa: Isa, within: f64) {
         let found = self.run();
         let Defined { y, unsure, c, n, m } = self.defined();
@@ -289,7 +290,7 @@ fn extreme_gates_give_numbers_and_those_of_the_definition() {
     });
 }
 
-/// Sizes like those of models: whole lanes, and parts that divide the columns of a head.
+/// Sizes of real models: whole lanes, and parts that divide the columns of a head.
 #[test]
 fn sizes_of_models_on_several_threads() {
     with_each(|isa| {
@@ -311,7 +312,7 @@ fn sizes_of_models_on_several_threads() {
     });
 }
 
-/// Where each key is the same and replaces all there is, powers of the system would overflow.
+/// Equal keys that replace everything would make powers of the system overflow.
 #[test]
 fn keys_that_are_alike_lose_no_digits() {
     with_each(|isa| {

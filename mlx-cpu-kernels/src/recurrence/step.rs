@@ -1,21 +1,21 @@
-//! One position of a matrix memory: some columns of a head in one pass over its rows.
+//! One position of a matrix memory: some columns of a head in one pass over the memory's rows.
 
 use crate::isa::Isa;
 use crate::partition::OutputBlock;
 
-/// What a position does with a head.
+/// The inputs of one position for a head.
 pub(crate) struct Step<'a> {
-    /// Queries, scaled.
+    /// Scaled queries.
     pub q: &'a [f32],
-    /// Keys, with their gate.
+    /// Keys with their gate applied.
     pub k: &'a [f32],
-    /// The factor on what the memory holds.
+    /// The factor on the memory.
     pub keep: f32,
 }
 
 /// `c = keep * c + k^T value` and `y = q c`, where `value` and `y` are the columns of `c`. `before`
-/// holds the memory's first element of these columns and rows of `stride` elements; without it the
-/// memory is in `c`.
+/// points to these columns of the old memory, with a row stride of `stride`; without it the memory
+/// is in `c`.
 pub(crate) fn advance(
     isa: Isa,
     step: &Step<'_>,
@@ -26,10 +26,10 @@ pub(crate) fn advance(
 ) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
         Isa::Avx2 => unsafe { advance_avx2(step, before, value, c, y) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx2, fma and avx512f.
+        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { advance_avx512(step, before, value, c, y) },
         _ => advance_with(step, before, value, c, y),
     }
@@ -84,8 +84,8 @@ fn advance_with(
     }
 }
 
-/// `missing = strength * (value - keep * k c)`: what a key does not yet hold. `before` as in
-/// [`advance`].
+/// `missing = strength * (value - keep * k c)`: the difference to the value already stored for the
+/// key. `before` as in [`advance`].
 pub(crate) fn missing(
     isa: Isa,
     step: &Step<'_>,
@@ -96,10 +96,10 @@ pub(crate) fn missing(
 ) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
         Isa::Avx2 => unsafe { missing_avx2(step, (value, strength), before, c, missing) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx2, fma and avx512f.
+        // SAFETY: only `detect` makes these, on processors with avx2, fma and avx512f.
         Isa::Avx512 | Isa::Amx => unsafe {
             missing_avx512(step, (value, strength), before, c, missing);
         },

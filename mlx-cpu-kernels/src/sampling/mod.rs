@@ -1,5 +1,5 @@
-//! Tokens from rows of logits: penalties, filters, draws, and the passes over a vocabulary that
-//! they need.
+//! Samples tokens from rows of logits: penalties, filters, draws, and their passes over the
+//! vocabulary.
 
 pub(crate) mod sample;
 pub(crate) mod softmax_pass;

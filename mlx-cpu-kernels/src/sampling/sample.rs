@@ -1,9 +1,9 @@
 //! One token for each row of logits, in one operation: penalties, biases and bans, then filters,
-//! then the draw. The passes over rows are in `softmax_pass.rs`, `top_k.rs` and `top_p.rs`.
+//! then the draw. `softmax_pass.rs`, `top_k.rs` and `top_p.rs` have the passes over rows.
 //!
-//! As separate operations these stages would read and write the whole vocabulary, in about sixty
-//! graph nodes a token. Here a row is copied at most once, only penalized tokens are touched, and a
-//! filter leaves a short list.
+//! As separate operations, these stages would read and write the whole vocabulary, in about sixty
+//! graph nodes per token. Here a row is copied at most once, only penalized tokens are touched, and
+//! filters reduce the row to a short list.
 
 use std::sync::Arc;
 
@@ -18,42 +18,42 @@ use crate::sampling::top_p::keep_top_p;
 use crate::sampling::typical::{mask_atypical, mask_below_deviations};
 use crate::work::{Input, Work};
 
-/// How a token is chosen from one row of logits.
+/// How a row's token is chosen.
 #[derive(Debug, Clone)]
 pub enum Pick {
-    /// This one, whatever the logits.
+    /// This token, whatever the logits.
     Forced(u32),
-    /// The maximum; of equals the first.
+    /// The maximum; the first one on ties.
     Greedy,
     /// A draw.
     Draw(DrawParams),
 }
 
-/// What a draw chooses from, and how. The stages come in this order: top-n-sigma, typical-p, top-p,
-/// min-p, XTC, top-k, temperature. With a top-k and no XTC, top-p and min-p see the `k` greatest
-/// alone, with probabilities under the whole row. With `temperature_first` the order is temperature,
-/// top-n-sigma, top-k, top-p, min-p, typical-p, XTC, each with the probabilities of what the one
-/// before leaves.
+/// The filters and parameters of a draw. The order of stages is top-n-sigma, typical-p, top-p,
+/// min-p, XTC, top-k, temperature. With a top-k and no XTC, top-p and min-p process only the `k`
+/// greatest, with probabilities under the whole row. With `temperature_first` the order is
+/// temperature, top-n-sigma, top-k, top-p, min-p, typical-p, XTC, each with the renormalized
+/// probabilities of the previous stage.
 #[derive(Debug, Clone)]
 pub struct DrawParams {
     /// Keeps logits at most this number of standard deviations below the maximum; 0 keeps all.
     pub top_n_sigma: f32,
-    /// Keeps the tokens of the most usual surprise whose probability reaches this; 1 keeps all.
+    /// Keeps the tokens of most typical surprise whose probability reaches this; 1 keeps all.
     pub typical_p: f32,
     /// Keeps the smallest set of the most probable whose probability reaches this; 1 keeps all.
     pub top_p: f32,
     /// Keeps tokens at least this many times as probable as the most probable; 0 keeps all.
     pub min_p: f32,
-    /// Leaves out all that is more probable than a threshold but the least probable of these, and
-    /// the tokens named.
+    /// Removes all tokens above a probability threshold except the least probable of them and the
+    /// listed tokens.
     pub xtc: Option<(f32, Arc<[u32]>)>,
-    /// Keeps this many; 0 keeps all.
+    /// Keeps this number of tokens; 0 keeps all.
     pub top_k: usize,
-    /// Logits are multiplied with this: 1 over the temperature, finite.
+    /// The factor on logits: 1 over the temperature, finite.
     pub scale: f32,
-    /// The filters see the logits after the temperature.
+    /// Whether the filters apply after the temperature.
     pub temperature_first: bool,
-    /// The number in `[0, 1)` that the running sum of probabilities must pass.
+    /// The number in `[0, 1)` that the cumulative probability must pass.
     pub uniform: f64,
 }
 
@@ -85,27 +85,27 @@ impl Default for DrawParams {
     }
 }
 
-/// Lowers tokens that were seen: positive logits are divided, negative ones multiplied.
+/// Lowers tokens that occurred: positive logits are divided, negative ones multiplied.
 #[derive(Debug, Clone, Copy)]
 pub struct RepetitionPenalty {
-    /// How many of the last tokens seen count.
+    /// The number of last tokens that count.
     pub last: usize,
     /// The divisor of logits.
     pub penalty: f32,
 }
 
-/// Takes `presence` off the logits of tokens that were seen, and `frequency` for each time.
+/// Subtracts `presence` from the logits of tokens that occurred, and `frequency` per occurrence.
 #[derive(Debug, Clone, Copy)]
 pub struct CountPenalties {
-    /// How many of the last tokens seen count.
+    /// The number of last tokens that count.
     pub last: usize,
-    /// Taken off once.
+    /// Subtracted once.
     pub presence: f32,
-    /// Taken off each time.
+    /// Subtracted per occurrence.
     pub frequency: f32,
 }
 
-/// The operations on one row of logits, in the order of the fields. Tokens beyond the row are
+/// The operations on one row of logits, in the order of the fields. Tokens outside the row are
 /// ignored.
 #[derive(Debug, Clone)]
 pub struct SampleParams {
@@ -115,10 +115,9 @@ pub struct SampleParams {
     pub count: Option<CountPenalties>,
     /// Added to the logits of tokens.
     pub bias: Arc<[(u32, f32)]>,
-    /// Tokens that are impossible.
+    /// Forbidden tokens.
     pub banned: Arc<[u32]>,
-    /// The tokens that are possible: token `i` is bit `i % 32` of word `i / 32`; missing words
-    /// count as zero.
+    /// Allowed tokens: token `i` is bit `i % 32` of word `i / 32`; missing words count as zero.
     pub allowed: Option<Vec<u32>>,
     /// The choice.
     pub pick: Pick,
@@ -142,21 +141,21 @@ impl SampleParams {
     }
 }
 
-/// More candidates than this are filtered as all others are.
+/// Above this many candidates, the filters run on the whole row.
 pub const MOST_CANDIDATES: usize = 1024;
 
-/// A token for each row. Its inputs are the logits, float32 `[rows, n]`, and arrays of uint32 with
-/// tokens seen; its output is `[rows]`.
+/// One token per row. Its inputs are the logits, float32 `[rows, n]`, and uint32 arrays of earlier
+/// tokens; its output is `[rows]`.
 pub struct Sample {
     /// Elements of a row.
     pub n: usize,
-    /// For each row its operations, and which input has the tokens seen.
+    /// For each row its operations, and the index of the input with earlier tokens.
     pub rows: Vec<(SampleParams, Option<usize>)>,
 }
 
 impl Work for Sample {
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-        // SAFETY: `choose` passes logits of float32 first.
+        // SAFETY: `choose` passes float32 logits first.
         let logits: &[f32] = unsafe { inputs[0].as_slice() };
         let seen = |input: Option<usize>| match input.and_then(|i| inputs.get(i)) {
             // SAFETY: `choose` checked that all others are uint32.
@@ -175,7 +174,7 @@ impl Work for Sample {
             Workspace::with(|workspace| {
                 workspace.rows_in_parallel = rows.len() > 1;
                 for (i, (x, seen, row)) in rows.iter().enumerate().take(to).skip(from) {
-                    // SAFETY: each row has an element of its own.
+                    // SAFETY: each row has a separate element.
                     let token = unsafe { out.slice_mut(i, 1) };
                     token[0] = row.token(isa, x, seen, workspace) as f32; // below `MAX_ROW_LEN`
                 }
@@ -189,7 +188,7 @@ impl Work for Sample {
     }
 }
 
-/// The last `n` of them.
+/// The last `n` tokens.
 pub fn tail(tokens: &[u32], n: usize) -> &[u32] {
     &tokens[tokens.len().saturating_sub(n)..]
 }
@@ -203,7 +202,7 @@ impl SampleParams {
             && self.bias.is_empty()
             && self.banned.is_empty()
             && self.allowed.is_none());
-        // The row leaves its room while the rest of that is in use.
+        // The row is taken out while the rest of the workspace is in use.
         let mut own = std::mem::take(&mut workspace.row);
         if changes {
             own.clear();
@@ -235,11 +234,11 @@ impl SampleParams {
         token
     }
 
-    /// Penalties, biases and bans; `x` begins as `logits`.
+    /// Applies penalties, biases and bans; `x` starts as a copy of `logits`.
     fn adjust_logits(&self, logits: &[f32], seen: &[u32], x: &mut [f32], counts: &mut Vec<u32>) {
         if let Some(RepetitionPenalty { last, penalty }) = self.repeat {
             for &id in tail(seen, last) {
-                // From its original value, so that a token counts once however often it occurs.
+                // Computed from the original value, so that repeated tokens count once.
                 if let (Some(&was), Some(x)) = (logits.get(id as usize), x.get_mut(id as usize)) {
                     *x = if was < 0.0 {
                         was * penalty
@@ -304,7 +303,7 @@ impl SampleParams {
     }
 }
 
-/// The place of the maximum; of equals the first, and 0 where there is NaN.
+/// The index of the maximum; the first one on ties, and 0 for NaN.
 fn argmax(x: &[f32], block_maxima: &[f32]) -> u32 {
     let max = max_of(block_maxima);
     let start = block_maxima.iter().position(|&p| p == max).unwrap_or(0) * BLOCK;
@@ -312,7 +311,7 @@ fn argmax(x: &[f32], block_maxima: &[f32]) -> u32 {
     (start + block.iter().position(|&x| x == max).unwrap_or(0)) as u32
 }
 
-/// A row that is only read, or one that may be changed.
+/// A read-only row, or one that may be changed.
 enum Logits<'a> {
     Borrowed(&'a [f32]),
     Owned(&'a mut [f32]),
@@ -328,7 +327,7 @@ impl Logits<'_> {
 }
 
 impl DrawParams {
-    /// Whether a stage writes into the row.
+    /// Whether a stage changes the row.
     fn changes_row(&self) -> bool {
         let masks = self.top_n_sigma > 0.0 || self.typical_p < 1.0;
         masks || self.xtc.is_some() || self.temperature_first
@@ -361,7 +360,7 @@ impl DrawParams {
         }
     }
 
-    /// With a top-k: its candidates, from the least to the most probable.
+    /// Draws with a top-k: from its candidates, in ascending order of probability.
     fn draw_from_top_k(&self, isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> u32 {
         let one = Scale { max, by: 1.0 };
         let whole = (self.top_p < 1.0).then(|| workspace.find_block_sums(isa, row, one));
@@ -376,7 +375,7 @@ impl DrawParams {
                 &mut workspace.values,
                 &mut workspace.weights,
             );
-            // Those stay before which (of the more probable ones) there is less than p.
+            // Keeps tokens whose more probable tokens have less than p in sum.
             let reach = f64::from(self.top_p) * total;
             let mut before = 0.0;
             first = workspace.candidates.len();
@@ -415,9 +414,9 @@ impl DrawParams {
         max: f32,
         workspace: &mut Workspace,
     ) -> u32 {
-        // The remaining tokens: all, or the candidates, in order of place.
+        // The remaining tokens: all, or the candidates, in index order.
         let mut candidates = false;
-        // What min-p leaves, minus infinity without.
+        // The threshold of min-p; minus infinity without it.
         let least = max + self.min_p.ln();
         if self.top_p < 1.0 {
             keep_top_p(isa, all.row(), (max, least), self.top_p, workspace);
@@ -456,8 +455,8 @@ impl DrawParams {
         self.draw_from_rest(isa, all.row(), (candidates, self.scale), workspace)
     }
 
-    /// A draw from what filters left of a row: its candidates where there are some, or all of it.
-    /// Logits are multiplied with `by`.
+    /// Draws from the filtered row: from its candidates if there are any, otherwise from all of it.
+    /// `by` is the factor on logits.
     pub(super) fn draw_from_rest(
         &self,
         isa: Isa,
@@ -466,7 +465,7 @@ impl DrawParams {
         workspace: &mut Workspace,
     ) -> u32 {
         if !candidates {
-            // The maximum may have been left out.
+            // The maximum may have been removed.
             let max = max_of(&workspace.block_maxima);
             return draw_from(isa, row, Scale { max, by }, self.uniform, workspace) as u32;
         }
@@ -483,16 +482,15 @@ impl DrawParams {
     }
 }
 
-/// The token at which the running sum of the weights passes `target`, among those found from number
-/// `first` on.
+/// The token at which the cumulative weight passes `target`, among candidates from index `first`
+/// on.
 fn candidate_at(workspace: &Workspace, first: usize, target: f64) -> u32 {
     let weights = workspace.weights.iter().map(|&w| f64::from(w));
     let (place, _) = pass(weights, 0.0, target);
     workspace.candidates.get(first + place).map_or(0, |f| f.1)
 }
 
-/// The least probable of those more probable than `threshold`, by its probability; infinity where
-/// there is none.
+/// The probability of the least probable token above `threshold`; infinity if there is none.
 fn least_above(weights: &[f32], total: f64, threshold: f32) -> f32 {
     weights
         .iter()
@@ -501,7 +499,7 @@ fn least_above(weights: &[f32], total: f64, threshold: f32) -> f32 {
         .fold(f32::INFINITY, f32::min)
 }
 
-/// XTC among the candidates.
+/// XTC on the candidates.
 pub(super) fn apply_xtc_to_candidates(
     isa: Isa,
     max: f32,
@@ -525,7 +523,7 @@ pub(super) fn apply_xtc_to_candidates(
     });
 }
 
-/// XTC among all.
+/// XTC on the whole row.
 pub(super) fn apply_xtc(
     isa: Isa,
     row: &mut [f32],
@@ -536,7 +534,7 @@ pub(super) fn apply_xtc(
 ) {
     let one = Scale { max, by: 1.0 };
     let total = workspace.find_block_sums(isa, row, one);
-    // Everything above the threshold is among those, with something to spare for rounding.
+    // All tokens above the threshold are among these, with a margin for rounding.
     let from = (f64::from(threshold) * total).ln() - 1e-3;
     let least = if from.is_finite() {
         (f64::from(max) + from) as f32

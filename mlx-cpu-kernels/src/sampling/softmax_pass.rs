@@ -1,68 +1,69 @@
-//! Passes over long rows of logits: block maxima, and sums of exponentials. Filters and draws are
-//! in the other files.
+//! Passes over long rows of logits: block maxima, and sums of exponentials. The other files have
+//! filters and draws.
 //!
 //! The loops work on eight adjacent elements, which compilers vectorize, and use no fused
-//! multiply-add. So every instruction set gives the same bits, and a seed gives the same text.
+//! multiply-add. So every instruction set gives equal bits, and a seed gives the same text.
 
 use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::partition::{SharedOutput, parallel_ranges};
 
-/// Neighbors that share a greatest one and a sum.
+/// The number of adjacent elements that share a maximum and a sum.
 pub(crate) const BLOCK: usize = 32;
 
 /// Elements of a vector.
 const LANES: usize = 8;
 
-/// Logits this far below the maximum weigh nothing: together less than the rounding of the rest.
+/// Logits that are further below the maximum are ignored, because their total weight is below the
+/// rounding error of the rest.
 pub(crate) const MIN_RELATIVE_LOGIT: f32 = 60.0;
 
-/// How far `x` lies below the maximum: 0 or less. Infinities that are the maximum are level.
+/// The distance of `x` to the maximum: 0 or less. An infinity equal to the maximum has distance 0.
 #[inline(always)]
 pub fn relative_logit(x: f32, max: f32) -> f32 {
     if x == max { 0.0 } else { x - max }
 }
 
 /// `exp(x)` for `x` from -[`MIN_RELATIVE_LOGIT`] to 0, within two units in the last place. The
-/// power of two is taken out. The rest, at most half a `ln 2`, goes through a polynomial (Cephes'
-/// `expf`, Moshier 1989).
+/// power of two is split off. The rest, of magnitude at most half of `ln 2`, goes through a
+/// polynomial (Cephes' `expf`, Moshier 1989).
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    /// Added to a small number, it leaves its nearest whole one in the lowest bits.
+    /// Added to a small number, it leaves the nearest integer in the lowest bits.
     const ROUND_BIAS: f32 = 12_582_912.0;
-    /// `ln 2` in two parts, the first of few bits, so that its multiples are exact.
+    /// `ln 2` in two parts; the first has few bits, so that its multiples are exact.
     const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
     let shifted = x * std::f32::consts::LOG2_E + ROUND_BIAS;
     let n = shifted - ROUND_BIAS;
     let r = x - n * LN_2[0] - n * LN_2[1];
-    // In pairs, so that no long chain of additions has to be waited for.
+    // Evaluated in pairs, to shorten the chain of dependent additions.
     let square = r * r;
     let high = 1.987_569_1e-4 * r + 1.398_2e-3;
     let middle = 8.333_452e-3 * r + 4.166_579_6e-2;
     let low = 1.666_666_5e-1 * r + 0.5;
     let y = ((high * square + middle) * square + low) * square + (r + 1.0);
-    // Multiplied by the power of two: what `ROUND_BIAS` adds to the bits is shifted out.
+    // Multiplies by the power of two; the shift removes the bits added by `ROUND_BIAS`.
     f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// The weight of a logit under `softmax(logits * scale)`, where that of the maximum is 1. A NaN has
-/// weight zero.
+/// The weight of a logit under `softmax(logits * scale)`, relative to that of the maximum. A NaN
+/// has weight zero.
 #[inline(always)]
 fn weight(x: f32, max: f32, scale: f32) -> f32 {
-    // No branches: with bits it stays one straight line for every element of a vector.
+    // Masks instead of branches, so that the code is vectorized.
     let level = keep(x - max, x != max);
     let below = level * scale;
     keep(exp(below), below > -MIN_RELATIVE_LOGIT)
 }
 
-/// `x`, or 0 where it is not wanted.
+/// `x`, or 0 if not `wanted`.
 #[inline(always)]
 fn keep(x: f32, wanted: bool) -> f32 {
     f32::from_bits(x.to_bits() & u32::from(wanted).wrapping_neg())
 }
 
-/// Defines a pass for each instruction set from one body.
+/// Generates a pass for each instruction set from one body.
 macro_rules! pass {
     ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $type:ty),*)) => {
         $(#[$doc])*
@@ -74,20 +75,20 @@ macro_rules! pass {
                     $body($($arg),*);
                 }
                 if isa.has_avx2() {
-                    // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+                    // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
                     unsafe { avx2($($arg),*) };
                     return;
                 }
             }
-            // Vectors of four are what every other processor has, NEON's among them.
+            // All other processors have vectors of four floats, such as NEON.
             let _ = isa;
             $body($($arg),*);
         }
     };
 }
 
-/// Cuts a row into parts of whole blocks for the threads, where it is `alone`. Each gets its part
-/// of `out`, which has an element for each block.
+/// If the row is `alone`, divides it into parts of whole blocks for the threads. `out` has one
+/// element per block, and each part gets its range.
 fn for_blocks<T: Copy + Send + Sync>(
     row: &[f32],
     out: &mut Vec<T>,
@@ -102,13 +103,13 @@ fn for_blocks<T: Copy + Send + Sync>(
     let work = if alone { 2 * row.len() } else { 0 };
     parallel_ranges(blocks, work, &|from, to| {
         let own = &row[from * BLOCK..row.len().min(to * BLOCK)];
-        // SAFETY: the blocks of a part are its own.
+        // SAFETY: each part has separate blocks.
         part(from..to, own, unsafe { all.slice_mut(from, to - from) });
     });
 }
 
-/// The maximum of each block of `row`; minus infinity where there is NaN. Where the row is `alone`,
-/// threads share it.
+/// The maximum of each block of `row`; minus infinity for NaN. If the row is `alone`, threads share
+/// it.
 pub(crate) fn block_maxima(isa: Isa, row: &[f32], out: &mut Vec<f32>, alone: bool) {
     for_blocks(row, out, (0.0, alone), |_, row, out| {
         block_maxima_part(isa, row, out);
@@ -122,14 +123,14 @@ pass! {
 
 #[inline(always)]
 fn block_maxima_with(row: &[f32], out: &mut [f32]) {
-    // Plain loops: what runs inside of the library's would not be compiled for these vectors.
+    // Plain loops, because code inside library functions would not be compiled for these vectors.
     let (blocks, rest) = row.as_chunks::<BLOCK>();
     for (block, out) in blocks.iter().zip(out.iter_mut()) {
         let mut greatest = [f32::NEG_INFINITY; LANES];
         let (vectors, _) = block.as_chunks::<LANES>();
         for vector in vectors {
             for (g, &x) in greatest.iter_mut().zip(vector) {
-                // In this form NaN is never the maximum, at no cost.
+                // In this form NaN is never the maximum, at no extra cost.
                 *g = if x > *g { x } else { *g };
             }
         }
@@ -140,7 +141,7 @@ fn block_maxima_with(row: &[f32], out: &mut [f32]) {
     }
 }
 
-/// The maximum of a few.
+/// The maximum of a few values.
 #[inline(always)]
 pub(crate) fn max_of(values: &[f32]) -> f32 {
     let mut greatest = f32::NEG_INFINITY;
@@ -150,17 +151,17 @@ pub(crate) fn max_of(values: &[f32]) -> f32 {
     greatest
 }
 
-/// How the elements of a row are weighed.
+/// The scale of a row's weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scale {
-    /// The maximum of the row, which is above minus infinity.
+    /// The row's maximum, above minus infinity.
     pub max: f32,
-    /// What distances below it are multiplied with.
+    /// The factor on distances to it.
     pub by: f32,
 }
 
-/// The sum of the weights of each block, whose greatest ones are `block_maxima`. Where the row is
-/// `alone`, threads share it.
+/// The sum of weights of each block; `block_maxima` are the blocks' maxima. If the row is `alone`,
+/// threads share it.
 pub(crate) fn sums(
     isa: Isa,
     row: &[f32],
@@ -174,7 +175,7 @@ pub(crate) fn sums(
 }
 
 pass! {
-    /// The sum of the weights of each block that weighs anything.
+    /// The sum of weights of each block that has any weight.
     block_sums_part = block_sums_with(row: &[f32], block_maxima: &[f32], scale: Scale, out: &mut [f64])
 }
 
@@ -197,13 +198,13 @@ fn block_sums_with(row: &[f32], block_maxima: &[f32], scale: Scale, out: &mut [f
     }
 }
 
-/// Whether the maximum of some does.
+/// Whether a block with this maximum has any weight.
 #[inline(always)]
 fn weighs(max_of: f32, Scale { max, by }: Scale) -> bool {
     relative_logit(max_of, max) * by > -MIN_RELATIVE_LOGIT
 }
 
-/// The sum of the weights of a block.
+/// The sum of weights of a block.
 #[inline(always)]
 fn sum_of(block: &[f32; BLOCK], Scale { max, by }: Scale) -> f64 {
     let mut each = [0.0f32; BLOCK];
@@ -290,7 +291,7 @@ mod tests {
                 }
             })
             .collect();
-        // The longest is shared by the threads.
+        // Threads share the longest row.
         let row: Vec<f32> = row.iter().cycle().take(40_007).copied().collect();
         for n in [1usize, 7, 8, 31, 32, 33, 64, 100, 1000, 40_007] {
             let row = &row[..n];

@@ -1,6 +1,6 @@
 //! The order of transformers' `generate`: temperature, top-n-sigma, top-k, top-p, min-p, typical-p,
-//! XTC, draw. Each filter sees the probabilities of what the one before left. The other order is in
-//! `sample.rs`.
+//! XTC, draw. Each filter uses the renormalized probabilities of the previous one. `sample.rs` has
+//! the other order.
 
 use crate::isa::Isa;
 use crate::sampling::sample::{DrawParams, apply_xtc, apply_xtc_to_candidates};
@@ -21,7 +21,7 @@ impl DrawParams {
         for x in row.iter_mut() {
             *x = relative_logit(*x, max) * self.scale;
         }
-        // The maximum of the row is 0 from here on.
+        // From here on, the maximum of the row is 0.
         let mut max = 0.0;
         if self.top_n_sigma > 0.0 {
             mask_below_deviations(row, max, self.top_n_sigma);

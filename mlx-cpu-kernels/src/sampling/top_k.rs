@@ -1,5 +1,5 @@
 //! The greatest elements of long rows, log-probabilities, and draws by weight. MLX sorts whole rows
-//! and draws a random number for each element. Here one pass over a row finds the candidates.
+//! and draws a random number for each element. Here a single pass over a row finds the candidates.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -8,17 +8,16 @@ use crate::isa::Isa;
 use crate::sampling::softmax_pass::{self, BLOCK, Scale, max_of, relative_logit};
 use crate::work::{Input, Work};
 
-/// The longest row that is chosen from: an index beyond is not exact as float32, in which results
-/// come.
+/// The maximum row length: results are float32, which represents larger indices inexactly.
 pub const MAX_ROW_LEN: usize = 1 << 24;
 
-/// An element and its place.
+/// An element and its index.
 pub type Candidate = (f32, u32);
 
-/// A thread's working memory, kept from row to row.
+/// A thread's scratch memory, reused between rows.
 #[derive(Default)]
 pub(crate) struct Workspace {
-    /// A row that is changed.
+    /// A modified copy of the row.
     pub row: Vec<f32>,
     /// The maximum of each block of the row.
     pub block_maxima: Vec<f32>,
@@ -29,9 +28,9 @@ pub(crate) struct Workspace {
     /// Its values, and weights.
     pub values: Vec<f32>,
     pub weights: Vec<f32>,
-    /// How often each token occurs; zeros between uses.
+    /// The count of each token; all zero between uses.
     pub counts: Vec<u32>,
-    /// Whether other threads have rows of their own, so that they cannot help with this one.
+    /// Whether other threads process other rows, so that they cannot help with this one.
     pub rows_in_parallel: bool,
 }
 
@@ -41,7 +40,7 @@ impl Workspace {
         softmax_pass::block_maxima(isa, row, &mut self.block_maxima, !self.rows_in_parallel);
     }
 
-    /// Weighs each block of a row, whose peaks are here. Returns the sum.
+    /// Sums the weights of each block of a row, whose block maxima are here. Returns the total.
     pub(crate) fn find_block_sums(&mut self, isa: Isa, row: &[f32], scale: Scale) -> f64 {
         softmax_pass::sums(
             isa,
@@ -53,7 +52,7 @@ impl Workspace {
         self.sums.iter().sum()
     }
 
-    /// Works in the memory of this thread.
+    /// Runs `work` with this thread's workspace.
     pub(crate) fn with(work: impl FnOnce(&mut Workspace)) {
         thread_local! {
             static WORKSPACE: RefCell<Workspace> = RefCell::default();
@@ -65,13 +64,13 @@ impl Workspace {
     }
 }
 
-/// By value, and of equals by place.
+/// By value, then by index.
 pub fn ascending(a: &Candidate, b: &Candidate) -> Ordering {
-    // Adding zero makes -0 the 0 that it equals.
+    // Adding zero turns -0 into 0, which is equal.
     (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
-/// All elements from `least` on, in order of place. NaN counts as minus infinity.
+/// All elements of at least `least`, in index order. NaN counts as minus infinity.
 pub(crate) fn candidates_above(
     row: &[f32],
     block_maxima: &[f32],
@@ -83,7 +82,7 @@ pub(crate) fn candidates_above(
         if max_of < least {
             continue;
         }
-        // First all comparisons, without branches: which of them hold cannot be foreseen.
+        // First all comparisons without branches, because their outcome is unpredictable.
         let mut wanted = 0u32;
         for (i, &x) in block.iter().enumerate() {
             let x = if x.is_nan() { f32::NEG_INFINITY } else { x };
@@ -99,7 +98,7 @@ pub(crate) fn candidates_above(
     }
 }
 
-/// Weighs the candidates, and returns the sum.
+/// Computes the candidates' weights, and returns their sum.
 pub(crate) fn softmax_weights(
     isa: Isa,
     candidates: &[Candidate],
@@ -113,7 +112,7 @@ pub(crate) fn softmax_weights(
     weights.iter().map(|&w| f64::from(w)).sum()
 }
 
-/// Leaves the `k` greatest, in no order; of equals those behind.
+/// Keeps the `k` greatest, unordered; on ties those with greater indices.
 pub(crate) fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
     if k > 0 && k < candidates.len() {
         candidates.select_nth_unstable_by(k - 1, |a, b| ascending(b, a));
@@ -121,10 +120,10 @@ pub(crate) fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Finds the `k` greatest of a row whose peaks are in `workspace`, in no order; of equals those
-/// behind.
+/// Finds the `k` greatest of a row, whose block maxima are in `workspace`, unordered; on ties those
+/// with greater indices.
 pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
-    // As many blocks have an element from the least of their greatest ones on.
+    // At least `k` blocks have an element not below the `k`th greatest block maximum.
     let mut least = f32::NEG_INFINITY;
     if k > 0 && k <= workspace.block_maxima.len() {
         workspace.values.clear();
@@ -143,8 +142,8 @@ pub(crate) fn select_top_k(row: &[f32], k: usize, workspace: &mut Workspace) {
     keep_top_k(&mut workspace.candidates, k);
 }
 
-/// The greatest elements of a row, as many as `values` has room for, ascending. Returns the
-/// maximum; the values are their distances below it, with their places.
+/// The greatest elements of a row, as many as `values` holds, ascending. Returns the maximum; the
+/// values are distances to it, with indices.
 fn rank(
     isa: Isa,
     row: &[f32],
@@ -165,7 +164,7 @@ fn rank(
     max
 }
 
-/// The logarithm of the sum of the weights of a row with its peaks in `workspace`.
+/// The logarithm of the sum of a row's weights; its block maxima are in `workspace`.
 fn log_total(isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> f32 {
     if max == f32::NEG_INFINITY {
         return max;
@@ -175,14 +174,14 @@ fn log_total(isa: Isa, row: &[f32], max: f32, workspace: &mut Workspace) -> f32 
         .ln() as f32
 }
 
-/// Logarithms of probabilities: of one element of each row, and of the `k` greatest, with their
-/// places. Its inputs are float32 `[rows, n]` and uint32 `[rows]`, its output `[rows, 2 k + 1]`.
+/// Log-probabilities: of one element per row, and of the `k` greatest with their indices. Its
+/// inputs are float32 `[rows, n]` and uint32 `[rows]`, its output `[rows, 2 k + 1]`.
 pub struct LogProbs {
     /// Rows.
     pub rows: usize,
     /// Elements of a row.
     pub n: usize,
-    /// How many of the maximum.
+    /// The number of greatest elements.
     pub k: usize,
 }
 
@@ -218,8 +217,8 @@ impl Work for LogProbs {
     }
 }
 
-/// The place at which the running sum of the weights passes `uniform` of their total. The row's
-/// peaks are in `workspace`.
+/// The index at which the cumulative weight passes `uniform` of the total. The row's block maxima
+/// are in `workspace`.
 pub(crate) fn draw_from(
     isa: Isa,
     row: &[f32],
@@ -231,7 +230,7 @@ pub(crate) fn draw_from(
         return 0;
     }
     let target = uniform * workspace.find_block_sums(isa, row, scale);
-    // First the block, then the place in it.
+    // First the block, then the index in it.
     let (block, before) = pass(workspace.sums.iter().copied(), 0.0, target);
     let start = block * BLOCK;
     let Some(block) = row.get(start..row.len().min(start + BLOCK)) else {
@@ -247,8 +246,8 @@ pub(crate) fn draw_from(
         .0
 }
 
-/// Where the running sum of `weights`, which begins at `sum`, passes `target`, and the sum before
-/// it. Where rounding prevents that, it is the last place with a weight.
+/// The index at which the cumulative sum of `weights`, starting at `sum`, passes `target`, and the
+/// sum before it. If rounding prevents that, the last index with a weight.
 pub(crate) fn pass(weights: impl Iterator<Item = f64>, mut sum: f64, target: f64) -> (usize, f64) {
     let (mut place, mut before) = (0, sum);
     for (i, w) in weights.enumerate() {

@@ -1,11 +1,11 @@
-//! Choices from long rows against a full sort, float64 and what the draws are said to be.
+//! Choices from long rows against a full sort in float64 and the definition of draws.
 
 use super::*;
 use crate::testing::with_each;
 
 const NO: f32 = f32::NEG_INFINITY;
 
-/// Coarse numbers, so that there are equals.
+/// Coarse numbers, so that there are ties.
 fn numbers(n: usize) -> Vec<f32> {
     let mut state = 3u32;
     (0..n)
@@ -16,7 +16,7 @@ fn numbers(n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The `k` greatest: how far below the maximum, where, and the logarithm of the sum of weights.
+/// The `k` greatest: distances to the maximum, indices, and the logarithm of the sum of weights.
 fn greatest(isa: Isa, row: &[f32], k: usize) -> (Vec<f32>, Vec<f32>, f32) {
     let (mut values, mut places, mut total) = (vec![0.0; k], vec![0.0; k], 0.0);
     Workspace::with(|workspace| {
@@ -82,7 +82,7 @@ fn draws_pass_through_the_distribution_in_order() {
     ] {
         assert_eq!(draw(&row, 1.0, uniform), token, "{uniform}");
     }
-    // Cold: the best alone; hot: all possible ones with equal probability.
+    // Cold: only the best token; hot: all possible ones with equal probability.
     assert_eq!([0.0, 0.99].map(|u| draw(&row, f32::MAX, u)), [3, 3]);
     assert_eq!([0.3, 0.4, 0.7].map(|u| draw(&row, 0.0, u)), [0, 2, 3]);
     assert_eq!(draw(&[NO, NO], 1.0, 0.0), 0);
@@ -100,7 +100,7 @@ fn draws_of_long_rows_pass_where_the_running_sum_does() {
             let total: f64 = row.iter().map(weight).sum();
             let mut before = 0.0;
             for (place, w) in row.iter().map(weight).enumerate() {
-                // In the middle of its own share, rounding cannot decide.
+                // In the middle of a token's range, rounding cannot change the result.
                 let uniform = (before + w / 2.0) / total;
                 before += w;
                 if w / total < 1e-5 {

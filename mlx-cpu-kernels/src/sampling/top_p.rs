@@ -5,14 +5,14 @@ use crate::isa::Isa;
 use crate::sampling::softmax_pass::{MIN_RELATIVE_LOGIT, Scale, relative_logit};
 use crate::sampling::top_k::{Candidate, Workspace, ascending, candidates_above, softmax_weights};
 
-/// How far below the maximum the nucleus is looked for, first near, where it mostly ends.
+/// Distances below the maximum that are searched, in turn; the nucleus mostly ends in the first.
 const REACHES: [f32; 3] = [8.0, 16.0, MIN_RELATIVE_LOGIT];
 
 const BINS: usize = 1024;
 
-/// Leaves the nucleus of a row in `workspace.candidates`, in order of place. The row's maximum is
-/// `max`, above minus infinity, and its peaks are in `workspace`. Below `least` nothing is wanted,
-/// whether it is found or not.
+/// Writes the nucleus of a row to `workspace.candidates`, in index order. `max` is the row's
+/// maximum, above minus infinity, and `workspace` has its block maxima. Elements below `least` may
+/// or may not be included.
 pub(crate) fn keep_top_p(
     isa: Isa,
     row: &[f32],
@@ -23,8 +23,8 @@ pub(crate) fn keep_top_p(
     let tail_share = 1.0 - f64::from(p);
     let scale = Scale { max, by: 1.0 };
     let mut total = None;
-    // If the nucleus ends below, all above is in it. Not where that is next to nothing: the maximum
-    // has to stay.
+    // If the nucleus ends below `least`, it contains everything above. Small distances are skipped,
+    // because the maximum must stay.
     let own = max - least;
     let first = (1.0..REACHES[0]).contains(&own).then_some((own, least));
     for (reach, from) in first.into_iter().chain(REACHES.map(|r| (r, max - r))) {
@@ -41,7 +41,7 @@ pub(crate) fn keep_top_p(
             &mut workspace.values,
             &mut workspace.weights,
         );
-        // Drops the least probable, as long as their sum stays within `spare`.
+        // Drops the least probable while their sum is within `spare`.
         let (spare, gone) = if reach == MIN_RELATIVE_LOGIT {
             (tail_share * mass, 0.0)
         } else {
@@ -64,7 +64,7 @@ pub(crate) fn keep_top_p(
     }
 }
 
-/// Leaves the nucleus of the candidates, whose maximum is `max`, in their order.
+/// Reduces the candidates, whose maximum is `max`, to the nucleus, keeping their order.
 pub(crate) fn keep_top_p_of_candidates(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) {
     let mass = softmax_weights(
         isa,
@@ -82,8 +82,8 @@ pub(crate) fn keep_top_p_of_candidates(isa: Isa, max: f32, p: f32, workspace: &m
     );
 }
 
-/// Drops the least of `candidates`, which lie within `reach` of `max`, as long as their weights and
-/// the dropped sum `gone` stay within `spare`.
+/// Drops the least of `candidates`, which are within `reach` of `max`, while their weights plus the
+/// dropped sum `gone` are within `spare`.
 fn cut(
     candidates: &mut Vec<Candidate>,
     weights: &[f32],
@@ -93,7 +93,7 @@ fn cut(
 ) {
     let bin = |x: f32| {
         let at = (relative_logit(x, max) + reach) * (BINS as f32 / reach);
-        // A conversion from float saturates: too distant values fall into bin 0.
+        // Conversion from float saturates, so too distant values fall into bin 0.
         (at as usize).min(BINS - 1)
     };
     let mut sums = [0.0f64; BINS];
@@ -105,7 +105,8 @@ fn cut(
         gone += sums[border];
         border += 1;
     }
-    // Everything below the border's bin goes, everything above stays; inside it, one by one.
+    // Bins below the border bin are dropped, bins above are kept; inside it, elements are checked
+    // one by one.
     let mut inside: Vec<(Candidate, f32)> = candidates
         .iter()
         .zip(weights)
@@ -113,7 +114,7 @@ fn cut(
         .map(|(&candidates, &w)| (candidates, w))
         .collect();
     inside.sort_unstable_by(|a, b| ascending(&a.0, &b.0));
-    // The most probable stays whatever p is.
+    // The most probable token is always kept.
     let last = if border == BINS - 1 { 1 } else { 0 };
     let n = inside.len().saturating_sub(last);
     let mut edge = None;

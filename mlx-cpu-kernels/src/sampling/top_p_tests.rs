@@ -15,7 +15,7 @@ fn uniform() -> impl FnMut() -> f32 {
     }
 }
 
-/// What the definition leaves, by sorting everything: the places, ascending.
+/// The indices kept by the definition, ascending, by a full sort.
 fn reference(row: &[f32], p: f32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..row.len() as u32).collect();
     order.sort_by(|&a, &b| row[a as usize].total_cmp(&row[b as usize]));
@@ -35,7 +35,7 @@ fn reference(row: &[f32], p: f32) -> Vec<u32> {
     kept
 }
 
-/// What the kernel leaves: the places in its order, with their logits.
+/// The indices kept by the kernel, in its order, with their logits.
 fn kept(isa: Isa, row: &[f32], p: f32) -> Vec<Candidate> {
     let mut kept = Vec::new();
     Workspace::with(|workspace| {
@@ -72,7 +72,7 @@ fn the_nucleus_is_that_of_a_full_sort() {
 
 #[test]
 fn the_ends() {
-    // Ties at the border: exactly as many as needed, the ones behind.
+    // Ties at the border: exactly as many as needed, with the greater indices.
     assert_eq!(places(&[1.0; 4], 0.5), [2, 3]);
     assert_eq!(places(&[1.0; 4], 1e-9), [3]);
     assert_eq!(places(&[1.0; 4], 1.0), [0, 1, 2, 3]);

@@ -1,11 +1,11 @@
-//! Filters that look at how far logits lie from the others: top-n-sigma and typical-p.
+//! Filters relative to all logits of a row: top-n-sigma and typical-p.
 
 use crate::isa::Isa;
 use crate::sampling::softmax_pass::{self, Scale, relative_logit};
 use crate::sampling::top_k::Workspace;
 
-/// Makes logits impossible that lie more than `n` standard deviations below the maximum (top-nσ,
-/// Tang et al. 2024). The deviation is that of all possible tokens' logits; -inf and NaN are none.
+/// Masks logits more than `n` standard deviations below the maximum (top-nσ, Tang et al. 2024). The
+/// deviation is that of all possible tokens' logits; -inf and NaN are excluded.
 pub(super) fn mask_below_deviations(row: &mut [f32], max: f32, n: f32) {
     let (mut count, mut sum) = (0u32, 0.0);
     let relative = |x: f32| f64::from(relative_logit(x, max));
@@ -27,7 +27,7 @@ pub(super) fn mask_below_deviations(row: &mut [f32], max: f32, n: f32) {
     }
 }
 
-/// Makes tokens of a row impossible that typical-p leaves out; see [`find_distances`].
+/// Masks tokens of a row that typical-p removes; see [`find_distances`].
 pub(super) fn mask_atypical(
     isa: Isa,
     row: &mut [f32],
@@ -45,7 +45,7 @@ pub(super) fn mask_atypical(
     }
 }
 
-/// The same for candidates. Returns the maximum of those that stay.
+/// The same on candidates. Returns the maximum of those kept.
 pub(super) fn keep_typical(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) -> f32 {
     workspace.values.clear();
     let logits = workspace.candidates.iter().map(|candidate| candidate.0);
@@ -60,11 +60,11 @@ pub(super) fn keep_typical(isa: Isa, max: f32, p: f32, workspace: &mut Workspace
 }
 
 /// Replaces the logits in `workspace.values` by distances, and returns the greatest distance that
-/// typical-p keeps (locally typical sampling, Meister et al. 2023): of the tokens in the order of
-/// their distances the first whose probability together reaches `p`, and those level with the last.
+/// typical-p keeps (locally typical sampling, Meister et al. 2023): sorted by distance, the first
+/// tokens whose total probability reaches `p`, and those with the distance of the last.
 ///
-/// The distance is that of a token's surprise `-ln q` from the entropy. Both hold the logarithm of
-/// the same sum, so it is as well the distance of the logit from the mean logit under `q`.
+/// The distance is that of a token's surprise `-ln q` from the entropy. Both contain the same
+/// log-sum, so it is also the distance of the logit from the mean logit under `q`.
 fn find_distances(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) -> f32 {
     let Workspace {
         values, weights, ..
@@ -88,7 +88,8 @@ fn find_distances(isa: Isa, max: f32, p: f32, workspace: &mut Workspace) -> f32 
         };
     }
     let reach = f64::from(p) * total;
-    // Floats from 0 are in the order of their bits: 32 steps find the least limit that reaches.
+    // Non-negative floats are ordered like their bits: 32 bisection steps find the least sufficient
+    // limit.
     let (mut low, mut high) = (0, f32::INFINITY.to_bits());
     while low < high {
         let middle = low + (high - low) / 2;
@@ -129,7 +130,7 @@ mod tests {
     #[test]
     fn the_most_probable_token_may_be_atypical() {
         // 0.6 and eight times 0.05: the surprise of 0.6 is 0.51, of the others 3.0, their mean
-        // 1.50. 0.6 is nearer, and then all of the others are level.
+        // 1.50. 0.6 is nearest, and the others are tied.
         let of = |p: f32| p.ln();
         let row: Vec<f32> = [0.6].iter().chain(&[0.05; 8]).map(|&p| of(p)).collect();
         Workspace::with(|workspace| {

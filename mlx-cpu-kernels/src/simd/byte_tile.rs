@@ -1,4 +1,5 @@
-//! Products of many rows in 8-bit integers, and which instructions multiply them. The tiles are in `avx2` and `avx512`.
+//! Many-row products in 8-bit integers, and the choice of instructions. `avx2` and `avx512` have
+//! the tiles.
 
 use crate::isa::Isa;
 use crate::layout::byte_panel::{
@@ -10,7 +11,7 @@ use crate::layout::tile::LANES;
 use crate::simd::{avx2, avx512};
 use std::ops::Range;
 
-/// Panels of inputs that one pass over a matrix meets.
+/// The number of input panels per pass over a matrix.
 pub(crate) const PANELS: usize = 2;
 
 /// The instruction that multiplies bytes.
@@ -35,8 +36,8 @@ impl Dot {
         }
     }
 
-    /// The bytes that it takes. `vpmaddubsw` saturates where two products of 255 and 127 meet, so
-    /// codes beyond 127 are signed there.
+    /// The representation of codes that it needs. `vpmaddubsw` saturates on pairs of products of
+    /// 255 and 127, so codes beyond 127 are signed there.
     pub(crate) fn bytes(self, bits: u32, codes: Codes) -> CodeBytes {
         let wide = match codes {
             Codes::Table(table) => table == Table::Iq4,
@@ -48,7 +49,7 @@ impl Dot {
         }
     }
 
-    /// The largest magnitude of these bytes.
+    /// The maximum magnitude of these bytes.
     pub(crate) fn largest(self, bits: u32, codes: Codes) -> u8 {
         let signed = self.bytes(bits, codes) == CodeBytes::Signed;
         match codes {
@@ -64,18 +65,18 @@ impl Dot {
     }
 }
 
-/// Columns `[columns, LANES]` as integers with a scale for each [`UNIT`] of them.
+/// Quantizes columns `[columns, LANES]` with a scale per [`UNIT`] of them.
 pub(crate) fn quantize(dot: Dot, columns: &[f32], to: ByteColumnsMut<'_>) {
     match dot {
-        // SAFETY: `Dot::of` makes these only where the processor has avx2 and fma.
+        // SAFETY: only `Dot::of` makes these, on processors with avx2 and fma.
         Dot::Maddubs | Dot::Vnni256 => unsafe { avx2::byte_tile::quantize(columns, to) },
-        // SAFETY: `Dot::of` makes it only where the processor has these parts of AVX-512.
+        // SAFETY: only `Dot::of` makes it, on processors with these parts of AVX-512.
         Dot::Vnni512 => unsafe { avx512::byte_tile::quantize(columns, to) },
     }
 }
 
-/// Second integers of columns `[columns, LANES]`, for the remainders that `coarse` leaves in units
-/// with large inputs. `refined` becomes the list of those units. `fine` is written in them only.
+/// Quantizes the residuals of `coarse` in units with large inputs, for columns `[columns, LANES]`.
+/// `refined` becomes the list of those units. Only those units of `fine` are written.
 pub(crate) fn refine(
     dot: Dot,
     columns: &[f32],
@@ -84,18 +85,18 @@ pub(crate) fn refine(
     refined: &mut Vec<usize>,
 ) {
     match dot {
-        // SAFETY: `Dot::of` makes these only where the processor has avx2 and fma.
+        // SAFETY: only `Dot::of` makes these, on processors with avx2 and fma.
         Dot::Maddubs | Dot::Vnni256 => unsafe {
             avx2::byte_tile::refine(columns, coarse, fine, refined);
         },
-        // SAFETY: `Dot::of` makes it only where the processor has these parts of AVX-512.
+        // SAFETY: only `Dot::of` makes it, on processors with these parts of AVX-512.
         Dot::Vnni512 => unsafe { avx512::byte_tile::refine(columns, coarse, fine, refined) },
     }
 }
 
 /// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some units of columns. The rows
-/// are the first `rows` of the matrix; there are one or two panels, whose sums are `apart` numbers
-/// apart. Without `accumulate`, the sums before count as zeros.
+/// are the first `rows` of the matrix; there are one or two panels, whose sums are `apart` elements
+/// apart. Without `accumulate`, earlier sums are overwritten.
 pub(crate) fn multiply(
     dot: Dot,
     rows: usize,
@@ -105,7 +106,7 @@ pub(crate) fn multiply(
     (sums, apart): (&mut [f32], usize),
     accumulate: bool,
 ) {
-    // The reads and writes of the tiles stay within these.
+    // All reads and writes of the tiles are within these bounds.
     let (columns, stride) = (units.end * UNIT, matrix.rows);
     let groups = columns.div_ceil(matrix.group);
     assert!(matrix.group == HALF || matrix.group.is_multiple_of(UNIT));
@@ -127,7 +128,7 @@ pub(crate) fn multiply(
         group: matrix.group,
         stride,
     };
-    // SAFETY: all addresses are asserted; `Dot::of` has seen the instruction set.
+    // SAFETY: all bounds are asserted; `Dot::of` checked the instruction set.
     unsafe {
         match dot {
             Dot::Vnni512 => avx512::byte_tile::multiply(rows, &task, matrix, x, (sums, apart)),

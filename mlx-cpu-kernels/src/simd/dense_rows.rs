@@ -1,5 +1,4 @@
-//! Products of a few rows of inputs with rows of a matrix that is not quantized, by instruction
-//! set.
+//! Products of a few input rows with rows of a dense matrix, by instruction set.
 
 use crate::isa::Isa;
 use crate::layout::dense::DenseView;
@@ -9,30 +8,29 @@ use crate::partition::OutputBlock;
 use crate::simd::{avx2, avx512};
 use crate::simd::{portable, vmath};
 
-/// Elements of a row that become float32 at a time where no kernel reads 16 bits: they stay in the
-/// L1 cache until they are multiplied.
+/// Elements converted to float32 at once, where no kernel reads 16 bits; they stay in the L1 cache.
 const AT_ONCE: usize = 1024;
 
-/// `out[i][row] = matrix[row] . x[i]`, for at most [`MAX_ROWS`] `x` of one length.
+/// `out[i][row] = matrix[row] . x[i]`, for at most [`MAX_ROWS`] `x` of equal length.
 pub(crate) fn multiply(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'_>) {
     let (k, (rows, columns)) = (x.first().map_or(0, |x| x.len()), out.dims());
-    // The kernels read and write within these.
+    // All reads and writes of the kernels are within these bounds.
     assert!(x.len() <= MAX_ROWS && rows == x.len() && matrix.len() == columns * k);
     assert!(x.iter().all(|x| x.len() == k));
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
-        // The lengths are asserted.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c. The
+        // lengths are asserted.
         Isa::Avx2 => unsafe { avx2::dense_rows::multiply(matrix, x, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor also has avx512f. The
-        // lengths are asserted.
+        // SAFETY: only `detect` makes these, on processors that also have avx512f. The lengths are
+        // asserted.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::dense_rows::multiply(matrix, x, out) },
         _ => by_row(isa, matrix, x, out),
     }
 }
 
-/// One row of the matrix after another.
+/// Processes one matrix row after another.
 fn by_row(isa: Isa, matrix: DenseView<'_>, x: &[&[f32]], out: &mut OutputBlock<'_>) {
     let (k, (_, columns)) = (x.first().map_or(0, |x| x.len()), out.dims());
     let mut wide = [0.0; AT_ONCE];
@@ -95,7 +93,7 @@ mod tests {
                         (half.iter().map(|v| half::f16::from_bits(*v).to_f32())).collect();
                     let brains: Vec<f32> =
                         (brain.iter().map(|v| half::bf16::from_bits(*v).to_f32())).collect();
-                    // Both are read exactly.
+                    // Both types are read exactly.
                     assert_eq!(of(DenseView::F16(&half)), of(DenseView::F32(&halves)));
                     assert_eq!(of(DenseView::Bf16(&brain)), of(DenseView::F32(&brains)));
                     let found = of(DenseView::F32(&w));
@@ -110,7 +108,7 @@ mod tests {
                                 "{k} {i} {c}"
                             );
                         }
-                        // A row alone comes out the same.
+                        // A single row gives the same result.
                         let mut alone = vec![f32::NAN; columns];
                         let mut to = OutputBlock::contiguous(&mut alone, 1);
                         multiply(isa, DenseView::F32(&w), &[x], &mut to);

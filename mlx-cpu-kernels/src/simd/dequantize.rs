@@ -12,21 +12,21 @@ use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedR
 use crate::simd::avx2;
 use crate::simd::{portable, vmath};
 
-/// Room for the rows of a row block, one after another.
+/// Scratch memory for the rows of a row block.
 #[derive(Default)]
 pub(crate) struct DequantizeScratch {
-    /// As floats, which are as large; nothing is computed with them.
+    /// Stored as floats of the same size, without arithmetic.
     words: Vec<f32>,
     scales: Vec<f32>,
     biases: Vec<f32>,
-    /// Scales or biases before they stand in rows.
+    /// Scales or biases before they are arranged by row.
     wide: Vec<f32>,
 }
 
 impl PackedMatrix<'_> {
-    /// Some rows of the matrix as floats, row after row, from column `from` on, which begins a
-    /// group. `out` is `[rows, columns]` with whole groups. With integers of 4 bits the even
-    /// elements of a chunk come before the odd ones.
+    /// Some rows of the matrix as floats, row by row, from column `from` on, at which a group
+    /// begins. `out` is `[rows, columns]` with whole groups. For 4-bit integers, the even elements
+    /// of a chunk precede the odd ones.
     pub(crate) fn dequantize_rows(
         self,
         isa: Isa,
@@ -71,30 +71,29 @@ impl PackedMatrix<'_> {
         }
     }
 
-    /// All rows as pairs of integers, pair of columns after pair of columns, and their scales and
-    /// biases, group after group. Of codes that stand for integers.
+    /// All rows as pairs of integers, by pairs of columns, and their scales and biases, group by
+    /// group. Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn integer_pairs(self, isa: Isa, to: CodePanelMut<'_>) {
         assert!(isa.has_avx2());
-        // SAFETY: `detect` makes these only where the processor has avx2, fma and f16c.
+        // SAFETY: only `detect` makes these, on processors with avx2, fma and f16c.
         unsafe { avx2::dequantize::integer_pairs(self, to) }
     }
 
-    /// All rows as bytes, four columns after four columns, and their scales and biases, group
-    /// after group. Of codes that stand for integers.
+    /// All rows as bytes, by groups of four columns, and their scales and biases, group by group.
+    /// Codes must represent integers.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn byte_quads(self, bytes: CodeBytes, to: BytePanelMut<'_>) {
-        // SAFETY: `Dot::of`, which chooses the bytes, has seen avx2; a processor with avx2 and fma
-        // that `detect` takes has f16c.
+        // SAFETY: `Dot::of`, which selects the bytes, checked avx2; `detect` accepts only
+        // processors with avx2, fma and f16c together.
         unsafe { avx2::byte_quads::byte_quads(self, bytes, to) }
     }
 
-    /// All rows as floats, column after column: `[columns, rows]`, without a step across lanes.
+    /// All rows as floats, column by column: `[columns, rows]`, without operations across lanes.
     pub(crate) fn dequantize_transposed(self, isa: Isa, out: &mut [f32]) {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and
-            // f16c.
+            // SAFETY: only `detect` makes these, on processors with avx2, fma and f16c.
             Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
                 avx2::dequantize::dequantize_transposed(self, out);
             },
@@ -103,12 +102,12 @@ impl PackedMatrix<'_> {
     }
 }
 
-/// A row of a matrix as floats. With integers of 4 bits the even elements of a chunk come before
-/// the odd ones.
+/// A row of a matrix as floats. For 4-bit integers, the even elements of a chunk precede the odd
+/// ones.
 fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        // SAFETY: only `detect` makes these, on processors with avx2 and fma.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::dequantize::dequantize_row(row, bits, out);
         },
@@ -118,7 +117,7 @@ fn dequantize_packed_row(isa: Isa, row: PackedRow<'_>, bits: u32, out: &mut [f32
     }
 }
 
-/// Scales or biases of a row block's rows, a row after another.
+/// Scales or biases of a row block, row by row.
 fn group_params_by_row(
     isa: Isa,
     block: GroupParams<'_>,
@@ -147,13 +146,13 @@ fn group_params_by_row(
     }
 }
 
-/// What stands `[n, INTERLEAVED_ROWS]`, as `[INTERLEAVED_ROWS, n]`: whatever the bits mean.
+/// Transposes `[n, INTERLEAVED_ROWS]` to `[INTERLEAVED_ROWS, n]`, for any 32-bit type.
 fn deinterleave(isa: Isa, from: &[f32], to: &mut [f32]) {
     assert!(from.len() == to.len());
     #[cfg(target_arch = "x86_64")]
     let done = match isa {
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma; the
-        // lengths are asserted.
+        // SAFETY: only `detect` makes these, on processors with avx2 and fma; the lengths are
+        // asserted.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::transpose::transpose_8(from, to) },
         _ => 0,
     };

@@ -1,5 +1,5 @@
 //! The register-tile micro-kernel, by instruction set: a few rows of one matrix times sixteen
-//! columns of another. The core of products with many rows and of flash attention.
+//! columns of another. It is the core of many-row products and of flash attention.
 
 use crate::isa::Isa;
 use crate::layout::tile::{TileA, TileB, TileC};
@@ -11,14 +11,15 @@ use crate::simd::avx512::microkernel::tile as tile_avx512;
 use crate::simd::neon::f32::tile as tile_neon;
 use crate::simd::portable::microkernel::tile as tile_portable;
 
-/// The most rows of a tile: with two vectors of eight each, twelve sums fill the registers of AVX2.
+/// The maximum rows of a tile: with two vectors of eight each, twelve sums fill the registers of
+/// AVX2.
 pub(crate) const MAX_TILE_ROWS: usize = 6;
 
 /// `product[row][lane] (+)= sum over i < depth of left[row][i] * right[i][lane]`, for `rows` rows.
 ///
 /// # Safety
-/// All elements that the three name for these rows and `depth` must exist, and no other thread may
-/// use those of the product.
+/// All elements of the three operands for these rows and `depth` must exist, and no other thread
+/// may use those of the product.
 pub(crate) unsafe fn gemm_tiles(
     isa: Isa,
     rows: usize,
@@ -30,9 +31,10 @@ pub(crate) unsafe fn gemm_tiles(
     let mut rest = rows;
     while rest > 0 {
         let tall = rest.min(MAX_TILE_ROWS);
-        // SAFETY: `tall` of the rows that the caller promises. `detect` makes `Isa::Avx2` only
-        // where the processor has avx2 and fma, `Isa::Avx512` where it also has avx512f,
-        // `Isa::Neon` and `Isa::Dot` where it has neon, or tests where neon is emulated.
+        // SAFETY: these are `tall` of the rows that the caller guarantees. `detect` makes
+        // `Isa::Avx2` only on processors with avx2 and fma, `Isa::Avx512` only with avx512f in
+        // addition, `Isa::Neon` and `Isa::Dot` only with neon; tests make those where neon is
+        // emulated.
         unsafe {
             match (isa, tall) {
                 #[cfg(target_arch = "x86_64")]

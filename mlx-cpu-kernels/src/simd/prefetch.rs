@@ -5,11 +5,11 @@ use crate::layout::tile::LANES;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const ROW_BYTES: usize = 64;
 
-/// Asks for elements that are read soon.
+/// Prefetches elements that are read soon.
 pub(crate) fn read(elements: &[f32]) {
     lines(elements.as_ptr().cast(), size_of_val(elements));
 }
@@ -18,7 +18,7 @@ pub(crate) fn read(elements: &[f32]) {
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn lines(at: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(ROW_BYTES) {
-        // SAFETY: every x86-64 has it, and it reads nothing.
+        // SAFETY: every x86-64 processor has this instruction, and it reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(offset).cast()) };
     }
 }
@@ -26,17 +26,17 @@ pub(crate) fn lines(at: *const u8, bytes: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn lines(_: *const u8, _: usize) {}
 
-/// Elements that are prefetched during other computation. Single queries wait for memory, not for
-/// the processor, and the hardware prefetcher stops at the end of each page and segment.
+/// Elements to prefetch during other computation. Single queries are memory-bound, and the hardware
+/// prefetcher stops at the end of each page and segment.
 #[derive(Clone, Copy)]
 #[cfg_attr(
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "only the kernels for x86-64 prefetch keys")
 )]
 pub(crate) struct KeyPrefetch {
-    /// The first of adjacent positions, which need not be there; null for nothing.
+    /// The first of adjacent positions, which need not exist; null for none.
     pub data: *const f32,
-    /// Elements from one to the next.
+    /// The stride between positions, in elements.
     pub position: usize,
 }
 
@@ -61,7 +61,7 @@ impl KeyPrefetch {
         }
         for at in (0..n).step_by(LANES) {
             let place = self.data.wrapping_add(i * self.position + at);
-            // SAFETY: an invalid address is not fetched; the processors of this architecture have
+            // SAFETY: an invalid address is not fetched; all processors of this architecture have
             // sse.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
         }

@@ -1,4 +1,4 @@
-//! Products of quantized matrices with up to eight rows of inputs, by instruction set. Sums are
+//! Products of quantized matrices with up to eight input rows, by instruction set. Sums are
 //! float32.
 
 use crate::isa::Isa;
@@ -12,7 +12,7 @@ use crate::simd::portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
 
-/// Adjacent inputs that share a scale with this instruction set.
+/// The number of adjacent inputs that share a scale with this instruction set.
 pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
     match isa {
         #[cfg(any(target_arch = "aarch64", test))]
@@ -21,7 +21,7 @@ pub(crate) fn inputs_per_scale(isa: Isa, bits: u32) -> usize {
     }
 }
 
-/// Whether inputs for a matrix of this width are prepared as integers.
+/// Whether inputs for a matrix of this width are quantized.
 pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
     match isa {
         _ if bits == FLOAT_INPUTS => false,
@@ -35,8 +35,8 @@ pub(crate) fn quantizes_inputs(isa: Isa, bits: u32) -> bool {
     }
 }
 
-/// Puts rows of `k` inputs into the form that the kernels read, and sums each group. They are
-/// integers where [`quantizes_inputs`] says so.
+/// Prepares rows of `k` inputs in the form that the kernels read, and sums each group. They are
+/// integers if [`quantizes_inputs`].
 pub(crate) fn prepare_inputs(
     isa: Isa,
     x: &[f32],
@@ -49,7 +49,7 @@ pub(crate) fn prepare_inputs(
     }
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        // SAFETY: only `detect` makes these, on processors with avx2 and fma.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::quantize_inputs::prepare_inputs(x, k, (bits, group), to);
         },
@@ -71,7 +71,7 @@ pub(crate) fn qgemv(
 ) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c.
         Isa::Avx2 if matrix.codes() == Codes::E4m3 => unsafe {
             avx2::qgemv_fp8::qgemv(matrix, x, out);
         },
@@ -79,14 +79,12 @@ pub(crate) fn qgemv(
         // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it
-        // names.
+        // SAFETY: only `detect` makes `Isa::Avx512`, on processors with all of its features.
         Isa::Avx512 | Isa::Amx if matrix.codes() == Codes::E4m3 => unsafe {
             avx512::qgemv_fp8::qgemv(matrix, x, out);
         },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx512` is made by `detect` only, where the processor has all that it
-        // names.
+        // SAFETY: only `detect` makes `Isa::Avx512`, on processors with all of its features.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot if matrix.codes() != Codes::Integers => portable_qgemv(matrix, x, out),
@@ -133,7 +131,7 @@ fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputB
     }
 }
 
-/// Whether the kernels with dotprod have this width; [`qgemv`] runs others in portable code, which
+/// Whether the dotprod kernels support this width; [`qgemv`] runs others in portable code, which
 /// reads floats.
 #[cfg(any(target_arch = "aarch64", test))]
 fn dot_has(bits: u32) -> bool {

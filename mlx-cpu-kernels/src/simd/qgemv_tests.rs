@@ -30,7 +30,7 @@ fn largest(isa: Isa) -> f32 {
     }
 }
 
-/// Rows of the matrices here.
+/// The number of rows of the matrices here.
 const ROWS: usize = 3 * INTERLEAVED_ROWS;
 
 #[test]
@@ -77,7 +77,7 @@ fn quantized_rows_equal_the_definition() {
     }
 }
 
-/// Six bits in groups of 16, whose scales are bytes times a float16: the numbers of Q6_K.
+/// Six bits in groups of 16, with scales stored as bytes times float16: Q6_K.
 #[test]
 fn rows_with_super_scales_equal_the_definition() {
     const GROUP: usize = 16;
@@ -116,7 +116,7 @@ fn rows_with_super_scales_equal_the_definition() {
             f32::from(codes[g]) * half::f16::from_bits(half).to_f32()
         };
         check(matrix, GROUP, |g| (scale(g), -32.0 * scale(g)));
-        // Row blocks in the middle have scales of their own.
+        // Row blocks in the middle have other scales.
         let x = noise(2 * k, 5);
         for isa in tested() {
             let products = |matrix: PackedMatrix<'_>| {
@@ -134,7 +134,7 @@ fn rows_with_super_scales_equal_the_definition() {
     }
 }
 
-/// A float16 scale for each 32 codes, and a code that stands for zero.
+/// A float16 scale per 32 codes, and a code for zero.
 #[test]
 fn symmetric_rows_equal_the_definition() {
     const GROUP: usize = 32;
@@ -166,8 +166,8 @@ fn symmetric_rows_equal_the_definition() {
     }
 }
 
-/// Four and five bits in groups of 32, whose scales and biases are bytes times a float16 each: the
-/// numbers of Q4_K and Q5_K.
+/// Four and five bits in groups of 32, with scales and biases stored as bytes times float16: Q4_K
+/// and Q5_K.
 #[test]
 fn rows_with_super_scales_and_biases_equal_the_definition() {
     const GROUP: usize = 32;
@@ -198,7 +198,7 @@ fn rows_with_super_scales_and_biases_equal_the_definition() {
             groups,
             bits,
         };
-        // Of a group, eight bytes of scales stand before eight of biases.
+        // In a group, eight bytes of scales precede eight of biases.
         let number = |g: usize, is_bias: usize| {
             let (group, lane) = (g / INTERLEAVED_ROWS, g % INTERLEAVED_ROWS);
             let at = |group: usize| (2 * group + is_bias) * INTERLEAVED_ROWS + lane;
@@ -206,7 +206,7 @@ fn rows_with_super_scales_and_biases_equal_the_definition() {
             f32::from(codes[at(group)]) * half.to_f32()
         };
         check(matrix, GROUP, |g| (number(g, 0), -number(g, 1)));
-        // Row blocks in the middle have scales of their own.
+        // Row blocks in the middle have other scales.
         let x = noise(2 * k, 5);
         for isa in tested() {
             let products = |matrix: PackedMatrix<'_>| {
@@ -224,7 +224,7 @@ fn rows_with_super_scales_and_biases_equal_the_definition() {
     }
 }
 
-/// Floats of four and eight bits: MXFP4, NVFP4, whose groups are half as large, and MXFP8.
+/// 4- and 8-bit floats: MXFP4, NVFP4 with groups half as large, and MXFP8.
 #[test]
 fn rows_of_small_floats_equal_the_definition() {
     for (bits, scales, group) in [
@@ -238,7 +238,7 @@ fn rows_of_small_floats_equal_the_definition() {
                 .iter()
                 .map(|v| v.to_bits().wrapping_mul(2_654_435_761))
                 .collect();
-            // Between a sixteenth and eight, or less for large codes; E4M3 has signs.
+            // Between a sixteenth and eight, or less for large codes; E4M3 is signed.
             let middle = if bits == 8 { 119.0 } else { 127.0 };
             let codes: Vec<u8> = noise(ROWS * groups, 3)
                 .iter()
@@ -271,8 +271,8 @@ fn rows_of_small_floats_equal_the_definition() {
     }
 }
 
-/// Codes that a table turns into integers, with float16 scales (IQ4_NL), and with bytes times
-/// float16 for groups of 32 and 16 (other IQ types and Q3_K).
+/// Codes that index an integer table, with float16 scales (IQ4_NL), and with bytes times float16
+/// for groups of 32 and 16 (other IQ types and Q3_K).
 #[test]
 fn rows_of_table_codes_equal_the_definition() {
     for (table, group, is_super) in [
@@ -389,7 +389,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
     let exactly = |row: usize, i: usize| {
         let (block, lane) = (row / INTERLEAVED_ROWS, row % INTERLEAVED_ROWS);
         let first = block * (k * bits as usize / 32);
-        // The definition of a bit stream, one bit after another.
+        // The definition of a bit stream, bit by bit.
         let bit = |n: usize| {
             let word = words[(first + n / 32) * INTERLEAVED_ROWS + lane];
             word >> (n % 32) & 1
@@ -412,7 +412,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
     for isa in tested() {
         let mut columns = vec![0.0; ROWS * k];
         matrix.dequantize_transposed(isa, &mut columns);
-        // Columns of a group in the middle, of rows that begin within a block.
+        // The columns of a middle group, in rows that begin within a block.
         let (rows, from) = (3..ROWS, k / group / 2 * group);
         let mut some = vec![0.0; rows.len() * (k - from)];
         let buffer = &mut DequantizeScratch::default();
@@ -424,7 +424,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
                 "{isa:?} {bits} {r} {i}: {got}"
             );
             if r >= rows.start && i >= from {
-                // With integers of 4 bits the even elements of a chunk come before the odd ones.
+                // For 4-bit integers, the even elements of a chunk precede the odd ones.
                 let place = match bits {
                     4 if matrix.codes() == Codes::Integers => i / 32 * 32 + i % 2 * 16 + i % 32 / 2,
                     _ => i,
@@ -437,7 +437,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
             }
         }
     }
-    // As dequantized rows.
+    // The same order as in dequantized rows.
     let mut row = vec![0.0; k];
     for r in 0..ROWS {
         matrix.dequantize_row(r, &mut row);
@@ -462,7 +462,7 @@ fn check(matrix: PackedMatrix<'_>, group: usize, params: impl Fn(usize) -> (f32,
                     let part = |(i, x): (usize, &f32)| at(row, i) * f64::from(*x);
                     let exact: f64 = x.iter().enumerate().map(part).sum();
                     let size: f64 = x.iter().enumerate().map(|one| part(one).abs()).sum();
-                    // Each element is off by half of an integer's unit at most.
+                    // Each element is off by at most half an integer step.
                     let rounding: f64 = (0..k)
                         .filter(|_| quantizes_inputs(isa, bits))
                         .map(|i| {

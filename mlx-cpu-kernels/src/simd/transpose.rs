@@ -7,8 +7,8 @@ use crate::simd::avx2;
 #[cfg(any(target_arch = "aarch64", test))]
 use crate::simd::neon;
 
-/// At most `LANES` rows side by side, `[k, LANES]`. Each element is multiplied by its row's factor
-/// and, where there are weights, its weight. Rows that are not there are zeros.
+/// Packs at most `LANES` adjacent rows, `[k, LANES]`. Each element is multiplied by its row's
+/// factor and, if given, its weight. Missing rows are zero.
 pub(crate) fn pack_rows(
     isa: Isa,
     rows: &[ScaledRow<'_>],
@@ -24,12 +24,12 @@ pub(crate) fn pack_rows(
             let whole = panel.len() / LANES / 8 * 8;
             let (eights, _) = rows.as_chunks::<8>();
             for (group, rows) in eights.iter().enumerate() {
-                // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+                // SAFETY: only `detect` makes these, on processors with avx2.
                 unsafe {
                     avx2::transpose::pack_rows(rows, weight, whole, (8 * group, &mut *panel));
                 };
             }
-            // The rest of these rows.
+            // The remaining elements of these rows.
             let done = 8 * eights.len();
             scatter(&rows[..done], weight, (whole, 0), panel);
             done
@@ -53,7 +53,7 @@ pub(crate) fn pack_rows(
     scatter(&rows[done..], weight, (0, done), panel);
 }
 
-/// The elements from `from` on of some rows, the first of which is at `lane`.
+/// Writes the elements from `from` on of some rows, the first at `lane`.
 fn scatter(
     rows: &[ScaledRow<'_>],
     weight: Option<&[f32]>,
@@ -69,12 +69,12 @@ fn scatter(
     }
 }
 
-/// Lanes `lane..lane + 8` of `columns` sums each, `[columns, LANES]`, as rows that are `step` apart
-/// from `to` on. The elements of `before` at the same places are added. Returns the columns that
-/// are done, from the first on.
+/// Stores lanes `lane..lane + 8` of sums `[columns, LANES]` as rows from `to` on, `step` apart. The
+/// elements of `before` at the same places are added, if given. Returns the number of finished
+/// columns.
 ///
 /// # Safety
-/// There must be `columns` elements in each of eight rows, which no other thread uses.
+/// Each of the eight rows must have `columns` elements, which no other thread uses.
 pub(crate) unsafe fn store_rows(
     isa: Isa,
     sums: &[f32],
@@ -84,14 +84,14 @@ pub(crate) unsafe fn store_rows(
 ) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2; the rest is
-        // the caller's promise.
+        // SAFETY: only `detect` makes these, on processors with avx2; the caller guarantees the
+        // rest.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
             avx2::transpose::store_rows(sums, lane, (to, step), before)
         },
         #[cfg(any(target_arch = "aarch64", test))]
-        // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`. The rest is the
-        // caller's promise.
+        // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`. The caller
+        // guarantees the rest.
         Isa::Neon | Isa::Dot => unsafe { neon::f32::store_rows(sums, lane, (to, step), before) },
         Isa::Portable => {
             let _ = (sums, lane, to, step, before);

@@ -1,4 +1,4 @@
-//! Element-wise functions and inner products of float32, by instruction set.
+//! Element-wise functions and dot products of float32, by instruction set.
 
 use crate::isa::Isa;
 #[cfg(any(target_arch = "aarch64", test))]
@@ -8,11 +8,11 @@ use crate::simd::portable::vmath::Gate;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
 
-/// Numbers of float16 as float32, as many as both have.
+/// Converts float16 to float32, up to the shorter length.
 pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2, fma and f16c.
+        // SAFETY: only `detect` makes these, on processors with avx2, fma and f16c.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::f16_to_f32(from, to) },
         _ => {
             for (to, from) in to.iter_mut().zip(from) {
@@ -22,13 +22,13 @@ pub(crate) fn f16_to_f32(isa: Isa, from: &[u16], to: &mut [f32]) {
     }
 }
 
-/// `row . x` for each `x`, as many as `out` has elements.
+/// `row . x` for each `x`; there are as many as `out` has elements.
 pub(crate) fn dot_rows(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     match isa {
         #[cfg(any(target_arch = "aarch64", test))]
         // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
         Isa::Neon | Isa::Dot => unsafe { neon::f32::dot_rows(row, x, out) },
-        // Where there are others, `dense_rows.rs` has kernels of its own.
+        // Other sets have kernels for this case in `dense_rows.rs`.
         _ => {
             for (out, x) in out.iter_mut().zip(x) {
                 *out = portable::vmath::dot(row, x);
@@ -41,10 +41,10 @@ pub(crate) fn dot_rows(isa: Isa, row: &[f32], x: &[&[f32]], out: &mut [f32]) {
 pub(crate) fn dot(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2 and fma.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2 and fma.
         Isa::Avx2 => unsafe { avx2::vmath::dot(a, b) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        // SAFETY: only `detect` makes these, on processors with avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::dot(a, b) },
         #[cfg(any(target_arch = "aarch64", test))]
         // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
@@ -62,7 +62,7 @@ pub(crate) fn add_scaled<const N: usize>(
 ) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx2.
+        // SAFETY: only `detect` makes these, on processors with avx2.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::vmath::add_scaled(y, rows, weights) },
         _ => portable::vmath::add_scaled(y, rows, weights),
     }
@@ -72,10 +72,10 @@ pub(crate) fn add_scaled<const N: usize>(
 pub(crate) fn gate_mul(isa: Isa, gate: Gate, gates: &mut [f32], ups: &[f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::Avx2` is made by `detect` only, where the processor has avx2.
+        // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2.
         Isa::Avx2 => unsafe { avx2::vmath::gate_mul(gate, gates, ups) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are made by `detect` only, where the processor has avx512f.
+        // SAFETY: only `detect` makes these, on processors with avx512f.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::vmath::gate_mul(gate, gates, ups) },
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon | Isa::Dot => portable::vmath::gate_mul(gate, gates, ups),
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::testing::{exact_gate, noise, with_each};
 
-    /// A row alone and among others, and cut anywhere, must come out the same.
+    /// The result for a row must not depend on other rows or on how rows are divided.
     #[test]
     fn an_element_goes_through_a_gate_in_the_same_way_wherever_it_stands() {
         let (own, ups) = (noise(43, 1), noise(43, 2));

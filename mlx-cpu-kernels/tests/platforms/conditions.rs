@@ -27,7 +27,7 @@ impl fmt::Display for Condition {
     }
 }
 
-/// Whether a condition can be true where `known` says what is certain.
+/// Whether a condition can be true, given what `known` says is certain.
 pub fn holds(own: &Condition, known: &dyn Fn(&str, Option<&str>) -> Option<bool>) -> bool {
     possible(own, known).0
 }
@@ -82,7 +82,7 @@ pub fn conditions(text: &str) -> Vec<Condition> {
     found
 }
 
-/// The condition at the beginning of `text`, which is moved behind it.
+/// Parses the condition at the start of `text`, and advances `text` beyond it.
 fn condition(text: &mut &str) -> Option<Condition> {
     let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_'))?;
     let (key, rest) = text.split_at(end);
@@ -136,6 +136,6 @@ fn conditions_are_read_and_evaluated() {
         _ => None,
     };
     let held: Vec<bool> = found.iter().map(|own| holds(own, &known)).collect();
-    // With and without `test` there is a build.
+    // There are builds with and without `test`.
     assert_eq!(held, [true, false, false, true]);
 }

@@ -1,5 +1,5 @@
-//! Arrays from nested Rust values and back: what `array!`, `From`/`TryFrom` and `from_nested` use.
-//! Flat slices are in `create.rs`, owned vectors in `managed.rs`.
+//! Conversion between arrays and nested Rust values, for `array!`, `From`/`TryFrom` and
+//! `from_nested`. `create.rs` takes flat slices, `managed.rs` owned vectors.
 
 use half::{bf16, f16};
 use num_complex::Complex32;
@@ -8,15 +8,15 @@ use super::Array;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 
-/// A single element, or lists of lists of them that form a box: arrays, vectors and slices.
+/// A single element, or rectangular nested lists of elements: arrays, vectors and slices.
 ///
 /// Implemented for every [`Element`] and for `[N; LENGTH]`, `Vec<N>` and `&[N]` of a `Nested` type
 /// `N`.
 pub trait Nested {
-    /// The type at the bottom.
+    /// The element type.
     type Elem: Element;
 
-    /// How many levels of lists there are.
+    /// The number of nesting levels.
     const DEPTH: usize;
 
     /// Adds the length of each level, from the outermost; an empty list ends with zeros.
@@ -25,7 +25,7 @@ pub trait Nested {
     /// Adds the elements in row-major order.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when a list does not have the length `shape` wants at its level.
+    /// [`ErrorKind::Shape`] when a list's length differs from `shape` at its level.
     fn elements(&self, shape: &[usize], out: &mut Vec<Self::Elem>) -> Result<()>;
 }
 
@@ -96,14 +96,14 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when lists side by side differ in length.
+    /// [`ErrorKind::Shape`] when lists of one level differ in length.
     pub fn from_nested<N: Nested>(values: &N) -> Result<Self> {
         let (flat, shape) = flatten(values)?;
         Self::from_vec(flat, &shape)
     }
 
-    /// What [`array!`](crate::array!) builds: as [`Array::from_nested`], but `f64`, the type of
-    /// Rust's float literals, becomes `float32` unless another type is asked for.
+    /// The array of [`array!`](crate::array!): as [`Array::from_nested`], but `f64`, the type of
+    /// Rust's float literals, becomes `float32` unless `dtype` is given.
     ///
     /// # Errors
     /// As [`Array::from_nested`]; MLX's message when the device lacks the type.
@@ -111,7 +111,7 @@ impl Array {
     pub fn from_literal<N: Nested>(values: &N, dtype: Option<Dtype>) -> Result<Self> {
         let (flat, shape) = flatten(values)?;
         if N::Elem::DTYPE == Dtype::Float64 && dtype != Some(Dtype::Float64) {
-            // Rounded on the host: not every device has the type.
+            // Rounded on the host, because not every device has the type.
             let wide = Self::from_vec(flat, &shape)?;
             let narrow: Vec<f32> = wide.data::<f64>()?.iter().map(|&v| v as f32).collect();
             let array = Self::from_vec(narrow, &shape)?;
@@ -192,7 +192,7 @@ impl<T: Element> TryFrom<&Array> for Vec<T> {
     }
 }
 
-/// Cuts row-major values into rows of the last axis; `rows` of them even when they are empty.
+/// Splits row-major values into `rows` rows of the last axis; rows may be empty.
 fn rows<T: Element>(values: &[T], rows: usize, length: usize) -> Vec<Vec<T>> {
     (0..rows)
         .map(|i| values[i * length..(i + 1) * length].to_vec())

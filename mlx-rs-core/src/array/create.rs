@@ -1,4 +1,4 @@
-//! Arrays from host values. Every size is checked here: MLX trusts the shape it is given.
+//! Arrays from host values. Every size is checked here, because MLX trusts the given shape.
 
 use mlx_sys as sys;
 

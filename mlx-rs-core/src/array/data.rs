@@ -1,4 +1,4 @@
-//! Reading values back: evaluate, make row-contiguous, check the type, then look.
+//! Reads values back: evaluates, makes row-contiguous, checks the type, then returns the values.
 
 use std::ops::Deref;
 
@@ -9,10 +9,10 @@ use crate::call;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The evaluated values of an array in row-major order, borrowed while this lives.
+/// The evaluated values of an array in row-major order, borrowed from it.
 #[derive(Debug)]
 pub struct Data<'a, T: Element> {
-    /// A contiguous copy when the array itself was a view; it owns what `values` points to.
+    /// A contiguous copy if the array itself is a view; it owns the memory of `values`.
     _owner: Option<Array>,
     values: &'a [T],
 }
@@ -63,8 +63,8 @@ impl Array {
         Ok(yes)
     }
 
-    /// Whether the values are there already. False for an array that is still being computed, and
-    /// for the placeholders of a trace.
+    /// Whether the values are computed. False during computation, and for the placeholders of a
+    /// trace.
     pub(crate) fn is_computed(&self) -> Result<bool> {
         let mut yes = false;
         call::status("data", || {
@@ -91,7 +91,7 @@ impl Array {
         self.expect_dtype::<T>("data")?;
         let (mut owner, mut pointer, n) = self.row_major("data")?;
         if !pointer.cast::<T>().is_aligned() {
-            // No operation of this crate makes such an array; one of MLX's may.
+            // No operation of this crate makes an unaligned array, but one of MLX's may.
             let copy = self.fresh()?;
             (_, pointer, _) = copy.row_major("data")?;
             owner = Some(copy);
@@ -103,7 +103,8 @@ impl Array {
             });
         }
         if T::DTYPE == Dtype::Bool {
-            // SAFETY: `n` bytes lie there (an element of bool is one byte), see below for how long.
+            // SAFETY: `n` bytes exist there (a bool is one byte); their lifetime is discussed
+            // below.
             let bytes = unsafe { std::slice::from_raw_parts(pointer, n) };
             if let Some(at) = bytes.iter().position(|&b| b > 1) {
                 return Err(Error::new(
@@ -121,10 +122,10 @@ impl Array {
             let message = format!("MLX has placed values of {} at an odd address", T::DTYPE);
             return Err(Error::new(ErrorKind::Mlx, "data", message));
         }
-        // SAFETY: `n` elements of `T` lie there row-major, aligned as was just checked. Every bit
-        // pattern is a `T` (for bool checked above). No
-        // write happens while a handle exists, since MLX reuses a buffer only when it has no other
-        // user. The handle is `self` (borrowed for 'a) or `_owner`, which lives beside the slice.
+        // SAFETY: `n` elements of `T` are there in row-major order, aligned as checked above. Every
+        // bit pattern is a `T` (for bool checked above). No write happens while a handle exists,
+        // since MLX reuses a buffer only when it has no other user. The handle is `self` (borrowed
+        // for 'a) or `_owner`, which lives beside the slice.
         let values = unsafe { std::slice::from_raw_parts(pointer.cast::<T>(), n) };
         Ok(Data {
             _owner: owner,
@@ -153,7 +154,7 @@ impl Array {
             });
         }
         // SAFETY: `n` elements of `dtype().size()` bytes lie there row-major; any byte is a `u8`.
-        // As in `data`, they live and stay unwritten as long as the handle that is kept.
+        // As in `data`, they live and stay unwritten while the kept handle exists.
         let values = unsafe { std::slice::from_raw_parts(pointer, n * self.dtype().size()) };
         Ok(Data {
             _owner: owner,
@@ -161,8 +162,8 @@ impl Array {
         })
     }
 
-    /// Evaluates and makes row-contiguous. Returns the array that owns the values when it is a
-    /// copy, the address of the first (not null unless there are none), and their number.
+    /// Evaluates and makes row-contiguous. Returns a copy if one was needed, which then owns the
+    /// values; the address of the first value (not null unless there are none); and their number.
     pub(crate) fn row_major(&self, op: &'static str) -> Result<(Option<Array>, *const u8, usize)> {
         let _guard = call::enter(op)?;
         self.eval()?;
@@ -179,7 +180,7 @@ impl Array {
             return Ok((None, std::ptr::null(), 0));
         }
         // SAFETY: the handle is live and evaluated; the accessor only returns its data pointer,
-        // whatever the type.
+        // independent of the type.
         let pointer = unsafe { sys::mlx_array_data_uint8(source.raw()) };
         if pointer.is_null() {
             return Err(Error::new(
@@ -215,7 +216,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when there is not exactly one element, else as [`Array::data`].
+    /// [`ErrorKind::Shape`] when there is not exactly one element; otherwise as [`Array::data`].
     pub fn item<T: Element>(&self) -> Result<T> {
         if self.size() != 1 {
             return Err(Error::new(
@@ -227,7 +228,7 @@ impl Array {
         Ok(self.data::<T>()?[0])
     }
 
-    /// The values as `f32`, converted from whatever real type the array has.
+    /// The values as `f32`, converted from any real type.
     ///
     /// ```
     /// assert_eq!(mlx_rs_core::array!([1, 2])?.to_f32_vec()?, [1.0, 2.0]);

@@ -1,5 +1,5 @@
-//! Printing. `{}` shows the values as MLX does in Python. `{:?}` shows shape and type only, so a
-//! log line or a failed assertion never starts a computation.
+//! Formatting of arrays. `{}` shows the values as MLX does in Python. `{:?}` shows shape and type
+//! only, so a log line or a failed assertion never starts a computation.
 
 use std::fmt::{self, Write};
 
@@ -29,8 +29,8 @@ impl fmt::Debug for Array {
 
 impl fmt::Display for Array {
     /// The values as MLX prints them, the middle of long axes left out; evaluates the array. When
-    /// evaluation fails, its message stands in place of the values. A precision (`{:.3}`) sets the
-    /// significant digits of floats, which are 6 by default.
+    /// evaluation fails, its message is printed instead of the values. A precision (`{:.3}`) sets
+    /// the significant digits of floats, which are 6 by default.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -50,8 +50,8 @@ impl fmt::Display for Array {
 impl Array {
     /// The nested lists of values.
     fn shown(&self, digits: usize) -> Result<String> {
-        // The whole array is evaluated: a view of its corners would evaluate no less, and would
-        // throw the result away.
+        // The whole array is evaluated: a view of its corners would evaluate just as much and
+        // discard the result.
         self.eval()?;
         let corners = self.corners()?;
         let text = match corners.dtype() {
@@ -80,7 +80,7 @@ impl Array {
             let length = self.shape()[axis];
             let edge = EDGE as i32;
             if length > 2 * edge {
-                // An array has far fewer axes than an i32 counts.
+                // An array has far fewer axes than `i32::MAX`.
                 let at = axis as i32;
                 let head = out.slice_axis(at, 0, edge)?;
                 let tail = out.slice_axis(at, length - edge, length)?;
@@ -103,7 +103,7 @@ fn render<T: Shown>(corners: &Array, whole: &Array, digits: usize) -> Result<Str
     Ok(out)
 }
 
-/// One axis: `[a, b, ..., y, z]`, deeper axes indented under their bracket.
+/// One axis: `[a, b, ..., y, z]`, with inner axes indented under their bracket.
 fn lists<'a, T: Shown>(
     shape: &[i32],
     depth: usize,
@@ -117,7 +117,7 @@ fn lists<'a, T: Shown>(
     let between = if last {
         String::from(", ")
     } else {
-        // As wide as `array(` and the brackets open so far.
+        // As wide as `array(` plus the open brackets.
         format!(",\n{}", " ".repeat(7 + depth))
     };
     let cut = length > 2 * EDGE;
@@ -142,7 +142,7 @@ fn lists<'a, T: Shown>(
     out.push(']');
 }
 
-/// How one element is written.
+/// Formats one element.
 trait Shown: Element {
     fn show(&self, digits: usize, out: &mut String);
 }

@@ -1,5 +1,5 @@
-//! Arrays whose values several threads write straight into the array's own memory. A weight that is
-//! read from a file needs no second copy this way.
+//! Arrays whose values are written by several threads directly into the array's memory. A weight
+//! read from a file then needs no second copy.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,20 +13,20 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// An array for [`fill_arrays`].
+/// An array to create with [`fill_arrays`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkedArray {
     /// Its shape.
     pub shape: Vec<i32>,
     /// Its type: integers of up to 32 bits, or floats of 16 or 32 bits.
     pub dtype: Dtype,
-    /// Bytes of a chunk, a multiple of the type's size. The last chunk may be shorter.
+    /// Bytes per chunk, a multiple of the element size. The last chunk may be shorter.
     pub chunk_bytes: usize,
 }
 
-/// Makes evaluated arrays. Threads, at most `threads`, take chunk after chunk and call `fill` with
-/// their state from `start`, the number of the chunk, and its bytes in each array. The bytes are
-/// zero, in the order of this machine, and row-major. After an error no further chunk begins.
+/// Makes evaluated arrays. At most `threads` threads take chunks in turn and call `fill` with their
+/// state from `start`, the chunk's index, and its bytes in each array. The bytes are initially
+/// zero, in native byte order, and row-major. After an error no further chunk begins.
 ///
 /// ```
 /// use mlx_rs_core::{ChunkedArray, Dtype, fill_arrays};
@@ -40,12 +40,12 @@ pub struct ChunkedArray {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when the arrays do not have the same number of chunks;
-/// [`ErrorKind::Dtype`] for other types; [`ErrorKind::OutOfMemory`] beyond the budget. The inner
-/// error is that of `fill`, of the first chunk that failed.
+/// [`ErrorKind::Shape`] when the arrays differ in their number of chunks; [`ErrorKind::Dtype`] for
+/// other types; [`ErrorKind::OutOfMemory`] beyond the budget. The inner error is that of `fill` for
+/// the first chunk that failed.
 ///
 /// # Panics
-/// When `fill` or `start` does.
+/// When `fill` or `start` panics.
 pub fn fill_arrays<S, E: Send>(
     parts: &[ChunkedArray],
     threads: usize,
@@ -71,7 +71,7 @@ pub fn fill_arrays<S, E: Send>(
             }
             let mut slices: Vec<&mut [u8]> = regions
                 .iter()
-                // SAFETY: the counter gives out each number once, and the buffers outlive `work`.
+                // SAFETY: the counter returns each number once, and the buffers outlive `work`.
                 .map(|region| unsafe { region.chunk(chunk) })
                 .collect();
             let state = state.get_or_insert_with(&start);
@@ -86,7 +86,7 @@ pub fn fill_arrays<S, E: Send>(
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(chunks) {
-            // A thread that cannot be started is one less; the caller works in any case.
+            // If a thread cannot be started, the others and the caller do its work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
@@ -100,11 +100,12 @@ pub fn fill_arrays<S, E: Send>(
 
 const OP: &str = "fill_arrays";
 
-/// The memory of an array to be.
+/// The memory of an unfinished array.
 enum Memory {
-    /// The array's own. Exactly one handle, which nobody gets before the values are complete.
+    /// The array's own memory. Exactly one handle, which is not exposed before the values are
+    /// complete.
     Array(Array),
-    /// Of the host, for a device whose memory the host does not write. Words, to be aligned.
+    /// Host memory, for a device whose memory the host cannot write. Words, for alignment.
     Host(Vec<u64>),
 }
 
@@ -176,7 +177,7 @@ impl<'a> Buffer<'a> {
     fn region(&mut self) -> Region {
         let first = match &mut self.memory {
             // SAFETY: the handle is live, and its array has data; the accessor only returns the
-            // address, whatever the type.
+            // address, independent of the type.
             Memory::Array(array) => unsafe { sys::mlx_array_data_uint8(array.raw()) }.cast_mut(),
             Memory::Host(words) => words.as_mut_ptr().cast(),
         };
@@ -216,7 +217,7 @@ struct Region {
     chunk_bytes: usize,
 }
 
-// SAFETY: `Region::chunk` gives each byte to one caller only, by its caller's promise.
+// SAFETY: the caller of `Region::chunk` guarantees that each byte has one user.
 unsafe impl Send for Region {}
 // SAFETY: as for Send.
 unsafe impl Sync for Region {}
@@ -225,7 +226,7 @@ impl Region {
     /// The bytes of chunk `i`, all zero.
     ///
     /// # Safety
-    /// The buffer must outlive the slice, and nobody may ask for the same chunk again.
+    /// The buffer must outlive the slice, and each chunk may be requested only once.
     #[allow(
         clippy::mut_from_ref,
         reason = "each chunk has bytes of its own, asked for once"
@@ -234,9 +235,8 @@ impl Region {
         let from = (i * self.chunk_bytes).min(self.nbytes);
         let length = self.chunk_bytes.min(self.nbytes - from);
         // SAFETY: the buffer has `nbytes` bytes, which `from + length` does not exceed. No other
-        // reference to this chunk exists. Zeros are written before the slice is made, because
-        // fresh memory has no values. They stay in the processor's cache until `fill` overwrites
-        // them.
+        // reference to this chunk exists. Zeros are written before the slice is made, because fresh
+        // memory is uninitialized. They stay in the processor's cache until `fill` overwrites them.
         unsafe {
             let first = self.first.add(from);
             first.write_bytes(0, length);
@@ -245,9 +245,8 @@ impl Region {
     }
 }
 
-/// Asks the system for large pages. It then makes 2 MiB present at the first touch instead of
-/// 4 KiB, and products with the matrix miss fewer address translations. All of the memory is
-/// written, so none is wasted.
+/// Requests large pages from the system. The first access then maps 2 MiB instead of 4 KiB, and
+/// products with the matrix have fewer TLB misses. All of the memory is written, so none is wasted.
 fn advise_huge_pages(first: *mut u8, nbytes: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -258,8 +257,8 @@ fn advise_huge_pages(first: *mut u8, nbytes: usize) {
         }
         let skipped = first.align_offset(PAGE);
         let length = nbytes.saturating_sub(skipped) / PAGE * PAGE;
-        // SAFETY: whole pages inside memory that belongs to the buffer. The advice changes no
-        // value; where it fails, nothing changes.
+        // SAFETY: whole pages inside the buffer's memory. The advice changes no value, and failure
+        // has no effect.
         unsafe {
             libc::madvise(
                 first.wrapping_add(skipped).cast(),

@@ -15,9 +15,9 @@ pub struct Iter<'a> {
 }
 
 impl Array {
-    /// The parts along the first axis, each without that axis; lazy views, nothing is computed.
+    /// The parts along the first axis, each without that axis, as lazy views.
     ///
-    /// An array without axes cannot be iterated: its iterator yields one error.
+    /// For an array without axes, the iterator yields one error.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -159,7 +159,7 @@ mod tests {
             [5.0, 4.0, 3.0, 2.0]
         );
         assert_eq!((values.next(), values.next_back()), (None, None));
-        // A view: not the order of the memory.
+        // A view whose order differs from the memory's.
         let turned = a.transpose().unwrap();
         let sum = |x: &Array| x.iter_values::<f32>().unwrap().step_by(2).sum::<f32>();
         assert_eq!((sum(&a), sum(&turned)), (9.0, 1.0 + 2.0 + 3.0));

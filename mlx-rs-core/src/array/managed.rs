@@ -1,5 +1,5 @@
-//! Arrays that take over a Rust vector. MLX uses its memory where the device can, and reports when
-//! it is done. The vector is freed exactly once, on any thread.
+//! Arrays that take ownership of a Rust vector. MLX uses its memory if the device can, and reports
+//! when it no longer needs it. The vector is freed exactly once, on any thread.
 
 use std::sync::OnceLock;
 
@@ -12,10 +12,10 @@ use crate::memory;
 use crate::quirks::Facts;
 
 impl Array {
-    /// An array of `shape` that takes over `values` (row-major). There is no copy where the GPU can
-    /// use the host's memory: Metal, for vectors that start at a page, as large ones do. Elsewhere
-    /// there is one copy, and on macOS up to MLX 0.30.6, which uses the memory of such vectors after
-    /// they are freed.
+    /// An array of `shape` that takes ownership of `values` (row-major). There is no copy if the
+    /// GPU can use host memory: Metal, for vectors that start at a page, as large ones do. Other
+    /// devices copy once. So does macOS up to MLX 0.30.6, which uses the memory of such vectors
+    /// after they are freed.
     ///
     /// ```
     /// # fn main() -> mlx_rs_core::Result<()> {
@@ -26,7 +26,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
-    /// `values.len()` elements. The vector is dropped then.
+    /// `values.len()` elements. The vector is then dropped.
     pub fn from_vec<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Self> {
         if memory::checked_bytes(shape, 1) != Some(values.len() as u64) {
             return Err(Error::new(
@@ -45,16 +45,16 @@ impl Array {
     }
 }
 
-/// Decided once. MLX's allocators for the CPU and for CUDA copy the buffer and then hand it back. So taking over
-/// would cost more than copying.
+/// Decided once. MLX's allocators for the CPU and for CUDA copy the buffer and then return it.
+/// There a takeover would cost more than a copy.
 fn device_can_take_over() -> bool {
     static METAL: OnceLock<bool> = OnceLock::new();
-    // The lock first, always: its holder may wait for this, too.
+    // The lock is always taken first, because its holder may wait for this, too.
     let _guard = call::lock();
     *METAL.get_or_init(|| metal_is_available() && Facts::of_machine().may_take_over())
 }
 
-/// mlx-c 0.4 has no constructor that takes memory over.
+/// mlx-c 0.4 has no constructor that takes ownership of memory.
 #[cfg(not(mlx_c_0_5))]
 fn take_over<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Array> {
     Array::from_slice(&values, shape)
@@ -77,14 +77,14 @@ mod owned {
     use crate::dtype::Element;
     use crate::error::{Error, ErrorKind, Result};
 
-    /// A vector taken apart: MLX may write to its elements, so no reference to them is kept.
+    /// A decomposed vector: MLX may write to its elements, so no reference to them exists.
     struct Payload<T: Element> {
         start: *mut T,
         length: usize,
         capacity: usize,
     }
 
-    // SAFETY: this owns plain values, which any thread may free; nothing else is done with it.
+    // SAFETY: this owns plain values, which any thread may free, and does nothing else with them.
     unsafe impl<T: Element> Send for Payload<T> {}
     // SAFETY: a shared payload gives no access to the elements.
     unsafe impl<T: Element> Sync for Payload<T> {}
@@ -102,18 +102,18 @@ mod owned {
 
     impl<T: Element> Drop for Payload<T> {
         fn drop(&mut self) {
-            // SAFETY: the three parts are those of the vector in `new`, which is freed here alone.
+            // SAFETY: the three parts are those of the vector in `new`, which is freed only here.
             drop(unsafe { Vec::from_raw_parts(self.start, self.length, self.capacity) });
             #[cfg(test)]
             tests::FREED.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         }
     }
 
-    /// Called by MLX, once, when the memory is no longer used; in any thread.
+    /// Called once by MLX when it no longer uses the memory, on any thread.
     extern "C" fn release<T: Element>(payload: *mut c_void) {
         // Freeing plain values does not panic; if it did, nothing may cross into C.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: `payload` is the count that `take_over` gave to MLX, given back once.
+            // SAFETY: `payload` is the count that `take_over` gave to MLX, returned once.
             drop(unsafe { Arc::from_raw(payload.cast::<Payload<T>>()) });
         }));
     }
@@ -122,7 +122,7 @@ mod owned {
         let op = "from_vec";
         let ndim = i32::try_from(shape.len())
             .map_err(|_| Error::new(ErrorKind::Shape, op, "more axes than MLX can count"))?;
-        // Two counts, ours and MLX's: after a failure ours tells whether MLX gave back its own.
+        // Two counts, ours and MLX's: after a failure, ours shows whether MLX returned its count.
         let ours = Arc::new(Payload::new(values));
         let theirs = Arc::into_raw(Arc::clone(&ours));
         call::adopt(op, |out| {
@@ -142,7 +142,7 @@ mod owned {
             // SAFETY: `out` is writable; ownership of the new handle moves into it.
             unsafe { *out = raw };
             if raw.ctx.is_null() && Arc::strong_count(&ours) == 2 {
-                // SAFETY: MLX failed before it took the memory over, and has forgotten the count.
+                // SAFETY: MLX failed before it took the memory, and lost the count.
                 drop(unsafe { Arc::from_raw(theirs) });
             }
             i32::from(raw.ctx.is_null())
@@ -154,12 +154,12 @@ mod owned {
         use super::*;
         use std::sync::atomic::{AtomicUsize, Ordering};
 
-        /// Vectors freed; one test counts them.
+        /// The number of freed vectors, for a test.
         pub(super) static FREED: AtomicUsize = AtomicUsize::new(0);
 
         #[test]
         fn a_vector_is_freed_exactly_once() {
-            // Under the lock no test beside this one drops an array.
+            // Under the lock, no concurrent test drops an array.
             let _guard = call::lock();
             let before = FREED.load(Ordering::SeqCst);
             let array = take_over(vec![1.5f32; 1000], &[10, 100]).unwrap();

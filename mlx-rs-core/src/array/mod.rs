@@ -1,6 +1,6 @@
-//! The array handle: ownership, shape and type. Creation is in `create.rs`, `filled.rs`,
-//! `managed.rs` and `convert.rs`, reading in `data.rs`, `display.rs` and `iter.rs`, everything
-//! computed in `ops/`.
+//! The array handle: ownership, shape and type. `create.rs`, `filled.rs`, `managed.rs` and
+//! `convert.rs` create arrays, `data.rs`, `display.rs` and `iter.rs` read them, and `ops/`
+//! computes.
 
 mod convert;
 mod create;
@@ -25,18 +25,17 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// A lazily evaluated, immutable, n-dimensional array.
 ///
-/// Operations return a new array that remembers how to compute itself; nothing runs until the
-/// value is needed. Dropping the last handle frees the memory.
+/// Operations return a new array that records how to compute itself; nothing runs until a value is
+/// needed. Dropping the last handle frees the memory.
 pub struct Array {
     raw: sys::mlx_array,
 }
 
-// SAFETY: MLX's reference counts are atomic. Only calls that hold the process-wide lock of
-// `call.rs` touch its other shared state (graph, status, events), on any thread.
+// SAFETY: MLX's reference counts are atomic. All its other shared state (graph, status, events) is
+// used only by calls that hold the process-wide lock of `call.rs`, on any thread.
 unsafe impl Send for Array {}
-// SAFETY: as for Send. Shape and type, which are read without the lock, are written only at
-// construction. Data is read only after evaluation, when MLX no longer writes it while a handle
-// exists.
+// SAFETY: as for Send. Shape and type are read without the lock, but written only at construction.
+// Data is read only after evaluation, when MLX no longer writes it while a handle exists.
 unsafe impl Sync for Array {}
 
 impl Array {
@@ -50,7 +49,7 @@ impl Array {
         self.raw
     }
 
-    /// A raw handle for an optional argument; null stands for none.
+    /// A raw handle for an optional argument; null means none.
     pub(crate) fn raw_or_null(array: Option<&Array>) -> sys::mlx_array {
         array.map_or(
             sys::mlx_array {
@@ -77,7 +76,7 @@ impl Array {
         unsafe { std::slice::from_raw_parts(sys::mlx_array_shape(self.raw), n) }
     }
 
-    /// The length of axis `axis`; negative counts from the last.
+    /// The length of axis `axis`; a negative one counts from the end.
     ///
     /// ```
     /// let a = mlx_rs_core::array!([[1, 2, 3]])?;
@@ -87,7 +86,7 @@ impl Array {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Index`] when there is no such axis.
+    /// [`ErrorKind::Index`] when the axis does not exist.
     pub fn dim(&self, axis: i32) -> Result<i32> {
         Ok(self.shape()[self.axis("dim", axis)?])
     }
@@ -116,7 +115,7 @@ impl Array {
         unsafe { sys::mlx_array_size(self.raw) }
     }
 
-    /// The bytes its elements take when laid out without gaps.
+    /// The size of its elements in bytes, without gaps.
     ///
     /// ```
     /// assert_eq!(mlx_rs_core::array!([1, 2, 3]; u16)?.nbytes(), 6);
@@ -138,7 +137,7 @@ impl Array {
     pub fn dtype(&self) -> Dtype {
         // SAFETY: the handle is live; the type is written only when the array is made.
         let raw = unsafe { sys::mlx_array_dtype(self.raw) };
-        // The list in `Dtype` is MLX's complete list, which the build pins by version.
+        // `Dtype` lists all types of MLX, whose version the build pins.
         Dtype::from_raw(raw).unwrap_or(Dtype::Bool)
     }
 

@@ -1,5 +1,5 @@
-//! Feature `ndarray`: arrays of the `ndarray` crate, both ways. Values are copied except where an
-//! owned array already lies row-major, and where [`Data::view`] borrows.
+//! Feature `ndarray`: conversion from and to arrays of the `ndarray` crate. Values are copied,
+//! except from an owned row-major array, and in [`Data::view`], which borrows.
 
 use ::ndarray::{ArrayBase, ArrayD, ArrayViewD, Data as Storage, Dimension, IxDyn};
 
@@ -26,7 +26,7 @@ fn mismatch(op: &'static str, e: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Shape, op, e.to_string())
 }
 
-/// The shape as ndarray wants it; MLX's dimensions are never negative.
+/// The shape in ndarray's type; MLX's dimensions are never negative.
 fn wide(array: &Array) -> Vec<usize> {
     array.shape().iter().map(|&d| d as usize).collect()
 }
@@ -93,7 +93,7 @@ impl<T: Element> Data<'_, T> {
             .map(|&d| usize::try_from(d))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| mismatch("view", e))?;
-        // `from_shape` would take a part of the values as well.
+        // `from_shape` would also accept fewer values.
         if memory::checked_bytes(shape, 1) != Some(self.len() as u64) {
             let message = format!(
                 "shape {shape:?} does not hold exactly {} values",
@@ -107,7 +107,7 @@ impl<T: Element> Data<'_, T> {
 
 impl<T: Element, D: Dimension> TryFrom<::ndarray::Array<T, D>> for Array {
     type Error = Error;
-    /// Takes the values over when they lie row-major and nothing else is behind them, else copies.
+    /// Takes ownership of values that are row-major and fill their vector; otherwise copies.
     fn try_from(array: ::ndarray::Array<T, D>) -> Result<Self> {
         if !array.is_standard_layout() {
             return Self::from_ndarray(&array);
@@ -118,7 +118,7 @@ impl<T: Element, D: Dimension> TryFrom<::ndarray::Array<T, D>> for Array {
             (values, None | Some(0)) if values.len() == n => Self::from_vec(values, &shape),
             (values, offset) => {
                 let start = offset.unwrap_or(0);
-                // The elements of an owned array lie in its vector from the offset on.
+                // The elements of an owned array are in its vector from the offset on.
                 let part = values.get(start..start + n).unwrap_or_default();
                 Self::from_slice(part, &shape)
             }
@@ -128,7 +128,7 @@ impl<T: Element, D: Dimension> TryFrom<::ndarray::Array<T, D>> for Array {
 
 impl<T: Element, D: Dimension> TryFrom<&Array> for ::ndarray::Array<T, D> {
     type Error = Error;
-    /// As [`Array::to_ndarray`], with a number of axes that `D` must have.
+    /// As [`Array::to_ndarray`], with the number of axes of `D`.
     fn try_from(array: &Array) -> Result<Self> {
         array
             .to_ndarray::<T>()?

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// `(primals, cotangents, outputs) -> cotangents of the primals`.
 pub(crate) type Vjp = Box<dyn Fn(&[Array], &[Array], &[Array]) -> Outcome + Send>;
-/// `(inputs, axes) -> outputs and their axes`; -1 is no axis.
+/// `(inputs, axes) -> outputs and their axes`; -1 means no axis.
 pub(crate) type Vmap =
     Box<dyn Fn(&[Array], &[i32]) -> Result<(Vec<Array>, Vec<i32>), Failure> + Send>;
 
@@ -37,7 +37,7 @@ unsafe extern "C" fn call_vjp(
     })
 }
 
-/// The numbers C passes beside the arrays.
+/// The integers that C passes along with the arrays.
 ///
 /// # Safety
 /// `data` points to `n` integers, or `n` is zero.
@@ -45,7 +45,7 @@ unsafe fn integers(data: *const c_int, n: usize) -> Vec<i32> {
     if n == 0 || data.is_null() {
         return Vec::new();
     }
-    // SAFETY: the caller vouches for pointer and length.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(data, n) }.to_vec()
 }
 
@@ -61,7 +61,7 @@ unsafe extern "C" fn call_vmap(
         // SAFETY: the payload of a closure made by `CustomVmap::new`, alive while it is called.
         let payload = unsafe { &*payload.cast::<Payload<Vmap>>() };
         let inputs = call::read_vec("closure", inputs)?;
-        // SAFETY: mlx-c passes data and length of one vector.
+        // SAFETY: mlx-c passes data and length of the same vector.
         let axes = unsafe { integers(axes, n) };
         let (out, mut out_axes) = (payload.body)(&inputs, &axes)?;
         let vec = ArrayVec::new("closure", &out)?;
@@ -118,8 +118,8 @@ macro_rules! custom_closure {
             pub(crate) fn new(body: $body) -> Result<Self> {
                 let _guard = call::enter("closure")?;
                 let raw = Arc::into_raw(Payload::new(body));
-                // SAFETY: trampoline and destructor fit the payload, whose ownership moves into the
-                // closure. When MLX fails it calls the destructor itself.
+                // SAFETY: trampoline and destructor match the payload, whose ownership moves into
+                // the closure. When MLX fails it calls the destructor itself.
                 let cls = unsafe {
                     sys::$new(Some($call), raw.cast_mut().cast(), Some(release::<$body>))
                 };

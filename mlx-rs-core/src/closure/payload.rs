@@ -1,4 +1,4 @@
-//! What a C closure owns, and how it is dropped: once, on a thread that may drop it.
+//! The values that a C closure owns. Each is dropped once, on a suitable thread.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::swap_failure;
 use crate::call;
 
-/// Functions alive in C or in Rust handles of this module: a leak shows here.
+/// The number of live functions in C or in handles of this module, which shows leaks.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
 pub(crate) fn live() -> i64 {
@@ -23,7 +23,7 @@ pub(crate) fn live() -> i64 {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// What a C closure owns.
+/// The values that a C closure owns.
 pub(crate) struct Payload<T: 'static> {
     pub(crate) body: ManuallyDrop<T>,
 }
@@ -46,20 +46,20 @@ impl<T> Drop for Payload<T> {
 }
 
 thread_local! {
-    /// Bodies that wait for the one that is being dropped in this thread, if any is.
+    /// Bodies to drop after the one that this thread is dropping; `None` if it drops none.
     static WAITING: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
-/// Drops a body. If another body owns it and is being dropped, it waits for the end of that drop.
-/// So nested functions, however many, take no more stack than one.
+/// Drops a body. If this happens inside the drop of another body, it is deferred to the end of that
+/// drop. So nested functions need no more stack than a single one.
 fn drop_in_turn(body: Box<dyn Any>) {
-    /// Ends the waiting, also when a drop panics.
+    /// Clears the list, even if a drop panics.
     struct End;
     impl Drop for End {
         fn drop(&mut self) {
             let left = WAITING.try_with(RefCell::take).ok().flatten();
             for body in left.into_iter().flatten() {
-                // A second panic would end the process.
+                // A second panic would abort the process.
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
                     drop_payload(payload);
                 }
@@ -80,7 +80,7 @@ fn drop_in_turn(body: Box<dyn Any>) {
     if matches!(waits, Ok(true)) {
         return;
     }
-    // Without the list, in the destructors of a thread, each is dropped inside the one before.
+    // Without the list, during thread shutdown, drops are nested.
     let _end = waits.is_ok().then_some(End);
     while let Some(next) = body.take() {
         drop(next);
@@ -93,11 +93,11 @@ fn drop_in_turn(body: Box<dyn Any>) {
 // give. A second use inside the first is on the same thread. `T: Send` lets it change threads.
 unsafe impl<T: Send> Sync for Payload<T> {}
 
-/// Payloads that MLX's own threads released.
+/// Payloads released by MLX's own threads.
 static ASIDE: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 static SOME_ASIDE: AtomicBool = AtomicBool::new(false);
 
-/// Drops the payloads that were put aside. Call with the lock held.
+/// Drops the payloads set aside. Call with the lock held.
 pub(crate) fn drain() {
     if SOME_ASIDE.swap(false, Ordering::Acquire) {
         let aside = std::mem::take(&mut *ASIDE.lock());
@@ -107,7 +107,7 @@ pub(crate) fn drain() {
     }
 }
 
-/// Drops the payloads that were put aside, without the lock held or with it.
+/// Drops the payloads set aside, with or without the lock.
 pub(crate) fn drop_discarded() {
     if SOME_ASIDE.load(Ordering::Acquire) {
         let _guard = call::lock();
@@ -115,7 +115,7 @@ pub(crate) fn drop_discarded() {
     }
 }
 
-/// Drops a payload inside C. A panic must not leave it, and a pending failure must not be lost.
+/// Drops a payload inside C. A panic must not escape, and a pending failure must not be lost.
 fn drop_quietly<T>(payload: T) {
     let failure = swap_failure(None);
     if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
@@ -133,8 +133,8 @@ pub(super) unsafe extern "C" fn release<T: Send + 'static>(payload: *mut c_void)
     discard(payload);
 }
 
-/// Drops what C gives back: at once where that is safe, otherwise later. MLX's own threads must not
-/// wait for the lock that the drop of an array takes.
+/// Drops a value that C returns: at once if that is safe, otherwise later. MLX's own threads must
+/// not wait for the lock that the drop of an array takes.
 fn discard<T: Send + 'static>(payload: T) {
     if call::is_locked_here() {
         drop_quietly(payload);
@@ -145,19 +145,19 @@ fn discard<T: Send + 'static>(payload: T) {
 }
 
 thread_local! {
-    /// Whether this thread, which may be one of MLX's, drops what C gave back.
+    /// Whether this thread, possibly one of MLX's, is dropping a value returned by C.
     static FREEING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Drops what C gives back, where arrays in it are [parted with](part_with).
+/// Drops a value returned by C; arrays in it go through [`part_with`].
 pub(crate) fn free<T>(payload: T) {
     let before = FREEING.replace(true);
     drop(payload);
     FREEING.set(before);
 }
 
-/// Drops arrays and nothing of a caller's. A thread of MLX's does it at once where it need not wait
-/// for the lock; otherwise the next evaluation or question about memory does it.
+/// Drops arrays, without user values. A thread of MLX's drops them at once if the lock is free;
+/// otherwise the next evaluation or memory query does.
 pub(crate) fn part_with<T: Send + 'static>(arrays: T) {
     if FREEING.get() {
         match call::try_lock() {

@@ -1,7 +1,7 @@
 //! Whole decoder blocks as one operation: projections, writes to the KV cache, attention, and the
 //! feed-forward part. It takes one block or a chain of them. There are no graph nodes between the
-//! parts. A node for each part took a fifth of a decode step to build and evaluate, one for each
-//! block a tenth.
+//! parts. One node per part took a fifth of a decode step to build and evaluate; one per block
+//! takes a tenth.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// A matrix with a float32 bias `[n]` or without.
+/// A matrix with an optional float32 bias `[n]`.
 pub type Biased<'a> = (&'a Matrix, Option<&'a Array>);
 
 /// An RMS norm: a float32 weight `[k]`, and the epsilon that is added under the root.
@@ -74,36 +74,36 @@ pub type RowNorm<'a> = Option<(&'a Array, f32)>;
 pub struct Block<'a> {
     /// The attention's heads.
     pub heads: &'a Heads,
-    /// Before the attention.
+    /// The norm before attention.
     pub attention_norm: RowNorm<'a>,
     /// The projections to queries, keys and values.
     pub projections: [Biased<'a>; 3],
     /// The projection of the attention's output.
     pub output: Biased<'a>,
-    /// Before the feed-forward part.
+    /// The norm before the feed-forward part.
     pub feed_norm: RowNorm<'a>,
     /// The gate of the feed-forward part.
     pub gate: Gate,
-    /// The gate's input, and the factor of its result.
+    /// The gate and up projections.
     pub gate_up: [Biased<'a>; 2],
-    /// The projection of the gated product.
+    /// The down projection.
     pub down: Biased<'a>,
 }
 
-/// A row's tokens, and its memory with room for them.
+/// A row's tokens, and its KV memory with capacity for them.
 #[derive(Debug)]
 pub struct KvSlot<'a> {
-    /// TokenRange in this step.
+    /// The number of tokens in this step.
     pub length: i32,
-    /// TokenRange before them.
+    /// The number of earlier tokens.
     pub offset: i32,
-    /// Their keys and values, and where the new ones go.
+    /// The row's keys and values, and the destination of new ones.
     pub memory: &'a mut KvBuffer,
-    /// A query attends to this many last positions, itself included.
+    /// The number of last positions that a query attends to, including its own.
     pub window: Option<i32>,
 }
 
-/// A product, and how many of the operation's inputs it reads.
+/// A product, and the number of the operation's inputs that it reads.
 struct Part {
     work: Product,
     inputs: usize,
@@ -124,23 +124,23 @@ impl Part {
         })
     }
 
-    /// Fetches what thread `me` of the pool multiplies first.
+    /// Prefetches the first words that thread `me` of the pool reads.
     fn fetch(&self, me: usize) {
-        // SAFETY: `Projection::plan` has made the product: a held matrix is a `QuantizedMatrix` of the
-        // format and sizes that its part says, and nothing changes them after.
+        // SAFETY: `Projection::plan` made the product: a held matrix is a `QuantizedMatrix` of the
+        // format and sizes in its part, and never changes.
         unsafe { self.work.fetch(me) };
     }
 
-    /// Multiplies `x`, with the next of the operation's inputs; `add` is added to it.
+    /// Multiplies `x` with the next inputs of the operation, and adds `add` if given.
     ///
     /// # Safety
-    /// The rest must be the inputs that `plan` appended, `x` and `add` the rows that it was made
-    /// for.
+    /// `rest` must start with the inputs that `plan` appended; `x` and `add` must be rows of the
+    /// planned shape.
     unsafe fn run(&self, x: Input, rest: &mut &[Input], add: Option<Input>, output: &mut [f32]) {
         let mut inputs = vec![x];
         inputs.extend(next(rest, self.inputs));
         inputs.extend(add);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.work.run(&inputs, output) };
     }
 }
@@ -153,11 +153,11 @@ fn next<'i>(rest: &mut &'i [Input], n: usize) -> &'i [Input] {
 }
 
 impl Block<'_> {
-    /// The block's output for `x`, float32 `[1, T, hidden]`: the tokens of the rows one after
-    /// another. Their keys and values are in the rows' memory once it is evaluated.
+    /// The block's output for `x`, float32 `[1, T, hidden]`, the concatenated tokens of the rows.
+    /// Their keys and values are in the rows' memory once it is evaluated.
     ///
-    /// The operation runs once. Where a transform runs its graph again (`compile` with each call,
-    /// `checkpoint`), the later results are NaN and nothing is written.
+    /// The operation runs once. If a transform runs its graph again (`compile` with each call,
+    /// `checkpoint`), later results are NaN and nothing is written.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
@@ -166,8 +166,8 @@ impl Block<'_> {
         Self::steps(x, &mut [(self, rooms)])
     }
 
-    /// The output of adjacent blocks as one operation. Each has the same rows, with memory of its
-    /// own.
+    /// The output of adjacent blocks as one operation. Each has the same rows, with separate KV
+    /// memory.
     ///
     /// # Errors
     /// As [`Self::step`], also without a block.
@@ -191,7 +191,7 @@ impl Block<'_> {
         for (block, rooms) in &*blocks {
             steps.push(block.plan(x, rooms, &mut inputs)?);
         }
-        // An operation that must run before; its elements are not read.
+        // An operation that must run earlier; its elements are not read.
         inputs.extend(before.iter().map(|array| &**array));
         let row_major = inputs.len();
         let y = host_op::add_once(OP, BlockChain(steps), &inputs, row_major, x.shape())?;
@@ -204,8 +204,8 @@ impl Block<'_> {
         Ok((*y).clone())
     }
 
-    /// The work of this block on tokens like those of `x`. It reads the arrays that this appends to
-    /// `inputs`.
+    /// The work of this block on tokens like those of `x`. It reads the arrays that are appended to
+    /// `inputs` here.
     fn plan<'p>(
         &'p self,
         x: &Array,
@@ -295,21 +295,21 @@ impl Block<'_> {
 
 const OP: &str = "cpu::block";
 
-/// The most tokens for which memory between the parts is kept for the next blocks. A batch of
-/// requests has about as many in a pass.
+/// The maximum tokens for which intermediate memory is kept for the next blocks. Concurrent
+/// requests have about this number of tokens per pass.
 const MAX_KEPT_TOKENS: usize = 256;
 
 /// What a block computes.
 struct BlockPlan {
-    /// How many of the operation's inputs it reads.
+    /// The number of the operation's inputs that it reads.
     inputs: usize,
     project: Part,
     k_norm: bool,
-    /// Of the attention, besides packed rows, keys and values.
+    /// The inputs of attention, besides packed rows, keys and values.
     attention_inputs: usize,
-    /// Keys and values of each row.
+    /// The writes of keys and values, per row.
     stores: Vec<(KvWrite, KvWrite)>,
-    /// Where these are.
+    /// The memory that they are written to.
     held: Vec<Arc<KvLayer>>,
     attend: Attention,
     output: Part,
@@ -317,7 +317,7 @@ struct BlockPlan {
     down: Part,
 }
 
-/// What stands between the blocks, and between their parts.
+/// Buffers between blocks, and between their parts.
 #[derive(Default)]
 struct Intermediates {
     blocks: [Vec<f32>; 2],
@@ -336,7 +336,7 @@ thread_local! {
     static INTERMEDIATES: RefCell<Intermediates> = RefCell::default();
 }
 
-/// The first `n` elements, of which none is known.
+/// The first `n` elements, with arbitrary values.
 fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
     if buffer.len() < n {
         buffer.resize(n, 0.0);
@@ -344,7 +344,7 @@ fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
     &mut buffer[..n]
 }
 
-/// Blocks one after another.
+/// Consecutive blocks.
 struct BlockChain(Vec<BlockPlan>);
 
 impl Work for BlockChain {
@@ -378,7 +378,7 @@ impl Work for BlockChain {
                 std::mem::swap(from, to);
             }
         });
-        // A prompt's part comes seldom, and is large.
+        // For prefill this is rare, and the memory is large.
         if self
             .0
             .iter()
@@ -390,11 +390,11 @@ impl Work for BlockChain {
 }
 
 impl BlockPlan {
-    /// While threads wait at the barrier they prefetch the first elements of the next part. At the
-    /// end these are those of the step `after` this one.
+    /// Threads waiting at a barrier prefetch the first elements of the next part. At the end these
+    /// belong to the step `after` this one.
     ///
     /// # Safety
-    /// `inputs` must be those that `Block::plan` appended for this step, `x` its rows.
+    /// `inputs` must be those that `Block::plan` appended for this step, and `x` its rows.
     unsafe fn run(
         &self,
         x: Input,
@@ -412,7 +412,7 @@ impl BlockPlan {
         // SAFETY: caches of a `KvBuffer` are float32.
         let prefetch = unsafe { self.attend.prefetch(&caches) };
         with_barrier_hook(&prefetch, || {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.project.run(x, &mut &*own, None, packed) };
         });
         let found = room(&mut between.found, self.attend.outputs());
@@ -421,15 +421,15 @@ impl BlockPlan {
         seen.extend(&caches);
         let fresh = NewKv {
             writes: &self.stores,
-            // SAFETY: `Heads::check_parts` has seen that it is float32.
+            // SAFETY: `Heads::check_parts` checked that it is float32.
             norm: norm.map(|norm| unsafe { norm.as_slice::<f32>() }),
             caches: &caches,
         };
         with_barrier_hook(&|me| self.output.fetch(me), || {
             // SAFETY: they are float32, as planned, and belong to a `KvBuffer`, which gives its
             // arrays only to this operation and to those that copy them. Each of these runs after
-            // the earlier ones (`KvBuffer::before`), so none runs at the same time. Nothing of them
-            // is in use here yet.
+            // the earlier ones (`KvBuffer::before`), so none run concurrently. No reference to them
+            // exists here yet.
             unsafe { self.attend.run_with_new_kv(&seen, &fresh, found) };
         });
         let attended = room(&mut between.attended, self.output.work.outputs());

@@ -1,4 +1,4 @@
-//! Stacks of matrices that rows meet by index, as in mixtures of experts: products, and the whole
+//! Stacks of matrices selected by index, as in mixtures of experts: products, and the whole
 //! feed-forward block of a mixture as one operation.
 
 use mlx_cpu_kernels::{
@@ -13,8 +13,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transforms::CustomFunction;
 
-/// Matrices `[n, k]` of one format, one for each expert. A clone is another handle to the same
-/// memory.
+/// Matrices `[n, k]` of one format, one per expert. A clone is another handle to the same memory.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, ExpertMatrix, Matrix}};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -39,11 +38,11 @@ pub struct ExpertMatrix {
 }
 
 impl ExpertMatrix {
-    /// From the rows of all experts, one expert after another: `[experts * n, k]`. Experts of a
+    /// From the rows of all experts, expert by expert: `[experts * n, k]`. Each expert of a
     /// quantized matrix must have a multiple of 8 rows.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when the rows do not divide so.
+    /// [`ErrorKind::Shape`] when the rows do not divide evenly.
     pub fn new(matrix: Matrix, experts: i32) -> Result<Self> {
         let rows = matrix.outputs();
         let n = rows.checked_div(experts).unwrap_or(0);
@@ -62,7 +61,7 @@ impl ExpertMatrix {
         })
     }
 
-    /// The rows of all experts, one expert after another: `[experts * n, k]`.
+    /// The rows of all experts, expert by expert: `[experts * n, k]`.
     ///
     /// ```
     /// use mlx_rs_core::cpu::ExpertMatrix;
@@ -73,7 +72,7 @@ impl ExpertMatrix {
         &self.matrix
     }
 
-    /// How many experts.
+    /// The number of experts.
     ///
     /// ```
     /// use mlx_rs_core::cpu::ExpertMatrix;
@@ -85,8 +84,8 @@ impl ExpertMatrix {
         self.experts as i32
     }
 
-    /// The same stack, which inputs of 16 or more rows of an expert meet as `prompts` says; see
-    /// [`super::QuantizedMatrix::with_prompts`]. A dense stack stays as it is.
+    /// Sets the type of prefill inputs, for experts with 16 or more rows; see
+    /// [`super::QuantizedMatrix::with_prompts`]. A dense stack is unchanged.
     ///
     /// ```
     /// use mlx_rs_core::cpu::{ExpertMatrix, Prompts};
@@ -101,7 +100,7 @@ impl ExpertMatrix {
         Self { matrix, ..self }
     }
 
-    /// Whether experts of so many rows can be quantized: a multiple of 8.
+    /// Whether experts with `n` rows can be quantized: a multiple of 8.
     /// ```
     /// use mlx_rs_core::cpu::ExpertMatrix;
     /// assert!(ExpertMatrix::fits(768) && !ExpertMatrix::fits(4));
@@ -111,7 +110,7 @@ impl ExpertMatrix {
         (rows.unsigned_abs() as usize).is_multiple_of(INTERLEAVED_ROWS)
     }
 
-    /// The rows of all experts, one expert after another.
+    /// The rows of all experts, expert by expert.
     #[must_use]
     pub fn matrix(&self) -> &Matrix {
         &self.matrix
@@ -125,7 +124,7 @@ impl ExpertMatrix {
         [self.experts as i32, n as i32, k as i32]
     }
 
-    /// Of one of them.
+    /// The size of one expert's matrix.
     fn size(&self) -> Size {
         let Size { n, k } = self.matrix.size();
         Size {
@@ -134,9 +133,9 @@ impl ExpertMatrix {
         }
     }
 
-    /// Each row of `x` times the transposed matrices of its experts, on the CPU: float32 `[.., k]`
-    /// and integers `[.., e]` with the same axes before the last to `[.., e, n]`. An expert's
-    /// number that does not exist is the one at that end.
+    /// Products of each row of `x` with the transposed matrices of its experts, on the CPU: float32
+    /// `[.., k]` and integers `[.., e]` with equal leading axes to `[.., e, n]`. An index out of
+    /// range selects the nearest expert.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
@@ -145,7 +144,7 @@ impl ExpertMatrix {
         self.product_with(x, ids, false)
     }
 
-    /// [`Self::product`], with floats throughout where `float_inputs`.
+    /// [`Self::product`], in floats throughout if `float_inputs`.
     fn product_with(&self, x: &Array, ids: &Array, float_inputs: bool) -> Result<Array> {
         let op = "cpu::expert_product";
         let ids = numbers(op, ids, self.experts)?;
@@ -163,8 +162,8 @@ impl ExpertMatrix {
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// [`Self::product`] for what is differentiated with respect to `x`: the backward pass is a
-    /// kernel, too. `None` where `k` is no multiple of 16.
+    /// [`Self::product`] with a kernel for the backward pass with respect to `x`. `None` if `k` is
+    /// not a multiple of 16.
     ///
     /// # Errors
     /// As [`Self::product`].
@@ -195,7 +194,7 @@ impl ExpertMatrix {
         let product = product.with_vjp(move |inputs, cotangents, _| match (inputs, cotangents) {
             ([_, ids], [cotangent]) => Ok(vec![
                 backward.vjp_of(cotangent, ids)?,
-                // A choice has no slope.
+                // A selection has no gradient.
                 crate::zeros(ids.shape(), ids.dtype())?,
             ]),
             _ => Err(lost("cotangent")),
@@ -234,8 +233,9 @@ impl ExpertMatrix {
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// The stack for an operation, which reads what is appended to `inputs` here. Where it `holds`,
-    /// quantized matrices are not among them, if that can be.
+    /// The stack for an operation, which reads the arrays appended to `inputs` here. With `holds`,
+    /// the operation holds quantized matrices itself if possible, instead of reading them from the
+    /// inputs.
     fn stack<'a>(
         &'a self,
         op: &'static str,
@@ -267,7 +267,7 @@ impl ExpertMatrix {
         })
     }
 
-    /// Which experts the rows of `x` meet.
+    /// The experts of each row of `x`.
     fn routing(&self, op: &'static str, x: &Array, ids: &Array) -> Result<Routing> {
         let k = self.size().k;
         if let ([rows @ .., last], [others @ .., per_row]) = (x.shape(), ids.shape())
@@ -287,10 +287,10 @@ impl ExpertMatrix {
     }
 }
 
-/// The numbers of experts as integers of 32 bits.
+/// The expert indices as 32-bit integers.
 fn numbers(op: &'static str, ids: &Array, experts: usize) -> Result<Array> {
     match ids.dtype() {
-        // What runs looks for itself whether a number is beyond the experts.
+        // The work itself handles indices out of range.
         Dtype::Int32 | Dtype::Uint32 => Ok(ids.clone()),
         // Their count was an i32 in the matrix's shape.
         _ => Array::clamp_indices(op, ids, experts as i32)?.astype(Dtype::Int32),
@@ -329,18 +329,18 @@ pub type BiasedExperts<'a> = (&'a ExpertMatrix, Option<&'a Array>);
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertBlock<'a> {
-    /// `hidden -> width`, through the gate.
+    /// `hidden -> width`, before the gate function.
     pub gate: BiasedExperts<'a>,
     /// `hidden -> width`.
     pub up: BiasedExperts<'a>,
     /// `width -> hidden`.
     pub down: BiasedExperts<'a>,
-    /// What is between them.
+    /// The operation between them.
     pub activation: ExpertGate,
 }
 
 impl ExpertBlock<'_> {
-    /// The weighted sum of what the experts `ids` `[.., e]` of each row compute, by `weights` of
+    /// The weighted sum of the outputs of experts `ids` `[.., e]` for each row, with `weights` of
     /// the same shape, on the CPU: float32 `[.., hidden] -> [.., hidden]`.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! A feed-forward part feature by feature, from matrices that are not MLX's arrays: those of a
-//! mapped file stay where they are.
+//! A feed-forward part with selected features, from matrices outside MLX's arrays, such as a mapped
+//! file.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Floats, Halves};
 
-/// Numbers of a matrix, which stay where they are.
+/// The values of a matrix, in memory of their owner.
 #[derive(Debug, Clone)]
 pub enum FeatureNumbers {
     /// float32.
@@ -22,7 +22,7 @@ pub enum FeatureNumbers {
 }
 
 impl FeatureNumbers {
-    /// How many there are.
+    /// The number of values.
     fn count(&self) -> usize {
         match self {
             Self::Float32(all) => all.as_ref().len(),
@@ -37,7 +37,7 @@ impl FeatureNumbers {
         }
     }
 
-    /// A copy as an array of this shape, in its own type.
+    /// A copy as an array of this shape, in the same type.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the shape has another number of elements.
@@ -74,7 +74,7 @@ impl From<Halves> for FeatureNumbers {
     }
 }
 
-/// A row-major matrix of float32 or float16, a row a feature: `[features, hidden]`.
+/// A row-major matrix of float32 or float16, one row per feature: `[features, hidden]`.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::FeatureMatrix, io::Floats};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -136,7 +136,7 @@ impl FeatureMatrix {
         self.numbers.held()
     }
 
-    /// `x` times the transposed matrix, plus a bias `[features]`, on the CPU: float32
+    /// Products of `x` with the transposed matrix, plus a bias `[features]`, on the CPU: float32
     /// `[.., hidden] -> [.., features]`.
     ///
     /// # Errors
@@ -157,8 +157,8 @@ impl FeatureMatrix {
     }
 }
 
-/// The feed-forward part with those features only whose gate is greatest. Of each position it reads
-/// `top_k` rows of each matrix.
+/// The feed-forward part with only the features of greatest gate. It reads `top_k` rows of each
+/// matrix per position.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::{FeatureMatrix, FeatureWalk, Gate}, io::Floats};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -181,7 +181,7 @@ impl FeatureMatrix {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct FeatureWalk<'a> {
-    /// Rows of the up matrix, where there is a gate beside it.
+    /// Rows of the up matrix, if there is also a gate.
     pub up: Option<&'a FeatureMatrix>,
     /// `[features]`.
     pub up_bias: Option<&'a Floats>,
@@ -189,16 +189,16 @@ pub struct FeatureWalk<'a> {
     pub down: &'a FeatureMatrix,
     /// `[hidden]`.
     pub down_bias: Option<&'a Floats>,
-    /// What gates go through, where the kernels have it.
+    /// The gate's activation, if the kernels have it.
     pub activation: Option<Gate>,
-    /// Features of a position, at most.
+    /// The maximum features per position.
     pub top_k: usize,
 }
 
 impl FeatureWalk<'_> {
-    /// The output, on the CPU: float32 `x [.., hidden]` and gates before the activation
-    /// `[.., features]` to `[.., hidden]`. Without [`Self::activation`] it needs the gates after
-    /// it, too.
+    /// The output, on the CPU: float32 `x [.., hidden]` and gates before the activation `[..,
+    /// features]` to `[.., hidden]`. Without [`Self::activation`] it also needs the activated
+    /// gates.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
@@ -236,7 +236,7 @@ impl FeatureWalk<'_> {
     }
 }
 
-/// How many rows of `k` float32 an array has.
+/// The number of rows of `k` float32 in an array.
 fn rows_of(op: &'static str, x: &Array, k: usize) -> Result<usize> {
     let last = x.shape().last().and_then(|n| usize::try_from(*n).ok());
     if x.dtype() != Dtype::Float32 || last != Some(k) {
@@ -320,7 +320,7 @@ mod tests {
             assert!(given.of(&x, &gates, Some(&gates)).is_ok());
             assert!(down.product(&gates, None).is_err());
             assert!(down.product(&x, Some(&three)).is_err());
-            // No row is no fault.
+            // Zero rows are allowed.
             let (none, no_gates) = (array(&[0, 3]), array(&[0, 4]));
             assert_eq!(walk.of(&none, &no_gates, None).unwrap().shape(), [0, 3]);
         });

@@ -1,4 +1,5 @@
-//! The greatest outputs of a product with many columns, as one operation that stores no others.
+//! The greatest outputs of a product with many columns, as one operation that does not store the
+//! others.
 
 use mlx_cpu_kernels::{GreatestOutputs, MAX_ROW_LEN};
 
@@ -9,16 +10,15 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
 impl Projection<'_> {
-    /// The `k` greatest outputs of each row of `x`, float32 `[.., inputs]`, the greatest first, and
-    /// their columns: float32 and uint32 `[rows, k]`. Of equals those of the first columns are
-    /// taken; NaN counts as minus infinity. Inputs are float32 in the product, however precise the
-    /// matrix wants those of prompts. On the CPU.
+    /// The `k` greatest outputs of each row of `x`, float32 `[.., inputs]`, in descending order,
+    /// and their columns: float32 and uint32 `[rows, k]`. Ties are sorted by column; NaN counts as
+    /// minus infinity. Inputs stay float32 in the product, whatever the matrix's prefill type. On
+    /// the CPU.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit, with more than one matrix, another
-    /// epilogue than none or an activation, or more than [`MAX_ROW_LEN`] outputs;
-    /// [`ErrorKind::Index`] when `k` is 0 or more than the outputs; MLX's message when the current
-    /// stream is not on the CPU.
+    /// [`ErrorKind::Shape`] when shapes or types do not fit, with more than one matrix, an epilogue
+    /// other than an activation, or more than [`MAX_ROW_LEN`] outputs; [`ErrorKind::Index`] when
+    /// `k` is 0 or more than the outputs; MLX's message when the current stream is not on the CPU.
     /// ```
     /// use mlx_rs_core::{Array, Device, Stream, cpu::{DenseMatrix, Matrix, Projection, Epilogue}};
     /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -138,7 +138,7 @@ mod tests {
             ] {
                 assert_eq!(error.unwrap_err().kind(), ErrorKind::Shape);
             }
-            // No row is no fault.
+            // Zero rows are allowed.
             let none = numbers(&[0, 4], 1);
             assert_eq!(plain.greatest(&none, 3).unwrap().0.shape(), [0, 3]);
         });

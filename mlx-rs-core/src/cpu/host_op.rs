@@ -13,15 +13,15 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::align_of_items;
 
-/// What an operation computes, so that it has derivatives and works in batches.
+/// The kind of an operation, which determines its gradient and `vmap`.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum OpKind {
-    /// Anything: it has neither.
+    /// Any other operation, without gradient and `vmap`.
     Opaque,
-    /// Inputs `x [.., k]` and `w [n, k]`: `x` times `w` transposed.
+    /// Inputs `x [.., k]` and `w [n, k]`: `x w^T`.
     DenseProduct,
     /// Inputs `x [.., k]` and the parts of a matrix `[rows, k]` quantized in affine mode,
-    /// interleaved (`quantized.rs`): likewise.
+    /// interleaved (`quantized.rs`): the same product.
     QuantizedProduct {
         rows: i32,
         group_size: i32,
@@ -58,13 +58,13 @@ impl OpKind {
     }
 }
 
-/// All elements of an array that is evaluated and row-contiguous.
+/// All elements of an evaluated, row-contiguous array.
 ///
 /// # Errors
 /// When it cannot be evaluated, or is not row-contiguous.
 ///
 /// # Safety
-/// The array must be kept as long as the input is used.
+/// The array must live as long as the input is used.
 pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
     let (owner, data, size) = array.row_major("cpu::Matrix")?;
     if owner.is_some() {
@@ -80,8 +80,8 @@ pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
     Ok(unsafe { Input::from_raw(data.cast(), size) })
 }
 
-/// As [`add`], for work that reads strides. Inputs from number `first` on may have any layout, but
-/// elements of the last axis must be adjacent.
+/// As [`add`], for work that reads strides. Inputs from index `first` on may have any layout whose
+/// last axis is contiguous.
 ///
 /// # Errors
 /// As [`add`].
@@ -95,8 +95,8 @@ pub(super) fn add_strided<W: Work>(
     add_with(op, OpKind::Opaque, work, inputs, shape, (first, false))
 }
 
-/// The operation's output: float32 of `shape`. The work sees row-contiguous inputs: those that are
-/// not when they are computed are copied.
+/// The operation's output: float32 of `shape`. The work gets row-contiguous inputs: others are
+/// copied before it runs.
 ///
 /// # Errors
 /// MLX's message when the current stream is not on the CPU.
@@ -111,11 +111,11 @@ pub(super) fn add<W: Work>(
 }
 
 /// As [`add_strided`], for work that writes to memory other than its output. Transforms may run an
-/// operation of a graph more than once, `compile` with each call. Such work runs the first time
-/// only; later the output is not a number.
+/// operation of a graph repeatedly, such as `compile` with each call. Such work runs only the first
+/// time; later the output is NaN.
 ///
-/// An operation stays on its stream, which runs one at a time. A later run does nothing, but comes
-/// after the first one. So what depends on either comes after the work.
+/// An operation stays on its stream, which runs one operation at a time. A later run does nothing,
+/// but follows the first one. So operations that depend on either run after the work.
 ///
 /// # Errors
 /// As [`add`].
@@ -145,7 +145,7 @@ impl<W: Work> Work for RunOnce<W> {
 
     unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
         if self.once.first() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.work.run(inputs, output) };
         } else {
             output.fill(f32::NAN);
@@ -153,8 +153,8 @@ impl<W: Work> Work for RunOnce<W> {
     }
 }
 
-/// As [`add`], with an output that begins as the first input: in its memory, where nothing else
-/// needs that. The work writes only what changes, and must not read its first input.
+/// As [`add`], with an output that starts as the first input: in the same memory if nothing else
+/// needs it. The work writes only what changes, and must not read its first input.
 ///
 /// # Errors
 /// As [`add`].
@@ -175,7 +175,7 @@ fn add_with<W: Work>(
     shape: &[i32],
     (first_strided, in_place): (usize, bool),
 ) -> Result<Array> {
-    // The work writes as many elements as it says, whatever memory there is.
+    // The work writes the number of elements that it declares, independent of the memory.
     let size = shape.iter().try_fold(1usize, |size, &n| {
         usize::try_from(n).ok().and_then(|n| size.checked_mul(n))
     });
@@ -187,7 +187,7 @@ fn add_with<W: Work>(
     let payload = Box::into_raw(Box::new(work));
     call::array(op, |out, s| {
         // SAFETY: handles, shape and functions are valid for the call. The payload is a box of `W`
-        // given away here, which `free::<W>` takes back exactly once, whatever happens.
+        // released here, which `free::<W>` reclaims exactly once in every case.
         unsafe {
             sys::rust_mlx_host_op(
                 out,
@@ -216,13 +216,13 @@ unsafe extern "C" fn run<W: Work>(
     num_inputs: usize,
     output: *mut c_void,
 ) {
-    // SAFETY: the payload is the box of `W` that `add` gave away, alive while the operation is.
+    // SAFETY: the payload is the box of `W` that `add` released; it lives as long as the operation.
     let work = unsafe { &*payload.cast::<W>() };
     let views = if num_inputs == 0 {
-        // The address may be null then.
+        // The address may be null for an empty list.
         &[]
     } else {
-        // SAFETY: the shim passes this many views, alive for this call.
+        // SAFETY: the shim passes this number of views, alive for this call.
         unsafe { std::slice::from_raw_parts(inputs, num_inputs) }
     };
     let views: Vec<Input> = (views.iter())
@@ -231,12 +231,12 @@ unsafe extern "C" fn run<W: Work>(
             unsafe { Input::with_layout(v.data, v.size, (v.ndim, v.shape, v.strides)) }
         })
         .collect();
-    // SAFETY: the shim has allocated the output in the shape that `add` was given, and it has no
-    // other user. Or it is the input of work in place, which does not read that input and has no
-    // other user. Its elements are written before anything reads them; f32 has no invalid values.
+    // SAFETY: the shim has allocated the output in the shape given to `add`, without another user.
+    // Or it is the input of in-place work, which does not read that input and has no other user.
+    // Its elements are written before anything reads them; f32 has no invalid values.
     let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), work.outputs()) };
     // A panic must not cross into C++. It leaves NaN, which cannot be mistaken for a result.
-    // SAFETY: `add` was given these inputs for this work, by its caller's promise.
+    // SAFETY: the caller of `add` guarantees that the inputs match the work.
     let run = AssertUnwindSafe(|| unsafe { work.run(&views, output) });
     if let Err(payload) = catch_unwind(run) {
         output.fill(f32::NAN);
@@ -245,7 +245,7 @@ unsafe extern "C" fn run<W: Work>(
 }
 
 unsafe extern "C" fn free<W>(payload: *mut c_void) {
-    // SAFETY: the box of `W` that `add` gave away; the shim calls this once.
+    // SAFETY: the box of `W` that `add` released; the shim calls this once.
     closure::free(unsafe { Box::from_raw(payload.cast::<W>()) });
 }
 
@@ -256,14 +256,14 @@ mod tests {
     use super::*;
     use crate::{Device, Stream};
 
-    /// Doubles its input, unless that begins with 0.
+    /// Doubles its input, but panics if the first element is 0.
     struct Touchy {
         _alive: Arc<()>,
     }
 
     impl Work for Touchy {
         unsafe fn run(&self, inputs: &[Input], output: &mut [f32]) {
-            // SAFETY: the tests give float32.
+            // SAFETY: the tests pass float32.
             let x = unsafe { inputs[0].as_slice::<f32>() };
             for (x, y) in x.iter().zip(output.iter_mut()) {
                 *y = 2.0 * x;
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// What a panic carries, with a destructor that panics.
+    /// A panic payload whose destructor panics.
     struct Relentless;
 
     impl Drop for Relentless {
@@ -318,7 +318,7 @@ mod tests {
                 let part = all.slice_axis(0, 1, 13).unwrap();
                 part.viewed(Dtype::Float32).unwrap()
             };
-            // SAFETY: the array is kept; it is refused.
+            // SAFETY: the array lives; it is refused.
             assert!(unsafe { input_of(&odd()) }.is_err());
             assert_eq!(odd().to_vec::<f32>().unwrap(), values);
             let work = || Touchy {
@@ -328,7 +328,7 @@ mod tests {
             assert_eq!(plain.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
             let strided = add_strided("touchy", work(), &[&odd()], 0, &[3]).unwrap();
             assert_eq!(strided.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
-            // The memory of `x` would be taken for the result: nothing else has it.
+            // The memory of `x` would be reused for the result, because nothing else has it.
             let x = odd().add(&Array::scalar(0.0f32).unwrap()).unwrap();
             let in_place = add_in_place("touchy", Untouched, &[&x], &[3]).unwrap();
             assert_eq!(in_place.to_vec::<f32>().unwrap(), values);
@@ -337,7 +337,7 @@ mod tests {
         });
     }
 
-    /// Leaves its output as it begins.
+    /// Leaves its output unchanged.
     struct Untouched;
 
     impl Work for Untouched {
@@ -378,7 +378,7 @@ mod tests {
             assert!(run([0.0, 2.0, 3.0]).iter().all(|y| y.is_nan()));
             assert_eq!(run([4.0, 5.0, 6.0]), [8.0, 10.0, 12.0]);
         });
-        // MLX's threads may hold a node a moment longer than its result.
+        // MLX's threads may hold a node slightly longer than its result.
         for _ in 0..1000 {
             if Arc::strong_count(&alive) == 1 {
                 return;

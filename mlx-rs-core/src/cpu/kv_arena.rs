@@ -1,8 +1,8 @@
-//! The memory behind `KvBuffer` (`kv_buffer.rs`): one array for several layers, and the operations
-//! that fill it and copy from it.
+//! The memory of `KvBuffer` (`kv_buffer.rs`): one array for several layers, and the operations that
+//! fill it and copy from it.
 //!
 //! The array exists before any operation that uses it, and each such operation keeps it alive. So
-//! an address never dangles, also where a transform runs an operation again (`host_op::add_once`).
+//! an address never dangles, even if a transform runs an operation again (`host_op::add_once`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +16,10 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::{call, closure};
 
-/// The most elements in an array that layers share: it is freed when the last of them is.
+/// The maximum elements of a shared array, which is freed with the last of its layers.
 const SHARED: usize = 1 << 20;
 
-/// The number of layers of this shape that share an array.
+/// The number of layers with this shape that share an array.
 pub(super) fn layers_per_arena(shape: &[i32; 4]) -> usize {
     let elements = shape.iter().try_fold(2usize, |n, &d| n.checked_mul(dim(d)));
     (SHARED / elements.unwrap_or(usize::MAX).max(1)).max(1)
@@ -31,7 +31,7 @@ struct KvArena {
     array: Vec<Array>,
     first: *mut f32,
     elements: usize,
-    /// An operation panicked while it wrote here, so that elements may have no value.
+    /// Set when an operation panics while it writes here; elements may then be undefined.
     poisoned: AtomicBool,
 }
 
@@ -65,8 +65,8 @@ pub(super) struct KvLayer {
 }
 
 impl KvLayer {
-    /// Keys and values of layers that share an array, `[1, Hkv, room, D]` each. No element has a
-    /// value.
+    /// Keys and values of layers that share an array, `[1, Hkv, room, D]` each. No element is
+    /// initialized.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) beyond the budget; MLX's message
@@ -111,12 +111,12 @@ impl KvLayer {
         [0, 1].map(|which| {
             let at = self.arena.first.wrapping_add((2 * self.layer + which) * n);
             // SAFETY: the array has `2 * n` elements for each layer. `self` keeps the array and the
-            // layout, whose strides stay within `n` elements.
+            // layout alive, and its strides stay within `n` elements.
             unsafe { Input::strided(at, n, &self.shape, &self.strides) }
         })
     }
 
-    /// A copy of the first `n` positions of the keys, or the values, `[1, Hkv, n, D]`; runs after
+    /// A copy of the first `n` positions of the keys or the values, `[1, Hkv, n, D]`; runs after
     /// `inputs`.
     ///
     /// # Errors
@@ -135,12 +135,12 @@ impl KvLayer {
 
 const OP: &str = "cpu::memory";
 
-/// Whether an earlier operation left one of these half written.
+/// Whether an earlier operation left one of these layers partly written.
 pub(super) fn poisoned<'k>(layer: impl IntoIterator<Item = &'k Arc<KvLayer>>) -> bool {
     (layer.into_iter()).any(|layer| layer.arena.poisoned.load(Ordering::Relaxed))
 }
 
-/// Marks memory as broken when a panic leaves the operation that writes it.
+/// Marks memory as poisoned when its writer panics.
 pub(super) struct PoisonOnPanic<'k>(pub &'k [Arc<KvLayer>]);
 
 impl Drop for PoisonOnPanic<'_> {
@@ -157,7 +157,7 @@ impl Drop for PoisonOnPanic<'_> {
 pub(super) enum From {
     /// Keys and values, the operation's first two inputs.
     Arrays,
-    /// Other memory of the same number of layers.
+    /// Other memory with the same number of layers.
     KvLayer(Vec<Arc<KvLayer>>),
 }
 
@@ -201,14 +201,13 @@ impl Work for Fill {
         // SAFETY: memory is float32 and belongs to this operation alone until it has run. Every
         // other operation on it depends on the output, and `add_once` runs it once.
         let all = unsafe { all.slice_mut::<f32>(0, self.to.arena.elements) };
-        // SAFETY: `KvBuffer` has seen types and shapes; writers of the sources come before or
-        // after.
+        // SAFETY: `KvBuffer` checked types and shapes; writers of the sources run before or after.
         unsafe { self.plane.copy(&from, all) };
         output.fill(0.0);
     }
 }
 
-/// Copies keys, or values.
+/// Copies keys or values.
 struct Take {
     from: Arc<KvLayer>,
     which: usize,
@@ -226,7 +225,7 @@ impl Work for Take {
             return;
         }
         let own = self.from.parts()[self.which];
-        // SAFETY: memory is float32; writers come before or after.
+        // SAFETY: the memory is float32; writers run before or after.
         unsafe { self.plane.copy(&[own], output) };
     }
 }

@@ -1,7 +1,8 @@
-//! Keys and values that a decoder block writes in place. MLX's own arrays never change. A cache
-//! made of them is a new array with each token. An append copies as long as an operation in flight
-//! refers to the old one. Here the memory stays with its owner. Each operation on it depends on the
-//! earlier ones that write what it reads or read what it writes. It runs at most once.
+//! Keys and values that a decoder block writes in place. MLX's own arrays are immutable. A cache
+//! made of them is a new array with each token, and an append copies it while an in-flight
+//! operation refers to the old one. Here the memory stays with its owner. Each operation on it
+//! depends on the earlier ones that write what it reads or read what it writes. It runs at most
+//! once.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// Keys and values of one row in one layer, with room for more. [`super::Block::step`] writes them
-/// in place.
+/// Keys and values of one row in one layer, with capacity for more. [`super::Block::step`] writes
+/// them in place.
 ///
-/// A write happens once. A transform that runs a graph again (`compile`, `checkpoint`, gradients)
-/// does not write again: the result of the repeated step is NaN, and the memory keeps what the first
-/// run wrote.
+/// Each write happens once. A transform that runs a graph again (`compile`, `checkpoint`,
+/// gradients) does not write again: the result of the repeated step is NaN, and the memory keeps
+/// what the first run wrote.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::KvBuffer};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -32,18 +33,18 @@ use crate::memory;
 /// ```
 pub struct KvBuffer {
     layer: Arc<KvLayer>,
-    /// This many positions were written, from the first on. The others are uninitialized and must
+    /// The number of written positions, from the first on. The others are uninitialized and must
     /// not be read.
     known: i32,
-    /// What the last operation that writes here makes, the same for all that it writes. Every
-    /// reader and writer after it has it among its inputs, and so comes after it.
+    /// The output of the last operation that writes here, shared by all memory that it writes.
+    /// Every later reader and writer has it as an input, and so runs after it.
     written: Option<Arc<Array>>,
     /// Copies taken from here since; the next writer runs after them.
     copies: RefCell<Vec<Arc<Array>>>,
 }
 
 impl std::fmt::Debug for KvBuffer {
-    // Not the elements, which may be about to change.
+    // Elements are not shown, because they may be about to change.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvBuffer")
             .field("shape", &self.shape())
@@ -51,7 +52,7 @@ impl std::fmt::Debug for KvBuffer {
     }
 }
 
-/// Refuses dimensions that are not positive, and positions beyond the room.
+/// Refuses dimensions that are not positive, and positions beyond the capacity.
 fn check_shape(shape: [i32; 4], filled: i32) -> Result<()> {
     if shape.iter().all(|&n| n > 0) && (0..=shape[2]).contains(&filled) {
         return Ok(());
@@ -61,7 +62,7 @@ fn check_shape(shape: [i32; 4], filled: i32) -> Result<()> {
     )))
 }
 
-/// Refuses layers that exceed the budget together, before the first is allocated.
+/// Refuses layers that exceed the budget together, before the first one is allocated.
 fn check_budget(layers: usize, shape: [i32; 4]) -> Result<()> {
     let each = memory::checked_bytes(&shape, 2 * Dtype::Float32.size());
     let all = each.and_then(|each| each.checked_mul(layers as u64));
@@ -80,8 +81,8 @@ fn fault(message: String) -> Error {
 }
 
 impl KvBuffer {
-    /// Memory for `room` positions of `heads` heads with `width` elements each. Nothing is
-    /// initialized, and pages are taken from the machine only when written.
+    /// Memory for `room` positions of `heads` heads with `width` elements each. It is not
+    /// initialized, and pages are allocated only when written.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when a number is not positive; [`ErrorKind::OutOfMemory`] beyond the
@@ -103,7 +104,7 @@ impl KvBuffer {
     /// all layers in them are dropped or have grown.
     ///
     /// # Errors
-    /// As [`Self::empty`], where the budget is that of all layers together.
+    /// As [`Self::empty`]; the budget applies to all layers together.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -127,10 +128,10 @@ impl KvBuffer {
     }
 
     /// A copy of the first `filled` positions of keys and values, float32 `[1, Hkv, n, D]`, with
-    /// room for `room`.
+    /// capacity `room`.
     ///
     /// # Errors
-    /// As [`Self::empty`]. Also when there are fewer positions, or no room for them.
+    /// As [`Self::empty`]. Also when there are fewer positions, or they exceed the capacity.
     pub fn holding(keys: &Array, values: &Array, filled: i32, room: i32) -> Result<Self> {
         if keys.shape() != values.shape() {
             return Err(fault("keys and values must be of one shape".into()));
@@ -174,10 +175,10 @@ impl KvBuffer {
         Ok(made.into_iter().map(of).collect())
     }
 
-    /// Gets room for `room` positions, and keeps the first `filled`.
+    /// Changes the capacity to `room` positions, and keeps the first `filled`.
     ///
     /// # Errors
-    /// As [`Self::holding`], also when fewer were written; nothing has changed then.
+    /// As [`Self::holding`], also when fewer were written; the memory is then unchanged.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -197,7 +198,7 @@ impl KvBuffer {
         Ok(())
     }
 
-    /// The shape with other room.
+    /// The shape with another capacity.
     fn with(&self, room: i32) -> [i32; 4] {
         let [one, heads, _, width] = *self.layer.shape();
         [one, heads, room, width]
@@ -228,8 +229,8 @@ impl KvBuffer {
         Ok((keys, values))
     }
 
-    /// A memory of its own that begins with the first `n` positions of this one, and has room for
-    /// `room`. Later writes here run after the copy.
+    /// Separate memory with a copy of the first `n` positions and capacity `room`. Later writes
+    /// here run after the copy.
     ///
     /// # Errors
     /// As [`Self::holding`], also when fewer were written.
@@ -293,10 +294,10 @@ impl KvBuffer {
         Ok(forks)
     }
 
-    /// Whether the first `n` positions were written.
+    /// Checks that the first `n` positions were written.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when not.
+    /// [`ErrorKind::Shape`] if not.
     pub(super) fn check(&self, n: i32) -> Result<()> {
         if n <= self.known {
             return Ok(());
@@ -307,7 +308,7 @@ impl KvBuffer {
         )))
     }
 
-    /// Positions that it has room for.
+    /// The capacity in positions.
     pub fn room(&self) -> i32 {
         self.layer.shape()[2]
     }
@@ -325,8 +326,8 @@ impl KvBuffer {
         self.layer.shape()
     }
 
-    /// What to evaluate so that all is written; `None` when nothing was. It is one array, in one
-    /// place, for all that one operation wrote.
+    /// The array to evaluate so that everything is written; `None` if nothing was. One operation
+    /// has a single such array for all its writes.
     /// ```
     /// # use mlx_rs_core::{Device, Stream, cpu::KvBuffer};
     /// # Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -339,7 +340,7 @@ impl KvBuffer {
         self.written.as_deref()
     }
 
-    /// Keys and values for an operation that writes them, and must have [`Self::before`] among its
+    /// Keys and values for an operation that writes them; it must have [`Self::before`] among its
     /// inputs.
     pub(super) fn layer(&self) -> Arc<KvLayer> {
         Arc::clone(&self.layer)
@@ -362,7 +363,8 @@ impl KvBuffer {
         }
     }
 
-    /// What `y` comes from writes here, after [`Self::before`], as far as position `end`.
+    /// Records that the operation of `y`, which follows [`Self::before`], writes here up to
+    /// position `end`.
     pub(super) fn is_written_with(&mut self, y: &Arc<Array>, end: i32) {
         self.known = self.known.max(end);
         self.written = Some(Arc::clone(y));
@@ -370,7 +372,7 @@ impl KvBuffer {
     }
 }
 
-/// One more that comes before, unless it is known.
+/// Adds an array unless it is present.
 fn add(known: &mut Vec<Arc<Array>>, array: &Arc<Array>) {
     if !known.iter().any(|k| Arc::ptr_eq(k, array)) {
         known.push(Arc::clone(array));
@@ -390,7 +392,7 @@ fn arrays(all: &[Arc<Array>]) -> Vec<&Array> {
     all.iter().map(|array| &**array).collect()
 }
 
-/// The shape of a cache with room for `room` positions.
+/// The shape of a cache with capacity `room`.
 fn with_room(cache: &Array, room: i32) -> Result<[i32; 4]> {
     match *cache.shape() {
         [1, heads, _, width] => Ok([1, heads, room, width]),

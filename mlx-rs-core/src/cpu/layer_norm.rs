@@ -1,4 +1,4 @@
-//! Layer norms as one operation. MLX computes them in about ten operations on one core.
+//! Layer norms as one operation. MLX uses about ten operations on one core.
 
 use mlx_cpu_kernels::{Isa, LayerNorm, dim};
 
@@ -7,8 +7,9 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// [`fast::layer_norm`](crate::fast::layer_norm) on the CPU, without derivatives: float32 `[.., k]`
-/// to zero mean and unit variance over the last axis, times `weight` `[k]`, plus `bias` `[k]`.
+/// [`fast::layer_norm`](crate::fast::layer_norm) on the CPU, without gradients: normalizes float32
+/// `[.., k]` to zero mean and unit variance over the last axis, times `weight` `[k]`, plus `bias`
+/// `[k]`.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream is

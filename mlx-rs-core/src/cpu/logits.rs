@@ -1,5 +1,5 @@
-//! Log-probabilities of elements of long rows, as an operation of MLX's graph. MLX sorts whole rows;
-//! the kernel passes over a row once.
+//! Log-probabilities of elements of long rows, as an operation of MLX's graph. MLX sorts whole
+//! rows; the kernel makes a single pass.
 
 use mlx_cpu_kernels::{LogProbs, MAX_ROW_LEN};
 
@@ -8,7 +8,7 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The sizes of `[rows, n]` in float32, as the kernels here need it.
+/// The sizes of float32 `[rows, n]`, as the kernels here require.
 pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
     match *logits.shape() {
         [rows, n] if rows > 0 && n > 0 && logits.dtype() == Dtype::Float32 => {
@@ -30,17 +30,17 @@ pub(super) fn size(op: &'static str, logits: &Array) -> Result<(usize, usize)> {
 /// Logarithms of probabilities under the softmax of rows `[rows, n]`.
 #[derive(Debug, Clone)]
 pub struct LogProbabilities {
-    /// Of one element a row: float32 `[rows]`.
+    /// Of one element per row: float32 `[rows]`.
     pub chosen: Array,
-    /// Of the maximum, ascending: float32 `[rows, k]`.
+    /// The greatest ones, ascending: float32 `[rows, k]`.
     pub values: Array,
-    /// Where these stand: uint32 `[rows, k]`.
+    /// Their indices: uint32 `[rows, k]`.
     pub indices: Array,
 }
 
 /// The log-probabilities of the elements `chosen` (uint32 `[rows]`) of float32 `[rows, n]`, and of
-/// the `k` greatest of each row. Among equals, the later ones are taken. An element beyond the row
-/// is impossible. On the CPU.
+/// the `k` greatest of each row. On ties, greater indices are taken. An index beyond the row has
+/// probability zero. On the CPU.
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] when an array is of another type or shape; [`ErrorKind::Index`] when `k` is

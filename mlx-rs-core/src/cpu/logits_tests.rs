@@ -19,7 +19,7 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n)
         .map(|_| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Coarse, so that there are equals.
+            // Rounded to quarters, so that ties occur.
             ((state >> 20) as f32 / 100.0).floor() / 4.0 - 3.0
         })
         .collect()

@@ -1,4 +1,4 @@
-//! Matrices that the kernels multiply with, checked once. The products are in `projection.rs`.
+//! Matrices for products by the kernels, checked once. `projection.rs` has the products.
 
 use mlx_cpu_kernels::{DenseType, MatrixFormat, Prompts, Size, dim};
 
@@ -9,7 +9,7 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The sizes of a shape `[n, k]` with neither zero.
+/// The sizes of a shape `[n, k]`, both nonzero.
 pub(super) fn size_of(shape: &[i32]) -> Option<Size> {
     match *shape {
         [n, k] if n > 0 && k > 0 => Some(Size {
@@ -20,7 +20,7 @@ pub(super) fn size_of(shape: &[i32]) -> Option<Size> {
     }
 }
 
-/// `None` for a type that the kernels do not multiply with.
+/// `None` for a type that the kernels do not support.
 fn number_of(dtype: Dtype) -> Option<DenseType> {
     match dtype {
         Dtype::Float32 => Some(DenseType::F32),
@@ -30,8 +30,8 @@ fn number_of(dtype: Dtype) -> Option<DenseType> {
     }
 }
 
-/// A matrix of float32, float16 or bfloat16. The latter stay so in memory, and become float32 where
-/// they are multiplied.
+/// A matrix of float32, float16 or bfloat16. 16-bit values stay so in memory, and are converted to
+/// float32 in products.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu::DenseMatrix};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -52,7 +52,7 @@ pub struct DenseMatrix {
 }
 
 impl DenseMatrix {
-    /// Whether the kernels are on and multiply with matrices of this type.
+    /// Whether the kernels are enabled and support this type.
     /// ```
     /// use mlx_rs_core::{Dtype, cpu};
     /// assert_eq!(cpu::DenseMatrix::supports(Dtype::Bfloat16), cpu::enabled());
@@ -62,7 +62,7 @@ impl DenseMatrix {
         enabled() && number_of(dtype).is_some()
     }
 
-    /// The matrix `[n, k]` for the kernels, where they are on and have its type; `None` otherwise.
+    /// The matrix `[n, k]` for the kernels; `None` if they are disabled or lack its type.
     ///
     /// # Errors
     /// When memory runs out.
@@ -82,7 +82,7 @@ impl DenseMatrix {
         }))
     }
 
-    /// The numbers, `[n, k]`.
+    /// The values, `[n, k]`.
     /// ```
     /// use mlx_rs_core::{Array, cpu::DenseMatrix};
     /// let weight = Array::from_slice(&[1.0f32, 2.0], &[1, 2])?;
@@ -96,7 +96,7 @@ impl DenseMatrix {
         &self.weight
     }
 
-    /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
+    /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
     ///
     /// # Errors
     /// As [`QuantizedMatrix::product`].
@@ -121,14 +121,14 @@ impl DenseMatrix {
 /// ```
 #[derive(Debug, Clone)]
 pub enum Matrix {
-    /// Packed.
+    /// A quantized matrix.
     Quantized(QuantizedMatrix),
-    /// Plain.
+    /// A dense matrix.
     Dense(DenseMatrix),
 }
 
 impl Matrix {
-    /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
+    /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
     ///
     /// # Errors
     /// As [`Projection::of`].
@@ -136,7 +136,7 @@ impl Matrix {
         self.product_with(x, false)
     }
 
-    /// [`Self::product`], with floats throughout where `float_inputs`.
+    /// [`Self::product`], in floats throughout if `float_inputs`.
     pub(super) fn product_with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let parts = [(self, None)];
         Projection {
@@ -147,7 +147,7 @@ impl Matrix {
         .with(x, float_inputs)
     }
 
-    /// What inputs of many rows become where they meet it; see [`QuantizedMatrix::with_prompts`].
+    /// The type of prefill inputs; see [`QuantizedMatrix::with_prompts`].
     pub(super) fn prompts(&self) -> Prompts {
         match self {
             Self::Quantized(m) => m.prompts(),
@@ -168,7 +168,7 @@ impl Matrix {
         }
     }
 
-    /// How it is stored.
+    /// The storage format.
     pub(super) fn kind(&self) -> MatrixFormat {
         match self {
             Matrix::Quantized(q) => MatrixFormat::Quantized {
@@ -180,7 +180,7 @@ impl Matrix {
         }
     }
 
-    /// The arrays it consists of, in the order that the kernels take them.
+    /// Its arrays, in the kernels' order.
     pub(super) fn arrays(&self) -> Vec<&Array> {
         match self {
             Matrix::Quantized(q) => q.inputs(),
@@ -189,7 +189,7 @@ impl Matrix {
     }
 }
 
-/// The arrays in memory, row after row.
+/// Row-contiguous copies of the arrays, where necessary.
 fn contiguous<const N: usize>(arrays: [&Array; N]) -> Result<[Array; N]> {
     let all: Vec<Array> = arrays
         .iter()

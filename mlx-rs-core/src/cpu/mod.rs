@@ -1,14 +1,14 @@
 //! The kernels of `mlx-cpu-kernels` as operations of MLX's graph. They are products with quantized
-//! and dense matrices, attention, recurrences, decoder blocks, and sampling from long rows. MLX computes
-//! these on one core and without vector units. Laziness, streams and memory stay MLX's (through the
-//! shim of `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
+//! and dense matrices, attention, recurrences, decoder blocks, and sampling from long rows. MLX
+//! computes these on one core and without vector units. Laziness, streams and memory stay MLX's
+//! (through the shim of `mlx-sys`); the arithmetic is in `mlx-cpu-kernels`.
 //!
-//! MLX's own operations compute derivatives of a single product with respect to the rows (and to a
+//! For a single product, MLX's own operations compute gradients with respect to the rows (and a
 //! dense matrix), and `vmap` over rows. [`Matrix::product_for_gradients`] is the exception. A
 //! gradient with respect to a quantized matrix or its scales is an error. So is a gradient of a
 //! fused operation.
 //!
-//! `MLX_CPU_KERNELS=off` turns the kernels off. `portable`, `avx2` and `avx512` limit the
+//! `MLX_CPU_KERNELS=off` disables the kernels. `portable`, `avx2` and `avx512` limit the
 //! instruction set.
 
 mod attention;

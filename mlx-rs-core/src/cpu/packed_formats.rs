@@ -1,5 +1,5 @@
-//! Quantized matrices in formats that are not affine: floats of four and eight bits, and those of
-//! GGUF that MLX lacks.
+//! Quantized matrices in formats that are not affine: 4- and 8-bit floats, and GGUF formats that
+//! MLX lacks.
 
 use mlx_cpu_kernels::{
     GROUPS_PER_AFFINE_SUPER, GROUPS_PER_SUPER, INTERLEAVED_ROWS, Prompts, ScaleFormat, Size,
@@ -17,16 +17,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ops::QuantMode;
 
 impl QuantizedMatrix {
-    /// A matrix of 6 bits in groups of 16, in GGUF's Q6_K format and size. Scales are signed bytes
-    /// times a float16 for each 256 inputs. Codes stand for -32 to 31. All arrays are
-    /// [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` as MLX packs 6 bits, bytes
-    /// (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` where the kernels are off.
+    /// A matrix with 6 bits in groups of 16, in GGUF's Q6_K format and size. Scales are signed
+    /// bytes times a float16 per 256 inputs. Codes represent -32 to 31. All arrays are
+    /// [interleaved](Self::interleaved): packed codes `[n, k / 16 * 3]` in MLX's 6-bit packing,
+    /// bytes (int8) `[n, k / 16]` and float16 `[n, k / 256]`. `None` if the kernels are disabled.
     ///
     /// MLX has no such format. So [`Self::to_quantized`], `vmap` over a product and second
     /// derivatives of it are errors.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
+    /// [`ErrorKind::Shape`] when they do not match; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
@@ -53,18 +53,17 @@ impl QuantizedMatrix {
         Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
     }
 
-    /// A matrix of `n` rows and of 4 or 5 `bits` in groups of 32, in GGUF's Q4_K or Q5_K format and
+    /// A matrix of `n` rows with 4 or 5 `bits` in groups of 32, in GGUF's Q4_K or Q5_K format and
     /// nearly their size: `w = d * scale * q - m * min`. All arrays are
-    /// [interleaved](Self::interleaved): packed codes `[n, k / 32 * bits]` as MLX packs them, bytes
-    /// (int8) `[n, k / 16]` with the scale and the minimum of each group, and float16 `[n, k / 128]`
-    /// with `d` and `m` of each 256 inputs. `None` where the kernels are off.
+    /// [interleaved](Self::interleaved): packed codes `[n, k / 32 * bits]` in MLX's packing, bytes
+    /// (int8) `[n, k / 16]` with the scale and the minimum of each group, and float16 `[n, k /
+    /// 128]` with `d` and `m` per 256 inputs. `None` if the kernels are disabled.
     ///
     /// [`Self::to_quantized`] multiplies the factors. `vmap` over a product and second derivatives
     /// of it are errors.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other, or for other `bits`; when memory runs
-    /// out.
+    /// [`ErrorKind::Shape`] when they do not match, or for other `bits`; when memory runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, cpu::QuantizedMatrix, ones};
@@ -94,9 +93,8 @@ impl QuantizedMatrix {
         Self::of_parts(vec![words, bytes, supers], &widths, (n, k), known, format)
     }
 
-    /// A matrix `[n, k]` of the interleaved `parts`, if they have these types and these numbers of
-    /// elements of a row, and `known` says that the format has such sizes. `None` where the kernels
-    /// are off.
+    /// A matrix `[n, k]` of the interleaved `parts`, if they have these types and numbers of
+    /// elements per row, and `known` accepts the sizes. `None` if the kernels are disabled.
     fn of_parts(
         parts: Vec<Array>,
         widths: &[(Dtype, i32)],
@@ -154,11 +152,11 @@ impl QuantizedMatrix {
         Ok([part(0)?, part(1)?.negative()?])
     }
 
-    /// A matrix of `n` rows and of 2, 4, 5 or 8 `bits` in groups of 32 with a scale but no bias, in
-    /// the format and size of GGUF's Q4_0, Q5_0 and Q8_0 (and TQ2_0): `w = scale * (q - zero)`, where
-    /// the zero is 1, 8, 16 or 128. Both arrays are [interleaved](Self::interleaved): packed codes
-    /// `[n, k / 32 * bits]` as MLX packs them, and float16 `[n, k / 32]`. `None` where the kernels are
-    /// off.
+    /// A matrix of `n` rows with 2, 4, 5 or 8 `bits` in groups of 32 with a scale but no bias, in
+    /// the format and size of GGUF's Q4_0, Q5_0 and Q8_0 (and TQ2_0): `w = scale * (q - zero)`,
+    /// where the zero is 1, 8, 16 or 128. Both arrays are [interleaved](Self::interleaved): packed
+    /// codes `[n, k / 32 * bits]` in MLX's packing, and float16 `[n, k / 32]`. `None` if the
+    /// kernels are disabled.
     ///
     /// [`Self::to_quantized`] adds the biases. `vmap` over a product and second derivatives of it are
     /// errors.
@@ -186,9 +184,8 @@ impl QuantizedMatrix {
         Self::of_parts(vec![words, scales], &widths, (n, k), known, format)
     }
 
-    /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and the bytes of scales as MLX packs
-    /// them, both [interleaved](Self::interleaved). `None` where the kernels are off, and for
-    /// affine mode.
+    /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and byte scales in MLX's packing, both
+    /// [interleaved](Self::interleaved). `None` if the kernels are disabled, and for affine mode.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
@@ -222,12 +219,12 @@ impl QuantizedMatrix {
         Self::of_parts(vec![words, bytes], &widths, (n, k), true, format)
     }
 
-    /// A matrix of 4 bits whose codes `table` turns into integers, in groups of 16 or 32. `parts`
-    /// are packed codes `[n, k / 8]` as MLX packs 4 bits, and scales: float16 `[n, k / group]`, or
-    /// signed bytes of this shape and float16 `[n, k / 256]`, by which they are multiplied. All are
-    /// [interleaved](Self::interleaved). `None` where the kernels are off.
+    /// A matrix with 4-bit codes that index `table`, in groups of 16 or 32. `parts` are packed
+    /// codes `[n, k / 8]` in MLX's 4-bit packing, and scales: float16 `[n, k / group]`, or signed
+    /// bytes of this shape and float16 `[n, k / 256]`, which are multiplied. All are
+    /// [interleaved](Self::interleaved). `None` if the kernels are disabled.
     ///
-    /// MLX has no such format, as of [`Self::from_super_scaled`].
+    /// MLX has no such format; see [`Self::from_super_scaled`].
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they do not fit each other; when memory runs out.
@@ -271,7 +268,7 @@ impl QuantizedMatrix {
     }
 }
 
-/// How the codes of a matrix are packed.
+/// The packing of a matrix's codes.
 struct PackedFormat {
     bits: i32,
     group: i32,
@@ -288,7 +285,7 @@ impl PackedFormat {
     }
 }
 
-/// Words of a row of `k` codes as MLX packs them.
+/// The number of words per row of `k` codes in MLX's packing.
 fn words_of(k: i32, bits: i32) -> i32 {
     (k / 32).saturating_mul(bits)
 }

@@ -1,5 +1,5 @@
-//! Products of rows with matrices and what surrounds them in a decoder, as one operation. These are
-//! a norm, several matrices on the same input, biases, and an epilogue (gate or residual).
+//! Products of rows with matrices, and the operations fused with them in a decoder. Those are a
+//! norm, several matrices on the same input, biases, and an epilogue (gate or residual).
 
 use mlx_cpu_kernels::{Gate, Isa, MAX_PARTS, MatrixFormat, MatrixPart, Product, ScaleFormat};
 
@@ -9,16 +9,16 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What becomes of the products.
+/// The operation on the outputs of products.
 #[derive(Debug, Clone, Copy)]
 pub enum Epilogue<'a> {
-    /// They stand one after another in the last axis.
+    /// Concatenates them along the last axis.
     None,
-    /// They are added to this, of the output's shape.
+    /// Adds them to this array of the output's shape.
     Add(&'a Array),
-    /// The first of two goes through a gate and is multiplied with the second.
+    /// Applies a gate to the first of two outputs and multiplies it with the second.
     Gate(Gate),
-    /// The products of one matrix go through an activation.
+    /// Applies an activation to the output of one matrix.
     Activate(Gate),
 }
 
@@ -41,12 +41,11 @@ pub enum Epilogue<'a> {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Projection<'a> {
-    /// Matrices with as many inputs, each with a float32 bias `[n]` or without.
+    /// Matrices with equal numbers of inputs, each with an optional float32 bias `[n]`.
     pub parts: &'a [(&'a Matrix, Option<&'a Array>)],
-    /// Before the product, the input is divided by the root of its mean square (plus `eps`) and
-    /// multiplied by a float32 weight `[k]`.
+    /// An RMS norm before the product: a float32 weight `[k]`, and `eps`.
     pub norm: Option<(&'a Array, f32)>,
-    /// What follows.
+    /// The epilogue.
     pub then: Epilogue<'a>,
 }
 
@@ -61,8 +60,8 @@ impl<'a> Projection<'a> {
         self.with(x, false)
     }
 
-    /// [`Self::of`], with floats throughout where `float_inputs`: a differentiated product must not
-    /// quantize its inputs, however few rows there are.
+    /// [`Self::of`], in floats throughout if `float_inputs`: a differentiated product must not
+    /// quantize its inputs, however few rows it has.
     pub(super) fn with(&self, x: &Array, float_inputs: bool) -> Result<Array> {
         let op = "cpu::project";
         let fault = |message: String| Error::new(ErrorKind::Shape, op, message).with_inputs(&[x]);
@@ -79,7 +78,7 @@ impl<'a> Projection<'a> {
         }
         let mut inputs = vec![x];
         let adds = matches!(self.then, Epilogue::Add(_));
-        // A product alone has derivatives, for which MLX must see its matrix.
+        // Only a plain product has gradients, for which MLX must see its matrix.
         let alone = matches!(
             (self.parts, self.norm, self.then),
             ([(_, None)], None, Epilogue::None)
@@ -100,7 +99,7 @@ impl<'a> Projection<'a> {
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
                 MatrixFormat::Dense(_) => OpKind::DenseProduct,
-                // Not in the affine format that MLX differentiates or batches with.
+                // Excludes formats that MLX cannot differentiate or batch.
                 MatrixFormat::Quantized {
                     scales:
                         ScaleFormat::Super
@@ -123,9 +122,9 @@ impl<'a> Projection<'a> {
         host_op::add(op, meaning, work, &inputs, &shape)
     }
 
-    /// The work for `rows` rows. It reads the rows, then what this function appends to `inputs`,
-    /// then the residual where it `adds`. Where it `holds`, matrices are not among the inputs, if
-    /// that can be.
+    /// The work for `rows` rows. It reads the rows, then the arrays that this function appends to
+    /// `inputs`, then the residual if it `adds`. If it `holds`, matrices are not among the inputs,
+    /// where possible.
     pub(super) fn plan(
         &self,
         rows: usize,

@@ -1,6 +1,7 @@
-//! Quantized matrices for the kernels: conversion from and to MLX's form, cutting into parts, and
-//! reading by row. Formats other than affine ones are made in `packed_formats.rs`. The layout is
-//! documented in `mlx-cpu-kernels/src/layout/packed.rs`; products are in `projection.rs`.
+//! Quantized matrices for the kernels: conversion from and to MLX's form, slicing, and reading by
+//! row. `packed_formats.rs` makes formats that are not affine.
+//! `mlx-cpu-kernels/src/layout/packed.rs` documents the layout, and `projection.rs` has the
+//! products.
 
 use std::sync::Arc;
 
@@ -45,18 +46,18 @@ pub struct QuantizedMatrix {
     pub(super) size: Size,
     pub(super) bits: u32,
     pub(super) group: usize,
-    /// The format of scales and biases: float16 where that is exact, as for GGUF's simple types.
-    /// That is a fifth less to read for each token.
+    /// The format of scales and biases: float16 if that is exact, as for GGUF's simple types. This
+    /// reduces the bytes per token by a fifth.
     pub(super) scales: ScaleFormat,
-    /// Whether it was made where an array may be one that is differentiated.
+    /// Whether it was made in a traced function, where arrays may be differentiated.
     pub(super) traced: bool,
-    /// What inputs of many rows become where they meet it.
+    /// The type of prefill inputs.
     pub(super) prompts: Prompts,
 }
 
 impl QuantizedMatrix {
-    /// The same matrix, which inputs of 16 or more rows meet as `prompts` says. Without this call
-    /// the environment decides; see [`Prompts::from_environment`].
+    /// Sets the type of inputs with 16 or more rows. Without this call the environment decides; see
+    /// [`Prompts::from_environment`].
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::{Prompts, QuantizedMatrix}, ones};
@@ -73,7 +74,7 @@ impl QuantizedMatrix {
         self
     }
 
-    /// What inputs of many rows become; see [`Self::with_prompts`].
+    /// The type of prefill inputs; see [`Self::with_prompts`].
     ///
     /// ```
     /// use mlx_rs_core::cpu::{Prompts, QuantizedMatrix};
@@ -83,11 +84,11 @@ impl QuantizedMatrix {
         self.prompts
     }
 
-    /// Rows that stand side by side.
+    /// The number of interleaved rows.
     pub const INTERLEAVED_ROWS: usize = INTERLEAVED_ROWS;
 
-    /// Whether the kernels are on and support this mode, width and group size where a model
-    /// computes in this type. Scales and biases of affine mode have it, too.
+    /// Whether the kernels are enabled and support this mode, width and group size for a model with
+    /// this compute type. Scales and biases of affine mode have it, too.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, cpu::QuantizedMatrix};
@@ -106,11 +107,11 @@ impl QuantizedMatrix {
         enabled() && known && scales == Dtype::Float32
     }
 
-    /// The matrix for the kernels, in memory of its own, where they are on and have its format;
-    /// `None` otherwise.
+    /// The matrix for the kernels, in separate memory; `None` if they are disabled or lack its
+    /// format.
     ///
     /// # Errors
-    /// When its parts do not fit each other, or memory runs out.
+    /// When its parts do not match, or memory runs out.
     pub fn new(matrix: &Quantized) -> Result<Option<Self>> {
         matrix.validate("cpu::QuantizedMatrix")?;
         let Quantized {
@@ -146,8 +147,8 @@ impl QuantizedMatrix {
         Self::from_interleaved(words, factors, (*n, bits, group_size)).map(Some)
     }
 
-    /// Scales or biases `[n, groups]` of float32 [interleaved](Self::interleaved), as float16 where
-    /// that is exact. They are freed as soon as they can be.
+    /// Scales or biases `[n, groups]` of float32, [interleaved](Self::interleaved), as float16 if
+    /// that is exact. They are freed as soon as possible.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they are no rows of float32; when memory runs out.
@@ -179,12 +180,12 @@ impl QuantizedMatrix {
         Ok(all)
     }
 
-    /// From packed codes that [`Self::interleaved`] and scales and biases that [`Self::factors`]
-    /// put in order, and `n`, bits and group size.
+    /// From packed codes in the order of [`Self::interleaved`], scales and biases in the order of
+    /// [`Self::factors`], and `n`, bits and group size.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when they do not fit each other, or the kernels do not have their
-    /// format; when memory runs out.
+    /// [`ErrorKind::Shape`] when they do not match, or the kernels lack their format; when memory
+    /// runs out.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
@@ -224,7 +225,7 @@ impl QuantizedMatrix {
             let error = Error::new(ErrorKind::Shape, "cpu::QuantizedMatrix", message);
             return Err(error.with_inputs(&[&words, &scales, &biases]));
         };
-        // One type for both.
+        // Both have one type.
         let half = scales.dtype() == Dtype::Float16 && biases.dtype() == Dtype::Float16;
         let dtype = if half { Dtype::Float16 } else { Dtype::Float32 };
         let (scales, biases) = (scales.astype(dtype)?, biases.astype(dtype)?);
@@ -244,7 +245,7 @@ impl QuantizedMatrix {
         })
     }
 
-    /// What its codes and scales mean, where [`Self::has_mlx_form`].
+    /// The mode of its codes and scales, if [`Self::has_mlx_form`].
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -264,8 +265,8 @@ impl QuantizedMatrix {
         }
     }
 
-    /// Rows `[n, width]` in packed layout: `[row blocks, width, 8]`, eight rows interleaved. Rows
-    /// that the last block lacks are zeros.
+    /// Rows `[n, width]` in packed layout: `[row blocks, width, 8]`, eight rows interleaved.
+    /// Missing rows of the last block are zero.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when they are no rows; when memory runs out.
@@ -297,8 +298,8 @@ impl QuantizedMatrix {
             .contiguous()
     }
 
-    /// The matrix as MLX's own operations read it, with float32 scales, in memory of its own once
-    /// it is computed.
+    /// The matrix in the form of MLX's own operations, with float32 scales, in separate memory once
+    /// computed.
     ///
     /// # Errors
     /// [`ErrorKind::Value`] unless [`Self::has_mlx_form`]; when memory runs out.
@@ -412,8 +413,8 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The rows of all parts, one part after another, in memory of its own. `None` when the parts
-    /// are not of one format and width, or one of them does not end with a row block of 8.
+    /// Concatenates the rows of all parts in new memory. `None` if the parts differ in format or
+    /// width, or a part does not end at a multiple of 8 rows.
     ///
     /// # Errors
     /// When memory runs out.
@@ -432,7 +433,7 @@ impl QuantizedMatrix {
         let Some(first) = parts.first() else {
             return Ok(None);
         };
-        // Float16 factors become float32 beside others.
+        // Float16 factors become float32 if others are.
         let scales = |m: &Self| match m.scales {
             ScaleFormat::F16 => ScaleFormat::F32,
             other => other,
@@ -446,7 +447,7 @@ impl QuantizedMatrix {
         let (true, Some(rows)) = (parts.iter().all(fits), rows) else {
             return Ok(None);
         };
-        // Where one of them has float32 factors, so have all.
+        // If one of them has float32 factors, all get them.
         let wide = parts.iter().find(|m| m.scales == ScaleFormat::F32);
         let scales = wide.unwrap_or(first).scales;
         let all = |i: usize| -> Result<Array> {
@@ -475,8 +476,8 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The rows that `ids` name, as plain numbers: integers `[..]` to float32 `[.., k]`, on the
-    /// CPU. An id beyond the matrix takes the row at that end.
+    /// The rows with these `ids`, dequantized: integers `[..]` to float32 `[.., k]`, on the CPU. An
+    /// id out of range selects the nearest row.
     ///
     /// # Errors
     /// [`ErrorKind::Dtype`] when the ids are not integers; MLX's message when the current stream is
@@ -497,7 +498,7 @@ impl QuantizedMatrix {
     /// ```
     pub fn take_rows(&self, ids: &Array) -> Result<Array> {
         let op = "cpu::take_rows";
-        // What runs looks for itself whether a number is beyond the matrix.
+        // The work itself handles ids out of range.
         let ids = match ids.dtype() {
             Dtype::Int32 | Dtype::Uint32 => ids.clone(),
             _ => Array::clamp_indices(op, ids, self.outputs())?.astype(Dtype::Int32)?,
@@ -520,7 +521,7 @@ impl QuantizedMatrix {
         host_op::add(op, OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// Whether MLX's own operations have its format. They do not have those of
+    /// Whether MLX's own operations support its format. They lack those of
     /// [`Self::from_super_scaled`] and [`Self::from_table_codes`].
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
@@ -539,7 +540,7 @@ impl QuantizedMatrix {
         )
     }
 
-    /// Inputs of a group: 32, 64 or 128, or 16 in some formats of GGUF and in NVFP4.
+    /// The group size: 32, 64 or 128; 16 in some GGUF formats and in NVFP4.
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, cpu::QuantizedMatrix, ones};
     /// let packed = Quantized::quantize(&ones(&[9, 64], Dtype::Float32)?, 32, 4, QuantMode::Affine)?;
@@ -600,7 +601,7 @@ impl QuantizedMatrix {
         &self.stored.arrays
     }
 
-    /// The three arrays that operations take. Without biases the scales stand in their place.
+    /// The three arrays that operations take. If there are no biases, the scales take their place.
     pub(super) fn inputs(&self) -> Vec<&Array> {
         let arrays = self.arrays();
         (0..3)
@@ -608,13 +609,13 @@ impl QuantizedMatrix {
             .collect()
     }
 
-    /// What an operation without derivatives holds besides its inputs. MLX's evaluation handles
-    /// each input, so fewer inputs cost less. `None` where a derivative with respect to them must
-    /// be refused.
+    /// The data that an operation without gradients holds, besides its inputs. MLX's evaluation
+    /// handles each input, so fewer inputs cost less. `None` if gradients with respect to the
+    /// arrays must be refused.
     pub(super) fn held(&self) -> Option<HeldMatrix> {
         let stored = Arc::clone(&self.stored);
-        // SAFETY: the inputs are the elements of arrays that `MatrixArrays` keeps; arrays do not
-        // change.
+        // SAFETY: the inputs are elements of arrays that `MatrixArrays` keeps; arrays are
+        // immutable.
         (!self.traced).then(|| unsafe { HeldMatrix::new(self.stored.inputs, stored) })
     }
 
@@ -637,10 +638,10 @@ impl QuantizedMatrix {
         self.shape()[0]
     }
 
-    /// `x` times the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
+    /// Products of `x` with the transposed matrix, on the CPU: float32 `[.., k] -> [.., n]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when `x` is of another type or does not end in the matrix's inputs;
+    /// [`ErrorKind::Shape`] when `x` has another type or its last axis is not the input dimension;
     /// MLX's message when the current stream is not on the CPU.
     pub fn product(&self, x: &Array) -> Result<Array> {
         Matrix::Quantized(self.clone()).product(x)
@@ -648,7 +649,7 @@ impl QuantizedMatrix {
 }
 
 impl Drop for QuantizedMatrix {
-    /// What an operation held to the end is freed now, if not before.
+    /// Also frees deferred values that operations held.
     fn drop(&mut self) {
         closure::drop_discarded();
     }
@@ -657,10 +658,9 @@ impl Drop for QuantizedMatrix {
 /// The arrays of a quantized matrix.
 #[derive(Debug)]
 pub(super) struct MatrixArrays {
-    /// Packed codes `[row blocks, words, 8]`, scales and, where there are any, biases `[row blocks,
-    /// groups, 8]`.
+    /// Packed codes `[row blocks, words, 8]`, scales and optional biases `[row blocks, groups, 8]`.
     arrays: Vec<Array>,
-    /// Where their elements are.
+    /// The addresses of their elements.
     pub inputs: [Input; 3],
 }
 
@@ -677,14 +677,14 @@ impl MatrixArrays {
             [words, scales, biases] => (words, scales, biases),
             _ => return Err(lost()),
         };
-        // SAFETY: the arrays are kept beside them.
+        // SAFETY: the arrays are kept beside the inputs.
         let inputs = unsafe { [input_of(words)?, input_of(scales)?, input_of(biases)?] };
         Ok(Arc::new(Self { arrays, inputs }))
     }
 }
 
 impl Drop for MatrixArrays {
-    /// An operation that held them may be freed by a thread of MLX's.
+    /// A thread of MLX's may free an operation that held them.
     fn drop(&mut self) {
         closure::part_with(std::mem::take(&mut self.arrays));
     }

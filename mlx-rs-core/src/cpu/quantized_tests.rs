@@ -1,4 +1,4 @@
-//! Packed formats of small floats beside MLX's own.
+//! Packed formats of small floats, compared with MLX's.
 
 use super::*;
 use crate::{Device, Stream};
@@ -11,13 +11,13 @@ fn noise(shape: &[i32]) -> Array {
     Array::from_slice(&values, shape).unwrap()
 }
 
-/// Matrices of small floats have MLX's numbers, in whole and in rows, and its products.
+/// Matrices of small floats have MLX's values, in full and by row, and MLX's products.
 #[test]
 fn small_floats_are_those_of_mlx() {
     Stream::default_of(Device::cpu()).unwrap().scope(|| {
         for mode in [QuantMode::Mxfp4, QuantMode::Mxfp8, QuantMode::Nvfp4] {
             let (bits, group) = float_format(mode).unwrap();
-            // The last eight rows are not all there.
+            // The last row block is incomplete.
             for (n, k) in [(20, 32), (24, 96), (300, 160)] {
                 let packed = Quantized::quantize(&noise(&[n, k]), group, bits, mode).unwrap();
                 // Without kernels there is nothing to compare.

@@ -1,5 +1,5 @@
-//! A matrix memory of each head over positions, as an operation of MLX's graph. MLX would compute
-//! it with some twenty operations a chunk, each of which reads and writes the whole memory.
+//! A matrix memory per head, as an operation of MLX's graph. MLX would need about twenty operations
+//! per chunk, each of which reads and writes the whole memory.
 
 use mlx_cpu_kernels::{MatrixMemory, MemoryRule, dim};
 
@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "cpu::Memory::scan";
 
-/// The sizes of a memory, and how it takes positions.
+/// The sizes of a memory, and its update rule.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
@@ -43,11 +43,11 @@ const OP: &str = "cpu::Memory::scan";
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Memory {
-    /// How the memory takes a position; it has the formulas.
+    /// The update rule, with its formulas.
     pub rule: MemoryRule,
     /// Heads of values, each with a memory.
     pub heads: i32,
-    /// Heads of queries and keys; divides `heads`, and equals it where the rule is normalized.
+    /// Query and key heads; divides `heads`, and equals it if the rule is normalized.
     pub key_heads: i32,
     /// Elements of a query and a key.
     pub key_dim: i32,
@@ -55,11 +55,12 @@ pub struct Memory {
     pub value_dim: i32,
     /// The factor on queries.
     pub scale: f32,
-    /// Positions that are computed at once; the result does not depend on it.
+    /// The number of positions per chunk; it does not change the result.
     pub chunk: i32,
 }
 
-/// Positions of `R` rows, `L` each, all float32. The last axis must be contiguous, or is copied.
+/// Positions of `R` rows, `L` each, all float32. The last axis must be contiguous; otherwise it is
+/// copied.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryInputs<'a> {
     /// Queries, `[R, L, key_heads * key_dim]`.
@@ -68,15 +69,15 @@ pub struct MemoryInputs<'a> {
     pub k: &'a Array,
     /// Values, `[R, L, heads * value_dim]`.
     pub v: &'a Array,
-    /// Forget gates, `[R, L, heads]`: of [`MemoryRule::Exponential`] as the projection gives them,
-    /// else their logarithms.
+    /// Forget gates, `[R, L, heads]`: unmodified projections for [`MemoryRule::Exponential`],
+    /// otherwise logarithms.
     pub f: &'a Array,
-    /// Input gates, or write strengths, `[R, L, heads]`; of [`MemoryRule::Decay`] none.
+    /// Input gates, or write strengths, `[R, L, heads]`; `None` for [`MemoryRule::Decay`].
     pub second: Option<&'a Array>,
 }
 
 impl Memory {
-    /// Shapes of the parts of a state of this many rows: `C`, and of a normalized rule `n` and `m`.
+    /// The shapes of a state for `rows` rows: `C`, and for a normalized rule `n` and `m`.
     fn state_shapes(&self, rows: i32) -> Vec<Vec<i32>> {
         let mut shapes = vec![vec![rows, self.heads, self.key_dim, self.value_dim]];
         if self.rule.is_normalized() {
@@ -87,12 +88,12 @@ impl Memory {
     }
 
     /// The outputs `[R, L, heads * value_dim]` and the state after the last position. `state` is
-    /// `C` `[R, heads, key_dim, value_dim]`, and of a normalized rule also `n` `[R, heads, key_dim]`
-    /// and `m` `[R, heads]`. On the CPU.
+    /// `C` `[R, heads, key_dim, value_dim]`, and for a normalized rule also `n` `[R, heads,
+    /// key_dim]` and `m` `[R, heads]`. On the CPU.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] for an array of another type or shape, or sizes that do not fit each
-    /// other; MLX's message when the current stream is not on the CPU.
+    /// [`ErrorKind::Shape`] for an array of another type or shape, or sizes that do not match;
+    /// MLX's message when the current stream is not on the CPU.
     pub fn scan(
         &self,
         positions: &MemoryInputs<'_>,
@@ -195,7 +196,7 @@ mod tests {
         Array::from_slice(&mlx_cpu_kernels::testing::noise(n, seed), shape).unwrap()
     }
 
-    /// Parts of one projection, and rows of a longer array, give what copies of them give.
+    /// Views of one projection, and rows of a longer array, give the same result as copies.
     #[test]
     fn views_are_read_where_they_stand() {
         on_cpu(|| {
@@ -234,7 +235,7 @@ mod tests {
         });
     }
 
-    /// Pieces of a sequence, the state of one going into the next, are the whole of it.
+    /// Segments of a sequence, with the state passed on, give the same result as the whole.
     #[test]
     fn pieces_are_one_pass() {
         on_cpu(|| {

@@ -1,5 +1,5 @@
-//! Sampling as an operation of MLX's graph: one token for each row of logits. The kernels are in
-//! `mlx-cpu-kernels/src/sampling`.
+//! Sampling as an operation of MLX's graph: one token for each row of logits.
+//! `mlx-cpu-kernels/src/sampling` has the kernels.
 
 use mlx_cpu_kernels::{MAX_ROW_LEN, Pick, Sample, SampleParams};
 
@@ -12,25 +12,26 @@ use crate::error::{Error, ErrorKind, Result};
 /// How one row of logits is sampled.
 #[derive(Debug, Clone)]
 pub struct SampleRow {
-    /// The tokens that penalties apply to, the latest last: uint32, of any shape.
+    /// Earlier tokens that penalties apply to, the latest last: uint32, of any shape.
     pub seen: Option<Array>,
     /// Penalties, biases, bans, and the choice.
     pub params: SampleParams,
 }
 
 impl From<SampleParams> for SampleRow {
-    /// A row without tokens for penalties.
+    /// A row without earlier tokens.
     fn from(params: SampleParams) -> Self {
         Self { seen: None, params }
     }
 }
 
-/// A token for each row of float32 `[rows, n]`: uint32 `[rows]`. On the CPU.
+/// One token per row of float32 `[rows, n]`: uint32 `[rows]`. On the CPU.
 ///
 /// # Errors
-/// [`ErrorKind::Shape`] when `logits` are of another type or shape, there are not as many `rows`,
-/// or what a row has seen is not uint32; [`ErrorKind::Index`] for a forced token of
-/// [`MAX_ROW_LEN`](super::MAX_ROW_LEN) or more; MLX's message when the current stream is not on the CPU.
+/// [`ErrorKind::Shape`] when `logits` have another type or shape, their rows differ in number from
+/// `rows`, or earlier tokens are not uint32; [`ErrorKind::Index`] for a forced token of
+/// [`MAX_ROW_LEN`](super::MAX_ROW_LEN) or more; MLX's message when the current stream is not on the
+/// CPU.
 /// ```
 /// use mlx_rs_core::{Array, Device, Stream, cpu};
 /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {
@@ -49,7 +50,7 @@ pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
     if rows.len() != count {
         return shape(format!("{} rows for logits of {count}", rows.len()));
     }
-    // The kernel passes tokens on as float32, which counts no further.
+    // The kernel returns tokens as float32, which represents larger ones inexactly.
     let beyond =
         |row: &SampleRow| matches!(row.params.pick, Pick::Forced(id) if id as usize >= MAX_ROW_LEN);
     if let Some(row) = rows.iter().find(|row| beyond(row)) {

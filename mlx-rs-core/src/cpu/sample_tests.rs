@@ -1,4 +1,4 @@
-//! The one operation against its stages one by one, in float64 and with full sorts.
+//! The fused operation against its separate stages, in float64 and with full sorts.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{Device, Stream};
 
 const NO: f32 = f32::NEG_INFINITY;
 
-/// Closer than this to a border, rounding may decide.
+/// Distance to a threshold below which rounding may decide.
 const MARGIN: f64 = 1e-5;
 
 fn chosen(logits: &[Vec<f32>], rows: &[(SampleParams, Vec<u32>)]) -> Vec<u32> {
@@ -76,7 +76,7 @@ fn top_k(of: &[(f32, u32)]) -> f32 {
     of.iter().map(|f| f.0).fold(NO, f32::max)
 }
 
-/// What top-n-sigma leaves, and whether rounding could decide it.
+/// The tokens that top-n-sigma keeps, and whether rounding could change them.
 fn within_deviations(order: &mut Vec<(f32, u32)>, n: f32) -> bool {
     let max = top_k(order);
     let possible: Vec<f64> = order
@@ -94,7 +94,7 @@ fn within_deviations(order: &mut Vec<(f32, u32)>, n: f32) -> bool {
     near
 }
 
-/// What typical-p leaves, and whether rounding could decide it.
+/// The tokens that typical-p keeps, and whether rounding could change them.
 fn typical(order: &mut Vec<(f32, u32)>, p: f32) -> bool {
     let max = top_k(order);
     let total: f64 = order.iter().map(|o| below(o.0, max).exp()).sum();
@@ -113,7 +113,7 @@ fn typical(order: &mut Vec<(f32, u32)>, p: f32) -> bool {
             break;
         }
     }
-    // Of equal logits all stay or go.
+    // Equal logits are kept or removed together.
     let level = |o: &&(f32, u32)| (distance(o.0) - limit).abs() < 1e-5 * (1.0 + limit);
     let mut level: Vec<u32> = order
         .iter()
@@ -126,8 +126,8 @@ fn typical(order: &mut Vec<(f32, u32)>, p: f32) -> bool {
     near
 }
 
-/// The same where the temperature comes first, then top-n-sigma, top-k, top-p, min-p, typical-p and
-/// XTC, each of what the one before left.
+/// The same with the temperature first, then top-n-sigma, top-k, top-p, min-p, typical-p and XTC,
+/// each on the result of the previous one.
 fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     let mut near = false;
     let max = x.iter().copied().fold(NO, f32::max); // ignores NaN
@@ -184,7 +184,7 @@ fn left_after_temperature(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> 
     (!near).then_some(left)
 }
 
-/// Weights of the remaining elements, in the order of summation. `None` too close to a border.
+/// Weights of the remaining elements, in the order of summation. `None` too close to a threshold.
 fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
     if f.temperature_first {
         return left_after_temperature(x, f);
@@ -215,7 +215,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
         order.drain(..order.len() - f.top_k);
     }
     if f.top_p < 1.0 {
-        // Of the more probable ones there is less than p.
+        // The more probable ones have less than p in sum.
         let mut first = order.len();
         let mut before = 0.0;
         while first > 0 && before < f64::from(f.top_p) {
@@ -239,7 +239,7 @@ fn left(x: &[f32], f: &DrawParams) -> Option<Vec<(u32, f64)>> {
         near |= *threshold > 0.0 && order.iter().any(threshold_near);
         let above = order.iter().map(|o| of(o.0)).filter(|p| p > threshold);
         let least = above.fold(f32::INFINITY, f32::min);
-        // Without a threshold, what weighs nothing to float32 decides.
+        // Without a threshold, weights that vanish in float32 decide.
         near |= least < MARGIN as f32;
         order.retain(|o| of(o.0) <= least || spared.contains(&o.1));
     }
@@ -307,7 +307,7 @@ fn draw(f: DrawParams) -> SampleParams {
     SampleParams::new(Pick::Draw(f))
 }
 
-/// Logits of a coarse scale, so that there are equals and nothing nearly equal.
+/// Coarse logits, so that values are equal or clearly different.
 fn numbers() -> impl Strategy<Value = Vec<f32>> {
     let number = prop_oneof![
         20 => (-40i32..40).prop_map(|i| i as f32 * 0.25),
@@ -425,7 +425,8 @@ fn long_rows_do_as_short_ones() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as f32 / (1 << 24) as f32
     };
-    // Flat, as models give them, and steep: the nucleus ends at another reach of each.
+    // Flat rows, as from models, and steep ones: the nucleus ends in a different search range for
+    // each.
     for spread in [0.5, 20.0, 60.0, 200.0] {
         let logits: Vec<f32> = (0..5000)
             .map(|_| (next() * spread * 4.0).round() / 4.0)
@@ -508,7 +509,8 @@ fn the_ends() {
         ..filters()
     };
     let last = 1.0 - f64::EPSILON / 2.0;
-    // Ties at the border: as many as needed, those behind; and the most probable whatever p is.
+    // Ties at the threshold: as many as needed, with greater indices; and the most probable token
+    // for any p.
     for (f, first) in [
         (p(0.5, 0), 2),
         (p(0.5, 3), 2),
@@ -522,7 +524,7 @@ fn the_ends() {
     }
     let inf = f32::INFINITY;
     for f in [p(1.0, 0), p(0.9, 0), p(0.9, 2), p(1.0, 3)] {
-        // An infinite logit is certain. If all are minus infinity, none is impossible.
+        // An infinite logit is certain. If all are minus infinity, each is possible.
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.4), 0, "{f:?}");
         assert_eq!(at(&[inf, 1e38, inf, NO], f.clone(), 0.6), 2, "{f:?}");
         assert_eq!(at(&[NO, NO, -7.0, NO], f.clone(), 0.0), 2, "{f:?}");
@@ -576,7 +578,7 @@ fn rows_are_chosen_each_in_its_own_way() {
         ),
     ];
     assert_eq!(chosen(&logits, &rows), [77, 0, 1, 3, 2]);
-    // Many rows are shared among threads.
+    // Threads share many rows.
     let many: Vec<_> = (0..400).map(|i| rows[i % 5].clone()).collect();
     let expected = [77, 0, 1, 3, 2].repeat(80);
     assert_eq!(chosen(&vec![logits[0].clone(); 400], &many), expected);
@@ -598,7 +600,7 @@ fn what_does_not_fit_is_an_error() {
     assert_eq!(kind(sample(&x, vec![row()])), ErrorKind::Shape);
 }
 
-/// Tokens pass through float32, which does not tell 2^24 and 2^24 + 1 apart.
+/// Tokens pass through float32, which does not distinguish 2^24 and 2^24 + 1.
 #[test]
 fn forced_tokens_are_exact_or_refused() {
     let logits = Array::from_slice(&[0.0f32, 1.0], &[1, 2]).unwrap();

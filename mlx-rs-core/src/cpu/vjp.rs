@@ -1,4 +1,4 @@
-//! Products whose backward pass is a kernel, too: gradients times the matrix, not its transpose.
+//! Products with a kernel for the backward pass: gradients times the matrix (not transposed).
 //! Matrices stay packed.
 
 use mlx_cpu_kernels::{Isa, LANES, ProductVjp};
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::transforms::CustomFunction;
 
 impl Matrix {
-    /// [`Matrix::product`] with a derivative with respect to `x`: the backward pass is a kernel,
-    /// too. Under `vmap`, and for second derivatives, [`Matrix::product`] is there.
+    /// [`Matrix::product`] with a kernel for the backward pass with respect to `x`. For `vmap` and
+    /// second derivatives, use [`Matrix::product`].
     ///
     /// # Errors
     /// As [`Matrix::product`].
@@ -49,7 +49,7 @@ impl Matrix {
     /// `c` times the matrix: float32 `[.., n] -> [.., k]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when `c` is of another type or does not end in the matrix's outputs;
+    /// [`ErrorKind::Shape`] when `c` has another type or its last axis is not the output dimension;
     /// MLX's message when the current stream is not on the CPU.
     fn vjp_of(&self, c: &Array) -> Result<Array> {
         let op = "cpu::vjp_of";
@@ -127,7 +127,7 @@ mod tests {
                     (matrix.map(Matrix::Quantized), dense)
                 } else if k % 32 == 0 {
                     let packed = Quantized::quantize(&weight, 32, bits, QuantMode::Affine).unwrap();
-                    // The kernels keep scales of so few digits as float16.
+                    // The kernels store scales with few digits as float16.
                     let packed = if bits == 8 {
                         in_few_digits(packed)
                     } else {
@@ -144,7 +144,7 @@ mod tests {
                 for rows in [1, 5, 33] {
                     let (x, c) = (noise(&[1, rows, k], 5), noise(&[1, rows, n], 7));
                     for ours in [true, false] {
-                        // Only kernels have this backward pass.
+                        // Only the kernels have this backward pass.
                         let ours = ours || bits >= 40;
                         let run = |x: &[Array]| -> Result<Vec<Array>> {
                             Ok(vec![if ours {

@@ -1,5 +1,5 @@
-//! From which size on a GPU multiplies faster than the CPU: products of a decoder's shapes, timed
-//! on both.
+//! Finds the size from which a GPU multiplies faster than the CPU: times products of a decoder's
+//! shapes on both.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use super::{LEAST_THRESHOLD, MatMulBackend, Route};
 use crate::{Array, Result};
 
 /// The measured products, `[m, k]` times the transpose of `[n, k]`, by `(m, n, k)`: a head's
-/// scores, keys and values, the attention's projections, and the feed-forward part of a model of
-/// 2,560, for six positions.
+/// scores, keys and values, the attention's projections, and the feed-forward part of a model with
+/// hidden size 2,560, for six positions.
 pub const SHAPES: [(i32, i32, i32); 4] = [
     (6, 256, 256),
     (6, 512, 2560),
@@ -17,7 +17,7 @@ pub const SHAPES: [(i32, i32, i32); 4] = [
     (6, 10240, 2560),
 ];
 
-/// Timed runs of each product on each device, after one that is not; the median counts.
+/// Timed runs per product and device, after one warm-up; the median counts.
 const RUNS: usize = 5;
 
 /// The times of one product.
@@ -33,10 +33,11 @@ pub struct CalibrationPoint {
     pub gpu: Duration,
 }
 
-/// What was measured, and what follows.
+/// The measurements and the resulting threshold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calibration {
-    /// The least FLOPs of a product on the GPU; `u64::MAX` where the CPU was faster at the largest.
+    /// The minimum FLOPs of a product on the GPU; `u64::MAX` if the CPU was faster for the largest
+    /// product.
     pub threshold: u64,
     /// The products, by size.
     pub points: Vec<CalibrationPoint>,
@@ -81,7 +82,7 @@ pub fn calibrate_by(
         });
     }
     points.sort_by_key(|point| point.flops);
-    // One lucky run of a small product does not count: from there on, the GPU wins.
+    // A single fast run of a small product does not count: the GPU must win from there on.
     let wins = points
         .iter()
         .rev()
@@ -93,22 +94,22 @@ pub fn calibrate_by(
     })
 }
 
-/// The matrices of the measured products. Those of a shape stay for all of its runs, as a model's
-/// weights do.
+/// The matrices of the measured products. Those of a shape are reused for all runs, like a model's
+/// weights.
 #[derive(Default)]
 pub(super) struct Products {
     made: BTreeMap<(i32, i32, i32), (Array, Array)>,
 }
 
 impl Products {
-    /// How long `backend` takes for one product.
+    /// The time of one product on `backend`.
     pub(super) fn time(
         &mut self,
         backend: &dyn MatMulBackend,
         shape: (i32, i32, i32),
     ) -> Result<Duration> {
         if !self.made.contains_key(&shape) {
-            // The memory of one shape at a time.
+            // Only one shape's matrices are in memory.
             self.made.clear();
             let (m, n, k) = shape;
             let matrix = |rows: i32| -> Result<Array> {

@@ -1,10 +1,10 @@
-//! Products against float64, routes by size, and calibration on devices that are made up.
+//! Products against float64, routes by size, and calibration on simulated devices.
 
 use std::sync::Mutex;
 
 use super::*;
 
-/// Numbers of eighths, so that products of a few hundred are exact in float32.
+/// Multiples of an eighth, so that products of a few hundred are exact in float32.
 fn matrix(shape: &[i32], seed: u32) -> (Vec<f32>, Array) {
     let count: i32 = shape.iter().product();
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
@@ -39,7 +39,7 @@ fn close(ours: &Array, expected: &[f64]) -> bool {
             .all(|(a, b)| (f64::from(*a) - b).abs() <= 1e-5 * b.abs().max(16.0))
 }
 
-/// Backends that are there, and a hybrid whose border lies among the tests' sizes.
+/// The available backends, and a hybrid whose threshold is among the tests' sizes.
 fn backends() -> Vec<Arc<dyn MatMulBackend>> {
     let cpu = || CpuBackend::new().unwrap();
     let mut hybrid = HybridBackend::new(cpu(), cpu()).unwrap();
@@ -132,7 +132,7 @@ fn what_is_no_product_is_an_error() {
     assert_eq!(MatMulOp::new(&scalar, &a).flops(), 0);
 }
 
-/// A backend that remembers what it was asked for.
+/// A backend that records its calls.
 struct Watched(&'static str, Mutex<Vec<u64>>);
 
 impl MatMulBackend for Watched {
@@ -175,7 +175,7 @@ fn each_product_goes_where_its_size_says() {
     assert_eq!(*hybrid.gpu.1.lock().unwrap(), [1000; 3]);
 }
 
-/// Devices with a start and a speed: nanoseconds, and FLOPs a nanosecond.
+/// A simulated device with a start time (nanoseconds) and a speed (FLOPs per nanosecond).
 fn device(start: u64, speed: u64, (m, n, k): (i32, i32, i32)) -> std::time::Duration {
     let flops = [2, m, n, k].map(|d| u64::from(d.unsigned_abs()));
     std::time::Duration::from_nanos(start + flops.iter().product::<u64>() / speed)
@@ -198,13 +198,13 @@ fn the_five_products_of_a_decoder_are_routed_by_calibration() {
         [18_432, 18_432, 78_643_200, 314_572_800, 1_342_177_280]
     );
     let (c, g) = (Route::Cpu, Route::Gpu);
-    // The GPU's start and speed beside a CPU of 1 TFLOPS; the threshold; the routes.
+    // The GPU's start and speed relative to a CPU of 1 TFLOPS; the threshold; the routes.
     for (start, speed, threshold, routes) in [
         (10_000, 10, 15_728_640, [c, c, g, g, g]),
         (50_000, 10, 78_643_200, [c, c, g, g, g]),
         (200_000, 10, 314_572_800, [c, c, c, g, g]),
         (10_000_000, 10, u64::MAX, [c; 5]),
-        // One that is always faster: the smallest product that is measured.
+        // An always faster GPU: the smallest measured product.
         (0, 10, 786_432, [c, c, g, g, g]),
     ] {
         let measured = calibrate_by(&mut |route, shape| {
@@ -240,7 +240,7 @@ fn calibration_takes_medians_and_no_lucky_run() {
         let base = device(1000, 1000, shape);
         Ok(match (route, slow) {
             (_, true) => base * 100,
-            // Faster at the smallest and at the largest alone.
+            // Faster only for the smallest and the largest.
             (Route::Gpu, false) if [SHAPES[0], SHAPES[3]].contains(&shape) => base / 2,
             (Route::Gpu, false) => base * 2,
             (Route::Cpu, false) => base,

@@ -12,8 +12,8 @@
 //! | Unified Memory, Using Streams | [`streams`] |
 //! | Memory Management | [`memory`], and [`crate::memory`] for reference |
 //!
-//! Who knows `mlx.core` finds each call's Rust form in
-//! [from Python to Rust](https://github.com/rust-mlx/rust-mlx/blob/main/docs/from-python.md).
+//! [From Python to Rust](https://github.com/rust-mlx/rust-mlx/blob/main/docs/from-python.md) lists
+//! the Rust form of each call of `mlx.core`.
 
 #[doc = include_str!("arrays.md")]
 pub mod arrays {}
@@ -33,7 +33,7 @@ pub mod streams {}
 #[doc = include_str!("memory.md")]
 pub mod memory {}
 
-/// The snippets of the guide that stands in the repository's `docs/`.
+/// The snippets of the guide in the repository's `docs/`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/from-python.md")]
 pub struct FromPython;

@@ -1,4 +1,4 @@
-//! Reading and writing the part of an array that an index names.
+//! Reads and writes the part of an array that an index selects.
 
 use super::plan::{Plan, broadcast, error, lone_mask};
 use super::raw::{self, Scatter};
@@ -10,14 +10,14 @@ use crate::operators::Operand;
 use crate::ops::{where_, zeros};
 
 /// A part of an array, to be read or combined with values into a new array; made by
-/// [`Array::at_idx`]. Positions that an index array names several times are combined several times.
+/// [`Array::at_idx`]. Positions that an index array repeats are combined repeatedly.
 #[derive(Debug, Clone, Copy)]
 pub struct At<'a> {
     array: &'a Array,
     index: &'a [Index<'a>],
 }
 
-/// What an update does with the values that are there.
+/// How an update combines with the existing values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Update {
     Set,
@@ -30,11 +30,11 @@ enum Update {
 }
 
 impl Array {
-    /// The part of this array that `index` names, as `a[...]` in Python.
-    /// [`indexing`](crate::indexing) says what is lazy and what is evaluated.
+    /// The part of this array that `index` selects, as `a[...]` in Python.
+    /// [`indexing`](crate::indexing) says which forms are lazy and which are evaluated.
     ///
-    /// Integers drop their axis and ranges keep it. Index arrays put their (broadcast) shape in the
-    /// place of their axes, or first when a range, a new axis or an ellipsis separates them.
+    /// Integers drop their axis and ranges keep it. Index arrays put their (broadcast) shape in
+    /// place of their axes, or first if a range, a new axis or an ellipsis separates them.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -56,7 +56,7 @@ impl Array {
         plan.read(self)
     }
 
-    /// Assigns `value` to the part that `index` names, as `a[...] = value` in Python. The value
+    /// Assigns `value` to the part that `index` selects, as `a[...] = value` in Python. The value
     /// broadcasts to the part and is converted to the type of this array. MLX reuses the memory
     /// when no other handle to this array is left. After an error this array is unchanged.
     ///
@@ -78,7 +78,7 @@ impl Array {
         Ok(())
     }
 
-    /// The part that `index` names, for updates that make a new array, as `a.at[...]` in Python.
+    /// The part that `index` selects, for updates that make a new array, as `a.at[...]` in Python.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -119,8 +119,8 @@ impl Array {
         Plan::new(op, self, index)?.write(op, self, &value, update)
     }
 
-    /// The update by a single mask when the value does not depend on the number of its true
-    /// positions. It is a selection, and lazy.
+    /// The update by a single mask, if the value does not depend on the number of true positions.
+    /// It is a selection, and lazy.
     fn masked(&self, index: &[Index<'_>], value: &Array, update: Update) -> Result<Option<Array>> {
         let Some((entry, before)) = lone_mask(self, index) else {
             return Ok(None);
@@ -163,7 +163,7 @@ impl Update {
     }
 }
 
-/// Without leading axes of length one beyond `axes`, as NumPy lets an assigned value have them.
+/// Removes leading axes of length one beyond `axes`, which NumPy allows in assigned values.
 fn strip(value: &Array, axes: usize) -> Result<Array> {
     let extra = value.ndim().saturating_sub(axes);
     let ones = value.shape().iter().take_while(|&&d| d == 1).count();
@@ -174,7 +174,7 @@ fn strip(value: &Array, axes: usize) -> Result<Array> {
 }
 
 impl Plan {
-    /// The array up to where indices are gathered.
+    /// The array before the gather step.
     fn view(&self, array: &Array) -> Result<Array> {
         let mut x = self.merge(array)?;
         if self.sliced {
@@ -203,7 +203,7 @@ impl Plan {
         if self.is_empty() {
             return zeros(&self.result, array.dtype());
         }
-        // [indices, view with ones] -> [indices, kept] -> the indices' axes in their place.
+        // [indices, view with ones] -> [indices, kept] -> the indices' axes in their final place.
         let b = self.broadcast.len() as i32;
         let x = raw::gather(&self.view(array)?, &self.gathered)?;
         let ones: Vec<i32> = self.gathered.iter().map(|g| b + g.0).collect();
@@ -251,7 +251,7 @@ impl Plan {
         } else {
             self.scatter(array, &value, update)?
         };
-        // Back through the steps of the view.
+        // Reverses the steps of the view.
         let new = raw::squeeze(&new, &self.inserted)?;
         let new = raw::expand(&new, &self.dropped)?;
         let new = if self.sliced {
@@ -274,7 +274,7 @@ impl Plan {
 
     fn scatter(&self, array: &Array, value: &Array, update: Update) -> Result<Array> {
         let (b, place) = (self.broadcast.len() as i32, self.place as i32);
-        // The indices' axes first, then those that are kept, with ones where indices point.
+        // First the indices' axes, then the kept ones, with ones at indexed axes.
         let order: Vec<i32> = (place..place + b)
             .chain(0..place)
             .chain(place + b..self.result.len() as i32)
@@ -353,7 +353,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     divide = Divide;
-    /// The array with the part raised to at least `value`.
+    /// The elementwise maximum of the part and `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};
@@ -361,7 +361,7 @@ updates! {
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     maximum = Maximum;
-    /// The array with the part lowered to at most `value`.
+    /// The elementwise minimum of the part and `value`.
     ///
     /// ```
     /// use mlx_rs_core::{array, idx};

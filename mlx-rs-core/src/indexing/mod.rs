@@ -16,19 +16,19 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What costs what
+//! # Costs
 //!
 //! Ranges, integers, ellipsis and new axes are views: lazy, nothing is copied to read. **Integer
-//! arrays are evaluated and every index is checked on the host**, because MLX reads foreign memory
-//! for an index out of range. A list of Rust integers is checked without the device. [`clamped`]
-//! indices stay lazy: the graph limits them to the axis. **A mask that is read is evaluated**,
-//! since the shape of the result is the number of its true values. Assigning a value that does not
-//! depend on that number stays lazy. Inside `compile` and `vmap`, where nothing can be evaluated,
-//! use ranges, [`clamped`] indices and such assignments.
+//! arrays are evaluated and every index is checked on the host**, because MLX reads out of bounds
+//! for an invalid index. A list of Rust integers is checked without the device. [`clamped`] indices
+//! stay lazy: the graph limits them to the axis. **A mask that is read is evaluated**, since the
+//! shape of the result is the number of its true values. Assigning a value that does not depend on
+//! that number stays lazy. Inside `compile` and `vmap`, where nothing can be evaluated, use ranges,
+//! [`clamped`] indices and such assignments.
 //!
-//! Where NumPy wraps or raises, so does this. One thing differs: an index out of range is an error
-//! even when the result has no elements. Where one position is assigned several times, the last
-//! value wins on the CPU. On a GPU it is one of them.
+//! Wrapping and errors are those of NumPy. One difference: an index out of range is an error even
+//! if the result has no elements. If one position is assigned several times, the last value wins on
+//! the CPU. On a GPU any of them may win.
 
 mod assign;
 mod plan;
@@ -44,7 +44,7 @@ pub use assign::At;
 /// One entry of an index; made by `From` (as [`idx!`](crate::idx!) does) from
 ///
 /// - integers, negative ones counted from the end;
-/// - ranges of integers: `..` for the whole axis, bounds cut to the array as in Python;
+/// - ranges of integers: `..` for the whole axis; bounds are clamped to the array as in Python;
 /// - [`NewAxis`] and [`Ellipsis`];
 /// - arrays and lists of integers; boolean arrays and lists, whose shape must be that of the axes
 ///   they stand for; [`clamped`] arrays;
@@ -65,11 +65,11 @@ enum Entry<'a> {
     Bool(bool),
 }
 
-/// An axis of length one that the array does not have.
+/// A new axis of length one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewAxis;
 
-/// As many whole axes as are left over.
+/// All remaining axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ellipsis;
 
@@ -81,7 +81,7 @@ enum End {
     With(i64),
 }
 
-/// A range with a step, as [`Index::stepped`] takes it.
+/// A range with a step, for [`Index::stepped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     start: Option<i64>,
@@ -107,8 +107,8 @@ impl<'a> Index<'a> {
 }
 
 /// Indices that the graph limits to the axis instead of evaluating and checking them: below zero
-/// becomes 0, beyond the end the last element. For use where indices are known to be in range, or
-/// where nothing may be evaluated.
+/// becomes 0, beyond the end the last element. For indices that are known to be in range, or where
+/// evaluation is not possible.
 ///
 /// ```
 /// use mlx_rs_core::{array, idx, indexing::clamped};
@@ -254,7 +254,7 @@ macro_rules! from_integers {
 }
 from_integers!(i32, i64, isize, u32, u64, usize);
 
-/// What does not fit is out of range of any axis, as is the greatest number.
+/// A value that does not fit is out of range of any axis, like the maximum.
 fn wide<T: TryInto<i64>>(value: T) -> i64 {
     value.try_into().unwrap_or(i64::MAX)
 }

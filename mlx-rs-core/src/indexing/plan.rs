@@ -1,5 +1,5 @@
-//! From index entries to a plan: what to slice, which axes to drop and to add, where to gather, and
-//! where the gathered axes go. Every index is in range when a plan is made.
+//! Converts index entries to a plan: slices, axes to drop and to add, axes to gather, and the place
+//! of the gathered axes. Every index is in range when a plan is made.
 
 use super::{End, Entry, Index, Span};
 use crate::array::Array;
@@ -14,7 +14,7 @@ pub(super) struct Plan {
     pub start: Vec<i32>,
     pub stop: Vec<i32>,
     pub stride: Vec<i32>,
-    /// Whether slicing takes less than everything, or in another order.
+    /// Whether slicing changes anything.
     pub sliced: bool,
     /// Axes (after slicing) that integers drop.
     pub dropped: Vec<i32>,
@@ -22,7 +22,7 @@ pub(super) struct Plan {
     pub inserted: Vec<i32>,
     /// The shape after inserting.
     pub view: Vec<i32>,
-    /// Axes of the view with the indices to take of each; in range, and `int32` or `uint32`.
+    /// The gathered axes of the view with their indices; in range, and `int32` or `uint32`.
     pub gathered: Vec<(i32, Array)>,
     /// The shape of the indices broadcast together.
     pub broadcast: Vec<i32>,
@@ -32,13 +32,13 @@ pub(super) struct Plan {
     pub result: Vec<i32>,
 }
 
-/// What becomes of an axis, in the order of the index.
+/// The effect on an axis, in the order of the index.
 enum Column {
     Keep(i32),
     Drop,
     New,
     Gather(Array),
-    /// An ellipsis. It stands for its own axes, or for none, but separates its neighbors.
+    /// An ellipsis. It covers its own axes, or none, but separates its neighbors.
     Gap,
 }
 
@@ -51,7 +51,7 @@ impl Entry<'_> {
     pub(super) fn mask_shape(&self) -> Option<Vec<i32>> {
         match self {
             Entry::Array(a) if a.dtype() == Dtype::Bool => Some(a.shape().to_vec()),
-            // A longer list cannot fit an axis; it fails the comparison with its length.
+            // A longer list cannot fit an axis, so the length check fails.
             Entry::Bools(list) => Some(vec![i32::try_from(list.len()).unwrap_or(-1)]),
             Entry::Bool(_) => Some(Vec::new()),
             _ => None,
@@ -83,7 +83,7 @@ impl Span {
         let stop = match self.end {
             End::Open => open,
             End::Before(x) => cut(x),
-            // One further in the direction of the step, in which -1 does not wrap to the start.
+            // One further in the direction of the step; here -1 does not wrap around.
             End::With(x) => {
                 let x = i128::from(x);
                 let x = if x < 0 { x + n } else { x };
@@ -96,8 +96,8 @@ impl Span {
         } else {
             0
         };
-        // All are within the axis, whose length is an i32. A step matters from two elements on, and
-        // then it is shorter than the axis.
+        // All are within the axis, whose length is an i32. A step matters only with at least two
+        // elements, and then it is shorter than the axis.
         Ok(match count {
             0 => (0, 0, 1),
             1 => (start as i32, 1, 1),
@@ -106,7 +106,7 @@ impl Span {
     }
 }
 
-/// Stop of a slice as MLX wants it: `-length - 1` stands before the first element.
+/// The stop of a slice for MLX: `-length - 1` is before the first element.
 fn stop(start: i32, count: i32, step: i32, length: i32) -> i32 {
     if count == 0 {
         return start;
@@ -209,10 +209,10 @@ impl Builder<'_> {
         (0..n).try_for_each(|_| self.entry(&Entry::Slice(Span::from(..))))
     }
 
-    /// Adds an axis of the merged array with what to take of it.
+    /// Adds an axis of the merged array with its slice.
     fn slice(&mut self, length: i32, (start, count, step): (i32, i32, i32)) {
-        // A step that is not taken counts as 1. MLX forgets it, but not the end that belongs to it.
-        // Derivatives and mapped functions would then take several elements, or none.
+        // An unused step is set to 1. MLX would drop the step, but not the corresponding end.
+        // Gradients and mapped functions would then take several elements, or none.
         let step = if count == 1 { 1 } else { step };
         let plan = &mut self.plan;
         plan.merged.push(length);
@@ -270,7 +270,7 @@ impl Builder<'_> {
                 self.slice(length, (0, length, 1));
                 Column::Gather(Array::vector(&list)?)
             }
-            // Handled before: masks above, the ellipsis by the caller.
+            // Handled earlier: masks above, the ellipsis by the caller.
             Entry::Bools(_) | Entry::Bool(_) | Entry::NewAxis | Entry::Ellipsis => Column::Gap,
         };
         self.columns.push(column);
@@ -278,7 +278,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A mask: its axes merged into one, of which the true positions are taken.
+    /// A mask: merges its axes into one, and gathers the true positions.
     fn mask(&mut self, entry: &Entry<'_>, mask: &[i32]) -> Result<()> {
         let axes = &self.array.shape()[self.axis..self.axis + mask.len()];
         if axes != mask {
@@ -389,7 +389,7 @@ impl Builder<'_> {
                 self.array,
             ));
         }
-        // A limit that does not fit the type cannot be exceeded by it.
+        // A limit outside the type cannot be exceeded by it.
         let high = match indices.scalar_like(length - 1) {
             Ok(limit) => indices.minimum(&limit)?,
             Err(_) => indices.clone(),
@@ -405,8 +405,8 @@ impl Builder<'_> {
             columns,
             ..
         } = self;
-        // The position of the first index array or integer, and whether all stand side by side.
-        // NumPy puts the gathered axes there, or first when anything separates them.
+        // The position of the first index array or integer, and whether all are adjacent. NumPy
+        // puts the gathered axes there, or first if anything separates them.
         let advanced = |c: &Column| matches!(c, Column::Drop | Column::Gather(_));
         let first = columns.iter().position(advanced);
         let last = columns.iter().rposition(advanced);
@@ -465,7 +465,7 @@ impl Builder<'_> {
     }
 }
 
-/// Index values as a type that `gather` and `scatter` take in any combination.
+/// Converts index values to a type that `gather` and `scatter` accept in any combination.
 fn as_index(indices: &Array) -> Result<Array> {
     match indices.dtype() {
         Dtype::Int32 | Dtype::Uint32 => Ok(indices.clone()),
@@ -487,7 +487,7 @@ pub(super) fn broadcast(a: &[i32], b: &[i32]) -> Option<Vec<i32>> {
         .collect()
 }
 
-/// The one mask of an index that otherwise takes whole axes, with the number of axes before it.
+/// The single mask of an index that otherwise takes whole axes, with the number of axes before it.
 pub(super) fn lone_mask<'i, 'a>(
     array: &Array,
     index: &'i [Index<'a>],

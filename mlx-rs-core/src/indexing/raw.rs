@@ -1,4 +1,4 @@
-//! The C calls of indexing. Callers pass what a `Plan` checked: axes that exist, bounds inside
+//! The C calls of indexing. Callers pass values checked by a `Plan`: existing axes, bounds inside
 //! their axis, indices in range.
 
 use crate::array::Array;
@@ -6,7 +6,7 @@ use crate::call::{self, ArrayVec};
 use crate::error::Result;
 use crate::mapped;
 
-/// How scattered values combine with those that are there.
+/// How scattered values combine with existing ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scatter {
     Set,
@@ -63,7 +63,7 @@ pub(super) fn slice_update(
     })
 }
 
-/// The axes named, all of length one, dropped.
+/// Drops the given axes, all of length one.
 pub(super) fn squeeze(a: &Array, axes: &[i32]) -> Result<Array> {
     if axes.is_empty() {
         return Ok(a.clone());
@@ -74,7 +74,7 @@ pub(super) fn squeeze(a: &Array, axes: &[i32]) -> Result<Array> {
     })
 }
 
-/// Axes of length one inserted at these positions of the result.
+/// Inserts axes of length one at these positions of the result.
 pub(super) fn expand(a: &Array, axes: &[i32]) -> Result<Array> {
     if axes.is_empty() {
         return Ok(a.clone());
@@ -82,8 +82,8 @@ pub(super) fn expand(a: &Array, axes: &[i32]) -> Result<Array> {
     a.expand_dims_axes(axes)
 }
 
-/// For each index, one element of each indexed axis and all of the others. The result has the shape
-/// of the indices followed by the array's, in which indexed axes have length one.
+/// For each index, one element of each indexed axis and all elements of the others. The result has
+/// the shape of the indices followed by the array's, in which indexed axes have length one.
 pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     let axes: Vec<i32> = gathered.iter().map(|g| g.0).collect();
     let mut sizes = a.shape().to_vec();
@@ -112,7 +112,7 @@ pub(super) fn gather(a: &Array, gathered: &[(i32, Array)]) -> Result<Array> {
     })
 }
 
-/// The reverse of [`gather`]: `updates` has the shape it would give.
+/// The reverse of [`gather`]: `updates` has the shape of its result.
 pub(super) fn scatter(
     a: &Array,
     gathered: &[(i32, Array)],

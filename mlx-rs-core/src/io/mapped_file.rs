@@ -1,4 +1,4 @@
-//! Files that are read where they lie: mapped into memory, without a copy.
+//! Files mapped into memory, read without a copy.
 
 use std::fmt;
 use std::fs::File;
@@ -13,12 +13,12 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "MappedFile";
 
-/// A file whose bytes are memory. The system reads a page when it is used, keeps it as long as
-/// there is memory, and shares it between processes. A clone is another handle.
+/// A memory-mapped file. The system reads a page when it is used, keeps it while there is memory,
+/// and shares it between processes. A clone is another handle.
 ///
-/// The file must stay as it is while it is mapped. Deleting or replacing it by a rename is fine. One
-/// that is written to gives other numbers, and one that is cut ends the process, as everywhere where
-/// files are mapped. So map files that are written whole and never changed.
+/// The file must not change while it is mapped. It may be deleted or replaced by a rename. Reads of
+/// a modified file give other values, and a truncated file crashes the process, as with any mapped
+/// file. So map only files that are written once.
 ///
 /// ```
 /// use mlx_rs_core::io::MappedFile;
@@ -39,7 +39,7 @@ impl MappedFile {
     /// Maps a regular file for reading.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when it cannot be opened or mapped; [`ErrorKind::Value`] for what is no
+    /// [`ErrorKind::Io`] when it cannot be opened or mapped; [`ErrorKind::Value`] if it is not a
     /// regular file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let file = File::open(path).map_err(|e| io_error(OP, &e))?;
@@ -49,8 +49,8 @@ impl MappedFile {
             return Err(Error::new(ErrorKind::Value, OP, message));
         }
         // SAFETY: the mapping is private to this process and read-only: no code here writes to it.
-        // That no other writes to the file or cuts it is the documented demand on the caller's
-        // files; no type can express it.
+        // The caller must ensure that nothing writes to or truncates the file, as documented; no
+        // type can express that.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| io_error(OP, &e))?;
         Ok(Self(Arc::new(map)))
     }
@@ -71,8 +71,8 @@ impl MappedFile {
     /// The little-endian float32 in a range of bytes, without a copy.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when the range is not within the file, or does not begin and end
-    /// between numbers; on machines of the other byte order always.
+    /// [`ErrorKind::Value`] when the range is not within the file or not aligned to its elements;
+    /// always on big-endian machines.
     pub fn floats(&self, bytes: Range<usize>) -> Result<Floats> {
         self.check::<f32>(&bytes, "float32")?;
         Ok(Floats(Source::File(self.clone(), bytes)))
@@ -96,7 +96,7 @@ impl MappedFile {
         Ok(Halves(self.clone(), bytes))
     }
 
-    /// That a range has whole numbers.
+    /// Checks that a range consists of whole elements.
     fn check<T: bytemuck::Pod>(&self, bytes: &Range<usize>, kind: &str) -> Result<()> {
         let fault = |message: String| Error::new(ErrorKind::Value, OP, message);
         if cfg!(target_endian = "big") {
@@ -115,7 +115,7 @@ impl MappedFile {
     }
 }
 
-/// Numbers of float16 in a mapped file, as their bits. A clone is another handle.
+/// Float16 values in a mapped file, as raw bits. A clone is another handle.
 #[derive(Clone)]
 pub struct Halves(MappedFile, Range<usize>);
 
@@ -131,7 +131,7 @@ impl fmt::Debug for Halves {
     }
 }
 
-/// Numbers of float32 in a mapped file, or in memory of their own. A clone is another handle.
+/// Float32 values in a mapped file, or in separate memory. A clone is another handle.
 /// ```
 /// use mlx_rs_core::io::Floats;
 /// let floats = Floats::from(vec![1.0, 2.0]);
@@ -142,7 +142,7 @@ pub struct Floats(Source);
 
 #[derive(Clone)]
 enum Source {
-    /// A range of bytes that was checked.
+    /// A validated range of bytes.
     File(MappedFile, Range<usize>),
     Memory(Arc<[f32]>),
 }

@@ -1,11 +1,11 @@
 //! Arrays in files: NPY ([`load_npy`]), NPZ ([`load_npz`]) and safetensors ([`load_safetensors`]),
 //! read and written by Rust alone.
 //!
-//! MLX's own readers are not used and not bound: for a truncated file they return data that is not
-//! in it. Here every size is compared with the file before anything is allocated. All bytes are
-//! read before an array exists. A mismatch is an error that names the file. A file is written
-//! beside its destination, flushed to the disk and then renamed. So a reader finds the old file or
-//! the new one, never a part.
+//! MLX's own readers are not used or bound: for a truncated file they return arbitrary data. Here
+//! every size is compared with the file before anything is allocated. All bytes are read before an
+//! array exists. A mismatch is an error that names the file. A file is written beside its
+//! destination, flushed to the disk and then renamed. So a reader finds the old file or the new
+//! one, never a part.
 //!
 //! ```
 //! use mlx_rs_core::{array, io};
@@ -29,7 +29,7 @@
 //! | `mx.savez`, `mx.savez_compressed` | [`save_npz`], [`save_npz_compressed`] |
 //! | `mx.save_safetensors` | [`save_safetensors`] |
 //!
-//! What a file holds is checked against its own size, and every array against
+//! The content of a file is checked against its size, and every array against
 //! [`memory::budget`](crate::memory::budget). Nothing in a file is ever executed: object arrays of
 //! numpy, which are pickles, are refused.
 
@@ -50,7 +50,7 @@ pub use self::npy::{load_npy, read_npy, save_npy, write_npy};
 pub use self::npz::{load_npz, save_npz, save_npz_compressed};
 pub use self::safetensors::{Safetensors, SafetensorsFile, load_safetensors, save_safetensors};
 
-/// A failed system call, or data that ends or contradicts itself where a reader notices.
+/// The error of a failed system call, or of data that is truncated or inconsistent.
 fn io_error(op: &'static str, e: &std::io::Error) -> Error {
     use std::io::ErrorKind as K;
     match e.kind() {
@@ -73,14 +73,14 @@ fn open(op: &'static str, path: &Path) -> Result<(File, u64)> {
     let file = File::open(path).map_err(|e| io_error(op, &e))?;
     let facts = file.metadata().map_err(|e| io_error(op, &e))?;
     if !facts.is_file() {
-        // A directory fails on the first read, a pipe has no size to compare with.
+        // A directory fails on the first read, and a pipe has no size to compare with.
         return Err(Error::new(ErrorKind::Io, op, "not a regular file"));
     }
     Ok((file, facts.len()))
 }
 
-/// Refuses a destination that a rename would replace by a file though it is none, such as a device.
-/// What does not exist, or cannot be looked at, is for the write itself to judge.
+/// Refuses a destination that is no regular file, such as a device, because a rename would replace
+/// it. If it does not exist or cannot be read, the write itself decides.
 pub(crate) fn check_replaceable(path: &Path) -> std::result::Result<(), &'static str> {
     match path.metadata() {
         Ok(facts) if facts.is_dir() => Err("it is a directory"),
@@ -89,7 +89,7 @@ pub(crate) fn check_replaceable(path: &Path) -> std::result::Result<(), &'static
     }
 }
 
-/// Writes a file as a whole: beside the destination, flushed to the disk, then renamed.
+/// Writes a file atomically: beside the destination, flushed to the disk, then renamed.
 fn replace(
     op: &'static str,
     path: &Path,
@@ -105,7 +105,8 @@ fn replace(
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As any new file; the process's umask takes its part. The default is for the owner alone.
+        // The permissions of a new file, reduced by the process's umask. The default would be
+        // access for the owner alone.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let mut temp = builder.tempfile_in(dir).map_err(|e| fault(&e))?;

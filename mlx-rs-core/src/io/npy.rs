@@ -2,7 +2,7 @@
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 //!
 //! The header is a Python literal of a fixed form. It is parsed here, strictly and without
-//! recursion. General readers of Python literals can be driven into a stack overflow by nesting.
+//! recursion. General parsers of Python literals overflow the stack on deep nesting.
 
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
@@ -15,13 +15,13 @@ use crate::error::{Error, ErrorKind, Result};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// Longer headers are refused; numpy itself stops at 10,000 bytes.
+/// The maximum header size; numpy's own limit is 10,000 bytes.
 const MAX_HEADER: usize = 1 << 16;
 
-/// More axes than numpy has ever allowed.
+/// More axes than numpy ever allowed.
 const MAX_DIMS: usize = 64;
 
-/// What stands in front of the values.
+/// The header before the values.
 #[derive(Debug)]
 struct Header {
     layout: Layout,
@@ -33,7 +33,7 @@ struct Header {
 /// Loads one array from an NPY file.
 ///
 /// Every type of MLX is read, in either byte order and either layout (a column-major array becomes
-/// a lazy transpose). `V2` is read, too: MLX stores `bfloat16` so.
+/// a lazy transpose). `V2` is read too, because MLX stores `bfloat16` that way.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -47,7 +47,7 @@ struct Header {
 ///
 /// # Errors
 /// [`ErrorKind::Io`] when the file cannot be read, [`ErrorKind::Format`] when it is truncated, has
-/// bytes too many or is no NPY file, [`ErrorKind::Unsupported`] for types that MLX lacks (strings,
+/// extra bytes or is no NPY file, [`ErrorKind::Unsupported`] for types that MLX lacks (strings,
 /// records, Python objects), [`ErrorKind::OutOfMemory`] beyond the memory budget.
 pub fn load_npy(path: impl AsRef<Path>) -> Result<Array> {
     let (op, path) = ("load_npy", path.as_ref());
@@ -73,7 +73,7 @@ pub fn load_npy(path: impl AsRef<Path>) -> Result<Array> {
     )
 }
 
-/// Reads one array in NPY format, and not a byte more, from anywhere.
+/// Reads one array in NPY format from any reader, and no byte more.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -87,14 +87,14 @@ pub fn load_npy(path: impl AsRef<Path>) -> Result<Array> {
 /// ```
 ///
 /// # Errors
-/// As [`load_npy`], but bytes that follow are left to the caller.
+/// As [`load_npy`], but following bytes are left to the caller.
 pub fn read_npy(mut source: impl Read) -> Result<Array> {
     let op = "read_npy";
     let header = header(op, &mut source)?;
     values::read(op, header.layout, &header.shape, &mut source, false)
 }
 
-/// Saves one array as an NPY file, replacing it as a whole.
+/// Saves one array as an NPY file, atomically.
 ///
 /// The bytes are those that numpy writes. `bfloat16`, which numpy lacks, is stored as in MLX, as
 /// the raw type `V2`.
@@ -115,7 +115,7 @@ pub fn save_npy(path: impl AsRef<Path>, array: &Array) -> Result<()> {
     in_file(path, replace(op, path, |file| write(op, file, array)))
 }
 
-/// Writes one array in NPY format to anywhere.
+/// Writes one array in NPY format to any writer.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -132,8 +132,7 @@ pub fn write_npy(out: impl Write, array: &Array) -> Result<()> {
     write("write_npy", out, array)
 }
 
-/// As `read_npy`, with nothing after the values; `length` is the size that is claimed for all of
-/// it.
+/// As `read_npy`, without bytes after the values; `length` is the claimed total size.
 pub(super) fn read_whole(op: &'static str, source: &mut impl Read, length: u64) -> Result<Array> {
     let header = header(op, source)?;
     let bytes = values::size(op, &header.shape, header.layout.dtype)?;
@@ -144,13 +143,13 @@ pub(super) fn read_whole(op: &'static str, source: &mut impl Read, length: u64) 
         ));
     }
     let array = values::read(op, header.layout, &header.shape, source, false)?;
-    // Reading to the end also makes a reader of archives compare its checksum.
+    // Reading to the end also makes an archive reader check its checksum.
     values::expect_end(op, source)?;
     Ok(array)
 }
 
 pub(super) fn write(op: &'static str, mut out: impl Write, array: &Array) -> Result<()> {
-    // Evaluated before anything is written, so that a failure leaves nothing behind.
+    // Evaluated before anything is written, so that a failure leaves no file.
     array.eval()?;
     let mut text = format!(
         "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}",
@@ -179,7 +178,7 @@ pub(super) fn write(op: &'static str, mut out: impl Write, array: &Array) -> Res
     values::write(op, array, &mut out)
 }
 
-/// The size of what [`write`] writes, to within a header.
+/// The size that [`write`] writes, except for the exact header size.
 pub(super) fn bytes_about(array: &Array) -> u64 {
     array.nbytes() as u64 + MAX_HEADER as u64
 }
@@ -267,7 +266,7 @@ fn header(op: &'static str, source: &mut impl Read) -> Result<Header> {
     }
     let mut text = vec![0; length];
     exact(&mut text)?;
-    // Versions 1 and 2 are Latin-1, 3 is UTF-8; what we understand is in ASCII.
+    // Versions 1 and 2 are Latin-1, 3 is UTF-8; supported headers are ASCII.
     let text = std::str::from_utf8(&text)
         .map_err(|_| format_error(op, "the header is not text that can be understood"))?;
     let Some(fields) = Parser::new(text).dict() else {
@@ -324,7 +323,7 @@ impl<'a> Parser<'a> {
         self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
     }
 
-    /// Whether `token` comes next; it is taken then.
+    /// Whether `token` comes next; consumes it.
     fn take(&mut self, token: &str) -> bool {
         self.skip();
         match self.rest.strip_prefix(token) {

@@ -13,13 +13,13 @@ use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// More entries are refused.
+/// The maximum number of entries.
 const MAX_ENTRIES: usize = 1 << 16;
 
-/// What numpy adds to the name of each array.
+/// The extension that numpy adds to each array's name.
 const EXTENSION: &str = ".npy";
 
-/// From this size on an entry needs the 64-bit form of ZIP.
+/// The size from which an entry needs ZIP64.
 const LARGE: u64 = u32::MAX as u64;
 
 fn zip_error(op: &'static str, e: ZipError) -> Error {
@@ -32,8 +32,7 @@ fn zip_error(op: &'static str, e: ZipError) -> Error {
 
 /// Loads all arrays of an NPZ file by name, compressed or not.
 ///
-/// Arrays that `numpy.savez` or `mx.savez` were given without a name are `arr_0`, `arr_1` and so
-/// on.
+/// Arrays saved by `numpy.savez` or `mx.savez` without a name are `arr_0`, `arr_1` and so on.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -48,7 +47,7 @@ fn zip_error(op: &'static str, e: ZipError) -> Error {
 ///
 /// # Errors
 /// As [`load_npy`](super::load_npy) for each array, with its name; [`ErrorKind::Format`] when the
-/// archive or a checksum is wrong or a name comes twice; [`ErrorKind::OutOfMemory`] when all arrays
+/// archive or a checksum is wrong or a name is repeated; [`ErrorKind::OutOfMemory`] when all arrays
 /// together exceed the memory budget.
 pub fn load_npz(path: impl AsRef<Path>) -> Result<BTreeMap<String, Array>> {
     let (op, path) = ("load_npz", path.as_ref());
@@ -99,7 +98,7 @@ fn read(op: &'static str, path: &Path) -> Result<BTreeMap<String, Array>> {
     Ok(arrays)
 }
 
-/// Saves named arrays as an uncompressed NPZ file, replacing it as a whole.
+/// Saves named arrays as an uncompressed NPZ file, atomically.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -114,8 +113,8 @@ fn read(op: &'static str, path: &Path) -> Result<BTreeMap<String, Array>> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name comes twice
-/// or is empty; MLX's message when evaluation fails.
+/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name is repeated
+/// or empty; MLX's message when evaluation fails.
 pub fn save_npz<'a, S: AsRef<str>>(
     path: impl AsRef<Path>,
     arrays: impl IntoIterator<Item = (S, &'a Array)>,

@@ -1,5 +1,5 @@
-//! Safetensors, Hugging Face's format of named tensors: headers by the `safetensors` crate, exact
-//! reads of the values here. Sharded models are the business of crates above.
+//! Safetensors, Hugging Face's format of named tensors: the `safetensors` crate parses headers, and
+//! this file reads the values. Crates above handle sharded models.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -16,10 +16,10 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The header's length stands in front of it.
+/// Bytes of the length before the header.
 const LENGTH_BYTES: u64 = 8;
 
-/// Longer headers are refused.
+/// The maximum header size.
 const MAX_HEADER: u64 = 64 << 20;
 
 /// Values start at a multiple of this.
@@ -51,17 +51,17 @@ pub struct Safetensors {
 #[derive(Debug)]
 pub struct SafetensorsFile {
     path: PathBuf,
-    /// The position in a file is shared by all who read it.
+    /// All readers share the file position.
     file: Mutex<File>,
-    /// Of the values, from the start of the file.
+    /// The start of the values in the file.
     start: u64,
     tensors: BTreeMap<String, TensorInfo>,
     metadata: BTreeMap<String, String>,
 }
 
 impl SafetensorsFile {
-    /// Opens a file and checks its header. Every tensor has the bytes its shape needs, they follow
-    /// each other without a gap, and the last ends where the file ends.
+    /// Opens a file and checks its header. Every tensor must have the bytes of its shape, without
+    /// gaps, and the last one must end at the file's end.
     ///
     /// ```
     /// use mlx_rs_core::{array, io};
@@ -77,7 +77,7 @@ impl SafetensorsFile {
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when the file cannot be read; [`ErrorKind::Format`] when it is truncated,
-    /// has bytes too many or its header is wrong.
+    /// has extra bytes or an invalid header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         in_file(path, Self::read_header(path))
@@ -139,7 +139,7 @@ impl SafetensorsFile {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The shape of the array `name`; `None` when there is none.
+    /// The shape of the array `name`; `None` if it does not exist.
     ///
     /// ```
     /// use mlx_rs_core::{array, io};
@@ -155,7 +155,7 @@ impl SafetensorsFile {
         self.tensors.get(name).map(|t| &t.shape[..])
     }
 
-    /// The type of the array `name`; `None` when there is none, or MLX lacks its type.
+    /// The type of the array `name`; `None` if it does not exist, or MLX lacks its type.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, io};
@@ -200,7 +200,7 @@ impl SafetensorsFile {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when there is none; [`ErrorKind::Unsupported`] for 8-bit floats and
+    /// [`ErrorKind::Value`] when it does not exist; [`ErrorKind::Unsupported`] for 8-bit floats and
     /// smaller, which MLX lacks; [`ErrorKind::OutOfMemory`] beyond the memory budget;
     /// [`ErrorKind::Io`] when reading fails.
     pub fn load(&self, name: &str) -> Result<Array> {
@@ -255,9 +255,9 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
     })
 }
 
-/// Saves named arrays and metadata as a safetensors file, replacing it as a whole. Arrays are
-/// stored by decreasing size of their type and then by name. So each is aligned, and the same
-/// arrays give the same bytes. Python MLX (0.30) reads every type but `float64`.
+/// Saves named arrays and metadata as a safetensors file, atomically. Arrays are sorted by
+/// decreasing size of their type and then by name. So each is aligned, and equal arrays give equal
+/// bytes. Python MLX (0.30) reads every type but `float64`.
 ///
 /// ```
 /// use mlx_rs_core::{array, io};
@@ -271,7 +271,7 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Safetensors> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name comes twice
+/// [`ErrorKind::Io`] when the file cannot be written, [`ErrorKind::Value`] when a name is repeated
 /// or is the reserved `__metadata__`; MLX's message when evaluation fails.
 pub fn save_safetensors<'a, S: AsRef<str>>(
     path: impl AsRef<Path>,
@@ -289,7 +289,7 @@ pub fn save_safetensors<'a, S: AsRef<str>>(
     }
     crate::eval(named.values().copied())?;
     let mut ordered: Vec<(String, &Array)> = named.into_iter().collect();
-    // Stable: by name among equals.
+    // A stable sort keeps equal types sorted by name.
     ordered.sort_by_key(|(_, array)| std::cmp::Reverse(array.dtype().size()));
 
     let mut offset = 0;
@@ -310,7 +310,7 @@ pub fn save_safetensors<'a, S: AsRef<str>>(
         .map(|&(k, v)| (k.to_owned(), v.to_owned()))
         .collect();
     let free = (!free.is_empty()).then_some(free);
-    // Through a `Value`, whose order of keys does not depend on the hash map's.
+    // Through a `Value`, so that the order of keys does not depend on a hash map.
     let header = Metadata::new(free, infos)
         .map_err(|e| e.to_string())
         .and_then(|m| serde_json::to_value(&m).map_err(|e| e.to_string()))
@@ -332,7 +332,7 @@ pub fn save_safetensors<'a, S: AsRef<str>>(
     in_file(path, written)
 }
 
-/// The header with the entries of its metadata by key.
+/// The header with its metadata sorted by key.
 fn sorted_metadata(mut header: serde_json::Value) -> serde_json::Value {
     if let Some(serde_json::Value::Object(free)) = header.get_mut("__metadata__") {
         let entries: BTreeMap<String, serde_json::Value> =
@@ -342,7 +342,7 @@ fn sorted_metadata(mut header: serde_json::Value) -> serde_json::Value {
     header
 }
 
-/// The array type of a stored one.
+/// The array type for a stored type.
 fn dtype(stored: Stored) -> Option<Dtype> {
     Some(match stored {
         Stored::BOOL => Dtype::Bool,

@@ -1,5 +1,5 @@
-//! The values of an array as the bytes of a file: exact reads in bounded steps, byte order, and
-//! numpy's column-major layout. Headers are the business of the formats.
+//! The values of an array as bytes of a file: exact reads in bounded steps, byte order, and numpy's
+//! column-major layout. The formats handle headers.
 
 use std::io::Read;
 
@@ -13,10 +13,10 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory;
 
-/// Elements read at once where the amount of data is only claimed.
+/// Elements per read if the amount of data is only claimed.
 const STEP: usize = 1 << 16;
 
-/// How values lie in a file.
+/// The layout of values in a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     pub dtype: Dtype,
@@ -36,7 +36,7 @@ impl Layout {
     }
 }
 
-/// A shape as MLX counts it.
+/// A shape as `i32`, the type that MLX uses.
 pub(super) fn shape(op: &'static str, dims: &[usize]) -> Result<Vec<i32>> {
     dims.iter()
         .map(|&d| i32::try_from(d))
@@ -50,7 +50,7 @@ pub(super) fn shape(op: &'static str, dims: &[usize]) -> Result<Vec<i32>> {
         })
 }
 
-/// The bytes an array takes; refused when they exceed the budget.
+/// The size of an array in bytes; an error beyond the budget.
 pub(super) fn size(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<u64> {
     let budget = memory::budget();
     match memory::checked_bytes(shape, dtype.size()) {
@@ -66,7 +66,7 @@ pub(super) fn size(op: &'static str, shape: &[i32], dtype: Dtype) -> Result<u64>
     }
 }
 
-/// Reads an array of `shape`. `certain` says that the source is known to hold that many bytes.
+/// Reads an array of `shape`. `certain` says that the source surely holds this number of bytes.
 pub(super) fn read(
     op: &'static str,
     layout: Layout,
@@ -111,7 +111,7 @@ fn pod<T: Element + Pod>(
     )
 }
 
-/// Reads exactly the numbers of `shape`, allocating as they arrive unless they are `certain`.
+/// Reads the elements of `shape`; allocates as they arrive unless `certain`.
 fn numbers<T: Element + Pod>(
     op: &'static str,
     shape: &[i32],
@@ -139,7 +139,7 @@ fn numbers<T: Element + Pod>(
             .map_err(|e| io_error(op, &e))?;
     }
     if swap {
-        // The parts of a complex number are swapped one by one.
+        // The two parts of a complex number are swapped separately.
         let width = match T::DTYPE {
             Dtype::Complex64 => size_of::<f32>(),
             _ => size_of::<T>(),
@@ -159,7 +159,7 @@ fn array<T: Element>(values: Vec<T>, shape: &[i32], layout: Layout) -> Result<Ar
     Array::from_vec(values, &reversed)?.transpose()
 }
 
-/// Nothing may follow the values.
+/// Requires that nothing follows the values.
 pub(super) fn expect_end(op: &'static str, source: &mut impl Read) -> Result<()> {
     match source.read(&mut [0]) {
         Ok(0) => Ok(()),

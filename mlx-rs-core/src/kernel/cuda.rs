@@ -1,4 +1,4 @@
-//! Kernels for NVIDIA's GPUs.
+//! Kernels for NVIDIA GPUs.
 
 use mlx_sys as sys;
 
@@ -12,9 +12,9 @@ const OP: &str = "cuda_kernel";
 
 /// A kernel in CUDA's C++. Mirrors `mx.fast.cuda_kernel`.
 ///
-/// Inputs are `const T* name`, outputs `T* name`; `name_shape`, `name_strides` and `name_ndim` are
-/// there where the source uses them. The code is in the namespace `mlx::core::cu`, `cg` is short
-/// for `cooperative_groups`.
+/// Inputs are `const T* name`, outputs `T* name`; `name_shape`, `name_strides` and `name_ndim`
+/// exist if the source uses them. The code is in the namespace `mlx::core::cu`, and `cg`
+/// abbreviates `cooperative_groups`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Dtype, ErrorKind, cuda_is_available, kernel::{CudaKernel, Launch}};
@@ -49,7 +49,7 @@ pub struct CudaKernel {
 }
 
 impl CudaKernel {
-    /// A kernel by its name, those of its inputs and outputs, and the body of its function.
+    /// A kernel with its name, the names of inputs and outputs, and the body of its function.
     ///
     /// # Errors
     /// As [`MetalKernel::new`](super::MetalKernel::new).
@@ -63,25 +63,25 @@ impl CudaKernel {
     /// Sets source to put before the function, such as helper functions.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when it has a NUL in it.
+    /// [`ErrorKind::Value`] when it contains a NUL.
     pub fn header(mut self, header: &str) -> Result<Self> {
         self.definition.header = text(OP, header)?;
         Ok(self)
     }
 
-    /// Whether inputs are copied until their elements are row after row (at first: yes). If not,
-    /// the source must use the strides.
+    /// Whether inputs are copied to be row-contiguous (by default: yes). If not, the source must
+    /// use the strides.
     #[must_use]
     pub fn ensure_row_contiguous(mut self, ensure: bool) -> Self {
         self.definition.ensure_row_contiguous = ensure;
         self
     }
 
-    /// Sets how many bytes of shared memory a block has, beyond what the source declares (at first:
-    /// 0).
+    /// Sets the bytes of shared memory per block, beyond those that the source declares (by
+    /// default: 0).
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] for more than a device has.
+    /// [`ErrorKind::Value`] for more than any device has.
     pub fn shared_memory(mut self, bytes: u32) -> Result<Self> {
         const MOST: u32 = 1 << 20;
         if bytes > MOST {
@@ -100,8 +100,8 @@ impl CudaKernel {
     /// Adds a launch to the graph of the current stream; it runs when an output is evaluated.
     ///
     /// # Safety
-    /// As [`MetalKernel::launch`](super::MetalKernel::launch), also for the threads by which the
-    /// blocks go beyond the grid.
+    /// As [`MetalKernel::launch`](super::MetalKernel::launch); that includes threads by which the
+    /// blocks exceed the grid.
     ///
     /// # Errors
     /// As [`MetalKernel::launch`](super::MetalKernel::launch), with CUDA for Metal.

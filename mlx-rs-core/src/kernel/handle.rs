@@ -1,5 +1,5 @@
-//! The C handles of kernels, their configurations and lists of names: made, filled and freed.
-//! `mod.rs` decides what they may hold.
+//! The C handles of kernels, their configurations and lists of names: creation, filling and
+//! freeing. `mod.rs` checks the contents.
 
 use std::ffi::{CString, c_char};
 
@@ -51,17 +51,17 @@ pub(super) trait Api {
     type Kernel: Copy;
     type Config: Copy;
 
-    /// Whether there is a handle behind the value.
+    /// Whether the handle is null.
     fn is_null(kernel: Self::Kernel) -> bool;
     /// # Safety
-    /// The handle is live and owned by the caller, who forgets it.
+    /// The handle is live and owned by the caller, who must not use it again.
     unsafe fn free(kernel: Self::Kernel);
     fn config() -> Self::Config;
     /// # Safety
     /// The configuration is live.
     unsafe fn fill(config: Self::Config, launch: &Launch<'_>, names: &[CString]) -> bool;
     /// # Safety
-    /// The configuration is owned by the caller, who forgets it.
+    /// The configuration is owned by the caller, who must not use it again.
     unsafe fn free_config(config: Self::Config);
     /// # Safety
     /// All handles are live, `out` is writable.
@@ -91,7 +91,7 @@ macro_rules! api {
                 kernel.ctx.is_null()
             }
             unsafe fn free(kernel: Self::Kernel) {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { sys::$free(kernel) };
             }
             fn config() -> Self::Config {

@@ -1,4 +1,4 @@
-//! Kernels for Apple's GPUs.
+//! Kernels for Apple GPUs.
 
 use mlx_sys as sys;
 
@@ -47,9 +47,9 @@ impl MetalKernel {
     /// A kernel by its name, those of its inputs and outputs, and the body of its function.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is none in C++ or there twice,
-    /// there is no output, or the source has a NUL in it. Metal reports other faults of the source
-    /// when the result of a launch is evaluated.
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when a name is no C++ identifier or is
+    /// repeated, there is no output, or the source contains a NUL. Metal reports other faults of
+    /// the source when the result of a launch is evaluated.
     pub fn new(name: &str, inputs: &[&str], outputs: &[&str], source: &str) -> Result<Self> {
         Ok(Self {
             definition: Definition::new(OP, name, inputs, outputs, source)?,
@@ -60,7 +60,7 @@ impl MetalKernel {
     /// Sets source to put before the function, such as helper functions.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when it has a NUL in it.
+    /// [`ErrorKind::Value`](crate::ErrorKind::Value) when it contains a NUL.
     pub fn header(mut self, header: &str) -> Result<Self> {
         self.definition.header = text(OP, header)?;
         Ok(self)
@@ -74,7 +74,7 @@ impl MetalKernel {
         self
     }
 
-    /// Whether outputs are `device atomic<T>*` (at first: no).
+    /// Whether outputs are `device atomic<T>*` (by default: no).
     #[must_use]
     pub fn atomic_outputs(mut self, atomic: bool) -> Self {
         self.atomic_outputs = atomic;
@@ -86,13 +86,13 @@ impl MetalKernel {
     /// # Safety
     /// Nothing checks the code. With this launch's arrays, grid and constants, every thread must
     /// read and write only elements that exist, and threads must not race. Output elements that are
-    /// read later must have been written (or filled, with [`Launch::init_value`]).
+    /// read later must be written (or filled, with [`Launch::init_value`]).
     ///
     /// # Errors
     /// [`ErrorKind::Value`](crate::ErrorKind::Value) or
-    /// [`ErrorKind::Shape`](crate::ErrorKind::Shape) when the launch does not fit the kernel, or
-    /// any device; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where there is no
-    /// Metal, or the current stream is on the CPU.
+    /// [`ErrorKind::Shape`](crate::ErrorKind::Shape) when the launch does not match the kernel, or
+    /// fits no device; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) without Metal, or
+    /// if the current stream is on the CPU.
     pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
         let definition = &self.definition;
         definition.check(launch, metal_is_available(), "Metal")?;

@@ -6,7 +6,7 @@
 //! outputs and the types of the arrays. The types here exist in every build. A launch without the
 //! device is an error of kind [`Unsupported`](ErrorKind::Unsupported).
 //!
-//! Kernels have no derivative and no batches of their own; give them one with
+//! Kernels have no gradient and no batching; define them with
 //! [`CustomFunction`](crate::transforms::CustomFunction).
 
 mod cuda;
@@ -26,7 +26,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{memory, stream};
 
-/// A constant that the code knows when it is compiled.
+/// A compile-time constant of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TemplateArg {
     /// The name of a type.
@@ -53,7 +53,7 @@ impl From<bool> for TemplateArg {
     }
 }
 
-/// One launch of a kernel: its arrays, threads and constants.
+/// One launch of a kernel: arrays, threads and constants.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Dtype, kernel::Launch};
@@ -115,37 +115,37 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// The number of threads along three axes (Metal's `dispatchThreads`). With CUDA as many blocks
-    /// run as cover them, so the code must reject threads beyond.
+    /// The number of threads along three axes (Metal's `dispatchThreads`). With CUDA, whole blocks
+    /// run, so the code must reject threads beyond the grid.
     #[must_use]
     pub fn grid(mut self, x: u32, y: u32, z: u32) -> Self {
         self.grid = [x, y, z];
         self
     }
 
-    /// How many threads form a group (with CUDA: a block), along three axes; at most 1024 in all.
+    /// The number of threads per group (with CUDA: block), along three axes; at most 1024 in total.
     #[must_use]
     pub fn thread_group(mut self, x: u32, y: u32, z: u32) -> Self {
         self.thread_group = [x, y, z];
         self
     }
 
-    /// Adds a constant of the code: the name of a type, an integer or a truth value.
+    /// Adds a constant of the code: a type name, an integer or a boolean.
     #[must_use]
     pub fn template(mut self, name: &str, value: impl Into<TemplateArg>) -> Self {
         self.template.push((name.to_string(), value.into()));
         self
     }
 
-    /// Fills the outputs with a value first. Otherwise elements that the kernel does not write
-    /// hold anything.
+    /// Fills the outputs with a value first. Otherwise elements that the kernel does not write are
+    /// undefined.
     #[must_use]
     pub fn init_value(mut self, value: f32) -> Self {
         self.init_value = Some(value);
         self
     }
 
-    /// Prints the source that MLX makes.
+    /// Prints the source that MLX generates.
     #[must_use]
     pub fn verbose(mut self, verbose: bool) -> Self {
         self.verbose = verbose;
@@ -153,7 +153,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// What the two kinds of kernel have in common.
+/// The common part of both kinds of kernel.
 #[derive(Debug)]
 struct Definition {
     op: &'static str,
@@ -201,7 +201,7 @@ impl Definition {
         })
     }
 
-    /// Whether a launch fits, and the machine.
+    /// Checks that a launch matches the kernel and the machine.
     fn check(&self, launch: &Launch<'_>, available: bool, needs: &str) -> Result<()> {
         let bad = |kind, message: String| Err(Error::new(kind, self.op, message));
         let (inputs, outputs) = (self.inputs.len(), self.outputs.len());
@@ -283,7 +283,7 @@ impl Definition {
         Ok(())
     }
 
-    /// A name for MLX, which keeps compiled code by it; the CUDA backend does so even on disk. The
+    /// A name that MLX uses as key for compiled code; the CUDA backend does so even on disk. The
     /// name contains everything that the code depends on.
     fn unique_name(&self, launch: &Launch<'_>, more: u64) -> Result<CString> {
         // FNV-1a: the same in every process and version.
@@ -315,7 +315,7 @@ impl Definition {
     }
 }
 
-/// What all GPUs of either maker allow in a group.
+/// The maximum group size of all GPUs of either vendor.
 const MAX_THREADS: u32 = 1024;
 
 fn text(op: &'static str, text: &str) -> Result<CString> {
@@ -323,7 +323,7 @@ fn text(op: &'static str, text: &str) -> Result<CString> {
         .map_err(|_| Error::new(ErrorKind::Value, op, "the source or a name has a NUL in it"))
 }
 
-/// Names become part of the source.
+/// Checks a name, because names become part of the source.
 fn identifier(op: &'static str, name: &str) -> Result<()> {
     let first = |c: char| c.is_ascii_alphabetic() || c == '_';
     if name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit()) {

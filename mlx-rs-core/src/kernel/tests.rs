@@ -1,4 +1,4 @@
-//! Refusals that need no device, and the handles that go to C.
+//! Refusals that need no device, and the handles passed to C.
 
 use super::handle::{self, Api, Cuda, Metal, Strings};
 use super::*;
@@ -58,7 +58,7 @@ fn launches_that_no_device_could_run_are_refused() {
             .output(&[i32::MAX, i32::MAX, i32::MAX], Dtype::Float32),
     ];
     for (i, launch) in table.iter().enumerate() {
-        // SAFETY: refused.
+        // SAFETY: the launch is refused.
         let e = unsafe { kernel.launch(launch) }.unwrap_err();
         assert!(
             matches!(e.kind(), ErrorKind::Value | ErrorKind::Shape),
@@ -74,7 +74,7 @@ fn a_missing_device_is_said() {
     let metal = define("k", &["a"], &["out"]).unwrap();
     let cuda = CudaKernel::new("k", &["a"], &["out"], "out[0] = a[0];").unwrap();
     Stream::default_of(Device::cpu()).unwrap().scope(|| {
-        // SAFETY: refused, here for the stream at the latest.
+        // SAFETY: both are refused, at the latest for the stream.
         for e in unsafe { [metal.launch(&launch), cuda.launch(&launch)] } {
             assert_eq!(e.unwrap_err().kind(), ErrorKind::Unsupported);
         }
@@ -96,7 +96,7 @@ fn the_name_holds_all_that_the_code_depends_on() {
     let launch = || Launch::new().input(&x).output(&[1], Dtype::Float32);
     let base = kernel().unique_name(&launch(), 0).unwrap();
     assert!(base.to_str().unwrap().starts_with("k_"));
-    // Shapes are arguments of the code, and numbers of threads too.
+    // Shapes and numbers of threads are arguments of the code.
     let same = Launch::new()
         .input(&x)
         .output(&[7], Dtype::Float32)
@@ -122,7 +122,7 @@ fn the_name_holds_all_that_the_code_depends_on() {
     }
 }
 
-/// Without the device MLX refuses to make a kernel; up to there everything is the same.
+/// Without the device MLX refuses to make a kernel; everything before that is equal.
 #[test]
 fn handles_are_filled_and_freed_and_refusals_are_errors() {
     fn run<A: Api>(launch: &Launch<'_>, make: impl FnOnce() -> A::Kernel) -> Result<Vec<Array>> {

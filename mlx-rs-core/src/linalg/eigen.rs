@@ -1,6 +1,6 @@
 //! Eigenvalues and singular values. LAPACK's iterations fail on values that are not finite, and MLX
-//! then ends the process. The graph replaces such matrices by the identity and marks the results as
-//! NaN.
+//! then aborts the process. The graph replaces such matrices by the identity and marks the results
+//! as NaN.
 
 use mlx_sys as sys;
 
@@ -12,7 +12,7 @@ use crate::call;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The input to compute with, made harmless, and which matrices were not finite.
+/// The sanitized input, and which matrices were not finite.
 struct Sound {
     input: Array,
     bad: Array,
@@ -36,12 +36,12 @@ impl Sound {
         })
     }
 
-    /// A result with one matrix for each of the input.
+    /// A result with one matrix per input matrix.
     fn matrix(&self, a: &Array) -> Result<Array> {
         marked(&self.narrow(a)?, &self.bad)
     }
 
-    /// A result with one vector for each matrix of the input.
+    /// A result with one vector per input matrix.
     fn vector(&self, a: &Array) -> Result<Array> {
         marked(&self.narrow(a)?, &self.bad.squeeze_axis(-1)?)
     }
@@ -101,7 +101,7 @@ pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
     .map_err(|e: Error| e.with_inputs(&[a]))
 }
 
-/// The eigenvalues of [`eigh`] alone.
+/// Only the eigenvalues of [`eigh`].
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -154,7 +154,7 @@ pub fn eig(a: &Array) -> Result<(Array, Array)> {
     .map_err(|e: Error| e.with_inputs(&[a]))
 }
 
-/// The eigenvalues of [`eig`] alone.
+/// Only the eigenvalues of [`eig`].
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -204,7 +204,7 @@ pub fn svd(a: &Array) -> Result<(Array, Array, Array)> {
     }
 }
 
-/// The singular values of [`svd`] alone.
+/// Only the singular values of [`svd`].
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -239,7 +239,7 @@ fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<A
 }
 
 /// The Moore-Penrose inverse `[.., n, m]` of `[.., m, n]`, from the singular value decomposition.
-/// Singular values below `max(m, n)` times the precision of the greatest one count as zero.
+/// Singular values below `max(m, n)` times the precision, relative to the greatest, count as zero.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};

@@ -8,24 +8,24 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ops::Axes;
 
-/// Which norm [`norm`] takes.
+/// The kind of norm for [`norm`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Norm {
     /// The root of the sum of squares: Euclidean of vectors, Frobenius of matrices.
     #[default]
     L2,
-    /// Of a vector: `sum(|x|^p)^(1/p)`. For `p` 0 it is the number of values that are not zero, for
-    /// infinite `p` the greatest or least magnitude. Of a matrix: the greatest (or for negative `p`
-    /// the least) sum of magnitudes. The sums are over columns for `p` 1 and -1, and over rows for
+    /// Of a vector: `sum(|x|^p)^(1/p)`. For `p` 0 it is the number of nonzero values, for infinite
+    /// `p` the greatest or least magnitude. Of a matrix: the greatest (or for negative `p` the
+    /// least) sum of magnitudes. The sums are over columns for `p` 1 and -1, and over rows for
     /// infinite `p`.
     P(f64),
-    /// The same as [`Norm::L2`], of matrices only.
+    /// Like [`Norm::L2`], for matrices only.
     Frobenius,
-    /// The sum of singular values, of matrices only. Evaluated by [`super::singular_values`].
+    /// The sum of singular values, for matrices only. Evaluated by [`super::singular_values`].
     Nuclear,
 }
 
-/// The norm over `axes`: one axis of vectors, two axes of matrices. Of all axes, [`Norm::L2`] is
+/// The norm over `axes`: one axis of vectors, two axes of matrices. Over all axes, [`Norm::L2`] is
 /// that of the flattened array. Reduced axes are kept with length one when `keepdims`.
 ///
 /// ```
@@ -37,7 +37,7 @@ pub enum Norm {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`] for
+/// [`ErrorKind::Index`] for axes that do not exist or are repeated; [`ErrorKind::Shape`] for
 /// another number of axes; [`ErrorKind::Value`] for a norm that matrices do not have;
 /// [`ErrorKind::Dtype`] for a `p`-norm of values that are no floats.
 pub fn norm<'a>(
@@ -59,7 +59,7 @@ pub fn norm<'a>(
                 );
             }
             if axes.len() != 1 && axes.len() != 2 {
-                // Of all axes, or of a single value.
+                // Over all axes, or of a single value.
                 let squares = a.abs()?.square()?.sum(&axes[..], keepdims)?;
                 return squares.sqrt();
             }
@@ -147,7 +147,7 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
 }
 
 /// The cross product `a x b` of vectors of two or three values along `axis`. A missing third value
-/// is zero. When both miss it, the result is its only value that is not zero, without the axis.
+/// is zero. If both miss it, the result is its only nonzero value, without the axis.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -157,8 +157,8 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when it has another length
-/// or the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
+/// [`ErrorKind::Index`] when the axis does not exist; [`ErrorKind::Shape`] when it has another
+/// length or the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
 pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
     let op = "cross";
     let (la, lb) = (a.shape()[a.axis(op, axis)?], b.shape()[b.axis(op, axis)?]);
@@ -171,7 +171,7 @@ pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
         .with_inputs(&[a, b]));
     }
     if a.ndim() != b.ndim() && axis >= 0 {
-        // MLX would take different axes of both as the same.
+        // MLX would treat different axes of both as the same.
         return Err(Error::new(
             ErrorKind::Index,
             op,
@@ -190,7 +190,7 @@ pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
     let (left, right) = (a.contiguous()?, b.contiguous()?);
     call::array(op, |out, s| {
         // SAFETY: all handles are live; the axis exists in both and has two or three values; no
-        // axis runs backwards.
+        // axis has a negative stride.
         unsafe { sys::mlx_linalg_cross(out, left.raw(), right.raw(), axis, s) }
     })
     .map_err(|e| e.with_inputs(&[a, b]))

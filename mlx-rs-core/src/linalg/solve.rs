@@ -1,6 +1,6 @@
 //! Factorizations, inverses and solutions of linear equations.
 //!
-//! MLX's own inverse and solution end the process for a singular matrix, so they are not used. Both
+//! MLX's own inverse and solver abort the process for a singular matrix, so they are not used. Both
 //! go through the QR factorization, which succeeds for every matrix. The diagonals of triangular
 //! inverses are checked first. Gradients flow through a series in the change of the matrix.
 
@@ -35,7 +35,8 @@ pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
             // SAFETY: all handles are live; the matrices are square and not empty.
             unsafe { sys::mlx_linalg_cholesky(out, a.raw(), upper, s) }
         })?;
-        // LAPACK stops where the diagonal would be no square, and leaves it there.
+        // LAPACK stops at a diagonal element that would be negative under the root, and leaves it
+        // there.
         let diagonal = factor.stop_gradient()?.diagonal(0, -2, -1)?;
         let zero = Array::scalar(0.0f32)?.astype(a.dtype())?;
         let sound = diagonal.greater(&zero)?.all(-1, true)?;
@@ -147,8 +148,7 @@ impl Factored {
         let constant = a.stop_gradient()?;
         let unsound = not_finite(a)?;
         let (q, r) = qr(&replaced(&constant, &unsound, &stand_in(a, n, n)?)?)?;
-        // A column that depends on those before it leaves next to nothing of itself on the
-        // diagonal.
+        // A column that depends on earlier ones leaves nearly zero on the diagonal.
         let lengths = constant.square()?.sum(-2, false)?.sqrt()?;
         let precision = match a.dtype() {
             Dtype::Float64 => f64::EPSILON,
@@ -169,8 +169,8 @@ impl Factored {
         })
     }
 
-    /// `a^-1 v` to the second order in the change of `a`, which is zero. So the value is that of
-    /// the factors, and so are first and second derivatives.
+    /// `a^-1 v` to the second order in the change of `a`, which is zero. So the value and its first
+    /// and second derivatives are right.
     fn apply(&self, v: &Array) -> Result<Array> {
         let inverse = |v: &Array| self.r_inv.matmul(&self.qt.matmul(v)?);
         let first = inverse(v)?;
@@ -181,7 +181,7 @@ impl Factored {
 }
 
 /// The inverse of square matrices. NaN for a matrix that is singular to the precision of its type.
-/// Derivatives are right to the second order.
+/// Gradients are right to the second order.
 ///
 /// ```
 /// use mlx_rs_core::{All, array, linalg};
@@ -201,7 +201,7 @@ pub fn inv(a: &Array) -> Result<Array> {
     on_cpu(|| Factored::of(op, a)?.apply(&stand_in(a, n, n)?)).map_err(|e| e.with_inputs(&[a]))
 }
 
-/// Checks `a` `[.., n, n]` against `b` and gives `b` as matrices; whether it was a vector.
+/// Checks `a` `[.., n, n]` against `b`; returns `b` as matrices, and whether it was a vector.
 fn right_side(op: &'static str, a: &Array, b: &Array) -> Result<(Array, bool)> {
     let n = square(op, a, false)?;
     let bad = |kind, why: &str| Err(Error::new(kind, op, why).with_inputs(&[a, b]));
@@ -219,7 +219,7 @@ fn right_side(op: &'static str, a: &Array, b: &Array) -> Result<(Array, bool)> {
 }
 
 /// The solution `x` of `a * x = b`, with `a` `[.., n, n]` and `b` `[n]` or `[.., n, k]`. NaN for a
-/// matrix that is singular to the precision of its type. Derivatives are right to the second order.
+/// matrix that is singular to the precision of its type. Gradients are right to the second order.
 ///
 /// ```
 /// use mlx_rs_core::{array, linalg};
@@ -291,7 +291,7 @@ pub fn lu(a: &Array) -> Result<(Array, Array, Array)> {
     let k = m.min(n);
     let (packed, pivots) = factor(op, a)?;
     let lead = &a.shape()[..a.ndim() - 2];
-    // Where each row went: the exchanges, played on the numbers of the rows.
+    // The final row order, from the exchanges.
     let mut rows = Vec::with_capacity(pivots.len() / k as usize * m as usize);
     for pivots in pivots.chunks_exact(k as usize) {
         let mut order: Vec<u32> = (0..m as u32).collect();
@@ -380,8 +380,7 @@ fn of_matrices(a: &Array, values: &[f64]) -> Result<Array> {
     on_cpu(|| Array::from_slice(values, lead)?.astype(a.dtype()))
 }
 
-/// Of each matrix the sign of its determinant, and what `fold` makes of the absolute values of the
-/// factors of the determinant.
+/// For each matrix, the sign of its determinant, and `fold` of the absolute values of its factors.
 fn determinants(
     op: &'static str,
     a: &Array,
@@ -413,8 +412,8 @@ fn determinants(
     Ok(all.map(of).collect())
 }
 
-/// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1). MLX's own ends the
-/// process for a singular matrix. In double precision throughout.
+/// Gaussian elimination with row pivots (Golub and Van Loan, algorithm 3.4.1). MLX's own aborts the
+/// process for a singular matrix. It uses double precision throughout.
 fn factor(op: &'static str, a: &Array) -> Result<(Array, Vec<u32>)> {
     let (m, n) = matrices(op, a, false)?;
     let (m, n) = (m as usize, n as usize);

@@ -1,5 +1,5 @@
-//! Rearranging: repetition, rolling, grids and moving axes. Padding is in `pad.rs`, plain views
-//! and joins are in `shape.rs`.
+//! Rearranging: repetition, rolling, grids and moving axes. `pad.rs` has padding, `shape.rs` plain
+//! views and joins.
 //!
 //! ```
 //! use mlx_rs_core::Array;
@@ -19,8 +19,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 
 impl Array {
-    /// The whole array `reps[i]` times along axis `i`; missing counts at the front are one, missing
-    /// axes too.
+    /// The whole array repeated `reps[i]` times along axis `i`; missing leading counts are one, and
+    /// so are missing axes.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -54,8 +54,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// Values moved by `shift` places towards the end, the last ones coming back at the front. They
-    /// move along one axis, along several, or, with [`super::All`], in the flattened array.
+    /// Shifts values by `shift` places towards the end; the last ones wrap around to the front.
+    /// They move along one axis, along several, or, with [`super::All`], in the flattened array.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};
@@ -245,7 +245,7 @@ impl Array {
             }
         }
         if mapped::inside() {
-            // MLX counts wrongly where the batch axis is among several new ones.
+            // MLX miscounts if the batch axis is among several new ones.
             let new = (0..total as i32).zip(seen).filter(|(_, seen)| *seen);
             return new
                 .map(|(at, _)| at)
@@ -355,7 +355,7 @@ pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
     })
 }
 
-/// All `arrays` broadcast to the shape they have in common.
+/// All `arrays` broadcast to their common shape.
 ///
 /// ```
 /// use mlx_rs_core::{array, broadcast_arrays};
@@ -376,7 +376,7 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
 }
 
 /// Coordinate grids of one-axis arrays: array `i` varies along axis `i` of every result (`Ij`).
-/// With `Xy` the first two are exchanged. `sparse` leaves the other axes at length one.
+/// With `Xy` the first two axes are exchanged. `sparse` leaves the other axes at length one.
 ///
 /// ```
 /// use mlx_rs_core::{GridIndexing, array, meshgrid};
@@ -414,7 +414,7 @@ pub fn meshgrid(arrays: &[&Array], sparse: bool, indexing: GridIndexing) -> Resu
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// How [`meshgrid`] orders its axes.
+/// The order of axes in [`meshgrid`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum GridIndexing {
     /// Cartesian: the first array varies along the second axis.
@@ -449,7 +449,7 @@ pub fn depends(inputs: &[&Array], dependencies: &[&Array]) -> Result<Vec<Array>>
     })
 }
 
-/// The same roll with a shift below the length: MLX negates and adds shifts, which must not
+/// An equivalent shift below the length, because MLX negates and adds shifts, which must not
 /// overflow.
 fn short_shift(shift: i32, length: i32) -> i32 {
     if length == 0 {

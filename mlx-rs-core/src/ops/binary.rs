@@ -201,7 +201,7 @@ binary_ops! {
 
 impl Array {
     /// Quotient: of floats rounded down, of integers rounded towards zero as MLX does. An integer
-    /// divided by zero is 0, as in NumPy; the processor would trap.
+    /// divided by zero gives 0, as in NumPy; the processor would trap.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -239,7 +239,7 @@ impl Array {
         if self.floats(other) {
             return self.remainder_raw(other);
         }
-        // Divided by one instead of minus one, nothing remains either.
+        // Division by one instead of minus one also leaves no remainder.
         let divisor = Divisor::of(self, other)?;
         self.remainder_raw(&divisor.safe)?.zero_where(&divisor.zero)
     }
@@ -257,13 +257,12 @@ impl Array {
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
     pub fn divmod(&self, other: &Array) -> Result<(Array, Array)> {
-        // MLX's function of both rounds quotients of floats towards zero.
+        // MLX's function for both rounds float quotients towards zero.
         Ok((self.floor_divide(other)?, self.remainder(other)?))
     }
 
-    /// An operation of two booleans that MLX's CPU kernels do twice, one after the other, by
-    /// another one. The second time they read what the first has written, where memory is used
-    /// again.
+    /// Replaces an operation on two booleans that MLX's CPU kernels run twice in succession. The
+    /// second run reads results of the first if memory is reused.
     #[inline]
     pub(crate) fn of_booleans(&self, name: &str, other: &Array) -> Option<Result<Array>> {
         let twice = matches!(name, "bitwise_xor" | "right_shift");
@@ -286,7 +285,7 @@ impl Array {
         if !mapped::inside() || self.floats(other) {
             return Ok(quotient);
         }
-        // Mapped over a batch, MLX divides integers as floats, and keeps those.
+        // For a batch, MLX divides integers as floats and keeps floats.
         if quotient.dtype().size() > 4 || Stream::current()?.device().kind() != DeviceKind::Cpu {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -315,7 +314,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Whether the operation of both runs on floats (or is refused as complex).
+    /// Whether the operation on both computes in floats (or is refused as complex).
     fn floats(&self, other: &Array) -> bool {
         let inexact = |d: Dtype| d.is_float() || d == Dtype::Complex64;
         inexact(self.dtype()) || inexact(other.dtype())
@@ -329,7 +328,7 @@ impl Array {
     }
 
     /// `self` to the power `other`. A negative exponent of integers gives the power rounded towards
-    /// zero: 0, but for the bases 1 and -1; 0 also for base 0. MLX would never return.
+    /// zero: 0, except for the bases 1 and -1; 0 also for base 0. MLX would never return for it.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -444,7 +443,7 @@ impl Array {
             ));
         }
         call::array("clip", |out, s| {
-            // SAFETY: all handles are live; null stands for an open end.
+            // SAFETY: all handles are live; null means an open end.
             unsafe {
                 mlx_sys::mlx_clip(
                     out,
@@ -458,7 +457,7 @@ impl Array {
     }
 }
 
-/// Where `condition` holds the value of `yes`, else of `no`; all three broadcast.
+/// The values of `yes` where `condition` is true, otherwise those of `no`; all three broadcast.
 ///
 /// ```
 /// use mlx_rs_core::{array, where_};
@@ -478,16 +477,16 @@ pub fn where_(condition: &Array, yes: &Array, no: &Array) -> Result<Array> {
     .map_err(|e| e.with_inputs(&[condition, yes, no]))
 }
 
-/// An integer divisor made harmless: where it is 0 or -1 it becomes 1.
+/// An integer divisor made safe: 0 and -1 become 1.
 struct Divisor {
     safe: Array,
-    /// Where it was -1, for signed types: the least integer divided by it overflows, which traps.
+    /// Where it was -1, for signed types: the minimum integer divided by it overflows, which traps.
     minus: Option<Array>,
     zero: Array,
 }
 
 impl Divisor {
-    /// The divisor `by` of `a`, in the type that both promote to.
+    /// The divisor `by` of `a`, in their common type.
     fn of(a: &Array, by: &Array) -> Result<Self> {
         let wide = by.add(&Array::scalar(false)?.astype(a.dtype())?)?;
         let constant = |v: i32| Array::scalar(v)?.astype(wide.dtype());

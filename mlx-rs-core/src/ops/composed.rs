@@ -1,4 +1,4 @@
-//! Operations that MLX has since 0.32, composed of older ones, so that every version has them.
+//! Operations that MLX has since 0.32, composed of older ones for all versions.
 
 use super::create::check_shape;
 use super::{Axes, arange, concatenate, full, where_, zeros};
@@ -6,7 +6,7 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Which place [`Array::searchsorted`] gives for values that are equal to some of the array.
+/// Which place [`Array::searchsorted`] returns for values equal to elements of the array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Side {
     /// Before the first of them.
@@ -122,8 +122,8 @@ impl Array {
         some.sum(axes, keepdims)
     }
 
-    /// The differences of neighbors along an axis, `times` times over. Each time makes the axis one
-    /// shorter. Differences of booleans say which neighbors differ.
+    /// The differences of adjacent elements along an axis, taken `times` times. Each time makes the
+    /// axis one shorter. Differences of booleans say which neighbors differ.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -182,9 +182,8 @@ impl Array {
         products.sum(axis, false)?.astype(dtype)
     }
 
-    /// For each value its place in this sorted vector: before it are the elements that are less,
-    /// and, for [`Side::Right`], those that are equal. NaNs come last. `uint32`, of the shape of the
-    /// values.
+    /// For each value its place in this sorted vector: after all smaller elements and, for
+    /// [`Side::Right`], after equal ones. NaNs come last. `uint32`, of the shape of the values.
     ///
     /// ```
     /// use mlx_rs_core::{Side, array};
@@ -325,7 +324,7 @@ impl Array {
     }
 }
 
-/// Whether `a` comes before `b` in the order that sorting gives: NaNs last.
+/// Whether `a` precedes `b` in sort order, where NaNs are last.
 fn precedes(a: &Array, b: &Array) -> Result<Array> {
     let less = a.less(b)?;
     let last = a.is_nan()?.logical_not()?.logical_and(&b.is_nan()?)?;

@@ -1,8 +1,8 @@
 //! Convolutions of channels-last arrays: `[N, .., C]` with weights `[C_out, .., C_in / groups]`, in
-//! one to three spatial axes. Every size is computed here first, in wide arithmetic: MLX divides by
-//! strides and groups and adds paddings without looking. A geometry that MLX's CPU kernels or
-//! derivatives get wrong is computed as another one: with explicit zeros around the input, or as a
-//! part of a larger result.
+//! one to three spatial axes. Every size is first computed here in 64 bits, because MLX divides by
+//! strides and groups and adds paddings without checks. A geometry that MLX's CPU kernels or
+//! gradients get wrong is computed in an equivalent form: with explicit zeros around the input, or
+//! as a part of a larger result.
 //!
 //! ```
 //! use mlx_rs_core::{Array, Conv};
@@ -24,8 +24,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{mapped, memory};
 
-/// How a convolution moves. Lists have one entry per spatial axis, one entry for all of them, or
-/// none for the default.
+/// The geometry of a convolution. Lists have one entry per spatial axis, one entry for all of them,
+/// or none for the default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Conv {
     /// Steps between outputs; 1 unless given.
@@ -34,12 +34,12 @@ pub struct Conv {
     pub padding: Vec<i32>,
     /// Steps between the taps of the kernel; 1 unless given.
     pub dilation: Vec<i32>,
-    /// Steps between inputs, with zeros between them; 1 unless given. Not for transposed ones,
-    /// whose stride it is.
+    /// Steps between inputs, with zeros between them; 1 unless given. Transposed convolutions do
+    /// not use it, because their stride takes its role.
     pub input_dilation: Vec<i32>,
-    /// More places at the end of each axis of a transposed convolution; 0 unless given.
+    /// Additional places at the end of each axis of a transposed convolution; 0 unless given.
     pub output_padding: Vec<i32>,
-    /// Groups that channels are cut into, convolved apart; 0 and 1 are one group.
+    /// The number of groups of channels, convolved separately; 0 and 1 mean one group.
     pub groups: i32,
     /// Whether kernels are flipped, as mathematicians do.
     pub flip: bool,
@@ -64,15 +64,15 @@ struct Axis {
     out: i64,
 }
 
-/// How an [`Axis`] is computed: what happens to the input, the convolution, and which part of its
-/// result is taken.
+/// The form in which an [`Axis`] is computed: preparation of the input, the convolution, and the
+/// part of its result.
 #[derive(Debug, Clone, Copy)]
 struct Lowered {
-    /// Elements of the input are moved this far apart first.
+    /// The input is first dilated by this.
     stuff: i64,
     /// Zeros around the input; negative values cut the input.
     around: (i64, i64),
-    /// What MLX computes then.
+    /// The convolution that MLX computes.
     axis: Axis,
     /// The first element of its result that is taken.
     from: i64,
@@ -97,14 +97,13 @@ impl Axis {
         }
     }
 
-    /// Whether MLX is right about this axis and about the axes of all derivatives. They are
+    /// Whether MLX is right about this axis and about the axes of all gradients. They are
     /// convolutions, too, of the same three arrays in other roles. Three things go wrong there.
     ///
-    /// * The CPU kernel computes `low / stride` results without a look at how many there are, and
-    ///   writes them.
-    /// * A negative padding cuts an input that is dilated too much. A derivative with respect to
-    ///   the input is cut twice.
-    /// * That derivative takes the two paddings for equal.
+    /// * The CPU kernel computes and writes `low / stride` results without a bounds check.
+    /// * A negative padding truncates a dilated input too much. A gradient with respect to the
+    ///   input is truncated twice.
+    /// * That gradient assumes that the two paddings are equal.
     ///
     /// `plain` says that the derivative with respect to the kernel is a matrix product.
     fn is_sound(&self, plain: bool) -> bool {
@@ -129,7 +128,7 @@ impl Axis {
             && (pad == 0 || (stride * (out - 1) >= pad && (plain || rest == 0)))
     }
 
-    /// An equal computation that MLX is right about.
+    /// An equivalent computation that MLX does correctly.
     fn lower(self, plain: bool) -> Lowered {
         let own = Lowered {
             stuff: 1,
@@ -141,7 +140,7 @@ impl Axis {
             return own;
         }
         if self.input_dilation > 1 && self.stride == 1 {
-            // Everything that the input reaches, of which the result is a part. Zeros in front and
+            // Everything that the input reaches; the result is a part of it. Zeros in front and
             // behind stand for unreached places.
             let whole = self.span() - 1;
             let step = self.input_dilation;
@@ -309,7 +308,7 @@ impl Conv {
 }
 
 impl Plan {
-    /// The padded input and the unfolded patches are made besides the result.
+    /// Also checks the memory of the padded input and the unfolded patches.
     fn check_memory(&self, op: &'static str, x: &Array, w: &Array) -> Result<()> {
         let wide = |d: &i32| i64::from(*d);
         let bytes = |first: i64, spatial: &mut dyn Iterator<Item = i64>, last: i64| {
@@ -346,7 +345,7 @@ impl Plan {
         Err(bad(op, ErrorKind::OutOfMemory, why, x, w))
     }
 
-    /// The input that MLX is given.
+    /// The input passed to MLX.
     fn input(&self, x: &Array) -> Result<Array> {
         let mut x = x.clone();
         for (at, lowered) in (1i32..).zip(&self.axes) {
@@ -359,7 +358,7 @@ impl Plan {
                     .flatten(at, at + 1)?
                     .slice_axis(at, 0, 1 + step * (length - 1))?;
             }
-            // Cutting comes last, so that it may take more than there was.
+            // Truncation comes last, so it may exceed the original size.
             let (low, high) = (lowered.around.0 as i32, lowered.around.1 as i32);
             if low > 0 || high > 0 {
                 x = x.pad(&[at], &[low.max(0)], &[high.max(0)], Pad::Zero)?;
@@ -372,7 +371,7 @@ impl Plan {
         Ok(x)
     }
 
-    /// The part of what MLX computes that is the result.
+    /// The part of MLX's output that is the result.
     fn part(&self, y: Array) -> Result<Array> {
         let (mut start, mut stop) = (vec![0; y.ndim()], y.shape().to_vec());
         for (i, (lowered, &out)) in self.axes.iter().zip(&self.out).enumerate() {
@@ -407,9 +406,9 @@ impl Array {
     /// [`ErrorKind::OutOfMemory`] beyond the budget; MLX's message for types that are no floats.
     /// `float64` is computed in `float32`.
     ///
-    /// Of the mixed second derivatives take that by the input first. For a convolution without
-    /// dilation, groups and flip, MLX cannot derive the kernel's derivative by the input. The
-    /// result is wrong, or an error says that shapes do not broadcast.
+    /// Of the mixed second derivatives, take the one with respect to the input first. For a
+    /// convolution without dilation, groups and flip, MLX cannot derive the kernel's derivative by
+    /// the input. The result is wrong, or an error says that shapes do not broadcast.
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
         let plan = conv.plan(op, self, weight, false)?;
@@ -450,18 +449,17 @@ impl Array {
 
     fn conv_raw(&self, op: &'static str, weight: &Array, plan: &Plan, flip: bool) -> Result<Array> {
         if self.dtype() == Dtype::Float64 || weight.dtype() == Dtype::Float64 {
-            // MLX multiplies in single precision or refuses, as the geometry has it.
+            // Depending on the geometry, MLX multiplies in single precision or refuses.
             let (x, w) = (self.astype(Dtype::Float32)?, weight.astype(Dtype::Float32)?);
             return x.conv_raw(op, &w, plan, flip)?.astype(Dtype::Float64);
         }
         let mut x = plan.input(self)?;
         if plan.groups > 1 && mapped::inside() {
-            // Mapped over kernels only, MLX gives their channels to other groups.
+            // For a batch of kernels only, MLX assigns their channels to wrong groups.
             let one = weight.flatten(0, -1)?.slice_axis(0, 0, 1)?.reshape(&[])?;
             x = mapped::with_batch_of(&x, &one.astype(x.dtype())?)?;
         }
-        // MLX reverses a derivative, and takes the derivative of that along an axis of one element
-        // for zero.
+        // MLX reverses a gradient, and treats its gradient along an axis of one element as zero.
         let flat = |a: &&Lowered| a.axis.taps == 1;
         let (flip, weight) = match plan.axes.iter().find(flat) {
             Some(_) if flip => (false, &weight.reversed()?),

@@ -85,7 +85,7 @@ pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
 pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
     check_shape("full", shape, dtype)?;
-    // MLX's own multiplies derivatives with the value.
+    // MLX's own function multiplies gradients by the value.
     value.astype(dtype)?.broadcast_to(shape)?.contiguous()
 }
 

@@ -1,5 +1,5 @@
-//! Products with quantized matrices where MLX's own kernels are wrong: the same products with the
-//! matrices dequantized, which MLX computes correctly.
+//! Products with quantized matrices for cases that MLX's kernels get wrong: the matrices are
+//! dequantized first.
 
 use super::quantized::{QuantMode, Quantized};
 use crate::array::Array;
@@ -12,12 +12,11 @@ use crate::{call, stream};
 const METAL_ROWS: i32 = 8;
 
 impl Quantized {
-    /// Whether MLX's products with this matrix on the current device are silently wrong.
+    /// Whether MLX's products with this matrix on the current device are wrong without an error.
     ///
-    /// - MLX 0.30.1 reads every mode but affine as mxfp4, on all devices.
-    /// - On Metal, matrices with fewer than [`METAL_ROWS`] rows have a kernel of their own. It
-    ///   decodes the scales of no mode but affine. In MLX 0.30.1 it also writes beyond its results,
-    ///   in all modes.
+    /// - MLX 0.30.1 reads every mode except affine as mxfp4, on all devices.
+    /// - On Metal, matrices with fewer than [`METAL_ROWS`] rows use a separate kernel. It decodes
+    ///   only the scales of affine mode. In MLX 0.30.1 it also writes out of bounds, in all modes.
     pub(super) fn is_miscomputed(&self) -> Result<bool> {
         let old = cfg!(not(mlx_c_0_5));
         if old && matches!(self.mode, QuantMode::Mxfp8 | QuantMode::Nvfp4) {
@@ -53,7 +52,7 @@ impl Quantized {
     ) -> Result<Array> {
         let wide = x.astype(Dtype::Float32)?;
         let product = match rhs {
-            // Fewer than all: dequantizes only those used.
+            // If fewer than all are used, dequantizes only those.
             Some(chosen) if (1..self.matrices()).contains(&chosen.size()) => {
                 let dense = self
                     .along_one_axis()?
@@ -66,7 +65,7 @@ impl Quantized {
                 wide.gather_mm(&dense, lhs, rhs, sorted)
             }
         }?;
-        // As MLX promotes two of the three types that there are.
+        // MLX's promotion of two of the three possible types.
         let scales = self.scales.dtype();
         if self.mode == QuantMode::Affine && scales != x.dtype() {
             return Ok(product);
@@ -213,7 +212,7 @@ mod tests {
             let got = q.dequantize(Dtype::Float32).unwrap();
             close(&got, &decoded(&q), 1e-6, &format!("{mode:?} {bits}"));
         }
-        // All codes of elements and of scales but those that are not numbers.
+        // All codes of elements and of scales except NaN.
         for (mode, group, bits) in [
             (QuantMode::Mxfp4, 32, 4),
             (QuantMode::Mxfp8, 32, 8),
@@ -270,7 +269,7 @@ mod tests {
                         let got = q.dequantized_product(&x, transpose).unwrap();
                         assert_eq!(got.dtype(), dtype, "{what}");
                         close(&got, &want, tolerance, &what);
-                        // What the public functions do, which is one or the other.
+                        // The public functions choose one or the other.
                         let got = if transpose {
                             q.matmul_transposed(&x)
                         } else {

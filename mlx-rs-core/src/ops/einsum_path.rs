@@ -1,6 +1,6 @@
 //! Reads Einstein subscripts. Ellipses become letters, the result is written out, and every letter
-//! is checked against the shapes. MLX reads outside of arrays when they contradict each other. What
-//! the sum is, MLX computes.
+//! is checked against the shapes. MLX reads out of bounds when they are inconsistent. MLX computes
+//! the sum.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -55,7 +55,7 @@ pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
             ),
         ));
     }
-    // How many axes the widest ellipsis stands for.
+    // The number of axes of the widest ellipsis.
     let mut wide = 0usize;
     for (t, shape) in terms.iter().zip(shapes) {
         let named = t.iter().filter(|c| **c != ELLIPSIS).count();
@@ -92,7 +92,7 @@ pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
         t.iter()
             .flat_map(|&c| {
                 if c == ELLIPSIS {
-                    // Aligned at the end, as broadcasting is.
+                    // Aligned at the end, as in broadcasting.
                     free[wide - (axes - named)..].to_vec()
                 } else {
                     vec![c]

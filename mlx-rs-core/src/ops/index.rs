@@ -1,5 +1,5 @@
-//! Slices, updates and gathers. MLX reads foreign memory for an index out of range. So indices are
-//! either checked here or clamped inside the graph.
+//! Slices, updates and gathers. MLX reads out of bounds for an invalid index. So indices are either
+//! checked here or clamped inside the graph.
 
 use std::borrow::Cow;
 
@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mapped;
 use crate::{call, closure};
 
-/// Start and stop of one axis as MLX expects them, from Python-like bounds that may be negative or
-/// beyond the end.
+/// Start and stop of one axis in MLX's form, from Python-like bounds that may be negative or beyond
+/// the end.
 fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
     let resolve = |x: i32| {
         if x < 0 {
@@ -27,10 +27,10 @@ fn bounds(length: i32, start: i32, stop: i32, stride: i32) -> (i32, i32) {
         let start = resolve(start).clamp(-1, n - 1);
         let stop = resolve(stop).clamp(-1, n - 1);
         if start <= stop {
-            // Nothing to take; MLX would read a start before the first element as the last one.
+            // Empty; MLX would read a start before the first element as the last one.
             (0, 0)
         } else {
-            // `-n - 1` is how a stop before the first element is written.
+            // MLX writes a stop before the first element as `-n - 1`.
             (start, if stop < 0 { -n - 1 } else { stop })
         }
     };
@@ -68,14 +68,14 @@ impl Array {
         }
         let mut lists = [Vec::new(), Vec::new(), Vec::new()];
         for (i, &length) in self.shape().iter().enumerate() {
-            // An array has no element further off than its length.
+            // A stride beyond the length has no further effect.
             let stride = strides[i].clamp(-length.max(1), length.max(1));
             let (mut from, mut to) = bounds(length, start[i], stop[i], stride);
             let mut step = stride;
             let end = if to < 0 { -1 } else { to };
             if end != from && (i64::from(end) - i64::from(from)).abs() <= i64::from(step).abs() {
-                // One element. MLX forgets the stride then, but not the stop. Derivatives and
-                // mapped functions take more than one element, or none.
+                // One element. MLX then drops the stride, but not the stop. Gradients and mapped
+                // functions would take several elements, or none.
                 (from, to, step) = (from, from + 1, 1);
             }
             for (list, value) in lists.iter_mut().zip([from, to, step]) {
@@ -86,7 +86,7 @@ impl Array {
     }
 
     /// Elements `start` to `stop` of each axis in steps of `strides`. As in Python, negative bounds
-    /// count from the end, and bounds are cut to the array.
+    /// count from the end, and bounds are clamped to the array.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -140,7 +140,7 @@ impl Array {
     }
 
     /// This array with the part named by the bounds (as in [`Array::slice`]) replaced by `update`,
-    /// which broadcasts to it. MLX reuses the memory when this array has no other owner.
+    /// which broadcasts to it. MLX reuses the memory if this array has no other owner.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -244,8 +244,7 @@ impl Array {
         ))
     }
 
-    /// `indices` clamped to `0..=last` inside the graph: no evaluation, and no way to reach
-    /// outside.
+    /// `indices` clamped to `0..=last` inside the graph, without evaluation.
     pub(crate) fn clamp_indices(op: &'static str, indices: &Array, length: i32) -> Result<Array> {
         Self::index_dtype(op, indices)?;
         if length == 0 {
@@ -342,17 +341,17 @@ impl Array {
         })
     }
 
-    /// This array, laid out row-major where MLX would otherwise gather blocks of `size(axis)`
-    /// wrongly. MLX copies the blocks of a column-major array in the order of their memory. That is
-    /// right only if at most one axis is longer than one. A reshape and back does so for forward
-    /// derivatives, too, which gather from the tangent: it gets the same operations.
+    /// This array, laid out row-major if MLX would otherwise gather blocks of `size(axis)` wrongly.
+    /// MLX copies the blocks of a column-major array in memory order. That is right only if at most
+    /// one axis is longer than one. Reshaping back and forth also fixes forward gradients, because
+    /// the tangent goes through the same operations.
     pub(crate) fn for_blocks(&self, size: impl Fn(usize) -> i32) -> Result<Cow<'_, Array>> {
         if !self.gathers_wrongly(size) {
             return Ok(Cow::Borrowed(self));
         }
         match i32::try_from(self.size()) {
             Ok(count) => self.reshape(&[count])?.reshape(self.shape()),
-            // One axis cannot count the elements.
+            // An axis cannot hold the number of elements.
             Err(_) => self.contiguous(),
         }
         .map(Cow::Owned)
@@ -369,8 +368,8 @@ impl Array {
         whole && (0..long).any(|axis| size(axis) > 1)
     }
 
-    /// This array as indices. Where MLX may take derivatives, they do not depend on anything: MLX
-    /// 0.32 refuses the derivative by an index, which is zero.
+    /// This array as indices, detached from gradients. MLX 0.32 refuses the gradient with respect
+    /// to an index, which is zero.
     pub(crate) fn without_slope(&self) -> Result<Cow<'_, Array>> {
         if cfg!(mlx_c_0_7) && closure::inside() {
             return self.stop_gradient().map(Cow::Owned);
@@ -456,8 +455,8 @@ impl Array {
         self.take_raw("take_ids", &Array::vector(ids)?, axis)
     }
 
-    /// The elements of `axis` at `indices`, those out of range replaced by the nearest in range.
-    /// Stays lazy, which is what a decoder needs for a token it has not read back yet.
+    /// The elements of `axis` at `indices`, those out of range replaced by the nearest in range. It
+    /// stays lazy, which a decoder needs for a token that is not read back yet.
     ///
     /// ```
     /// use mlx_rs_core::array;

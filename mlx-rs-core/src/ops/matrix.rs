@@ -56,10 +56,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// These sums of products, which are zeros where an operand is empty. MLX does not compute them
-    /// then. On the CPU it copies a matrix with an uncommon layout, and for an empty product it
-    /// frees the copy while its own thread still writes it. For packed matrices it divides by the
-    /// number of rows.
+    /// The sums of products; zeros if an operand is empty, a case that MLX must not compute. On the
+    /// CPU MLX copies a matrix with an uncommon layout, and for an empty product it frees the copy
+    /// while its own thread still writes it. For packed matrices it divides by the number of rows.
     pub(crate) fn unless_of_nothing(self, operands: &[&Array]) -> Result<Array> {
         if self.size() > 0 && operands.iter().all(|a| a.size() > 0) {
             return Ok(self);
@@ -87,7 +86,7 @@ impl Array {
             if a.size() > 0 && b.size() > 0 {
                 return Ok(sum);
             }
-            // See `unless_of_nothing`; the added array stays.
+            // As in `unless_of_nothing`; the addend stays.
             let beta = Array::scalar(beta)?.astype(sum.dtype())?;
             let own = self.astype(sum.dtype())?.multiply(&beta)?;
             own.broadcast_to(sum.shape())
@@ -133,8 +132,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// A diagonal at most one beyond the corners, where nothing or everything is cut: MLX adds it
-    /// to lengths.
+    /// A diagonal at most one beyond the corners, with the same effect, because MLX adds it to
+    /// lengths.
     fn short_diagonal(&self, k: i32) -> i32 {
         let mut lengths = self.shape().iter().rev();
         let columns = lengths.next().copied().unwrap_or(0);
@@ -179,7 +178,7 @@ impl Array {
         let op = "diagonal";
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
         if self.ndim() > 2 {
-            // MLX gathers blocks of a view here, which it gets wrong if that is column-major.
+            // MLX gathers blocks of a view here, which fails if the view is column-major.
             let rest = (0..self.ndim() as i32).filter(|axis| !axes.contains(axis));
             let order: Vec<i32> = axes.iter().copied().chain(rest).collect();
             let moved = self.transpose_axes(&order)?;
@@ -234,7 +233,7 @@ impl Array {
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
         let diagonal = self.diagonal(offset, axes[0], axes[1])?;
         if diagonal.size() == 0 {
-            // Nothing to add up, which MLX does not come to an end with.
+            // The diagonal is empty, and MLX would not terminate.
             let lead = &diagonal.shape()[..diagonal.ndim() - 1];
             return super::zeros(lead, dtype);
         }

@@ -18,7 +18,7 @@ pub enum Pad<'a> {
 }
 
 impl Array {
-    /// With `low` and `high` more places before and behind each of `axes`, filled as `mode` says.
+    /// Adds `low` and `high` places before and after each of `axes`, filled by `mode`.
     ///
     /// ```
     /// use mlx_rs_core::{Pad, array};
@@ -136,7 +136,7 @@ impl Array {
     }
 
     /// With `value`, or zero, in `low[i]` places before and `high[i]` behind axis `i`: an update of
-    /// an array of it. MLX's own cannot be mapped.
+    /// an array of it. MLX's own padding fails under `vmap`.
     fn padded(&self, low: &[i32], high: &[i32], value: Option<&Array>) -> Result<Array> {
         let add = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
         let stop = add(self.shape(), low);

@@ -25,15 +25,15 @@ use crate::stream::Stream;
 /// Which matrix of a batch each product takes: an index array, or the batch in order.
 ///
 /// Made from `Option<&Array>`; indices out of range are clamped inside the graph, which costs a
-/// small operation each time. Where the same indices serve several products, clamp them once with
+/// small operation each time. If several products use the same indices, clamp them once with
 /// [`MatrixIndices::new`] and pass `&MatrixIndices`.
 #[derive(Debug, Clone, Copy)]
 pub enum IndexArg<'a> {
     /// The matrices of the batch in order.
     InOrder,
-    /// To be clamped to the batch at hand.
+    /// Indices to clamp to the batch.
     Clamp(&'a Array),
-    /// Clamped before.
+    /// Indices that are already clamped.
     Ready(&'a MatrixIndices),
 }
 
@@ -144,10 +144,10 @@ impl Array {
         Err(Error::new(ErrorKind::Shape, op, "needs at least two axes").with_inputs(&[self]))
     }
 
-    /// Matrix products of chosen matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]`
-    /// at `rhs`. Indices count the matrices of the flattened batch and broadcast against each
-    /// other: `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster.
-    /// If they do not, the result is unspecified.
+    /// Products of selected matrices: `self` `[.., m, k]` at `lhs` times `other` `[.., k, n]` at
+    /// `rhs`. Indices count the matrices of the flattened batch and broadcast against each other:
+    /// `[index shape .., m, n]`. `sorted` says that they ascend, which is faster on a GPU. If they
+    /// do not, the result is unspecified.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -246,9 +246,9 @@ impl Array {
             if product.ndim() < 3 || !on_cpu || masks.iter().all(Option::is_none) {
                 return Ok(product);
             }
-            // MLX's CPU kernel masks copies of the operands that keep the layout of their batches.
-            // A broadcast matrix is masked for all batches, and for batches in reverse it writes in
-            // front of the copy.
+            // MLX's CPU kernel masks copies of the operands that keep the batches' layout. A
+            // broadcast matrix is masked for all batches, and for reversed batches it writes before
+            // the copy.
             let lhs = self.masked_blocks(block_size, mask_lhs)?;
             let rhs = other.masked_blocks(block_size, mask_rhs)?;
             lhs.matmul(&rhs)?.masked_blocks(block_size, mask_out)
@@ -256,7 +256,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, other]))
     }
 
-    /// Without the tiles that `mask` leaves out, or with each multiplied by its factor.
+    /// Sets tiles excluded by `mask` to zero, or multiplies each with its factor.
     fn masked_blocks(&self, block_size: i32, mask: Option<&Array>) -> Result<Array> {
         let Some(mask) = mask else {
             return Ok(self.clone());
@@ -274,7 +274,7 @@ impl Array {
     }
 
     /// One product for each segment `[start, end)` of the inner axis: `[m, k] x [k, n]` with
-    /// `segments` `[.., 2]` gives `[.., m, n]`. Ends are cut to the axis, inside the graph.
+    /// `segments` `[.., 2]` gives `[.., m, n]`. Ends are clamped to the axis, inside the graph.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, ones};
@@ -306,7 +306,7 @@ impl Array {
         let safe = super::concatenate(&[&start, &end], -1)?;
         let half = |a: &Array| matches!(a.dtype(), Dtype::Float16 | Dtype::Bfloat16);
         if half(self) || half(other) {
-            // MLX's CPU kernel of half precision takes the segment for the whole matrix.
+            // In half precision, MLX's CPU kernel uses the whole matrix instead of the segment.
             let dtype = self.slice_axis(0, 0, 0)?.matmul(other)?.dtype();
             let wide = |a: &Array| a.astype(Dtype::Float32);
             if half(&Array::scalar(false)?.astype(dtype)?) {
@@ -482,8 +482,8 @@ impl Array {
 }
 
 /// The Einstein sum of `operands` after `subscripts`, such as `"bij,bjk->bik"`. A letter names an
-/// axis, `...` the axes not named; letters that the result does not name are summed over. Without
-/// `->` the result has the letters that occur once, in alphabetical order.
+/// axis, and `...` the unnamed axes; letters missing in the result are summed over. Without `->`
+/// the result has the letters that occur once, in alphabetical order.
 ///
 /// ```
 /// use mlx_rs_core::{array, einsum};

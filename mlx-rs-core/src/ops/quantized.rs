@@ -343,10 +343,10 @@ impl Quantized {
         .map_err(|e| e.with_inputs(&[x, &self.weight, &self.scales]))
     }
 
-    /// Products with chosen matrices, as a mixture of experts needs them. `x` `[.., m, k]` at `lhs`
-    /// is multiplied by the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false.
-    /// Indices count the matrices of the flattened batch and broadcast against each other:
-    /// `[index shape .., m, n]`. `sorted` says that they ascend, which lets a GPU go faster.
+    /// Products with selected matrices, for mixtures of experts. `x` `[.., m, k]` at `lhs` is
+    /// multiplied by the matrix `[.., n, k]` at `rhs`, transposed unless `transpose` is false.
+    /// Indices count the matrices of the flattened batch and broadcast against each other: `[index
+    /// shape .., m, n]`. `sorted` says that they ascend, which is faster on a GPU.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, QuantMode, Quantized, array, concatenate, ones, zeros};
@@ -417,7 +417,7 @@ impl Quantized {
     }
 
     /// `x` times the transposed matrix, with `x` quantized to the same mode first. So the product
-    /// runs on narrow floats: `[m, k] x [n, k]^T -> [m, n]`. It needs a mode of
+    /// computes with narrow floats: `[m, k] x [n, k]^T -> [m, n]`. It needs a mode of
     /// [`QuantMode::Nvfp4`] or [`QuantMode::Mxfp8`] and a CUDA device with such products.
     ///
     /// ```

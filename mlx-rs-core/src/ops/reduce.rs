@@ -67,7 +67,7 @@ macro_rules! reductions {
                     let op = stringify!($name);
                     let mut this = std::borrow::Cow::Borrowed(self);
                     if matches!(stringify!($name), "all" | "any") && self.dtype().is_float() {
-                        // MLX looks at the bits, of which minus zero has one.
+                        // MLX checks the bits, and minus zero has one set.
                         this = std::borrow::Cow::Owned(this.astype(crate::Dtype::Bool)?);
                     }
                     match axes.into() {
@@ -202,7 +202,7 @@ impl Array {
             },
         })
         .and_then(|sum| {
-            // Of several axes of one element, MLX keeps all but one.
+            // For several axes of one element, MLX keeps all but one.
             if keepdims || sum.ndim() + listed.len() == self.ndim() {
                 return Ok(sum);
             }
@@ -351,7 +351,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// The middle value over `axes`; of an even number the mean of both middle ones.
+    /// The median over `axes`; for an even number the mean of the two middle values.
     ///
     /// ```
     /// use mlx_rs_core::{All, array};
@@ -377,7 +377,7 @@ impl Array {
             // Each value is its own median; MLX would look for an axis to flatten.
             return self.mean(&[] as &[i32], keepdims);
         }
-        // As MLX does, but for a sort whose derivative is right.
+        // As in MLX, but with a sort whose gradient is right.
         let mut order: Vec<i32> = (0..self.ndim() as i32).collect();
         order.retain(|axis| !axes.contains(axis));
         let kept = order.len() as i32;

@@ -14,7 +14,7 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::{call, compat};
 
-/// What a running reduction has before its first value.
+/// The value of a running reduction before its first element.
 #[derive(Clone, Copy)]
 enum Start {
     Zero,
@@ -60,7 +60,7 @@ macro_rules! scans {
         impl Array {
             $(
                 $(#[$doc])*
-                /// Along `axis`, from the end when `reverse`, without the value itself unless
+                /// Along `axis`, from the end if `reverse`, excluding the element itself unless
                 /// `inclusive`.
                 ///
                 $(#[$example])*

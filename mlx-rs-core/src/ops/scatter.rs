@@ -1,10 +1,11 @@
 //! The primitives under indexing: gathers and scatters with several index arrays, updates along one
-//! axis, and slices with an array as start. What Python's `a[...]` means is not decided here (that
-//! is `indexing/`), only that no index can reach outside.
+//! axis, and slices with an array as start. `indexing/` implements Python's `a[...]`; this file
+//! only ensures that no index is out of bounds.
 //!
 //! MLX reads and writes wherever an index points. Here the graph brings every index into range.
-//! Negative ones count from the end, and others outside go to the nearest place inside. Nothing is
-//! evaluated. [`Array::take`] is the checked form for callers who would rather have an error.
+//! Negative ones count from the end, and others out of range are moved to the nearest valid
+//! position. Nothing is evaluated. [`Array::take`] is the checked form, which returns an error
+//! instead.
 
 use crate::array::Array;
 use crate::call::{self, ArrayVec};
@@ -17,16 +18,16 @@ use crate::stream::Stream;
 /// How a scatter combines an update with the value in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ScatterMode {
-    /// The update takes its place; of several updates to one place, any one wins.
+    /// The update replaces the value; of several updates to one place, any may win.
     #[default]
     Replace,
     /// The sum.
     Add,
     /// The product.
     Prod,
-    /// The greater one.
+    /// The maximum.
     Max,
-    /// The lesser one.
+    /// The minimum.
     Min,
 }
 
@@ -47,8 +48,8 @@ fn index_axes(op: &'static str, a: &Array, indices: &[&Array], axes: &[i32]) -> 
     a.distinct_axes(op, axes)
 }
 
-/// Blocks that are longer than one along indexed axes, as elements with an index each. MLX treats
-/// their updates as single elements in derivatives.
+/// Blocks that are longer than one along indexed axes, as elements with an index each. In
+/// gradients, MLX treats their updates as single elements.
 struct Elements {
     /// The indices, followed by one axis for each indexed axis of a block.
     indices: Vec<Array>,
@@ -135,7 +136,8 @@ impl Array {
     /// The block of `slice_sizes` at every position of the `indices` (integers, broadcast against
     /// each other). Index array `i` belongs to axis `axes[i]`; other axes start at 0. The result
     /// has the shape of the broadcast indices followed by `slice_sizes`. Negative indices count
-    /// from the end. Those still outside go to the nearest place where the whole block fits.
+    /// from the end. Those still out of range are moved to the nearest position where the whole
+    /// block fits.
     ///
     /// ```
     /// use mlx_rs_core::array;
@@ -166,7 +168,8 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        // MLX derives twice as if blocks were as long as the array along all other axes.
+        // In second derivatives, MLX assumes that blocks are as long as the array along all other
+        // axes.
         let mut region = self.shape().to_vec();
         for (axis, length) in region.iter_mut().enumerate() {
             if !axes.contains(&(axis as i32)) {
@@ -223,7 +226,7 @@ impl Array {
     /// A copy in which blocks are combined with `updates`, at the places where the `indices` point.
     /// `updates` has the shape of the broadcast indices followed by one block size per axis of this
     /// array. It is converted to the array's type. Negative indices count from the end. Those still
-    /// outside go to the nearest place where the whole block fits.
+    /// out of range are moved to the nearest position where the whole block fits.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, ScatterMode, array, zeros};
@@ -269,7 +272,7 @@ impl Array {
         if axes.is_empty() {
             return self.combine(op, updates, mode);
         }
-        // MLX derives as if blocks were as long as the array along all other axes.
+        // In gradients, MLX assumes that blocks are as long as the array along all other axes.
         let mut region = self.shape().to_vec();
         for (axis, length) in region.iter_mut().enumerate() {
             if !axes.contains(&(axis as i32)) {
@@ -318,8 +321,8 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self, updates]))
     }
 
-    /// One block at the first place of every axis. Mapped over a batch, MLX would number the
-    /// examples by the type of the updates. It ends the process for indices that are no integers.
+    /// One block at the first place of every axis. For a batch, MLX would number the examples in
+    /// the type of the updates. It aborts the process for indices that are no integers.
     fn combine(&self, op: &'static str, updates: &Array, mode: ScatterMode) -> Result<Array> {
         if updates.ndim() != self.ndim() {
             let why = "without indices there is one update, with the axes of the array";
@@ -361,8 +364,7 @@ impl Array {
         self.scatter(&[indices], updates, &[axis], mode)
     }
 
-    /// As [`Array::put_along_axis`], with the values added to the elements. Places named several
-    /// times add up.
+    /// As [`Array::put_along_axis`], with the values added to the elements. Repeated places add up.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array, zeros};
@@ -554,9 +556,9 @@ impl Array {
         super::where_(&wide_mask, &chosen, self)?.broadcast_to(self.shape())
     }
 
-    /// Whether a block at a computed place is one of gathered indices here. MLX's CPU kernel for
-    /// slices copies as many blocks as the array has room for, and so writes beyond the result.
-    /// Mapped over a batch, updates of all examples with the same block change the first only.
+    /// Whether a block at a computed position must be gathered by indices here. MLX's CPU kernel
+    /// for slices copies as many blocks as the array can hold, and so writes beyond the result. For
+    /// a batch, updates of all examples with the same block change only the first one.
     fn needs_indices(&self) -> Result<bool> {
         let on_cpu = || Ok(Stream::current()?.device().kind() == DeviceKind::Cpu);
         Ok(mapped::inside() || (self.ndim() > 2 && on_cpu()?))

@@ -35,9 +35,9 @@ unary_ops! {
     copy = mlx_copy;
 }
 
-/// Whether two indices of a view may have the same place in memory. Axes with a stride of zero do not
-/// count. It may say so of a view without any, as its condition is the usual one: each stride must
-/// reach over all that the smaller ones do.
+/// Whether two indices of a view may have the same place in memory. Axes with a stride of zero do
+/// not count. It may also return true for a view without overlaps, because it uses the usual
+/// sufficient condition: each stride must exceed the extent of the smaller ones.
 fn overlaps(shape: &[i32], strides: &[i64]) -> bool {
     let axes = shape.iter().zip(strides);
     let mut axes: Vec<(u64, u64)> = axes
@@ -83,9 +83,9 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// This array, a view of `source` in another shape. Where axes were cut, MLX keeps the mark of
-    /// a column-major `source` on a view that is not. It adds such arrays in the order of their
-    /// memory. A transposition finds out the marks anew.
+    /// This array, a view of `source` in another shape. When axes are split, MLX keeps the
+    /// column-major flag of `source` on a view that is not column-major. It adds such arrays in
+    /// memory order. A transposition recomputes the flags.
     pub(crate) fn with_own_flags(self, source: &Array) -> Result<Array> {
         if !cuts_axes(source.shape(), self.shape()) {
             return Ok(self);
@@ -310,7 +310,7 @@ impl Array {
             )
             .with_inputs(&[self]));
         }
-        // MLX fails when it comes to a vector with gaps.
+        // MLX fails for a vector with gaps.
         let this = self.contiguous()?;
         let view = call::array(op, |out, s| {
             // SAFETY: both slices have the same length; every element lies inside the array.
@@ -327,8 +327,8 @@ impl Array {
                 )
             }
         })?;
-        // MLX 0.30.6 sums such a view in blocks of the stride, which are wider than the result, and
-        // writes behind it.
+        // MLX 0.30.6 sums such a view in blocks of the stride, which exceed the result, and writes
+        // beyond it.
         if overlaps(shape, strides) {
             return view.contiguous();
         }
@@ -349,7 +349,7 @@ impl Array {
     /// axis.
     pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
         let length = self.shape()[self.axis("split", axis)?];
-        // Of an empty axis any number of parts is possible, up to the memory for as many handles.
+        // An empty axis can have any number of parts, limited by the memory of the handles.
         if parts <= 0 || length % parts != 0 || parts > length.max(1 << 16) {
             return Err(Error::new(
                 ErrorKind::Shape,
@@ -357,8 +357,7 @@ impl Array {
                 format!("an axis of length {length} cannot be cut into {parts} equal parts"),
             ));
         }
-        // MLX would take parts of a reversed array for scalars, and read memory in front of them
-        // and behind them.
+        // MLX would treat parts of a reversed array as scalars, and read out of bounds.
         let this = self.contiguous()?;
         call::arrays("split", |out, s| {
             // SAFETY: all handles are live; the axis exists and divides; no axis runs backwards.
@@ -386,7 +385,7 @@ impl Array {
             ));
         }
         if repeats == 0 {
-            // MLX would forget the other axes.
+            // MLX would drop the other axes.
             return self.slice_axis(axis, 0, 0);
         }
         call::array("repeat", |out, s| {
@@ -468,9 +467,9 @@ pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     .map_err(|e| e.with_inputs(arrays))
 }
 
-/// Whether a reshape from one shape to the other may give a view. Its axes would be those of the
-/// source, in their order, with one or more cut into several. There must be two axes at least: all
-/// others become views of row-major arrays only.
+/// Whether a reshape between these shapes may give a view. Its axes would be those of the source,
+/// in order, with some split into several. There must be at least two axes; other views come only
+/// from row-major arrays.
 fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
     let long = |shape: &[i32]| shape.iter().filter(|&&d| d != 1).count();
     if long(from) < 2 || long(to) <= long(from) || from.contains(&0) {

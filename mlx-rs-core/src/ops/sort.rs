@@ -36,7 +36,7 @@ impl Array {
             return Ok(self.clone());
         }
         if self.dtype().is_float() {
-            // MLX takes the derivative of the inverse order for that of the order.
+            // MLX confuses the gradient of the order with that of its inverse.
             return self.take_along_raw(&self.argsort(axis)?, axis);
         }
         call::array("sort", |out, s| {
@@ -56,7 +56,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
     pub fn argsort(&self, axis: i32) -> Result<Array> {
-        // MLX keeps an axis that is counted from the last, and mixes it up in a batch.
+        // MLX stores an axis counted from the end, and confuses it in a batch.
         let axis = self.axis("argsort", axis)? as i32; // an axis number is at most i32::MAX
         if self.dim(axis)? == 0 {
             // MLX divides by the length.
@@ -69,8 +69,8 @@ impl Array {
         })
     }
 
-    /// The values as a type whose order MLX knows. Its indices of half precision are in no order
-    /// when there are NaNs.
+    /// The values in a type that MLX orders correctly. In half precision its indices are unordered
+    /// if there are NaNs.
     fn ordered(&self) -> Result<Cow<'_, Array>> {
         match self.dtype() {
             Dtype::Float16 | Dtype::Bfloat16 => self.astype(Dtype::Float32).map(Cow::Owned),
@@ -103,7 +103,7 @@ impl Array {
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
     pub fn partition(&self, rank: i32, axis: i32) -> Result<Array> {
         self.check_rank("partition", rank, axis)?;
-        // The derivative of MLX's own is that of another arrangement.
+        // MLX's own gradient belongs to another arrangement.
         self.take_along_raw(&self.argpartition(rank, axis)?, axis)
     }
 
@@ -121,7 +121,7 @@ impl Array {
         self.check_rank("argpartition", rank, axis)?;
         let axis = self.axis("argpartition", axis)? as i32; // an axis number is at most i32::MAX
         if mapped::inside() {
-            // MLX would forget the axis and take it for the rank.
+            // MLX would drop the axis and use it as the rank.
             return self.argsort(axis);
         }
         let this = self.ordered()?;

@@ -58,7 +58,7 @@ impl Array {
         .map_err(|e| e.with_inputs(&[self]))
     }
 
-    /// 8-bit floats (E4M3) in `uint8` as `dtype`; the codes `0x7f` and `0xff` are no numbers.
+    /// Converts 8-bit floats (E4M3) in `uint8` to `dtype`; the codes `0x7f` and `0xff` are NaN.
     ///
     /// ```
     /// use mlx_rs_core::{Dtype, array};
@@ -84,7 +84,7 @@ impl Array {
             // SAFETY: all handles are live for the length of the call.
             unsafe { mlx_sys::mlx_from_fp8(out, self.raw(), dtype.raw(), s) }
         })?;
-        // MLX 0.30.6 takes the two codes that are no numbers for -480 and 480.
+        // MLX 0.30.6 reads the two NaN codes as -480 and 480.
         let size = self.bitwise_and(&Array::scalar(0x7f_u8)?)?;
         let no_number = Array::scalar(f32::NAN)?.astype(dtype)?;
         super::where_(&size.equal(&Array::scalar(0x7f_u8)?)?, &no_number, &numbers)
@@ -141,9 +141,9 @@ impl Array {
         self.view_aligned(dtype)
     }
 
-    /// Whether the values are there already, in order, at such an address. They stay there as long
-    /// as a graph refers to them. Where values are computed later is not known: a slice may begin
-    /// anywhere, and an operation may write its result where its donated argument was.
+    /// Whether the values are computed, in order, at an aligned address. They stay there as long as
+    /// a graph refers to them. For values computed later this is unknown: a slice may begin
+    /// anywhere, and an operation may write to the memory of its donated argument.
     fn begins_at_multiple_of(&self, bytes: usize) -> Result<bool> {
         if mapped::inside() || !self.is_computed()? {
             return Ok(false);
@@ -152,8 +152,8 @@ impl Array {
         Ok(owner.is_none() && first.addr().is_multiple_of(bytes))
     }
 
-    /// A copy in memory of its own, at the beginning of what MLX allocates. A gather is the one copy
-    /// that never writes to the memory of its argument. The layout does not matter.
+    /// A copy in new memory, at the start of MLX's allocation. A gather is the only copy that never
+    /// writes to its argument's memory. The layout is arbitrary.
     pub(crate) fn fresh(&self) -> Result<Array> {
         let all = self.expand_dims(0)?;
         all.take_raw("view", &Array::from_slice(&[0u32], &[])?, 0)
@@ -172,8 +172,9 @@ impl Array {
             return self.reshape(&shape)?.viewed(dtype)?.squeeze_axis(-1);
         }
         if from > to && (self.shape().last() == Some(&1) || mapped::inside()) {
-            // The stride of an axis of one element can be any, and MLX steps by it through the
-            // bytes. A reshape gives the new last axis a stride of one, or one that MLX copies for.
+            // An axis of one element may have any stride, and MLX uses it to step through the
+            // bytes. A reshape gives the new last axis a stride of one, or one for which MLX
+            // copies.
             let mut shape = self.shape().to_vec();
             shape.push(1);
             return self.reshape(&shape)?.viewed(dtype)?.flatten(-2, -1);

@@ -1,7 +1,7 @@
 //! Element-wise functions of one array. Conversion between types is in `types.rs`.
 //!
-//! Integers and booleans are converted to `float32` where the function is not theirs; floats keep
-//! their type.
+//! Integers and booleans are converted to `float32` if the function does not support them; floats
+//! keep their type.
 //!
 //! ```
 //! use mlx_rs_core::Array;
@@ -394,8 +394,8 @@ unary_ops! {
     stop_gradient = mlx_stop_gradient;
 }
 
-/// Functions that MLX has for real types only; for complex ones it ends the process when it
-/// computes.
+/// Functions that MLX supports for real types only; for complex ones it aborts the process on
+/// evaluation.
 macro_rules! real_ops {
     ($($(#[$doc:meta])* $name:ident = $c:ident;)*) => {
         impl Array {
@@ -470,7 +470,7 @@ impl Array {
     /// MLX's message when the data type does not fit.
     pub fn round(&self, decimals: i32) -> Result<Array> {
         if decimals >= 0 && (self.dtype().is_integer() || self.dtype() == crate::Dtype::Bool) {
-            // MLX goes through floats, which do not hold every integer.
+            // MLX converts to floats, which do not represent every integer.
             return Ok(self.clone());
         }
         call::array("round", |out, s| {
@@ -481,7 +481,7 @@ impl Array {
     }
 
     /// NaN replaced by `nan`. Infinities are replaced by the values given, or by the greatest and
-    /// least finite values of the type. Types without them stay.
+    /// least finite values of the type. Types without them are unchanged.
     ///
     /// ```
     /// use mlx_rs_core::array;

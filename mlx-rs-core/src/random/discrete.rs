@@ -41,8 +41,8 @@ fn apart(key: &Array, _width: i32) -> Result<&Array> {
     Ok(key)
 }
 
-/// The key, as another array for each width. MLX 0.30.1 treats bits of one shape and one key as the
-/// same when it compiles a function, whatever their widths.
+/// A different array of the same key for each width. When MLX 0.30.1 compiles a function, it treats
+/// bits with equal shape and key as the same, regardless of width.
 #[cfg(not(mlx_c_0_5))]
 fn apart(key: &Array, width: i32) -> Result<Array> {
     let zero = Array::scalar(0u32)?;
@@ -53,13 +53,13 @@ fn apart(key: &Array, width: i32) -> Result<Array> {
     }
 }
 
-/// Up to here, MLX's floats stand for every integer.
+/// MLX's floats represent every integer up to here.
 const EXACT: i64 = 1 << 24;
 
-/// Integers of `dtype` in `low..high`. From 0 to 2^24 the same as MLX draws, but for `high` itself,
-/// to which its floats sometimes round. It also cuts negative ones towards zero and misses most
-/// large ones. So outside those bounds this function multiplies 32 random bits (64 for wider
-/// intervals) by the width of the interval. The bias is at most its share of 2^32 or 2^64.
+/// Integers of `dtype` in `low..high`. From 0 to 2^24 the numbers equal MLX's, except `high`
+/// itself, to which MLX's floats sometimes round. MLX also truncates negative ones towards zero and
+/// misses most large ones. So outside those bounds this function multiplies 32 random bits (64 for
+/// wider intervals) by the width of the interval. The bias is at most its share of 2^32 or 2^64.
 ///
 /// ```
 /// use mlx_rs_core::{Dtype, random};

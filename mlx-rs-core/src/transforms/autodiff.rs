@@ -9,10 +9,10 @@ use crate::closure::{self, ClosureError, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stack;
 
-/// The outputs of `f` at `primals`, and the products of `cotangents` with its Jacobian: one for
-/// each primal, in its shape.
+/// The outputs of `f` at `primals`, and the products of `cotangents` with its Jacobian: one per
+/// primal, in its shape.
 ///
-/// `cotangents` are one for each output, with its shape. Mirrors `mx.vjp`.
+/// There is one cotangent per output, with its shape. Mirrors `mx.vjp`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::vjp};
@@ -26,9 +26,9 @@ use crate::stack;
 /// ```
 ///
 /// # Errors
-/// What `f` returns; [`ErrorKind::Dtype`] for a primal that is not floating-point (capture it
-/// instead); [`ErrorKind::Shape`] when the cotangents do not fit the outputs; MLX's message for an
-/// operation without a derivative.
+/// Errors of `f`; [`ErrorKind::Dtype`] for a primal that is not floating-point (capture it
+/// instead); [`ErrorKind::Shape`] when the cotangents do not match the outputs; MLX's message for
+/// an operation without a gradient.
 pub fn vjp<F, E>(
     f: F,
     primals: &[Array],
@@ -83,9 +83,9 @@ fn vjp_raw(
 }
 
 /// The outputs of `f` at `primals`, and the products of its Jacobian with `tangents`. There is one
-/// for each output, in its shape (zeros for outputs that are not floating-point).
+/// per output, in its shape (zeros for outputs that are not floating-point).
 ///
-/// `tangents` are one for each primal, with its shape. Mirrors `mx.jvp`.
+/// There is one tangent per primal, with its shape. Mirrors `mx.jvp`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::jvp};
@@ -97,14 +97,14 @@ fn vjp_raw(
 /// # Ok(()) }
 /// ```
 ///
-/// MLX's own forward mode is not used. In 0.30 it reads foreign memory at a `where` and is wrong
-/// for `power` and `logsumexp`. Products with the transposed Jacobian are linear in the cotangents.
-/// So their own transpose is the product wanted: [`vjp`] of [`vjp`]. `f` therefore runs twice,
-/// first for the shapes of its outputs.
+/// MLX's own forward mode is not used. In 0.30 it reads out of bounds at a `where` and is wrong for
+/// `power` and `logsumexp`. Products with the transposed Jacobian are linear in the cotangents. So
+/// their own transpose is the required product: [`vjp`] of [`vjp`]. `f` therefore runs twice, first
+/// for the shapes of its outputs.
 ///
 /// # Errors
-/// As [`vjp`]; [`ErrorKind::Shape`] when the tangents do not fit the primals;
-/// [`ErrorKind::Value`] when `f` returns something of another form the second time.
+/// As [`vjp`]; [`ErrorKind::Shape`] when the tangents do not match the primals;
+/// [`ErrorKind::Value`] when the second run of `f` returns other shapes.
 pub fn jvp<F, E>(
     mut f: F,
     primals: &[Array],
@@ -119,7 +119,7 @@ where
         differentiable(OP, "primal", i, primal)?;
     }
     same_shapes(OP, "tangent", tangents, "primal", primals)?;
-    // Of another type they would leak it into the products.
+    // Tangents of another type would change the type of the products.
     let tangents = primals
         .iter()
         .zip(tangents)

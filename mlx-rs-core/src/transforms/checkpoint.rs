@@ -1,4 +1,5 @@
-//! Trading time for memory: intermediate results are computed again in the backward pass.
+//! Gradient checkpointing: intermediate results are recomputed in the backward pass, which saves
+//! memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use mlx_sys as sys;
 /// The backward pass runs `f` again (Chen et al. 2016, "Training Deep Nets with Sublinear Memory
 /// Cost").
 ///
-/// Only an argument has a gradient; an array that `f` captures counts as constant. Mirrors
+/// Only arguments have gradients; an array that `f` captures is a constant. Mirrors
 /// `mx.checkpoint`.
 ///
 /// ```
@@ -29,8 +30,8 @@ use mlx_sys as sys;
 /// ```
 ///
 /// # Errors
-/// The function returned does: what `f` returns, also from the backward pass, where it surfaces in
-/// the transform that runs it; [`ErrorKind::Value`](crate::ErrorKind::Value) when `f` returns no
+/// From the returned function: errors of `f`, also from the backward pass, where the running
+/// transform returns them; [`ErrorKind::Value`](crate::ErrorKind::Value) when `f` returns no
 /// arrays.
 pub fn checkpoint<F, E>(f: F) -> impl Fn(&[Array]) -> Result<Vec<Array>, E> + Send + Sync + 'static
 where
@@ -46,7 +47,7 @@ where
     let payload = Payload::new(function);
     move |args| {
         closure::run_here(OP, || {
-            // The backward pass runs the function again, for the derivative that is wanted now.
+            // The backward pass runs the function again, for the requested gradient.
             let (payload, direction) = (Arc::clone(&payload), Direction::current());
             let forward = AtomicBool::new(true);
             let function: Function = Box::new(move |x| {
@@ -71,9 +72,9 @@ where
 /// As [`checkpoint`], for a function of parameters in a [`Tree`] and further arguments, such as a
 /// layer and its input. Both have gradients.
 ///
-/// Pass it the trained parameters. Let `f` capture the frozen ones. A quantized matrix among the
-/// parameters would be differentiated, which is an error. The parameters are part of the graph
-/// until the backward pass is over, as any argument is.
+/// Pass it only the trained parameters. Let `f` capture the frozen ones. A quantized matrix among
+/// the parameters would be differentiated, which is an error. The parameters stay in the graph
+/// until the backward pass is over, like any argument.
 ///
 /// ```
 /// use std::collections::BTreeMap;

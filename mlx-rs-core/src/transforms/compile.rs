@@ -1,5 +1,5 @@
-//! Compiled functions: traced once for each form of their arguments, then replayed. Where MLX may
-//! turn the graph into native code is decided here.
+//! Compiled functions: traced once per argument signature, then replayed. This file decides where
+//! MLX may generate native code.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -23,12 +23,12 @@ use crate::stream;
 /// How much [`compile`] does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CompileMode {
-    /// Nothing: compiled functions simply run.
+    /// Nothing: compiled functions run as usual.
     Disabled,
     /// The graph is cached and fused, but not simplified.
     NoSimplify,
-    /// The graph is cached and simplified, but not fused. What happens on the CPU in all modes
-    /// but `Disabled`, unless [`allow_cpu_jit`] was called.
+    /// The graph is cached and simplified, but not fused. On the CPU this is the effect of all
+    /// modes except `Disabled`, unless [`allow_cpu_jit`] was called.
     NoFuse,
     /// The graph is cached, simplified, and element-wise operations become one kernel.
     Enabled,
@@ -57,10 +57,10 @@ const UNSET: u8 = u8::MAX;
 /// The index in `CompileMode::ALL` of the requested mode.
 static MODE: AtomicU8 = AtomicU8::new(UNSET);
 static CPU_JIT: AtomicBool = AtomicBool::new(false);
-/// Traces in progress. Changed with the lock held.
+/// The number of traces in progress. Changed with the lock held.
 static TRACING: AtomicUsize = AtomicUsize::new(0);
 
-/// The mode asked for. At first [`CompileMode::Enabled`], or [`CompileMode::Disabled`] where the
+/// The requested mode. Initially [`CompileMode::Enabled`], or [`CompileMode::Disabled`] if the
 /// environment variable `MLX_DISABLE_COMPILE` is set, as in MLX.
 ///
 /// ```
@@ -116,7 +116,7 @@ pub fn enable_compile() {
     set_compile_mode(CompileMode::Enabled);
 }
 
-/// Forgets all traces, so that every compiled function is traced again at its next call.
+/// Drops all traces, so that every compiled function is traced again at its next call.
 ///
 /// ```
 /// mlx_rs_core::transforms::compile_clear_cache()?;
@@ -124,7 +124,7 @@ pub fn enable_compile() {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] inside a function that is being traced, whose entry would be gone.
+/// [`ErrorKind::Value`] inside a function that is being traced, because its entry would be dropped.
 pub fn compile_clear_cache() -> Result<()> {
     const OP: &str = "compile_clear_cache";
     closure::run_here(OP, || {
@@ -135,17 +135,17 @@ pub fn compile_clear_cache() -> Result<()> {
                 "a function is being traced; clear the cache outside of compiled functions",
             ));
         }
-        // No trace that holds on to an entry is in progress.
+        // No trace in progress uses an entry.
         compile_caches::clear()
     })
 }
 
-/// Lets compiled functions become native code on the CPU too, for the rest of the process.
+/// Allows compiled functions to use native code on the CPU too, for the rest of the process.
 ///
 /// MLX does this by writing C++ into `mlx/<version>/cpu` below the directory for temporary files.
-/// It runs the system's C++ compiler and loads the library, or loads a library that is there
-/// already. In a directory that others can write to, that would run their code as you. So this
-/// crate never does it unasked, and here demands a private directory. Start the program with one:
+/// It runs the system's C++ compiler and loads the library, or loads an existing library. In a
+/// directory that others can write to, that would run their code as you. So this crate does it only
+/// on request, and requires a private directory. Start the program with one:
 ///
 /// ```text
 /// TMPDIR=$(mktemp -d) program
@@ -160,9 +160,9 @@ pub fn compile_clear_cache() -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Value`] when the directory for temporary files (`TMPDIR`, else `/tmp`) is not a
-/// directory of this user that nobody else can enter, below directories that nobody else can
-/// change; [`ErrorKind::Unsupported`] where that cannot be found out.
+/// [`ErrorKind::Value`] unless the directory for temporary files (`TMPDIR`, otherwise `/tmp`)
+/// belongs to this user, is inaccessible to others, and is below directories that others cannot
+/// change; [`ErrorKind::Unsupported`] where that cannot be determined.
 pub fn allow_cpu_jit() -> Result<()> {
     let dir = temporary_directory();
     private(&dir).map_err(|why| {
@@ -180,7 +180,7 @@ pub fn allow_cpu_jit() -> Result<()> {
     Ok(())
 }
 
-/// Where C++'s `temp_directory_path` looks, in its order.
+/// The temporary directory, searched in the order of C++'s `temp_directory_path`.
 fn temporary_directory() -> PathBuf {
     ["TMPDIR", "TMP", "TEMP", "TEMPDIR"]
         .into_iter()
@@ -188,7 +188,7 @@ fn temporary_directory() -> PathBuf {
         .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
 }
 
-/// Whether no other user can enter `dir` or replace it; if not, why.
+/// Checks that no other user can enter `dir` or replace it; otherwise returns the reason.
 #[cfg(unix)]
 fn private(dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
@@ -225,7 +225,7 @@ fn private(dir: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The user that files made by this process belong to.
+/// The owner of files created by this process.
 #[cfg(unix)]
 fn own_uid(dir: &Path) -> std::io::Result<u32> {
     use std::os::unix::fs::MetadataExt;
@@ -245,7 +245,7 @@ fn private(_dir: &Path) -> Result<(), String> {
     ))
 }
 
-/// Whether fusing is held back. MLX fuses by stream, so one CPU stream anywhere in the process is
+/// Whether fusing is disabled. MLX fuses by stream, so one CPU stream anywhere in the process is
 /// enough: its operations may be part of any graph.
 fn hold_back() -> bool {
     stream::cpu_in_use() && !CPU_JIT.load(Ordering::Relaxed)
@@ -260,7 +260,7 @@ fn effective_mode() -> CompileMode {
     }
 }
 
-/// Tells MLX. Call with the lock held.
+/// Sets the mode in MLX. Call with the lock held.
 fn set_raw_mode(mode: CompileMode) -> Result<()> {
     // SAFETY: takes a number of the enumeration.
     call::status(OP, || unsafe { sys::mlx_set_compile_mode(mode.raw()) })
@@ -268,23 +268,23 @@ fn set_raw_mode(mode: CompileMode) -> Result<()> {
 
 const OP: &str = "compile";
 
-/// A function that is traced once for each form of its arguments and then replayed; made by
-/// [`compile`]. Dropping it forgets its traces.
+/// A function that is traced once per argument signature and then replayed; made by [`compile`].
+/// Dropping it drops its traces.
 pub struct Compiled<E> {
     function: Arc<Payload<Function>>,
     shapeless: bool,
-    /// One for each stream it was called on, since the traced operations name theirs.
+    /// One trace per stream, because traced operations name their stream.
     traces: Mutex<Vec<Arc<Trace>>>,
     error: PhantomData<fn() -> E>,
 }
 
 thread_local! {
-    /// Set during a call on the present stack: whether MLX wanted to trace, which takes more.
+    /// Set during a call on the current stack: whether MLX needs to trace, which takes more stack.
     static NEEDS_STACK: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Puts an operation behind each output that is a scalar with a value. MLX merges equal scalars of
-/// a graph, and then misses those of them that are outputs.
+/// Adds an operation after each output that is a scalar constant. MLX merges equal scalars of a
+/// graph, and then loses those that are outputs.
 fn keep_constants(outputs: &mut [Array]) -> Result<()> {
     for output in outputs.iter_mut().filter(|output| output.ndim() == 0) {
         if output.is_computed()? {
@@ -294,7 +294,7 @@ fn keep_constants(outputs: &mut [Array]) -> Result<()> {
     Ok(())
 }
 
-/// The compiled closure of one stream. Its address is its name in MLX's cache.
+/// The compiled closure of one stream. Its address is its key in MLX's cache.
 struct Trace {
     stream: (DeviceKind, i32),
     busy: AtomicBool,
@@ -316,13 +316,13 @@ impl Trace {
         self.closure.apply(OP, args)
     }
 
-    /// Replays, on the present stack, or traces, with the stack that a trace needs.
+    /// Replays on the current stack, or traces on a stack of sufficient size.
     fn apply(&self, args: &[Array]) -> Result<Vec<Array>> {
         let before = NEEDS_STACK.replace(Some(false));
         let mut result = self.call(args);
         if NEEDS_STACK.replace(before) == Some(true) {
             closure::forget_failure();
-            // MLX keeps a half-made entry without arguments, which only such a call would find.
+            // MLX keeps an incomplete entry without arguments, which only such a call would find.
             if args.is_empty() {
                 self.erase();
             }
@@ -334,13 +334,13 @@ impl Trace {
             });
         }
         if result.is_err() {
-            // MLX keeps the half-made entry and would answer with it.
+            // MLX keeps the incomplete entry and would use it.
             self.erase();
         }
         result
     }
 
-    /// Removes what MLX cached.
+    /// Removes the entries in MLX's cache.
     fn erase(&self) {
         let Some(_guard) = call::lock_to_free() else {
             return;
@@ -391,7 +391,7 @@ impl<E: ClosureError> Compiled<E> {
                 keep_constants(&mut outputs)?;
                 stack::check(OP, &outputs, x)?;
             }
-            // The function may have used the CPU for the first time, and MLX fuses next.
+            // The function may have used the CPU for the first time, and MLX will fuse next.
             if TRACING.load(Ordering::Relaxed) > 0 && hold_back() {
                 set_raw_mode(CompileMode::NoFuse)?;
             }
@@ -417,11 +417,11 @@ impl<E: ClosureError> Compiled<E> {
     /// ```
     ///
     /// # Errors
-    /// What the function returns; MLX's message when it reads values while it is traced. After an
-    /// error nothing is kept of the trace, and the next call traces again.
+    /// Errors of the function; MLX's message when it reads values while it is traced. After an
+    /// error the trace is dropped, and the next call traces again.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
         closure::run_here(OP, || {
-            // First, since this may be what makes the default stream.
+            // Called first, because it may create the default stream.
             let stream = stream::current_id()?;
             let mode = effective_mode();
             if mode == CompileMode::Disabled {
@@ -429,7 +429,8 @@ impl<E: ClosureError> Compiled<E> {
             }
             let trace = self.trace(stream)?;
             if trace.busy.load(Ordering::Relaxed) {
-                // Inside its own trace MLX would grow the list that it holds an entry of.
+                // Inside its own trace, MLX would grow a list while it refers to one of its
+                // entries.
                 return self.plainly(args);
             }
             let _tracing = Tracing::start(&trace.busy);
@@ -438,13 +439,13 @@ impl<E: ClosureError> Compiled<E> {
         })
     }
 
-    /// The function itself.
+    /// Runs the function itself.
     fn plainly(&self, args: &[Array]) -> Result<Vec<Array>> {
         let _inside = deadlock::inside();
         (self.function.body)(args).map_err(closure::fail)
     }
 
-    /// The trace for `stream`, made when it is the first call there.
+    /// The trace for `stream`, created at the first call.
     fn trace(&self, stream: (DeviceKind, i32)) -> Result<Arc<Trace>> {
         let mut traces = self.traces.lock();
         if let Some(trace) = traces.iter().find(|t| t.stream == stream) {
@@ -457,7 +458,7 @@ impl<E: ClosureError> Compiled<E> {
             closure: Closure::empty(),
         });
         let id = trace.id();
-        // Whether anything is compiled is decided at each call; here MLX must not skip it.
+        // Each call decides whether anything is compiled; here MLX must not skip it.
         set_raw_mode(CompileMode::NoFuse)?;
         if let Some(trace) = Arc::get_mut(&mut trace) {
             call::status(OP, || {
@@ -482,12 +483,12 @@ impl<E: ClosureError> Compiled<E> {
 }
 
 /// A function that records the operations of `f` at its first call. Further calls with arguments of
-/// the same shapes and types replay them, without running `f`.
+/// equal shapes and types replay them, without running `f`.
 ///
-/// `f` must be pure. It runs once for each form of its arguments (and stream): that is when it
-/// prints or counts, and its captures become constants of the graph. Its arguments are placeholders
-/// while it is traced, so it cannot read values. Each new form adds a trace that is kept until
-/// the result of this function is dropped or [`compile_clear_cache`]. Mirrors `mx.compile`.
+/// `f` must be pure. It runs once per argument signature (and stream): only then does it print or
+/// count, and its captures become constants of the graph. Its arguments are placeholders during the
+/// trace, so it cannot read values. Each new signature adds a trace, kept until the compiled
+/// function is dropped or [`compile_clear_cache`]. Mirrors `mx.compile`.
 ///
 /// On a GPU, element-wise operations become one kernel. On the CPU that would write, compile and
 /// load C++ code in the directory for temporary files. So there the graph is cached and simplified,
@@ -520,10 +521,10 @@ where
 ///
 /// # Safety
 /// A replay checks nothing. The operations run on the new shapes, with the sizes that the trace
-/// wrote into them. Every later call must have shapes at which `f` itself would succeed, with the
-/// same operations and the same numbers in them. A matrix product whose inner lengths differ, or a
-/// gather clamped to a length that is now shorter, reads foreign memory. A matrix product that is
-/// empty now, but was not when traced, writes there.
+/// wrote into them. Every later call must have shapes for which `f` itself would succeed and record
+/// equal operations with equal numbers. Otherwise, for example with a matrix product whose inner
+/// lengths differ, or a gather clamped to a length that is now shorter, it reads out of bounds. A
+/// matrix product that is empty now, but was not when traced, writes out of bounds.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::compile_shapeless};
@@ -566,13 +567,13 @@ mod tests {
             assert_eq!(private(&dir).is_ok(), private_then, "{bits:o}");
         }
         mode(&dir, 0o700);
-        // A user who can rename it can replace it.
+        // A user who can rename the directory can replace it.
         mode(root.path(), 0o777);
         assert!(private(&dir).unwrap_err().contains("others can change"));
         mode(root.path(), 0o1777);
         assert_eq!(private(&dir), Ok(()));
         mode(root.path(), 0o700);
-        // What a link names counts, not the link.
+        // The target of a link counts, not the link.
         let link = root.path().join("l");
         symlink(&dir, &link).unwrap();
         assert_eq!(private(&link), Ok(()));
@@ -582,7 +583,7 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         assert!(private(&file).is_err());
         assert!(private(&root.path().join("none")).is_err());
-        // Nothing of the looking is left.
+        // The check leaves no file.
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
     }
 }

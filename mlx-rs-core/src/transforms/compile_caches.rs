@@ -1,5 +1,5 @@
 //! Where MLX keeps what it compiled: one cache for the process, or, from mlx-c 0.7 on, one for each
-//! thread. What leaves a cache must leave all of them.
+//! thread. Removals must apply to all caches.
 
 use mlx_sys as sys;
 
@@ -8,19 +8,19 @@ use crate::error::Result;
 
 const OP: &str = "compile";
 
-/// Removes what was compiled under a number. Call with the lock held.
+/// Removes the entry of a compiled function by its id. Call with the lock held.
 pub(super) fn erase(id: usize) -> Result<()> {
     #[cfg(not(mlx_c_0_7))]
-    // SAFETY: takes a number; one that is not known is nothing to erase.
+    // SAFETY: takes a number; an unknown one is ignored.
     return call::status(OP, || unsafe { sys::mlx_detail_compile_erase(id) });
     #[cfg(mlx_c_0_7)]
     threads::each(|cache| {
-        // SAFETY: the handle is live; a number that is not known is nothing to erase.
+        // SAFETY: the handle is live; an unknown number is ignored.
         call::status(OP, || unsafe { sys::mlx_detail_compile_erase(cache, id) })
     })
 }
 
-/// Removes everything. Call with the lock held.
+/// Removes all entries. Call with the lock held.
 pub(super) fn clear() -> Result<()> {
     #[cfg(not(mlx_c_0_7))]
     // SAFETY: takes nothing; the caller holds the lock.
@@ -32,7 +32,7 @@ pub(super) fn clear() -> Result<()> {
     })
 }
 
-/// Must come before a compiled function is called in this thread. Call with the lock held.
+/// Must be called before a compiled function is called in this thread. Call with the lock held.
 pub(super) fn prepare() -> Result<()> {
     #[cfg(mlx_c_0_7)]
     threads::register()?;
@@ -67,10 +67,10 @@ mod threads {
         }
     }
 
-    /// The caches of the threads that called compiled functions and have not ended.
+    /// The caches of all live threads that called compiled functions.
     static ALL: Mutex<Vec<(ThreadId, Cache)>> = Mutex::new(Vec::new());
 
-    /// Takes a thread's cache off the list when the thread ends.
+    /// Removes a thread's cache from the list when the thread ends.
     struct Registered(ThreadId);
 
     impl Drop for Registered {
@@ -100,14 +100,14 @@ mod threads {
         })?;
         let thread = std::thread::current().id();
         ALL.lock().push((thread, cache));
-        // Not in a thread that is ending, whose cache MLX is about to drop.
+        // Skipped in a thread that is ending, whose cache MLX is about to drop.
         let _ = HERE.try_with(|here| here.set(Registered(thread)));
         Ok(())
     }
 
     /// Calls `f` for every cache; the first failure is the result.
     pub(super) fn each(f: impl Fn(sys::mlx_compile_cache) -> Result<()>) -> Result<()> {
-        // What is erased may own functions whose drop erases more.
+        // Erased entries may own functions whose drop erases more.
         let handles: Vec<_> = ALL.lock().iter().map(|(_, cache)| cache.0).collect();
         handles.into_iter().map(f).fold(Ok(()), Result::and)
     }

@@ -1,4 +1,4 @@
-//! Functions with derivatives, or a vectorization, of their own.
+//! Functions with custom gradients or a custom vectorization.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
@@ -17,12 +17,12 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OP: &str = "custom_function";
 
-/// A function whose derivatives or vectorization are given rather than derived. Anything not given
-/// is derived from the function as usual.
+/// A function whose gradients or vectorization are given rather than derived. Anything not given is
+/// derived from the function as usual.
 ///
 /// The graph of every result keeps the functions and runs them when a transform reaches it. So they
-/// must be `Fn + Send + 'static`. Only arguments have derivatives: what a function captures counts
-/// as constant. Mirrors `mx.custom_function`.
+/// must be `Fn + Send + 'static`. Only arguments have gradients: captured arrays are constants.
+/// Mirrors `mx.custom_function`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{CustomFunction, grad}};
@@ -53,11 +53,11 @@ type UserJvp = Box<dyn Fn(&[Array], &[Array]) -> Result<Vec<Array>, Failure> + S
 type UserVmap =
     Box<dyn Fn(&[Array], &[Option<i32>]) -> Result<(Vec<Array>, Vec<Option<i32>>), Failure> + Send>;
 
-/// The shapes of the outputs of one call, known to the transforms of its graph.
+/// The output shapes of one call, known to the transforms of its graph.
 type Form = Arc<OnceLock<Vec<Vec<i32>>>>;
 
 impl<E: ClosureError> CustomFunction<E> {
-    /// A function without anything of its own yet.
+    /// A function without custom transforms.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -84,8 +84,8 @@ impl<E: ClosureError> CustomFunction<E> {
         }
     }
 
-    /// Sets the backward pass: from the arguments, the cotangents of the outputs and the outputs to
-    /// the cotangents of the arguments. There is one for each argument, with its shape and type.
+    /// Sets the backward pass: a function of the arguments, the output cotangents and the outputs
+    /// that returns the argument cotangents. There is one per argument, with its shape and type.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -107,7 +107,7 @@ impl<E: ClosureError> CustomFunction<E> {
     {
         let vjp: Vjp = Box::new(move |primals, cotangents, outputs| {
             let given = closure::guarded(|| vjp(primals, cotangents, outputs))?;
-            // MLX indexes these without looking.
+            // MLX indexes these without checks.
             same_shapes(OP, "returned cotangent", &given, "argument", primals)?;
             for (i, (g, p)) in given.iter().zip(primals).enumerate() {
                 if g.dtype() != p.dtype() {
@@ -129,9 +129,9 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the forward derivative, which [`jvp`](super::jvp) uses: from the arguments and their
-    /// tangents to the tangents of the outputs. There is one for each output, with its shape. It
-    /// must be linear in the tangents and compute rather than read them, since it is transposed.
+    /// Sets the forward gradient for [`jvp`](super::jvp): a function of the arguments and their
+    /// tangents that returns the output tangents. There is one per output, with its shape. It must
+    /// be linear in the tangents and compute rather than read them, since it is transposed.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -155,8 +155,8 @@ impl<E: ClosureError> CustomFunction<E> {
         self
     }
 
-    /// Sets the vectorization. It maps batched arguments and the batch axis of each (`None`: no
-    /// batch) to batched outputs and the batch axis of each.
+    /// Sets the vectorization. It maps batched arguments and each one's batch axis (`None`: no
+    /// batch) to batched outputs and their batch axes.
     ///
     /// ```
     /// use mlx_rs_core::{Array, array};
@@ -190,9 +190,9 @@ impl<E: ClosureError> CustomFunction<E> {
     /// ```
     ///
     /// # Errors
-    /// What the function returns; [`ErrorKind::Value`] when it returns no arrays. What is wrong
-    /// with the derivatives surfaces in the transform that runs them: their own error values,
-    /// [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for results that do not fit.
+    /// Errors of the function; [`ErrorKind::Value`] when it returns no arrays. Errors of the custom
+    /// gradients appear in the transform that runs them: their own error values, and
+    /// [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for unsuitable results.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>, E> {
         closure::run_here(OP, || {
             let form: Form = Arc::default();
@@ -224,7 +224,7 @@ impl<E: ClosureError> CustomFunction<E> {
         })
     }
 
-    /// The function, noting the shapes of its outputs.
+    /// The function, recording the shapes of its outputs.
     fn recording(&self, form: &Form) -> Result<Closure> {
         let (function, form) = (Arc::clone(&self.function), Arc::clone(form));
         let direction = Direction::current();
@@ -241,8 +241,8 @@ fn shared_vjp(vjp: &Arc<Payload<Vjp>>) -> Result<CustomVjp> {
     CustomVjp::new(Box::new(move |p, c, o| (vjp.body)(p, c, o)))
 }
 
-/// The backward pass that has the forward derivative as its transpose. It is linear in the
-/// tangents, so it does not matter where it is transposed.
+/// The backward pass obtained by transposing the forward gradient. The forward gradient is linear
+/// in the tangents, so the point of transposition does not matter.
 fn transposed(jvp: &Arc<Payload<UserJvp>>) -> Result<CustomVjp> {
     let jvp = Arc::clone(jvp);
     CustomVjp::new(Box::new(move |primals, cotangents, outputs| {
@@ -276,7 +276,7 @@ fn transposed(jvp: &Arc<Payload<UserJvp>>) -> Result<CustomVjp> {
     }))
 }
 
-/// Whether results have the shapes that the outputs of the function have.
+/// Checks that results have the shapes of the function's outputs.
 fn fits(given: &[&[i32]], shapes: &[Vec<i32>], what: &str) -> Result<()> {
     if given.len() != shapes.len() {
         return Err(Error::new(
@@ -347,7 +347,7 @@ fn checked_vmap(vmap: &Arc<Payload<UserVmap>>, form: &Form) -> Result<CustomVmap
                     places.push(axis as i32);
                     batched.push(output);
                 }
-                // MLX would move axes of an output that has no batch: give it one.
+                // MLX would move axes of an output without a batch, so it gets one.
                 None => {
                     rest.push(output.shape().to_vec());
                     let shape: Vec<i32> = std::iter::once(n)
@@ -369,7 +369,7 @@ fn checked_vmap(vmap: &Arc<Payload<UserVmap>>, form: &Form) -> Result<CustomVmap
     CustomVmap::new(body)
 }
 
-/// `f` with a backward pass of its own; see [`CustomFunction::with_vjp`]. Mirrors `mx.custom_vjp`.
+/// `f` with a custom backward pass; see [`CustomFunction::with_vjp`]. Mirrors `mx.custom_vjp`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{custom_vjp, grad}};
@@ -398,7 +398,7 @@ where
     move |args| custom.call(args)
 }
 
-/// `f` with a forward derivative of its own; see [`CustomFunction::with_jvp`].
+/// `f` with a custom forward gradient; see [`CustomFunction::with_jvp`].
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{custom_jvp, jvp}};
@@ -428,7 +428,7 @@ where
     move |args| custom.call(args)
 }
 
-/// `f` with a vectorization of its own; see [`CustomFunction::with_vmap`].
+/// `f` with a custom vectorization; see [`CustomFunction::with_vmap`].
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{custom_vmap, vmap}};

@@ -1,4 +1,4 @@
-//! Evaluation of lazy arrays, and [`Array::detach`], the way out of the graph.
+//! Evaluation of lazy arrays, and [`Array::detach`], which removes an array's graph.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{mem, ptr};
@@ -13,23 +13,22 @@ use crate::error::Result;
 use crate::stream::Stream;
 
 /// Whether an asynchronous evaluation has failed in this process. Then some arrays may wait for
-/// results that never come. They are not all known, so this is never reset. Every later evaluation
-/// checks its graph first, and waits for unfinished work.
+/// results that never come. They are not all known, so the flag is never reset. Every later
+/// evaluation checks its graph first, and waits for unfinished work.
 static STALLED: AtomicBool = AtomicBool::new(false);
 
-/// Ends the waiting of every array that leads to `vec`. Call with the lock held.
+/// Ends the waiting of all arrays that `vec` depends on. Call with the lock held.
 fn release(vec: &ArrayVec) -> Result<()> {
     if !STALLED.load(Ordering::Relaxed) {
         return Ok(());
     }
     call::status("eval", || {
-        // SAFETY: the vector is live, and of arrays that are.
+        // SAFETY: the vector is live and contains live arrays.
         unsafe { sys::rust_mlx_release_stalled(vec.raw()) }
     })
 }
 
-/// Arrays that must precede the evaluation of an array, or the wait for it. Call with the lock
-/// held.
+/// Arrays that must be evaluated before an array is evaluated or awaited. Call with the lock held.
 pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     if STALLED.load(Ordering::Relaxed) {
         release(&ArrayVec::new("eval", arrays)?)?;
@@ -37,14 +36,13 @@ pub(crate) fn before_waiting<'a>(arrays: impl IntoIterator<Item = &'a Array>) ->
     Ok(())
 }
 
-/// Without those that come again at once: of many caches that one operation wrote, each gives the
-/// same array.
+/// Without immediate repetitions: caches written by one operation give the same array.
 fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item = &'a Array> {
     let mut last: *const Array = ptr::null();
     (arrays.into_iter()).filter(move |&array| !ptr::eq(mem::replace(&mut last, array), array))
 }
 
-/// Computes all `arrays` and waits until they are there. Mirrors `mx.eval`.
+/// Computes all `arrays` and waits for the results. Mirrors `mx.eval`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, eval};
@@ -81,9 +79,9 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// MLX's own message when an operation cannot be started. Work started before it is computed by
-/// then, and can be read. After such an error each evaluation of the process first waits for the
-/// earlier ones it depends on. So they no longer overlap.
+/// MLX's own message when an operation cannot be started. Work started earlier is then complete and
+/// can be read. After such an error each evaluation of the process first waits for the earlier ones
+/// it depends on. So they no longer overlap.
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("async_eval")?;
     let vec = ArrayVec::new("async_eval", once(arrays))?;
@@ -91,15 +89,15 @@ pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()>
     // SAFETY: the vector handle is live for the length of the call; MLX keeps its own references.
     let result = call::evaluation("async_eval", || unsafe { sys::mlx_async_eval(vec.raw()) });
     if result.is_err() {
-        // MLX does not mark started arrays as available, so a reader would wait forever.
+        // MLX does not mark started arrays as available, so readers would wait forever.
         STALLED.store(true, Ordering::Relaxed);
     }
-    // Also here: who generates may wait for nothing but single numbers.
+    // Also drained here, because generation may never call another function that does.
     closure::drain();
     result
 }
 
-/// Waits until all work on the default device's default stream is done. Mirrors `mx.synchronize`.
+/// Waits for all work on the default device's default stream. Mirrors `mx.synchronize`.
 ///
 /// ```
 /// mlx_rs_core::synchronize()?;
@@ -113,11 +111,11 @@ pub fn synchronize() -> Result<()> {
 }
 
 impl Array {
-    /// The same values, computed now, without the graph that led to them and without a gradient.
+    /// The same values, evaluated, without graph and gradient.
     ///
-    /// [`stop_gradient`](Array::stop_gradient) is the lazy half of this: gradients end there, but
-    /// the graph is kept until it is evaluated. Detach an array that lives from one step to the
-    /// next, such as a running mean, so that no graph grows behind it.
+    /// [`stop_gradient`](Array::stop_gradient) is the lazy counterpart: gradients end there, but
+    /// the graph is kept until evaluation. Detach arrays that live across steps, such as a running
+    /// mean, so that their graphs do not grow.
     ///
     /// ```
     /// use mlx_rs_core::{Array, Result, transforms::grad};

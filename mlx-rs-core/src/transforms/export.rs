@@ -26,10 +26,10 @@ const IMPORT: &str = "import_function";
 
 /// Writes the operations of `f`, traced with arguments of the shapes and types of `args`, to a
 /// file. [`ImportedFunction`] (or Python's `mx.import_function`) reads it. What `f` captures is
-/// written as constants. The file appears complete or not at all.
+/// written as constants. The file is written atomically.
 ///
-/// With `shapeless` the file serves all shapes with the same number of axes. The caller must then
-/// keep to shapes that `f` takes. Mirrors `mx.export_function`.
+/// With `shapeless` the file supports all shapes with the same number of axes. The caller must then
+/// use only shapes that `f` accepts. Mirrors `mx.export_function`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{ImportedFunction, export_function}};
@@ -45,8 +45,8 @@ const IMPORT: &str = "import_function";
 /// ```
 ///
 /// # Errors
-/// What `f` returns; [`ErrorKind::Value`] when the file cannot be written; MLX's message for
-/// operations that it cannot write, such as custom functions and kernels.
+/// Errors of `f`; [`ErrorKind::Value`] when the file cannot be written; MLX's message for
+/// operations that cannot be exported, such as custom functions and kernels.
 pub fn export_function<F, E>(
     path: impl AsRef<Path>,
     f: F,
@@ -105,7 +105,7 @@ where
 /// ```
 ///
 /// # Errors
-/// As [`export_function`]; [`ErrorKind::Value`] for a name with a NUL in it.
+/// As [`export_function`]; [`ErrorKind::Value`] for a name that contains a NUL.
 pub fn export_function_kwargs<F, E>(
     path: impl AsRef<Path>,
     f: F,
@@ -162,8 +162,8 @@ fn called_twice() -> Error {
     )
 }
 
-/// Writes several traces of one function, for arguments of different forms, to one file. Mirrors
-/// `mx.exporter`.
+/// Writes several traces of one function, for arguments with different signatures, to one file.
+/// Mirrors `mx.exporter`.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms::{FunctionExporter, ImportedFunction}};
@@ -182,7 +182,7 @@ fn called_twice() -> Error {
 /// # Ok(()) }
 /// ```
 pub struct FunctionExporter<E> {
-    /// Null once it is closed. Before `file` in order, since it writes there.
+    /// Null once it is closed. Declared before `file`, because its drop writes there.
     raw: Exporter,
     file: Partial,
     failed: bool,
@@ -215,7 +215,7 @@ impl Drop for Exporter {
 }
 
 impl<E: ClosureError> FunctionExporter<E> {
-    /// An exporter of `f` to a new file at `path`, which is there after [`finish`](Self::finish).
+    /// An exporter of `f` to a new file at `path`, which exists after [`finish`](Self::finish).
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when the file cannot be written.
@@ -245,11 +245,11 @@ impl<E: ClosureError> FunctionExporter<E> {
         })
     }
 
-    /// Traces the function with arguments of the shapes and types of `args` and writes that.
+    /// Traces the function for arguments with the shapes and types of `args`, and writes the trace.
     ///
     /// # Errors
-    /// As [`export_function`]. The file is of no use then: further calls are errors, and `finish`
-    /// too.
+    /// As [`export_function`]. The file is then unusable: further calls are errors, including
+    /// `finish`.
     pub fn export(&mut self, args: &[Array]) -> Result<(), E> {
         self.check()?;
         let result = closure::run::<_, E>(EXPORT, || {
@@ -306,18 +306,18 @@ impl ImportedFunction {
     /// Reads a file that an export of the same version of MLX wrote. Mirrors `mx.import_function`.
     ///
     /// # Safety
-    /// MLX believes the file: types, shapes, axes, stream numbers and sizes in it become operations
-    /// without a check. So a file that is damaged or made up reads and writes foreign memory when
-    /// it is opened or called. The file must be unchanged from [`export_function`],
-    /// [`FunctionExporter`] or Python's counterpart, of this version of MLX, for devices that this
-    /// machine has. If it was exported as shapeless, every call must have shapes that the exported
-    /// function takes. MLX does not check these either. A product of matrices that is empty only at
-    /// such a call writes to freed memory. There is no safe variant. It would have to check the
-    /// state of a hundred kinds of operations, in a format without a specification.
+    /// MLX trusts the file: types, shapes, axes, stream numbers and sizes in it become operations
+    /// without checks. So a damaged or forged file causes reads and writes out of bounds when it is
+    /// opened or called. The file must be unchanged from [`export_function`], [`FunctionExporter`]
+    /// or Python's counterpart, of this version of MLX, for devices that this machine has. If it
+    /// was exported as shapeless, every call must have shapes that the exported function takes. MLX
+    /// does not check that either. A product of matrices that is empty only at such a call writes
+    /// to freed memory. There is no safe variant. It would have to validate the state of about a
+    /// hundred kinds of operations, in a format without a specification.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when the file cannot be read, is no exported function, or names another
-    /// version of MLX; MLX's message when it fails to read the rest.
+    /// [`ErrorKind::Value`] when the file cannot be read, is no exported function, or has another
+    /// version of MLX; MLX's message when the rest cannot be read.
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         check_header(path)?;
@@ -326,7 +326,7 @@ impl ImportedFunction {
             ctx: std::ptr::null_mut(),
         };
         call::status(IMPORT, || {
-            // SAFETY: the path ends in NUL; that its content is sound, the caller vouches.
+            // SAFETY: the path ends in NUL; the caller guarantees that the content is valid.
             raw = unsafe { sys::mlx_imported_function_new(c_path.as_ptr()) };
             i32::from(raw.ctx.is_null())
         })?;
@@ -336,7 +336,7 @@ impl ImportedFunction {
     /// Calls the function.
     ///
     /// # Errors
-    /// MLX's message when the file holds no trace for the number, shapes and types of `args`.
+    /// MLX's message when the file has no trace for the number, shapes and types of `args`.
     pub fn call(&self, args: &[Array]) -> Result<Vec<Array>> {
         let _guard = call::enter(IMPORT)?;
         let args = ArrayVec::new(IMPORT, args)?;
@@ -365,7 +365,7 @@ impl ImportedFunction {
     /// ```
     ///
     /// # Errors
-    /// As [`ImportedFunction::call`]; [`ErrorKind::Value`] for a name with a NUL in it.
+    /// As [`ImportedFunction::call`]; [`ErrorKind::Value`] for a name that contains a NUL.
     pub fn call_kwargs(&self, args: &[Array], kwargs: &Kwargs) -> Result<Vec<Array>> {
         let _guard = call::enter(IMPORT)?;
         let keys = c_keys(IMPORT, kwargs)?;
@@ -390,7 +390,7 @@ impl Drop for ImportedFunction {
     }
 }
 
-/// Whether the file begins as an export of this version: its length as 64 bits, then its text.
+/// Checks that the file begins with this version: its length as 64 bits, then its text.
 fn check_header(path: &Path) -> Result<()> {
     let bad = |why: String| {
         Error::new(
@@ -453,8 +453,8 @@ fn c_keys(op: &'static str, kwargs: &Kwargs) -> Result<Vec<CString>> {
         .collect()
 }
 
-/// Named arrays for C, freed on drop. Always filled in the order of the names. MLX appends the
-/// values in the order of a hash map, which is the same only for the same history.
+/// Named arrays for C, freed on drop. It is always filled in the order of names. MLX appends the
+/// values in the order of a hash map, which depends on its history.
 struct Map(sys::mlx_map_string_to_array);
 
 impl Map {
@@ -485,7 +485,7 @@ impl Drop for Map {
     }
 }
 
-/// A file that is written beside its final place and moved there when it is complete.
+/// A file that is written beside its destination and moved there when complete.
 struct Partial {
     temporary: PathBuf,
     path: PathBuf,
@@ -514,7 +514,7 @@ impl Partial {
         ));
         let temporary = path.with_file_name(hidden);
         let c_path = c_path(EXPORT, &temporary)?;
-        // Reports a problem with the place before MLX does, and claims the name.
+        // Reports a problem with the directory before MLX does, and reserves the name.
         File::create_new(&temporary).map_err(|e| bad(&e))?;
         Ok(Self {
             temporary,
@@ -543,7 +543,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.kept {
-            // There is no caller to report to, and nothing depends on it.
+            // An error cannot be reported, and nothing depends on it.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }

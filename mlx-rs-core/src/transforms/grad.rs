@@ -1,4 +1,4 @@
-//! Gradients of scalar functions, over numbered arguments or over trees of parameters.
+//! Gradients of scalar functions, with respect to numbered arguments or trees of parameters.
 
 use mlx_sys as sys;
 
@@ -14,7 +14,7 @@ use crate::stack;
 /// `argnums`.
 ///
 /// The first output of `f` is the value: a floating-point array of shape `[]`. Further outputs are
-/// passed through and have no gradient. The result is the outputs and one gradient for each of
+/// passed through and have no gradient. The result is the outputs and one gradient per entry of
 /// `argnums`, in that order. Each has the shape and type of its argument.
 ///
 /// Mirrors `mx.value_and_grad`.
@@ -35,11 +35,10 @@ use crate::stack;
 /// ```
 ///
 /// # Errors
-/// The function returned does: what `f` returns; [`ErrorKind::Index`] for an argument that is not
-/// there; [`ErrorKind::Value`] for none or repeated `argnums`, or an `f` without outputs;
-/// [`ErrorKind::Dtype`] for an argument or value that is not floating-point;
-/// [`ErrorKind::Shape`] for a value that is not a scalar; MLX's message for an operation without a
-/// derivative.
+/// From the returned function: errors of `f`; [`ErrorKind::Index`] for an argument that does not
+/// exist; [`ErrorKind::Value`] for empty or repeated `argnums`, or an `f` without outputs;
+/// [`ErrorKind::Dtype`] for an argument or value that is not floating-point; [`ErrorKind::Shape`]
+/// for a value that is not a scalar; MLX's message for an operation without a gradient.
 #[expect(
     clippy::type_complexity,
     reason = "spelled out, so that a reader sees what the function returns"
@@ -85,13 +84,13 @@ where
     move |inputs| Ok(differentiate("grad", &mut f, inputs, &argnums)?.1)
 }
 
-/// The value of `f` at `params`, its further results, and its gradients as a tree of the same form
-/// as `params`.
+/// The value of `f` at `params`, its further results, and its gradients as a tree with the
+/// structure of `params`.
 ///
 /// For training: `params` is any [`Tree`], such as a map from names to arrays. `f` returns the loss
 /// (a floating-point array of shape `[]`) and a tree of further results without gradients. `()`
-/// stands for none. Every leaf of `params` is differentiated. Let `f` capture anything that should
-/// stay fixed.
+/// means none. Every leaf of `params` is differentiated. `f` should capture everything that stays
+/// fixed.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -153,7 +152,7 @@ where
     Ok((value, aux, params.with_leaves(OP, grads)?))
 }
 
-/// What all of the above do.
+/// The common implementation.
 fn differentiate<E: ClosureError>(
     op: &'static str,
     mut f: impl FnMut(&[Array]) -> Result<Vec<Array>, E>,
@@ -161,7 +160,7 @@ fn differentiate<E: ClosureError>(
     argnums: &[usize],
 ) -> Result<(Vec<Array>, Vec<Array>), E> {
     let order = check_argnums(op, inputs, argnums)?;
-    // MLX wants them sorted, and answers in that order.
+    // MLX requires them sorted, and returns gradients in that order.
     let sorted: Vec<i32> = order.iter().map(|&i| argnums[i] as i32).collect();
     let mut body = |x: &[Array]| -> Outcome {
         let outputs = closure::guarded(|| Direction::Reverse.during(|| f(x)))?;
@@ -202,7 +201,7 @@ fn differentiate<E: ClosureError>(
     })
 }
 
-/// The order that sorts `argnums`, which are there, differentiable, and all different.
+/// The order that sorts `argnums`, which must exist, be differentiable and be distinct.
 fn check_argnums(op: &'static str, inputs: &[Array], argnums: &[usize]) -> Result<Vec<usize>> {
     if argnums.is_empty() {
         return Err(Error::new(

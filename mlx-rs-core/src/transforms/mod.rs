@@ -1,5 +1,5 @@
-//! Transforms of functions: gradients, vectorization, checkpoints, custom derivatives, compilation
-//! and export; and evaluation, which ends laziness.
+//! Transforms of functions: gradients, vectorization, checkpoints, custom gradients, compilation
+//! and export; and evaluation of lazy arrays.
 //!
 //! A transform takes a Rust function from arrays to arrays,
 //! `Fn(&[Array]) -> Result<Vec<Array>, E>`, and returns another one. So transforms nest: a gradient
@@ -14,23 +14,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The [guide](crate::guide::transforms) has a chapter on them. Which transform does what, and
-//! where this differs from Python, is in `docs/transforms.md`.
+//! The [guide](crate::guide::transforms) has a chapter on them. `docs/transforms.md` lists the
+//! transforms and the differences from Python.
 //!
 //! # Errors and panics
 //!
 //! `E` is any [`ClosureError`]: the crate's own error, `anyhow::Error`, or your own enum. The
-//! transform returns the value that the function returned, not a copy of its text. Where a function
-//! of another error type runs inside (a custom derivative), the error is of kind
-//! [`Callback`](crate::ErrorKind::Callback) and carries the value as its source. A panic inside the
+//! transform returns the function's own error value, not a copy of its text. If a function with
+//! another error type runs inside (a custom gradient), the error is of kind
+//! [`Callback`](crate::ErrorKind::Callback) and has the value as its source. A panic inside the
 //! function resumes in the caller of the transform, after MLX has returned.
 //!
-//! # What the functions must be
+//! # Requirements on functions
 //!
-//! Functions that run during the call may borrow and mutate. Some functions must be
-//! `Fn + Send + 'static`, because MLX keeps them. A lazy graph may call them later ([`checkpoint`],
+//! Functions that run during the call may borrow and mutate. Some functions must be `Fn + Send +
+//! 'static`, because MLX keeps them. A lazy graph may call them later ([`checkpoint`],
 //! [`custom_vjp`], [`CustomFunction`]), or their graph is cached ([`compile`]). They should be
-//! pure: they may run more often than the code reads, or less.
+//! pure, because they may run more or less often than written.
 //!
 //! While a function runs, its thread holds the lock of this crate. It must not wait for another
 //! thread that uses MLX. That thread gets an error of kind [`Deadlock`](crate::ErrorKind::Deadlock)
@@ -73,8 +73,8 @@ pub use grad::{grad, value_and_grad, value_and_grad_tree};
 pub use tree::Tree;
 pub use vmap::{VmapAxes, vmap};
 
-/// Functions that MLX or handles of this module keep now. Like
-/// [`memory::live_arrays`](crate::memory::live_arrays), a count that grows is a leak.
+/// The number of functions that MLX or handles of this module hold. Like
+/// [`memory::live_arrays`](crate::memory::live_arrays), a growing number indicates a leak.
 ///
 /// ```
 /// use mlx_rs_core::{Array, Result, transforms};
@@ -94,8 +94,8 @@ use std::cell::Cell;
 use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What the innermost surrounding derivative needs of a function with its own derivatives. MLX is
-/// asked for reverse products in both cases (see [`jvp`]).
+/// The kind of gradient that the innermost surrounding transform needs from a function with custom
+/// gradients. MLX is asked for reverse products in both cases (see [`jvp`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Reverse,
@@ -124,7 +124,7 @@ impl Direction {
     }
 }
 
-/// Whether a derivative with respect to this array means anything.
+/// Checks that an array can be differentiated.
 pub(crate) fn differentiable(op: &'static str, what: &str, i: usize, a: &Array) -> Result<()> {
     let dtype = a.dtype();
     if dtype.is_float() || dtype == crate::Dtype::Complex64 {
@@ -140,7 +140,7 @@ pub(crate) fn differentiable(op: &'static str, what: &str, i: usize, a: &Array) 
     ))
 }
 
-/// Whether `given` (tangents, cotangents, results) fit `expected`, one by one, in shape.
+/// Checks that `given` (tangents, cotangents, results) match `expected` in number and shape.
 pub(crate) fn same_shapes(
     op: &'static str,
     what: &str,
@@ -175,7 +175,7 @@ pub(crate) fn same_shapes(
     Ok(())
 }
 
-/// Whether a function returned anything, which MLX takes for granted.
+/// Checks that a function returned an array, which MLX assumes.
 pub(crate) fn some_output(op: &'static str, outputs: &[Array]) -> Result<()> {
     if outputs.is_empty() {
         return Err(Error::new(
@@ -187,8 +187,8 @@ pub(crate) fn some_output(op: &'static str, outputs: &[Array]) -> Result<()> {
     Ok(())
 }
 
-/// The outputs as nodes of their own. MLX pairs cotangents with those outputs that are not directly
-/// a `stop_gradient`. One such output would shift the pairs; behind a copy, none is.
+/// The outputs as separate nodes. MLX matches cotangents with those outputs that are not directly a
+/// `stop_gradient`. One such output would shift the match; a copy prevents that.
 pub(crate) fn own_nodes(outputs: Vec<Array>) -> Result<Vec<Array>> {
     outputs
         .iter()

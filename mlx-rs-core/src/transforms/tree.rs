@@ -1,5 +1,5 @@
-//! Trees of arrays: how a structure of parameters is taken apart into a list and put together
-//! again. Nothing is computed here.
+//! Trees of arrays: a structure of parameters is flattened to a list and rebuilt from it. Nothing
+//! is computed here.
 
 use std::collections::BTreeMap;
 
@@ -35,8 +35,8 @@ pub trait Tree: Sized {
     /// Appends the leaves, in order.
     fn visit<'a>(&'a self, leaves: &mut Vec<&'a Array>);
 
-    /// The same form with other leaves, from the iterator in the order of [`visit`](Tree::visit).
-    /// `None` when there are too few.
+    /// The same structure with other leaves, from the iterator in the order of
+    /// [`visit`](Tree::visit). `None` when there are too few.
     fn rebuild(&self, leaves: &mut dyn Iterator<Item = Array>) -> Option<Self>;
 
     /// The leaves, in order.
@@ -46,10 +46,10 @@ pub trait Tree: Sized {
         leaves
     }
 
-    /// The same form with other leaves; `op` names the operation in an error.
+    /// The same structure with other leaves; `op` names the operation in an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when the number of leaves is another.
+    /// [`ErrorKind::Value`] when the number of leaves differs.
     fn with_leaves(&self, op: &'static str, leaves: Vec<Array>) -> Result<Self> {
         let (given, expected) = (leaves.len(), self.leaves().len());
         let mut leaves = leaves.into_iter();
@@ -63,7 +63,7 @@ pub trait Tree: Sized {
         }
     }
 
-    /// A tree of the same form with `f` applied to each leaf.
+    /// A tree of the same structure with `f` applied to each leaf.
     ///
     /// ```
     /// use mlx_rs_core::{Array, transforms::Tree};
@@ -75,14 +75,14 @@ pub trait Tree: Sized {
     /// ```
     ///
     /// # Errors
-    /// What `f` returns.
+    /// Errors of `f`.
     fn map_leaves(&self, f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         let leaves = self.leaves().into_iter().map(f).collect::<Result<_>>()?;
         self.with_leaves("map_leaves", leaves)
     }
 
-    /// A tree of the same form with `f` applied to each leaf and the leaf of `other` at its place.
-    /// An example is a parameter and its gradient.
+    /// A tree of the same structure with `f` applied to each leaf and the corresponding leaf of
+    /// `other`. An example is a parameter and its gradient.
     ///
     /// ```
     /// use mlx_rs_core::{Array, transforms::Tree};
@@ -94,7 +94,7 @@ pub trait Tree: Sized {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Value`] when `other` has another number of leaves; what `f` returns.
+    /// [`ErrorKind::Value`] when the numbers of leaves differ; errors of `f`.
     fn zip_leaves(
         &self,
         other: &Self,

@@ -14,7 +14,7 @@ use crate::stack;
 pub enum VmapAxes {
     /// The same axis of every one; negative counts from the last.
     All(i32),
-    /// One entry each. `None` is no batch: an argument or an output that is the same for all
+    /// One entry each. `None` means no batch: an argument or an output that is equal for all
     /// examples.
     Each(Vec<Option<i32>>),
 }
@@ -57,12 +57,12 @@ impl VmapAxes {
 
 /// A function that applies `f` to every example of a batch at once.
 ///
-/// `in_axes` says which axis of each argument counts the examples, `out_axes` where that axis goes
-/// in each output. `0` for all is usual. Inside `f` the batch axis is not there. An output that
-/// depends on no batched argument is repeated for each example, unless its axis is `None`.
+/// `in_axes` gives the batch axis of each argument, and `out_axes` that of each output. `0` for all
+/// is usual. Inside `f` the batch axis does not exist. An output that depends on no batched
+/// argument is repeated for each example, unless its axis is `None`.
 ///
-/// A result of an operation that MLX maps wrongly is computed for each example, for at most 4,096
-/// of them. An empty batch has empty results.
+/// If MLX vectorizes an operation wrongly, it is computed per example, for at most 4,096 examples.
+/// An empty batch has empty results.
 ///
 /// Mirrors `mx.vmap`.
 ///
@@ -78,11 +78,10 @@ impl VmapAxes {
 /// ```
 ///
 /// # Errors
-/// The function returned does: what `f` returns; [`ErrorKind::Value`] when the number of axes is
-/// not that of the arguments or outputs, no argument has a batch, or a batched output was said to
-/// have none; [`ErrorKind::Index`] for an axis that is not there; [`ErrorKind::Shape`] when the
-/// batches have different lengths; MLX's message when `f` reads values or uses an operation that
-/// cannot be vectorized.
+/// From the returned function: errors of `f`; [`ErrorKind::Value`] when the number of axes differs
+/// from that of arguments or outputs, no argument has a batch, or a batched output has the axis
+/// `None`; [`ErrorKind::Index`] for an unknown axis; [`ErrorKind::Shape`] when the batches differ
+/// in length; MLX's message when `f` reads values or uses an operation that cannot be vectorized.
 pub fn vmap<F, E>(
     mut f: F,
     in_axes: impl Into<VmapAxes>,
@@ -104,7 +103,7 @@ where
     }
 }
 
-/// The outputs, no two of which are one array: MLX would move the batch axis of it twice.
+/// The outputs as distinct arrays, because MLX would move the batch axis of a repeated one twice.
 fn apart<E: ClosureError>(outputs: Vec<Array>) -> Result<Vec<Array>, E> {
     if outputs.len() < 2 {
         return Ok(outputs);
@@ -171,7 +170,7 @@ fn vectorize<E: ClosureError>(
             }
         })
         .map_err(|e| match wanted.iter().position(Option::is_none) {
-            // What MLX says of our sign for no axis.
+            // MLX's message about -1, our value for no axis.
             Some(i) if e.message().contains("Axis -1 invalid for output") => Error::new(
                 ErrorKind::Value,
                 op,
@@ -185,7 +184,7 @@ fn vectorize<E: ClosureError>(
     })
 }
 
-/// The axes as MLX wants them: not negative, -1 for none. MLX itself does not check enough of this.
+/// The axes in MLX's form: not negative, -1 for none. MLX's own checks are insufficient.
 fn check_inputs(op: &'static str, inputs: &[Array], axes: &VmapAxes) -> Result<Vec<i32>> {
     let axes = axes.spread(op, "argument", inputs.len())?;
     let mut batch: Option<(usize, i32)> = None;

@@ -17,7 +17,7 @@ fn literals_have_the_types_python_gives_them() {
     assert_eq!(dtype(array!([1.5f32; 3])), Dtype::Float32);
     assert_eq!(dtype(array!([1u8, 2])), Dtype::Uint8);
     assert_eq!(dtype(array!([Complex32::new(1.0, 2.0)])), Dtype::Complex64);
-    // A double keeps its digits when it is asked for.
+    // A double keeps its digits on request.
     let third = array!(1.0 / 3.0; f64).unwrap();
     assert_eq!(third.item::<f64>().unwrap(), 1.0 / 3.0);
     let third = array!(1.0 / 3.0).unwrap();
@@ -122,7 +122,7 @@ fn a_vector_taken_over_must_fit_its_shape() {
         Array::from_vec(Vec::<f32>::new(), &[0, 3]).unwrap().shape(),
         [0, 3]
     );
-    // The memory outlives its array as long as anything computed from it needs it. No visible write
+    // The memory outlives its array while anything computed from it needs it. No visible write
     // happens to it.
     let a = Array::from_vec((0..10_000).collect::<Vec<i32>>(), &[100, 100]).unwrap();
     let b = a.add(&array!(1).unwrap()).unwrap();
@@ -235,7 +235,7 @@ mod ndarray_arrays {
         assert_eq!(data.view(&[3]).unwrap_err().kind(), ErrorKind::Shape);
         assert_eq!(data.view(&[-4]).unwrap_err().kind(), ErrorKind::Shape);
         assert_eq!(data.view(&[4]).unwrap().len(), 4);
-        // An axis that is repeated without end in memory does not fit.
+        // A broadcast axis with a stride of zero is too long.
         let one = Array1::from_vec(vec![0u8]);
         let long = one.broadcast(1 << 31).unwrap();
         assert_eq!(

@@ -102,7 +102,7 @@ impl Direct {
     }
 }
 
-/// Numbers from -3 to 3 that differ from place to place.
+/// Pseudo-random integers from -3 to 3.
 fn numbers(shape: &[i32], seed: u32) -> Vec<f32> {
     (0..size(shape) as u32)
         .map(|i| ((i.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(40503)) >> 7) % 7)
@@ -127,7 +127,7 @@ impl Case {
         }
     }
 
-    /// The sum, unless the result would have no places.
+    /// The direct sum, unless the result would be empty.
     fn direct(&self) -> Option<Direct> {
         let axes = self.x.len() - 2;
         let at = |list: &[i32], i: usize, default| list.get(i).copied().unwrap_or(default);
@@ -202,8 +202,8 @@ impl Case {
         };
         same("values", &y, &direct.y(&xs, &ws));
 
-        // The sum of products of `c`, `x` and `w` has one of three convolutions as its derivative
-        // with respect to each. The derivatives of those are among them again.
+        // The sum of products of `c`, `x` and `w` has one of three convolutions as its gradient
+        // with respect to each. The gradients of those are again among them.
         let cs = numbers(&direct.y, 3);
         let c = Array::from_slice(&cs, &direct.y).unwrap();
         let all = [x.clone(), w.clone(), c];
@@ -233,8 +233,8 @@ impl Case {
             } else {
                 (&xs, &vs[1])
             };
-            // MLX computes the derivative of a plain convolution with respect to the kernel from
-            // parts. It has the derivative of one of them, a padding, wrong.
+            // MLX computes the gradient of a plain convolution with respect to the kernel from
+            // parts. The gradient of one of them, a padding, is wrong.
             if by == 0 || !self.is_plain() {
                 let got = grad(second.clone(), &[other])(&more).unwrap();
                 let expected = if other == 0 {
@@ -252,7 +252,7 @@ impl Case {
             );
         }
 
-        // Mapped over the input, the kernel, and both, which makes groups of them.
+        // Batched over the input, the kernel, and both, which makes groups of them.
         let twice = |a: &Array| mlx_rs_core::stack(&[a, &a.multiply(&Array::scalar(2.0f32)?)?], 0);
         let (xx, ww) = (twice(&x).unwrap(), twice(&w).unwrap());
         let own = self.clone();
@@ -349,7 +349,7 @@ proptest! {
     }
 }
 
-/// Padding beyond what the kernel spans: MLX writes behind the result here.
+/// Padding beyond the kernel's extent: here MLX would write beyond the result.
 #[test]
 fn more_padding_than_results_is_safe() {
     for _ in 0..100 {
@@ -367,7 +367,7 @@ fn more_padding_than_results_is_safe() {
     }
 }
 
-/// What common networks use, at sizes at which nothing has to be rearranged.
+/// Geometries of common networks, with sizes that need no rearrangement.
 #[test]
 fn ordinary_geometries_are_right() {
     for stride in 1..3 {

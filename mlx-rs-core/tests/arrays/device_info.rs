@@ -1,4 +1,4 @@
-//! What devices and streams say of themselves, and that those missing are refused.
+//! Properties of devices and streams, and errors for missing ones.
 
 use mlx_rs_core::{Device, DeviceInfo, ErrorKind, Stream, metal, metal_is_available};
 

@@ -1,8 +1,8 @@
 //! Every public function has an example and documents its errors. Every operation is compared with
 //! numpy and gets hostile arguments. This reads the sources and the tests. It fails on a function
 //! without an example, on one that returns a `Result` without a section `# Errors`, and on an
-//! operation that no test of its kind names. Whether examples and tests are right is for them to
-//! say.
+//! operation that no test of its kind names. The tests themselves must show that examples and tests
+//! are right.
 
 #[path = "../support/sources.rs"]
 mod sources;
@@ -13,14 +13,14 @@ use std::path::Path;
 
 use sources::{Function, all, functions};
 
-/// Files whose functions need no example of their own, and why.
+/// Files whose functions need no separate example, with the reason.
 const WITHOUT_EXAMPLES: [(&str, &str); 1] = [(
     "src/array/convert.rs: from_literal",
     "hidden: `array!` is its face",
 )];
 
 impl Function {
-    /// Whether an example of its own, or of its type, shows it. A macro's pattern has that of its
+    /// Whether a separate example, or that of its type, shows it. A macro's pattern has that of its
     /// rows.
     fn shown(&self) -> bool {
         let calls = [format!(".{}(", self.name), format!("::{}(", self.name)];
@@ -105,7 +105,7 @@ made! {
     assert_eq!(told, [true, false, true, true, true]);
 }
 
-/// Where the operations are.
+/// The files with operations.
 const OPERATIONS: [&str; 6] = [
     "src/ops/",
     "src/fast.rs",
@@ -115,7 +115,7 @@ const OPERATIONS: [&str; 6] = [
     "src/indexing/",
 ];
 
-/// Operations that no numpy golden names, and what shows their numbers instead.
+/// Operations without a numpy golden, with the test that checks their values instead.
 const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
     (
         &["eigh", "eig", "eigvals", "svd", "qr"],
@@ -163,7 +163,7 @@ const WITHOUT_GOLDEN: [(&[&str], &str); 5] = [
     ),
 ];
 
-/// Operations without arguments that could be hostile.
+/// Operations without arguments that could be invalid.
 const HARMLESS: [&str; 3] = ["array", "nbytes", "from_name"];
 
 fn words(files: &[&str]) -> BTreeSet<String> {

@@ -1,6 +1,6 @@
-//! Kernels for GPUs, run on the CPU: their code in both languages is compiled as C++ with names for
-//! what a GPU has. What it computes is compared with sums in float64. This shows the arithmetic of
-//! indices and numbers, not that a GPU takes the code.
+//! GPU kernels run on the CPU: their code in both languages is compiled as C++, with replacements
+//! for GPU functions. What it computes is compared with sums in float64. This shows the arithmetic
+//! of indices and numbers, not that a GPU takes the code.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,8 +13,8 @@ use crate::examples::tiled_product;
 
 const DIALECTS: [Dialect; 2] = [Dialect::Metal, Dialect::Cuda];
 
-/// What a GPU has, as C++ has it: groups run one after another, their threads side by side where
-/// they wait for each other.
+/// A GPU's functions in C++: groups run sequentially, and the threads of a group in parallel if
+/// they have barriers.
 const PRELUDE: &str = r#"
 #include <cmath>
 #include <cstdio>
@@ -84,7 +84,7 @@ fn run(kernel: &Kernel<'_>) -> Vec<Vec<f32>> {
     }
     for (name, count) in &kernel.outputs {
         writeln!(code, "static float* {name};").unwrap();
-        // What no thread writes stays no number.
+        // Elements that no thread writes stay NaN.
         writeln!(
             made,
             "std::vector<float> out_{name}({count}, NAN); {name} = out_{name}.data();"
@@ -136,8 +136,7 @@ fn run(kernel: &Kernel<'_>) -> Vec<Vec<f32>> {
         "-Wall",
         "-Werror=return-type",
     ];
-    // Sanitizers check the indices. A thousand threads that wait for each other take a minute with
-    // them.
+    // Sanitizers check the indices. A thousand threads with barriers take a minute with them.
     let more: &[&str] = match kernel.waits {
         true => &[],
         false => &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -206,7 +205,7 @@ fn a_product_in_tiles_is_the_product() {
 /// Sizes of heads: all, positions, elements of keys and of values.
 type Sizes = (usize, usize, usize, usize);
 
-/// Inputs and memory by their names in the kernels.
+/// Inputs and memory with their names in the kernels.
 struct Case {
     sizes: Sizes,
     arrays: Vec<(&'static str, Vec<f32>)>,
@@ -334,7 +333,7 @@ fn mlstm_over_chunks_is_position_by_position() {
     for (sizes, chunk, gate, bound) in [
         ((3, 11, 4, 5), 4, 2.0, 1e-4),
         ((2, 5, 3, 2), 5, 2.0, 1e-4),
-        // Gates that overflow where they are not kept below zero.
+        // Gates that overflow unless they are limited to 0.
         ((1, 70, 3, 4), 64, 200.0, 1e-3),
     ] {
         let (outputs, after, most) = Case::new(sizes, gate).exact();

@@ -1,5 +1,5 @@
-//! The examples run, and each ends with a check of its own. The one with a kernel runs it where
-//! there is a GPU. Elsewhere it compares a function with a gradient of its own, and says so.
+//! The examples run, and each ends with a check. The one with a kernel runs it where there is a
+//! GPU. Elsewhere it compares a function with its custom gradient, and says so.
 
 #[path = "../../examples/attention_demo.rs"]
 mod attention_demo;
@@ -50,7 +50,7 @@ fn attention_in_blocks_is_that_of_all_scores() {
     attention_demo::main().unwrap();
 }
 
-/// The benches of products and of attention, at sizes that take no time.
+/// The benches of products and of attention, with small sizes.
 #[test]
 fn the_benches_run() {
     bench_backend::run(&[(6, 6, 256), (1, 300, 64)], 2).unwrap();

@@ -1,6 +1,6 @@
-//! One table a class of mlx-c: how each of its calls can fail (a status, a null handle, something
-//! that is not found). The failure is an error of the right kind that names the fault, and the same
-//! class works afterwards.
+//! One table per class of mlx-c: how each of its calls can fail (a status, a null handle, a missing
+//! object). The failure is an error of the right kind that names the fault, and the same class
+//! works afterwards.
 
 use std::slice::from_ref;
 
@@ -26,7 +26,7 @@ fn row<T>(what: &'static str, kind: ErrorKind, text: &'static str, result: Resul
     (what, kind, text, result.map(drop))
 }
 
-/// Every row failed as it should, and said something of its own: no message of another call.
+/// Checks that every row failed with its own error, not with the message of another call.
 fn all_fail(class: &str, rows: Vec<Row>) {
     for (what, kind, text, result) in rows {
         let e = match result {
@@ -40,7 +40,8 @@ fn all_fail(class: &str, rows: Vec<Row>) {
             "{class}, {what}: {e}"
         );
         assert!(!e.op().is_empty(), "{class}, {what}");
-        // What failed leaves nothing behind: the next call is right, and the next failure its own.
+        // A failure has no lasting effect: the next call is right, and the next failure has its own
+        // message.
         let sum = ones(&[3], Dtype::Float32).and_then(|a| a.sum(All, false)?.item::<f32>());
         assert_eq!(sum.unwrap(), 3.0, "{class}, {what}");
     }
@@ -473,7 +474,7 @@ fn files_that_are_not_there_or_not_what_they_say() {
     let (missing, text, nowhere) = (path("%n%s"), path("text"), path("no/such/place"));
     let one = a(&[2]);
     let square = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].square()?]) };
-    // SAFETY: neither file gets as far as being believed.
+    // SAFETY: neither file passes the header check.
     let open = |p| unsafe { ImportedFunction::open(p) };
     all_fail(
         "files",

@@ -1,5 +1,5 @@
-//! What MLX does to the careless must not reach a user of the safe API. One section a hazard, named
-//! as in docs/safety.md.
+//! Invalid calls that crash or corrupt MLX must be errors in the safe API. One section per hazard,
+//! named as in docs/safety.md.
 
 use mlx_rs_core::{
     All, Array, Complex32, Device, Dtype, Element, ErrorKind, QuantMode, Quantized, Stream, bf16,
@@ -232,8 +232,8 @@ fn items_are_never_reinterpreted_for_all_pairs_of_types() {
 #[test]
 fn integer_division_cannot_trap() {
     let a = Array::vector(&[i32::MIN, 7]).unwrap();
-    // As in NumPy: nothing for a division by zero, and the least integer stays where its opposite
-    // does not exist.
+    // As in NumPy: 0 for a division by zero, and the minimum integer is unchanged where its
+    // negation overflows.
     for (by, quotients) in [(0i32, [0, 0]), (-1, [i32::MIN, -7])] {
         let b = Array::scalar(by).unwrap();
         let (q, r) = a.divmod(&b).unwrap();

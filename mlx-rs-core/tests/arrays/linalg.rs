@@ -1,4 +1,4 @@
-//! Linear algebra: factors multiply back, and no matrix ends the process.
+//! Linear algebra: factors multiply back, and no matrix aborts the process.
 
 use mlx_rs_core::linalg::{self, Norm, Triangle};
 use mlx_rs_core::{All, Array, Dtype, ErrorKind, eye, ones, zeros};
@@ -55,7 +55,7 @@ fn a_bad_matrix_is_nan_and_harms_no_other() {
             assert!(none_nan(&part(&x, 1)), "{bad:?}");
         }
     }
-    // Triangular: only a zero (or no number) on the diagonal is singular.
+    // Triangular: only zero or NaN on the diagonal is singular.
     let a = beside_sound(&[0.0, 5.0, 5.0, 1.0]);
     for upper in [false, true] {
         for x in [
@@ -74,7 +74,7 @@ fn a_bad_matrix_is_nan_and_harms_no_other() {
             assert!(all_nan(&part(&x, 0)) && none_nan(&part(&x, 1)));
         }
     }
-    // Iterations that would not end.
+    // Iterations that would not converge.
     for bad in [[nan, 0.0, 0.0, 1.0], [0.0, inf, inf, 0.0], [-inf; 4]] {
         let a = beside_sound(&bad);
         let (values, vectors) = linalg::eigh(&a, Triangle::Lower).unwrap();

@@ -1,5 +1,5 @@
-//! What differs between mlx-c 0.4, 0.5 and 0.7 inside this crate (a cfg `mlx_c_*`) does not differ
-//! outside: the same assertions hold for all. `tools/mlx_versions.sh` runs them with each.
+//! Internal differences between mlx-c 0.4, 0.5 and 0.7 (cfgs `mlx_c_*`) are invisible outside: the
+//! same assertions hold for all. `tools/mlx_versions.sh` runs them with each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use mlx_rs_core::{
     distributed, fft, linspace, metal_is_available, random,
 };
 
-/// The files that have the cfg, how often, and the test here that goes through them.
+/// The files with the cfg, the number of uses, and the test here that covers them.
 const PATHS: [(&str, usize, &str); 10] = [
     ("array/managed.rs", 3, "vectors_become_arrays"),
     ("compat.rs", 4, "functions_of_other_forms_compute_the_same"),
@@ -253,7 +253,7 @@ fn what_was_compiled_leaves_every_thread() {
     let x = Array::vector(&[1.0f32, 2.0]).unwrap();
     let (to, calls) = std::sync::mpsc::channel::<Box<dyn FnOnce() + Send>>();
     let thread = std::thread::spawn(move || calls.into_iter().for_each(|call| call()));
-    // New functions take the places of those that are gone, in both threads.
+    // New functions take the places of dropped ones, in both threads.
     for factor in [2.0f32, 3.0, 5.0, 7.0] {
         let compiled = std::sync::Arc::new(function(factor));
         let (other, y, (done, wait)) = (compiled.clone(), x.clone(), std::sync::mpsc::channel());

@@ -1,4 +1,4 @@
-//! Gathers, scatters and gathered products: the right values, and no index that reaches outside.
+//! Gathers, scatters and gathered products: right values, and no access out of bounds.
 
 use mlx_rs_core::fast::{self, Mask, RopeBase};
 use mlx_rs_core::{
@@ -15,7 +15,7 @@ fn read(a: Array) -> Vec<f32> {
     a.to_vec::<f32>().unwrap()
 }
 
-/// Index arrays of every integer type that point far outside.
+/// Index arrays of every integer type with values far out of range.
 fn wild() -> Vec<Array> {
     vec![
         Array::vector(&[u8::MAX]).unwrap(),

@@ -1,6 +1,6 @@
-//! Arrays with uncommon layouts: reversed, column-major, broadcast, or with a meaningless stride of
-//! an axis of one element. MLX's CPU kernels read and write elsewhere for these, end the process,
-//! or have the elements in the wrong order.
+//! Arrays with uncommon layouts: reversed, column-major, broadcast, or with an arbitrary stride of
+//! an axis of one element. MLX's CPU kernels access the wrong memory for these, abort the process,
+//! or order the elements wrongly.
 
 use mlx_rs_core::cpu::DenseMatrix;
 use mlx_rs_core::transforms::{compile, grad, vmap};
@@ -110,7 +110,7 @@ fn scans_of_one_element_of_every_type() {
     }
 }
 
-/// MLX takes a part whose axes all run backwards for a scalar, and reads one element of it.
+/// MLX treats a part whose axes are all reversed as a scalar, and reads one element of it.
 #[test]
 fn parts_of_reversed_arrays() {
     for shape in [&[8][..], &[4, 6], &[2, 4, 6]] {
@@ -138,7 +138,7 @@ fn parts_of_reversed_arrays() {
     same(&crossed, &linalg::cross(&copied(&a), &b, -1).unwrap());
 }
 
-/// MLX writes as many blocks as the array has room for.
+/// MLX writes as many blocks as the array can hold.
 #[test]
 fn slices_at_computed_places_write_nowhere_else() {
     for shape in [
@@ -192,7 +192,7 @@ fn slices_at_computed_places_write_nowhere_else() {
     }
 }
 
-/// The stride of an axis of one element is any number, by which MLX steps through the bytes.
+/// An axis of one element may have any stride, and MLX uses it to step through the bytes.
 #[test]
 fn views_as_smaller_types() {
     let bytes = |a: &Array| a.view(Dtype::Uint8).unwrap();
@@ -216,7 +216,7 @@ fn views_as_smaller_types() {
     }
 }
 
-/// Blocks of a column-major array come in the order of its memory.
+/// Blocks of a column-major array come in memory order.
 #[test]
 fn blocks_of_column_major_arrays() {
     let a = count(&[5, 2, 3]).transpose().unwrap();
@@ -257,7 +257,7 @@ fn blocks_of_column_major_arrays() {
     );
 }
 
-/// A column-major array stays marked as one when its axes are cut.
+/// A column-major array keeps its flag when its axes are split.
 #[test]
 fn column_major_arrays_with_cut_axes() {
     let a = count(&[3, 4]).transpose().unwrap();
@@ -289,9 +289,8 @@ fn windows_of_vectors_with_gaps() {
     );
 }
 
-/// MLX masks the one copy that broadcast batches share, and writes in front of that of reversed
-/// ones.
-/// MLX 0.30.6 adds up blocks of the stride, which are wider than the result: it wrote behind it.
+/// MLX masks the single copy shared by broadcast batches, and writes before that of reversed ones.
+/// MLX 0.30.6 sums blocks of the stride, which exceed the result, and wrote beyond it.
 #[test]
 fn sums_of_overlapping_windows() {
     let a = count(&[9]);
@@ -321,7 +320,7 @@ fn sums_of_overlapping_windows() {
                 |a, axis| a.cumsum(axis, false, true),
             ];
             for reduce in all {
-                // Many times: what lay behind the result must not be the heap's own.
+                // Repeated, because memory beyond the result must not be the heap's own by chance.
                 for _ in 0..20 {
                     let got = reduce(&view().unwrap(), axis).unwrap();
                     got.eval().unwrap();
@@ -403,7 +402,7 @@ fn masked_products_of_batches() {
     }
 }
 
-/// MLX forgets a step that is not taken, but not where it would have ended.
+/// MLX drops an unused step, but not the corresponding end.
 #[test]
 fn derivatives_of_slices_of_one_element() {
     let x = count(&[5]);
@@ -440,7 +439,7 @@ fn derivatives_of_slices_of_one_element() {
     }
 }
 
-/// MLX has no mapped padding.
+/// MLX's padding fails under `vmap`.
 #[test]
 fn paddings_can_be_mapped_and_derived() {
     let x = count(&[2, 3]);
@@ -464,7 +463,7 @@ fn paddings_can_be_mapped_and_derived() {
     is(count(&[0]).pad(&[0], &[1], &[1], Pad::Zero), &[0., 0.]);
 }
 
-/// MLX takes blocks of more than one element for single ones when it derives.
+/// In gradients, MLX treats blocks of several elements as single elements.
 #[test]
 fn derivatives_of_scattered_blocks() {
     let a = count(&[4, 5, 3]);
@@ -559,8 +558,7 @@ fn empty_views_come_to_an_end() {
     });
 }
 
-/// MLX's reductions of some empty views take lengths from its stack, where an earlier reduction
-/// left its own.
+/// MLX's reductions of some empty views read lengths from the stack, left by an earlier reduction.
 #[test]
 fn empty_views_add_up_to_nothing() {
     ends(|| {
@@ -583,7 +581,7 @@ fn empty_views_add_up_to_nothing() {
                 assert!(a.array_equal(&a.negative().unwrap()).unwrap());
                 large.sum(axes, false).unwrap().eval().unwrap();
                 assert!(a.all_close(&x, 0.0, 0.0).unwrap());
-                // Derivatives of a broadcast add up.
+                // Gradients of a broadcast are summed.
                 for wide in [
                     |x: &Array| x.broadcast_to(&[0, 2]),
                     |x: &Array| x.add(&zeros(&[0, 2], Dtype::Float32)?),
@@ -639,8 +637,8 @@ fn shapes_of_nothing() {
     );
 }
 
-/// Bytes from every place on, viewed as every wider type, in several forms: what is read through a
-/// typed slice is aligned, and right.
+/// Bytes from every offset, viewed as every wider type, in several forms: typed slices are aligned,
+/// and values are right.
 #[test]
 fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
     fn check<T: Element>(bytes: &[u8], a: &Array) -> Result<()> {

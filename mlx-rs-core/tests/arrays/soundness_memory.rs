@@ -1,5 +1,5 @@
-//! Keys and values in place (`cpu::KvBuffer`) under transforms that run operations again, in long
-//! unevaluated chains, and in impossible sizes.
+//! In-place keys and values (`cpu::KvBuffer`) under transforms that run operations again, in long
+//! unevaluated chains, and with impossible sizes.
 
 use mlx_rs_core::cpu::{Block, DenseMatrix, Gate, Heads, KvBuffer, KvSlot, Matrix};
 use mlx_rs_core::transforms::compile;
@@ -27,8 +27,8 @@ fn is_nan(values: &[f32]) -> bool {
     values.iter().all(|v| v.is_nan())
 }
 
-/// A block whose matrices are the identity, so that a token's key and value are the token itself.
-/// `None` where our kernels are off.
+/// A block with identity matrices, so that a token's key and value equal the token. `None` if our
+/// kernels are disabled.
 struct Identity {
     heads: Heads,
     matrix: Matrix,

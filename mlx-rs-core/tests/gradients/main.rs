@@ -370,7 +370,7 @@ fn kernels_of_this_crate() {
                 &[numbers(29, &[16, 64], -0.5, 0.5)],
                 |x| kernel.product(&x[0]),
             );
-            // An operation without a gradient says so.
+            // An operation without a gradient returns an error.
             let scales = |x: &[Array]| -> Result<Vec<Array>> {
                 let q = Quantized {
                     scales: x[0].clone(),

@@ -1,6 +1,6 @@
 //! A failing asynchronous evaluation. Work started before it can be read afterwards, and so can
 //! arrays built on that work. MLX alone would leave the reader waiting forever (hazard 17), so a
-//! watchdog ends the process when this file hangs.
+//! watchdog aborts the process if this test hangs.
 
 use std::sync::Once;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn x() -> Array {
     Array::from_slice(&[0.5f32; 16], &[4, 4]).unwrap()
 }
 
-/// An operation that MLX refuses when it comes to it: on the CPU gathered products are for
+/// An operation that MLX rejects during evaluation: on the CPU, gathered products support only
 /// `float32`.
 fn refused(from: &Array) -> Result<Array> {
     let half = from.astype(Dtype::Float16)?.expand_dims(0)?;

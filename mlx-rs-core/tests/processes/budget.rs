@@ -1,5 +1,5 @@
-//! A budget that becomes smaller than the existing arrays. A binary of its own: the budget belongs
-//! to the whole process.
+//! A budget that becomes smaller than the existing arrays. It runs in a separate process, because
+//! the budget applies to the whole process.
 
 use mlx_rs_core::{All, Dtype, ErrorKind, eval, idx, io, memory, ones, zeros};
 

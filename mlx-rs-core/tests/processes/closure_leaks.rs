@@ -1,7 +1,6 @@
-//! Functions and arrays that MLX was given are given back, also when a function panics or fails.
+//! Functions and arrays passed to MLX are released, also when a function panics or fails.
 //!
-//! A binary of its own with one test. The counters belong to the whole process, and concurrent
-//! tests would be counted with it.
+//! It runs in a separate process, because the counters also count concurrent tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,6 +1,6 @@
 //! A function given to a transform that waits for a thread that uses MLX. That thread gets an
-//! error, and everything continues. Only idle waiting counts. A binary of its own: the timeout
-//! belongs to the process.
+//! error, and everything continues. Only idle waiting counts. It runs in a separate process,
+//! because the timeout applies to the whole process.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

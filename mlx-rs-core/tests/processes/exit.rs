@@ -1,5 +1,5 @@
 //! Processes that end while other threads compute, by `main` returning or by `exit`. They end with
-//! the intended exit code, not by a signal. Each is a process of its own.
+//! the intended exit code, not by a signal. Each runs in a separate process.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

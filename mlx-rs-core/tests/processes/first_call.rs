@@ -1,5 +1,6 @@
 //! mlx-c's default error handler prints and exits the process. The handler of this crate must be
-//! installed before the first call, also when that call fails. Hence a test binary of its own.
+//! installed before the first call, also when that call fails. Therefore the test runs in a
+//! separate process.
 
 #[test]
 fn the_first_call_of_a_process_may_fail() {

@@ -1,7 +1,6 @@
-//! Every handle and byte is given back, also after errors.
+//! Every handle and byte is released, also after errors.
 //!
-//! A binary of its own with one test. The counters belong to the whole process, and concurrent
-//! tests would be counted with it.
+//! It runs in a separate process, because the counters also count concurrent tests.
 
 use mlx_rs_core::{Dtype, memory, ones};
 

@@ -1,5 +1,5 @@
-//! What belongs to a process: its end, its counters, its default device. Each test runs in a
-//! process of its own.
+//! Properties of a process: its exit, its counters, its default device. Each test runs in a
+//! separate process.
 
 #[path = "../../../tests/common/alone.rs"]
 mod alone;

@@ -1,5 +1,5 @@
 //! Eight threads that do everything at once: build, index, assign, evaluate, read, print, convert
-//! and save. They use streams of their own and shared arrays. Each thread's results must be those
+//! and save. They use separate streams and shared arrays. Each thread's results must be those
 //! of the same work done alone.
 //!
 //! `RUST_MLX_STRESS_ROUNDS` sets the rounds of each thread (12); `tools/valgrind.sh` runs a few

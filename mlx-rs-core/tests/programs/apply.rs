@@ -84,7 +84,7 @@ pub fn apply(step: &Step, args: &[Array]) -> Result<Vec<Array>> {
     }
     match table::named(step.name).map(|o| o.call) {
         Some(Call::One(f)) if !definite_first(step.name) => return one(f(x)),
-        // Beyond the width nothing is told.
+        // The result of a shift beyond the width is undefined.
         Some(Call::Two(f)) if step.name.ends_with("_shift") => {
             let seven = Array::scalar(7i32)?.astype(y().dtype())?;
             return one(f(x, &y().bitwise_and(&seven)?));

@@ -1,7 +1,7 @@
 //! Random programs over arrays in every layout, type and size. Each step must give the same on
-//! views as on fresh row-major copies, mapped over a batch as on each example, and compiled. Slopes
-//! must be those of differences. Programs run in processes of their own, so that one that ends its
-//! process is a finding like any other.
+//! views as on fresh row-major copies, mapped over a batch as on each example, and compiled.
+//! Gradients must match finite differences. Programs run in separate processes, so that a crash is
+//! reported like any other failure.
 //!
 //! `MLX_PROGRAMS_SECONDS=3600 MLX_PROGRAMS_SEED=1` runs other programs for an hour.
 //! `MLX_PROGRAMS_JSON=file` writes each step for `tools/programs.py`, which computes it with NumPy.

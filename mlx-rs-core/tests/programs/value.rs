@@ -69,7 +69,7 @@ impl Value {
         })
     }
 
-    /// A row-major array of its own.
+    /// A separate row-major array.
     pub fn array(&self) -> Result<Array> {
         match self.dtype {
             Dtype::Bool => {

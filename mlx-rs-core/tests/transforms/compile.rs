@@ -262,7 +262,7 @@ fn eight_threads_call_one_compiled_function() {
 
 // ---- native code on the CPU
 
-/// Run by the test below, in a process of its own.
+/// Run by the test below in a separate process.
 #[test]
 #[ignore = "a process of its own, started by native_code_is_written_only_when_it_was_allowed"]
 fn child() {

@@ -112,7 +112,7 @@ fn a_checkpointed_layer_has_gradients_for_parameters_and_inputs() {
 
 #[test]
 fn arguments_without_a_gradient_in_a_checkpoint() {
-    // Ids have none; a quantized matrix refuses, rather than give a wrong one.
+    // Ids have no gradient; a quantized matrix returns an error rather than a wrong gradient.
     let weight = mlx_rs_core::ones(&[8, 32], Dtype::Float32).unwrap();
     let q = Quantized::quantize(&weight, 32, 4, QuantMode::Affine).unwrap();
     let embed = checkpoint(|x: &[Array]| -> Arrays { Ok(vec![x[0].take_clamped(&x[1], 0)?]) });

@@ -398,7 +398,7 @@ fn empty_batches_have_empty_results() -> Result<()> {
 /// here: the heap is checked, and freed memory has other contents.
 ///
 /// valgrind sees more. With `RUST_MIN_STACK=300000000` these tests take it a minute, since no
-/// transform then needs a stack of its own, whose 256 MiB it would mark each time.
+/// transform then needs a separate stack, whose 256 MiB valgrind would mark each time.
 #[test]
 fn a_checked_heap_stays_whole() {
     if std::env::var_os("SOUNDNESS_VMAP_CHILD").is_some() {

@@ -1,4 +1,4 @@
-//! Configurations as people write them, and mistakes in them.
+//! Configurations as users write them, and mistakes in them.
 
 use super::*;
 
@@ -135,7 +135,7 @@ fn what_mlx_lm_writes_itself_is_read() {
         config.optimizer_config[&OptimizerName::AdamW]["eps"],
         Setting::Number(0.5)
     );
-    // What would change something is still told, beside what would not.
+    // Options with an effect are still reported, beside harmless ones.
     for (more, what) in [
         ("itres: 3", "itres"),
         ("trust_remote_code: true", "trust_remote_code"),

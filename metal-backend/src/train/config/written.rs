@@ -1,10 +1,10 @@
-//! What a file says beyond the values: which options it has at all, and what only mlx-lm knows.
+//! Which options a file contains, and options that only mlx-lm has.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// Which options of the adapter's shape were written down, rather than left at their defaults.
+/// Which adapter shape options were given, rather than left at their defaults.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs, reason = "the names are those of the options")]
 pub struct Given {
@@ -16,14 +16,14 @@ pub struct Given {
     pub keys: bool,
 }
 
-/// Two configs that say the same are equal, however they came to say it.
+/// Configs with equal values are equal, whether or not options were given explicitly.
 impl PartialEq for Given {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-/// What a file has of [`Given`]; `null` is as good as absent.
+/// The options of [`Given`] in a file; `null` equals absent.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Written {
@@ -55,9 +55,9 @@ impl Written {
     }
 }
 
-/// Removes harmless options of mlx-lm's own files from a config. These are options that are `null`,
-/// which mlx-lm reads as absent, and those of its reports, its cache and its loader. Returns
-/// whether there was any.
+/// Removes options of mlx-lm's own files that have no effect here. These are `null` options, which
+/// mlx-lm treats as absent, and options of its reports, cache and loader. Returns whether there was
+/// any.
 pub(super) fn without_harmless(config: &mut Value) -> bool {
     let Some(options) = config.as_object_mut() else {
         return false;
@@ -67,9 +67,9 @@ pub(super) fn without_harmless(config: &mut Value) -> bool {
         let harmless = match name.as_str() {
             // The source of the options, and the title of reports, which are unused.
             "config" | "project_name" => value.is_string(),
-            // When MLX gives memory back; the numbers are the same.
+            // When MLX returns memory; results do not change.
             "clear_cache_threshold" => value.is_number(),
-            // Nothing here runs code of a model.
+            // This engine never runs a model's code.
             "trust_remote_code" => value == &Value::Bool(false),
             "report_to" => value == "",
             _ => false,

@@ -1,55 +1,54 @@
-//! Examples to batches, as Python mlx-lm makes them (`iterate_batches`): rows of like length,
-//! padded, in an order that a seed decides.
+//! Groups examples into batches like Python mlx-lm (`iterate_batches`): rows of similar length,
+//! padded, in an order determined by a seed.
 //!
-//! The place in the stream follows from the seed and the number of batches. So a resumed run sees
-//! what the interrupted one would have seen. The trainer copies batches to arrays.
+//! The position in the stream follows from the seed and the number of batches. So a resumed run
+//! sees the same batches as an uninterrupted one. The trainer copies batches to arrays.
 
 use inference::{Error, ErrorKind, Result};
 
 use super::Example;
 use super::shuffle::Shuffler;
 
-/// Which examples share a batch.
+/// How examples are grouped into batches.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
     /// Sorted by number of ids (stable), so that batches need little padding.
     #[default]
     ByLength,
-    /// As in the file. It is what mlx-lm's own `train` does with lines of equally many fields: it
-    /// sorts its cached data set by the number of fields.
+    /// The file's order. mlx-lm's own `train` has this order for lines with an equal number of
+    /// fields, because it sorts its cached data set by that number.
     AsRead,
 }
 
-/// How batches are made.
+/// Options of batches.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchOptions {
-    /// Rows of a batch.
+    /// Rows per batch.
     pub batch_size: usize,
-    /// Ids of a row at most; longer examples are cut at their end.
+    /// The maximum ids per row; longer examples are truncated at the end.
     pub max_seq_length: usize,
-    /// Which examples share a batch.
+    /// How examples are grouped into batches.
     pub order: Order,
-    /// The order of the batches: shuffled anew each epoch from this seed, or as they come.
+    /// The order of batches: shuffled each epoch with this seed, or unshuffled.
     pub seed: Option<u32>,
-    /// Whether what is left over when examples are dealt out makes a last, smaller batch. mlx-lm
-    /// leaves it out.
+    /// Whether left-over examples form a last, smaller batch. mlx-lm drops them.
     pub keep_rest: bool,
-    /// The id that fills rows.
+    /// The id used for padding.
     pub pad_id: u32,
-    /// Validations that draw from the same generator between the epochs, as mlx-lm's do.
+    /// Validations that draw from the same generator between epochs, as in mlx-lm.
     pub validations: Option<Validations>,
 }
 
-/// When mlx-lm's trainer validates. Each time it draws an order of the validation's batches. It
-/// draws from the generator of the training batches, whose second epoch depends on it.
+/// The schedule of validations in mlx-lm's trainer. Each validation shuffles its batches. It uses
+/// the generator of the training batches, so the second epoch depends on it.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validations {
-    /// Batches of the validation data.
+    /// Batches per validation.
     pub batches: u32,
-    /// It validates before the first batch, before every batch whose number this divides, and
+    /// Validates before the first batch, before every batch whose number is divisible by this, and
     /// before the last.
     pub every: u64,
     /// Batches of the whole run.
@@ -57,7 +56,7 @@ pub struct Validations {
 }
 
 impl Validations {
-    /// Validations of a data set with so many whole batches.
+    /// Validations on a data set with `batches` full batches.
     #[must_use]
     pub fn new(batches: u32, every: u64, iters: u64) -> Self {
         Self {
@@ -67,8 +66,8 @@ impl Validations {
         }
     }
 
-    /// How many there are before batch `n` (from 1) is drawn: those before the batches up to `n -
-    /// 1`.
+    /// The number of validations before batch `n` (from 1) is drawn: those before the batches up to
+    /// `n - 1`.
     fn before(&self, n: u64) -> u64 {
         let drawn = n.saturating_sub(1).min(self.iters);
         let multiples = drawn / self.every;
@@ -155,26 +154,26 @@ impl BatchOptions {
 pub struct Batch {
     /// Number of rows, B.
     pub rows: usize,
-    /// Ids of each row, L: one more than the next multiple of 32, or the longest row allowed.
+    /// Ids per row, L: one more than a multiple of 32, or the longest row allowed.
     pub width: usize,
     /// Ids, `[B, L]`, row after row; inputs are the first L - 1 of each, targets the last L - 1.
     pub tokens: Vec<u32>,
-    /// Offset and length of each row, `[B, 2]`, as mlx-lm's losses take them: target t (from 1)
-    /// counts where offset <= t <= length. Only for rows of one part; others need [`Batch::mask`].
+    /// Offset and length of each row, `[B, 2]`, in the form of mlx-lm's losses: target t (from 1)
+    /// counts if offset <= t <= length. Valid only for rows of one part; others need
+    /// [`Batch::mask`].
     pub spans: Vec<[u32; 2]>,
-    /// The parts of each row with their offsets, cut to the row.
+    /// The parts of each row with their offsets, truncated to the row.
     pub parts: Vec<Vec<super::Part>>,
-    /// Which examples the rows are.
+    /// The example index of each row.
     pub examples: Vec<usize>,
-    /// How many rows were cut.
+    /// The number of truncated rows.
     pub truncated: usize,
 }
 
 impl Batch {
-    /// Which targets count, `[B, L - 1]`: element t - 1 of a row is for its id t.
+    /// Which targets count, `[B, L - 1]`: element t - 1 of a row belongs to its id t.
     ///
-    /// For rows of one part this is mlx-lm's mask, which lets one id of the padding after a row
-    /// count too.
+    /// For rows of one part this is mlx-lm's mask, which includes one padding id after a row.
     #[must_use]
     pub fn mask(&self) -> Vec<bool> {
         let targets = self.width.saturating_sub(1);
@@ -193,14 +192,14 @@ impl Batch {
         mask
     }
 
-    /// How many targets count. A batch with none has no loss: cut rows can lose all that was to be
-    /// learned.
+    /// The number of counted targets. A batch without any has no loss: truncation can remove all of
+    /// them.
     #[must_use]
     pub fn targets(&self) -> usize {
         self.mask().iter().filter(|m| **m).count()
     }
 
-    /// The share of the batch that is padding, from 0 to 1.
+    /// The fraction of padding in the batch, from 0 to 1.
     #[must_use]
     pub fn padding(&self) -> f32 {
         let filled: usize = self.spans.iter().map(|s| s[1] as usize).sum();
@@ -208,16 +207,16 @@ impl Batch {
     }
 }
 
-/// Which examples make each batch: an endless stream of their numbers.
+/// An endless stream of batches, each a list of example indices.
 #[derive(Debug, Clone)]
 pub struct Rows {
-    /// Examples of each batch, before shuffling.
+    /// Example indices per batch, before shuffling.
     groups: Vec<Vec<usize>>,
     shuffler: Option<Shuffler>,
     validations: Option<Validations>,
-    /// Validations whose draws were passed over.
+    /// The number of validations whose draws were skipped.
     validated: u64,
-    /// The order of this epoch's batches, and where in it the stream is.
+    /// The order of batches in this epoch, and the position in it.
     epoch: Vec<u32>,
     at: usize,
     drawn: u64,
@@ -225,12 +224,12 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// A stream over examples that are sorted by `keys`, one for each, unless their order is
-    /// [`Order::AsRead`]. Examples with equal keys stay in their order.
+    /// A stream over examples sorted by `keys`, one per example, unless the order is
+    /// [`Order::AsRead`]. The sort is stable.
     ///
     /// # Errors
-    /// `InvalidOption` for no rows, rows of less than two ids, and fewer examples than a batch has
-    /// rows.
+    /// `InvalidOption` for zero rows, rows of less than two ids, and fewer examples than rows per
+    /// batch.
     pub fn new(keys: &[usize], options: &BatchOptions) -> Result<Self> {
         let bad = |what: String| Err(Error::new(ErrorKind::InvalidOption, what));
         let size = options.batch_size;
@@ -290,7 +289,7 @@ impl Rows {
         if let (Some(shuffler), Some(validations)) = (&mut self.shuffler, self.validations) {
             let before = validations.before(self.drawn + 1);
             for _ in self.validated..before {
-                // Only the draws count.
+                // Only the generator's advance matters.
                 let _ = shuffler.permutation(validations.batches);
             }
             self.validated = before;
@@ -308,19 +307,19 @@ impl Rows {
         self.groups.len()
     }
 
-    /// Examples that no batch has, epoch after epoch the same: those left over.
+    /// The number of examples that are in no batch, equal in each epoch.
     #[must_use]
     pub fn left_over(&self) -> usize {
         self.examples - self.groups.iter().map(Vec::len).sum::<usize>()
     }
 
-    /// How many batches were taken so far.
+    /// The number of batches taken.
     #[must_use]
     pub fn drawn(&self) -> u64 {
         self.drawn
     }
 
-    /// Passes over `batches`: a run that resumes after so many steps continues here.
+    /// Skips `batches`, to resume a run after as many steps.
     pub fn skip_batches(&mut self, batches: u64) {
         for _ in 0..batches {
             self.next_group();
@@ -337,7 +336,7 @@ impl Rows {
         group
     }
 
-    /// The examples of the next batch; after the last of an epoch the first of the next.
+    /// The example indices of the next batch; a new epoch follows the last batch.
     pub fn next_rows(&mut self) -> &[usize] {
         let group = self.next_group();
         &self.groups[group]
@@ -353,7 +352,7 @@ pub struct Batches<'a> {
 }
 
 impl<'a> Batches<'a> {
-    /// A stream that begins at its first epoch.
+    /// A stream at the start of its first epoch.
     ///
     /// # Errors
     /// As [`Rows::new`].
@@ -362,10 +361,10 @@ impl<'a> Batches<'a> {
         Self::by_keys(examples, &lengths, options)
     }
 
-    /// The same, with examples sorted by keys of the caller's, one for each.
+    /// The same, with examples sorted by the caller's keys, one per example.
     ///
     /// # Errors
-    /// As [`Rows::new`]; `InvalidOption` where there are more or fewer keys than examples.
+    /// As [`Rows::new`]; `InvalidOption` if the numbers of keys and examples differ.
     pub fn by_keys(examples: &'a [Example], keys: &[usize], options: BatchOptions) -> Result<Self> {
         if keys.len() != examples.len() {
             let (have, wanted) = (keys.len(), examples.len());
@@ -388,38 +387,37 @@ impl<'a> Batches<'a> {
         self.rows.per_epoch()
     }
 
-    /// Examples that no batch has, epoch after epoch the same: those left over.
+    /// The number of examples that are in no batch, equal in each epoch.
     #[must_use]
     pub fn left_over(&self) -> usize {
         self.rows.left_over()
     }
 
-    /// How many batches were taken so far.
+    /// The number of batches taken.
     #[must_use]
     pub fn drawn(&self) -> u64 {
         self.rows.drawn()
     }
 
-    /// How many examples of the data are longer than a row.
+    /// The number of examples longer than a row.
     #[must_use]
     pub fn too_long(&self) -> usize {
         let most = self.options.max_seq_length;
         self.examples.iter().filter(|e| e.len() > most).count()
     }
 
-    /// Passes over `batches` without making them: a run that resumes after so many steps continues
-    /// here.
+    /// Skips `batches` without building them, to resume a run after as many steps.
     pub fn skip_batches(&mut self, batches: u64) {
         self.rows.skip_batches(batches);
     }
 
-    /// The next batch; after the last of an epoch the first of the next.
+    /// The next batch; a new epoch follows the last one.
     pub fn next_batch(&mut self) -> Batch {
         let rows = self.rows.next_rows().to_vec();
         self.make(&rows)
     }
 
-    /// One epoch from where the stream is: what validation and tests go through.
+    /// One epoch from the current position, for validation and tests.
     pub fn epoch(&mut self) -> impl Iterator<Item = Batch> + use<'_, 'a> {
         (0..self.per_epoch()).map(|_| self.next_batch())
     }

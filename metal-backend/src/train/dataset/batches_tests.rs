@@ -1,4 +1,4 @@
-//! Tests of batches: nothing lost, nothing twice, and the same after resuming.
+//! Batches contain every example exactly once, and are equal after resuming.
 
 use super::*;
 use proptest::prelude::*;
@@ -59,7 +59,7 @@ fn packed_rows_learn_no_borders_and_no_padding() {
         .filter(|(m, _)| **m)
         .map(|(_, t)| t)
         .collect();
-    // Ids 2 and 3 of the first part; of the second, which begins at id 4, ids 5 and 6.
+    // Ids 2 and 3 of the first part; ids 5 and 6 of the second, which begins at id 4.
     assert_eq!(on, [2, 3, 5, 6]);
 }
 

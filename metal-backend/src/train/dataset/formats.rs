@@ -1,9 +1,8 @@
-//! One line of a data file to one example: chat, completions and text, with tools where a line has
-//! them.
+//! Converts a line of a data file to an example: chat, completions or text, optionally with tools.
 //!
-//! Which ids come out, and how many of them the loss leaves out, is as in Python mlx-lm 0.30.7
-//! (`tuner/datasets.py`). One difference: what a message spells never becomes a control token.
-//! Files are `load`'s.
+//! The ids, and how many of them the loss excludes, equal those of Python mlx-lm 0.30.7
+//! (`tuner/datasets.py`). One difference: text in a message never becomes a control token. `load`
+//! reads files.
 
 use inference::{Error, ErrorKind, Result};
 use serde_json::{Map, Value as Json, json};
@@ -11,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 use super::Example;
 use crate::text::{ChatOptions, TextPipeline};
 
-/// What the lines of a file hold.
+/// The format of a file's lines.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -20,11 +19,11 @@ pub enum Format {
     Chat,
     /// `{"prompt": "...", "completion": "..."}`: a chat of one question and its answer.
     Completions,
-    /// `{"text": "..."}`: as it is, without a template.
+    /// `{"text": "..."}`: used without a template.
     Text,
 }
 
-/// The names under which lines hold their parts.
+/// The names of fields in lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldNames {
     /// The messages of a chat.
@@ -68,8 +67,7 @@ impl Format {
     /// The format of a file by the fields of its first line.
     ///
     /// # Errors
-    /// `InvalidOption` if the fields are those of no format, or prompts of plain text are to be
-    /// masked.
+    /// `InvalidOption` if the fields match no format, or if prompts of plain text are to be masked.
     pub fn of(line: &Map<String, Json>, names: &FieldNames, mask_prompt: bool) -> Result<Self> {
         let has = |name: &String| line.contains_key(name);
         if has(&names.prompt) && has(&names.completion) {
@@ -92,11 +90,11 @@ impl Format {
         }
     }
 
-    /// The example of one line. With `mask_prompt` the loss counts only the last message, or the
+    /// The example of one line. With `mask_prompt` the loss covers only the last message or the
     /// completion.
     ///
     /// # Errors
-    /// `InvalidOption` if a field is missing, of another type, or leaves nothing to learn; else as
+    /// `InvalidOption` if a field is missing, of another type, or leaves no target; otherwise as
     /// [`TextPipeline::encode_chat_with`] and [`crate::text::Tokenizer::encode`].
     pub fn example(
         self,
@@ -142,7 +140,7 @@ impl Format {
     }
 }
 
-/// A text with the model's begin tokens before it and its end token after it.
+/// A text between the model's start tokens and its end token.
 fn plain(text: &str, text_to_ids: &TextPipeline) -> Result<Example> {
     if text.is_empty() {
         return Err(bad("the text is empty"));

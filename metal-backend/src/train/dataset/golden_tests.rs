@@ -1,4 +1,4 @@
-//! Ids, mask offsets and batches against mlx-lm's own (`tools/golden/datasets.py`).
+//! Ids, mask offsets and batches compared with mlx-lm's (`tools/golden/datasets.py`).
 
 use super::shuffle::Shuffler;
 use super::*;

@@ -1,7 +1,7 @@
-//! Data files and directories: bounded reading, every bad line told by file and number.
+//! Reads data files and directories with limits; errors name the file and line.
 //!
-//! What a line means is `formats`'; batches are `batches`'. Nothing is read but regular files on
-//! this machine.
+//! `formats` interprets lines, and `batches` makes batches. Only regular files on this machine are
+//! read.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json};
 use super::{Example, FieldNames, Format};
 use crate::text::TextPipeline;
 
-/// Upper bounds for what is read: files come from strangers. JSON is read 128 levels deep at most.
+/// Limits for untrusted files. JSON is read 128 levels deep at most.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataLimits {
@@ -25,7 +25,7 @@ pub struct DataLimits {
     pub lines: usize,
     /// Token ids of one file.
     pub tokens: usize,
-    /// Bad lines after which reading stops.
+    /// The number of bad lines after which reading stops.
     pub bad_lines: usize,
 }
 
@@ -41,23 +41,23 @@ impl Default for DataLimits {
     }
 }
 
-/// How data is read.
+/// Options for reading data.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DataOptions {
-    /// Whether the loss leaves out all but the last message, or the completion.
+    /// Whether the loss covers only the last message or the completion.
     pub mask_prompt: bool,
-    /// Whether to go on without bad lines. They are in [`Dataset::bad_lines`] then; else they are
-    /// an error.
+    /// Whether to skip bad lines. Skipped lines are listed in [`Dataset::bad_lines`]; otherwise bad
+    /// lines are an error.
     pub skip_bad_lines: bool,
-    /// The names under which lines hold their parts.
+    /// The names of fields in lines.
     pub names: FieldNames,
-    /// Upper bounds.
+    /// The limits.
     pub limits: DataLimits,
 }
 
 impl DataOptions {
-    /// The defaults: nothing masked, bad lines are an error.
+    /// The defaults: no mask, and bad lines are an error.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -92,31 +92,31 @@ impl DataOptions {
     }
 }
 
-/// A line that could not be used.
+/// An unusable line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadLine {
     /// The line's number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The reason.
     pub why: String,
 }
 
 /// The examples of one file.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    /// Where they are from.
+    /// The file's path.
     pub path: PathBuf,
-    /// What its lines hold.
+    /// The format of its lines.
     pub format: Format,
     /// The examples, in the file's order.
     pub examples: Vec<Example>,
-    /// The number of each example's line, from 1.
+    /// The line number of each example, from 1.
     pub lines: Vec<usize>,
-    /// How many fields each example's line has, by which mlx-lm sorts.
+    /// The number of fields in each example's line; mlx-lm sorts by it.
     pub fields: Vec<usize>,
-    /// The lines that were left out; always empty without [`DataOptions::skip_bad_lines`].
+    /// The skipped lines; always empty without [`DataOptions::skip_bad_lines`].
     pub bad_lines: Vec<BadLine>,
-    /// Lines with nothing but blanks.
+    /// The number of blank lines.
     pub blank_lines: usize,
 }
 
@@ -124,8 +124,8 @@ impl Dataset {
     /// Reads one JSONL file.
     ///
     /// # Errors
-    /// `Io` if it cannot be read; `InvalidOption` for bad lines, each named by file and number, for
-    /// a file without examples, and beyond a limit.
+    /// `Io` if the file cannot be read; `InvalidOption` for bad lines (with file and number), for a
+    /// file without examples, and beyond a limit.
     pub fn read(
         path: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -141,7 +141,7 @@ impl Dataset {
         self.examples.iter().map(Example::len).sum()
     }
 
-    /// The lines of examples in which a cut at `max_len` ids leaves nothing for the loss to count.
+    /// The lines of examples that have no target left when truncated to `max_len` ids.
     #[must_use]
     pub fn nothing_learned(&self, max_len: usize) -> Vec<usize> {
         self.examples
@@ -153,14 +153,14 @@ impl Dataset {
     }
 }
 
-/// The data of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each if it is there.
+/// The data of a directory: `train.jsonl`, `valid.jsonl` and `test.jsonl`, each optional.
 #[derive(Debug, Clone)]
 pub struct DataDir<T = Dataset> {
-    /// What is learned.
+    /// The training data.
     pub train: Option<T>,
-    /// What the run is judged by while it goes on.
+    /// The validation data.
     pub valid: Option<T>,
-    /// What the result is judged by.
+    /// The test data.
     pub test: Option<T>,
 }
 
@@ -168,7 +168,7 @@ impl DataDir {
     /// Reads a directory.
     ///
     /// # Errors
-    /// As [`Dataset::read`]; `InvalidOption` if it is no directory or holds none of the three
+    /// As [`Dataset::read`]; `InvalidOption` if `dir` is no directory or contains none of the three
     /// files.
     pub fn read(
         dir: impl AsRef<Path>,
@@ -182,7 +182,7 @@ impl DataDir {
 }
 
 impl<T> DataDir<T> {
-    /// Reads each of the three files that is there by `read`.
+    /// Reads each existing file of the three with `read`.
     pub(super) fn read_with(dir: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<Self> {
         let missing = |what: &str| {
             Error::new(
@@ -198,8 +198,7 @@ impl<T> DataDir<T> {
         }
         let part = |name: &str| {
             let path = dir.join(name);
-            // Not `exists`: a dangling link or a file one may not look at is an error, not an
-            // absent file.
+            // Not `exists`: a dangling link or a forbidden file is an error, not an absent file.
             match path.symlink_metadata() {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
                 _ => read(&path).map(Some),
@@ -225,7 +224,7 @@ pub(super) fn no_examples() -> Error {
     bad("the file holds no examples")
 }
 
-/// What `read` makes of a file; its errors name the file.
+/// Reads a file with `read`; errors name the file.
 pub(super) fn of_file<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
     read().map_err(|e| e.with_path(path).context("training data"))
 }
@@ -254,7 +253,7 @@ fn read(path: &Path, text_to_ids: &TextPipeline, options: &DataOptions) -> Resul
     })
 }
 
-/// What the lines of a file are, and their numbers.
+/// The items of a file, and their line numbers.
 pub(super) struct Lines<T> {
     pub items: Vec<T>,
     pub lines: Vec<usize>,
@@ -262,14 +261,13 @@ pub(super) struct Lines<T> {
     pub blank_lines: usize,
 }
 
-/// Reads a file within the limits. `item` makes something of a line, and says how many token ids it
-/// has.
+/// Reads a file within the limits. `item` converts a line, and returns its number of token ids.
 pub(super) fn read_lines<T, F>(path: &Path, options: &DataOptions, mut item: F) -> Result<Lines<T>>
 where
     F: FnMut(&Map<String, Json>) -> Result<(T, usize)>,
 {
     let limits = &options.limits;
-    // Asked before opening: opening a pipe would wait for its other end.
+    // Checked before opening, because opening a pipe would block.
     let facts = path.metadata().map_err(|e| io("open the file", e))?;
     if !facts.is_file() {
         return Err(bad("it is not a regular file"));
@@ -350,7 +348,7 @@ where
     })
 }
 
-/// The object of a line; `None` for a blank one.
+/// The JSON object of a line; `None` for a blank line.
 fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String> {
     let bytes = match bytes.strip_prefix(b"\xEF\xBB\xBF") {
         Some(rest) if first => rest,
@@ -364,7 +362,7 @@ fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String>
     match serde_json::from_str::<Json>(text) {
         Ok(Json::Object(fields)) => Ok(Some(fields)),
         Ok(_) => Err(String::from("the line is JSON, but not an object")),
-        // serde's own line number would always be 1.
+        // serde's own line number is always 1.
         Err(e) => {
             let full = e.to_string();
             let what = full.split(" at line ").next().unwrap_or(&full);
@@ -373,7 +371,7 @@ fn parse(bytes: &[u8], first: bool) -> Result<Option<Map<String, Json>>, String>
     }
 }
 
-/// The first good line decides what all are.
+/// The first valid line determines the format of all lines.
 fn example(
     line: &Map<String, Json>,
     format: &mut Option<Format>,
@@ -387,7 +385,7 @@ fn example(
     kind.example(line, &options.names, options.mask_prompt, text_to_ids)
 }
 
-/// Moves behind the next end of line.
+/// Skips to the next line.
 fn skip_line(reader: &mut impl BufRead) -> std::io::Result<()> {
     loop {
         let buffer = reader.fill_buf()?;
@@ -407,7 +405,7 @@ fn skip_line(reader: &mut impl BufRead) -> std::io::Result<()> {
     }
 }
 
-/// All bad lines as one error; the first twenty in full.
+/// All bad lines as one error, with details of the first twenty.
 fn report(bad_lines: &[BadLine], stopped: bool) -> Error {
     const SHOWN: usize = 20;
     let mut text = match bad_lines.len() {

@@ -1,4 +1,4 @@
-//! Tests of reading files: every bad line is told, every limit holds.
+//! Tests of reading files: every bad line is reported, every limit is enforced.
 
 use super::*;
 use crate::text::test_support::chatml;

@@ -1,9 +1,9 @@
 //! Training data: JSONL files to token ids, loss masks and batches.
 //!
-//! The formats, the prompt mask and the batches are those of Python mlx-lm, so that a run here and
-//! one there see the same numbers. [`formats`] reads one line, [`load`] files and directories,
-//! [`preferences`] pairs of replies; [`batches`] makes batches and [`shuffle`] their order. No
-//! arrays here: a batch is host memory, the trainer copies it.
+//! The formats, the prompt mask and the batches equal those of Python mlx-lm, so that runs of both
+//! use the same data. [`formats`] reads lines, [`load`] files and directories, and [`preferences`]
+//! pairs of replies; [`batches`] makes batches, and [`shuffle`] their order. This module has no
+//! arrays: a batch is host memory, and the trainer copies it.
 
 pub mod batches;
 pub mod formats;
@@ -20,13 +20,13 @@ pub use preferences::{Pair, Pairs};
 
 use std::ops::Range;
 
-/// One example: its ids, and which of them the model is to learn to say.
+/// One example: its ids, and which of them are targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Where the parts of a packed example begin, and from where in each on the model learns. An
-    /// example as read has one part.
+    /// The parts of a packed example, each with the number of ids that the loss excludes. An
+    /// unpacked example has one part.
     pub parts: Vec<Part>,
 }
 
@@ -35,12 +35,12 @@ pub struct Example {
 pub struct Part {
     /// Its ids, as a range of [`Example::ids`].
     pub range: Range<usize>,
-    /// The number of its ids, from its beginning, that the loss leaves out.
+    /// The number of its first ids that the loss excludes.
     pub offset: usize,
 }
 
 impl Example {
-    /// An example of one part, whose first `offset` ids the loss leaves out.
+    /// An example of one part, whose first `offset` ids the loss excludes.
     #[must_use]
     pub fn new(ids: Vec<u32>, offset: usize) -> Self {
         let range = 0..ids.len();
@@ -62,8 +62,8 @@ impl Example {
         self.ids.is_empty()
     }
 
-    /// How many ids the loss counts, when the example is cut to `max_len` ids. The first id of a
-    /// part is never among them: nothing predicts it.
+    /// The number of targets when the example is truncated to `max_len` ids. The first id of a part
+    /// is never a target, because nothing predicts it.
     #[must_use]
     pub fn learned(&self, max_len: usize) -> usize {
         self.parts

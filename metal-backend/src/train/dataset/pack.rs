@@ -1,13 +1,13 @@
-//! Packing: many short examples in rows of one length, so that little of a batch is padding.
+//! Packing: several short examples per row, so that batches have little padding.
 //!
-//! Attention sees all of a row, as in most trainers; [`super::Batch::parts`] tells the parts apart
-//! for a trainer that masks.
+//! Attention sees the whole row, as in most trainers; [`super::Batch::parts`] lists the parts for a
+//! trainer that masks them.
 
 use super::{Example, Part};
 
-/// Puts examples together, in their order, into ones of at most `max_len` ids. An example that is
-/// longer stays alone and is cut where batches are made, as without packing. The first id of a part
-/// is not learned: what stands before it is another text.
+/// Concatenates examples, in order, to examples of at most `max_len` ids. A longer example stays
+/// alone and is truncated when batched, as without packing. The first id of a part is no target,
+/// because another text precedes it.
 #[must_use]
 pub fn pack(examples: &[Example], max_len: usize) -> Vec<Example> {
     let mut packed: Vec<Example> = Vec::new();

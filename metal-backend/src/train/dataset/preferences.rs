@@ -1,8 +1,7 @@
-//! Pairs of replies to one prompt, of which the first is better: `chosen` and `rejected` of a JSONL
-//! file.
+//! Pairs of replies to one prompt, the first being better: `chosen` and `rejected` of a JSONL file.
 //!
-//! The forms are those that preference data sets on the Hugging Face Hub have. Bounded reading is
-//! `load`'s.
+//! The formats are those of preference data sets on the Hugging Face Hub. `load` reads files with
+//! limits.
 
 use std::path::{Path, PathBuf};
 
@@ -14,24 +13,24 @@ use super::load::{DataDir, no_examples, of_file, read_lines};
 use super::{BadLine, DataOptions, Example};
 use crate::text::{ChatOptions, TextPipeline};
 
-/// Two replies to one prompt. Both examples begin with the prompt, which is not learned.
+/// Two replies to one prompt. Both examples begin with the prompt, which the loss excludes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pair {
-    /// The better.
+    /// The better reply.
     pub chosen: Example,
-    /// The worse.
+    /// The worse reply.
     pub rejected: Example,
 }
 
 impl Pair {
-    /// Ids of the longer one.
+    /// The ids of the longer one.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a pair is never empty")]
     pub fn len(&self) -> usize {
         self.chosen.len().max(self.rejected.len())
     }
 
-    /// Whether something is left to learn of both when they are cut to `max_len` ids.
+    /// Whether both have targets left when truncated to `max_len` ids.
     #[must_use]
     pub fn is_usable(&self, max_len: usize) -> bool {
         self.chosen.learned(max_len) > 0 && self.rejected.learned(max_len) > 0
@@ -41,20 +40,20 @@ impl Pair {
 /// The pairs of one file.
 #[derive(Debug, Clone)]
 pub struct Pairs {
-    /// Where they are from.
+    /// The file's path.
     pub path: PathBuf,
     /// The pairs, in the file's order.
     pub pairs: Vec<Pair>,
-    /// The number of each pair's line, from 1.
+    /// The line number of each pair, from 1.
     pub lines: Vec<usize>,
-    /// The lines that were left out; always empty without [`DataOptions::skip_bad_lines`].
+    /// The skipped lines; always empty without [`DataOptions::skip_bad_lines`].
     pub bad_lines: Vec<BadLine>,
 }
 
 impl Pairs {
-    /// Reads one JSONL file. A line is one of
+    /// Reads one JSONL file. A line has one of these forms:
     ///
-    /// - `{"prompt": "...", "chosen": "...", "rejected": "..."}`, with `"system"` if wanted;
+    /// - `{"prompt": "...", "chosen": "...", "rejected": "..."}`, optionally with `"system"`;
     /// - `{"prompt": [messages], "chosen": [messages], "rejected": [messages]}`;
     /// - `{"chosen": [messages], "rejected": [messages]}`, whose common first messages are the
     ///   prompt.
@@ -90,7 +89,8 @@ impl DataDir<Pairs> {
     /// Reads a directory of pairs.
     ///
     /// # Errors
-    /// As [`Pairs::read`]; `InvalidOption` if it is no directory or holds none of the three files.
+    /// As [`Pairs::read`]; `InvalidOption` if `dir` is no directory or contains none of the three
+    /// files.
     pub fn read_pairs(
         dir: impl AsRef<Path>,
         text_to_ids: &TextPipeline,
@@ -229,7 +229,7 @@ mod tests {
         assert_ne!(pair.chosen.ids[offset], pair.rejected.ids[offset]);
         assert_eq!(pair.len(), pair.rejected.len());
         assert!(pair.is_usable(offset + 1) && !pair.is_usable(offset));
-        // The template has a shorter system message of its own.
+        // The template has a shorter default system message.
         let system = json!({"system": "Be brief, and say no more than a word or two.", "prompt": "hi", "chosen": "a", "rejected": "b"});
         let found = read(&[system]).unwrap();
         assert!(found.pairs[0].chosen.parts[0].offset > offset);

@@ -1,9 +1,9 @@
-//! Permutations by seed, the same that `numpy.random.seed(seed)` and `numpy.random.permutation(n)`
-//! give.
+//! Seeded permutations, equal to those of `numpy.random.seed(seed)` and
+//! `numpy.random.permutation(n)`.
 //!
-//! mlx-lm orders its batches by them, so a run here with its seed sees the batches in its order.
-//! The generator is MT19937 (Matsumoto and Nishimura 1998). Not for secrets, and not for dropout or
-//! weights: MLX has its own.
+//! mlx-lm orders its batches with them, so a run with the same seed has the same order. The
+//! generator is MT19937 (Matsumoto and Nishimura 1998). It is not for secrets; dropout and weights
+//! use MLX's generator.
 
 const N: usize = 624;
 const M: usize = 397;
@@ -56,7 +56,7 @@ impl Shuffler {
         y ^ (y >> 18)
     }
 
-    /// A number from 0 to `most`: bits are drawn until they fit.
+    /// A number from 0 to `most`: draws bits until they are in range.
     fn up_to(&mut self, most: u32) -> u32 {
         let mask = u32::MAX.checked_shr(most.leading_zeros()).unwrap_or(0);
         loop {
@@ -67,7 +67,7 @@ impl Shuffler {
         }
     }
 
-    /// The numbers below `n` in random order (Fisher and Yates, from the end).
+    /// The numbers below `n` in random order (Fisher-Yates, from the end).
     #[must_use]
     pub fn permutation(&mut self, n: u32) -> Vec<u32> {
         let mut order: Vec<u32> = (0..n).collect();
@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn the_first_numbers_of_the_reference() {
-        // The authors' generator seeded with 5489 begins so, and its 10000th number is known.
+        // The first outputs of the reference generator with seed 5489, and its known 10000th
+        // number.
         let mut s = Shuffler::new(5489);
         assert_eq!(s.next_u32(), 3_499_211_612);
         let last = (1..10_000).map(|_| s.next_u32()).last().unwrap();

@@ -1,11 +1,10 @@
-//! A step as one graph: forward pass, gradients, clipping and optimizer, traced at the first batch
-//! of a form and replayed at those that follow. What a step computes is the same as without; see
+//! A step as one graph: forward pass, gradients, clipping and optimizer. It is traced at the first
+//! batch of a shape and replayed for later ones. The results equal those of an uncompiled step; see
 //! [`Trainer::step`].
 //!
-//! All that differs from batch to batch is an argument of the graph: tokens, trainable numbers,
-//! gathered gradients, the optimizer's memory and rates, and what dropout is drawn from. What stays
-//! is a constant in it: the frozen weights, the lengths of the sequences, and where the adapter
-//! stands.
+//! Everything that varies between batches is an argument of the graph: tokens, parameters,
+//! accumulated gradients, optimizer state and rates, and dropout keys. The constants are the frozen
+//! weights, the lengths of the sequences, and the adapter's slots.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -24,17 +23,16 @@ use crate::error::engine;
 use crate::nn::adapter::{Delta, Dropout, Scope, dropout_key, within};
 use crate::train::optim::{OptimizerConfig, apply};
 
-/// Whether a step is compiled: traced once for each form of its batch, and replayed for others of
-/// that form.
+/// Whether a step is compiled: traced once per batch shape, and replayed for other batches with
+/// that shape.
 ///
-/// The form is the lengths of the batch's sequences, in their order. On a GPU element-wise
-/// operations become one kernel, so that results round differently. On a CPU the graph is kept and
-/// simplified, and results are the same. It is not fused: that would need a C++ compiler at run
-/// time.
+/// The shape is the list of the sequences' lengths. On a GPU, element-wise operations are fused to
+/// one kernel, so results round differently. On a CPU the graph is only simplified and kept, so
+/// results are equal. It is not fused, because that would need a C++ compiler at run time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compile {
-    /// On a GPU, and not on a CPU.
+    /// On a GPU, but not on a CPU.
     #[default]
     Auto,
     /// Always.
@@ -44,7 +42,7 @@ pub enum Compile {
 }
 
 impl Compile {
-    /// Whether it is done for a model.
+    /// Whether steps are compiled for a model.
     pub(super) fn on(self, engine: &Engine) -> bool {
         match self {
             Self::Auto => !engine.is_on_cpu(),
@@ -54,33 +52,33 @@ impl Compile {
     }
 }
 
-/// Forms whose graphs are kept; the one that was not needed longest makes room.
+/// The number of cached graphs; the least recently used one is dropped.
 const KEPT: usize = 32;
 
-/// What a graph is for.
+/// The properties of a batch that determine its graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Form {
     lengths: Vec<i32>,
-    /// Gradients of earlier batches are added.
+    /// Whether gradients of earlier batches are added.
     gathered: bool,
-    /// A step follows; otherwise gradients are gathered.
+    /// Whether an update follows; otherwise gradients are accumulated.
     updates: bool,
 }
 
-/// The graphs of a trainer.
+/// The compiled graphs of a trainer.
 #[derive(Default)]
 pub(super) struct Graphs {
     kept: VecDeque<(Form, Compiled<Error>)>,
-    /// What the optimizer remembers, by name, with the shape; found at the first step.
+    /// Names and shapes of the optimizer state, found at the first step.
     state: Option<Vec<(String, Vec<i32>)>>,
-    /// Where dropout is.
+    /// The slots with dropout.
     dropping: Vec<String>,
-    /// Of the adapter, after the last step: another than we trained may have another form.
+    /// The adapter's epoch after the last step; another adapter may have other shapes.
     epoch: u64,
 }
 
 impl Graphs {
-    /// The graph of a form, which `plan` makes if there is none.
+    /// The graph of a form; created from `plan` if missing.
     fn of(&mut self, form: &Form, plan: impl FnOnce() -> Plan) -> &Compiled<Error> {
         let found = self.kept.iter().position(|(own, _)| own == form);
         let one = match found.and_then(|at| self.kept.remove(at)) {
@@ -98,7 +96,7 @@ impl Graphs {
     }
 }
 
-/// What a graph is traced from.
+/// The inputs of tracing a graph.
 struct Plan {
     form: Form,
     params: Vec<String>,
@@ -112,15 +110,15 @@ struct Plan {
     decoder: Arc<dyn Decoder>,
 }
 
-/// Takes as many arrays as there are names.
+/// Takes one array per name.
 fn named(names: &[String], args: &mut impl Iterator<Item = Array>) -> Params {
     names.iter().cloned().zip(args).collect()
 }
 
 impl Plan {
-    /// Arguments: ids, targets, mask; parameters; dropout keys; gathered gradients, if any; and for
-    /// an update the optimizer's memory and numbers. Results: the loss, and either gradients, or
-    /// parameters, memory and, where gradients are clipped, their norm.
+    /// Arguments: ids, targets, mask; parameters; dropout keys; accumulated gradients, if any; and
+    /// for an update the optimizer's state and varying values. Results: the loss, and either
+    /// gradients, or parameters, optimizer state and, if gradients are clipped, their norm.
     fn run(&self, args: &[Array]) -> mlx_rs_core::Result<Vec<Array>> {
         let [ids, targets, mask, rest @ ..] = args else {
             return Err(Error::new(ErrorKind::Value, "step", "the batch is missing"));
@@ -178,7 +176,7 @@ impl Plan {
 }
 
 impl Trainer {
-    /// [`Trainer::step`] by a graph.
+    /// [`Trainer::step`] by a compiled graph.
     pub(super) fn replay(
         &mut self,
         decoder: Arc<dyn Decoder>,
@@ -221,7 +219,7 @@ impl Trainer {
                     None => self.shapes_of_state(&params, &numbers)?,
                 };
                 for (name, shape) in &shapes {
-                    // As the optimizer begins.
+                    // The initial optimizer state.
                     args.push(match self.optimizer.state().get(name) {
                         Some(array) => array.clone(),
                         None => zeros(shape, Dtype::Float32)?,
@@ -283,10 +281,10 @@ impl Trainer {
         })
     }
 
-    /// The adapted layers that drop some of their inputs.
+    /// The adapted layers with dropout.
     fn dropping(&self) -> Vec<String> {
         let drops = |delta: &Delta| matches!(delta, Delta::LowRank(low) if low.dropout > 0.0);
-        // Another adapter than ours may stand there by now, at more layers.
+        // The model may by now have another adapter, at more layers.
         let standing = self.model.engine().adapter();
         let slots = standing.as_ref().unwrap_or(&self.adapter).slots().iter();
         slots
@@ -295,8 +293,7 @@ impl Trainer {
             .collect()
     }
 
-    /// What the optimizer will remember of parameters, from a step that is described and never
-    /// computed.
+    /// The shapes of the optimizer state, from a step that is traced but never evaluated.
     fn shapes_of_state(
         &self,
         params: &Params,

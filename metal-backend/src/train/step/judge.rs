@@ -1,4 +1,4 @@
-//! How good a model is on a batch, without a step.
+//! Evaluates a model on a batch, without a step.
 
 use inference::Result;
 use mlx_rs_core::{All, eval};
@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::error::engine;
 use crate::train::loss::{cross_entropy_each, dpo};
 
-/// How well a model with its adapter tells better replies from worse, beside the model without it.
+/// How well a model with its adapter prefers better replies, compared with the base model.
 pub(in crate::train) fn evaluate_pairs_on(
     held: &Engine,
     batch: &[Preference],
@@ -42,7 +42,7 @@ pub(in crate::train) fn evaluate_pairs_on(
     })
 }
 
-/// How wrong a model is on sequences.
+/// The loss of a model on sequences.
 pub(in crate::train) fn evaluate_on(held: &Engine, batch: &[Sequence]) -> Result<Evaluation> {
     check(held, batch.iter())?;
     let decoder = held.decoder()?;

@@ -1,4 +1,4 @@
-//! The sequences of a batch as arrays, packed one after another, and what a decoder makes of them.
+//! The sequences of a batch as packed arrays, and a decoder's outputs for them.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::nn::attention::Positions;
 use crate::nn::hooks::Watch;
 use crate::train::loss::{cross_entropy_each, masked_cross_entropy};
 
-/// Refuses sequences that cannot be run, or learned from.
+/// Refuses sequences that cannot be processed or have no targets.
 pub(super) fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>) -> Result<()> {
     let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
     let mut any = false;
@@ -37,8 +37,7 @@ pub(super) fn check<'a>(held: &Engine, batch: impl Iterator<Item = &'a Sequence>
     ))
 }
 
-/// Sequences packed one after another, each without its last token, and what should follow each
-/// position.
+/// Packed sequences, each without its last token, and the target of each position.
 pub(super) struct Packed {
     pub ids: Array,
     pub targets: Array,
@@ -82,7 +81,7 @@ impl Packed {
         masked_cross_entropy(&self.logits(decoder)?, &self.targets, &self.mask)
     }
 
-    /// Of each sequence the sum of its learned tokens' log-probabilities, `[rows]`.
+    /// For each sequence the sum of its targets' log-probabilities, `[rows]`.
     pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<Array> {
         let each = cross_entropy_each(&self.logits(decoder)?, &self.targets)?
             .multiply(&self.mask)?
@@ -105,7 +104,7 @@ impl Packed {
     }
 }
 
-/// The better replies of a batch and the worse, each packed.
+/// The better and the worse replies of a batch, each packed.
 pub(super) struct PackedPairs {
     chosen: Packed,
     rejected: Packed,
@@ -119,7 +118,7 @@ impl PackedPairs {
         })
     }
 
-    /// [`Packed::logprobs`] of the better replies and of the worse, `[pairs]` each.
+    /// [`Packed::logprobs`] of the better and of the worse replies, `[pairs]` each.
     pub fn logprobs(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
         Ok((
             self.chosen.logprobs(decoder)?,
@@ -127,7 +126,7 @@ impl PackedPairs {
         ))
     }
 
-    /// The same of the model without its adapter, evaluated: no gradient goes through it.
+    /// The same for the model without its adapter, evaluated, so that no gradient flows through it.
     pub fn without_adapters(&self, decoder: &dyn Decoder) -> mlx_rs_core::Result<(Array, Array)> {
         let scope = Scope {
             without_adapters: true,

@@ -1,4 +1,4 @@
-//! What a step takes and what it tells: sequences, options and reports.
+//! Inputs, options and reports of a training step.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,67 +6,67 @@ use super::Compile;
 use crate::train::optim::OptimizerConfig;
 use crate::train::schedule::Schedule;
 
-/// Tokens to learn from.
+/// A training sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sequence {
     /// The tokens.
     pub ids: Vec<u32>,
-    /// The first token that the model shall learn to say; those before are given. At least 1:
-    /// nothing stands before the first.
+    /// The index of the first target; earlier tokens are given. At least 1, because nothing
+    /// predicts the first token.
     pub from: usize,
 }
 
 impl Sequence {
-    /// Tokens of which all but the first are learned.
+    /// A sequence in which all tokens except the first are targets.
     #[must_use]
     pub fn new(ids: Vec<u32>) -> Self {
         Self { ids, from: 1 }
     }
 
-    /// The same, with the first `n` as a prompt that is not learned.
+    /// Excludes the first `n` tokens, a prompt, from the targets.
     #[must_use]
     pub fn with_prompt(mut self, n: usize) -> Self {
         self.from = n.max(1);
         self
     }
 
-    /// How many tokens are learned.
+    /// The number of targets.
     #[must_use]
     pub fn learned(&self) -> usize {
         self.ids.len().saturating_sub(self.from.max(1))
     }
 }
 
-/// Two replies to one prompt, of which the first is better. Each begins with the prompt.
+/// Two replies to one prompt, the first being better. Each begins with the prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preference {
-    /// The better.
+    /// The better reply.
     pub chosen: Sequence,
-    /// The worse.
+    /// The worse reply.
     pub rejected: Sequence,
 }
 
-/// How to train.
+/// Training options.
 #[derive(Debug, Clone)]
 pub struct Tuning {
-    /// What turns gradients into steps.
+    /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// Its learning rate.
     pub schedule: Schedule,
-    /// Batches whose gradients are averaged before a step; at least 1.
+    /// The number of batches whose gradients are averaged per step; at least 1.
     pub accumulation: usize,
-    /// Gradients are scaled down to this norm, all of them together.
+    /// The maximum global norm of gradients.
     pub clip: Option<f32>,
-    /// Blocks are computed again in the backward pass: less memory, more time.
+    /// Whether blocks are recomputed in the backward pass, which takes less memory and more time.
     pub checkpoint: bool,
-    /// Whether a step is traced once for each form of its batch and replayed then.
+    /// Whether a step is traced once per batch shape and then replayed.
     pub compile: Compile,
-    /// What the adapter's start and dropout are drawn from.
+    /// The seed of the adapter's initial values and of dropout.
     pub seed: u64,
 }
 
 impl Default for Tuning {
-    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpoints, compiled
+    /// AdamW at a constant rate of 1e-5, without accumulation, clipping and checkpointing, compiled
     /// on a GPU.
     fn default() -> Self {
         Self {
@@ -81,41 +81,41 @@ impl Default for Tuning {
     }
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
     /// Mean loss of the batch, before the step.
     pub loss: f32,
-    /// Tokens that were learned from.
+    /// Target tokens in the batch.
     pub tokens: usize,
-    /// Norm of all gradients, where they are clipped and a step was made.
+    /// The global norm of gradients, if they are clipped and an update was made.
     pub norm: Option<f32>,
     /// The rate of the step.
     pub rate: f32,
-    /// Whether parameters changed, rather than gradients being gathered for a later step.
+    /// Whether parameters changed; otherwise gradients were accumulated.
     pub updated: bool,
-    /// Of a batch of preferences.
+    /// The report of a batch of preferences.
     pub preference: Option<PreferenceReport>,
 }
 
-/// How a model stands to a batch of preferences, before the step. A reward is `beta` times how much
-/// more likely the reply is than without the adapter, as a logarithm.
+/// The rewards of a batch of preferences, before the step. A reward is `beta` times the
+/// log-probability of the reply relative to the base model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PreferenceReport {
     /// Mean reward of the better replies.
     pub chosen: f32,
-    /// Mean reward of the worse.
+    /// Mean reward of the worse replies.
     pub rejected: f32,
-    /// Share of pairs whose better reply has the greater reward.
+    /// Fraction of pairs whose better reply has the greater reward.
     pub accuracy: f32,
 }
 
-/// How well a model tells better replies from worse.
+/// Evaluation of preferences.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PreferenceEvaluation {
     /// Sum of the losses of all pairs.
     pub loss: f64,
-    /// How many they are.
+    /// The number of pairs.
     pub pairs: usize,
     /// Pairs whose better reply has the greater reward.
     pub correct: usize,
@@ -123,13 +123,13 @@ pub struct PreferenceEvaluation {
     pub tokens: usize,
 }
 
-/// How wrong a model is on some sequences.
+/// Evaluation of a model on some sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Evaluation {
-    /// Sum of the cross-entropy of all learned tokens, in nats.
+    /// Sum of the cross-entropy of all targets, in nats.
     pub loss: f64,
-    /// How many they are.
+    /// The number of targets.
     pub tokens: usize,
-    /// How many of them the model would have said.
+    /// The number of targets that the model ranks first.
     pub correct: usize,
 }

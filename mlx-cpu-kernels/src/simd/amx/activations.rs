@@ -1,5 +1,5 @@
-//! Rows of inputs as tiles of bfloat16 pairs: the nearest bfloat16 of each element, and the nearest
-//! of the remainder.
+//! Input rows as tiles of bfloat16 pairs: the nearest bfloat16 of each element, and the nearest
+//! bfloat16 of the remainder.
 
 use std::arch::x86_64::{
     __m512, __m512i, _CMP_ORD_Q, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
@@ -13,12 +13,12 @@ use super::small_m_asm;
 use super::tiles::{TILE_K, TILE_ROWS, TILES_PER_CHUNK, TileRow};
 use crate::layout::input_panel::pair_index;
 
-/// Sums before the first: operands of additions before there is any sum.
+/// Padding before the first sums, which the first additions read.
 pub(crate) const SUMS_LEAD: usize = large_m_asm::PIPELINE_DEPTH * TILE_ROWS;
 
-/// Rows of inputs in tiles of sixteen rows. These are pairs: greater parts, and remainders. Of at
-/// most eight rows both are in one tile. Tiles that are multiplied together, at most
-/// [`TILES_PER_CHUNK`], are a chunk: `[chunks, blocks of inputs, tiles]`.
+/// Rows of inputs in tiles of sixteen rows. Each tile is a pair: high parts, and remainders. For at
+/// most eight rows, both are in one tile. A chunk is at most [`TILES_PER_CHUNK`] tiles that are
+/// multiplied together: `[chunks, blocks of inputs, tiles]`.
 #[derive(Default)]
 pub(crate) struct InputTiles {
     rows: usize,
@@ -27,17 +27,17 @@ pub(crate) struct InputTiles {
     group: usize,
     tall: usize,
     count: usize,
-    /// Tiles of a chunk; the last one may have fewer.
+    /// Tiles per chunk; the last one may have fewer.
     wide: usize,
     tiles: Vec<TileRow>,
-    /// Padding that is read but not used, and the sums of groups, `[chunks, groups, rows]`. They
-    /// sum the pairs' values, so a rounding error counts times the weight, not times the code.
+    /// The sums of groups, `[chunks, groups, rows]`, after padding that is read but not used. They
+    /// sum the pairs' values, so that rounding errors are multiplied by the weight, not by the
+    /// code.
     sums: Vec<f32>,
 }
 
 impl InputTiles {
-    /// Makes room for `rows` rows of `k` inputs, for matrices of this bit width and this group
-    /// size.
+    /// Resizes for `rows` rows of `k` inputs, and matrices with this bit width and group size.
     pub(crate) fn resize(&mut self, rows: usize, k: usize, (bits, group): (u32, usize)) {
         assert!(rows > 0 && k > 0 && k.is_multiple_of(group));
         assert!(matches!(bits, 4 | 8) && group.is_multiple_of(TILE_K));
@@ -45,23 +45,23 @@ impl InputTiles {
         let is_stacked = 2 * rows <= TILE_ROWS && k / group >= small_m_asm::PIPELINE_DEPTH;
         self.tall = if is_stacked { TILE_ROWS / 2 } else { TILE_ROWS };
         self.count = rows.div_ceil(self.tall);
-        // About as many in each.
+        // Chunks have nearly equal sizes.
         self.wide = self.count.div_ceil(self.count.div_ceil(TILES_PER_CHUNK));
         let lines = self.pair() * self.count();
-        // Old content is overwritten before it is read. If it shrank, it would be filled with zeros
-        // whenever it grows again.
+        // Old content is overwritten before it is read. Shrinking is avoided, because growing again
+        // would fill with zeros.
         let (lines, sums) = (lines * self.blocks(), SUMS_LEAD + k / group * self.padded());
         self.tiles
             .resize(lines.max(self.tiles.len()), TileRow([0; TILE_K]));
         self.sums.resize(sums.max(self.sums.len()), 0.0);
     }
 
-    /// Whether both parts of the inputs stand in one tile, one after the other.
+    /// Whether both parts of the inputs are in one tile.
     pub(crate) fn is_stacked(&self) -> bool {
         self.tall < TILE_ROWS
     }
 
-    /// Lines that the two parts take.
+    /// The number of lines of both parts.
     fn pair(&self) -> usize {
         if self.is_stacked() {
             TILE_ROWS
@@ -70,17 +70,17 @@ impl InputTiles {
         }
     }
 
-    /// Tiles beside each other.
+    /// The number of adjacent tiles.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Rows of each.
+    /// The number of rows per tile.
     pub(crate) fn tall(&self) -> usize {
         self.tall
     }
 
-    /// Rows with those that fill the last tile.
+    /// The number of rows including padding of the last tile.
     pub(crate) fn padded(&self) -> usize {
         self.count() * self.tall
     }
@@ -90,17 +90,17 @@ impl InputTiles {
         self.k
     }
 
-    /// Groups of a row, and bits.
+    /// Groups per row, and bits.
     pub(crate) fn packing(&self) -> (usize, u32) {
         (self.k / self.group, self.bits)
     }
 
-    /// Blocks of [`TILE_K`] inputs.
+    /// The number of blocks of [`TILE_K`] inputs.
     pub(crate) fn blocks(&self) -> usize {
         self.k / TILE_K
     }
 
-    /// The first tile of each chunk, and how many it has.
+    /// The first tile of each chunk, and its number of tiles.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = (usize, usize)> {
         let (count, wide) = (self.count, self.wide);
         (0..count)
@@ -108,33 +108,31 @@ impl InputTiles {
             .map(move |first| (first, wide.min(count - first)))
     }
 
-    /// Of how many tiles the chunks before a tile's are, its place among its own, and how many
-    /// those are.
+    /// For a tile: the number of tiles in earlier chunks, its index in its chunk, and the chunk's
+    /// number of tiles.
     fn chunk(&self, tile: usize) -> (usize, usize, usize) {
         let first = tile / self.wide * self.wide;
         (first, tile - first, self.wide.min(self.count - first))
     }
 
-    /// Where the greater parts of a tile are for a block of inputs, in lines. The remainders
-    /// follow.
+    /// The line of a tile's high parts for a block of inputs. The remainders follow.
     fn place(&self, tile: usize, block: usize) -> usize {
         let (before, at, wide) = self.chunk(tile);
         self.pair() * (before * self.blocks() + block * wide + at)
     }
 
-    /// Where the sums of a tile's rows are for a group.
+    /// The index of the sums of a tile's rows for a group.
     fn sums_place(&self, tile: usize, group: usize) -> usize {
         let (before, at, wide) = self.chunk(tile);
         SUMS_LEAD + self.tall * (before * (self.k / self.group) + group * wide + at)
     }
 
-    /// A tile's pair for a block of inputs; those that follow in its chunk are behind.
+    /// A tile's pair for a block of inputs; later tiles of its chunk follow.
     pub(super) fn tile(&self, tile: usize, block: usize) -> &[TileRow] {
         &self.tiles[self.place(tile, block)..]
     }
 
-    /// The sums of a group of a tile's rows. Those that follow in its chunk come after it, with
-    /// padding before.
+    /// The sums of a group of a tile's rows. Later tiles of its chunk follow; padding precedes.
     pub(crate) fn sums(&self, tile: usize, group: usize) -> &[f32] {
         &self.sums[self.sums_place(tile, group)..]
     }
@@ -144,12 +142,12 @@ impl InputTiles {
         self.tiles.as_ptr()
     }
 
-    /// The room before the sums of a chunk, which it begins with this tile.
+    /// The padding before the sums of the chunk that starts with this tile.
     pub(crate) fn lead(&self, tile: usize) -> *const f32 {
         self.sums[self.sums_place(tile, 0) - SUMS_LEAD..].as_ptr()
     }
 
-    /// Where rows are written; each by one thread.
+    /// A writer of rows; each row must be written by one thread.
     pub(crate) fn writer(&mut self) -> InputTilesWriter<'_> {
         InputTilesWriter {
             sums: self.sums.as_mut_ptr(),
@@ -159,22 +157,22 @@ impl InputTiles {
     }
 }
 
-/// [`InputTiles`] while rows are written.
+/// [`InputTiles`] during writing.
 pub(crate) struct InputTilesWriter<'a> {
     to: &'a InputTiles,
     sums: *mut f32,
     tiles: *mut TileRow,
 }
 
-// SAFETY: each row's places are its own; that a row is written by one thread is what `row` demands.
+// SAFETY: each row has separate places, and `row` requires that one thread writes a row.
 unsafe impl Sync for InputTilesWriter<'_> {}
 
 impl InputTilesWriter<'_> {
-    /// Writes row `row`: each element times the factor and its weight, where there are weights;
-    /// zeros without elements.
+    /// Writes row `row`: each element times the factor and, if given, its weight; zeros without
+    /// elements.
     ///
     /// # Safety
-    /// The processor must have avx512f and avx512bw; no other thread may write this row meanwhile.
+    /// The processor must have avx512f and avx512bw, and no other thread may write this row.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
     pub(crate) unsafe fn row(
         &self,
@@ -206,9 +204,8 @@ impl InputTilesWriter<'_> {
         for g in 0..k / group {
             let mut sum = 0.0;
             for block in g * deep..(g + 1) * deep {
-                // SAFETY: a line of this row for each part, of which `resize` made room for all
-                // blocks. `x` and the weights have `TILE_K` elements from here on; the rest is the
-                // caller's promise.
+                // SAFETY: this row has a line per part, and `resize` allocated all blocks. `x` and
+                // the weights have `TILE_K` elements from here on; the caller guarantees the rest.
                 unsafe {
                     let high = self.tiles.add(first + block * step);
                     let low = high.add(second);
@@ -228,19 +225,19 @@ impl InputTilesWriter<'_> {
     }
 }
 
-/// Inputs as they come; see [`code_order`].
+/// Inputs in natural order; see [`code_order`].
 pub(crate) fn natural_order() -> [u16; TILE_K] {
     std::array::from_fn(|i| 2 * i as u16 + 1)
 }
 
-/// For each place of a tile's row, where the upper half of its input stands among those of a block.
+/// For each place in a tile's row, the index of the upper half of its input in the block.
 fn code_order(bits: u32) -> &'static [u16; TILE_K] {
     const FOUR: [u16; TILE_K] = code_order_for(8);
     const EIGHT: [u16; TILE_K] = code_order_for(4);
     if bits == 4 { &FOUR } else { &EIGHT }
 }
 
-/// [`code_order`] for this many codes a word.
+/// [`code_order`] for this number of codes per word.
 const fn code_order_for(near: usize) -> [u16; TILE_K] {
     let mut code_order = [0; TILE_K];
     let mut i = 0;
@@ -251,8 +248,9 @@ const fn code_order_for(near: usize) -> [u16; TILE_K] {
     code_order
 }
 
-/// The nearest bfloat16 in the upper halves of the bits, with others below; its value; and the
-/// remainder. A NaN is marked in the upper half only, so it must not come from memory unchanged.
+/// The nearest bfloat16 in the upper halves of the bits, with arbitrary bits below; its value; and
+/// the remainder. A NaN may be marked in the lower half only, so it is not taken from memory
+/// unchanged.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
@@ -264,11 +262,10 @@ pub(crate) fn round_to_bf16(v: __m512) -> (__m512i, __m512, __m512) {
     (bits, near, _mm512_sub_ps(v, near))
 }
 
-/// A block of inputs as a pair; returns the sum of the pair's values.
+/// Writes a block of inputs as a pair; returns the sum of the pair's values.
 ///
 /// # Safety
-/// The processor must have avx512f and avx512bw; there must be `TILE_K` elements, and weights, and
-/// room.
+/// The processor must have avx512f and avx512bw; `TILE_K` elements, weights and places must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 pub(crate) unsafe fn split(
@@ -279,7 +276,7 @@ pub(crate) unsafe fn split(
 ) -> f32 {
     let mut sum = _mm512_setzero_ps();
     let (mut highs, mut lows) = ([_mm512_set1_epi32(0); 2], [_mm512_set1_epi32(0); 2]);
-    // SAFETY: the elements and places are the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for i in 0..2 {
             let mut v = _mm512_mul_ps(_mm512_loadu_ps(x.add(16 * i)), _mm512_set1_ps(factor));
@@ -310,12 +307,12 @@ mod tests {
         f32::from_bits(u32::from(line.0[at]) << 16)
     }
 
-    /// Pairs are within 2^-17 of the inputs, wherever they are. Sums are those of the pairs;
-    /// padding rows are zeros.
+    /// Pairs are within a relative 2^-17 of the inputs, at every position. Sums are those of the
+    /// pairs; padding rows are zeros.
     #[test]
     fn pairs_are_sixteen_bits_of_their_inputs() {
         with_each(|isa| {
-            // The writing needs AVX-512 only.
+            // Writing needs only AVX-512.
             if !matches!(isa, Isa::Avx512 | Isa::Amx) {
                 return;
             }
@@ -335,7 +332,7 @@ mod tests {
                 let writer = tiles.writer();
                 for row in 0..padded {
                     let own = (row < rows).then(|| &x[row * k..(row + 1) * k]);
-                    // SAFETY: this instruction set has AVX-512; one thread writes.
+                    // SAFETY: this instruction set has AVX-512, and only one thread writes.
                     unsafe { writer.row(row, own, (0.5, Some(&weight))) };
                 }
                 let code_order = code_order(bits);

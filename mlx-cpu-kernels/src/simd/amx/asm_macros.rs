@@ -2,7 +2,7 @@
 //! blocks (at `a` to `d`) into tiles at `to`. `zmm24` to `zmm27` hold the constants of
 //! `encoding.rs`.
 
-/// A word of each of two row blocks, as a line.
+/// A word of each of two row blocks, as one line.
 macro_rules! both {
     ($low:literal, $high:literal, $at:literal) => {
         concat!(
@@ -20,8 +20,7 @@ macro_rules! both {
     };
 }
 
-/// A word of each of two row blocks, and its vectors of codes, as lines at the places
-/// (`encoding.rs`).
+/// A word of each of two row blocks, decoded to lines of a tile (`encoding.rs`).
 macro_rules! word {
     ($low:literal, $high:literal, $at:literal, [$a:literal, $b:literal, $c:literal, $d:literal]) => {
         concat!(
@@ -67,7 +66,7 @@ macro_rules! word {
     };
 }
 
-/// Two words, which are in one cache line, and a prefetch.
+/// Two words in one cache line, and a prefetch.
 macro_rules! words {
     ($low:literal, $high:literal, $at:literal, $next:literal, $one:tt, $other:tt) => {
         concat!(
@@ -87,7 +86,7 @@ macro_rules! words {
     };
 }
 
-/// A quarter of a block of inputs' codes as tiles.
+/// Decodes a quarter of a block of inputs into tiles.
 macro_rules! quarter {
     (4, 0) => {
         words!(
@@ -155,7 +154,7 @@ macro_rules! quarter {
     };
 }
 
-/// On to the words of the next block.
+/// Advances to the words of the next block.
 macro_rules! next_words {
     (4) => {
         "add {a}, 128\nadd {b}, 128\nadd {c}, 128\nadd {d}, 128\n"
@@ -165,7 +164,7 @@ macro_rules! next_words {
     };
 }
 
-/// A block of inputs' codes as tiles.
+/// Decodes a block of inputs into tiles.
 macro_rules! unpack {
     ($bits:tt) => {
         concat!(
@@ -179,9 +178,9 @@ macro_rules! unpack {
     };
 }
 
-/// Lines of assembly with what [`unpack`] needs in its registers, and their operands, among them
-/// `n`, which is anything. All vector registers may be used. In the end their upper parts are
-/// cleared: narrow instructions of other code would wait for them.
+/// Assembly lines with the registers that [`unpack`] needs and their operands; `n` is an arbitrary
+/// operand. All vector registers may be clobbered. At the end their upper parts are cleared,
+/// because narrow instructions of later code would otherwise stall.
 macro_rules! asm_with_codes {
     ([$($line:expr),* $(,)?], $($operands:tt)*) => {
         ::std::arch::asm!(

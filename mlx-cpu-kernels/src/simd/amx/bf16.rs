@@ -1,28 +1,28 @@
-//! bfloat16 matrices on AMX: tiles are loaded from the matrix as it lies in memory. Inputs are the
-//! operand in pairs, so sums are `[outputs, rows of inputs]`.
+//! bfloat16 matrices on AMX: tiles are loaded directly from the matrix in memory. Inputs are the
+//! operand stored in pairs, so sums are `[outputs, input rows]`.
 
 use std::arch::asm;
 
 use super::activations::{natural_order, split};
 use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRegisters, TileRow};
 
-/// Tiles of outputs that are multiplied together: their sums have a register each.
+/// Output tiles that are multiplied together: each has a register for its sums.
 pub(crate) const TILES_TOGETHER: usize = 4;
 
-/// Up to [`TILE_ROWS`] rows of inputs in tiles. For each block of inputs there are the greater
-/// parts, a line for each two inputs, and the remainders.
+/// Up to [`TILE_ROWS`] input rows in tiles. Each block of inputs has the high parts, one line per
+/// two inputs, and the remainders.
 #[derive(Default)]
 pub(crate) struct Bf16Panel {
     lines: Vec<TileRow>,
 }
 
 impl Bf16Panel {
-    /// Inputs of a row must be whole blocks.
+    /// Whether rows consist of whole blocks.
     pub(crate) fn fits(k: usize) -> bool {
         k > 0 && k.is_multiple_of(TILE_K)
     }
 
-    /// Makes room for rows of `k` inputs, all zeros.
+    /// Resizes for rows of `k` inputs, all zero.
     pub(crate) fn clear(&mut self, k: usize) {
         assert!(Self::fits(k));
         self.lines.clear();
@@ -30,7 +30,7 @@ impl Bf16Panel {
             .resize(2 * TILE_ROWS * (k / TILE_K), TileRow([0; TILE_K]));
     }
 
-    /// Writes row `lane`: each element times the factor and, where there are weights, its weight.
+    /// Writes row `lane`: each element times the factor and, if given, its weight.
     ///
     /// # Safety
     /// The processor must have avx512f and avx512bw.
@@ -49,8 +49,8 @@ impl Bf16Panel {
             let mut parts = [TileRow([0; TILE_K]); 2];
             let [high, low] = &mut parts;
             let weight = weight.map(|w| w[block * TILE_K..].as_ptr());
-            // SAFETY: `TILE_K` elements and weights from here on, as asserted; features are the
-            // caller's promise.
+            // SAFETY: `TILE_K` elements and weights follow, as asserted; the caller guarantees the
+            // features.
             unsafe {
                 split(
                     x[block * TILE_K..].as_ptr(),
@@ -69,22 +69,22 @@ impl Bf16Panel {
 }
 
 impl TileRegisters {
-    /// For [`products`].
+    /// The tile configuration for [`products`].
     ///
     /// # Safety
     /// The system must let the process use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn whole() -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::with([TILE_ROWS; 8]) }
     }
 }
 
-/// Products of up to [`TILES_TOGETHER`] tiles' outputs with a panel:
-/// `[tiles, TILE_ROWS outputs, TILE_ROWS rows of inputs]`. A tile is [`TILE_ROWS`] adjacent rows of
-/// a matrix. The processor prefetches them by itself; explicit prefetches were slower.
+/// Products of up to [`TILES_TOGETHER`] output tiles with a panel: `[tiles, TILE_ROWS outputs,
+/// TILE_ROWS input rows]`. A tile is [`TILE_ROWS`] adjacent rows of a matrix. The hardware
+/// prefetcher suffices; explicit prefetches were slower.
 ///
 /// # Panics
-/// If they do not fit each other.
+/// If their sizes do not match.
 pub(crate) fn products(
     tiles: &[&[u16]],
     panel: &Bf16Panel,
@@ -95,8 +95,8 @@ pub(crate) fn products(
     let k = blocks * TILE_K;
     assert!((1..=TILES_TOGETHER).contains(&tiles.len()) && out.len() == tiles.len() * TILE_ROWS);
     assert!(tiles.iter().all(|tile| tile.len() == TILE_ROWS * k));
-    // SAFETY: registers are set up, as their type says. Blocks are those of tiles and panel, and
-    // `out` has places for all tiles.
+    // SAFETY: the type guarantees configured registers. Blocks are those of tiles and panel, and
+    // `out` has space for all tiles.
     unsafe {
         zero();
         let (panel, tile) = (panel.lines.as_ptr(), |i: usize| tiles[i].as_ptr());
@@ -110,13 +110,13 @@ pub(crate) fn products(
     }
 }
 
-/// Sums of nothing.
+/// Clears the sums.
 ///
 /// # Safety
-/// The registers must be set up.
+/// The registers must be configured.
 #[inline]
 unsafe fn zero() {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -128,11 +128,11 @@ unsafe fn zero() {
     }
 }
 
-/// Adds the products of `T` tiles of a matrix, whose rows are `k` elements apart, with tiles of
-/// inputs, for `blocks` blocks.
+/// Adds the products of `T` tiles of a matrix, with a row stride of `k` elements, with input tiles,
+/// for `blocks` blocks.
 ///
 /// # Safety
-/// The registers must be set up, and all must be there.
+/// The registers must be configured, and all operands must exist.
 #[inline]
 unsafe fn multiply<const T: usize>(
     tiles: [*const u16; TILES_TOGETHER],
@@ -188,7 +188,7 @@ unsafe fn multiply<const T: usize>(
             )
         };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match T {
             1 => for_blocks!(tile!("tmm0", "tmm6", "a")),
@@ -208,10 +208,10 @@ unsafe fn multiply<const T: usize>(
     }
 }
 
-/// Writes the sums of `tiles` tiles.
+/// Stores the sums of `tiles` tiles.
 ///
 /// # Safety
-/// The registers must be set up, and there must be room.
+/// The registers must be configured, and the destination must exist.
 #[inline]
 unsafe fn store(tiles: usize, to: *mut OutputRow) {
     macro_rules! one {
@@ -226,7 +226,7 @@ unsafe fn store(tiles: usize, to: *mut OutputRow) {
             }
         };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         one!(0, "tmm0");
         one!(1, "tmm1");

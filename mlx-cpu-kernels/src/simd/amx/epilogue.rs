@@ -12,19 +12,18 @@ use crate::simd::portable::vmath::Gate;
 
 /// The epilogue of a product.
 pub(crate) struct Epilogue<'a> {
-    /// Of both tiles, as long as their columns are there.
+    /// The biases of both tiles; the last one may be shorter.
     pub biases: [Option<&'a [f32]>; 2],
-    /// The first tile's products go through it, and are multiplied with the second's.
+    /// The activation of the first tile's products, which are then multiplied with the second's.
     pub gate: Option<Gate>,
-    /// The residual, rows as far apart as those of the output.
+    /// The residual, with the row stride of the output.
     pub residual: Option<&'a [f32]>,
 }
 
-/// Brings `sums`, `[2, padded rows]`, to as many columns as there are; with a gate, to those of one
-/// tile.
+/// Writes `sums`, `[2, padded rows]`, to the existing columns; with a gate, to those of one tile.
 ///
 /// # Panics
-/// If there are fewer sums than rows, or something is shorter than the output.
+/// If there are fewer sums than rows, or an operand is shorter than the output.
 ///
 /// # Safety
 /// The processor must have avx512f.
@@ -44,11 +43,11 @@ pub(crate) unsafe fn store_outputs(
     let lanes = [lane_mask(width), lane_mask(width.saturating_sub(TILE_ROWS))];
     let tiles = width.div_ceil(TILE_ROWS);
     let bias = epilogue.biases.map(|bias| {
-        // SAFETY: there is an element for each lane.
+        // SAFETY: each lane has an element.
         bias.map(|own| unsafe { _mm512_maskz_loadu_ps(lane_mask(own.len()), own.as_ptr()) })
     });
     let biased = |sums: &OutputRow, bias: Option<__m512>| {
-        // SAFETY: there are sixteen.
+        // SAFETY: sixteen elements exist.
         let sums = unsafe { _mm512_loadu_ps(sums.0.as_ptr()) };
         bias.map_or(sums, |bias| _mm512_add_ps(sums, bias))
     };
@@ -59,8 +58,8 @@ pub(crate) unsafe fn store_outputs(
         }
         for (i, own) in both.into_iter().take(tiles).enumerate() {
             let at = row * step + i * TILE_ROWS;
-            // SAFETY: the columns of this row exist, also in the residual, by the assertions. There
-            // are no more lanes.
+            // SAFETY: by the assertions, the columns of this row exist, also in the residual. No
+            // further lanes are written.
             unsafe {
                 let own = match epilogue.residual {
                     Some(residual) => {

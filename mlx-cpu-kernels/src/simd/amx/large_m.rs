@@ -1,5 +1,5 @@
-//! More than eight rows of inputs with a packed matrix, group by group. Each group's codes are
-//! decoded once for all input tiles of a chunk. The inner loop is in `large_m_asm.rs`.
+//! More than eight input rows with a packed matrix, group by group. Each group's codes are decoded
+//! once for all input tiles of a chunk. The inner loop is in `large_m_asm.rs`.
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_storeu_ps};
 
@@ -23,12 +23,12 @@ pub(crate) unsafe fn run<const BITS: u32>(
     let (groups, _) = x.packing();
     let plane = x.padded();
     assert!(x.tall() == TILE_ROWS && out.len() == 2 * plane);
-    // Blocks of inputs of a group.
+    // The number of input blocks per group.
     let deep = x.blocks() / groups;
-    // A group's lines stand before the first.
+    // Padding lines precede the first group.
     factors.resize(4 * (groups + 1), TileRow([0; TILE_K]));
     out.fill(OutputRow::default());
-    // SAFETY: as many groups of all; features are the caller's promise.
+    // SAFETY: all operands have this number of groups; the caller guarantees the features.
     unsafe {
         prepare::<BITS>(&from, groups, factors.as_mut_ptr().add(4));
         for (first, count) in x.chunks() {
@@ -44,7 +44,7 @@ pub(crate) unsafe fn run<const BITS: u32>(
                 sizes: (groups, deep, count),
             };
             run_groups::<BITS>(scratch, piece);
-            // What the assembly leaves: the sums of the last products.
+            // The sums of the last products, which the assembly leaves unfinished.
             let all = groups * count;
             for n in all.saturating_sub(PIPELINE_DEPTH)..all {
                 let (group, tile) = (n / count, n % count);
@@ -58,11 +58,11 @@ pub(crate) unsafe fn run<const BITS: u32>(
     }
 }
 
-/// The sums of a group times its scales, and those of the inputs times its biases. They are added
-/// to rows of both tiles' outputs, `plane` rows apart.
+/// Multiplies the sums of a group by its scales, and those of the inputs by its biases. They are
+/// added to rows of both tiles' outputs, `plane` rows apart.
 ///
 /// # Safety
-/// The processor must have avx512f; all must be there.
+/// The processor must have avx512f; all operands must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 unsafe fn add(
     found: *const TileRow,
@@ -73,7 +73,7 @@ unsafe fn add(
     for (row, inputs) in inputs.iter().enumerate() {
         let inputs = _mm512_set1_ps(*inputs);
         for i in 0..2 {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let factor = |at: usize| _mm512_loadu_ps(factors.add(at).cast());
                 let found = _mm512_loadu_ps(found.add(i * TILE_ROWS + row).cast());

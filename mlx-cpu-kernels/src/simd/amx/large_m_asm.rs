@@ -1,25 +1,25 @@
 //! The inner loop for tiles of sixteen rows, as one piece of assembly. It is software-pipelined.
-//! While a tile is multiplied, the sums of the tile before are stored. Those of the tile before
-//! that are scaled and added to totals in memory. The next group's codes are decoded between two
-//! groups. `small_m_asm.rs` says why it is one piece.
+//! While one tile is multiplied, the sums of the previous tile are stored. Those of the tile before
+//! are scaled and added to totals in memory. The next group's codes are decoded between two groups.
+//! `small_m_asm.rs` explains why it is one piece.
 
 use std::mem::offset_of;
 
 use super::small_m_asm::{GROUP_ROWS, MAX_BLOCKS_PER_GROUP};
 use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TILES_PER_CHUNK, TileRow};
 
-/// From a tile that is multiplied to the one whose sums are added.
+/// The number of tiles between multiplication and addition of sums.
 pub(crate) const PIPELINE_DEPTH: usize = 2;
 
-/// What the assembly reads and writes, besides inputs, the matrix and totals.
+/// Scratch memory of the assembly.
 #[repr(C, align(4096))]
 pub(crate) struct LargeMScratch {
-    /// Tiles of sums: of two products, two each.
+    /// Tiles of sums: two each of two products.
     pub found: [[TileRow; 2 * TILE_ROWS]; 2],
-    /// In the place of totals before there are any, of both tiles.
+    /// Dummy totals of both tiles for the first additions.
     nothing: [OutputRow; 2 * PIPELINE_DEPTH * TILE_ROWS],
     at: LoopState,
-    /// Numbers of two groups: for each block two tiles.
+    /// Decoded codes of two groups: two tiles per block.
     matrix: [[TileRow; GROUP_ROWS]; 2],
 }
 
@@ -34,33 +34,33 @@ impl Default for LargeMScratch {
     }
 }
 
-/// Where the assembly is, and how it goes on.
+/// The state of the loop.
 #[derive(Default)]
 #[repr(C)]
 struct LoopState {
     /// The codes of this group, and of the next one.
     now: usize,
     next: usize,
-    /// Blocks of inputs of a group, and tiles beside each other.
+    /// Input blocks per group, and adjacent tiles.
     deep: usize,
     tiles: usize,
-    /// Groups that are left.
+    /// Remaining groups.
     groups: usize,
-    /// Bytes of inputs from a block to the next. Also from the last block of a tile to the first of
-    /// the adjacent tile, and from the last tile to the next group.
+    /// Bytes of inputs between blocks. Also from a tile's last block to the adjacent tile's first,
+    /// and from the last tile to the next group.
     across: usize,
     beside: isize,
     rest: usize,
-    /// Where totals end for now, and where they begin and end.
+    /// The current end of totals, and their start and end.
     end: usize,
     first: usize,
     last: usize,
-    /// Bytes from one tile's outputs to the other's, for now and of totals.
+    /// Bytes between the two tiles' outputs: currently, and in totals.
     plane: usize,
     whole: usize,
-    /// The factors of the group that is added.
+    /// The factors of the group being added.
     factors: usize,
-    /// Whether the next product goes into the second pair of registers.
+    /// Whether the next product uses the second pair of registers.
     odd: usize,
 }
 
@@ -68,36 +68,36 @@ struct LoopState {
 pub(crate) struct LargeMArgs<'a> {
     /// Words of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
-    /// Bytes ahead of the current position that are prefetched.
+    /// The prefetch distance in bytes.
     pub ahead: usize,
-    /// Tiles of inputs, `[blocks, tiles]`.
+    /// Input tiles, `[blocks, tiles]`.
     pub inputs: *const TileRow,
-    /// Their sums, `[groups, tiles, TILE_ROWS]`, with [`PIPELINE_DEPTH`] tiles' room before.
+    /// Their sums, `[groups, tiles, TILE_ROWS]`, after padding of [`PIPELINE_DEPTH`] tiles.
     pub sums: *const f32,
-    /// Four lines of anything, then those of each group.
+    /// Four padding lines, then those of each group.
     pub factors: *const TileRow,
-    /// `[tiles, TILE_ROWS]`, and behind as many rows as `plane` says the same for the other tile.
+    /// `[tiles, TILE_ROWS]`, and `plane` rows later the same for the other tile.
     pub totals: &'a mut [OutputRow],
     pub plane: usize,
-    /// Groups, blocks of inputs of each, and tiles.
+    /// The number of groups, of input blocks per group, and of tiles.
     pub sizes: (usize, usize, usize),
 }
 
-/// Inputs or sums or what the matrix has, as a tile.
+/// Loads inputs, sums or matrix codes as a tile.
 macro_rules! load {
     ($tile:literal, $at:literal) => {
         concat!("tileloadd ", $tile, ", [", $at, "]\n")
     };
 }
 
-/// A product of two tiles.
+/// Multiplies two tiles.
 macro_rules! product {
     ($sums:literal, $inputs:literal, $matrix:literal) => {
         concat!("tdpbf16ps ", $sums, ", ", $inputs, ", ", $matrix, "\n")
     };
 }
 
-/// A block of inputs, both parts, with its tiles, into two tiles of sums.
+/// Multiplies both parts of an input block with its matrix tiles into two tiles of sums.
 macro_rules! multiply_both {
     ($one:literal, $other:literal) => {
         concat!(
@@ -113,8 +113,7 @@ macro_rules! multiply_both {
     };
 }
 
-/// A row's sums of both tiles to its totals, through registers for these and for the sum of its
-/// inputs.
+/// Adds a row's sums of both tiles to its totals.
 macro_rules! add_row {
     ($found:literal, $row:literal, $sum:literal, [$one:literal, $other:literal, $inputs:literal]) => {
         concat!(
@@ -171,7 +170,7 @@ macro_rules! add_row {
     };
 }
 
-/// Two rows of sixteen, the first of them by number.
+/// Adds two rows of sixteen, starting at the given one.
 macro_rules! add_rows {
     ($found:literal, 0) => {
         concat!(
@@ -223,7 +222,7 @@ macro_rules! add_rows {
     };
 }
 
-/// The tiles of the last block of a group come to `tmm6` and `tmm7`, or are there.
+/// Loads the tiles of a group's last block to `tmm6` and `tmm7`, unless they are there.
 macro_rules! matrix {
     (comes, $tile:literal, $at:literal) => {
         load!($tile, $at)
@@ -233,8 +232,8 @@ macro_rules! matrix {
     };
 }
 
-/// A tile: its product, the sums of the one before, and the totals of the one before that. Their
-/// instructions alternate, so that neither waits long for the other.
+/// One pipeline step: the product of a tile, storing the previous sums, and adding those before to
+/// totals. The instructions are interleaved, so that no unit waits long.
 macro_rules! tile {
     ($matrix:tt, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal, $odd:literal) => {
         concat!(
@@ -282,7 +281,7 @@ macro_rules! tile {
             "add {totals}, 1024\n",
             "cmp {totals}, [{scratch} + {end}]\n",
             "jne 7f\n",
-            // Once around: the next group's.
+            // Wraps around to the next group.
             "mov {totals}, [{scratch} + {first}]\n",
             "mov {n}, [{scratch} + {last}]\n",
             "mov [{scratch} + {end}], {n}\n",
@@ -298,7 +297,7 @@ macro_rules! tile {
     };
 }
 
-/// All blocks of a group but the last, of which there are some where the matrix comes.
+/// All blocks of a group except the last, if there are any.
 macro_rules! blocks_before {
     (comes, $one:literal, $other:literal) => {
         concat!(
@@ -318,11 +317,11 @@ macro_rules! blocks_before {
     };
 }
 
-/// All groups. The sums of the last [`PIPELINE_DEPTH`] products, of a tile and a group each, are
-/// not added. Those of product number `n` are in `scratch.found[(n + 1) % 2]`.
+/// Runs all groups. The sums of the last [`PIPELINE_DEPTH`] products (each a tile and a group) are
+/// not added. Those of product `n` are in `scratch.found[(n + 1) % 2]`.
 ///
 /// # Safety
-/// The tile registers must be set up, and the processor must have avx512f and avx512bw. All
+/// The tile registers must be configured, and the processor must have avx512f and avx512bw. All
 /// operands must exist, for at least one group and tile. Prefetched addresses need not be valid.
 pub(crate) unsafe fn run_groups<const BITS: u32>(
     scratch: &mut LargeMScratch,
@@ -381,7 +380,7 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(
                 "mov {count}, [{scratch} + {tiles}]",
                 "cmp qword ptr [{scratch} + {deep}], 1",
                 "jne 3f",
-                // One block: its tiles stay where they are.
+                // With a single block, its tiles stay where they are.
                 "mov {to}, [{scratch} + {now}]",
                 load!("tmm6", "{to} + {line}*1"),
                 load!("tmm7", "{to} + {line}*1 + 1024"),
@@ -452,8 +451,8 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(
             )
         };
     }
-    // SAFETY: the caller's promises. `LargeMScratch` has room for the maximum group, and for the
-    // operands of the first additions.
+    // SAFETY: guaranteed by the caller. `LargeMScratch` has space for the largest group, and for
+    // the operands of the first additions.
     unsafe {
         match BITS {
             4 => all!(4),

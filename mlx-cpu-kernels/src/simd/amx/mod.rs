@@ -1,13 +1,13 @@
-//! Products for x86-64 with AMX. Tile registers multiply sixteen rows of inputs with sixteen rows
-//! of a matrix, pairs of bfloat16 at a time, and sum in float32. An input is the sum of two
-//! bfloat16, which keeps sixteen bits of it (`activations.rs`). Subnormal numbers count as zero. Of
-//! quantized matrices, packed codes are multiplied (`encoding.rs`), which are exact in bfloat16.
-//! Scales multiply the sums of a group (`small_m.rs` up to eight rows, `large_m.rs` for more).
-//! bfloat16 matrices are multiplied directly (`bf16.rs`). Scheduling and packing are in
-//! `gemm/amx_qgemm.rs` and `gemm/amx_gemm_bf16.rs`.
+//! Products for x86-64 with AMX. Tile registers multiply sixteen input rows with sixteen matrix
+//! rows, pairs of bfloat16 at a time, and sum in float32. Each input is the sum of two bfloat16,
+//! which keeps sixteen of its bits (`activations.rs`). Subnormal numbers count as zero. Packed
+//! codes of quantized matrices are multiplied directly, because they are exact in bfloat16
+//! (`encoding.rs`). Scales multiply the sums of a group (`small_m.rs` up to eight rows,
+//! `large_m.rs` for more). bfloat16 matrices have no scales (`bf16.rs`). `gemm/amx_qgemm.rs` and
+//! `gemm/amx_gemm_bf16.rs` do scheduling and packing.
 //!
-//! The instructions are written as assembly, since the standard library does not have them yet. The
-//! compiler itself never uses tile registers. So they keep their content between two pieces of
+//! The instructions are written as assembly, because the standard library does not have them yet.
+//! The compiler itself never uses tile registers. So they keep their content between two pieces of
 //! assembly.
 
 #[macro_use]
@@ -31,23 +31,23 @@ pub(crate) use epilogue::{Epilogue, store_outputs};
 use tiles::TileRow;
 pub(crate) use tiles::{OutputRow, TILE_ROWS, TilePair, TileRegisters};
 
-/// What a thread needs for [`products`].
+/// Scratch memory of a thread for [`products`].
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// Products of two tiles' outputs.
+    /// Products for the outputs of two tiles.
     sums: Vec<OutputRow>,
-    /// For few rows, and for tiles of them.
+    /// Scratch memory of the few-row kernel.
     small_m: Box<small_m_asm::SmallMScratch>,
     large_m: Box<large_m_asm::LargeMScratch>,
-    /// Scales and biases for these.
+    /// Scales and biases of the two tiles.
     factors: Vec<TileRow>,
 }
 
-/// The products of all inputs with two tiles' outputs for each of `places`, which `source` names:
-/// `done` has them, `[2, padded rows]`.
+/// The products of all inputs with the two output tiles of each of `places`, which `source`
+/// provides; `done` receives them, `[2, padded rows]`.
 ///
 /// # Panics
-/// If the outputs do not fit the inputs.
+/// If the outputs do not match the inputs.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and f16c.
@@ -73,8 +73,8 @@ pub(crate) unsafe fn products<'a>(
         assert!(two.0.into_iter().all(fits));
         two
     };
-    // SAFETY: the lengths are as asserted; features are the caller's promise, the registers are
-    // here.
+    // SAFETY: the lengths are asserted; the caller guarantees the features; the registers are
+    // configured.
     unsafe {
         if x.is_stacked() {
             let scratch = (&mut *memory.small_m, &mut memory.factors);

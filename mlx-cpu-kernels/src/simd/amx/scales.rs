@@ -12,11 +12,12 @@ use super::tiles::{ROW_BYTES, TileRow, TileSources};
 use crate::layout::packed::{GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS};
 use crate::simd::avx2::float_codes::super_affine;
 
-/// The scales and biases of both tiles' outputs, a line each, group after group. Biases
-/// compensate the offset of the codes in tiles, scales their factor ([`code_offset_and_scale`]).
+/// The scales and biases of both tiles' outputs, one line each, group by group. Biases compensate
+/// the offset of codes in tiles, scales their factor ([`code_offset_and_scale`]).
 ///
 /// # Safety
-/// The processor must have avx512f and f16c; there must be as many groups, and four lines for each.
+/// The processor must have avx512f and f16c; both tiles must have this number of groups, and each
+/// group four lines.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 pub(crate) unsafe fn prepare<const BITS: u32>(
     from: &TileSources<'_>,
@@ -25,7 +26,7 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
 ) {
     for i in 0..2 {
         let second = from.second[i];
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let to = to.add(i);
             match (from.scales[i], from.biases[i]) {
@@ -71,14 +72,14 @@ pub(crate) unsafe fn prepare<const BITS: u32>(
     }
 }
 
-/// Eight float16 of a row block and eight of another, `second` elements on.
+/// Eight float16 of one row block and eight of another, `second` elements later.
 ///
 /// # Safety
-/// The processor must have avx512f; both must be there.
+/// The processor must have avx512f; both must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn sixteen_halves(at: *const u16, second: usize) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let low = _mm_loadu_si128(at.cast());
         let high = _mm_loadu_si128(at.add(second).cast());
@@ -87,12 +88,12 @@ unsafe fn sixteen_halves(at: *const u16, second: usize) -> __m512 {
     }
 }
 
-/// The scales and biases of each group of two row blocks, which `sixteen` joins. The second row
-/// block is `second` elements after the first. Those that follow are fetched.
+/// The scales and biases of each group of two row blocks, joined by `sixteen`. The second row block
+/// is `second` elements after the first. Later ones are prefetched.
 ///
 /// # Safety
-/// The processor must have avx512f. `sixteen` may be called for each of as many groups, and `to`
-/// has lines for them.
+/// The processor must have avx512f. `sixteen` must be valid for each group, and `to` must have
+/// lines for them.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn convert<const BITS: u32, T>(
@@ -102,7 +103,7 @@ unsafe fn convert<const BITS: u32, T>(
     to: *mut TileRow,
     sixteen: impl Fn([*const T; 2]) -> [__m512; 2],
 ) {
-    // Two tiles of two row blocks are ahead, as of words.
+    // The prefetch distance is two tiles of two row blocks, as for words.
     let ahead = 4 * groups * INTERLEAVED_ROWS;
     for group in 0..groups {
         let own = all.map(|all| all.wrapping_add(group * INTERLEAVED_ROWS));
@@ -113,17 +114,17 @@ unsafe fn convert<const BITS: u32, T>(
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(second).cast());
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { store::<BITS>(sixteen(own), to.add(4 * group)) };
     }
 }
 
-/// [`convert`] of [`crate::layout::packed::ScaleFormat::SuperAffine`]. The second row block is
+/// [`convert`] for [`crate::layout::packed::ScaleFormat::SuperAffine`]. The second row block is
 /// `second` scales after the first.
 ///
 /// # Safety
-/// The processor must have avx512f. Both row blocks must have as many groups, and `to` lines for
-/// them.
+/// The processor must have avx512f. Both row blocks must have this number of groups, and `to` lines
+/// for them.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn convert_super_affine<const BITS: u32>(
@@ -140,8 +141,8 @@ unsafe fn convert_super_affine<const BITS: u32>(
     assert!(groups.is_multiple_of(per) && codes.len() >= blocks * groups * PAIR);
     assert!(supers.len() >= blocks * groups / per * PAIR);
     for group in 0..groups {
-        // SAFETY: sixteen bytes of each group of each row block, and sixteen float16 of each
-        // super-group: asserted. Prefetched addresses need not be valid.
+        // SAFETY: each group of each row block has sixteen bytes, and each super-group sixteen
+        // float16, as asserted. Prefetched addresses need not be valid.
         unsafe {
             let own = codes.as_ptr().add(group * PAIR);
             if group % (ROW_BYTES / PAIR) == 0 {
@@ -161,10 +162,10 @@ unsafe fn convert_super_affine<const BITS: u32>(
     }
 }
 
-/// Writes the scales and biases of a group, to which those of the codes in tiles are added.
+/// Writes the scales and biases of a group, adjusted for the encoding of codes in tiles.
 ///
 /// # Safety
-/// The processor must have avx512f. Three lines from `to` on must be there.
+/// The processor must have avx512f. Three lines from `to` on must exist.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 #[inline]
 unsafe fn store<const BITS: u32>([scales, biases]: [__m512; 2], to: *mut TileRow) {
@@ -172,7 +173,7 @@ unsafe fn store<const BITS: u32>([scales, biases]: [__m512; 2], to: *mut TileRow
     let (more, measure) = (_mm512_set1_ps(more / measure), _mm512_set1_ps(measure));
     let scales = _mm512_mul_ps(scales, measure);
     let biases = _mm512_fnmadd_ps(more, scales, biases);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         _mm512_storeu_ps(to.cast(), scales);
         _mm512_storeu_ps(to.add(2).cast(), biases);

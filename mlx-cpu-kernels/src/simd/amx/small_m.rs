@@ -1,6 +1,6 @@
-//! At most eight rows of inputs with a packed matrix. Both bfloat16 parts of the inputs stand in
-//! one tile. The pipeline of `small_m_asm.rs` continues across the output tiles of a thread. The
-//! last sums of one are completed while the first groups of the next are decoded.
+//! At most eight input rows with a packed matrix. Both bfloat16 parts of the inputs are in one
+//! tile. The pipeline of `small_m_asm.rs` continues across the output tiles of a thread. The last
+//! sums of one are finished while the first groups of the next are decoded.
 
 use super::activations::InputTiles;
 use super::scales::prepare;
@@ -11,10 +11,11 @@ use super::tiles::{
     OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TilePair, TileRegisters, TileRow, TileSources,
 };
 
-/// Outputs `places`, each two tiles' of `source`, which then go to `done`; see [`super::products`].
+/// Computes the outputs `places`, each with two tiles from `source`, and passes them to `done`; see
+/// [`super::products`].
 ///
 /// # Safety
-/// As of [`super::products`]; what `source` gives must fit `x`, which is stacked.
+/// As [`super::products`]; the result of `source` must match `x`, which is stacked.
 pub(crate) unsafe fn run<'a, const BITS: u32>(
     places: &mut dyn Iterator<Item = usize>,
     source: &dyn Fn(usize) -> TilePair<'a>,
@@ -26,7 +27,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
     let (groups, _) = x.packing();
     let deep = x.blocks() / groups;
     assert!(deep <= MAX_BLOCKS_PER_GROUP && groups >= PIPELINE_DEPTH && x.padded() == SMALL_ROWS);
-    // Of the outputs that are unpacked, and of those before, whose last sums are added meanwhile.
+    // Factors of the outputs being decoded, and of the previous ones, whose last sums are added
+    // meanwhile.
     factors.resize(2 * 4 * groups, TileRow([0; TILE_K]));
     let factors = factors.as_mut_ptr();
     let inputs = x.tiles();
@@ -35,8 +37,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
     let mut before = None;
     for (turn, place) in places.enumerate() {
         let from = TileSources::of(source(place));
-        // SAFETY: lines of four factors for each group of two places; blocks and sums of as many
-        // groups. What the first ones complete is not looked at.
+        // SAFETY: each group of two places has four lines of factors; blocks and sums have this
+        // number of groups. The first iterations finish dummy sums, which are not read.
         unsafe {
             let own = factors.add(turn % 2 * 4 * groups);
             let last = factors.add((turn + 1) % 2 * 4 * groups);
@@ -63,8 +65,8 @@ pub(crate) unsafe fn run<'a, const BITS: u32>(
         }
     }
     if let Some(before) = before {
-        // SAFETY: the same again: the first groups of the last place are unpacked once more, and
-        // its last ones completed.
+        // SAFETY: as above; the first groups of the last place are decoded again while its last
+        // ones are finished.
         unsafe {
             scratch.at.factors = scratch.at.first_factors.add(4 * (groups - PIPELINE_DEPTH));
             scratch.at.left = 0;

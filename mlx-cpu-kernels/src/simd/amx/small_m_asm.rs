@@ -1,38 +1,38 @@
 //! The inner loop for at most eight rows, as one piece of assembly. It is software-pipelined over
-//! groups. One group is decoded, the one before is multiplied, the sums of the one before that are
-//! stored, and those of a third are scaled. It is one piece because compilers spill the totals
-//! between several, which takes half as long again.
+//! groups. One group is decoded, the previous one is multiplied, the sums of the one before are
+//! stored, and those of a third are scaled. It is one piece because compilers would spill the
+//! totals between pieces, which takes half as long again.
 
 use std::mem::offset_of;
 use std::ptr;
 
 use super::tiles::{OutputRow, ROW_BYTES, TILE_K, TILE_ROWS, TileRow};
 
-/// Rows of inputs in a tile, with those that fill it.
+/// Input rows of a tile, including padding.
 pub(crate) const SMALL_ROWS: usize = TILE_ROWS / 2;
 
-/// The blocks of inputs of the maximum group.
+/// The number of input blocks in the largest group.
 pub(crate) const MAX_BLOCKS_PER_GROUP: usize = 4;
 
-/// Lines for the codes of a group. One tile more than the maximum one takes. Two of them would
-/// otherwise map to the same sets of the L1 cache.
+/// Lines for the codes of a group. One tile is added to the largest group. Otherwise two groups
+/// would map to the same sets of the L1 cache.
 pub(crate) const GROUP_ROWS: usize = (2 * MAX_BLOCKS_PER_GROUP + 1) * TILE_ROWS;
 
-/// From a group that is unpacked to the one whose sums are added.
+/// The number of groups between decoding and addition of sums.
 pub(crate) const PIPELINE_DEPTH: usize = 3;
 
-/// What the assembly reads and writes, besides inputs and the matrix.
+/// Scratch memory of the assembly.
 #[repr(C, align(4096))]
 pub(crate) struct SmallMScratch {
-    /// Tiles of sums: of two groups, two each.
+    /// Tiles of sums: two each of two groups.
     found: [[TileRow; 2 * TILE_ROWS]; 2],
-    /// Both tiles' outputs, complete.
+    /// The finished outputs of both tiles.
     pub totals: [OutputRow; 2 * SMALL_ROWS],
-    /// The sums that are not added yet.
+    /// The sums not yet added.
     kept: [OutputRow; 2 * SMALL_ROWS],
-    /// Where it begins, and where it goes on.
+    /// The state of the loop.
     pub at: LoopState,
-    /// Numbers of two groups: for each block two tiles.
+    /// Decoded codes of two groups: two tiles per block.
     matrix: [[TileRow; GROUP_ROWS]; 2],
 }
 
@@ -48,30 +48,30 @@ impl Default for SmallMScratch {
     }
 }
 
-/// Where the assembly begins, and where it goes on.
+/// The state of the loop, across calls.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct LoopState {
     /// Words of both tiles' two row blocks.
     pub words: [[*const u32; 2]; 2],
-    /// Bytes ahead of the current position that are prefetched.
+    /// The prefetch distance in bytes.
     pub ahead: usize,
-    /// The inputs of the group before the first that is unpacked.
+    /// The inputs of the group before the first to decode.
     pub inputs: *const TileRow,
-    /// Where inputs begin, and end.
+    /// The start and end of inputs.
     pub all_inputs: [*const TileRow; 2],
-    /// The sums of the inputs of the group [`PIPELINE_DEPTH`] before, and its factors.
+    /// The input sums of the group [`PIPELINE_DEPTH`] earlier, and its factors.
     pub sums: *const f32,
     pub factors: *const TileRow,
     /// The sums of the first group.
     pub first_sums: *const f32,
     pub first_factors: *const TileRow,
-    /// How many groups are left when totals are complete.
+    /// The number of remaining groups at which totals are finished.
     pub left: usize,
-    /// Blocks of inputs of a group, and bytes of tiles before those of the last one.
+    /// Input blocks per group, and bytes of tiles before those of the last one.
     pub deep: usize,
     pub rest: usize,
-    /// Whether the next group goes into the second places.
+    /// Whether the next group uses the second buffers.
     pub odd: usize,
 }
 
@@ -94,7 +94,7 @@ impl Default for LoopState {
     }
 }
 
-/// A row's sums of both tiles, at this byte offset, to its totals.
+/// Adds a row's sums of both tiles, at this byte offset, to its totals.
 macro_rules! add {
     ($found:literal, $row:literal, $sum:literal, $one:literal, $other:literal) => {
         concat!(
@@ -119,8 +119,8 @@ macro_rules! add {
     };
 }
 
-/// A row's sums of a tile, of both parts of the inputs. Beside tiles a multiplication takes as long
-/// as two additions.
+/// A row's sums of a tile, of both input parts. Beside tile instructions, a multiplication costs as
+/// much as two additions.
 macro_rules! both_parts {
     ($found:literal, $row:literal, $high:literal, $low:literal) => {
         concat!(
@@ -142,7 +142,7 @@ macro_rules! both_parts {
     };
 }
 
-/// Tile `tmm5` or `tmm6` of the matrix with a block of inputs.
+/// Multiplies matrix tile `tmm5` or `tmm6` with a block of inputs.
 macro_rules! product {
     ($sums:literal, $tile:literal, $at:literal) => {
         concat!(
@@ -160,7 +160,7 @@ macro_rules! product {
     };
 }
 
-/// A tile of sums to where it is found.
+/// Stores a tile of sums.
 macro_rules! found {
     ($found:literal, $at:literal, $sums:literal) => {
         concat!(
@@ -175,8 +175,8 @@ macro_rules! found {
     };
 }
 
-/// All that is done at a time, for an even group or an odd one. Only the last block of a group is
-/// woven into the rest.
+/// One pipeline step, for an even or an odd group. Only the last block of a group is interleaved
+/// with the rest.
 macro_rules! step {
     ($bits:tt, $to:literal, $from:literal, [$one:literal, $other:literal], [$out:literal, $too:literal], $found:literal, $before:literal) => {
         concat!(
@@ -257,7 +257,7 @@ macro_rules! step {
     };
 }
 
-/// The same for all totals, whose places are 64 bytes apart.
+/// Applies a macro to all totals, which are 64 bytes apart.
 macro_rules! for_totals {
     ($one:ident) => {
         concat!(
@@ -281,7 +281,7 @@ macro_rules! for_totals {
     };
 }
 
-/// Out of its register, which is empty then.
+/// Stores a finished total and clears its register.
 macro_rules! complete {
     ($total:literal, $at:literal) => {
         concat!(
@@ -313,11 +313,11 @@ macro_rules! keep {
     };
 }
 
-/// So many groups, at least one, from where `scratch` says.
+/// Runs `groups` groups, at least one, from the state in `scratch`.
 ///
 /// # Safety
-/// The tile registers must be set up, and the processor must have avx512f and avx512bw. Each
-/// address must have the data of as many groups. Prefetched addresses need not be valid.
+/// The tile registers must be configured, and the processor must have avx512f and avx512bw. Each
+/// address must have the data of this number of groups. Prefetched addresses need not be valid.
 pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, count: usize) {
     const { assert!(BITS == 4 || BITS == 8) };
     let at = scratch.at;
@@ -364,7 +364,7 @@ pub(crate) unsafe fn run_groups<const BITS: u32>(scratch: &mut SmallMScratch, co
             )
         };
     }
-    // SAFETY: the caller's promises; `SmallMScratch` has room for the maximum group.
+    // SAFETY: guaranteed by the caller; `SmallMScratch` has space for the largest group.
     unsafe {
         match BITS {
             4 => all!(4),

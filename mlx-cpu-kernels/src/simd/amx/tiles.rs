@@ -5,14 +5,14 @@ use std::marker::PhantomData;
 
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
 
-/// The most rows of a tile, and the outputs of one.
+/// The maximum rows of a tile, and outputs per tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
-/// Inputs that a tile has of each row.
+/// Inputs per row in a tile.
 pub(crate) const TILE_K: usize = 32;
 
-/// The most tiles of inputs that are multiplied with a group's codes before the next group. They
-/// and their totals must stay in the L1 cache.
+/// The maximum input tiles multiplied with a group's codes before the next group. They and their
+/// totals must stay in the L1 cache.
 pub(crate) const TILES_PER_CHUNK: usize = 6;
 
 /// A row of a tile.
@@ -20,50 +20,50 @@ pub(crate) const TILES_PER_CHUNK: usize = 6;
 #[repr(C, align(64))]
 pub(crate) struct TileRow(pub [u16; TILE_K]);
 
-/// Outputs of a row of inputs.
+/// Sixteen outputs of an input row.
 #[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct OutputRow(pub [f32; TILE_ROWS]);
 
-/// Bytes from a row of a tile to the next, wherever one is in memory.
+/// The row stride of tiles in memory, in bytes.
 pub(crate) const ROW_BYTES: usize = size_of::<TileRow>();
 
-/// Two tiles' outputs: sixteen rows of a matrix each, or eight where the matrix ends, or the same
-/// twice.
+/// The outputs of two tiles: sixteen matrix rows each, eight where the matrix ends, or the same
+/// rows twice.
 #[derive(Clone, Copy)]
 pub(crate) struct TilePair<'a>(pub [PackedMatrix<'a>; 2]);
 
-/// Tile registers, set up for this thread.
+/// Tile registers, configured for this thread.
 pub(crate) struct TileRegisters {
-    /// The registers are this thread's.
+    /// The registers belong to this thread.
     own: PhantomData<*const ()>,
 }
 
 impl TileRegisters {
-    /// For whole tiles.
+    /// A configuration for full tiles.
     ///
     /// # Safety
     /// The system must let the process use AMX, as for `Isa::Amx`.
     pub(crate) unsafe fn new() -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::with([TILE_ROWS; 8]) }
     }
 
-    /// Registers with `rows` rows, at most [`TILE_ROWS`] each, of the longest lines.
+    /// Registers with `rows` rows, at most [`TILE_ROWS`] each, of the maximum width.
     ///
     /// # Safety
-    /// As of [`Self::new`].
+    /// As [`Self::new`].
     pub(crate) unsafe fn with(rows: [usize; 8]) -> Self {
         #[repr(C, align(64))]
         struct Setting([u8; 64]);
         let mut setting = Setting([0; 64]);
-        // The only palette; bytes of a row, two each, from 16 on; rows from 48 on.
+        // The only palette; then bytes per row, two each, from 16 on; rows from 48 on.
         setting.0[0] = 1;
         for (register, rows) in rows.into_iter().enumerate() {
             setting.0[16 + 2 * register] = ROW_BYTES as u8;
             setting.0[48 + register] = rows as u8;
         }
-        // SAFETY: it reads 64 bytes; that the registers are there is the caller's promise.
+        // SAFETY: it reads 64 bytes; the caller guarantees that the registers exist.
         unsafe { asm!("ldtilecfg [{}]", in(reg) setting.0.as_ptr(), options(nostack)) };
         Self { own: PhantomData }
     }
@@ -71,19 +71,19 @@ impl TileRegisters {
 
 impl Drop for TileRegisters {
     fn drop(&mut self) {
-        // SAFETY: who made this has the registers.
+        // SAFETY: the constructor's caller guaranteed that the registers exist.
         unsafe { asm!("tilerelease", options(nostack)) };
     }
 }
 
-/// The rows of two tiles: the two row blocks of each, or the same twice. Also the likely distance
+/// The matrix rows of two tiles: two row blocks each, or the same twice. Also the probable distance
 /// of the next call's rows, adjacent ones of one matrix or of two.
 #[derive(Clone, Copy)]
 pub(crate) struct TileSources<'a> {
     pub words: [[*const u32; 2]; 2],
     pub scales: [GroupParams<'a>; 2],
     pub biases: [GroupParams<'a>; 2],
-    /// From the first row block's scales and biases to those of the second.
+    /// The distance between the scales and biases of the two row blocks.
     pub second: [usize; 2],
     pub ahead: [usize; 2],
 }

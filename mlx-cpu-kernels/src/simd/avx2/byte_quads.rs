@@ -1,4 +1,4 @@
-//! Rows of a quantized matrix as bytes, four columns in a lane, with AVX2.
+//! Quantized matrix rows as bytes, four columns per lane, with AVX2.
 
 use std::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_fmadd_ps,
@@ -12,7 +12,7 @@ use crate::layout::float_codes::{Codes, FP4_CODES};
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
 use crate::simd::avx2::dequantize::{code_at, codes_of_whole_words, group_params};
 
-/// What is added to the integers of a table for unsigned bytes, and to codes for signed ones.
+/// The offset on table integers for unsigned bytes, or on codes for signed ones.
 fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
     match (codes, bytes) {
         (Codes::Table(table), CodeBytes::Unsigned) => table.offset().cast_signed(),
@@ -27,7 +27,7 @@ fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn byte_quads(matrix: PackedMatrix<'_>, bytes: CodeBytes, to: BytePanelMut<'_>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match (matrix.bits, matrix.codes()) {
             (2, _) => byte_quads_bits::<2, false>(matrix, bytes, to),
@@ -41,7 +41,7 @@ pub(crate) unsafe fn byte_quads(matrix: PackedMatrix<'_>, bytes: CodeBytes, to: 
     }
 }
 
-/// [`byte_quads`] of codes of this bit width, which are looked up where `LOOKUP`.
+/// [`byte_quads`] for codes of this bit width, which index a table if `LOOKUP`.
 ///
 /// # Safety
 /// As [`byte_quads`].
@@ -56,7 +56,7 @@ unsafe fn byte_quads_bits<const BITS: u32, const LOOKUP: bool>(
     let chunk = codes_of_whole_words(BITS);
     let words = chunk * BITS as usize / 32;
     let codes = matrix.codes();
-    // The reads and writes below stay within these.
+    // All reads and writes below are within these bounds.
     assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
     assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
     assert!(size * BITS as usize == 32 * per && size.is_multiple_of(chunk));
@@ -68,9 +68,9 @@ unsafe fn byte_quads_bits<const BITS: u32, const LOOKUP: bool>(
         Codes::Table(table) => table.integers().map(|n| n.wrapping_add(offset)),
         _ => FP4_CODES.map(u8::cast_signed),
     };
-    // SAFETY: sixteen bytes.
+    // SAFETY: sixteen bytes exist.
     let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
-    // An offset of -128 adds 128 to what unsigned bytes stand for, and takes it from signed ones.
+    // An offset of -128 adds 128 to the value of unsigned bytes, and subtracts it for signed ones.
     let back = match bytes {
         CodeBytes::Unsigned => -f32::from(offset.cast_unsigned()),
         CodeBytes::Signed => -f32::from(offset),
@@ -79,8 +79,8 @@ unsafe fn byte_quads_bits<const BITS: u32, const LOOKUP: bool>(
     let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, and
-            // their columns: all asserted.
+            // SAFETY: group `g` of row block `i` with its words from `g * per` on, and their
+            // columns, are within the asserted bounds.
             unsafe {
                 let at = i * groups + g;
                 let place = g * width + i * INTERLEAVED_ROWS;

@@ -14,18 +14,17 @@ use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
 use crate::simd::portable::refine_bytes::refine_lanes;
 
-/// Rows of the matrix in a tile: with the two vectors of a panel, integers and totals fill the
-/// registers.
+/// Matrix rows per tile: with the two vectors of a panel, integers and totals fill the registers.
 const TILE_ROWS: usize = 3;
 
-/// Vectors of a panel.
+/// Vectors per panel.
 const VECTORS: usize = LANES / 8;
 
-/// Adds products of four bytes: sums, bytes of the matrix, bytes of the inputs.
+/// Adds products of four bytes: (sums, bytes of the matrix, bytes of the inputs).
 trait Add: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy {}
 impl<F: Fn(__m256i, __m256i, __m256i) -> __m256i + Copy> Add for F {}
 
-/// Adds the sums of a lane, in 16 or 32 bits, to sums of 32 bits.
+/// Widens the sums of a lane, in 16 or 32 bits, and adds them to 32-bit sums.
 trait Widen: Fn(__m256i, __m256i) -> __m256i + Copy {}
 impl<F: Fn(__m256i, __m256i) -> __m256i + Copy> Widen for F {}
 
@@ -52,7 +51,7 @@ pub(crate) unsafe fn refine(
     refine_lanes(columns, coarse, fine, refined);
 }
 
-/// See [`crate::simd::byte_tile::multiply`]; the sums are added to.
+/// See [`crate::simd::byte_tile::multiply`]; adds to the sums.
 ///
 /// # Safety
 /// The processor must have avx2 and fma. The matrix, the panels and the sums must have the rows
@@ -65,16 +64,16 @@ pub(crate) unsafe fn multiply(
     x: &[ByteColumns<'_>],
     sums: (&mut [f32], usize),
 ) {
-    // A closure inherits the instructions of its function.
+    // A closure inherits the instruction set of its function.
     let unsigned = |sum, codes, x| _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
     let signed = |sum, codes, x| {
         let two = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
         _mm256_add_epi16(sum, two)
     };
     let wide = |total, sum| _mm256_add_epi32(total, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
-    // A lane gets two products of each quad. With these numbers of quads, no sum leaves 16 bits.
+    // Each lane gets two products per quad. With these numbers of quads, no sum overflows 16 bits.
     let quads = i32::from(i16::MAX) / (2 * MAX_BYTE as i32 * i32::from(matrix.largest));
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match (matrix.bytes, quads) {
             (CodeBytes::Signed, _) => tiles::<1>(rows, task, matrix, x, sums, (signed, wide)),
@@ -86,10 +85,10 @@ pub(crate) unsafe fn multiply(
     }
 }
 
-/// [`multiply`] with AVX-VNNI, of unsigned bytes.
+/// [`multiply`] with AVX-VNNI, for unsigned bytes.
 ///
 /// # Safety
-/// As of [`multiply`], and the processor must have avxvnni.
+/// As [`multiply`], and the processor must have avxvnni.
 #[target_feature(enable = "avx2,fma,avxvnni")]
 pub(crate) unsafe fn multiply_vnni(
     rows: usize,
@@ -101,15 +100,15 @@ pub(crate) unsafe fn multiply_vnni(
     assert!(matrix.bytes == CodeBytes::Unsigned);
     let add = |sum, codes, x| _mm256_dpbusd_avx_epi32(sum, codes, x);
     let wide = |total, sum| _mm256_add_epi32(total, sum);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { tiles::<8>(rows, task, matrix, x, sums, (add, wide)) };
 }
 
-/// All tiles. `add` adds products of four bytes to the sums of a lane. After `QUADS` quads, or a
-/// span, `wide` adds these sums to the exact ones of 32 bits.
+/// Computes all tiles. `add` adds products of four bytes to the sums of a lane. After `QUADS`
+/// quads, or a span, `wide` adds these sums to the exact 32-bit ones.
 ///
 /// # Safety
-/// As of [`multiply`].
+/// As [`multiply`].
 #[inline(always)]
 unsafe fn tiles<const QUADS: usize>(
     rows: usize,
@@ -121,7 +120,7 @@ unsafe fn tiles<const QUADS: usize>(
 ) {
     for (p, x) in x.iter().enumerate() {
         for row in (0..rows).step_by(TILE_ROWS) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let to = sums.as_mut_ptr().add(p * apart + row * LANES);
                 let of = (matrix, row);
@@ -138,11 +137,10 @@ unsafe fn tiles<const QUADS: usize>(
     }
 }
 
-/// `M` rows of the matrix, from a row of it on, with a panel, added to the sums. Sums of `SPAN`
-/// columns are exact.
+/// Multiplies `M` matrix rows with a panel, and adds to the sums. Sums of `SPAN` columns are exact.
 ///
 /// # Safety
-/// As of [`multiply`].
+/// As [`multiply`].
 #[inline(always)]
 unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
     task: &TileTask,
@@ -153,7 +151,7 @@ unsafe fn tile<const M: usize, const SPAN: usize, const QUADS: usize>(
 ) {
     let step = const { if QUADS > SPAN / 4 { SPAN / 4 } else { QUADS } };
     let stride = task.stride;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let codes = matrix.quads.as_ptr().add(row);
         let (scales, biases) = (

@@ -11,12 +11,11 @@ use std::arch::x86_64::{
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
-/// Lanes that heads sum at a time: with three heads, twelve sums fill the registers.
+/// Lanes that heads sum at once: with three heads, twelve sums fill the registers.
 pub(crate) const VALUE_LANES: usize = 32;
 
-/// Adds `VALUE_LANES` lanes of `n` values, each times its share, for `R` heads. Each of the three
-/// is an address, and the elements from a row to the next. Shares and sums have a row for each
-/// head, values have `n`.
+/// Adds `VALUE_LANES` lanes of `n` weighted values, for `R` heads. Each of the three operands is an
+/// address and a row stride in elements. Shares and sums have one row per head, values have `n`.
 ///
 /// # Safety
 /// The processor must have avx2 and fma. All these elements must exist, and no other thread may use
@@ -29,7 +28,7 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
     (sums, row): (*mut f32, usize),
     next: KeyPrefetch,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut totals = [[_mm256_setzero_ps(); VALUE_LANES / 8]; R];
         for i in 0..n {
@@ -57,8 +56,8 @@ pub(crate) unsafe fn accumulate_values<const R: usize>(
 
 /// # Safety
 /// The processor must have avx2 and fma. There must be `R` queries of `d` elements, a multiple of
-/// 8, and `n` keys at this distance. There must be room for `n` results of each query at this
-/// distance.
+/// 8, and `n` keys with this stride. The output must have space for `n` results per query with its
+/// stride.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn scores<const R: usize>(
     queries: *const f32,
@@ -67,7 +66,7 @@ pub(crate) unsafe fn scores<const R: usize>(
     (to, row): (*mut f32, usize),
     next: KeyPrefetch,
 ) {
-    // SAFETY: all offsets are within what the caller promises.
+    // SAFETY: all offsets are within the caller's guarantees.
     unsafe {
         let mut i = 0;
         while i + 4 <= n {
@@ -97,7 +96,7 @@ pub(crate) unsafe fn scores<const R: usize>(
     }
 }
 
-/// Products of `R` queries with `K` keys, in eight sums each.
+/// Products of `R` queries with `K` keys, with eight partial sums each.
 ///
 /// # Safety
 /// As [`scores`].
@@ -112,7 +111,7 @@ unsafe fn scores_block<const R: usize, const K: usize>(
     let mut sums = [[_mm256_setzero_ps(); K]; R];
     let mut at = 0;
     while at < d {
-        // SAFETY: below `d` in each query and key.
+        // SAFETY: offsets are below `d` in each query and key.
         unsafe {
             let mut own = [_mm256_setzero_ps(); K];
             for (k, own) in own.iter_mut().enumerate() {
@@ -142,17 +141,17 @@ pub(crate) unsafe fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32)
     let (lanes, rest) = scores.as_chunks_mut::<8>();
     let mut most = _mm256_set1_ps(f32::NEG_INFINITY);
     for scores in &*lanes {
-        // SAFETY: eight elements. NaN is not greater.
+        // SAFETY: eight elements exist. NaN never compares greater.
         most = unsafe { _mm256_max_ps(_mm256_loadu_ps(scores.as_ptr()), most) };
     }
     let mut eight = [0.0; 8];
-    // SAFETY: eight elements.
+    // SAFETY: eight elements exist.
     unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), most) };
     let max_score = max_score(&eight).max(max_score(rest));
     let softmax_base = softmax_base(max_score);
     let mut sums = _mm256_setzero_ps();
     for scores in lanes {
-        // SAFETY: eight elements; features are the caller's promise.
+        // SAFETY: eight elements exist; the caller guarantees the features.
         unsafe {
             let below = _mm256_sub_ps(
                 _mm256_loadu_ps(scores.as_ptr()),

@@ -1,5 +1,5 @@
-//! A few rows of inputs times a matrix that is not quantized, for AVX2. Several rows of the matrix
-//! are taken at a time, so that each vector of inputs is loaded once for all of them.
+//! Products of a few input rows with a dense matrix, for AVX2. Several matrix rows are processed
+//! together, so that each input vector is loaded once for all of them.
 
 use std::arch::x86_64::{
     __m256, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
@@ -10,24 +10,23 @@ use crate::layout::dense::DenseView;
 use crate::partition::OutputBlock;
 use crate::simd::avx2::vmath::horizontal_sum;
 
-/// The functions `multiply`, `rows` and `tile`, compiled for `$features`, with vectors of `$lanes`
-/// elements. The adjacent functions `load`, `load_some` and `sum` do what instruction sets do
-/// differently. `$tall` says how many rows of the matrix fit the registers beside `M` inputs.
+/// Generates the functions `multiply`, `rows` and `tile` for `$features`, with vectors of `$lanes`
+/// elements. The functions `load`, `load_some` and `sum` beside them depend on the instruction set.
+/// `$tall` gives the number of matrix rows that fit the registers beside `M` inputs.
 macro_rules! dense_rows_for {
     ($features:literal, $lanes:literal, $zero:path, $fma:path, $(($m:literal, $tall:literal)),*) => {
         /// See [`crate::simd::dense_rows::multiply`].
         ///
         /// # Safety
-        /// The processor must have the features that this is compiled for. The matrix must have a
-        /// row of as many elements as an `x` for each column of `out`, and `out` a row for each of
-        /// at most eight `x`.
+        /// The processor must have the features of this instance. The matrix must have one row of
+        /// an `x`'s length per column of `out`, and `out` one row for each of at most eight `x`.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn multiply(
             matrix: DenseView<'_>,
             x: &[&[f32]],
             out: &mut OutputBlock<'_>,
         ) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match matrix {
                     DenseView::F32(all) => {
@@ -43,10 +42,10 @@ macro_rules! dense_rows_for {
             }
         }
 
-        /// [`multiply`] of elements of one type.
+        /// [`multiply`] for elements of one type.
         ///
         /// # Safety
-        /// As of [`multiply`].
+        /// As [`multiply`].
         #[target_feature(enable = $features)]
         unsafe fn rows<const TYPE: u32>(
             matrix: *const u8,
@@ -55,7 +54,7 @@ macro_rules! dense_rows_for {
         ) {
             let (columns, k) = (out.dims().1, x.first().map_or(0, |x| x.len()));
             let step = k * size::<TYPE>();
-            // SAFETY: rows of the matrix below `columns`, which the caller promises.
+            // SAFETY: the caller guarantees matrix rows below `columns`.
             unsafe {
                 match x.len() {
                     $($m => {
@@ -72,10 +71,10 @@ macro_rules! dense_rows_for {
             }
         }
 
-        /// `R` rows of the matrix with `M` rows of inputs. The outputs begin at `column`.
+        /// Multiplies `R` matrix rows with `M` input rows. The outputs begin at `column`.
         ///
         /// # Safety
-        /// As of [`multiply`]; there must be `R` rows and columns, and `M` inputs.
+        /// As [`multiply`]; there must be `R` rows and columns, and `M` inputs.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn tile<const M: usize, const R: usize, const TYPE: u32>(
@@ -89,8 +88,8 @@ macro_rules! dense_rows_for {
             let step = k * size::<TYPE>();
             let x: [*const f32; M] = std::array::from_fn(|m| x[m].as_ptr());
             let (to, row) = out.raw_parts();
-            // SAFETY: offsets below `k` of rows that the caller promises. Prefetched addresses need
-            // not be valid.
+            // SAFETY: offsets are below `k` in rows that the caller guarantees. Prefetched
+            // addresses need not be valid.
             unsafe {
                 let whole = k / $lanes * $lanes;
                 for at in (0..whole).step_by($lanes) {
@@ -126,7 +125,7 @@ macro_rules! dense_rows_for {
             }
         }
 
-        /// Bytes of an element.
+        /// The size of an element in bytes.
         const fn size<const TYPE: u32>() -> usize {
             if TYPE == DenseView::F32_ID { 4 } else { 2 }
         }
@@ -152,11 +151,11 @@ dense_rows_for!(
 /// Eight elements as float32.
 ///
 /// # Safety
-/// They must exist.
+/// The elements must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load<const TYPE: u32>(from: *const u8) -> __m256 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match TYPE {
             DenseView::F32_ID => _mm256_loadu_ps(from.cast()),
@@ -169,15 +168,15 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m256 {
     }
 }
 
-/// The first `n` elements, at most eight; zeros stand for the others.
+/// The first `n` elements, at most eight; the rest is zero.
 ///
 /// # Safety
-/// They must exist.
+/// The elements must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m256 {
     let mut all = [0u8; 32];
-    // SAFETY: the caller's promise; `all` is eight of the largest elements.
+    // SAFETY: guaranteed by the caller; `all` has space for eight of the largest elements.
     unsafe {
         from.copy_to_nonoverlapping(all.as_mut_ptr(), n.min(8) * size::<TYPE>());
         load::<TYPE>(all.as_ptr())

@@ -32,7 +32,7 @@ pub(crate) unsafe fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f3
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
     const INTEGERS: u32 = Codes::INTEGERS_ID;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match matrix.bits {
             2 => dequantize_transposed_bits::<2, INTEGERS>(matrix, out),
@@ -54,7 +54,7 @@ pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [
     }
 }
 
-/// [`dequantize_transposed`] of codes of this bit width.
+/// [`dequantize_transposed`] for codes of this bit width.
 ///
 /// # Safety
 /// As [`dequantize_transposed`].
@@ -67,7 +67,7 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
     let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
     let chunk = codes_of_whole_words(BITS);
     let words = chunk * BITS as usize / 32;
-    // The reads and writes below stay within these.
+    // All reads and writes below are within these bounds.
     assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
     assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
     assert!(out.len() == groups * size * width && size * BITS as usize == 32 * per);
@@ -76,8 +76,8 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
     let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, and
-            // their columns: all asserted.
+            // SAFETY: group `g` of row block `i` with its words from `g * per` on, and their
+            // columns, are within the asserted bounds.
             unsafe {
                 let at = i * groups + g;
                 let (scale, bias) = (
@@ -111,7 +111,7 @@ unsafe fn dequantize_transposed_bits<const BITS: u32, const CODES: u32>(
     }
 }
 
-/// Codes of this width after which one begins a word again.
+/// The number of codes of this width after which a code starts at a word again.
 pub(super) const fn codes_of_whole_words(bits: u32) -> usize {
     if 32 % bits == 0 {
         32 / bits as usize
@@ -120,7 +120,7 @@ pub(super) const fn codes_of_whole_words(bits: u32) -> usize {
     }
 }
 
-/// What code `j` of a chunk stands for in each lane, of codes that stand for integers.
+/// The integer that code `j` of a chunk represents in each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn integer<const BITS: u32, const CODES: u32>(
@@ -132,7 +132,7 @@ fn integer<const BITS: u32, const CODES: u32>(
     let n = _mm256_and_si256(code_at::<BITS>(q, j), mask);
     match CODES {
         Codes::E2M1_ID => {
-            // Bytes that are zero are looked up, too.
+            // The lookup also maps the zero bytes between.
             let n = _mm256_shuffle_epi8(fp4_codes(), n);
             _mm256_and_si256(n, _mm256_set1_epi32(255))
         }
@@ -151,7 +151,7 @@ fn integer<const BITS: u32, const CODES: u32>(
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_>) {
     const INTEGERS: u32 = Codes::INTEGERS_ID;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match (matrix.bits, matrix.codes()) {
             (2, _) => integer_pairs_bits::<2, INTEGERS>(matrix, to),
@@ -170,7 +170,7 @@ pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_
     }
 }
 
-/// [`integer_pairs`] of codes of this bit width.
+/// [`integer_pairs`] for codes of this bit width.
 ///
 /// # Safety
 /// As [`integer_pairs`].
@@ -183,7 +183,7 @@ unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
     let (width, size) = (count * INTERLEAVED_ROWS, matrix.group_size());
     let chunk = codes_of_whole_words(BITS);
     let words = chunk * BITS as usize / 32;
-    // The reads and writes below stay within these.
+    // All reads and writes below are within these bounds.
     assert!(matrix.words.len() == groups * per * width && matrix.bits == BITS);
     assert!(matrix.scales.len() == groups * width && matrix.biases.len() == groups * width);
     assert!(size * BITS as usize == 32 * per && size.is_multiple_of(chunk));
@@ -194,8 +194,8 @@ unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
     let low = _mm256_set1_epi32(0xffff);
     for i in 0..count {
         for g in 0..groups {
-            // SAFETY: group `g` of row block `i`, words `g * per` and on of `groups * per`, and
-            // their pairs of columns: all asserted.
+            // SAFETY: group `g` of row block `i` with its words from `g * per` on, and their pairs
+            // of columns, are within the asserted bounds.
             unsafe {
                 let at = i * groups + g;
                 let place = g * width + i * INTERLEAVED_ROWS;
@@ -227,14 +227,14 @@ unsafe fn integer_pairs_bits<const BITS: u32, const CODES: u32>(
     }
 }
 
-/// Code `j` of a chunk in the lowest bits of each lane, with other bits above it.
+/// Code `j` of a chunk in the lowest bits of each lane, with arbitrary bits above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
     let (word, bit) = code_position(j, BITS);
     let low = _mm256_srl_epi32(q[word], _mm_cvtsi32_si128(bit.cast_signed()));
     if bit + BITS > 32 {
-        // It continues in the next word.
+        // The code continues in the next word.
         let count = _mm_cvtsi32_si128((32 - bit).cast_signed());
         _mm256_or_si256(low, _mm256_sll_epi32(q[word + 1], count))
     } else {
@@ -245,11 +245,11 @@ pub(super) fn code_at<const BITS: u32>(q: &[__m256i; 5], j: usize) -> __m256i {
 /// The scales or biases of a group of a row block.
 ///
 /// # Safety
-/// The processor must have avx2 and f16c; there must be as many groups.
+/// The processor must have avx2 and f16c; the group must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn group_params(factors: GroupParams<'_>, group: usize) -> __m256 {
-    // SAFETY: the caller's promises.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match factors {
             GroupParams::F32(all) => _mm256_loadu_ps(all.as_ptr().add(group * INTERLEAVED_ROWS)),

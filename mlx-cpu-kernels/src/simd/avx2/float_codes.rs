@@ -1,5 +1,5 @@
-//! Codes that are looked up, codes and scales that are floats of eight bits, and scales that are
-//! bytes times float16, for AVX2.
+//! Codes that index a table, codes and scales that are 8-bit floats, and scales that are bytes
+//! times float16, for AVX2.
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _mm_and_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm_packus_epi16,
@@ -26,12 +26,12 @@ pub(crate) fn e8m0(codes: __m128i) -> __m256 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn e4m3(codes: __m128i) -> __m256 {
     let halves = _mm_srai_epi16::<1>(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
-    // The sign was copied into the highest bit of the exponent.
+    // The sign was also copied into the highest exponent bit.
     let halves = _mm_and_si128(halves, _mm_set1_epi16(0xbf80u16.cast_signed()));
     _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(E4M3_OVER_F16))
 }
 
-/// The lowest byte of each lane, all others of which are zero, as a float.
+/// The lowest byte of each lane as a float; all other bytes are zero.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn e4m3_lanes(codes: __m256i) -> __m256 {
@@ -43,11 +43,11 @@ pub(crate) fn e4m3_lanes(codes: __m256i) -> __m256 {
     e4m3(_mm_packus_epi16(halves, halves))
 }
 
-/// The higher byte of each half lane as float16, over [`E4M3_OVER_F16`].
+/// The higher byte of each half lane as float16, divided by [`E4M3_OVER_F16`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn e4m3_halves(codes: __m256i) -> __m256i {
-    // The sign was copied into the highest bit of the exponent.
+    // The sign was also copied into the highest exponent bit.
     let mask = _mm256_set1_epi16(0xbf80u16.cast_signed());
     _mm256_and_si256(_mm256_srai_epi16::<1>(codes), mask)
 }
@@ -56,18 +56,18 @@ pub(crate) fn e4m3_halves(codes: __m256i) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn fp4_codes() -> __m256i {
-    // SAFETY: sixteen bytes.
+    // SAFETY: sixteen bytes exist.
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(FP4_CODES.as_ptr().cast()) })
 }
 
-/// What codes of four bits stand for, as bytes, in each half of a vector: [`FP4_CODES`], or the
-/// integers of a table. Those of other codes are not looked up.
+/// The values of 4-bit codes as bytes, in each half of a vector: [`FP4_CODES`], or the integers of
+/// a table. Other codes need no lookup.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn integers(codes: Codes) -> __m256i {
     match codes {
         Codes::Table(table) => {
-            // SAFETY: sixteen bytes.
+            // SAFETY: sixteen bytes exist.
             let sixteen = unsafe { _mm_loadu_si128(table.integers().as_ptr().cast()) };
             _mm256_broadcastsi128_si256(sixteen)
         }
@@ -78,11 +78,11 @@ pub(crate) fn integers(codes: Codes) -> __m256i {
 /// The scales and biases of a group of [`crate::layout::packed::ScaleFormat::SuperAffine`].
 ///
 /// # Safety
-/// The processor must have avx2 and f16c. There must be sixteen bytes and sixteen float16.
+/// The processor must have avx2 and f16c. Sixteen bytes and sixteen float16 must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn super_affine(codes: *const i8, supers: *const u16) -> [__m256; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let [scales, biases] = [0, INTERLEAVED_ROWS].map(|at| {
             let codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(codes.add(at).cast()));

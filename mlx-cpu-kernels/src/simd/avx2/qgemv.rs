@@ -1,6 +1,6 @@
-//! Products of quantized matrices with a few rows of inputs, for AVX2. Inputs are 16-bit integers
-//! with a scale for each word's inputs (`quantize_inputs.rs`). So sums of products are exact
-//! integers until they are scaled. `avx512/qgemv.rs` reads the same inputs. Not for many rows: see
+//! Products of quantized matrices with few input rows, for AVX2. Inputs are 16-bit integers with a
+//! scale per word's inputs (`quantize_inputs.rs`). So sums of products are exact integers until
+//! they are scaled. `avx512/qgemv.rs` reads the same inputs. For many rows, see
 //! `gemm/packed_gemm.rs`.
 
 use std::arch::x86_64::{
@@ -22,11 +22,11 @@ use crate::layout::packed::{
 use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
 
-/// The prefetch distance of words, in bytes. The hardware prefetcher stops at the end of each page,
-/// and where another thread's part begins.
+/// The prefetch distance of words, in bytes. The hardware prefetcher stops at page boundaries, and
+/// where another thread's part begins.
 pub(crate) const PREFETCH_BYTES: usize = 4096;
 
-/// Rows of inputs, as addresses.
+/// Addresses of input rows.
 #[derive(Clone, Copy)]
 pub(crate) struct InputPtrs {
     pub quants: *const i16,
@@ -44,32 +44,32 @@ impl InputPtrs {
     }
 }
 
-/// A row block, as addresses. Scales and biases are in a [`ScaleFormat`]; of `Super`, scales are
-/// the bytes and biases the float16.
+/// Addresses of a row block. Scales and biases have a [`ScaleFormat`]; for `Super`, scales are the
+/// bytes and biases the float16.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock {
     pub words: *const u32,
     pub scales: *const u8,
     pub biases: *const u8,
-    /// Groups of a row.
+    /// Groups per row.
     pub groups: usize,
-    /// Words of a group.
+    /// Words per group.
     pub per: usize,
-    /// Groups that share a float16, where scales are bytes times float16.
+    /// The number of groups per float16, if scales are bytes times float16.
     pub per_super: usize,
-    /// What codes of four bits stand for.
+    /// The numbers that 4-bit codes represent.
     pub codes: Codes,
-    /// What scales are multiplied with, where codes are looked up in a table.
+    /// The factor on scales, if codes index a table.
     pub unit: f32,
 }
 
 impl RowBlock {
-    /// The first of `matrix`, and how its scales are stored. Asserts that all of them, inputs and
-    /// output fit each other. So reads and writes for each row block, group, word and row of inputs
+    /// The first row block of `matrix`, and the format of its scales. Asserts that all row blocks,
+    /// inputs and output match. So reads and writes for each row block, group, word and input row
     /// are in bounds.
     ///
     /// # Panics
-    /// If they do not.
+    /// If they do not match.
     pub(crate) fn first(
         matrix: PackedMatrix<'_>,
         x: InputPanel<'_>,
@@ -81,7 +81,7 @@ impl RowBlock {
         assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
         assert!(matrix.group_size() * matrix.bits as usize == 32 * per);
-        // Words of four bits are read one by one.
+        // Words of 4-bit codes are read one by one.
         let chunk = match matrix.bits {
             4 => 8,
             bits => codes_per_chunk(bits),
@@ -172,10 +172,10 @@ impl RowBlock {
         (first, format)
     }
 
-    /// The row block `i` places on.
+    /// The row block `i` places later.
     ///
     /// # Safety
-    /// It must be there, with scales in this format.
+    /// It must exist, with scales in this format.
     #[inline]
     pub(crate) unsafe fn after<const SCALES: u32>(self, i: usize) -> Self {
         let factors = i * self.groups * INTERLEAVED_ROWS;
@@ -188,7 +188,7 @@ impl RowBlock {
             ScaleFormat::SUPER_AFFINE_ID => (2 * factors, 4 * factors / self.per_super),
             _ => (factors, 2 * factors / self.per_super),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Self {
                 words: self
@@ -202,14 +202,14 @@ impl RowBlock {
     }
 }
 
-/// `qgemv`, compiled for `$features`. Bits, the type of factors and the rows of inputs become
-/// constants of the adjacent function `row_blocks`.
+/// Generates `qgemv` for `$features`. It passes bits, the type of factors and the number of input
+/// rows as constants to the function `row_blocks` beside it.
 macro_rules! qgemv_for_constants {
     ($features:literal) => {
-        /// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
+        /// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
         ///
         /// # Safety
-        /// The processor must have the features that this is compiled for.
+        /// The processor must have the features of this instance.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn qgemv(
             matrix: PackedMatrix<'_>,
@@ -218,7 +218,7 @@ macro_rules! qgemv_for_constants {
         ) {
             let count = matrix.row_blocks();
             let (first, format) = RowBlock::first(matrix, x, out);
-            // SAFETY: features are the caller's promise; `RowBlock::first` has seen the lengths.
+            // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
             unsafe {
                 match (matrix.bits, format) {
                     (4, ScaleFormat::F16) => {
@@ -295,10 +295,10 @@ macro_rules! qgemv_for_constants {
             }
         }
 
-        /// All row blocks with all rows.
+        /// Multiplies all row blocks with all rows.
         ///
         /// # Safety
-        /// As of [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
+        /// As [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn rows<const BITS: u32, const SCALES: u32>(
@@ -307,7 +307,7 @@ macro_rules! qgemv_for_constants {
             x: InputPanel<'_>,
             out: &mut OutputBlock<'_>,
         ) {
-            // SAFETY: the caller's promises.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match x.rows {
                     1 => row_blocks::<1, BITS, SCALES>(first, count, x, out),
@@ -328,10 +328,10 @@ pub(crate) use qgemv_for_constants;
 
 qgemv_for_constants!("avx2,fma,f16c");
 
-/// All row blocks with `M` rows.
+/// Multiplies all row blocks with `M` rows.
 ///
 /// # Safety
-/// As of [`rows`].
+/// As [`rows`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
@@ -343,8 +343,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     let x = InputPtrs::of(x);
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` of `count`, and its place in each row of the output.
-        // `RowBlock::first` has asserted that they exist.
+        // SAFETY: row block `i` is below `count`, and has a place in each row of the output.
+        // `RowBlock::first` asserted that they exist.
         unsafe {
             let block = first.after::<SCALES>(i);
             let found = tile::<M, BITS, SCALES>(block, x);
@@ -355,11 +355,11 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     }
 }
 
-/// A row block with `M` rows of inputs.
+/// Multiplies a row block with `M` input rows.
 ///
 /// # Safety
 /// The processor must have avx2, fma and f16c. `block` and `x` must have the groups and words that
-/// it names.
+/// `block` states.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
@@ -370,8 +370,8 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     let table = integers(block.codes);
     for g in 0..block.groups {
         let mut sums = [_mm256_setzero_ps(); M];
-        // SAFETY: below the words and groups that the caller promises. Prefetched addresses need
-        // not be valid.
+        // SAFETY: offsets are below the words and groups that the caller guarantees. Prefetched
+        // addresses need not be valid.
         unsafe {
             if BITS == 4 || BITS == 8 {
                 for w in g * block.per..(g + 1) * block.per {
@@ -404,7 +404,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                         }
                         *q = _mm256_loadu_si256(at.cast());
                     }
-                    // Runs of eight codes before this chunk.
+                    // The number of eight-code runs before this chunk.
                     let run = w * 4 / BITS as usize;
                     add_run::<M, BITS, 0>(&mut sums, &q, x, run);
                     add_run::<M, BITS, 1>(&mut sums, &q, x, run + 1);
@@ -495,11 +495,11 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
 /// Two inputs in each lane.
 ///
 /// # Safety
-/// The processor must have avx2; there must be two.
+/// The processor must have avx2; two inputs must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn broadcast_pair(at: *const i16) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }
 
@@ -517,11 +517,12 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
         _mm256_and_si256(_mm256_srli_epi16::<8>(q), mask),
         _mm256_srli_epi16::<12>(q),
     ];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_pairs(sums, n, x, word) };
 }
 
-/// [`add_4bit`] of codes that become integers first. A lane sums eight products below 128 * 2^15.
+/// [`add_4bit`] for codes that are first mapped to integers. A lane sums eight products below 128 *
+/// 2^15.
 ///
 /// # Safety
 /// As of [`add_4bit`].
@@ -535,11 +536,11 @@ unsafe fn add_looked_up<const M: usize, const CODES: u32>(
     word: usize,
 ) {
     let nibbles = _mm256_set1_epi8(15);
-    // Codes 0, 2, 4, 6 of a word in its bytes, and codes 1, 3, 5, 7.
+    // Codes 0, 2, 4, 6 of a word in its bytes; then codes 1, 3, 5, 7.
     let even = _mm256_shuffle_epi8(table, _mm256_and_si256(q, nibbles));
     let odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(q), nibbles));
     let n = if CODES == Codes::TABLE_ID {
-        // They have signs.
+        // They are signed.
         [
             _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(even)),
             _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(odd)),
@@ -555,7 +556,7 @@ unsafe fn add_looked_up<const M: usize, const CODES: u32>(
             _mm256_srli_epi16::<8>(odd),
         ]
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_pairs(sums, n, x, word) };
 }
 
@@ -572,7 +573,7 @@ unsafe fn add_pairs<const M: usize>(
     run: usize,
 ) {
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the run is within the inputs: the caller's promise.
+        // SAFETY: the caller guarantees that the run is within the inputs.
         unsafe {
             let at = x.quants.add((run * M + m) * 8);
             let part = |i: usize| _mm256_madd_epi16(n[i], broadcast_pair(at.add(2 * i)));
@@ -596,7 +597,7 @@ unsafe fn add_8bit<const M: usize>(sums: &mut [__m256; M], q: __m256i, x: InputP
     let even = _mm256_and_si256(q, _mm256_set1_epi16(255));
     let odd = _mm256_srli_epi16::<8>(q);
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the word is within the inputs: the caller's promise.
+        // SAFETY: the caller guarantees that the word is within the inputs.
         unsafe {
             let at = x.quants.add((word * M + m) * 4);
             let exact = _mm256_add_epi32(
@@ -623,14 +624,14 @@ unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
     run: usize,
 ) {
     let first = 8 * RUN;
-    // An input's order is that of `pair_index`: a code, and the one four after it.
+    // Inputs have the order of `pair_index`: a code, and the one four later.
     let n = [
         code_pair::<BITS>(q, first, first + 4),
         code_pair::<BITS>(q, first + 1, first + 5),
         code_pair::<BITS>(q, first + 2, first + 6),
         code_pair::<BITS>(q, first + 3, first + 7),
     ];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_pairs(sums, n, x, run) };
 }
 
@@ -644,7 +645,7 @@ fn code_pair<const BITS: u32>(q: &[__m256i; 5], a: usize, b: usize) -> __m256i {
     _mm256_or_si256(low, high)
 }
 
-/// Code `i` of a chunk at bit `to` of each lane, with other bits around it.
+/// Code `i` of a chunk at bit `to` of each lane, with arbitrary bits around it.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn code_at<const BITS: u32>(q: &[__m256i; 5], i: usize, to: u32) -> __m256i {
@@ -653,7 +654,7 @@ fn code_at<const BITS: u32>(q: &[__m256i; 5], i: usize, to: u32) -> __m256i {
     let shift_left = |v, n: u32| _mm256_sll_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
     let (word, bit) = code_position(i, BITS);
     if bit + BITS > 32 {
-        // It continues in the next word.
+        // The code continues in the next word.
         let rest = shift_left(q[word + 1], 32 - bit + to);
         _mm256_or_si256(shift_right(q[word], bit - to), rest)
     } else if bit >= to {

@@ -1,6 +1,6 @@
-//! Products of matrices whose codes are floats of eight bits (MXFP8) with a few rows of inputs, for
-//! AVX2. Inputs are floats. Codes of two neighbors of a row become float16 in the halves of a lane,
-//! then float32 in two lanes, whose sums are added at the end.
+//! Products of matrices with 8-bit float codes (MXFP8) and few input rows, for AVX2. Inputs are
+//! floats. Two adjacent codes of a row become float16 in the halves of a lane, then float32 in two
+//! lanes, whose sums are added at the end.
 
 use std::arch::x86_64::{
     __m256, __m256i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_ps, _mm_prefetch, _mm256_broadcast_ps,
@@ -17,7 +17,7 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3_halves, e8m0};
 use crate::simd::avx2::qgemv::{PREFETCH_BYTES, RowBlock};
 
-/// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
+/// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
 ///
 /// # Safety
 /// The processor must have avx2, fma and f16c.
@@ -26,7 +26,7 @@ pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mu
     assert!(matrix.codes() == Codes::E4m3);
     let (first, format) = RowBlock::first(matrix, x, out);
     assert!(format == ScaleFormat::E8m0);
-    // SAFETY: features are the caller's promise; `RowBlock::first` has seen the lengths.
+    // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
     unsafe {
         match x.rows {
             1 => row_blocks::<1>(first, matrix.row_blocks(), x, out),
@@ -42,10 +42,10 @@ pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mu
     }
 }
 
-/// All row blocks with `M` rows.
+/// Multiplies all row blocks with `M` rows.
 ///
 /// # Safety
-/// As of [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
+/// As [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn row_blocks<const M: usize>(
@@ -56,7 +56,7 @@ unsafe fn row_blocks<const M: usize>(
 ) {
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` of `count`, and its place in each row of the output.
+        // SAFETY: row block `i` is below `count`, and has a place in each row of the output.
         unsafe {
             let block = first.after::<{ ScaleFormat::E8M0_ID }>(i);
             for (m, found) in tile::<M>(block, x.values.as_ptr()).into_iter().enumerate() {
@@ -66,21 +66,21 @@ unsafe fn row_blocks<const M: usize>(
     }
 }
 
-/// A row block with `M` rows of inputs, one after another.
+/// Multiplies a row block with `M` consecutive input rows.
 ///
 /// # Safety
-/// The processor must have avx2, fma and f16c; `block` and `x` must have as many groups and words
-/// as it says.
+/// The processor must have avx2, fma and f16c; `block` and `x` must have the groups and words that
+/// `block` states.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<const M: usize>(block: RowBlock, x: *const f32) -> [__m256; M] {
     let k = block.groups * block.per * 4;
     let mut totals = [_mm256_setzero_ps(); M];
     for g in 0..block.groups {
-        // Two lanes a row: rows 0 to 3, and rows 4 to 7.
+        // Two lanes per row: rows 0 to 3, and rows 4 to 7.
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
-        // SAFETY: below the words, groups and inputs that the caller promises; what is prefetched
-        // need not be there.
+        // SAFETY: offsets are below the words, groups and inputs that the caller guarantees;
+        // prefetched addresses need not be valid.
         unsafe {
             for w in g * block.per..(g + 1) * block.per {
                 let at = block.words.add(w * INTERLEAVED_ROWS);
@@ -88,7 +88,7 @@ unsafe fn tile<const M: usize>(block: RowBlock, x: *const f32) -> [__m256; M] {
                     _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(PREFETCH_BYTES));
                 }
                 let q = _mm256_loadu_si256(at.cast());
-                // Codes 0 and 2 of the word, and codes 1 and 3.
+                // Codes 0 and 2 of the word; then codes 1 and 3.
                 let even = halves(e4m3_halves(_mm256_slli_epi16::<8>(q)));
                 let odd = halves(e4m3_halves(q));
                 for (m, sum) in sums.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! Transposes of eight by eight float32 in registers.
+//! Transposes 8 by 8 float32 in registers.
 
 use crate::layout::tile::{LANES, ScaledRow};
 
@@ -7,7 +7,7 @@ use std::arch::x86_64::{
     _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
-/// Eight rows, their first `whole` elements, to `lane` and the next seven.
+/// Packs the first `whole` elements of eight rows to `lane` and the next seven lanes.
 ///
 /// # Safety
 /// The processor must have avx2 and fma.
@@ -23,7 +23,7 @@ pub(crate) unsafe fn pack_rows(
     assert!(weight.is_none_or(|w| w.len() >= whole));
     for at in (0..whole).step_by(8) {
         // SAFETY: eight elements from `at` on are below `whole`, which rows, weight and panel have;
-        // features are the caller's promise.
+        // the caller guarantees the features.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (block, (row, factor)) in block.iter_mut().zip(rows) {
@@ -53,8 +53,7 @@ pub(crate) unsafe fn store_rows(
     assert!(lane + 8 <= LANES);
     let whole = sums.len() / LANES / 8 * 8;
     for at in (0..whole).step_by(8) {
-        // SAFETY: eight columns from `at` on are in `sums`; the rows are the caller's promise, as
-        // are the features.
+        // SAFETY: `sums` has eight columns from `at` on; the caller guarantees rows and features.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (i, block) in block.iter_mut().enumerate() {
@@ -71,8 +70,8 @@ pub(crate) unsafe fn store_rows(
     whole
 }
 
-/// What stands `[n, 8]`, as `[8, n]`, whatever the bits mean. Returns how many of `n` are done,
-/// from the first on.
+/// Transposes `[n, 8]` to `[8, n]`, for any element type of 32 bits. Returns the number of finished
+/// elements of `n`.
 ///
 /// # Safety
 /// The processor must have avx2 and fma; both must be of the same length.
@@ -81,7 +80,7 @@ pub(crate) unsafe fn transpose_8(from: &[f32], to: &mut [f32]) -> usize {
     let n = from.len() / 8;
     let whole = n / 8 * 8;
     for at in (0..whole).step_by(8) {
-        // SAFETY: eight vectors from `at` on, and their places in eight rows of `n`.
+        // SAFETY: eight vectors from `at` on exist, and eight rows of `n` have their places.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (i, block) in block.iter_mut().enumerate() {

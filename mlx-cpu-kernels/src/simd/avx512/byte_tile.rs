@@ -12,7 +12,7 @@ use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
 use crate::simd::portable::refine_bytes::refine_lanes;
 
-/// Rows of the matrix in a tile: with two panels, integers and totals fill the registers.
+/// Matrix rows per tile: with two panels, integers and totals fill the registers.
 const TILE_ROWS: usize = 6;
 
 /// See [`crate::simd::byte_tile::quantize`].
@@ -38,7 +38,7 @@ pub(crate) unsafe fn refine(
     refine_lanes(columns, coarse, fine, refined);
 }
 
-/// See [`crate::simd::byte_tile::multiply`]; the sums are added to.
+/// See [`crate::simd::byte_tile::multiply`]; adds to the sums.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni. The matrix, the panels and the sums
@@ -52,7 +52,7 @@ pub(crate) unsafe fn multiply(
     (sums, apart): (&mut [f32], usize),
 ) {
     for row in (0..rows).step_by(TILE_ROWS) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let to = sums.as_mut_ptr().add(row * LANES);
             match *x {
@@ -70,7 +70,7 @@ pub(crate) unsafe fn multiply(
 /// [`tile`] of `rows` rows, at most [`TILE_ROWS`].
 ///
 /// # Safety
-/// As of [`tile`].
+/// As [`tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile_of<const P: usize>(
     rows: usize,
@@ -79,7 +79,7 @@ unsafe fn tile_of<const P: usize>(
     x: [ByteColumns<'_>; P],
     to: [*mut f32; P],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match (rows, task.group == HALF) {
             (1, false) => tile::<1, P, UNIT>(task, matrix, x, to),

@@ -28,11 +28,11 @@ dense_rows_for!(
 /// Sixteen elements as float32.
 ///
 /// # Safety
-/// They must exist.
+/// The elements must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match TYPE {
             DenseView::F32_ID => _mm512_loadu_ps(from.cast()),
@@ -45,15 +45,15 @@ unsafe fn load<const TYPE: u32>(from: *const u8) -> __m512 {
     }
 }
 
-/// The first `n` elements, at most sixteen; zeros stand for the others.
+/// The first `n` elements, at most sixteen; the rest is zero.
 ///
 /// # Safety
-/// They must exist.
+/// The elements must exist.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn load_some<const TYPE: u32>(from: *const u8, n: usize) -> __m512 {
     let mut all = [0u8; 64];
-    // SAFETY: the caller's promise; `all` is sixteen of the largest elements.
+    // SAFETY: guaranteed by the caller; `all` has space for sixteen of the largest elements.
     unsafe {
         from.copy_to_nonoverlapping(all.as_mut_ptr(), n.min(16) * size::<TYPE>());
         load::<TYPE>(all.as_ptr())

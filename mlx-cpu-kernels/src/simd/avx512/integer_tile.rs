@@ -1,6 +1,6 @@
-//! Products of many rows in 16-bit integers: the inputs of sixteen rows as integers, and their
-//! products with rows of a quantized matrix. One instruction multiplies and adds two columns of
-//! sixteen rows, twice as many as with floats.
+//! Many-row products in 16-bit integers: quantizes sixteen input rows, and multiplies them with
+//! rows of a quantized matrix. One instruction multiplies and adds two columns of sixteen rows,
+//! twice as many as with floats.
 
 use std::arch::x86_64::{
     __m512, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_cvtepi32_ps,
@@ -15,28 +15,28 @@ use crate::layout::input_panel::MAX_QUANT;
 use crate::layout::integer_panel::{CodePanel, InputColumns, InputColumnsMut, STEP, SUM};
 use crate::layout::tile::LANES;
 
-/// Panels of inputs that one pass over a matrix meets.
+/// The number of input panels per pass over a matrix.
 pub(crate) const PANELS: usize = 2;
 
-/// Rows of the matrix in a tile: with [`PANELS`] vectors for each, sums of integers and sums of a
-/// group fill the registers.
+/// Matrix rows per tile: with [`PANELS`] vectors each, integer sums and group sums fill the
+/// registers.
 const TILE_ROWS: usize = 6;
 
-/// Columns `[columns, LANES]` as integers with a scale for each [`STEP`] of them.
+/// Quantizes columns `[columns, LANES]` with a scale per [`STEP`] of them.
 ///
 /// # Safety
 /// The processor must have avx512f.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
     let sums = columns.len() / (SUM * LANES);
-    // The reads and writes below stay within these.
+    // All reads and writes below are within these bounds.
     assert!(columns.len() == sums * SUM * LANES && to.pairs.len() == columns.len() / 2);
     assert!(to.scales.len() == columns.len() / STEP && to.sums.len() == sums * LANES);
     let zero = _mm512_setzero_ps();
     for s in 0..sums {
         let mut total = zero;
         for step in s * (SUM / STEP)..(s + 1) * (SUM / STEP) {
-            // SAFETY: columns, pairs and the scale of step `step`, which are asserted.
+            // SAFETY: columns, pairs and scale of step `step` are within the asserted bounds.
             unsafe {
                 let own = columns.as_ptr().add(step * STEP * LANES);
                 let x: [__m512; STEP] =
@@ -44,10 +44,10 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
                 let mut most = zero;
                 for x in x {
                     most = _mm512_max_ps(most, _mm512_abs_ps(x));
-                    // Nothing, or NaN where an input is infinite or NaN.
+                    // Adds zero, or NaN if an input is infinite or NaN.
                     total = _mm512_fmadd_ps(x, zero, total);
                 }
-                // Of a row of zeros alone any scale is right, if its inverse is finite.
+                // For a row of zeros, any scale with a finite inverse is right.
                 let most = _mm512_max_ps(most, _mm512_set1_ps(f32::MIN_POSITIVE * MAX_QUANT));
                 let inverse = _mm512_div_ps(_mm512_set1_ps(MAX_QUANT), most);
                 let scale = _mm512_mul_ps(most, _mm512_set1_ps(1.0 / MAX_QUANT));
@@ -64,14 +64,14 @@ pub(crate) unsafe fn quantize(columns: &[f32], to: InputColumnsMut<'_>) {
                 total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, total);
             }
         }
-        // SAFETY: sum `s` of `sums`, which are asserted.
+        // SAFETY: sum `s` is below `sums`, as asserted.
         unsafe { _mm512_storeu_ps(to.sums.as_mut_ptr().add(s * LANES), total) };
     }
 }
 
 /// `sums[panel][row][lane] (+)= matrix[row] . x[panel][lane]` over some groups. The rows are the
-/// first `rows` of the matrix; there are one or two panels, whose sums are so far apart as the
-/// number beside them says. Without `accumulate`, the sums before count as zeros.
+/// first `rows` of the matrix; there are one or two panels, whose sums have the given distance.
+/// Without `accumulate`, earlier sums are overwritten.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni.
@@ -84,7 +84,7 @@ pub(crate) unsafe fn multiply(
     (sums, apart): (&mut [f32], usize),
     accumulate: bool,
 ) {
-    // The reads and writes below stay within these.
+    // All reads and writes below are within these bounds.
     let (columns, stride) = (groups.end * matrix.group, matrix.rows);
     assert!(matrix.group.is_multiple_of(SUM));
     assert!(rows <= stride && columns / 2 * stride <= matrix.pairs.len());
@@ -105,7 +105,8 @@ pub(crate) unsafe fn multiply(
         stride,
     };
     for row in (0..rows).step_by(TILE_ROWS) {
-        // SAFETY: rows below `rows` of the matrix and of the sums, and groups of both: asserted.
+        // SAFETY: rows are below `rows` of the matrix and of the sums, and groups exist in both, as
+        // asserted.
         unsafe {
             let factors = [matrix.scales, matrix.biases].map(|all| all.as_ptr().add(row));
             let matrix = (matrix.pairs.as_ptr().add(row), factors);
@@ -125,16 +126,16 @@ pub(crate) unsafe fn multiply(
     }
 }
 
-/// What all tiles of a product have in common.
+/// The parameters shared by all tiles of a product.
 struct Task {
     groups: Range<usize>,
-    /// Of a group.
+    /// The columns per group.
     columns: usize,
-    /// Rows of the matrix's panel.
+    /// The number of rows in the matrix's panel.
     stride: usize,
 }
 
-/// Pairs, and scales and biases, from a row of a [`CodePanel`] on.
+/// The addresses of pairs, and of scales and biases, from a row of a [`CodePanel`] on.
 type CodePtrs = (*const i32, [*const f32; 2]);
 
 /// The addresses of [`InputColumns`].
@@ -155,10 +156,10 @@ impl PanelPtrs {
     }
 }
 
-/// [`tile`] of as many rows as there are, at most [`TILE_ROWS`].
+/// [`tile`] with the existing number of rows, at most [`TILE_ROWS`].
 ///
 /// # Safety
-/// As of [`tile`].
+/// As [`tile`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile_of<const P: usize>(
     rows: usize,
@@ -167,7 +168,7 @@ unsafe fn tile_of<const P: usize>(
     x: [PanelPtrs; P],
     sums: [*mut f32; P],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match rows {
             1 => tile::<1, P>(task, matrix, x, sums),
@@ -180,8 +181,8 @@ unsafe fn tile_of<const P: usize>(
     }
 }
 
-/// `M` rows of the matrix with `P` panels, added to the sums. A lane sums eight products below
-/// 2^8 * 2^15 exactly.
+/// Multiplies `M` matrix rows with `P` panels, and adds to the sums. A lane sums eight products
+/// below 2^8 * 2^15 exactly.
 ///
 /// # Safety
 /// The processor must have avx512f, avx512bw and avx512vnni. All addresses must have the rows and
@@ -197,7 +198,7 @@ unsafe fn tile<const M: usize, const P: usize>(
     let Task {
         columns, stride, ..
     } = *task;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for g in task.groups.clone() {
             let mut group = [[_mm512_setzero_ps(); P]; M];

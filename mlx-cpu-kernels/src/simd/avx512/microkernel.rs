@@ -7,13 +7,13 @@ use std::arch::x86_64::{
     _mm512_storeu_ps,
 };
 
-/// Two sums for each row, so that one need not wait for the other.
+/// Two sums per row, which are independent of each other.
 ///
 /// # Safety
 /// As [`crate::simd::microkernel::gemm_tiles`], and the processor must have avx512f.
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: TileB, product: TileC) {
-    // SAFETY: the elements are the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         let (mut a, mut b) = (left.data, right.data);

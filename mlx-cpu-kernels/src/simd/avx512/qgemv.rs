@@ -1,5 +1,6 @@
-//! The products of `avx2/qgemv.rs` for AVX-512 with VNNI. Two row blocks are taken at a time, so a
-//! vector is sixteen outputs, and one instruction multiplies and adds. Inputs are prepared there.
+//! The products of `avx2/qgemv.rs` for AVX-512 with VNNI. Two row blocks are processed together, so
+//! a vector is sixteen outputs, and one instruction multiplies and adds. `avx2` prepares the
+//! inputs.
 
 use std::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
@@ -25,10 +26,10 @@ use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_co
 
 qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
 
-/// All row blocks with `M` rows.
+/// Multiplies all row blocks with `M` rows.
 ///
 /// # Safety
-/// As of [`rows`].
+/// As [`rows`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
@@ -40,10 +41,10 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     let x = InputPtrs::of(x);
     let (to, step) = out.raw_parts();
     for i in (0..count).step_by(2) {
-        // The last one of an odd number stands beside itself.
+        // The last of an odd number is paired with itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: row blocks below `count`, and their places in each row of the output.
-        // `RowBlock::first` has asserted that they exist.
+        // SAFETY: row blocks are below `count`, and have places in each row of the output.
+        // `RowBlock::first` asserted that they exist.
         unsafe {
             let two = [first.after::<SCALES>(i), first.after::<SCALES>(next)];
             for (m, found) in tile::<M, BITS, SCALES>(two, x).into_iter().enumerate() {
@@ -58,11 +59,11 @@ unsafe fn row_blocks<const M: usize, const BITS: u32, const SCALES: u32>(
     }
 }
 
-/// Two row blocks with `M` rows of inputs.
+/// Multiplies two row blocks with `M` input rows.
 ///
 /// # Safety
 /// The processor must have the features of [`qgemv`]. The row blocks and `x` must have the groups
-/// and words that they name.
+/// and words that the row blocks state.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
@@ -76,8 +77,8 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     let unit = _mm512_set1_ps(two[0].unit);
     for g in 0..groups {
         let mut sums = [_mm512_setzero_ps(); M];
-        // SAFETY: below the words and groups that the caller promises. Prefetched addresses need
-        // not be valid.
+        // SAFETY: offsets are below the words and groups that the caller guarantees. Prefetched
+        // addresses need not be valid.
         unsafe {
             if BITS == 4 || BITS == 8 {
                 for w in g * per..(g + 1) * per {
@@ -100,7 +101,7 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
                     for (i, q) in q.iter_mut().enumerate().take(words) {
                         *q = words_of(two, w + i, i % 2 == 0);
                     }
-                    // Runs of eight codes before this chunk.
+                    // The number of eight-code runs before this chunk.
                     let run = w * 4 / BITS as usize;
                     add_run::<M, BITS, 0>(&mut sums, &q, x, run);
                     add_run::<M, BITS, 1>(&mut sums, &q, x, run + 1);
@@ -149,15 +150,15 @@ unsafe fn tile<const M: usize, const BITS: u32, const SCALES: u32>(
     totals
 }
 
-/// Word `w` of each row of two row blocks. Prefetches later words where `prefetch`.
+/// Word `w` of each row of two row blocks. Prefetches later words if `prefetch` is set.
 ///
 /// # Safety
-/// The processor must have avx512f; both must have that word.
+/// The processor must have avx512f; both must have this word.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
     let at = two.map(|block| block.words.wrapping_add(w * INTERLEAVED_ROWS));
-    // SAFETY: the caller's promise. Prefetched addresses need not be valid.
+    // SAFETY: guaranteed by the caller. Prefetched addresses need not be valid.
     unsafe {
         if prefetch {
             for at in at {
@@ -172,12 +173,12 @@ unsafe fn words_of(two: [RowBlock; 2], w: usize, prefetch: bool) -> __m512i {
 /// The scales or biases of a group of two row blocks.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have that group.
+/// The processor must have avx2, f16c and avx512f; both must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m512 {
-    // SAFETY: eight factors of a group, which the caller promises. Prefetched addresses need not be
-    // valid.
+    // SAFETY: the caller guarantees the eight factors of the group. Prefetched addresses need not
+    // be valid.
     unsafe {
         if SCALES == ScaleFormat::F16_ID {
             let [low, high] = two.map(|block| {
@@ -196,15 +197,14 @@ unsafe fn factors<const SCALES: u32>(two: [*const u8; 2], group: usize) -> __m51
     }
 }
 
-/// The scales of a group of two row blocks that are bytes times float16.
+/// The scales of a group of two row blocks, stored as bytes times float16.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have that group.
+/// The processor must have avx2, f16c and avx512f; both must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
-    // SAFETY: eight bytes of a group and eight float16 of its super-group, which the caller
-    // promises.
+    // SAFETY: the caller guarantees eight bytes of the group and eight float16 of its super-group.
     unsafe {
         let [low, high] =
             two.map(|block| _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast()));
@@ -221,12 +221,12 @@ unsafe fn super_scales(two: [RowBlock; 2], group: usize) -> __m512 {
 /// The scales and biases of a group of two row blocks in [`ScaleFormat::SuperAffine`].
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have that group.
+/// The processor must have avx2, f16c and avx512f; both must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) {
-    // SAFETY: sixteen bytes of a group and sixteen float16 of its super-group, which the caller
-    // promises. Prefetched addresses need not be valid.
+    // SAFETY: the caller guarantees sixteen bytes of the group and sixteen float16 of its
+    // super-group. Prefetched addresses need not be valid.
     let [low, high] = two.map(|block| unsafe {
         let codes = block.scales.add(group * 2 * INTERLEAVED_ROWS);
         if group.is_multiple_of(4) {
@@ -244,14 +244,14 @@ unsafe fn super_affine_of(two: [RowBlock; 2], group: usize) -> (__m512, __m512) 
     (both(low[0], high[0]), both(low[1], high[1]))
 }
 
-/// The scales of a group of two row blocks that are floats of eight bits.
+/// The scales of a group of two row blocks, stored as 8-bit floats.
 ///
 /// # Safety
-/// The processor must have avx2, f16c and avx512f; both must have that group.
+/// The processor must have avx2, f16c and avx512f; both must have this group.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f")]
 unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> __m512 {
-    // SAFETY: eight bytes of a group, which the caller promises.
+    // SAFETY: the caller guarantees eight bytes of the group.
     let [low, high] = two.map(|block| unsafe {
         let codes = _mm_loadl_epi64(block.scales.add(group * INTERLEAVED_ROWS).cast());
         match SCALES {
@@ -266,11 +266,11 @@ unsafe fn float_scales<const SCALES: u32>(two: [RowBlock; 2], group: usize) -> _
 /// Two inputs in each lane.
 ///
 /// # Safety
-/// The processor must have avx512f; there must be two.
+/// The processor must have avx512f; two inputs must exist.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn broadcast_pair(at: *const i16) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     _mm512_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }
 
@@ -278,7 +278,7 @@ unsafe fn broadcast_pair(at: *const i16) -> __m512i {
 /// 16 * 2^15.
 ///
 /// # Safety
-/// The processor must have what [`qgemv`] needs; the word must be within the inputs.
+/// The processor must have the features of [`qgemv`]; the word must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn add_4bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputPtrs, word: usize) {
@@ -289,11 +289,12 @@ unsafe fn add_4bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
         _mm512_and_si512(_mm512_srli_epi16::<8>(q), mask),
         _mm512_srli_epi16::<12>(q),
     ];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_pairs(sums, n, x, word) };
 }
 
-/// [`add_4bit`] of codes that become integers first. A lane sums eight products below 128 * 2^15.
+/// [`add_4bit`] for codes that are first mapped to integers. A lane sums eight products below 128 *
+/// 2^15.
 ///
 /// # Safety
 /// As of [`add_4bit`].
@@ -307,11 +308,11 @@ unsafe fn add_looked_up<const M: usize, const CODES: u32>(
     word: usize,
 ) {
     let nibbles = _mm512_set1_epi8(15);
-    // Codes 0, 2, 4, 6 of a word in its bytes, and codes 1, 3, 5, 7.
+    // Codes 0, 2, 4, 6 of a word in its bytes; then codes 1, 3, 5, 7.
     let even = _mm512_shuffle_epi8(table, _mm512_and_si512(q, nibbles));
     let odd = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16::<4>(q), nibbles));
     let n = if CODES == Codes::TABLE_ID {
-        // They have signs.
+        // They are signed.
         [
             _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(even)),
             _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(odd)),
@@ -327,14 +328,14 @@ unsafe fn add_looked_up<const M: usize, const CODES: u32>(
             _mm512_srli_epi16::<8>(odd),
         ]
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_pairs(sums, n, x, word) };
 }
 
 /// Adds the products of four pairs of numbers with those of run `run` of the inputs.
 ///
 /// # Safety
-/// The processor must have what [`qgemv`] needs; the run must be within the inputs.
+/// The processor must have the features of [`qgemv`]; the run must be within the inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn add_pairs<const M: usize>(
@@ -344,7 +345,7 @@ unsafe fn add_pairs<const M: usize>(
     run: usize,
 ) {
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the run is within the inputs: the caller's promise.
+        // SAFETY: the caller guarantees that the run is within the inputs.
         unsafe {
             let at = x.quants.add((run * M + m) * 8);
             let mut exact = _mm512_setzero_si512();
@@ -368,7 +369,7 @@ unsafe fn add_8bit<const M: usize>(sums: &mut [__m512; M], q: __m512i, x: InputP
     let even = _mm512_and_si512(q, _mm512_set1_epi16(255));
     let odd = _mm512_srli_epi16::<8>(q);
     for (m, sum) in sums.iter_mut().enumerate() {
-        // SAFETY: the word is within the inputs: the caller's promise.
+        // SAFETY: the caller guarantees that the word is within the inputs.
         unsafe {
             let at = x.quants.add((word * M + m) * 4);
             let exact = _mm512_dpwssd_epi32(_mm512_setzero_si512(), even, broadcast_pair(at));
@@ -393,14 +394,14 @@ unsafe fn add_run<const M: usize, const BITS: u32, const RUN: usize>(
     run: usize,
 ) {
     let first = 8 * RUN;
-    // An input's order is that of `pair_index`: a code, and the one four after it.
+    // Inputs have the order of `pair_index`: a code, and the one four later.
     let n = [
         code_pair::<BITS>(q, first, first + 4),
         code_pair::<BITS>(q, first + 1, first + 5),
         code_pair::<BITS>(q, first + 2, first + 6),
         code_pair::<BITS>(q, first + 3, first + 7),
     ];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_pairs(sums, n, x, run) };
 }
 
@@ -414,7 +415,7 @@ fn code_pair<const BITS: u32>(q: &[__m512i; 5], a: usize, b: usize) -> __m512i {
     _mm512_or_si512(low, high)
 }
 
-/// Code `i` of a chunk at bit `to` of each lane, with other bits around it.
+/// Code `i` of a chunk at bit `to` of each lane, with arbitrary bits around it.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]
 fn code_at<const BITS: u32>(q: &[__m512i; 5], i: usize, to: u32) -> __m512i {
@@ -423,7 +424,7 @@ fn code_at<const BITS: u32>(q: &[__m512i; 5], i: usize, to: u32) -> __m512i {
     let shift_left = |v, n: u32| _mm512_sll_epi32(v, _mm_cvtsi32_si128(n.cast_signed()));
     let (word, bit) = code_position(i, BITS);
     if bit + BITS > 32 {
-        // It continues in the next word.
+        // The code continues in the next word.
         let rest = shift_left(q[word + 1], 32 - bit + to);
         _mm512_or_si512(shift_right(q[word], bit - to), rest)
     } else if bit >= to {

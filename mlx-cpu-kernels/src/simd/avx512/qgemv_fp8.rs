@@ -17,7 +17,7 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::e8m0;
 use crate::simd::avx2::qgemv::{PREFETCH_BYTES, RowBlock};
 
-/// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
+/// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
 ///
 /// # Safety
 /// The processor must have avx2, fma, f16c, avx512f and avx512bw.
@@ -26,7 +26,7 @@ pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mu
     assert!(matrix.codes() == Codes::E4m3);
     let (first, format) = RowBlock::first(matrix, x, out);
     assert!(format == ScaleFormat::E8m0);
-    // SAFETY: features are the caller's promise; `RowBlock::first` has seen the lengths.
+    // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
     unsafe {
         match x.rows {
             1 => row_blocks::<1>(first, matrix.row_blocks(), x, out),
@@ -42,10 +42,10 @@ pub(crate) unsafe fn qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mu
     }
 }
 
-/// All row blocks with `M` rows.
+/// Multiplies all row blocks with `M` rows.
 ///
 /// # Safety
-/// As of [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
+/// As [`qgemv`], with the lengths that [`RowBlock::first`] asserts.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 unsafe fn row_blocks<const M: usize>(
@@ -56,9 +56,9 @@ unsafe fn row_blocks<const M: usize>(
 ) {
     let (to, step) = out.raw_parts();
     for i in (0..count).step_by(2) {
-        // The last one of an odd number stands beside itself.
+        // The last of an odd number is paired with itself.
         let next = (i + 1).min(count - 1);
-        // SAFETY: row blocks below `count`, and their places in each row of the output.
+        // SAFETY: row blocks are below `count`, and have places in each row of the output.
         unsafe {
             let two = [i, next].map(|i| first.after::<{ ScaleFormat::E8M0_ID }>(i));
             for (m, found) in tile::<M>(two, x.values.as_ptr()).into_iter().enumerate() {
@@ -73,11 +73,11 @@ unsafe fn row_blocks<const M: usize>(
     }
 }
 
-/// Two row blocks with `M` rows of inputs, one after another.
+/// Multiplies two row blocks with `M` consecutive input rows.
 ///
 /// # Safety
-/// The processor must have what [`qgemv`] needs; the row blocks and `x` must have as many groups
-/// and words as they say.
+/// The processor must have the features of [`qgemv`]; the row blocks and `x` must have the groups
+/// and words that the row blocks state.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M] {
@@ -87,10 +87,10 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
     let odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     let mut totals = [_mm512_setzero_ps(); M];
     for g in 0..groups {
-        // Two lanes a row: the first row block, and the second one.
+        // Two lanes per row: the first row block, and the second one.
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
-        // SAFETY: below the words, groups and inputs that the caller promises; what is prefetched
-        // need not be there.
+        // SAFETY: offsets are below the words, groups and inputs that the caller guarantees;
+        // prefetched addresses need not be valid.
         unsafe {
             for w in g * per..(g + 1) * per {
                 let q = [0, 1].map(|i: usize| {
@@ -101,7 +101,7 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
                     _mm256_loadu_si256(at.cast())
                 });
                 let q = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(q[0]), q[1]);
-                // Codes 0 and 2 of the word, and codes 1 and 3.
+                // Codes 0 and 2 of the word; then codes 1 and 3.
                 let (even, odd) = (halves(_mm512_slli_epi16::<8>(q)), halves(q));
                 for (m, sum) in sums.iter_mut().enumerate() {
                     let x = _mm512_broadcast_f32x4(_mm_loadu_ps(x.add(m * k + w * 4)));
@@ -137,7 +137,7 @@ unsafe fn tile<const M: usize>(two: [RowBlock; 2], x: *const f32) -> [__m512; M]
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]
 fn halves(q: __m512i) -> [__m512; 2] {
-    // The sign is copied into the highest bit of the exponent.
+    // The sign is also copied into the highest exponent bit.
     let mask = _mm512_set1_epi16(0xbf80u16.cast_signed());
     let q = _mm512_and_si512(_mm512_srai_epi16::<1>(q), mask);
     [

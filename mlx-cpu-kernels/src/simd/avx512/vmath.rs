@@ -1,4 +1,4 @@
-//! Element-wise functions for AVX-512, in the same steps as `avx2/vmath.rs`, so both give the same
+//! Element-wise functions for AVX-512, in the same steps as `avx2/vmath.rs`, so both give equal
 //! bits.
 
 use std::arch::x86_64::{
@@ -14,13 +14,13 @@ use crate::simd::portable::vmath::{
     ROUND_BIAS, SQRT_2_OVER_PI,
 };
 
-/// Sixteen times [`crate::simd::microkernel::exp`].
+/// [`crate::simd::microkernel::exp`] of sixteen elements.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp(x: __m512) -> __m512 {
     let all = _mm512_set1_ps;
     let least = all(EXP_MIN);
-    // The second operand is the result where one is NaN.
+    // If one operand is NaN, the second is the result.
     let bounded = _mm512_max_ps(least, _mm512_min_ps(all(EXP_MAX), x));
     let shifted = _mm512_fmadd_ps(bounded, all(std::f32::consts::LOG2_E), all(ROUND_BIAS));
     let n = _mm512_sub_ps(shifted, all(ROUND_BIAS));
@@ -34,13 +34,13 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
     let power = _mm512_add_epi32(power, _mm512_castps_si512(all(1.0)));
     let power = _mm512_mul_ps(value, _mm512_castsi512_ps(power));
-    // Below the least it is zero.
+    // Below the minimum it is zero.
     let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, least);
     _mm512_mask_mov_ps(power, below, _mm512_setzero_ps())
 }
 
-/// `x / y` to about a unit in the last place, for a `y` of at least one. An estimate of the inverse
-/// gains twice as many bits in a step of Newton's method, which takes less time than a division.
+/// `x / y` with an error of about a unit in the last place, for `y >= 1`. A Newton step doubles the
+/// bits of an estimated inverse, which is faster than a division.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quotient(x: __m512, y: __m512) -> __m512 {
@@ -61,7 +61,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
     let own = match gate {
         Gate::Silu => quotient(x, _mm512_add_ps(all(1.0), exp(negative(x)))),
         Gate::Gelu => {
-            // The second operand is the result where one is NaN.
+            // If one operand is NaN, the second is the result.
             let a = _mm512_min_ps(all(NORMAL_MAX), _mm512_abs_ps(x));
             let t = quotient(all(1.0), _mm512_fmadd_ps(all(NORMAL_TAIL), a, all(1.0)));
             let mut p = all(NORMAL_POLY[0]);
@@ -81,7 +81,7 @@ pub(crate) fn apply_gate(gate: Gate, x: __m512, up: __m512) -> __m512 {
             let power = exp(negative(_mm512_mul_ps(all(2.0 * SQRT_2_OVER_PI), inner)));
             quotient(x, _mm512_add_ps(all(1.0), power))
         }
-        // NaN is not less.
+        // NaN never compares less.
         Gate::Relu => {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, all(0.0));
             _mm512_mask_mov_ps(x, less, _mm512_setzero_ps())
@@ -95,7 +95,7 @@ pub(crate) fn lane_mask(lanes: usize) -> __mmask16 {
     ((1_u32 << lanes.min(16)) - 1) as __mmask16
 }
 
-/// `gates = gate(gates) * ups`, which have as many elements.
+/// `gates = gate(gates) * ups`, of equal lengths.
 #[target_feature(enable = "avx512f")]
 pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     assert!(gates.len() == ups.len());
@@ -110,10 +110,10 @@ pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
     }
 }
 
-/// `a . b`, of as many elements as both have.
+/// `a . b`, up to the shorter length.
 #[target_feature(enable = "avx512f")]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    // So that none waits for the one before it.
+    // Four independent sums hide the latency.
     let mut sums = [_mm512_setzero_ps(); 4];
     for (a, b) in a.chunks(64).zip(b.chunks(64)) {
         let n = a.len().min(b.len());

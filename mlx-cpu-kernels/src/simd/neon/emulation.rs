@@ -1,6 +1,6 @@
 //! The functions of `intrinsics.rs` in plain Rust, for tests on other processors. Names, types and
-//! results are those of Arm's C Language Extensions. Lane 0 stands in the lowest bits, as in the
-//! memory of a little-endian processor.
+//! results are those of Arm's C Language Extensions. Lane 0 is in the lowest bits, as in
+//! little-endian memory.
 
 #![allow(non_camel_case_types, reason = "Arm's names")]
 
@@ -18,7 +18,7 @@ macro_rules! vectors {
 
 vectors! {
     float32x4_t: [f32; 4],
-    // Only moved: as integers, so that no conversion changes the bits.
+    // Stored as integers, because it is only moved and its bits must not change.
     float64x2_t: [u64; 2],
     int8x8_t: [i8; 8],
     int8x16_t: [i8; 16],
@@ -34,9 +34,9 @@ vectors! {
 macro_rules! loads {
     ($($name:ident: *const $lane:ty => $vector:ident,)*) => {$(
         /// # Safety
-        /// The elements of a vector must be there.
+        /// The elements of a vector must exist.
         pub(crate) unsafe fn $name(from: *const $lane) -> $vector {
-            // SAFETY: the caller's promise; a vector has the layout of an array of its lanes.
+            // SAFETY: guaranteed by the caller; a vector has the layout of an array of its lanes.
             unsafe { from.cast::<$vector>().read_unaligned() }
         }
     )*};
@@ -53,9 +53,9 @@ loads! {
 macro_rules! stores {
     ($($name:ident: $vector:ident => *mut $lane:ty,)*) => {$(
         /// # Safety
-        /// There must be places for the elements of a vector.
+        /// The places for the elements of a vector must exist.
         pub(crate) unsafe fn $name(to: *mut $lane, a: $vector) {
-            // SAFETY: the caller's promise; a vector has the layout of an array of its lanes.
+            // SAFETY: guaranteed by the caller; a vector has the layout of an array of its lanes.
             unsafe { to.cast::<$vector>().write_unaligned(a) }
         }
     )*};
@@ -99,7 +99,7 @@ casts! {
     vreinterpretq_u32_f32: float32x4_t => uint32x4_t,
 }
 
-/// Functions that treat each lane alone.
+/// Functions on each lane separately.
 macro_rules! unary {
     ($($name:ident: $from:ident => $to:ident, $f:expr;)*) => {$(
         pub(crate) fn $name(a: $from) -> $to {
@@ -110,13 +110,13 @@ macro_rules! unary {
 
 unary! {
     vabsq_f32: float32x4_t => float32x4_t, f32::abs;
-    // To the nearest integer, of two the even one. `as` saturates, and makes NaN zero.
+    // Rounds to the nearest integer, ties to even. `as` saturates, and makes NaN zero.
     vcvtnq_s32_f32: float32x4_t => int32x4_t, |a| a.round_ties_even() as i32;
     vcvtq_f32_s32: int32x4_t => float32x4_t, |a| a as f32;
     vcvtq_f32_u32: uint32x4_t => float32x4_t, |a| a as f32;
     // The low half.
     vmovn_s16: int16x8_t => int8x8_t, |a| a as i8;
-    // The nearest number of the smaller type.
+    // Saturates to the smaller type.
     vqmovn_s32: int32x4_t => int16x4_t, |a| a.clamp(i16::MIN.into(), i16::MAX.into()) as i16;
     wide: uint16x4_t => float32x4_t, |a| f16::from_bits(a).to_f32();
 }
@@ -206,7 +206,7 @@ pub(crate) fn vrshrn_n_s16<const N: i32>(a: int16x8_t) -> int8x8_t {
     int8x8_t(a.0.map(|a| ((i32::from(a) + (1 << (N - 1))) >> N) as i8))
 }
 
-/// Functions that move lanes: lane `i` of the result is lane `$from(i)` of `a` and, after it, `b`.
+/// Functions that move lanes: lane `i` of the result is lane `$from(i)` of `a` followed by `b`.
 macro_rules! moves {
     ($($name:ident: $vector:ident => $to:ident, $from:expr;)*) => {$(
         pub(crate) fn $name(a: $vector, b: $vector) -> $to {
@@ -225,10 +225,10 @@ moves! {
     // Even lanes, and odd ones.
     vuzp1_s8: int8x8_t => int8x8_t, |i| 2 * i;
     vuzp2_s8: int8x8_t => int8x8_t, |i| 2 * i + 1;
-    // Lanes of both in turns: of the low halves, and of the high ones.
+    // Alternates lanes of both: of the low halves, and of the high ones.
     vzip1_s32: int32x2_t => int32x2_t, |i| i / 2 + i % 2 * 2;
     vzip2_s32: int32x2_t => int32x2_t, |i| 1 + i / 2 + i % 2 * 2;
-    // Even lanes of both in turns, and odd ones.
+    // Alternates even lanes of both, and odd ones.
     vtrn1q_f32: float32x4_t => float32x4_t, |i| i / 2 * 2 + i % 2 * 4;
     vtrn2q_f32: float32x4_t => float32x4_t, |i| i / 2 * 2 + 1 + i % 2 * 4;
     vtrn1q_f64: float64x2_t => float64x2_t, |i| i / 2 * 2 + i % 2 * 2;

@@ -1,6 +1,6 @@
-//! Kernels on float32 for aarch64, four at a time. Quantized rows become floats in registers. Loops
-//! that compilers vectorize (exponentials, gates, dequantization) are those of `portable`, which
-//! this target compiles with NEON.
+//! Float32 kernels for aarch64, four elements at a time. Quantized rows are converted to floats in
+//! registers. Loops that compilers vectorize (exponentials, gates, dequantization) are those of
+//! `portable`, which this target compiles with NEON.
 
 use crate::layout::input_panel::InputPanel;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
@@ -15,14 +15,14 @@ use crate::simd::neon::intrinsics::{
 /// Elements of a vector.
 const WIDTH: usize = 4;
 
-/// Vectors of a row of a tile.
+/// Vectors per row of a tile.
 const VECTORS: usize = LANES / WIDTH;
 
-/// A row block, as addresses.
+/// The addresses of a row block.
 #[derive(Clone, Copy)]
 struct RowBlock<'a> {
     words: *const u32,
-    /// Words of a group.
+    /// Words per group.
     per: usize,
     own: PackedMatrix<'a>,
 }
@@ -41,7 +41,7 @@ pub(crate) unsafe fn qgemv<const BITS: i32>(
     assert!(matrix.bits == BITS as u32);
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let k = groups * matrix.group_size();
-    // The reads in `tile` stay within these.
+    // All reads in `tile` are within these bounds.
     assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(x.values.len() == x.rows * k && x.sums.len() == x.rows * groups);
     for i in 0..count {
@@ -54,8 +54,8 @@ pub(crate) unsafe fn qgemv<const BITS: i32>(
         let mut row = 0;
         while row < x.rows {
             let at = (row, k, i);
-            // SAFETY: the lengths are asserted above, and each call is given as many rows as it
-            // takes.
+            // SAFETY: the lengths are asserted above, and each call gets the number of rows that it
+            // processes.
             row += unsafe {
                 match x.rows - row {
                     8.. => few::<8, 1, BITS>(block, x, at, out),
@@ -68,8 +68,8 @@ pub(crate) unsafe fn qgemv<const BITS: i32>(
     }
 }
 
-/// Row block `i` with `M` rows of `k` inputs from `row` on. Each has `S` sums, so that one need not
-/// wait for another. Returns `M`.
+/// Multiplies row block `i` with `M` rows of `k` inputs from `row` on. Each row has `S` independent
+/// sums, which hides latency. Returns `M`.
 ///
 /// # Safety
 /// Lengths as [`qgemv`] asserts them, with `M` rows of inputs from `row` on, and codes of `BITS`.
@@ -87,7 +87,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     for g in 0..groups {
         let mut sums = [[[zero; 2]; S]; M];
         for w in g * block.per..(g + 1) * block.per {
-            // SAFETY: word `w` of each of the eight rows, which the caller promises.
+            // SAFETY: the caller guarantees word `w` of each of the eight rows.
             let mut q = unsafe {
                 let at = block.words.add(w * INTERLEAVED_ROWS);
                 [vld1q_u32(at), vld1q_u32(at.add(WIDTH))]
@@ -96,8 +96,8 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 let n = q.map(|q| vcvtq_f32_u32(vandq_u32(q, mask)));
                 q = [vshrq_n_u32::<BITS>(q[0]), vshrq_n_u32::<BITS>(q[1])];
                 for (m, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: the input that this number meets; the caller promises `k` of each
-                    // row.
+                    // SAFETY: the input for this code is below `k`, which the caller guarantees for
+                    // each row.
                     let x = unsafe { *x.values.as_ptr().add((row + m) * k + w * near + j) };
                     for (sum, n) in sums[j % S].iter_mut().zip(n) {
                         *sum = vfmaq_n_f32(*sum, n, x);
@@ -112,7 +112,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
                 let sum = sums[1..]
                     .iter()
                     .fold(sums[0][half], |a, b| vaddq_f32(a, b[half]));
-                // SAFETY: four of eight.
+                // SAFETY: these are four of eight.
                 let (scale, bias) = unsafe {
                     let at = half * WIDTH;
                     (
@@ -127,7 +127,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
     for (m, totals) in totals.iter().enumerate() {
         let place = &mut out.row_mut(row + m)[i * INTERLEAVED_ROWS..][..INTERLEAVED_ROWS];
         for (half, total) in totals.iter().enumerate() {
-            // SAFETY: four of the eight places.
+            // SAFETY: these are four of the eight places.
             unsafe { vst1q_f32(place.as_mut_ptr().add(half * WIDTH), *total) };
         }
     }
@@ -135,7 +135,7 @@ unsafe fn few<const M: usize, const S: usize, const BITS: i32>(
 }
 
 /// # Safety
-/// There must be `n` elements at both.
+/// Both must have `n` elements.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
@@ -164,7 +164,7 @@ unsafe fn dot_ptr(a: *const f32, b: *const f32, n: usize) -> f32 {
     }
 }
 
-/// The sum of vectors, at least one.
+/// The sum of at least one vector.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn added(sums: &[float32x4_t]) -> float32x4_t {
@@ -179,7 +179,7 @@ fn added(sums: &[float32x4_t]) -> float32x4_t {
 pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     let mut done = 0;
     while done < x.len() {
-        // Sixteen sums in all, which hide the latency of the multiplication.
+        // Sixteen sums in total, which hide the latency of the multiplication.
         done += match x.len() - done {
             8.. => dot_rows_m::<8, 2>(row, &x[done..], &mut out[done..]),
             4.. => dot_rows_m::<4, 4>(row, &x[done..], &mut out[done..]),
@@ -189,7 +189,7 @@ pub(crate) unsafe fn dot_rows(row: &[f32], x: &[&[f32]], out: &mut [f32]) {
     }
 }
 
-/// A row with `M` of inputs, in `A` independent sums each. Returns `M`.
+/// Multiplies a row with `M` input rows, in `A` independent sums each. Returns `M`.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &mut [f32]) -> usize {
     let k = row.len();
@@ -201,7 +201,7 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
     let mut sums = [[zero; A]; M];
     let whole = k / (WIDTH * A) * (WIDTH * A);
     for at in (0..whole).step_by(WIDTH * A) {
-        // SAFETY: all offsets are below `whole`, which all rows have.
+        // SAFETY: all offsets are below `whole`, the length of all rows.
         unsafe {
             let mut w = [zero; A];
             for (a, w) in w.iter_mut().enumerate() {
@@ -216,7 +216,7 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
     }
     for ((sums, x), out) in sums.iter().zip(x).zip(out) {
         let (row, x) = (&row[whole..], &x[whole..k]);
-        // SAFETY: as many elements as both have.
+        // SAFETY: the shorter length is used.
         *out = vaddvq_f32(added(sums)) + unsafe { dot_ptr(row.as_ptr(), x.as_ptr(), row.len()) };
     }
     M
@@ -228,7 +228,7 @@ fn dot_rows_m<const M: usize, const A: usize>(row: &[f32], x: &[&[f32]], out: &m
 /// The processor must have neon.
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon"))]
 pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
-    // SAFETY: as many elements as both have.
+    // SAFETY: the shorter length is used.
     unsafe { dot_ptr(a.as_ptr(), b.as_ptr(), a.len().min(b.len())) }
 }
 
@@ -242,7 +242,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     let mut sums = [[vdupq_n_f32(0.0); VECTORS]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
-        // SAFETY: the elements are the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let lanes: [_; VECTORS] = std::array::from_fn(|v| vld1q_f32(b.wrapping_add(WIDTH * v)));
             for (m, sums) in sums.iter_mut().enumerate() {
@@ -273,7 +273,8 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     }
 }
 
-/// Four rows of inputs, their first `whole` elements, to `lane` and the next three of a panel.
+/// Packs the first `whole` elements of four input rows to `lane` and the next three lanes of a
+/// panel.
 ///
 /// # Safety
 /// The processor must have neon.
@@ -287,7 +288,7 @@ pub(crate) unsafe fn pack_rows(
     assert!(whole.is_multiple_of(WIDTH) && lane + WIDTH <= LANES && panel.len() >= whole * LANES);
     assert!(rows.iter().all(|(row, _)| row.len() >= whole));
     assert!(weight.is_none_or(|w| w.len() >= whole));
-    // A chunk is cut nowhere, so that its elements stay within it.
+    // Bounded by `whole`, so that accesses stay within the rows.
     for at in (0..whole).step_by(WIDTH) {
         let mut block = [vdupq_n_f32(0.0); WIDTH];
         // SAFETY: four elements from `at` on are below `whole`, which rows, weight and panel have.
@@ -322,7 +323,7 @@ pub(crate) unsafe fn store_rows(
     for at in (0..whole).step_by(WIDTH) {
         for first in [0, WIDTH] {
             let mut block = [vdupq_n_f32(0.0); WIDTH];
-            // SAFETY: four columns from `at` on are in `sums`; the rows are the caller's promise.
+            // SAFETY: `sums` has four columns from `at` on; the caller guarantees the rows.
             unsafe {
                 for (i, block) in block.iter_mut().enumerate() {
                     *block = vld1q_f32(sums.as_ptr().add((at + i) * LANES + lane + first));

@@ -1,5 +1,5 @@
-//! Every instruction that the kernels for aarch64 use: the processor's, or on other processors the
-//! emulated ones, for tests. `intrinsics_tests.rs` holds both to Arm's definitions.
+//! Every instruction of the aarch64 kernels: the processor's, or for tests on other processors,
+//! emulated ones. `intrinsics_tests.rs` checks both against Arm's definitions.
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64 as vectors;
@@ -29,8 +29,8 @@ pub(crate) use vectors::{
 #[target_feature(enable = "neon,dotprod")]
 pub(crate) fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     let mut sums = sums;
-    // The intrinsic is not stable. SAFETY: it computes with these registers only, and dotprod,
-    // which it needs, is enabled here. `I` is at most 3, or it does not assemble.
+    // The intrinsic is not stable. SAFETY: it uses only these registers, and dotprod, which it
+    // needs, is enabled here. With `I` above 3 it would not assemble.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
@@ -44,14 +44,14 @@ pub(crate) fn dot<const I: usize>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -
     sums
 }
 
-/// Numbers of float16 as float32.
+/// Converts float16 to float32.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn wide(from: vectors::uint16x4_t) -> float32x4_t {
     let to: float32x4_t;
-    // The intrinsic needs a type that is not stable.
-    // SAFETY: it computes with these registers only, and every processor with neon has it.
+    // The intrinsic needs a type that is not stable. SAFETY: it uses only these registers, and
+    // every processor with neon has it.
     unsafe {
         asm!(
             "fcvtl {to:v}.4s, {from:v}.4h",

@@ -1,15 +1,15 @@
-//! Each function of `intrinsics.rs` against Arm's definition of it (Arm C Language Extensions; Arm
-//! Architecture Reference Manual). On aarch64 these are the processor's instructions, elsewhere
-//! the emulated ones. Expected numbers are written out, not computed in the same way.
+//! Each function of `intrinsics.rs` against Arm's definition (Arm C Language Extensions; Arm
+//! Architecture Reference Manual). On aarch64 these are the processor's instructions, elsewhere the
+//! emulated ones. Expected values are literals, not computed.
 
 use super::intrinsics::*;
 use crate::isa::Isa;
 use crate::testing::tested;
 
-/// A vector with these lanes, or the lanes of a vector.
+/// Converts between a vector and its lanes.
 fn of<A: Copy, B: Copy>(a: A) -> B {
     const { assert!(size_of::<A>() == size_of::<B>()) };
-    // SAFETY: vectors and arrays of numbers of one size, for which all bits are valid.
+    // SAFETY: vectors and number arrays of equal size, for which all bits are valid.
     unsafe { std::mem::transmute_copy(&a) }
 }
 
@@ -34,7 +34,7 @@ const NAN: f32 = f32::NAN;
 /// The smallest number above zero.
 const TINY: f32 = 1e-45;
 
-/// The bits, so that zeros have signs and NaN equals itself.
+/// The bits, so that signs of zeros count and NaN equals itself.
 fn bits(a: [f32; 4]) -> [u32; 4] {
     a.map(f32::to_bits)
 }
@@ -48,7 +48,7 @@ definitions! {
     /// Lane 0 is the element at the address, which need not be aligned.
     fn loads_read_lanes_in_order() {
         let floats = [9.0f32, 1.0, -0.0, INF, TINY, 7.0];
-        // SAFETY: the elements from the second on are there.
+        // SAFETY: the elements from the second on exist.
         let lanes = unsafe { vld1q_f32(floats[1..].as_ptr()) };
         assert_eq!(bits(of(lanes)), bits([1.0, -0.0, INF, TINY]));
         let words = [9u32, 1, 2, u32::MAX, 1 << 31];
@@ -117,12 +117,12 @@ definitions! {
     fn float_operations_round_to_nearest() {
         let a = of([1.0f32, f32::MAX, TINY, -0.0]);
         let b = of([f32::EPSILON / 2.0, f32::MAX, -TINY, -0.0]);
-        // Half a unit in the last place goes to the even number.
+        // Half a unit in the last place rounds to even.
         assert_eq!(bits(of(vaddq_f32(a, b))), bits([1.0, INF, 0.0, -0.0]));
         let odd = of([1.0 + f32::EPSILON, -INF, 3.0, 0.0]);
         let sum: [f32; 4] = of(vaddq_f32(odd, b));
         assert_eq!(bits(sum), bits([1.0 + 2.0 * f32::EPSILON, -INF, 3.0, 0.0]));
-        // Numbers below the normal ones are kept.
+        // Subnormal numbers are kept.
         let small = of([1e-38f32, 3.0, -0.0, INF]);
         let product: [f32; 4] = of(vmulq_f32(small, of([0.125f32, -2.0, 5.0, -1.0])));
         assert_eq!(bits(product), bits([1.25e-39, -6.0, -0.0, -INF]));
@@ -148,7 +148,7 @@ definitions! {
     /// The product is exact until the sum is rounded.
     fn multiplications_with_a_sum_round_once() {
         let e = 1.0 + f32::EPSILON;
-        // The square is 1 + 2e + e^2; what is left of it is e^2.
+        // The square is 1 + 2e + e^2; the remainder is e^2.
         let rest = f32::EPSILON * f32::EPSILON;
         let (minus, plus) = (
             of([-1.0 - 2.0 * f32::EPSILON; 4]),
@@ -166,7 +166,7 @@ definitions! {
             of::<_, [f32; 4]>(vfmsq_n_f32(plus, of([e; 4]), e)),
             [-rest; 4]
         );
-        // The first is what is added to.
+        // The first argument is the addend.
         let (a, b) = (of([1.0f32, 2.0, 3.0, -0.0]), of([10.0f32, 20.0, 30.0, 0.0]));
         assert_eq!(
             bits(of(vfmaq_f32(a, b, of([2.0f32, 3.0, 4.0, -1.0])))),
@@ -185,11 +185,11 @@ definitions! {
     /// `(0 + 1) + (2 + 3)`.
     fn all_lanes_are_added_in_pairs() {
         assert_eq!(vaddvq_f32(of([1e8f32, -1e8, 1.0, 2.0])), 3.0);
-        // One after another this would be 1.
+        // A sequential sum would be 1.
         assert_eq!(vaddvq_f32(of([1e8f32, 1.0, -1e8, 1.0])), 0.0);
     }
 
-    /// A quiet NaN is no number, so that the other one is greater.
+    /// A quiet NaN counts as missing, so the other operand is returned.
     fn the_greater_number_is_no_nan() {
         let a = of([1.0f32, NAN, -0.0, NAN]);
         let b = of([NAN, -3.0, 0.0, NAN]);
@@ -203,7 +203,7 @@ definitions! {
             of([-1.0f32, 0.0, -3.0, 6.0]),
         ));
         assert_eq!(most, [-1.0, TINY, -2.0, 6.0]);
-        // A signaling one stays, and becomes quiet.
+        // A signaling NaN is returned as a quiet one.
         let signaling = of([f32::from_bits(0xff80_0003); 4]);
         assert_eq!(
             bits(of(vmaxnmq_f32(of([1.0f32; 4]), signaling))),
@@ -214,7 +214,7 @@ definitions! {
         assert_eq!(bits(of(vpmaxnmq_f32(a, b))), bits([2.0, 4.0, -7.0, 0.0]));
     }
 
-    /// All bits where it is true; nothing is greater than NaN, nor NaN than anything.
+    /// All bits are set where it is true; comparisons with NaN are false.
     fn comparisons_give_masks() {
         let mask = vcgtq_f32(of([1.0f32, NAN, 0.0, -1.0]), of([0.5f32, 1.0, -0.0, NAN]));
         assert_eq!(of::<_, [u32; 4]>(mask), [u32::MAX, 0, 0, 0]);
@@ -222,7 +222,7 @@ definitions! {
         assert_eq!(of::<_, [u32; 4]>(mask), [u32::MAX, u32::MAX, 0, u32::MAX]);
     }
 
-    /// To the nearest integer, of two the even one; saturated; NaN is zero.
+    /// Rounds to the nearest integer, ties to even; saturates; NaN becomes zero.
     fn floats_become_integers() {
         for (from, to) in [
             ([0.5f32, 1.5, 2.5, -0.5], [0, 2, 2, 0]),
@@ -241,7 +241,7 @@ definitions! {
         }
     }
 
-    /// Integers that a float cannot hold go to the nearest, of two to the even one.
+    /// Integers without an exact float are rounded to the nearest, ties to even.
     fn integers_become_floats() {
         let from = [16_777_217, 16_777_219, i32::MIN, i32::MAX];
         assert_eq!(
@@ -277,7 +277,7 @@ definitions! {
             of::<_, [i16; 4]>(vqmovn_s32(of([-32_768, -1, 0, i32::MAX]))),
             [-32_768, -1, 0, 32_767]
         );
-        // Half goes up, and what is too large wraps.
+        // Half rounds up, and overflow wraps.
         let from = [127i16, 128, -128, -129, 384, 32_639, 32_640, i16::MIN];
         assert_eq!(
             of::<_, [i8; 8]>(vrshrn_n_s16::<8>(of(from))),
@@ -396,7 +396,7 @@ definitions! {
         assert_eq!(lanes(wrapped), [i32::MIN + 3; 4]);
     }
 
-    /// Every float16 is a float32: also those below the normal ones, infinity and NaN.
+    /// Every float16 is exact in float32, including subnormals, infinity and NaN.
     fn halves_become_floats() {
         let from = [0x3c00u16, 0xc000, 0x7bff, 0x0001];
         assert_eq!(

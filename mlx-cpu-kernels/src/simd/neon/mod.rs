@@ -1,5 +1,6 @@
-//! Kernels for aarch64: NEON, and the extension dotprod. They call only what `intrinsics.rs` names.
-//! Tests on other processors run them with the same functions in plain Rust, from `emulation.rs`.
+//! Kernels for aarch64: NEON, and the extension dotprod. They call only functions of
+//! `intrinsics.rs`. Tests on other processors run them with the plain Rust functions of
+//! `emulation.rs`.
 
 #[cfg(not(target_arch = "aarch64"))]
 mod emulation;

@@ -1,7 +1,7 @@
-//! Products of quantized matrices with a few rows of inputs, for aarch64 with the extension
-//! dotprod. Apple silicon, Neoverse, Cortex-A76 and later have it. `sdot` adds four products of
-//! 8-bit integers to each lane. So inputs are quantized to 16 bits as a high and a low byte, and
-//! sums are exact integers until they are scaled. `avx2/qgemv.rs` is the x86-64 version.
+//! Products of quantized matrices with few input rows, for aarch64 with the dotprod extension.
+//! Apple silicon, Neoverse, Cortex-A76 and later have it. `sdot` adds four products of 8-bit
+//! integers to each lane. So inputs are quantized to 16 bits as a high and a low byte, and sums are
+//! exact integers until they are scaled. `avx2/qgemv.rs` is the x86-64 version.
 
 use crate::layout::input_panel::{InputPanel, InputPanelMut};
 use crate::layout::packed::{GroupParams, INTERLEAVED_ROWS, PackedMatrix};
@@ -16,20 +16,22 @@ use crate::simd::neon::intrinsics::{
     vuzp2_s8, vzip1_s32, vzip2_s32, wide,
 };
 
-/// Adjacent inputs that share a scale, and stand in one vector of 16 bytes. With 8 bits they meet
-/// two words of a matrix.
+/// Adjacent inputs that share a scale and a 16-byte vector. With 8-bit codes they correspond to two
+/// words of a matrix.
 pub(crate) const INPUTS_PER_SCALE: usize = 8;
 
-/// The largest integer whose high byte, rounded so that the low one is signed, is a signed one too.
+/// The maximum integer whose high byte is a signed byte, when rounded so that the low byte is
+/// signed.
 pub(crate) const MAX_QUANT: f32 = 127.0 * 256.0 + 127.0;
 
-/// Runs of adjacent inputs up to this magnitude count as zeros: their divisor has no inverse.
+/// Runs of adjacent inputs up to this magnitude become zeros, because their divisor has no finite
+/// inverse.
 const MIN_MAGNITUDE: f32 = 1e-34;
 
 /// Elements of a vector of floats.
 const WIDTH: usize = 4;
 
-/// Rows of inputs, as addresses.
+/// The addresses of input rows.
 #[derive(Clone, Copy)]
 struct InputPtrs {
     bytes: *const i8,
@@ -37,24 +39,24 @@ struct InputPtrs {
     sums: *const f32,
 }
 
-/// A row block, as addresses. Scales and biases are float16 or float32, or those of `others`.
+/// The addresses of a row block. Scales and biases are float16 or float32, or in `others`.
 #[derive(Clone, Copy)]
 struct RowBlock<'a> {
     words: *const u32,
     scales: *const u8,
     biases: *const u8,
     half: bool,
-    /// Scales and biases of the matrix in another format.
+    /// Scales and biases of the matrix in other formats.
     others: Option<[GroupParams<'a>; 2]>,
-    /// Groups before those of this row block.
+    /// The number of groups before this row block.
     before: usize,
-    /// Groups of a row.
+    /// Groups per row.
     groups: usize,
-    /// How often [`INPUTS_PER_SCALE`] codes are in a group.
+    /// The number of runs of [`INPUTS_PER_SCALE`] codes per group.
     per: usize,
 }
 
-/// Row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
+/// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
 ///
 /// # Safety
 /// The processor must have neon and dotprod.
@@ -68,7 +70,7 @@ pub(crate) unsafe fn qgemv<const BITS: u32>(
     assert!(matrix.bits == BITS);
     let (count, groups, per) = (matrix.row_blocks(), matrix.groups, matrix.words_per_group());
     let k = groups * matrix.group_size();
-    // The reads and writes below stay within these.
+    // All reads and writes below are within these bounds.
     assert!(matrix.words.len() == count * groups * per * INTERLEAVED_ROWS);
     assert!(matrix.scales.len() == count * groups * INTERLEAVED_ROWS);
     assert!(matrix.biases.len() == count * groups * INTERLEAVED_ROWS);
@@ -100,7 +102,7 @@ pub(crate) unsafe fn qgemv<const BITS: u32>(
     unsafe { rows::<BITS>(first, count, x, out) }
 }
 
-/// All row blocks with all rows.
+/// Multiplies all row blocks with all rows.
 ///
 /// # Safety
 /// The lengths must be those that [`qgemv`] asserts, for codes of `BITS`.
@@ -112,7 +114,7 @@ unsafe fn rows<const BITS: u32>(
     x: InputPanel<'_>,
     out: &mut OutputBlock<'_>,
 ) {
-    // SAFETY: the caller's promise; each is given as many rows as it takes.
+    // SAFETY: guaranteed by the caller; each call gets the number of rows that it processes.
     unsafe {
         match x.rows {
             1 => row_blocks::<1, BITS>(first, count, x, out),
@@ -128,10 +130,10 @@ unsafe fn rows<const BITS: u32>(
     }
 }
 
-/// All row blocks with `M` rows.
+/// Multiplies all row blocks with `M` rows.
 ///
 /// # Safety
-/// As of [`rows`], and there must be `M` rows.
+/// As [`rows`], and there must be `M` rows.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn row_blocks<const M: usize, const BITS: u32>(
@@ -149,8 +151,8 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
     let factors = first.groups * INTERLEAVED_ROWS * if first.half { 2 } else { 4 };
     let (to, step) = out.raw_parts();
     for i in 0..count {
-        // SAFETY: row block `i` of `count`, and its place in each row of the output: the caller's
-        // promise.
+        // SAFETY: the caller guarantees that row block `i` is below `count`, and has a place in
+        // each row of the output.
         unsafe {
             let block = RowBlock {
                 words: first.words.add(i * words),
@@ -169,15 +171,15 @@ unsafe fn row_blocks<const M: usize, const BITS: u32>(
     }
 }
 
-/// Words in which a row block has [`INPUTS_PER_SCALE`] codes of each row.
+/// The number of words that hold [`INPUTS_PER_SCALE`] codes of each row of a row block.
 const fn words_of<const BITS: u32>() -> usize {
     INPUTS_PER_SCALE * BITS as usize / 32 * INTERLEAVED_ROWS
 }
 
-/// A row block with `M` rows of inputs: its eight outputs for each.
+/// Multiplies a row block with `M` input rows: eight outputs each.
 ///
 /// # Safety
-/// `block` and `x` must have as many groups and codes as `block` says.
+/// `block` and `x` must have the groups and codes that `block` states.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn tile<const M: usize, const BITS: u32>(
@@ -185,15 +187,16 @@ unsafe fn tile<const M: usize, const BITS: u32>(
     x: InputPtrs,
 ) -> [[float32x4_t; 2]; M] {
     let zero = vdupq_n_f32(0.0);
-    // With eight rows only the sums of a group stay in registers.
+    // With eight rows, only the sums of a group stay in registers.
     let mut totals = [[zero; 2]; M];
     for g in 0..block.groups {
         let mut sums = [[zero; 2]; M];
-        // SAFETY: below the words, inputs and groups that the caller promises.
+        // SAFETY: offsets are below the words, inputs and groups that the caller guarantees.
         unsafe {
             for n in g * block.per..(g + 1) * block.per {
                 let numbers = numbers::<BITS>(block.words.add(n * words_of::<BITS>()));
-                // In two loops: one of eight is not unrolled, and then no sum is in a register.
+                // Two loops, because a loop of eight is not unrolled, and then no sum is in a
+                // register.
                 let (low, high) = sums.split_at_mut(M.min(4));
                 for (m, sum) in low.iter_mut().enumerate() {
                     add(sum, numbers, x, n * M + m);
@@ -210,7 +213,7 @@ unsafe fn tile<const M: usize, const BITS: u32>(
                 None => [block.scales, block.biases].map(|all| factors(all, g, block.half)),
             };
             if BITS == 8 {
-                // The offset that made the codes signed.
+                // Corrects for the offset that made the codes signed.
                 biases[0] = vfmaq_n_f32(biases[0], scales[0], 128.0);
                 biases[1] = vfmaq_n_f32(biases[1], scales[1], 128.0);
             }
@@ -227,16 +230,16 @@ unsafe fn tile<const M: usize, const BITS: u32>(
 }
 
 /// [`INPUTS_PER_SCALE`] codes of each of eight rows, as signed bytes: four of each row in two
-/// vectors, and the other four in two more. Of 4 bits these are the even codes of a row's word and
-/// the odd ones. Of 8 bits they are those of its first word and of its second, less 128.
+/// vectors, and the other four in two more. For 4 bits these are the even and the odd codes of a
+/// row's word. For 8 bits they are those of its first and second word, minus 128.
 ///
 /// # Safety
-/// There must be this many words.
+/// This number of words must exist.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     let at = words.cast::<u8>();
-    // SAFETY: the caller's promise: 32 bytes, or twice as many.
+    // SAFETY: the caller guarantees 32 bytes, or twice as many.
     unsafe {
         if BITS == 4 {
             let (q, mask) = ([vld1q_u8(at), vld1q_u8(at.add(16))], vdupq_n_u8(15));
@@ -253,7 +256,7 @@ unsafe fn numbers<const BITS: u32>(words: *const u32) -> [[int8x16_t; 2]; 2] {
     }
 }
 
-/// Adds the products of codes with [`INPUTS_PER_SCALE`] inputs of a row, which stand at `place`.
+/// Adds the products of codes with [`INPUTS_PER_SCALE`] inputs of a row at `place`.
 ///
 /// # Safety
 /// The inputs must have that place.
@@ -265,7 +268,7 @@ unsafe fn add(
     x: InputPtrs,
     place: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (own, scale) = unsafe {
         (
             vld1q_s8(x.bytes.add(place * 2 * INPUTS_PER_SCALE)),
@@ -277,13 +280,13 @@ unsafe fn add(
     sums[1] = vfmaq_n_f32(sums[1], vcvtq_f32_s32(exact[1]), scale);
 }
 
-/// The sums of products of [`INPUTS_PER_SCALE`] codes of eight rows with as many inputs. They are
-/// below 2^25 in size: the products with high bytes count 256 times.
+/// The sums of products of [`INPUTS_PER_SCALE`] codes of eight rows with as many inputs. Their
+/// magnitude is below 2^25; products with high bytes count 256 times.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x4_t; 2] {
     let zero = vdupq_n_s32(0);
-    // Both at a time, so that one need not wait for the other where a processor keeps the order.
+    // Two at a time, which hides latency on in-order processors.
     let sums = [dot::<0>(zero, first[0], x), dot::<0>(zero, first[1], x)];
     let sums = [
         dot::<2>(sums[0], second[0], x),
@@ -303,11 +306,11 @@ fn exact(first: [int8x16_t; 2], second: [int8x16_t; 2], x: int8x16_t) -> [int32x
 /// The scales or biases of a group of eight rows.
 ///
 /// # Safety
-/// There must be eight of the group, of float16 where they are `half`, else of float32.
+/// The group must have eight of them, float16 if `half`, otherwise float32.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 unsafe fn factors(all: *const u8, group: usize, half: bool) -> [float32x4_t; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if half {
             let at = all.cast::<u16>().add(group * INTERLEAVED_ROWS);
@@ -330,10 +333,10 @@ pub(crate) unsafe fn prepare_inputs(
     (bits, group): (u32, usize),
     to: InputPanelMut<'_>,
 ) {
-    /// Neighbors of four scales, which are computed together.
+    /// The elements with four adjacent scales, which are computed together.
     const FOUR: usize = WIDTH * INPUTS_PER_SCALE;
     let (rows, groups) = (x.len() / k, k / group);
-    // The writes below stay within these.
+    // All writes below are within these bounds.
     assert!(to.quants.len() == rows * k && groups * group == k && group.is_multiple_of(FOUR));
     assert!(to.scales.len() * INPUTS_PER_SCALE == rows * k);
     assert!(to.sums.len() == rows * groups);
@@ -344,7 +347,7 @@ pub(crate) unsafe fn prepare_inputs(
             for (i, x) in (g * group / FOUR..).zip(x.as_chunks::<FOUR>().0) {
                 let mut eights = [[vdupq_n_f32(0.0); 2]; WIDTH];
                 for (eight, x) in eights.iter_mut().zip(x.as_chunks::<INPUTS_PER_SCALE>().0) {
-                    // SAFETY: the eight elements of `x`.
+                    // SAFETY: `x` has eight elements.
                     *eight = unsafe { [vld1q_f32(x.as_ptr()), vld1q_f32(x.as_ptr().add(WIDTH))] };
                 }
                 let (units, inverses) = scales_of(eights);
@@ -353,7 +356,7 @@ pub(crate) unsafe fn prepare_inputs(
                     let (own, lost) = quantize_8(eight, bits, units[j], inverses[j]);
                     rest = vaddq_f32(rest, lost);
                     let place = (i * WIDTH + j) * rows + row;
-                    // SAFETY: these eight, of which the row has `k / 8`, have 16 bytes and a scale.
+                    // SAFETY: the row has `k / 8` such vectors, each with 16 bytes and a scale.
                     unsafe {
                         vst1q_s8(bytes.add(place * 2 * INPUTS_PER_SCALE), own);
                         *scales.add(place) = units[j];
@@ -365,12 +368,11 @@ pub(crate) unsafe fn prepare_inputs(
     }
 }
 
-/// For four times eight neighbors: what one of their integers stands for, and how many of these are
-/// 1.
+/// For four runs of eight elements: the value of one integer step, and its inverse.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) {
-    // NaN is not greater.
+    // NaN never compares greater.
     let most = |[a, b]: [float32x4_t; 2]| vmaxnmq_f32(vabsq_f32(a), vabsq_f32(b));
     let most = vpmaxnmq_f32(
         vpmaxnmq_f32(most(eights[0]), most(eights[1])),
@@ -380,7 +382,7 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     let some = vcgtq_f32(most, vdupq_n_f32(MIN_MAGNITUDE));
     let only = |v| vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v), some));
     let (mut units, mut inverses) = ([0.0; WIDTH], [0.0; WIDTH]);
-    // SAFETY: four elements each.
+    // SAFETY: four elements each exist.
     unsafe {
         vst1q_f32(units.as_mut_ptr(), only(vdivq_f32(most, largest)));
         vst1q_f32(inverses.as_mut_ptr(), only(vdivq_f32(largest, most)));
@@ -388,9 +390,9 @@ fn scales_of(eights: [[float32x4_t; 2]; WIDTH]) -> ([f32; WIDTH], [f32; WIDTH]) 
     (units, inverses)
 }
 
-/// Eight elements that share a scale as bytes, and the rounding error of their sum. The high bytes
-/// of the four that meet the first four [`numbers`] come first, then their low bytes, then those of
-/// the other four.
+/// Quantizes eight elements that share a scale to bytes, and returns the rounding error of their
+/// sum. First come the high bytes of the four elements for the first four [`numbers`], then their
+/// low bytes, then those of the other four.
 #[inline]
 #[cfg_attr(target_arch = "aarch64", target_feature(enable = "neon,dotprod"))]
 fn quantize_8(
@@ -408,7 +410,7 @@ fn quantize_8(
         vfmsq_n_f32(b, vcvtq_f32_s32(whole[1]), unit),
     );
     let all = vcombine_s16(vqmovn_s32(whole[0]), vqmovn_s32(whole[1]));
-    // The low byte is signed, so the high one is the nearest, not the one below.
+    // The low byte is signed, so the high one is rounded to nearest.
     let (high, low) = (vrshrn_n_s16::<8>(all), vmovn_s16(all));
     let own = if bits == 4 {
         vcombine_s8(vuzp1_s8(high, low), vuzp2_s8(high, low))
@@ -428,8 +430,8 @@ pub(crate) mod tests {
     use crate::isa::Isa;
     use crate::testing::{noise, tested};
 
-    /// The place of an input's high byte among the 16 of its neighbors. The low byte is four bytes
-    /// after it.
+    /// The index of an input's high byte among the 16 of its run. The low byte is four bytes after
+    /// it.
     fn place(i: usize, bits: u32) -> usize {
         if bits == 4 {
             i % 2 * 8 + i / 2
@@ -486,7 +488,7 @@ pub(crate) mod tests {
             scales: &mut scales,
             sums: &mut sums,
         };
-        // SAFETY: the callers see to it that the processor has neon and dotprod, unless these are
+        // SAFETY: the callers check that the processor has neon and dotprod, unless these are
         // emulated.
         unsafe { prepare_inputs(x, K, (bits, K), to) };
         let x = InputPanel {
@@ -511,8 +513,7 @@ pub(crate) mod tests {
         tested().contains(&Isa::Dot)
     }
 
-    /// Neither bytes nor sums overflow: the largest codes, with inputs that are all as large as
-    /// possible.
+    /// Neither bytes nor sums overflow: the maximum codes with inputs at their maximum.
     #[test]
     fn the_largest_numbers_are_exact() {
         if !is_here() {
@@ -534,14 +535,14 @@ pub(crate) mod tests {
         }
     }
 
-    /// Each byte of an input counts: large inputs beside small ones, and those on both sides of a
+    /// Every byte of an input counts: large inputs beside small ones, and those on both sides of a
     /// high byte's limit.
     #[test]
     fn all_whole_numbers_come_back() {
         if !is_here() {
             return;
         }
-        // Signed numbers that meet no bias, so that nothing is rounded.
+        // Signed values without a bias, so that nothing is rounded.
         for (bits, q, bias) in [(4, 3, 0.0), (8, 131, -128.0), (8, 125, -128.0)] {
             let w = q as f32 + bias;
             for first in (-32_639..=32_639i32 - 6).step_by(97) {

@@ -8,7 +8,7 @@ pub(crate) unsafe fn tile<const M: usize>(depth: usize, left: TileA, right: Tile
     let mut sums = [[0.0f32; LANES]; M];
     let (mut a, mut b) = (left.data, right.data);
     for _ in 0..depth {
-        // SAFETY: the elements are the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let lanes = unsafe { b.cast::<[f32; LANES]>().read_unaligned() };
         for (m, sum) in sums.iter_mut().enumerate() {
             // SAFETY: as above.

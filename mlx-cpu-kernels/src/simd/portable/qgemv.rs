@@ -1,4 +1,4 @@
-//! Products of quantized matrices with a few rows of inputs, without vector instructions.
+//! Products of quantized matrices with few input rows, without vector instructions.
 
 use crate::layout::float_codes::{Codes, number};
 use crate::layout::input_panel::{
@@ -7,7 +7,8 @@ use crate::layout::input_panel::{
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix, code};
 use crate::partition::OutputBlock;
 
-/// [`crate::simd::qgemv::prepare_inputs`] for whatever instructions it is compiled for.
+/// [`crate::simd::qgemv::prepare_inputs`]; inlined, so that it is compiled for the caller's
+/// instruction set.
 #[inline(always)]
 pub(crate) fn prepare_inputs(
     x: &[f32],
@@ -16,7 +17,7 @@ pub(crate) fn prepare_inputs(
     to: InputPanelMut<'_>,
 ) {
     for (sum, part) in to.sums.iter_mut().zip(x.chunks_exact(group)) {
-        // Over eight sums: exact enough, and vectorizable.
+        // Eight partial sums: precise enough, and vectorizable.
         let mut lanes = [0.0f32; 8];
         for part in part.as_chunks::<8>().0 {
             for (lane, value) in lanes.iter_mut().zip(part) {
@@ -39,8 +40,8 @@ pub(crate) fn prepare_inputs(
     }
 }
 
-/// A group of a row in integers, from word `first` of the row on. Returns the rounding error of its
-/// sum. A NaN becomes some integer here; the group's sum keeps it.
+/// Quantizes a group of a row, from word `first` of the row on. Returns the rounding error of its
+/// sum. A NaN becomes an arbitrary integer here, but the group's sum keeps it.
 #[inline(always)]
 fn quantize_inputs(
     x: &[f32],
@@ -77,7 +78,7 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
     out: &mut OutputBlock<'_>,
 ) {
     let (groups, per, size) = (matrix.groups, matrix.words_per_group(), matrix.group_size());
-    // Of codes that a table knows; others are numbers by themselves.
+    // The table for codes that index one; other codes are decoded directly.
     let table: [f32; 16] = std::array::from_fn(|code| matrix.codes().number(code as u32));
     for block in 0..matrix.row_blocks() {
         let own = matrix.block_range(block..block + 1);
@@ -99,7 +100,7 @@ pub(crate) fn qgemv<const BITS: u32, const CODES: u32>(
     }
 }
 
-/// Products of the codes of a group of eight rows with its inputs.
+/// Products of a group's codes of eight rows with its inputs.
 #[inline(always)]
 fn group_sums<const BITS: u32, const CODES: u32>(
     words: &[[u32; INTERLEAVED_ROWS]],

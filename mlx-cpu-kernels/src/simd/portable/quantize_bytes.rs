@@ -1,10 +1,10 @@
-//! Inputs as 8-bit integers: lanes that the compiler turns into vectors.
+//! Quantizes inputs to 8-bit integers, in loops that the compiler vectorizes.
 
 use crate::layout::byte_panel::{ByteColumnsMut, HALF, MAX_BYTE, UNIT};
 use crate::layout::tile::LANES;
 
-/// See [`crate::simd::byte_tile::quantize`]; inlined into a function with vector instructions. All sets round alike, so
-/// the integers do not depend on the set.
+/// See [`crate::simd::byte_tile::quantize`]; inlined into a function with vector instructions. All
+/// instruction sets round alike, so the integers do not depend on them.
 #[inline(always)]
 pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
     let columns = columns.as_chunks::<LANES>().0;
@@ -22,7 +22,7 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
         .zip(scales.iter_mut().zip(sums.as_chunks_mut::<2>().0))
     {
         let mut most = [0.0f32; LANES];
-        // Nothing, or NaN where an input is infinite or NaN.
+        // Zero, or NaN if an input is infinite or NaN.
         let mut poison = [0.0f32; LANES];
         for x in x {
             for ((most, poison), x) in most.iter_mut().zip(&mut poison).zip(x) {
@@ -32,7 +32,7 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
         }
         let mut inverse = [0.0f32; LANES];
         for ((most, inverse), scale) in most.iter().zip(&mut inverse).zip(&mut *scale) {
-            // Of a row of zeros alone any scale is right, if its inverse is finite.
+            // For a row of zeros, any scale with a finite inverse is right.
             let most = most.max(f32::MIN_POSITIVE * MAX_BYTE);
             *inverse = MAX_BYTE / most;
             *scale = most / MAX_BYTE;
@@ -45,7 +45,7 @@ pub(crate) fn quantize_lanes(columns: &[f32], to: ByteColumnsMut<'_>) {
                     let mut four = 0;
                     for (c, x) in x[4 * quad..4 * quad + 4].iter().enumerate() {
                         let own = (x[l] * inverse).round_ties_even();
-                        // SAFETY: at most 128 by its scale; NaN becomes zero.
+                        // SAFETY: the scale limits the magnitude to 128; NaN becomes zero.
                         let own: i32 = unsafe {
                             let own = if own.abs() <= 128.0 { own } else { 0.0 };
                             own.to_int_unchecked()

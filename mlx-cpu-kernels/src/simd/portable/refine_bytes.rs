@@ -1,16 +1,16 @@
-//! Second integers for units with large inputs. Rounding to 8 bits leaves a remainder, which is
-//! large where a unit has a large input: a few channels of a model do. The remainder is rounded to
-//! 8 bits with a scale of its own.
+//! Quantizes the residuals of units with large inputs. Rounding to 8 bits leaves a residual, which
+//! is large in a unit with a large input; a few channels of a model have those. The residual is
+//! rounded to 8 bits with a separate scale.
 
 use crate::layout::byte_panel::{ByteColumns, ByteColumnsMut, UNIT};
 use crate::layout::tile::LANES;
 use crate::simd::portable::quantize_bytes::quantize_lanes;
 
-/// A unit of a row is refined where its scale is above so many times the root of the mean square of
-/// the row's scales. The error of an input is in proportion to its scale. With a bound of 1.5,
-/// logits of the first model are 1.6 times as far off, and its perplexity rises by 0.02 % with
-/// AVX-512 and by 0.10 % with AVX2. Random inputs have about half of their units above a bound of
-/// 1.
+/// A unit of a row is refined if its scale exceeds this many times the root mean square of the
+/// row's scales. The error of an input is proportional to its scale. With a threshold of 1.5, the
+/// error of the first model's logits is 1.6 times as large, and its perplexity rises by 0.02 % with
+/// AVX-512 and by 0.10 % with AVX2. For random inputs, about half of the units exceed a threshold
+/// of 1.
 pub(crate) const LARGE: f32 = 1.0;
 
 /// See [`crate::simd::byte_tile::refine`]; inlined into a function with vector instructions.

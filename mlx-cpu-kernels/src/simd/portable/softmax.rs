@@ -28,7 +28,7 @@ pub(crate) fn softmax(cap: Option<f32>, scores: &mut [f32]) -> (f32, f32) {
     (max_score, total)
 }
 
-/// The maximum score; none is NaN's.
+/// The maximum score, ignoring NaN.
 #[inline(always)]
 pub(crate) fn max_score(scores: &[f32]) -> f32 {
     let (lanes, rest) = scores.as_chunks::<8>();
@@ -43,8 +43,8 @@ pub(crate) fn max_score(scores: &[f32]) -> f32 {
         .fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
 }
 
-/// The value that exponentials subtract from scores. It is finite, also for a query whose scores
-/// are all minus infinity.
+/// The value subtracted from scores before exponentials. It is finite, even if all scores of a
+/// query are minus infinity.
 #[inline(always)]
 pub(crate) fn softmax_base(max_score: f32) -> f32 {
     if max_score == f32::NEG_INFINITY {

@@ -1,4 +1,4 @@
-//! Scalar definitions: exponentials, gates, inner products. Vector kernels follow the same steps.
+//! Scalar definitions: exponentials, gates, dot products. Vector kernels follow the same steps.
 
 /// Below this, `exp` is zero here: the result would be subnormal.
 pub(crate) const EXP_MIN: f32 = -87.33;
@@ -6,13 +6,13 @@ pub(crate) const EXP_MIN: f32 = -87.33;
 /// Above this, `exp` is constant here.
 pub(crate) const EXP_MAX: f32 = 88.37;
 
-/// Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
+/// Adding 1.5 * 2^23 rounds to an integer, which then is in the lowest bits.
 pub(crate) const ROUND_BIAS: f32 = 12_582_912.0;
 
-/// The logarithm of 2, in two parts, so that a integer times the first is exact.
+/// `ln 2` in two parts, so that an integer times the first is exact.
 pub(crate) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
-/// That of Cephes' `expf` (S. Moshier), from the highest power on.
+/// The coefficients of Cephes' `expf` (S. Moshier), from the highest power down.
 pub(crate) const EXP_POLY: [f32; 6] = [
     1.987_569_1e-4,
     1.398_199_9e-3,
@@ -22,8 +22,8 @@ pub(crate) const EXP_POLY: [f32; 6] = [
     0.5,
 ];
 
-/// `exp(x)` to about two units in the last place, in operations that every vector unit has. A NaN
-/// stays a NaN.
+/// `exp(x)` with an error of about two units in the last place, in operations that every vector
+/// unit has. A NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let high = if x > EXP_MAX { EXP_MAX } else { x };
@@ -38,7 +38,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     }
     let value = p * (r * r) + r + 1.0;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
-    // Not by the bounded value, which is a number always.
+    // Compares `x`, because the bounded value is never NaN.
     if x < EXP_MIN { 0.0 } else { value * power }
 }
 
@@ -54,9 +54,9 @@ pub(crate) fn tanh(x: f32) -> f32 {
 pub(crate) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 
-/// The upper tail of the normal distribution is about `exp(-x^2 / 2)` times a polynomial of
-/// `1 / (1 + NORMAL_TAIL x)`, with an error of at most 7.5e-8 (Abramowitz and Stegun 1964, 26.2.17).
-/// The coefficients of its powers from the fifth to the first.
+/// The upper tail of the normal distribution is about `exp(-x^2 / 2)` times a polynomial of `1 / (1
+/// + NORMAL_TAIL x)`, with an error of at most 7.5e-8 (Abramowitz and Stegun 1964, 26.2.17). The
+/// coefficients are those of the fifth to the first power.
 pub(crate) const NORMAL_TAIL: f32 = 0.231_641_9;
 pub(crate) const NORMAL_POLY: [f32; 5] = [
     0.530_702_7,
@@ -66,7 +66,7 @@ pub(crate) const NORMAL_POLY: [f32; 5] = [
     0.127_414_8,
 ];
 
-/// Beyond it the tail is zero in float32.
+/// Beyond it the tail underflows to zero in float32.
 pub(crate) const NORMAL_MAX: f32 = 40.0;
 
 /// An element-wise function on a gate.
@@ -88,7 +88,7 @@ impl Gate {
         match self {
             Gate::Silu => x / (1.0 + exp(-x)),
             Gate::Gelu => {
-                // Not `min`, which would lose NaN.
+                // `min` would lose NaN.
                 let a = x.abs();
                 let a = if a > NORMAL_MAX { NORMAL_MAX } else { a };
                 let t = 1.0 / (1.0 + NORMAL_TAIL * a);
@@ -103,7 +103,7 @@ impl Gate {
                 let inner = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x);
                 0.5 * x * (1.0 + tanh(inner))
             }
-            // Not `max`, which would lose NaN.
+            // `max` would lose NaN.
             Gate::Relu if x < 0.0 => 0.0,
             Gate::Relu => x,
         }
@@ -113,7 +113,7 @@ impl Gate {
 /// `gates = gate(gates) * ups`.
 #[inline(always)]
 pub(crate) fn gate_mul(gate: Gate, gates: &mut [f32], ups: &[f32]) {
-    // One loop for each, so that each is in vectors.
+    // One loop per gate, so that each is vectorized.
     let both = gates.iter_mut().zip(ups);
     match gate {
         Gate::Silu => both.for_each(|(g, u)| *g = Gate::Silu.apply(*g) * u),
@@ -137,11 +137,11 @@ pub(crate) fn dot(row: &[f32], x: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// `y += weights[0] * rows[0] + ...`, where rows are as long as `y` or longer. An element's sum has
-/// the same order wherever it stands.
+/// `y += weights[0] * rows[0] + ...`, where rows are as long as `y` or longer. The order of an
+/// element's sum does not depend on its position.
 #[inline(always)]
 pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weights: [f32; N]) {
-    // Of one length, so that the loop has no checks and is in vectors.
+    // Equal lengths, so that the loop has no checks and is vectorized.
     let rows = rows.map(|row| &row[..y.len()]);
     for (i, y) in y.iter_mut().enumerate() {
         let mut sum = 0.0;
@@ -152,7 +152,7 @@ pub(crate) fn add_scaled<const N: usize>(y: &mut [f32], rows: [&[f32]; N], weigh
     }
 }
 
-/// Numbers of bfloat16 as float32, as many as both have.
+/// Converts bfloat16 to float32, up to the shorter length.
 pub(crate) fn bf16_to_f32(from: &[u16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to = f32::from_bits(u32::from(*from) << 16);

@@ -51,7 +51,7 @@ fn attention(
 
 #[test]
 fn many_queries_find_what_the_definition_says() {
-    // Length, keys before, kept, start of the others, window, cap, sinks, head_dim.
+    // Length, earlier keys, kept keys, start of the others, window, cap, sinks, head_dim.
     let cases = [
         (1, 5, 0, 0, None, None, false, 32),
         (3, 0, 0, 0, None, None, false, 16),
@@ -250,8 +250,8 @@ fn rows_of_a_batch_do_not_see_each_other() {
     });
 }
 
-/// Whether a thread has all keys of a head (many rows) or a segment of them (one row), results are
-/// equal to the bit. What stands behind the positions that count is not looked at: it is not known.
+/// Results are equal to the bit, whether a thread has all keys of a head (many rows) or a segment
+/// of them (one row). Positions beyond the valid ones are not read, because they are uninitialized.
 #[test]
 fn single_queries_find_the_same_alone_and_among_others() {
     let (h, kv, d) = (6usize, 2usize, 64usize);
@@ -305,7 +305,7 @@ fn single_queries_find_the_same_alone_and_among_others() {
     });
 }
 
-/// Sizes beyond an axis are errors, rather than small once they wrap around.
+/// Sizes beyond an axis are errors, and do not wrap around.
 #[test]
 fn heads_that_cannot_be_are_errors() {
     let heads = |n_heads, n_kv_heads, head_dim| plain_heads(n_heads, n_kv_heads, head_dim);
@@ -365,11 +365,11 @@ fn heads_that_cannot_be_are_errors() {
     });
 }
 
-/// Packed sequences without a causal mask find what the definition says of each alone.
+/// In packed sequences without a causal mask, each gives the definition's result for it alone.
 #[test]
 fn sequences_attend_to_what_is_around() {
     let (h, kv) = (4usize, 2usize);
-    // Some for decode attention, some for panels, and more keys than a block.
+    // Some lengths for decode attention, some for panels, and more keys than a block.
     let lengths = [1usize, 3, 20, 5, 210, 16];
     let total: usize = lengths.iter().sum();
     for (d, reach, softcap) in [

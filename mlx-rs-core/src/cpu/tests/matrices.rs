@@ -1,5 +1,4 @@
-//! Quantized matrices in the kernels' own order: back to MLX's, parts of them, rows by their
-//! numbers.
+//! Quantized matrices in the kernels' layout: conversion to MLX's, slices, and rows by index.
 
 use super::*;
 use crate::All;
@@ -70,7 +69,7 @@ fn rows_by_their_numbers() {
             let q = packed(13, 64, format, halves);
             let matrix = QuantizedMatrix::new(&q).unwrap().expect("kernels are on");
             let all = host(&q.dequantize(Dtype::Float32).unwrap());
-            // Beyond an end it is the row there.
+            // Ids out of range select the nearest row.
             let ids = [12i32, 0, 7, 8, 99, -3];
             let wanted: Vec<f64> = [12usize, 0, 7, 8, 12, 0]
                 .iter()
@@ -90,7 +89,7 @@ fn rows_by_their_numbers() {
     });
 }
 
-/// A fused operation holds its matrices; where one of them is differentiated, that stays an error.
+/// A fused operation holds its matrices; a gradient with respect to one of them is still an error.
 #[test]
 fn a_derivative_of_a_held_matrix_is_refused() {
     on_cpu(|| {

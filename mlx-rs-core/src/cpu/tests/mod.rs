@@ -21,7 +21,7 @@ pub(super) fn on_cpu(f: impl FnOnce()) {
     Stream::default_of(Device::cpu()).unwrap().scope(f);
 }
 
-/// Heads with nothing around the attention.
+/// Heads without norms, rotation, sinks or cap.
 fn plain_heads(n_heads: i32, n_kv_heads: i32, head_dim: i32) -> Heads {
     Heads {
         n_heads,
@@ -55,7 +55,7 @@ pub(super) fn close(got: &[f32], wanted: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// The same with scales and biases that are numbers of float16.
+/// The same with scales and biases that are exact in float16.
 pub(in crate::cpu) fn in_few_digits(q: Quantized) -> Quantized {
     let rounded = |a: &Array| {
         let half = a.astype(Dtype::Float16).unwrap();

@@ -65,8 +65,8 @@ fn stored(w: &Array, storage: Storage) -> (Matrix, Vec<f32>) {
 /// Products of few and many rows, in every storage and with every kernel.
 #[test]
 fn products_of_few_and_many_rows_equal_the_definition() {
-    // So many that each thread has rows of its own, and outputs of which it takes two places and
-    // one.
+    // So many outputs that each thread has its own rows, and takes both pairs of places and a
+    // single place.
     let apart = 64 * threads() + 5;
     for (rows, n, k) in [
         (apart, 300, 128),
@@ -78,17 +78,17 @@ fn products_of_few_and_many_rows_equal_the_definition() {
         (40, 130, 288),
         (530, 24, 64),
         (18, 30, 384),
-        // Longer than what becomes float32 at a time.
+        // Longer than the part converted to float32 at once.
         (2, 3, 2080),
         (8, 75, 576),
-        // Few groups, and outputs that end in the middle of a tile.
+        // Few groups, and outputs that end within a tile.
         (8, 40, 32),
         (2, 100, 64),
         (7, 41, 96),
         (8, 130, 128),
         (5, 70, 384),
         (64, 20, 320),
-        // More tiles of inputs than are multiplied at a time.
+        // More input tiles than are multiplied at once.
         (100, 37, 576),
         // Whole tiles of outputs.
         (1, 16, 64),
@@ -182,7 +182,7 @@ fn products_of_few_and_many_rows_equal_the_definition() {
     }
 }
 
-/// Matrices of several formats on one input, plainly and through a gate.
+/// Matrices of several formats on one input, with and without a gate.
 #[test]
 fn formats_go_together() {
     let k = 128usize;
@@ -233,7 +233,7 @@ fn formats_go_together() {
     }
 }
 
-/// Inputs may lie in memory as they like: transposed, reversed, broadcast, cut out of others.
+/// Inputs may have any layout: transposed, reversed, broadcast, sliced.
 #[test]
 fn inputs_of_any_layout() {
     on_cpu(|| {
@@ -262,7 +262,7 @@ fn inputs_of_any_layout() {
         let heads = plain_heads(2, 1, 16);
         let wide = array(&noise(6 * 80, 4), &[1, 6, 80]);
         let packed = wide.slice_axis(2, 3, 67).unwrap();
-        // Keys whose elements of a head are no neighbors.
+        // Keys whose elements of a head are not adjacent.
         let keys = array(&noise(16 * 6, 5), &[1, 1, 16, 6])
             .swap_axes(2, 3)
             .unwrap();
@@ -284,8 +284,8 @@ fn inputs_of_any_layout() {
     });
 }
 
-/// A row of inputs with a NaN or an infinity has NaN as a product, and other rows do not change.
-/// Rows are prepared side by side.
+/// A row of inputs with a NaN or an infinity gives NaN, and other rows do not change. Rows are
+/// prepared together.
 #[test]
 fn what_is_no_number_stays_in_its_row() {
     let (n, k) = (11usize, 96usize);

@@ -1,8 +1,8 @@
-//! What a decoder's step does besides products and attention, and a block of it as one operation.
+//! The parts of a decode step besides products and attention, and a block as one operation.
 
 use super::*;
 
-/// Storing in place is storing, and what others still have stays as it was.
+/// Storing in place gives the same result as a copy, and other users' arrays do not change.
 #[test]
 fn stored_keys_and_values_stand_where_they_belong() {
     let (n, d, room) = (2usize, 16usize, 10usize);
@@ -81,8 +81,8 @@ fn stored_keys_and_values_stand_where_they_belong() {
     });
 }
 
-/// A block as one operation equals its parts one after another, in steps of one and several rows.
-/// Each step continues where the row stopped.
+/// A fused block equals its separate parts, in steps with one and several rows. Each step continues
+/// from the row's last position.
 #[test]
 fn a_block_is_its_parts() {
     let (hidden, inner, n, groups, d) = (64usize, 96usize, 4usize, 2usize, 16usize);
@@ -217,7 +217,7 @@ fn a_block_is_its_parts() {
                     );
                 }
             }
-            // What does not fit is an error, and changes nothing.
+            // Invalid input is an error, and changes nothing.
             let x = array(&noise(hidden, 3), &[1, 1, hidden as i32]);
             let known = memories[0].copy(offsets[0] + 1);
             assert!(known.unwrap_err().to_string().contains("written"));
@@ -253,8 +253,8 @@ fn a_block_is_its_parts() {
     });
 }
 
-/// Blocks as one operation equal blocks one after another to the bit. It does not matter whether
-/// their memory exists already, nor what comes between.
+/// Fused blocks equal single blocks to the bit. Neither existing memory nor operations in between
+/// matter.
 #[test]
 fn blocks_in_a_row_are_their_steps() {
     on_cpu(|| {
@@ -314,7 +314,7 @@ fn blocks_in_a_row_are_their_steps() {
                 .collect()
         }
         let mut offsets = [0; 2];
-        // The last but one has more tokens than memory is kept for.
+        // The second to last has more tokens than the limit for kept memory.
         for (step, lengths) in [[2, 3], [1, 1], [1, 2], [70, 1], [1, 1]].iter().enumerate() {
             let total: i32 = lengths.iter().sum();
             let x = array(
@@ -357,7 +357,7 @@ fn blocks_in_a_row_are_their_steps() {
             let copies = together
                 .each_ref()
                 .map(|memories| [0, 1].map(|row| memories[row].copy(offsets[row]).unwrap()));
-            // Not always looked at before the next ones are planned.
+            // Results are not always evaluated before the next ones are planned.
             if step != 1 {
                 assert_eq!(host(&got), host(&wanted), "step {step}");
                 for (copies, memories) in copies.iter().zip(&alone) {
@@ -415,15 +415,15 @@ fn with_writer(f: impl FnOnce(&dyn Fn(&mut KvBuffer, f32, i32) -> Array)) {
     });
 }
 
-/// A copy does not change, whenever it is computed, even when the original memory is written again
-/// where it was cut.
+/// A copy does not change, whenever it is computed, even if the original memory is truncated and
+/// written again.
 #[test]
 fn copies_of_memory_come_before_what_is_written_after() {
     with_writer(|write| {
         let mut memory = KvBuffer::empty((1, 8), 4).unwrap();
         let _first = write(&mut memory, 1.0, 0);
         let copy = memory.copy(1).unwrap();
-        // Never looked at, but written.
+        // Never evaluated, but written.
         drop(write(&mut memory, 2.0, 0));
         let later = memory.copy(1).unwrap();
         let last = write(&mut memory, 3.0, 0);
@@ -439,8 +439,7 @@ fn copies_of_memory_come_before_what_is_written_after() {
     });
 }
 
-/// A fork holds the content of the time when it was made, whenever it is computed. Neither changes
-/// the other.
+/// A fork holds the content at its creation, whenever it is computed. Neither changes the other.
 #[test]
 fn forks_of_memory_go_on_by_themselves() {
     with_writer(|write| {
@@ -460,7 +459,7 @@ fn forks_of_memory_go_on_by_themselves() {
         assert_eq!(of(&fork, 3), [1.0, 5.0, 4.0]);
         assert_eq!(of(&fork_of_fork, 3), [1.0, 2.0, 4.0]);
         assert_eq!(of(&short, 1), [1.0]);
-        // Further than was written, and than there is room for.
+        // Beyond the written positions, and beyond the capacity.
         assert!(memory.fork(3, 8).is_err() && memory.fork(2, 1).is_err());
     });
 }
@@ -471,8 +470,8 @@ fn firsts(memory: &KvBuffer, n: i32) -> Vec<f32> {
     values.chunks(8).map(|v| v[0]).collect()
 }
 
-/// Layers that share an array have memory of their own, whichever is written, grows or is dropped.
-/// Large layers share none.
+/// Layers that share an array have separate memory, whichever is written, grows or is dropped.
+/// Large layers do not share.
 #[test]
 fn layers_made_together_are_apart() {
     with_writer(|write| {
@@ -489,7 +488,7 @@ fn layers_made_together_are_apart() {
         drop(first);
         assert_eq!(firsts(&layers[0], 3), [2.0, 5.0, 7.0]);
         assert_eq!(firsts(&layers[1], 2), [3.0, 6.0]);
-        // There by now, so that nothing is to come before.
+        // Evaluated already, so that nothing must run first.
         drop(write(&mut layers[1], 8.0, 0));
         assert_eq!(firsts(&layers[1], 2), [8.0, 6.0]);
 
@@ -502,8 +501,7 @@ fn layers_made_together_are_apart() {
     });
 }
 
-/// Forks of layers, made together or one by one, of one shape or several, are what forks of each
-/// are.
+/// Forks of layers, shared or separate, of one shape or several, equal single forks.
 #[test]
 fn layers_are_forked_together() {
     with_writer(|write| {
@@ -531,7 +529,7 @@ fn layers_are_forked_together() {
     });
 }
 
-/// Something of another shape.
+/// An array of another shape.
 fn one_of(a: &Array) -> Array {
     a.reshape(&[-1]).unwrap()
 }

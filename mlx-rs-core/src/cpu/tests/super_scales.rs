@@ -1,5 +1,5 @@
-//! Matrices with super-scales against their definition: of 6 bits (the numbers of GGUF's Q6_K), and
-//! of 4 and 5 bits with biases (Q4_K and Q5_K). Then those with scales and no biases (Q4_0, Q8_0).
+//! Matrices with super-scales against their definition: 6 bits (GGUF's Q6_K), and 4 and 5 bits with
+//! biases (Q4_K and Q5_K). Also those with scales and no biases (Q4_0, Q8_0).
 
 use super::*;
 use crate::error::ErrorKind;
@@ -62,8 +62,8 @@ fn products_and_rows_equal_the_definition() {
                     .collect();
                 let x = array(&x, &[rows as i32, K as i32]);
                 let got = host(&matrix.product(&x).unwrap());
-                // Elements are up to 20, and inputs are rounded to 16 bits where there are few
-                // rows. The kernels' own test has the exact bound.
+                // Elements are up to 20, and inputs of few rows are rounded to 16 bits. The
+                // kernels' own test has exact bounds.
                 close(&got, &wanted, 1e-2, &format!("{isa:?} {rows}"));
             }
         });
@@ -174,7 +174,7 @@ fn products_and_rows_with_biases_equal_the_definition() {
             for (got, id) in rows.chunks(K).zip([20, 0, 9]) {
                 assert_eq!(got, &elements[id * K..][..K], "row {id}");
             }
-            // MLX's form has the same numbers.
+            // MLX's form has equal values.
             assert!(matrix.has_mlx_form());
             let plain = matrix.to_quantized().unwrap();
             assert_eq!((plain.bits, plain.group_size), (bits as i32, 32));

@@ -93,8 +93,8 @@ fn products_and_rows_equal_the_definition() {
                         .collect();
                     let x = array(&x, &[rows as i32, K as i32]);
                     let got = host(&matrix.product(&x).unwrap());
-                    // Inputs are rounded to 16 bits where there are few rows; the kernels' own test
-                    // has the exact bound.
+                    // Inputs of few rows are rounded to 16 bits; the kernels' own test has exact
+                    // bounds.
                     let size = wanted.iter().fold(1.0f64, |most, y| most.max(y.abs()));
                     close(
                         &got,
@@ -123,7 +123,7 @@ fn products_and_rows_equal_the_definition() {
             let whole = matrix(table, group, is_super).0;
             whole.rows(0, 8).unwrap().unwrap()
         };
-        // Of one width and group, but with other tables.
+        // Equal width and group size, but different tables.
         let (one, other) = (eight(1, 16, true), eight(2, 16, true));
         assert!(QuantizedMatrix::joined(&[&one, &other]).unwrap().is_none());
     });
