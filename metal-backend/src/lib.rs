@@ -33,27 +33,28 @@
 mod adapter;
 mod arch;
 mod backend;
-pub mod cache;
-pub mod checkpoint;
+mod cache;
+mod checkpoint;
 pub mod convert;
 mod divided;
 mod embed;
 mod engine;
 mod error;
-pub mod exec;
+mod exec;
 pub mod extract;
 pub mod ffn;
 pub mod gate_scores;
 mod generate;
 mod inspect;
-pub mod loader;
+mod loader;
 mod model;
 pub mod model_report;
-pub mod nn;
+mod nn;
+#[doc(hidden)] // For the integration tests and the benchmark of samplers.
 pub mod sample;
 mod sentence;
 mod steer;
-pub mod text;
+mod text;
 pub mod train;
 mod workdir;
 

@@ -204,9 +204,6 @@ impl Sentence {
     }
 
     /// Applies the layers after pooling, truncation and normalization to pooled vectors.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn finish(&self, pooled: Vec<Vec<f32>>, options: &EmbedOptions) -> Result<Vec<Vec<f32>>> {
         let mut vectors = self.through(pooled).map_err(engine("embed"))?;
         for vector in &mut vectors {

@@ -165,9 +165,6 @@ impl<'a> Builder<'a> {
     }
 
     /// A factor in the compute type.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn scalar(&self, value: f32) -> Result<Array> {
         Array::scalar(value)
             .and_then(|a| a.astype(self.weights.dtype()))
@@ -187,9 +184,6 @@ impl<'a> Builder<'a> {
     }
 
     /// A norm over `dim` elements.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn norm(&mut self, prefix: &str, dim: i32) -> Result<Norm> {
         let mut weight = self.weights.vector(&format!("{prefix}.weight"), dim)?;
         let eps = self.dims.eps;
@@ -311,9 +305,6 @@ impl<'a> Builder<'a> {
     }
 
     /// The linear layer with this prefix.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn linear(
         &mut self,
         prefix: &str,
@@ -325,9 +316,6 @@ impl<'a> Builder<'a> {
     }
 
     /// Several layers stored as one matrix, `inputs -> outputs` each, optionally with one bias.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn fused(
         &mut self,
         prefix: &str,
@@ -368,9 +356,6 @@ impl<'a> Builder<'a> {
     }
 
     /// The attention of layer `i` with this prefix and the usual tensor names.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn attention(
         &mut self,
         layer: usize,
@@ -455,9 +440,6 @@ impl<'a> Builder<'a> {
 
     /// A depthwise convolution of `channels` over `width` positions, in the layout of transformers
     /// (`[channels, 1, width]`) or of mlx-lm. The bias is optional.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn causal_conv(&mut self, prefix: &str, channels: i32, width: i32) -> Result<CausalConv> {
         let name = format!("{prefix}.weight");
         let value = match self.weights.shape(&name) {
@@ -504,9 +486,6 @@ impl<'a> Builder<'a> {
     }
 
     /// An RMS norm over groups of heads at `prefix`, with a weight for each of `width` elements.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn group_norm(&mut self, prefix: &str, width: i32) -> Result<HeadNorm> {
         let weight = self.flat_vector(&format!("{prefix}.weight"), width)?;
         let kind = SlotKind::Norm { plus: 0.0 };
@@ -522,9 +501,6 @@ impl<'a> Builder<'a> {
     }
 
     /// Norms of query and key heads before rotation, `q_norm` and `k_norm` below `prefix`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
         let dim = self.dims.head_dim;
         Ok(HeadNorms {
@@ -535,9 +511,6 @@ impl<'a> Builder<'a> {
     }
 
     /// A gated feed-forward block with the usual tensor names.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn gated_mlp(
         &mut self,
         prefix: &str,
@@ -550,9 +523,6 @@ impl<'a> Builder<'a> {
     }
 
     /// The same with other tensor names, in the order gate, up, down.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn gated_mlp_of(
         &mut self,
         (prefix, [gate, up, down]): (&str, [&str; 3]),
@@ -571,9 +541,6 @@ impl<'a> Builder<'a> {
     }
 
     /// The same with gate and up in one matrix, `gate_up_proj`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn fused_mlp(&mut self, prefix: &str, activation: Activation) -> Result<FeedForward> {
         let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
         let fused = self.fused(
@@ -593,9 +560,6 @@ impl<'a> Builder<'a> {
     }
 
     /// A block with a norm before each part: `input_layernorm` and `post_attention_layernorm`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn pre_norm_block<M: Mixer>(
         &mut self,
         prefix: &str,
@@ -616,9 +580,6 @@ impl<'a> Builder<'a> {
 
     /// A block with a norm on the output of each part: `post_attention_layernorm` and
     /// `post_feedforward_layernorm`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn post_norm_block<M: Mixer>(
         &mut self,
         prefix: &str,
@@ -658,9 +619,6 @@ impl<'a> Builder<'a> {
     }
 
     /// The token embedding.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn embedding(&mut self, prefix: &str) -> Result<Embedding> {
         if (self.weights.stage()).is_some_and(|own| !own.reads(&format!("{prefix}.weight"))) {
             return Ok(Embedding::elsewhere());
@@ -671,9 +629,6 @@ impl<'a> Builder<'a> {
 
     /// The head at `lm_head`, or the tied embedding. `tied` is the family's default if the
     /// configuration does not say.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn head(&mut self, tied: Option<bool>) -> Result<Head> {
         self.head_with(tied, false)
     }

@@ -27,9 +27,6 @@ pub struct EncoderInput<'a> {
 /// A network with bidirectional attention, which predicts no next token.
 pub trait Encoder: Send + Sync + std::fmt::Debug {
     /// The last hidden states, `[1, T, hidden]`.
-    ///
-    /// # Errors
-    /// When shapes do not fit or memory runs out.
     fn encode(&self, input: &EncoderInput<'_>) -> Result<Array>;
 
     /// The maximum tokens of a text; `None` if unlimited.

@@ -193,9 +193,6 @@ fn mixers(
 }
 
 /// Bytes of the states of Mamba-2 of one sequence in all blocks.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok((layout.nbytes() as u64).saturating_mul(config.num_hidden_layers as u64))

@@ -96,9 +96,6 @@ fn feed_forward(b: &mut Builder<'_>, prefix: &str, activation: Activation) -> Re
 }
 
 /// The experts at `block_sparse_moe`, each of this width.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub(super) fn mixture(
     b: &mut Builder<'_>,
     prefix: &str,
@@ -161,9 +158,6 @@ fn shared(b: &mut Builder<'_>, at: &str, width: i32, activation: Activation) -> 
 }
 
 /// Bytes of the state of one sequence in all layers.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

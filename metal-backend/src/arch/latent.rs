@@ -62,9 +62,6 @@ impl Sizes {
 
 /// The number of cached elements per token in all layers; `None` for a family without latent
 /// attention.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub fn key_numbers(config: &ModelConfig) -> Result<Option<u64>> {
     if !config.family().is_some_and(|family| family.latent) {
         return Ok(None);

@@ -21,9 +21,6 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 
 /// The decoder with feed-forward parts from `feed_forward`, which gets the block's index and
 /// prefix.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub(super) fn load_with(
     config: &ModelConfig,
     weights: &mut Weights,
@@ -58,9 +55,6 @@ pub(super) fn load_with(
 }
 
 /// The gated block, with transformers' names or the names that mlx-lm uses beside experts.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub(super) fn feed_forward(b: &mut Builder<'_>, at: &str, width: i32) -> Result<FeedForward> {
     let mlp = if b.weights.contains(&format!("{at}.gate_proj.weight")) {
         b.gated_mlp(at, width, Activation::Silu, false)?
@@ -109,9 +103,6 @@ fn conv_width(config: &ModelConfig) -> Result<i32> {
 }
 
 /// Bytes of the state of one sequence in all layers.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let hidden = int("hidden_size", config.hidden_size)?;
     let layout = ShortConv::state_layout(hidden, conv_width(config)?);

@@ -73,9 +73,6 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
 }
 
 /// The sizes of a layer.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub(super) fn shape(config: &ModelConfig, fields: &Fields) -> Result<Mamba2Shape> {
     let size = |name: &str, most: usize| int(name, config.required_uint(name, 1..=most)?);
     let width = config.required_uint(fields.width, 2..=MAX_CONV)?;
@@ -119,9 +116,6 @@ fn step_limit(config: &ModelConfig) -> Result<(f32, f32)> {
 }
 
 /// The norm after the gate, with a separate mean square for each group of heads, as in mamba_ssm.
-///
-/// # Errors
-/// When the tensor is missing or of another shape.
 pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) -> Result<GatedNorm> {
     Ok(GatedNorm::Grouped {
         norm: b.group_norm(&format!("{at}.norm"), shape.inner())?,
@@ -131,9 +125,6 @@ pub(super) fn grouped_norm(b: &mut Builder<'_>, at: &str, shape: Mamba2Shape) ->
 }
 
 /// The layer at a prefix, with optional biases on the input and output projections, and a norm.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub(super) fn mixer(
     b: &mut Builder<'_>,
     at: &str,
@@ -165,9 +156,6 @@ pub(super) fn mixer(
 
 /// Negative decay rates, `[heads]` in float32. A checkpoint stores the logarithms of their
 /// negatives, a GGUF file the rates.
-///
-/// # Errors
-/// When the tensor is missing or of another shape.
 pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> {
     let stored = format!("{at}.rates");
     let wide = |a: Array| a.astype(Dtype::Float32).map_err(engine("weights"));
@@ -182,9 +170,6 @@ pub(super) fn rates(b: &mut Builder<'_>, at: &str, heads: i32) -> Result<Array> 
 }
 
 /// Bytes of the state of one sequence in all layers.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

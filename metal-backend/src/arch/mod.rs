@@ -101,9 +101,6 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
     /// Token ids `[1, T]` of `rows`, packed one after another, to logits `[1, T, vocab]`, or `[1,
     /// rows, vocab]` for [`Positions::Last`]. Keys and values of all positions are added to the
     /// rows' caches. If the adapter scope requests it, blocks are recomputed in the backward pass.
-    ///
-    /// # Errors
-    /// When shapes do not fit or memory runs out.
     fn forward(
         &self,
         ids: &Array,
@@ -114,9 +111,6 @@ pub trait Decoder: Send + Sync + std::fmt::Debug {
 
     /// The norm and head after the last block: hidden states `[1, T, hidden]` to logits `[1, T,
     /// vocab]`.
-    ///
-    /// # Errors
-    /// When shapes do not fit or memory runs out.
     fn unembed(&self, x: &Array) -> mlx_rs_core::Result<Array>;
 
     /// The `k` greatest logits of each hidden state of [`Self::unembed`], in descending order, and
@@ -303,17 +297,11 @@ fn recurrent(config: &ModelConfig) -> Option<&'static (&'static Family, &'static
 }
 
 /// Bytes of one sequence's state in its recurrent layers, independent of its length.
-///
-/// # Errors
-/// [`ErrorKind::InvalidModel`] when the configuration has impossible sizes.
 pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     recurrent(config).map_or(Ok(0), |(_, _, bytes)| bytes(config, blocks))
 }
 
 /// The number of key and value elements per token in all layers that cache them.
-///
-/// # Errors
-/// [`ErrorKind::InvalidModel`] when the configuration has impossible sizes.
 pub fn key_numbers(config: &ModelConfig) -> Result<u64> {
     // The only family whose layers differ in their heads or share keys.
     if (config.family()).is_some_and(|f| f.model_type == family::gemma4::FAMILY.model_type) {

@@ -26,9 +26,6 @@ pub struct ExpertsAt<'a> {
 }
 
 /// The experts of one block.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub fn experts(
     b: &mut Builder<'_>,
     at: &ExpertsAt<'_>,
@@ -61,9 +58,6 @@ pub fn experts(
 
 /// Experts in two stacks with these names: gate and up in one, `[experts, 2 * width, hidden]`, and
 /// down in the other.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub fn fused_experts(
     b: &mut Builder<'_>,
     [gate_up, down]: [String; 2],
@@ -128,9 +122,6 @@ pub fn counts(config: &ModelConfig, per_token: &str) -> Result<(i32, i32)> {
 }
 
 /// A Qwen block's mixture, or the dense feed-forward part of the layers without a mixture.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub fn qwen_block(
     b: &mut Builder<'_>,
     i: usize,
@@ -168,9 +159,6 @@ pub fn qwen_block(
 }
 
 /// A mixture at `mlp` with experts of this width, weighted by a softmax.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub fn share_block(b: &mut Builder<'_>, prefix: &str, width: i32) -> Result<FeedForward> {
     let mixture = shares(b, &format!("{prefix}.mlp"), width)?;
     Ok(FeedForward::Mixture(Box::new(mixture)))
@@ -332,9 +320,6 @@ fn groups(config: &ModelConfig, experts: i32) -> Result<Option<Groups>> {
 }
 
 /// The llama decoder with feed-forward parts from the caller.
-///
-/// # Errors
-/// When a tensor is missing or of another shape.
 pub fn load(
     config: &ModelConfig,
     weights: &mut Weights,

@@ -200,9 +200,6 @@ fn mixture(b: &mut Builder<'_>, at: &str) -> Result<Mixture> {
 }
 
 /// Bytes of the state of one sequence in all blocks.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config, &FIELDS)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

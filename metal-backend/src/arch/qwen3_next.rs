@@ -147,9 +147,6 @@ fn plain_norm(b: &mut Builder<'_>, prefix: &str, dim: i32) -> Result<Norm> {
 }
 
 /// Bytes of the state of one sequence in all layers.
-///
-/// # Errors
-/// When the configuration has impossible sizes.
 pub fn state_bytes(config: &ModelConfig, _blocks: &[BlockInfo]) -> Result<u64> {
     let layout = shape(config)?.layout();
     Ok(super::of_recurrent_layers(config, &layout))

@@ -285,9 +285,6 @@ impl Head {
 
     /// The `k` greatest logits of each row of `x`, float32 `[.., hidden]`, like
     /// [`Decoder::greatest_logits`].
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn greatest(
         &self,
         x: &Array,

@@ -42,9 +42,6 @@ impl Stage {
     }
 
     /// The previous stage's output for `positions` tokens, `[1, positions, hidden]`.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn receive(&self, positions: i32) -> Result<Array> {
         let x = self.from(self.rank - 1, positions)?;
         // The previous stage sends it even if the result is not used here.
@@ -54,9 +51,6 @@ impl Stage {
 
     /// The output of the last blocks, in all stages. `x` is this stage's output; `positions` is the
     /// number that the last stage returns.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn finish(&self, x: &Array, positions: i32) -> Result<Array> {
         if self.is_last() {
             return self.to(0, x);

@@ -26,9 +26,6 @@ impl Builder<'_> {
     /// Queries, keys and values stored as one matrix, group by group: the query heads of a key
     /// head, then the key head, then its value head. Adapters are not supported here, because their
     /// rows would be in another order than the file's.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn grouped_qkv(&mut self, prefix: &str, bias: bool) -> Result<[Linear; 3]> {
         let dims = self.dims;
         let repeats = dims.n_heads / dims.n_kv_heads;
@@ -62,9 +59,6 @@ impl Builder<'_> {
     }
 
     /// Norms across all query heads together and all key heads, `q_norm` and `k_norm`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn wide_head_norms(&mut self, prefix: &str) -> Result<HeadNorms> {
         let dims = self.dims;
         let mut norm = |part: &str, heads: i32| self.norm(&format!("{prefix}.{part}"), heads);
@@ -77,9 +71,6 @@ impl Builder<'_> {
     }
 
     /// A feed-forward block of two matrices, `up_proj` and `down_proj`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another shape.
     pub fn plain_mlp(
         &mut self,
         prefix: &str,

@@ -25,9 +25,6 @@ impl ChunkedCache {
     }
 
     /// The valid part: `[B, Hkv, offset, D]` each.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn valid(&self) -> Result<Option<(Array, Array)>> {
         self.buffers
             .as_ref()

@@ -76,9 +76,6 @@ impl InPlaceCache {
     }
 
     /// Separate copies of at most `n` positions of a row's layers.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn copy_all(layers: &[&Self], n: i32) -> Result<Vec<Self>> {
         let forked: Vec<_> = layers.iter().filter_map(|layer| layer.forked(n)).collect();
         let mut forks = Vec::with_capacity(forked.len());
@@ -126,9 +123,6 @@ impl InPlaceCache {
     /// Adds keys and values of `length` tokens, beginning with token `first`, from a packed
     /// projection, by our kernels. Returns keys and values whose capacity may exceed the valid
     /// positions, `[1, Hkv, n, D]`.
-    ///
-    /// # Errors
-    /// When shapes do not fit the stored ones, or memory runs out.
     pub fn store(
         &mut self,
         heads: &Heads,

@@ -26,11 +26,9 @@ mod state;
 mod test_support;
 mod windowed;
 
-pub use chunked::ChunkedCache;
 pub use in_place::{InPlaceCache, KvAllocator};
 pub use pair::PairState;
-pub use passing::PassingCache;
-pub use portable::{Layout, Portable};
+pub use portable::Portable;
 pub(crate) use prefix::Prefixes;
 pub use quantized::QuantizedCache;
 pub use recurrent::{RecurrentState, StateLayout, StatePart};
@@ -82,9 +80,7 @@ impl Stored {
     }
 
     /// As plain numbers of `like`'s type.
-    ///
-    /// # Errors
-    /// When memory runs out.
+    #[cfg(test)]
     pub fn plain(&self, like: &Array) -> Result<Array> {
         match self {
             Stored::Plain(a) => Ok(a.clone()),
@@ -346,9 +342,6 @@ pub fn alike(caches: &Caches, others: &Caches) -> bool {
 }
 
 /// A separate copy of the first `n` positions. `None` if a layer cannot be truncated to them.
-///
-/// # Errors
-/// When memory runs out.
 pub fn copy_prefix(caches: &Caches, n: i32) -> Result<Option<Caches>> {
     let surplus = offset(caches).saturating_sub(n);
     if surplus < 0 || !caches.iter().all(|c| c.can_trim(surplus)) {

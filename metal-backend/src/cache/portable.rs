@@ -134,9 +134,6 @@ impl Portable {
     }
 
     /// The same in another type; quantized codes stay unchanged.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn cast(self, dtype: Dtype) -> Result<Self> {
         let packed = |q: Quantized| -> Result<Quantized> {
             Ok(Quantized {

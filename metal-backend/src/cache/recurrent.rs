@@ -32,7 +32,7 @@ impl StatePart {
 
     /// The same in another type, for parts that do not accumulate, such as the last inputs of a
     /// convolution.
-    #[must_use]
+    #[cfg(test)]
     pub fn with_dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;
         self

@@ -79,7 +79,7 @@ fn the_length_of_a_bounded_cache_is_what_it_holds() {
 fn every_kind_of_state_begins_anew() {
     type Make = fn() -> Box<dyn LayerState>;
     let kinds: [(&str, Make); 8] = [
-        ("chunked", || Box::new(ChunkedCache::new())),
+        ("chunked", || Box::new(super::chunked::ChunkedCache::new())),
         ("in place", || Box::new(InPlaceCache::new())),
         ("rotating", || Box::new(RotatingCache::new(6, 1))),
         ("windowed", || Box::new(WindowedCache::new(6, 1, 3))),

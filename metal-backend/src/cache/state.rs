@@ -13,6 +13,10 @@ pub trait LayerState: std::fmt::Debug + Send {
     fn offset(&self) -> i32;
 
     /// The number of stored positions: all seen, or in a bounded cache at most its size.
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "tests count what bounded caches hold")
+    )]
     fn len(&self) -> usize {
         self.offset().unsigned_abs() as usize
     }
@@ -44,18 +48,12 @@ pub trait LayerState: std::fmt::Debug + Send {
     fn trim(&mut self, n: i32) -> bool;
 
     /// An independent copy. Memory is shared until one of them writes, where possible.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn copy(&self) -> Result<Box<dyn LayerState>>;
 
     /// The kind with its settings; states of equal kind are interchangeable.
     fn kind(&self) -> String;
 
     /// Its content, for a file.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn snapshot(&self) -> Result<Snapshot>;
 
     /// Restores a snapshot into an empty state of the same kind.
@@ -88,15 +86,9 @@ pub trait LayerState: std::fmt::Debug + Send {
 /// The keys and values of one attention layer for one row.
 pub trait KvCache: LayerState {
     /// Appends keys and values `[B, Hkv, L, D]` and returns the view that their queries attend to.
-    ///
-    /// # Errors
-    /// When shapes do not fit the stored ones, or memory runs out.
     fn update(&mut self, keys: &Array, values: &Array) -> Result<KvView>;
 
     /// The content, for files that other programs read; `None` if empty.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn portable(&self) -> Result<Option<Portable>> {
         Ok(None)
     }

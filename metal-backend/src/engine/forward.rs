@@ -44,9 +44,6 @@ pub fn forward_prompt(
 }
 
 /// One forward pass of one row, not evaluated.
-///
-/// # Errors
-/// When shapes do not fit or memory runs out.
 pub fn forward(
     decoder: &dyn Decoder,
     tokens: &[u32],
@@ -66,9 +63,6 @@ pub fn forward(
 }
 
 /// Ids as `[1, n]`.
-///
-/// # Errors
-/// When memory runs out.
 pub fn ids(tokens: &[u32]) -> mlx_rs_core::Result<Array> {
     Array::vector(tokens)?.expand_dims(0)
 }

@@ -57,9 +57,6 @@ impl Activation {
     }
 
     /// Applies it element by element.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn apply(self, x: &Array) -> Result<Array> {
         match self {
             Self::Silu => x.silu(),

@@ -29,9 +29,6 @@ pub type ExpertPart<'a> = (&'a ExpertMatrix, Option<&'a Array>);
 
 impl ExpertMatrix {
     /// From a stack `[experts, out, in]`; `on_cpu` means a CPU that computes in float32.
-    ///
-    /// # Errors
-    /// When the weight is not a stack of matrices.
     pub fn new(weight: Weight, on_cpu: bool) -> Result<Self> {
         if on_cpu && let Some(stack) = kernel_stack(&weight)? {
             return Ok(Self(Kind::Kernel(stack)));
@@ -55,9 +52,6 @@ impl ExpertMatrix {
     }
 
     /// The weights `[experts, out, in]` in float32.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn dense(&self) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => transposed.swap_axes(-1, -2)?.astype(Dtype::Float32),
@@ -71,9 +65,6 @@ impl ExpertMatrix {
 
     /// Products of `x` `[.., 1, in]` with the experts `ids` `[..]`, after broadcasting: `[.., 1,
     /// out]`. `sorted` says that the ids ascend, `differentiated` that the result needs gradients.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn product(
         &self,
         x: &Array,
@@ -190,9 +181,6 @@ impl ExpertGate {
     }
 
     /// Combines them element by element.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn apply(self, gate: &Array, up: &Array) -> Result<Array> {
         match self {
             Self::Plain(activation) => activation.apply(gate)?.multiply(up),
@@ -211,9 +199,6 @@ impl ExpertGate {
 /// A fused mixture of experts: rows `x` `[.., hidden]` through the experts `ids` `[.., k]`, summed
 /// with `weights` of the same shape: `[.., hidden]`. `parts` are gate, up and down. `None` if the
 /// kernels do not support it, or if a part is `None`.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn expert_block(
     parts: [Option<ExpertPart<'_>>; 3],
     activation: ExpertGate,

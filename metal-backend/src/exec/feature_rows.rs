@@ -70,9 +70,6 @@ pub fn copies_features(on_cpu: bool) -> bool {
 
 impl FeatureRows {
     /// From the parts of a layer; on a CPU if `on_cpu`, otherwise copied as `dtype`.
-    ///
-    /// # Errors
-    /// When shapes do not fit, or memory runs out.
     pub fn new(parts: FeatureParts, on_cpu: bool, dtype: Dtype) -> Result<Self> {
         let shape = parts.shape;
         let kind = if !copies_features(on_cpu) {
@@ -118,22 +115,6 @@ impl FeatureRows {
             Kind::Kernel(held) => held.up.is_some(),
             Kind::Arrays(arrays) => arrays.up.is_some(),
         }
-    }
-
-    /// Bytes of copied data; mapped data counts as 0.
-    pub fn nbytes(&self) -> u64 {
-        let Kind::Arrays(arrays) = &self.kind else {
-            return 0;
-        };
-        let all = [
-            arrays.gate.as_ref(),
-            arrays.up.as_ref(),
-            Some(&arrays.down),
-            arrays.gate_bias.as_ref(),
-            arrays.up_bias.as_ref(),
-            arrays.down_bias.as_ref(),
-        ];
-        all.into_iter().flatten().map(|a| a.nbytes() as u64).sum()
     }
 
     /// The gates of all features before the activation, from the gate rows:
@@ -222,9 +203,6 @@ impl FeatureRows {
 
 /// Products of rows `[features, hidden]` and states `[n, hidden]` on the CPU, plus a bias
 /// `[features]`: float32 `[n, features]`.
-///
-/// # Errors
-/// When shapes do not fit, or memory runs out.
 pub fn gate_products(
     rows: FeatureNumbers,
     shape: [i32; 2],
@@ -244,9 +222,6 @@ pub fn gate_products(
 
 /// The indices of the `top_k` greatest gate magnitudes per position, `[.., features] -> [.., k]`;
 /// `None` for all.
-///
-/// # Errors
-/// When memory runs out.
 pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
     let features = gates.dim(-1)?;
     match i32::try_from(top_k) {
@@ -259,9 +234,6 @@ pub fn greatest_features(gates: &Array, top_k: usize) -> Result<Option<Array>> {
 }
 
 /// `values` at these features, 0 elsewhere: `[.., features]`.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn only_features(values: &Array, best: &Array) -> Result<Array> {
     let kept = values.take_along_axis(best, -1)?;
     values.zeros_like()?.put_along_axis(best, &kept, -1)

@@ -66,9 +66,6 @@ pub enum Epilogue<'a> {
 
 impl Matrix {
     /// From a weight `[out, in]`, for a CPU if `on_cpu`.
-    ///
-    /// # Errors
-    /// When the weight is not a matrix.
     pub fn new(weight: Weight, on_cpu: bool) -> Result<Self> {
         Ok(Self(match weight.in_layout(on_cpu)? {
             Weight::Interleaved(m) => Kind::Kernel(cpu::Matrix::Quantized(m)),
@@ -106,9 +103,6 @@ impl Matrix {
     }
 
     /// `x W^T`, `[.., in] -> [.., out]`. `differentiated` says that the result needs gradients.
-    ///
-    /// # Errors
-    /// When `x` does not end in the input dimension.
     pub fn product(&self, x: &Array, differentiated: bool) -> Result<Array> {
         match &self.0 {
             Kind::Dense { transposed } => x.matmul(transposed),
@@ -176,9 +170,6 @@ pub(super) fn biased(part: Option<Part<'_>>) -> Option<cpu::Biased<'_>> {
 /// Several products of one input through a norm, fused by the kernels. `None` if the kernels do not
 /// support them, if a part is `None`, or if the result needs gradients. Outputs are concatenated
 /// along the last axis, unless `then` combines two.
-///
-/// # Errors
-/// When `x` does not end in the input dimension.
 pub fn project<'a>(
     parts: impl Iterator<Item = Option<Part<'a>>>,
     norm: NormSpec<'_>,

@@ -35,7 +35,7 @@ pub mod sampling;
 mod weight;
 
 pub use activation::Activation;
-pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, Rotation, TokenRange};
+pub use attention::{AttentionSpec, Heads, KvBuffer, PlainView, RotarySpec, TokenRange};
 pub use block::{Block, BlockSpec, KvSlot};
 pub use experts::{ExpertGate, ExpertMatrix, ExpertPart, expert_block};
 pub use feature_rows::{
@@ -44,7 +44,6 @@ pub use feature_rows::{
 };
 pub use matrix::{Epilogue, Matrix, NormSpec, Part, greatest, project};
 pub use norm::layer_norm;
-pub use parallel::ParallelMatrix;
 pub use weight::{
     INTERLEAVED_ROWS, Weight, factors, interleaved, keeps_gguf_bits, keeps_half, keeps_packed,
     storage,

@@ -74,9 +74,6 @@ impl ParallelMatrix {
     }
 
     /// The weights `[n, k]` in float32.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn dense(&self) -> Result<Array> {
         match &self.0 {
             How::Whole(matrix) => matrix.dequantize(Dtype::Float32),
@@ -91,9 +88,6 @@ impl ParallelMatrix {
     }
 
     /// `x` times the transposed matrix: `[.., k] -> [.., n]`.
-    ///
-    /// # Errors
-    /// When the last axis of `x` is not the input dimension.
     pub fn product(&self, x: &Array) -> Result<Array> {
         match &self.0 {
             How::Whole(matrix) => matrix.matmul_transposed(x),

@@ -10,9 +10,6 @@ pub use mlx_rs_core::cpu::{Memory, MemoryInputs, MemoryRule};
 
 /// Outputs `[R, L, heads * value_dim]` and the state after them, by the kernel. `None` on devices
 /// other than the CPU, and if the result needs gradients; MLX computes those.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn scan(
     memory: &Memory,
     positions: &MemoryInputs<'_>,

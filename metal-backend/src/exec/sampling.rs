@@ -51,9 +51,6 @@ pub fn greatest_of_rows(values: &Array, k: usize, on_cpu: bool) -> Result<(Array
 
 /// Log-probabilities of `tokens` `[B]` under float32 logits `[B, V]`, and the `n` most probable
 /// tokens, by the kernel. `None` if MLX must compute them. `on_cpu` as in [`by_kernel`].
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn log_probabilities(
     logits: &Array,
     tokens: &Array,

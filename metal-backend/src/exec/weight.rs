@@ -69,9 +69,6 @@ impl Weight {
 
     /// The integers, scales and biases in the layout of MLX's operations. `None` for dense weights,
     /// and for formats that only the kernels have.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn quantized(&self) -> Result<Option<Quantized>> {
         match self {
             Weight::Dense(_) => Ok(None),
@@ -123,9 +120,6 @@ impl Weight {
     }
 
     /// Dequantized, as `dtype`.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn dense(&self, dtype: Dtype) -> Result<Array> {
         match self {
             Weight::Dense(w) => w.astype(dtype),
@@ -192,9 +186,6 @@ impl Weight {
 
     /// From packed integers and their [`factors`] (scales, biases) in the kernels' layout; `format`
     /// is the number of rows, bits and group size.
-    ///
-    /// # Errors
-    /// When the parts do not fit each other.
     pub fn from_interleaved(
         words: Array,
         factors: [Array; 2],
@@ -205,9 +196,6 @@ impl Weight {
 
     /// From the integers, scales and scales of scales of Q6_K for `rows` rows, in the kernels'
     /// layout; `None` if they do not support it.
-    ///
-    /// # Errors
-    /// When the parts do not fit each other.
     pub fn from_super_scaled(parts: [Array; 3], rows: i32) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_super_scaled(parts, rows)?;
         Ok(matrix.map(Self::Interleaved))
@@ -215,9 +203,6 @@ impl Weight {
 
     /// From the codes, the byte scales and biases, and their factors of Q4_K or Q5_K for `rows`
     /// rows, in the kernels' layout; `None` if they do not support it.
-    ///
-    /// # Errors
-    /// When the parts do not fit each other.
     pub fn from_super_affine(parts: [Array; 3], rows: i32, bits: i32) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_super_affine(parts, rows, bits)?;
         Ok(matrix.map(Self::Interleaved))
@@ -225,9 +210,6 @@ impl Weight {
 
     /// From codes and float16 scales without biases (Q4_0, Q5_0, Q8_0) for `rows` rows, in the
     /// kernels' layout; `None` if they do not support it.
-    ///
-    /// # Errors
-    /// When the parts do not fit each other.
     pub fn from_symmetric(parts: [Array; 2], rows: i32, bits: i32) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_symmetric(parts, rows, bits)?;
         Ok(matrix.map(Self::Interleaved))
@@ -236,9 +218,6 @@ impl Weight {
     /// From 4-bit codes, scales and, if those are bytes, scales of scales for `rows` rows, in the
     /// kernels' layout. `format` is the meaning of codes, and the group size. `None` if the kernels
     /// do not support it.
-    ///
-    /// # Errors
-    /// When the parts do not fit each other.
     pub fn from_table_codes(
         parts: Vec<Array>,
         rows: i32,
@@ -253,9 +232,6 @@ impl Weight {
 
     /// From packed codes and byte scales in MXFP4, MXFP8 or NVFP4 for `rows` rows, in the kernels'
     /// layout; `None` if they do not support the mode.
-    ///
-    /// # Errors
-    /// When the parts do not fit each other.
     pub fn from_float_codes(parts: [Array; 2], rows: i32, mode: QuantMode) -> Result<Option<Self>> {
         let matrix = cpu::QuantizedMatrix::from_float_codes(parts, rows, mode)?;
         Ok(matrix.map(Self::Interleaved))
@@ -273,9 +249,6 @@ impl Weight {
 
     /// Concatenates kernel matrices of one format to a stack. `None` if they are not all in the
     /// kernels' layout, differ in format, or their rows are not a multiple of [`INTERLEAVED_ROWS`].
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn joined(parts: &[Self]) -> Result<Option<Self>> {
         let packed: Option<Vec<_>> = parts
             .iter()
@@ -369,17 +342,11 @@ pub fn storage(on_cpu: bool, compute: Dtype) -> WeightStorage {
 }
 
 /// Interleaves rows for the kernels: [`INTERLEAVED_ROWS`] at a time, element by element.
-///
-/// # Errors
-/// When memory runs out.
 pub fn interleaved(rows: &Array) -> Result<Array> {
     cpu::QuantizedMatrix::interleaved(rows)
 }
 
 /// Scales or biases `[out, groups]` in the kernels' type and layout.
-///
-/// # Errors
-/// When memory runs out.
 pub fn factors(rows: Array) -> Result<Array> {
     cpu::QuantizedMatrix::factors(rows)
 }

@@ -19,9 +19,6 @@ pub struct ExpertNames<'a> {
 
 impl Weights {
     /// One matrix of all experts, `inputs -> outputs`.
-    ///
-    /// # Errors
-    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn experts(
         &mut self,
         names: &ExpertNames<'_>,

@@ -189,9 +189,6 @@ impl Weights {
     }
 
     /// The embedding with this prefix.
-    ///
-    /// # Errors
-    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn embedding(&mut self, prefix: &str, vocab: i32, hidden: i32) -> Result<Embedding> {
         let table = self.matrix(prefix, vocab, hidden)?;
         let table = table.in_layout(self.on_cpu).map_err(engine("weights"))?;
@@ -340,25 +337,16 @@ impl Weights {
     }
 
     /// A one-axis tensor of `len` elements.
-    ///
-    /// # Errors
-    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn vector(&mut self, name: &str, len: i32) -> Result<Array> {
         self.tensor(name, &[len])
     }
 
     /// A dense tensor of any shape.
-    ///
-    /// # Errors
-    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, false)
     }
 
     /// A dense matrix `[outputs, inputs]` that is stored as `[inputs, outputs]`.
-    ///
-    /// # Errors
-    /// As [`Self::tensor`].
     pub fn turned_matrix(&mut self, prefix: &str, outputs: i32, inputs: i32) -> Result<Weight> {
         let stored = format!("{prefix}.weight");
         self.dense_tensor(&stored, &[inputs, outputs], self.on_cpu)?
@@ -369,17 +357,11 @@ impl Weights {
 
     /// A dense stack of expert matrices. 16-bit values stay in their type if the kernels multiply
     /// with them.
-    ///
-    /// # Errors
-    /// As [`Self::tensor`].
     pub fn expert_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         self.dense_tensor(name, shape, self.on_cpu)
     }
 
     /// Experts from a fetched weight.
-    ///
-    /// # Errors
-    /// When the weight is not a stack of matrices.
     pub fn expert_layer(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
         // The kernels compute in float32.
         let on_cpu = self.on_cpu && self.dtype == Dtype::Float32;
@@ -424,9 +406,6 @@ impl Weights {
     }
 
     /// The linear layer `inputs -> outputs` with this prefix, with an optional bias.
-    ///
-    /// # Errors
-    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn linear(
         &mut self,
         prefix: &str,
@@ -470,9 +449,6 @@ impl Weights {
     }
 
     /// A linear layer from a fetched weight and bias.
-    ///
-    /// # Errors
-    /// When the weight is not a matrix.
     pub fn layer(&self, weight: Weight, bias: Option<Array>) -> Result<Linear> {
         let weight = weight.in_layout(self.on_cpu).map_err(engine("weights"))?;
         let weight = weight.with_prompts(self.prompts);
@@ -480,9 +456,6 @@ impl Weights {
     }
 
     /// A matrix `[rows, cols]` with this prefix, dense or quantized.
-    ///
-    /// # Errors
-    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn matrix(&mut self, prefix: &str, rows: i32, cols: i32) -> Result<Weight> {
         let shape = [dimension(rows), dimension(cols)];
         // Converted to the kernels' layout here, so that no second copy exists.
@@ -492,9 +465,6 @@ impl Weights {
     }
 
     /// Matrices `[.., rows, cols]` with this prefix, dense or quantized.
-    ///
-    /// # Errors
-    /// `InvalidModel` when a tensor is missing or has another shape or type.
     pub fn stack(&mut self, prefix: &str, shape: &[i32]) -> Result<Weight> {
         let shape: Vec<usize> = shape.iter().map(|&d| dimension(d)).collect();
         let weight = self.fetch(prefix, &shape, self.on_cpu)?;
@@ -525,9 +495,6 @@ impl Weights {
     }
 
     /// A tensor of bytes.
-    ///
-    /// # Errors
-    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn byte_tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.raw_bytes(c, stored, info, part)
@@ -537,9 +504,6 @@ impl Weights {
     }
 
     /// A tensor of bytes as little-endian words. The last axis becomes a quarter as long.
-    ///
-    /// # Errors
-    /// `InvalidModel` when it is missing or has another shape or type.
     pub fn words(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         let array = self.stored_bytes(name, shape, |c, stored, info, part| {
             self.packed_words(c, stored, info, part)
@@ -567,9 +531,6 @@ impl Weights {
     }
 
     /// A fetched weight, dequantized. Its bytes are counted in that form.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn plain(&mut self, weight: &Weight) -> Result<Array> {
         let packed: u64 = weight.arrays().iter().map(|a| a.nbytes() as u64).sum();
         let plain = weight.dense(self.dtype).map_err(engine("weights"))?;

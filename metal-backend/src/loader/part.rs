@@ -320,9 +320,6 @@ impl Weights {
 
     /// The down projection of experts, from a fetched weight and bias. In a tensor-parallel model,
     /// outputs are summed, and one process adds the biases.
-    ///
-    /// # Errors
-    /// When the weight is not a stack of matrices.
     pub fn expert_output(&self, weight: Weight, bias: Option<Array>) -> Result<ExpertLinear> {
         let Some(member) = &self.member else {
             return self.expert_layer(weight, bias);

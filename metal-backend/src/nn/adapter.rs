@@ -133,9 +133,6 @@ impl ParamSlot {
     }
 
     /// The weight as stored in a checkpoint, dequantized to `dtype`.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn stored_weight(&self, dtype: Dtype) -> Result<Array> {
         let dense = self.dense(dtype)?;
         match self.kind {
@@ -205,9 +202,6 @@ impl ParamSlot {
     }
 
     /// The weight, dequantized to `dtype`.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn dense(&self, dtype: Dtype) -> Result<Array> {
         self.weight.dense(dtype)
     }
@@ -230,9 +224,6 @@ impl ParamSlot {
     }
 
     /// The vector that replaces the layer's own, in its type; `None` without a delta.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
         if !self.is_adapted() {
             return Ok(None);
@@ -276,9 +267,6 @@ impl ParamSlot {
 
 /// The random key of a slot's dropout in a batch. It depends on name and seed, not on order, so
 /// that a recomputed block drops the same elements.
-///
-/// # Errors
-/// When memory runs out.
 pub fn dropout_key(slot: &str, seed: u64) -> Result<random::Key> {
     // The FNV hash, because the standard library's hash may change.
     let hash = slot
@@ -339,9 +327,6 @@ impl SlotView {
     }
 
     /// The vector that replaces the layer's own, in its type; `None` without a delta.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn vector(&self, dtype: Dtype) -> Result<Option<Array>> {
         let whole = self.slot.vector(dtype)?;
         whole.map(|w| self.cut(&w)).transpose()
@@ -357,9 +342,6 @@ impl SlotView {
 
     /// The layer's output for `x` `[.., in]` with its adapter; `None` without one. `plain` computes
     /// `x W^T` without bias.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn forward(
         &self,
         x: &Array,
@@ -391,9 +373,6 @@ impl SlotView {
     }
 
     /// The same for an embedding: rows `ids` `[..]`, `[.., hidden]`; `plain` are the table's rows.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn rows(
         &self,
         ids: &Array,
@@ -419,9 +398,6 @@ impl SlotView {
     }
 
     /// The same for experts: `x` `[.., 1, in]` with the experts `ids`.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn forward_experts(
         &self,
         x: &Array,
@@ -448,9 +424,6 @@ impl SlotView {
 }
 
 /// `W + scale * B A`, in the type of `weight`.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn adapted(weight: &Array, a: &Array, b: &Array, scale: f32) -> Result<Array> {
     let product = b.matmul(a)?;
     let product = product.multiply(&like(&product, scale)?)?;

@@ -177,9 +177,6 @@ impl Attention {
 
     /// What the queries of `packed` find, `[1, T or rows, H * D]`, after its keys and values were
     /// stored: queries, keys and values `[1, T, (H + 2 * Hkv) * D]` before norms and rotation.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub(super) fn attend_packed(
         &self,
         heads: &Heads,
@@ -334,9 +331,6 @@ impl Attention {
 
     /// What the queries of `x` `[1, T, hidden]`, rows of `lengths`, find in the keys of each view:
     /// `[1, T or rows, hidden]`. `watch` is shown what it wants of layer `layer`.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn attend(
         &self,
         x: &Array,

@@ -15,9 +15,6 @@ pub struct Vector {
 
 impl Vector {
     /// The current value in float32.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn current(&self) -> Result<Array> {
         match self.slot.vector(Dtype::Float32)? {
             Some(own) => Ok(own),
@@ -67,9 +64,6 @@ impl CausalConv {
 
     /// Convolves `x` `[R, L, channels]` in float32 after the inputs `before` `[R, width - 1,
     /// channels]`; returns the outputs and the inputs to cache.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn forward(&self, x: &Array, before: &Array) -> Result<(Array, Array)> {
         let (width, length) = (self.width, x.dim(1)?);
         let all = concatenate(&[before, x], 1)?;

@@ -25,9 +25,6 @@ pub fn cut(a: &Array, size: i32, count: i32) -> Result<Array> {
 ///
 /// The `f` between the two are summed directly, because the difference of two long sums loses
 /// digits.
-///
-/// # Errors
-/// When memory runs out.
 pub fn decay(f: &Array) -> Result<Array> {
     let size = f.dim(-1)?;
     let before = tri(size, size, -1, Dtype::Float32)?;

@@ -36,9 +36,6 @@ pub struct Inputs {
 }
 
 /// One step: `L` is 1. Returns `[R, H, 1, DV]` and the memory `[R, H, DK, DV]` after it.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f, b } = inputs;
     let kept = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
@@ -51,9 +48,6 @@ pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
 
 /// Any number of positions, in chunks of `size`; a single one uses [`step`]. Returns `[R, H, L,
 /// DV]` and the memory `[R, H, DK, DV]` after the last.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
     let length = inputs.f.dim(-1)?;
     if length == 1 {

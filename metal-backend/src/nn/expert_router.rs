@@ -90,9 +90,6 @@ impl Groups {
 
 impl Router {
     /// Selects experts for `x` `[B, L, hidden]`; returns ids and weights, `[B, L, k]` each.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<(Array, Array)> {
         let scores = self.linear.forward(x)?;
         let scores = match self.weighing {

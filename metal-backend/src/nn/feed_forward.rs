@@ -82,9 +82,6 @@ impl FeedForward {
     }
 
     /// `forward(norm(x)) + add`, with optional norm and addend: `[B, L, hidden] -> [B, L, hidden]`.
-    ///
-    /// # Errors
-    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -246,9 +243,6 @@ impl<'a> FfnPart<'a> {
 
     /// The input of the down matrix, `[.., hidden] -> [.., features]`: `act(gate(x)) * up(x)`, or
     /// `act(up(x))` without a gate.
-    ///
-    /// # Errors
-    /// As [`Self::gates`].
     pub fn activations(&self, x: &Array) -> Result<Array> {
         match self.own {
             FeedForward::Gated(mlp) => mlp.activations(None, x),
@@ -259,9 +253,6 @@ impl<'a> FfnPart<'a> {
     }
 
     /// The output for these activations, `[.., features] -> [.., hidden]`.
-    ///
-    /// # Errors
-    /// As [`Self::gates`].
     pub fn down(&self, activations: &Array) -> Result<Array> {
         match self.own {
             FeedForward::Gated(mlp) => mlp.down.forward(activations),

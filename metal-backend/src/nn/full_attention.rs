@@ -14,9 +14,6 @@ impl Attention {
     /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T, hidden]`. Sequences of
     /// these lengths attend to themselves: a position to those that are at most `reach` away. With
     /// `add` the result is added to `x`. [`Attention::window`] does not count.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn encode(
         &self,
         (x, norm, add): (&Array, Option<&Norm>, bool),

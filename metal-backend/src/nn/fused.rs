@@ -27,9 +27,6 @@ impl<'a> Fused<'a> {
     /// Computes as many leading blocks as the kernels support for `x` `[1, T, hidden]`, and stores
     /// their keys and values; returns the output and the number of blocks. `None`, without storing
     /// anything, if the first block is not supported.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn steps<'f>(
         all: impl Iterator<Item = Fused<'f>>,
         x: &Array,

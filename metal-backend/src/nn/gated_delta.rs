@@ -237,9 +237,6 @@ fn unit(x: &Array) -> Result<Array> {
 }
 
 /// `log(1 + exp(x))`.
-///
-/// # Errors
-/// When memory runs out.
 pub fn softplus(x: &Array) -> Result<Array> {
     Array::scalar(0.0f32)?.logaddexp(x)
 }

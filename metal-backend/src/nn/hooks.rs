@@ -25,9 +25,6 @@ pub trait StateHook {
 
     /// The replacement of `x`, `[1, T or rows, width]`; `places` are the rows of the pass. In a
     /// pass that keeps only last positions, `x` has one position per row in the last block.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     fn at(&mut self, layer: usize, hook: Hook, x: &Array, places: &[Place]) -> Result<Array>;
 }
 

@@ -24,9 +24,6 @@ pub struct Linear {
 
 impl Linear {
     /// From a weight `[out, in]` and an optional bias `[out]`, for a CPU if `on_cpu`.
-    ///
-    /// # Errors
-    /// When the weight is not a matrix.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
             outputs: weight.shape().first().copied().unwrap_or(0),
@@ -108,9 +105,6 @@ impl Linear {
     }
 
     /// `[.., in] -> [.., out]`.
-    ///
-    /// # Errors
-    /// When the last axis of `x` is not the input dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if self.is_adapted() {
             let adapted = match &self.slot {
@@ -144,9 +138,6 @@ impl Linear {
     }
 
     /// The `k` greatest outputs of each row of `x` `[.., in]`, like [`exec::greatest`].
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn greatest(&self, x: &Array, k: usize) -> Result<Option<(Array, Array)>> {
         if adapter::differentiated() {
             return Ok(None);
@@ -160,9 +151,6 @@ impl Linear {
     }
 
     /// `forward(norm(x)) + add`, with optional norm and addend. `[.., in] -> [.., out]`.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -183,9 +171,6 @@ impl Linear {
 
 /// Several layers of one input through a norm, fused ([`exec::project`]). `None` if that is not
 /// supported. Outputs are concatenated along the last axis, unless `then` combines two.
-///
-/// # Errors
-/// When the last axis of `x` is not the input dimension.
 pub fn project(
     layers: &[&Linear],
     norm: Option<&Norm>,

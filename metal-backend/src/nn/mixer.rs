@@ -16,9 +16,6 @@ pub trait Mixer: std::fmt::Debug + Send + Sync + 'static {
     ///
     /// A row whose state has another kind begins with an empty state. An example is the cache
     /// without storage in training.
-    ///
-    /// # Errors
-    /// When shapes do not fit, or memory runs out.
     fn forward(
         &self,
         input: (&Array, Option<&Norm>, bool),

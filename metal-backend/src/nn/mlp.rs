@@ -21,17 +21,11 @@ pub struct GatedMlp {
 
 impl GatedMlp {
     /// `[.., hidden] -> [.., hidden]`.
-    ///
-    /// # Errors
-    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(None, x, None)
     }
 
     /// `forward(norm(x)) + add`, with optional norm and addend.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn forward_from(
         &self,
         norm: Option<&Norm>,
@@ -50,9 +44,6 @@ impl GatedMlp {
     }
 
     /// The input of the down projection, `[.., intermediate]`.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn activations(&self, norm: Option<&Norm>, x: &Array) -> Result<Array> {
         let gate = Epilogue::Gate(self.activation);
         if let Some(y) = project(&[&self.gate, &self.up], norm, gate, x)? {
@@ -77,18 +68,12 @@ pub struct ScaledMlp {
 
 impl ScaledMlp {
     /// `[.., hidden] -> [.., hidden]`.
-    ///
-    /// # Errors
-    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let y = self.activations(x)?;
         self.mlp.down.forward(&y)?.multiply(&self.down)
     }
 
     /// The input of the down projection, `[.., intermediate]`.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn activations(&self, x: &Array) -> Result<Array> {
         let GatedMlp {
             gate,
@@ -119,17 +104,11 @@ impl Mlp {
     }
 
     /// `[.., hidden] -> [.., hidden]`.
-    ///
-    /// # Errors
-    /// When the last axis of `x` is not the hidden dimension.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         self.forward_from(x, None)
     }
 
     /// `forward(x) + add`, with an optional addend.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn forward_from(&self, x: &Array, add: Option<&Array>) -> Result<Array> {
         let activate = Epilogue::Activate(self.activation);
         let y = match project(&[&self.up], None, activate, x)? {

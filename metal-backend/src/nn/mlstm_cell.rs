@@ -63,9 +63,6 @@ fn scalar(value: f32) -> Result<Array> {
 }
 
 /// `-log(1 + exp(-x))`, which keeps its digits where the sigmoid is 0 or 1.
-///
-/// # Errors
-/// When memory runs out.
 pub fn log_sigmoid(x: &Array) -> Result<Array> {
     scalar(0.0)?.logaddexp(&x.negative()?)?.negative()
 }
@@ -118,9 +115,6 @@ pub fn scan_on_gpu(
 }
 
 /// One position: `L` is 1. Returns `[R, H, 1, DV]` and the memory after it.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
     let kept = f.squeeze_axis(-1)?.add(&memory.m)?; // [R, H]
@@ -141,9 +135,6 @@ pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory
 
 /// All `L` positions at once: attention within the chunk, and one step of the memory for all of it.
 /// Returns `[R, H, L, DV]` and the memory after the last.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
     let length = f.dim(-1)?;
@@ -192,9 +183,6 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
 }
 
 /// Any number of positions, in chunks of `size`, the last one shorter; single ones by [`step`].
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn scan(inputs: &Inputs, memory: Memory, size: i32, eps: f32) -> Result<(Array, Memory)> {
     let length = inputs.f.dim(-1)?;
     let mut memory = memory;

@@ -28,9 +28,6 @@ pub struct ExpertLinear {
 impl ExpertLinear {
     /// From a stack `[experts, out, in]` and an optional bias `[experts, out]`; `on_cpu` means a
     /// CPU that computes in float32.
-    ///
-    /// # Errors
-    /// When the weight is not a stack of matrices.
     pub fn new(weight: Weight, bias: Option<Array>, on_cpu: bool) -> Result<Self> {
         Ok(Self {
             matrix: ExpertMatrix::new(weight, on_cpu)?,
@@ -62,9 +59,6 @@ impl ExpertLinear {
     }
 
     /// Its own weights `[experts, out, in]` in float32, and biases `[experts, out]`.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn dense(&self) -> Result<(Array, Option<Array>)> {
         Ok((self.matrix.dense()?, self.bias.clone()))
     }
@@ -117,9 +111,6 @@ pub struct Experts {
 impl Experts {
     /// `x` `[B, L, hidden]` through the experts `ids` `[B, L, k]`, summed with `weights` of the
     /// same shape: `[B, L, hidden]`.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn forward(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         let y = self.weighed(x, ids, weights)?;
         match &self.down.summed_over {
@@ -231,9 +222,6 @@ impl Mixture {
     }
 
     /// `[B, L, hidden] -> [B, L, hidden]`.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let (ids, weights) = self.router.forward(x)?;
         let y = self.experts.forward(x, &ids, &weights)?;

@@ -113,9 +113,6 @@ pub fn spec(norm: Option<&Norm>) -> NormSpec<'_> {
 
 /// If the parts of layer `layer` are measured, `x` after `norm`, measured separately. Otherwise `x`
 /// and the norm, so that they can be fused with the next product.
-///
-/// # Errors
-/// As [`Norm::forward`].
 pub fn apart<'n>(
     watch: &mut Watch<'_>,
     layer: usize,
@@ -131,9 +128,6 @@ pub fn apart<'n>(
 }
 
 /// Applies a norm, if given.
-///
-/// # Errors
-/// As [`Norm::forward`].
 pub fn through(norm: Option<&Norm>, x: &Array) -> Result<Array> {
     match norm {
         Some(norm) => norm.forward(x),

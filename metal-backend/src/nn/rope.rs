@@ -31,9 +31,6 @@ pub struct Rope {
 impl Rope {
     /// The configured rotation for heads of `head_dim` elements; `traditional` pairs adjacent
     /// elements rather than halves.
-    ///
-    /// # Errors
-    /// When MLX cannot allocate the frequencies.
     pub fn new(
         head_dim: i32,
         config: &RopeConfig,
@@ -151,9 +148,6 @@ impl Rope {
     }
 
     /// Multiplies each pair's wavelength by `factors` `[dims / 2]`, as stored in GGUF files.
-    ///
-    /// # Errors
-    /// When MLX cannot allocate the frequencies.
     pub fn with_factors(mut self, factors: &[f32]) -> Result<Self> {
         let freqs: Vec<f32> = powers(self.dims, self.theta)
             .zip(factors)

@@ -28,9 +28,6 @@ pub struct Inputs {
 }
 
 /// One step: `L` is 1. Returns `[R, H, 1, D]` and the memory `[R, H, N, D]` after it.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
     let Inputs { q, k, v, f } = inputs;
     let kept = memory.multiply(&f.exp()?.expand_dims(-1)?)?;
@@ -40,9 +37,6 @@ pub fn step(inputs: &Inputs, memory: &Array) -> Result<(Array, Array)> {
 
 /// Any number of positions, in chunks of `size`; a single one uses [`step`]. Returns `[R, H, L, D]`
 /// and the memory `[R, H, N, D]` after the last.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn scan(inputs: &Inputs, memory: &Array, size: i32) -> Result<(Array, Array)> {
     let length = inputs.f.dim(-1)?;
     if length == 1 {

@@ -113,9 +113,6 @@ impl Choice {
 }
 
 /// Samples a token for each row of float32 `logits` `[B, V]`: `uint32 [B]`.
-///
-/// # Errors
-/// When shapes do not fit.
 pub(super) fn choose(logits: &Array, choices: &[Choice]) -> Result<Array> {
     let mut groups: Vec<(Shape, Vec<u32>)> = Vec::new();
     for (row, choice) in choices.iter().enumerate() {

@@ -18,9 +18,6 @@ pub(super) fn minus_infinity() -> Result<Array> {
 /// Logits with the maximum of each row at 0. The distribution is the same, and sums of exponentials
 /// neither overflow nor lose precision. Plus infinity becomes the only possible value (ties are
 /// equal); a row of minus infinity stays unchanged.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn shift(logits: &Array) -> Result<Array> {
     let finite = logits.minimum(&Array::scalar(f32::MAX)?)?;
     let greatest = finite.max(-1, true)?.maximum(&Array::scalar(f32::MIN)?)?;
@@ -30,9 +27,6 @@ pub fn shift(logits: &Array) -> Result<Array> {
 /// Keeps the smallest set of most probable tokens whose probability reaches `p` (Holtzman et al.
 /// 2020). The most probable one is always kept. Of equal tokens at the border, those with the
 /// greater ids are kept.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let order = logits.argsort(-1)?; // ascending, stable
     let sorted = logits.take_along_axis(&order, -1)?;
@@ -53,9 +47,6 @@ pub fn top_p(logits: &Array, p: &[f32]) -> Result<Array> {
 }
 
 /// Keeps tokens at least `p` times as probable as the most probable one (Nguyen et al. 2024).
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn min_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let share: Vec<f32> = p.iter().map(|p| p.ln()).collect();
     let least = logits.max(-1, true)?.add(&column(&share)?)?;
@@ -64,9 +55,6 @@ pub fn min_p(logits: &Array, p: &[f32]) -> Result<Array> {
 
 /// Keeps logits at most `n` standard deviations below the greatest (top-nσ, Tang et al. 2024). The
 /// deviation is that of all logits above minus infinity.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn top_n_sigma(logits: &Array, n: &[f32]) -> Result<Array> {
     let x = shift(logits)?;
     let zero = Array::scalar(0.0f32)?;
@@ -85,9 +73,6 @@ pub fn top_n_sigma(logits: &Array, n: &[f32]) -> Result<Array> {
 /// Keeps the tokens whose surprise `-ln q` is nearest to the entropy (locally typical sampling,
 /// Meister et al. 2023): sorted by that distance, the first tokens whose total probability reaches
 /// `p`, and those with the distance of the last. The most probable token may be removed.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
     let x = shift(logits)?;
     let probabilities = x.softmax(-1, true)?;
@@ -111,9 +96,6 @@ pub fn typical_p(logits: &Array, p: &[f32]) -> Result<Array> {
 /// (exclude top choices). If fewer than two are above it, nothing changes; tokens in `spared` are
 /// always kept. Equal tokens are kept or removed together. The caller decides by chance whether XTC
 /// applies.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
     let probabilities = shift(logits)?.softmax(-1, true)?;
     let above = probabilities.greater(&column(threshold)?)?;
@@ -137,9 +119,6 @@ pub fn xtc(logits: &Array, threshold: &[f32], spared: &[u32]) -> Result<Array> {
 
 /// Keeps the `k` greatest logits; 0, or a `k` of at least the vocabulary, keeps all. Exactly `k`
 /// are kept, even with ties.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
     let n = logits.dim(-1)?;
     let drop = i32::try_from(k).ok().map(|k| n - k).filter(|&d| d > 0);
@@ -152,9 +131,6 @@ pub fn top_k(logits: &Array, k: usize) -> Result<Array> {
 
 /// Divides by the temperature, which must be above 0. Values so small that `1 / t` overflows act
 /// like the smallest value that does not.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn temperature(logits: &Array, t: &[f32]) -> Result<Array> {
     let inverses: Vec<f32> = t.iter().copied().map(inverse).collect();
     logits.multiply(&column(&inverses)?)
@@ -166,9 +142,6 @@ pub(super) fn inverse(t: f32) -> f32 {
 }
 
 /// The `k` greatest logits of each row in ascending order, and their ids: `[B, k]` each.
-///
-/// # Errors
-/// When shapes do not fit.
 pub(super) fn greatest(logits: &Array, k: i32) -> Result<(Array, Array)> {
     let n = logits.dim(-1)?;
     let ids = logits

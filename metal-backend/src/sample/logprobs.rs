@@ -20,9 +20,6 @@ impl Logprobs {
     /// probable tokens (all, if there are fewer).
     ///
     /// `logits` are float32; `on_cpu` says that the current stream is on the CPU.
-    ///
-    /// # Errors
-    /// When shapes do not fit.
     pub fn new(logits: &Array, tokens: &Array, n: usize, on_cpu: bool) -> Result<Self> {
         let vocabulary = logits.dim(-1)?;
         let n = i32::try_from(n).unwrap_or(i32::MAX).min(vocabulary);

@@ -7,9 +7,6 @@ use super::filters::minus_infinity;
 
 /// Lowers the logits of the tokens in `history` `[1, n]`. Positive ones are divided by `penalty`,
 /// negative ones multiplied (Keskar et al. 2019, CTRL). Repeated tokens count once.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<Array> {
     let seen = logits.take_along_axis(history, -1)?;
     let by = Array::scalar(penalty)?;
@@ -25,9 +22,6 @@ pub fn repeat_penalty(logits: &Array, history: &Array, penalty: f32) -> Result<A
 /// Subtracts `presence` from the logits of tokens that occur, and `frequency` per occurrence:
 /// `logit - presence * (count > 0) - frequency * count`, as OpenAI documents. `counts` is float32
 /// `[1, V]`.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn count_penalty(
     logits: &Array,
     counts: &Array,
@@ -48,9 +42,6 @@ pub fn count_penalty(
 }
 
 /// `counts` `[1, V]` incremented for `token` `[1]`.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn count(counts: &Array, token: &Array) -> Result<Array> {
     let token = token.reshape(&[1, 1])?;
     let more = counts
@@ -60,27 +51,18 @@ pub fn count(counts: &Array, token: &Array) -> Result<Array> {
 }
 
 /// Adds `bias` `[1, n]` to the logits of `ids` `[1, n]`, which are distinct.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn add_bias(logits: &Array, ids: &Array, bias: &Array) -> Result<Array> {
     let biased = logits.take_along_axis(ids, -1)?.add(bias)?;
     logits.put_along_axis(ids, &biased, -1)
 }
 
 /// Makes the tokens `ids` `[1, n]` impossible.
-///
-/// # Errors
-/// When shapes do not fit.
 pub fn forbid(logits: &Array, ids: &Array) -> Result<Array> {
     logits.put_along_axis(ids, &minus_infinity()?, -1)
 }
 
 /// Makes all tokens impossible except those whose bit is set in `words`: token `i` is bit `i % 32`
 /// of word `i / 32`. Missing words count as zero. One bit per token is sent to the device.
-///
-/// # Errors
-/// When memory runs out.
 pub fn allow(logits: &Array, words: &[u32]) -> Result<Array> {
     let vocabulary = logits.dim(-1)?;
     let mut words = words.to_vec();
