@@ -1,4 +1,4 @@
-//! `mlx arch`: the architectures that the MLX engine computes.
+//! `mlx arch`: lists the architectures that the MLX engine supports.
 
 use metal_backend::{architectures, gguf_architectures};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! `mlx convert`: a checkpoint to an MLX directory.
+//! `mlx convert`: converts a checkpoint to an MLX directory.
 
 use std::path::PathBuf;
 

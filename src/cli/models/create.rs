@@ -1,4 +1,4 @@
-//! `mlx create NAME -f Modelfile`: a preset from a Modelfile.
+//! `mlx create NAME -f Modelfile`: makes a preset from a Modelfile.
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +41,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     console.line(&args.name)
 }
 
-/// The preset with absolute paths, each part checked as far as that goes without a model.
+/// The preset with absolute paths. Each part is checked as far as possible without a model.
 fn checked(found: Modelfile, dir: &Path, console: &mut Console<'_>) -> Result<Preset, Failure> {
     let Modelfile { mut preset, lines } = found;
     let mut kept = Vec::new();
@@ -85,7 +85,7 @@ fn checked(found: Modelfile, dir: &Path, console: &mut Console<'_>) -> Result<Pr
     Ok(preset)
 }
 
-/// What exists at `path`, seen from `dir`.
+/// The absolute path of an existing `path`, relative to `dir`.
 fn absolute(dir: &Path, path: &str) -> Option<String> {
     let found = std::path::absolute(dir.join(path)).ok()?;
     found.exists().then(|| found.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! `mlx pull NAME`: fetch a model into the cache.
+//! `mlx pull NAME`: fetches a model into the cache.
 
 use rust_mlx::hub;
 

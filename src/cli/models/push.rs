@@ -1,4 +1,4 @@
-//! `mlx push owner/name`: upload a model to the Hugging Face Hub.
+//! `mlx push owner/name`: uploads a model to the Hugging Face Hub.
 
 use std::path::PathBuf;
 
