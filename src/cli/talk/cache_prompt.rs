@@ -1,4 +1,4 @@
-//! `mlx cache-prompt`: computes a prompt once and keeps it in a file.
+//! `mlx cache-prompt`: computes a prompt once and saves its cache in a file.
 
 use std::path::PathBuf;
 
