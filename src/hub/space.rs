@@ -33,7 +33,6 @@ fn enough(free: u64, bytes: u64) -> Result<()> {
     ))
 }
 
-/// The free bytes for this user.
 #[cfg(unix)]
 fn free(dir: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(dir).ok()?;

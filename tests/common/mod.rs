@@ -34,7 +34,6 @@ pub fn load(path: &Path) -> Box<dyn TextModel> {
     inference::load_model(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Loads a tiny checkpoint.
 pub fn tiny(name: &str) -> Box<dyn TextModel> {
     load(&fixture("tiny").join(name))
 }

@@ -76,7 +76,6 @@ impl Places {
         self.permit.num_permits()
     }
 
-    /// Adds places.
     pub(crate) fn add(&mut self, more: Places) {
         self.permit.merge(more.permit);
     }
@@ -223,7 +222,6 @@ pub(crate) struct Engine {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The options of an engine.
 pub(crate) struct EngineOptions {
     pub(crate) parallel: usize,
     pub(crate) max_queue: usize,

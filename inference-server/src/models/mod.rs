@@ -162,7 +162,6 @@ impl ServedModel {
         numbers as u64 * each
     }
 
-    /// The tokenizer.
     pub(crate) fn tokens(&self) -> std::result::Result<&dyn TokenModel, ApiError> {
         self.model.as_token_model().ok_or_else(ApiError::internal)
     }

@@ -35,7 +35,6 @@ pub(crate) trait Unload: Send + Sync {
     fn unload(&self, model: u64) -> BoxFuture<'_, ()>;
 }
 
-/// All models.
 pub(crate) struct Models {
     table: Mutex<Table>,
     source: Option<Arc<dyn ModelSource>>,

@@ -33,7 +33,6 @@ pub(crate) struct Ask {
 pub(crate) struct Asked {
     /// The replies to the first prompt, then those to the second, and so on.
     pub(crate) replies: Vec<Reply>,
-    /// The prompts.
     pub(crate) prompts: Vec<Prepared>,
     /// The options of the replies to each prompt.
     pub(crate) options: Vec<GenerateOptions>,

@@ -39,7 +39,6 @@ pub(crate) struct Maybe<T> {
 /// The JSON body of a request that needs no place. The body is small.
 pub(crate) struct Json<T>(pub(crate) T);
 
-/// The error for a body that is too large.
 pub(crate) fn body_too_large(most: usize) -> ApiError {
     too_large(format!("the body is larger than {most} bytes"))
 }

@@ -23,7 +23,6 @@ pub(crate) struct ToolChoice {
 const NAME_BYTES: usize = 256;
 
 impl ToolChoice {
-    /// The reply must call the tool `name`.
     pub(crate) fn tool(name: String) -> Self {
         Self {
             required: true,

@@ -242,7 +242,6 @@ pub(crate) async fn texts(
     .await
 }
 
-/// The error for a model without embeddings.
 pub(crate) fn no_embeddings(model: &ServedModel) -> ApiError {
     let message = format!("the model {} makes no embeddings", model.id());
     ApiError::unsupported("model", message)

@@ -39,7 +39,6 @@ pub(crate) struct End {
     pub(crate) queued: Duration,
 }
 
-/// One reply.
 pub(crate) struct Reply {
     running: Running,
     parser: Box<dyn ReplyParser>,

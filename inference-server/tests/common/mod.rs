@@ -36,7 +36,6 @@ impl Running {
         self.stop.cancel();
     }
 
-    /// Whether it has stopped.
     pub fn stopped(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -91,7 +90,6 @@ pub fn serve_as(config: &Config, adjust: impl FnOnce(ServedModel) -> ServedModel
     serve_script(config, Script::new(), adjust)
 }
 
-/// [`serve_as`] with a script.
 pub fn serve_script(
     config: &Config,
     script: Script,

@@ -644,7 +644,6 @@ fn ollama(said: &str, stream: bool) -> Value {
         "options": {"num_predict": 500}})
 }
 
-/// Adds a line to an outcome.
 fn add_line(outcome: &mut Outcome, line: &Value) {
     let message = &line["message"];
     outcome.content += message["content"].as_str().unwrap();

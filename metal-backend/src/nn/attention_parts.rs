@@ -13,7 +13,6 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// The factor at a position.
     pub(super) fn factor(self, position: i32) -> f32 {
         1.0 + self.beta * ((1 + position / self.step) as f32).ln()
     }

@@ -40,7 +40,6 @@ impl Mock {
         Self { dir, settings }
     }
 
-    /// A mock without faults.
     pub fn good() -> Self {
         Self::new("ok", "ok")
     }

@@ -52,7 +52,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let Some(data) = &args.data else {
         return tasks::run(&args.tasks, &args.model, &args.load, args.seed, console);
@@ -90,7 +89,6 @@ pub struct Subject<'a> {
     pub load: LoadOptions,
     /// A JSONL file, or a directory with `test.jsonl`.
     pub data: PathBuf,
-    /// The options of reading the data.
     pub reading: DataOptions,
     /// The weighting of pairs of replies, if the data are pairs.
     pub dpo: Option<Dpo>,

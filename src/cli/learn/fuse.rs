@@ -46,7 +46,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let model = find_model(args.model.model.as_deref(), console)?;
     let spinner = Spinner::start("fusing", console);

@@ -29,7 +29,6 @@ pub struct Args {
     pub load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
     let steering = args.steer.read()?;

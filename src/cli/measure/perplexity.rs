@@ -125,7 +125,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let steering = args.steer.read()?;
     let text = args.text(console)?;

@@ -14,7 +14,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let gguf = |name: &str| {
         gguf_architectures()

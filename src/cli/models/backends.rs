@@ -108,7 +108,6 @@ fn products(_calibrate: bool) -> Result<Option<Products>, Failure> {
     Ok(None)
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let default = inference::default_backend().ok();
     let default = default.as_ref().map(|backend| backend.name());

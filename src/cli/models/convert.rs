@@ -102,7 +102,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let options = args.options();
     options

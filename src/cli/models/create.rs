@@ -25,7 +25,6 @@ pub struct Args {
     file: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let wrong = |why: String| Failure::usage(format!("{}: {why}", args.file.display()));
     let text =

@@ -19,7 +19,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     print(inference::discover(&args.dir)?, args.json, console)
 }

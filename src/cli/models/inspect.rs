@@ -44,7 +44,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     #[cfg(feature = "mlx-backend")]
     if let Some(processes) = args.split {

@@ -42,7 +42,6 @@ struct Row {
     preset_of: Option<String>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut rows = presets()?;
     rows.extend(known()?);

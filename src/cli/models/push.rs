@@ -32,7 +32,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let name = args.name.as_ref().or(args.upload_repo.as_ref());
     let name = name.map(String::as_str).unwrap_or_default();

@@ -22,7 +22,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     // Presets come first, as in `run`. The file is small, but a person wrote it, so the command
     // asks.

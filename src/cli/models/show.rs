@@ -69,7 +69,6 @@ struct Shown {
     modelfile: String,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let preset = find_preset(Some(&args.name))?;
     let preset = preset.unwrap_or_else(|| Preset {

@@ -34,7 +34,6 @@ enum Action {
     },
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let program = std::env::current_exe()
         .and_then(|path| path.canonicalize())

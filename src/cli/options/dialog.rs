@@ -157,7 +157,6 @@ impl Dialog {
             .map(|(_, flag)| *flag)
     }
 
-    /// Whether the model may call tools.
     pub fn has_tools(&self) -> bool {
         !self.tools.is_empty()
     }
@@ -168,7 +167,6 @@ impl Dialog {
         self.text.is_some()
     }
 
-    /// Only the engine supports templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn has_template(&self) -> bool {
         false
@@ -188,13 +186,11 @@ impl Dialog {
         Some(template.source())
     }
 
-    /// Only the engine supports templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn template(&self) -> Option<&str> {
         None
     }
 
-    /// Only the engine supports templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn set_template(&mut self, _: (), _: &Path) -> Result<(), Failure> {
         Err(Failure::failed(
@@ -269,7 +265,6 @@ impl Dialog {
         Ok((format, written?))
     }
 
-    /// Only the engine supports templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn reader(&self, _: &dyn TextModel, _: &[Message]) -> Result<Option<Reader>, Failure> {
         Ok(None)

@@ -127,7 +127,6 @@ impl FeedForwardArgs {
         first.cloned().unwrap_or_default()
     }
 
-    /// Whether one of the flags is given.
     pub fn is_given(&self) -> bool {
         self.plan.is_some() || self.vindex.is_some() || self.walk_only
     }
@@ -159,7 +158,6 @@ impl FeedForwardArgs {
 
 /// A loaded model, with its backend and its origin.
 pub struct Loaded {
-    /// The model.
     pub model: Box<dyn TextModel>,
     /// The backend that loaded it.
     pub backend: Arc<dyn Backend>,
@@ -177,7 +175,6 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Parses a count.
 pub fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .map_err(|_| "must be a whole number, 0 or more".into())
@@ -237,18 +234,15 @@ fn plans(text: &str) -> Result<Plans, String> {
     }
 }
 
-/// Parses the type of the computation.
 pub fn compute_type(text: &str) -> Result<ComputeType, String> {
     text.parse()
         .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
 }
 
-/// Parses the precision of prompts.
 pub fn precision(text: &str) -> Result<Precision, String> {
     text.parse().map_err(|_| "must be exact or fast".to_owned())
 }
 
-/// Parses the type of attention's sums.
 pub fn attention_sums(text: &str) -> Result<AttentionSums, String> {
     text.parse()
         .map_err(|_| "must be native or float64".to_owned())

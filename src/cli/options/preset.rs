@@ -45,7 +45,6 @@ pub struct Preset {
     pub adapter: Option<String>,
     /// The names and values that the chat's `/set` accepts, and `num_ctx`.
     pub parameters: Vec<(String, String)>,
-    /// Licenses.
     pub license: Vec<String>,
     /// A conversation to continue.
     pub messages: Vec<Message>,
@@ -74,7 +73,6 @@ fn file(name: &str) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(dir()?.join(format!("{name}.json"))))
 }
 
-/// The preset of that name, if there is one.
 pub fn find(name: &str) -> Result<Option<Preset>, Failure> {
     match file(name)? {
         Some(path) => read(&path),

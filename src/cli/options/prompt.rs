@@ -47,7 +47,6 @@ pub struct RawPromptArgs {
 }
 
 impl RawPromptArgs {
-    /// Reads the prompt.
     pub fn read(&self, console: &mut Console<'_>) -> Result<Prompt, Failure> {
         const NONE: &str = "there is no prompt: give PROMPT, --prompt or --tokens, or pipe one in";
         match (self.prompt.as_ref().or(self.text.as_ref()), &self.tokens) {

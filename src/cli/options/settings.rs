@@ -7,7 +7,6 @@ use inference::{GenerateOptions, Parameter, SamplerOrder};
 /// The names that do not belong to a [`Parameter`].
 const OTHERS: [&str; 5] = ["sampler_order", "max_tokens", "min_tokens", "seed", "stop"];
 
-/// All names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     Parameter::all().map(Parameter::name).chain(OTHERS)
 }

@@ -30,7 +30,6 @@ pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     read(&text).map_err(wrong)
 }
 
-/// Only the engine supports templates.
 #[cfg(not(feature = "mlx-backend"))]
 pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     match &args.tools {

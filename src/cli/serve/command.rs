@@ -325,7 +325,6 @@ fn name_of(given: &str, path: &Path) -> String {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let config = args.config()?;
     let backend = backend_for(args.backend.as_deref(), args.gpu_layers)?;

@@ -45,7 +45,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut options = args.sampling.options()?;
     args.engine.apply(&mut options)?;

@@ -60,7 +60,6 @@ pub struct TalkArgs {
     no_word_wrap: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let model = args.model.model.as_deref();
     talk(model, &args.talk, Habit::Greedy, None, console)

@@ -32,7 +32,6 @@ pub struct Args {
 /// The number of prompts in one call. Results are printed after each call.
 const TOGETHER: usize = 64;
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let records = args.input.read(console)?;
     let options = GenerateOptions::default().with_steering(args.steer.read()?);

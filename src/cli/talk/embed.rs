@@ -127,7 +127,6 @@ impl VectorArgs {
 /// The number of texts in one call, which sorts them by length.
 const TOGETHER: usize = 256;
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let records = args.input.read(console)?;
     let loaded = load(&args.model, &args.load, console)?;

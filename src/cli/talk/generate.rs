@@ -100,7 +100,6 @@ enum Request {
     Tokens(Vec<u32>),
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     // Checks that need no model run before one is loaded.
     let preset = find_preset(args.model.model.as_deref())?;

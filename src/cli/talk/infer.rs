@@ -62,12 +62,10 @@ enum Answer {
     },
 }
 
-/// Milliseconds since a time, with one decimal.
 fn milliseconds(since: Instant) -> f64 {
     (since.elapsed().as_secs_f64() * 1e4).round() / 10.0
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
     if args.compare && !args.load.feed_forward.is_given() {

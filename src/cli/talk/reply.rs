@@ -24,7 +24,6 @@ pub struct Reply {
     pub logprobs: Vec<TokenLogprobs>,
     /// The reason for the end.
     pub finish_reason: Option<FinishReason>,
-    /// Its metrics.
     pub metrics: GenerateMetrics,
     /// The error that ended it early.
     pub error: Option<Error>,
@@ -163,13 +162,11 @@ impl Parts {
         text
     }
 
-    /// There is no reader in this build.
     #[cfg(not(feature = "mlx-backend"))]
     fn feed(&mut self, token: &Token) -> String {
         token.text.clone()
     }
 
-    /// There is no reader in this build.
     #[cfg(not(feature = "mlx-backend"))]
     fn finish(&mut self) -> String {
         let _ = &self.reader;

@@ -56,7 +56,6 @@ struct Document {
     id: Option<Value>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let documents = read(&args.file, console)?;
     let loaded = load(&args.model, &args.load, console)?;

@@ -27,7 +27,6 @@ pub struct Args {
     talk: TalkArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt(console)?;
     let mut how = args.talk.clone();

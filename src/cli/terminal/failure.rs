@@ -33,7 +33,6 @@ impl Failure {
         Failure::Failed(anyhow::Error::msg(message.into()))
     }
 
-    /// The program's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,

@@ -215,7 +215,6 @@ impl TokenBar {
         TokenBar(bar)
     }
 
-    /// Advances by `n` tokens.
     pub fn advance(&self, n: u64) {
         self.0.inc(n);
     }
@@ -240,7 +239,6 @@ impl CountBar {
         CountBar(bar)
     }
 
-    /// Advances by `n` items.
     pub fn advance(&self, n: u64) {
         self.0.inc(n);
     }

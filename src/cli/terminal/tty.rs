@@ -61,7 +61,6 @@ impl NoEcho {
         Self(())
     }
 
-    /// There is nothing to change on this system.
     #[cfg(not(unix))]
     pub fn start(_: &Console<'_>) -> Self {
         Self(())
@@ -83,7 +82,6 @@ pub fn restore() {
     }
 }
 
-/// There is nothing to restore on this system.
 #[cfg(not(unix))]
 pub fn restore() {}
 

@@ -49,7 +49,6 @@ for --method dpo {\"prompt\": ..., \"chosen\": ..., \"rejected\": ...}.
 Ctrl-C saves and exits with 130, SIGTERM with 143; --resume goes on from there. A second one ends at once;
 what was saved before stays whole.";
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut config = args.flags.config()?;
     if !config.train {

@@ -65,7 +65,6 @@ pub const WARMUP_TOKENS: usize = 8;
 /// The number of tokens of each prompt of a batch.
 const BATCH_PROMPT: usize = 16;
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if let Some(plans) = args.load.feed_forward.several() {
         return plans::run(args, plans, console);

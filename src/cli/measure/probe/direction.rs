@@ -88,7 +88,6 @@ fn prompts(path: &Path) -> Result<Vec<String>, Failure> {
     Ok(lines.map(String::from).collect())
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let sets = [prompts(&args.positive)?, prompts(&args.negative)?];
     let vectors = args.output.with_extension("npy");

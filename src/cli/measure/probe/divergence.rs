@@ -61,7 +61,6 @@ fn group(args: &Args, extracted: &Extracted) -> Result<Option<Vec<Option<bool>>>
     Ok(Some(labels.iter().map(|l| Some(l == value)).collect()))
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let extracted = Extracted::read(&args.activations.activations)?;
     let group = group(args, &extracted)?;

@@ -101,7 +101,6 @@ fn mean(states: &[f32], width: usize) -> Vec<f32> {
     sum.iter().map(|sum| (sum / rows as f64) as f32).collect()
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if args.output.extension().is_none_or(|e| e != "npy") {
         return Err(Failure::usage("--output must end in .npy"));

@@ -45,7 +45,6 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if !(args.c > 0.0 && args.c.is_finite()) {
         return Err(Failure::usage("--c must be a positive number"));

@@ -61,7 +61,6 @@ struct OutputArgs {
     output: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     match &args.command {
         Command::Extract(args) => extract::run(args, console),

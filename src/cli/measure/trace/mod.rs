@@ -220,7 +220,6 @@ impl Look<'_> {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
     let steering = args.steer.read()?;

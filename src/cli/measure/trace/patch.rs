@@ -46,7 +46,6 @@ pub struct PatchArgs {
     plot: Option<PathBuf>,
 }
 
-/// The hook with this name.
 pub fn hook(name: &str) -> Result<Hook, String> {
     let found = Hook::ALL.into_iter().find(|hook| hook.name() == name);
     found.ok_or_else(|| {

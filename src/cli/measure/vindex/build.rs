@@ -37,7 +37,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     refuse_changes(&args.load)?;
     #[cfg(feature = "mlx-backend")]

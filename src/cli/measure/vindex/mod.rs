@@ -73,7 +73,6 @@ struct WalkArgs {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     match &args.command {
         Command::Build(args) => build::run(args, console),

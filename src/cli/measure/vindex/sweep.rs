@@ -281,7 +281,6 @@ fn bytes_read(vindex: &Vindex, top_k: usize, walk_only: bool, dense: u64) -> u64
     vindex.layers().iter().map(of).sum()
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut load = args.load.clone();
     let walk_only = load.feed_forward.without_plan()?;

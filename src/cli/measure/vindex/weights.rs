@@ -134,7 +134,6 @@ impl Component {
     }
 }
 
-/// Runs the command.
 pub fn run(command: &Command, console: &mut Console<'_>) -> Result<(), Failure> {
     match command {
         Command::Edges(args) => write_edges(args, console),
@@ -451,7 +450,6 @@ fn write_vectors(
     Ok(())
 }
 
-/// The vectors of a layer.
 fn vectors_of(walked: &Walked<'_>, component: Component, layer: usize) -> Result<Vectors, Failure> {
     let of_features = || -> Result<FeedForwardWeights, Failure> {
         Ok(walked.inspector.feed_forward_weights(layer)?)

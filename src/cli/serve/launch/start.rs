@@ -36,7 +36,6 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// The number of processes.
     pub fn processes(&self) -> usize {
         self.hosts.all.len()
     }

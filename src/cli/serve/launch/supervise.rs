@@ -285,7 +285,6 @@ fn report(all: &mut Processes, console: &mut Console<'_>) -> Failure {
     }
 }
 
-/// A flag that the signal sets.
 fn flag(signal: i32) -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal, Arc::clone(&flag))

@@ -46,7 +46,6 @@ pub struct Source {
     pub path: PathBuf,
     /// The name by which it can be found again.
     pub from: String,
-    /// The adapter on it.
     pub adapter: Option<String>,
     /// The licenses of the preset.
     pub license: Vec<String>,
