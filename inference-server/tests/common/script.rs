@@ -1,7 +1,7 @@
 //! A model whose prompt is its script. Tokens are bytes; 256 ends a text.
 //!
-//! It replies with the text after the last `say:` of the prompt, up to a new line, else with `hello
-//! world`. Words anywhere in the prompt make it misbehave. `!long` continues until it is stopped,
+//! It replies with the text after the last `say:` of the prompt, up to a new line, else with
+//! `hello world`. Words anywhere in the prompt make it misbehave. `!long` continues until it is stopped,
 //! `!prefill` computes the prompt in many steps, and `!fail` fails one request at its third token.
 //! `!error` fails the whole step, `!panic` panics in a step, `!addpanic` panics when it is added,
 //! and `!refuse` is refused as invalid. In a grammar, `!badgrammar` is refused and `!preparepanic`

@@ -52,8 +52,8 @@ pub(super) fn attention_mask(
     Ok((keys, values, mask))
 }
 
-/// Boolean `[length, total]`: a query at position `p` attends to the kept keys, and to those in `(p
-/// - window, p]`.
+/// Boolean `[length, total]`: a query at position `p` attends to the kept keys, and to those in
+/// `(p - window, p]`.
 pub(super) fn visible(
     order: Order,
     offset: i32,

@@ -144,8 +144,8 @@ impl MlstmShape {
 type Scanned = (Array, Vec<Array>);
 
 impl Mlstm {
-    /// The queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`, each `[1,
-    /// T, width]`.
+    /// The queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`, each
+    /// `[1, T, width]`.
     fn projected(&self, x: &Array, norm: Option<&Norm>) -> Result<[Array; 6]> {
         // The kernels take at most four matrices at a time.
         let wide = [&self.q_proj, &self.k_proj, &self.v_proj, &self.output_gate];

@@ -175,8 +175,8 @@ impl Heads {
         Ok(dim(width))
     }
 
-    /// The keys after norm and rotation, `[1, Hkv, T, D]`, from a packed projection `[1, T, (H + 2
-    /// Hkv) * D]` of rows with these lengths and offsets.
+    /// The keys after norm and rotation, `[1, Hkv, T, D]`, for rows with these lengths and offsets.
+    /// They come from a packed projection `[1, T, (H + 2 Hkv) * D]`.
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] if shapes or types do not match; MLX's message if the current stream is
