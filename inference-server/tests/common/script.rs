@@ -1,15 +1,14 @@
 //! A model whose prompt is its script. Tokens are bytes; 256 ends a text.
 //!
 //! It replies with the text after the last `say:` of the prompt, up to a new line, else with
-//! `hello world`. Words anywhere in the prompt make it misbehave. `!long` continues until it is stopped,
-//! `!prefill` computes the prompt in many steps, and `!fail` fails one request at its third token.
-//! `!error` fails the whole step, `!panic` panics in a step, `!addpanic` panics when it is added,
-//! and `!refuse` is refused as invalid. In a grammar, `!badgrammar` is refused and `!preparepanic`
-//! panics, both at preparation.
-//! `!preparepanic` panics then.
+//! `hello world`. Words anywhere in the prompt make it misbehave. `!long` continues until it is
+//! stopped, `!prefill` computes the prompt in many steps, and `!fail` fails one request at its
+//! third token. `!error` fails the whole step, `!panic` panics in a step, `!addpanic` panics when
+//! it is added, and `!refuse` is refused as invalid. In a grammar, `!badgrammar` is refused and
+//! `!preparepanic` panics, both at preparation.
+//!
 //! `⏎` in a reply is a new line. With [`Script::writing`] the model has a chat template, and
 //! special tokens that a reply writes by name.
-//! tokens, which it says by name.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;

@@ -3,7 +3,6 @@
 //! The harness is the package `lm_eval` of a Python that the user provides. It runs in a subprocess
 //! and reads the tasks and their data. It requests scores through two pipes (`lm_eval.py`). The
 //! answers follow mlx-lm's definitions.
-//! for is what mlx-lm computes for it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

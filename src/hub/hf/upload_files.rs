@@ -26,7 +26,6 @@ pub(super) fn unread(path: &Path, e: std::io::Error) -> Error {
 /// The files to upload: one file, or a directory's files sorted by name. A link may point to
 /// another file of the directory or, in a Hugging Face cache, to a blob of the same model. Other
 /// targets are not published. Entries other than files and directories are refused.
-/// is not published. What is neither a file nor a directory is refused.
 pub(super) fn files(path: &Path) -> Result<Vec<Upload>> {
     let mut files = Vec::new();
     if path.is_dir() {
