@@ -1,5 +1,5 @@
-//! The models that are served, by name. `registry.rs` loads and unloads models, `table.rs` knows the
-//! loaded ones, `source.rs` lists loadable ones.
+//! The models that are served, by name. `registry.rs` loads and unloads models, `table.rs` has the
+//! loaded ones, and `source.rs` lists those that can be loaded.
 
 mod keep_alive;
 mod registry;
