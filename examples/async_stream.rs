@@ -1,4 +1,4 @@
-//! Two replies at once in an asynchronous program, without an executor of its own.
+//! Two replies at once in an asynchronous program without an executor.
 //!
 //! ```text
 //! cargo run --release --example async_stream -- [MODEL]
@@ -15,7 +15,7 @@ use futures_util::{StreamExt, stream};
 use rust_mlx::hub;
 use rust_mlx::inference::{self, AsyncTokens, GenerateOptions, LoadOptions, Message, TextModel};
 
-/// Runs a future on this thread. A program with tokio or smol has this already.
+/// Runs a future on this thread. Runtimes such as tokio and smol already have this function.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl Wake for Unpark {
@@ -40,7 +40,7 @@ async fn talk(model: Arc<dyn TextModel>) -> inference::Result<()> {
     };
     let one = ask("What is the capital of France?").map(|token| (1, token));
     let two = ask("Name a river.").map(|token| (2, token));
-    // Whichever has a token next.
+    // The reply that has the next token first.
     let mut both = stream::select(one, two);
     while let Some((which, token)) = both.next().await {
         println!("{which}: {:?}", token?.text);

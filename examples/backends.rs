@@ -1,4 +1,4 @@
-//! Every linked backend, whether it is available here, and its capabilities.
+//! Lists every linked backend, whether it is available here, and its capabilities.
 //!
 //! ```text
 //! cargo run --example backends

@@ -1,4 +1,4 @@
-//! How fast a model reads and writes, and which part of a step takes the time.
+//! Measures how fast a model reads and writes, and the parts of a step.
 //!
 //! ```text
 //! cargo run --release --example bench_inference -- [MODEL]
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(&path, (256, 64), &LoadOptions::default())
 }
 
-/// Measures a prompt and a reply of these numbers of tokens.
+/// Measures a prompt and a reply with these numbers of tokens.
 pub fn run(
     path: &Path,
     (prompt, reply): (usize, usize),
@@ -24,7 +24,7 @@ pub fn run(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let model = inference::load_model(path, options)?;
     let vocab = model.info().vocab_size;
-    // The same ids everywhere; what they mean does not matter.
+    // The ids are the same on every machine; their meaning does not matter.
     let ids = (0..prompt).map(|i| (i * 7919 + 13) % vocab.max(1));
     let ids: Vec<u32> = ids.map(u32::try_from).collect::<Result<_, _>>()?;
     let prompt = Prompt::Tokens(ids);

@@ -1,4 +1,4 @@
-//! Texts a second that a model turns into vectors: the best run of some seconds. It reads a JSON
+//! Measures how many texts per second a model embeds: the best run of some seconds. It reads a JSON
 //! list of texts from standard input. `tools/compare/encoders.py` runs it beside other engines.
 //!
 //!     cargo run --release --example embed_speed -- DIR SECONDS < texts.json

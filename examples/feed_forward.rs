@@ -1,5 +1,5 @@
-//! Feed-forward parts that the program computes: what a model predicts with its own, with a few
-//! features, with what was recorded, with none, and with a backend of this file.
+//! Feed-forward backends in a program: the predictions of a model with its own parts, with a few
+//! features, with cached outputs, with none, and with a backend defined here.
 //!
 //! ```text
 //! cargo run --release --example feed_forward -- [MODEL [PROMPT]]
@@ -17,8 +17,7 @@ use rust_mlx::mlx::{Array, Result as ArrayResult};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The trained part, of which features that oppose the residual stream's direction are silent: those
-/// with a negative activation.
+/// The trained part without the features that have a negative activation.
 #[derive(Debug)]
 struct OnlyPositive;
 

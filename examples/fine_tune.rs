@@ -1,5 +1,5 @@
-//! Fine-tunes a model from a program: an adapter that learns from the shipped examples, and a reply
-//! of the model with it.
+//! Fine-tunes a model from a program: trains an adapter on the example data, and prints a reply of
+//! the model with it.
 //!
 //!     cargo run --release --example fine_tune -- [MODEL] [ADAPTER_DIRECTORY]
 
@@ -26,8 +26,8 @@ fn main() -> Result<()> {
         ..TrainConfig::default()
     };
     let mut run = Run::prepare(&model, &LoadOptions::new(), config, Start::Fresh)?;
-    // Another thread, or a signal, may cancel it; all is saved then, and `Start::Resume` goes on
-    // from there.
+    // Another thread or a signal may cancel the run. Everything is then saved, and `Start::Resume`
+    // continues it.
     let cancel = CancelToken::new();
     let summary = run.train(&cancel, &mut |event| match event {
         Event::Train(report) => println!("step {}: loss {:.3}", report.step, report.loss),
@@ -37,8 +37,8 @@ fn main() -> Result<()> {
     })?;
     println!("{} tokens were learned from", summary.trained_tokens);
 
-    // The model that was trained answers at once; later `LoadOptions::with_adapter_path` puts the
-    // adapter on it.
+    // The trained model can answer at once. Later, `LoadOptions::with_adapter_path` loads the
+    // adapter.
     let question = [Message::user("What is 3 plus 5?")];
     let options = GenerateOptions::new().with_max_tokens(40);
     let answer = run.trainer().model().chat(&question, &options)?.text()?;

@@ -1,5 +1,5 @@
-//! What a model answers and why: the most likely next tokens of a prompt, where they come from layer
-//! by layer, and a short reply.
+//! Shows a model's answer and its origin: the most likely next tokens of a prompt, the prediction
+//! of each layer, and a short reply.
 //!
 //! ```text
 //! cargo run --release --example inference_demo -- "The capital of France is" [MODEL]
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(&path, &prompt, &LoadOptions::default())
 }
 
-/// Shows all of it for one prompt.
+/// Shows everything for one prompt.
 pub fn run(
     path: &Path,
     prompt: &str,
@@ -47,7 +47,7 @@ pub fn run(
         println!("{share:.4}  {:?}", tokens.decode(&[*id])?);
     }
 
-    // What each layer would say, by the model's own norm and head.
+    // The prediction of each layer, by the model's own norm and head.
     let states = inspector.hidden_states(&prompt, &[last])?;
     for (layer, state) in states.blocks.iter().enumerate() {
         let logits = inspector.unembed(state)?.pop().unwrap_or_default();

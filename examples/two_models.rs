@@ -1,12 +1,12 @@
-//! Two models in two threads of one process: what each generates alone, and both at once.
+//! Two models in two threads of one process: the speed of each alone, and of both at once.
 //!
 //! ```text
 //! cargo run --release --example two_models -- [MODEL [TOKENS]]
 //! ```
 //!
-//! MLX's graphs are built under one lock for the process (see the documentation of
-//! `mlx_rs_core`); the computation runs outside of it. The figures show what is left of two models'
-//! speed where they share the processor.
+//! MLX's graphs are built under one lock for the process (see the documentation of `mlx_rs_core`),
+//! but computed outside of it. The figures show the speed that remains when two models share the
+//! processor.
 
 use std::thread;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use rust_mlx::inference::{self, GenerateOptions, LoadOptions, Message, TextModel
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Generates so many tokens, and returns how many there were.
+/// Generates `tokens` tokens, and returns how many there were.
 fn generate(model: &dyn TextModel, tokens: usize) -> Result<usize, Failure> {
     let options = GenerateOptions::default()
         .with_max_tokens(tokens)

@@ -1,4 +1,4 @@
-//! The `mlx` program: language models from the command line. All of it is in `cli`.
+//! The `mlx` program: language models on the command line. Its code is in `cli`.
 #![forbid(unsafe_code)]
 
 mod cli;

@@ -1,5 +1,5 @@
-//! The conformance suite on this workspace's backends. What the suite checks and how it fails is
-//! tested in `inference-conformance` itself.
+//! Runs the conformance suite on this workspace's backends. `inference-conformance` tests the suite
+//! itself.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -15,17 +15,17 @@ fn fixture(name: &str) -> std::path::PathBuf {
         .join(name)
 }
 
-/// The whole suite on a linked backend. Another backend is one more line: its crate above, and a
-/// test with its name and a model that it loads.
+/// Runs the whole suite on a linked backend. Another backend needs its crate above and a test with
+/// its name and model.
 fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
-    // One at a time: a check looks at the memory that the whole process has in use.
+    // Tests run one at a time, because a check measures the memory of the whole process.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut suite = Suite::registered(backend, fixture(model)).unwrap();
     for &check in more {
         suite = suite.require(check);
     }
-    // An engine without log-probabilities is one from before the options of this list.
+    // An engine without log-probabilities is older than the options of this list.
     if backend == "cpu" && !inference::backend(backend).unwrap().capabilities().logprobs {
         for check in STEERING.into_iter().chain([Check::Undeclared]) {
             suite = suite.skip(check, "the engine does not have these options yet");
@@ -40,7 +40,7 @@ fn conforms(backend: &str, model: &str, more: &[Check]) -> Report {
     report
 }
 
-/// What a backend here keeps beyond what its capabilities ask for.
+/// Checks that a backend here must pass beyond its declared capabilities.
 const MORE: [Check; 5] = [
     Check::ContextLen,
     Check::Eos,
@@ -49,7 +49,7 @@ const MORE: [Check; 5] = [
     Check::RepeatPenalty,
 ];
 
-/// What the engine keeps besides.
+/// Checks that the engine must also pass.
 const ENGINE: [Check; 7] = [
     Check::ContextLen,
     Check::DroppedModels,
@@ -87,7 +87,7 @@ const STEERING: [Check; 8] = [
     Check::Xtc,
 ];
 
-/// A stranger's backend without a network in it (`examples/plugin/`).
+/// A third party's backend without a neural network (`examples/plugin/`).
 #[test]
 fn echo_conforms() {
     conforms("echo", "../../examples/plugin/models/tales", &MORE).assert_passed();

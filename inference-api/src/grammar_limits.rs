@@ -39,7 +39,7 @@ pub const REGEX_BYTES: usize = 256 << 10;
 pub const LARK_BYTES: usize = 128 << 10;
 /// Colons of a Lark grammar; each rule and each terminal has one.
 pub const LARK_COLONS: usize = 4_000;
-/// `&` in a Lark grammar, as [`COMBINED_PATTERNS`].
+/// `&` operators of a Lark grammar, limited for the reason given at [`COMBINED_PATTERNS`].
 pub const LARK_INTERSECTIONS: usize = 10;
 
 /// The maximum length of a JSON pointer in an error, in characters.

@@ -1,12 +1,13 @@
-//! Why a process cannot be a member of its group.
+//! Errors of a process that cannot be a member of its group.
 
 /// The error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A variable of the environment has no meaning: whoever starts the processes must change it.
+    /// A variable of the environment is invalid. The program that starts the processes must change
+    /// it.
     #[error("{0}")]
     Environment(String),
-    /// A member did not come, was lost, or computes something else.
+    /// A member did not join, was lost, or computes something else.
     #[error("{0}")]
     Group(String),
     /// A model failed.

@@ -1,4 +1,4 @@
-//! A rank of a served group beyond the first: it has no server, and does what rank 0 says.
+//! Ranks of a served group after the first. They have no server and carry out the orders of rank 0.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,17 @@ use inference::{BatchSession, Interrupt, Prompt, TextModel};
 use crate::error::{Error, Result};
 use crate::order::{Order, Seen};
 
-/// A session, as its copy in rank 0 goes on.
+/// A copy of a session of rank 0.
 struct Following {
     session: Box<dyn BatchSession>,
     seen: Seen,
 }
 
-/// Follows rank 0 until it ends. `next` waits for the next order, `None` when there will be none.
+/// Carries out the orders of rank 0 until it ends. `next` waits for the next order and returns
+/// `None` after the last.
 ///
 /// # Errors
-/// When rank 0 goes without a word, or this process computes something else than it.
+/// If rank 0 ends without notice, or if this process computes something else than rank 0.
 pub fn follow(
     rank: usize,
     models: &[Box<dyn TextModel>],
@@ -27,8 +28,8 @@ pub fn follow(
         let order: Order = serde_json::from_slice(&bytes).map_err(|e| {
             Error::Group(format!("rank {rank}: rank 0 says what has no meaning: {e}"))
         })?;
-        // What fails here has failed in rank 0, which tells it to its client. Where it has not, the
-        // next step shows it.
+        // An error here also occurred in rank 0, which reports it to its client. Otherwise the next
+        // step finds the difference.
         match order {
             Order::Begin { model, session } => {
                 let begun = model_of(rank, models, model)?.batch_session()?;
@@ -122,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives one token a step, and no replies outside of sessions.
+    /// A model that gives one token each step, and has no replies outside of sessions.
     struct Counting;
 
     fn none<T>() -> Result<T> {

@@ -1,7 +1,7 @@
-//! How members of a ring find each other before MLX's own connections: each listens at its first
-//! address and connects to the next one, both say who they are, and nobody goes on before all have
-//! come. So a member that never comes, or is another program, has a name, and there is an end to
-//! waiting.
+//! Connects the members of a ring before MLX makes its own connections. Each member listens at its
+//! first address and connects to the next one. Both sides exchange their rank and version, and all
+//! wait until all have joined. So an error names the member that does not come or runs another
+//! program, and the wait is limited.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::link::{Neighbors, Word};
 
-/// What members begin with. The version is the program's: the same calls in the same order are
-/// those of the same program.
+/// The bytes that members send first. The version is the program's, because only the same program
+/// makes the same calls in the same order.
 const MAGIC: &[u8; 8] = b"rustmlx1";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Beyond the time to join, for word of the one that did not come.
+/// The extra time after the time limit in which a message about the missing member may arrive.
 const SLACK: Duration = Duration::from_secs(2);
-/// Between attempts.
+/// The time between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// For one attempt to connect.
+/// The time limit of one attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Who a member is.
+/// The identity that a member sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hello {
     rank: u32,
@@ -64,20 +64,20 @@ impl Hello {
     }
 }
 
-/// One member that is joining.
+/// A member that is joining.
 struct Joining<'a> {
     rank: usize,
     ring: &'a [String],
     until: Instant,
     timeout: Duration,
-    /// Says which version this is; another one in tests.
+    /// The version to send; tests use another one.
     version: &'a str,
 }
 
-/// Connects to both neighbors, and waits for all.
+/// Connects to both neighbors, and waits until all members have joined.
 ///
 /// # Errors
-/// Naming the member that does not come within `timeout`, or is of another version.
+/// If a member does not come within `timeout` or has another version; the message names it.
 pub fn ring(rank: usize, ring: &[String], timeout: Duration) -> Result<Neighbors> {
     Joining {
         rank,
@@ -114,7 +114,7 @@ impl Joining<'_> {
 
     fn remaining(&self) -> Duration {
         let left = self.until.saturating_duration_since(Instant::now());
-        // No time at all means no limit to a socket.
+        // A zero timeout would mean no limit to a socket.
         left.max(Duration::from_millis(1))
     }
 
@@ -148,7 +148,7 @@ impl Joining<'_> {
         drop(listener);
         match (left, right) {
             (Ok(left), Ok(right)) => self.gather(Neighbors { left, right }),
-            // The side that came hears of the one that did not.
+            // Tells the neighbor that came which one did not.
             (Ok(mut left), Err(why)) => {
                 self.give_up(&mut left, self.right());
                 Err(why)
@@ -163,11 +163,11 @@ impl Joining<'_> {
     }
 
     fn give_up(&self, to: &mut TcpStream, missing: usize) {
-        // The other one has its own time limit.
+        // If this fails, the neighbor still ends at its own time limit.
         let _ = Word::Lost(u32::try_from(missing).unwrap_or(u32::MAX)).say(to);
     }
 
-    /// The connection of the rank before.
+    /// Accepts the connection of the rank before.
     fn accept(&self, listener: &TcpListener) -> Result<TcpStream, String> {
         while !self.is_late() {
             let Ok((mut stream, _)) = listener.accept() else {
@@ -178,7 +178,7 @@ impl Joining<'_> {
                 .set_nonblocking(false)
                 .and_then(|()| stream.set_read_timeout(Some(self.remaining().min(ATTEMPT))))
                 .and_then(|()| Hello::hear(&mut stream));
-            // Whoever else comes to the port is left standing.
+            // Connections from other programs are dropped.
             let Ok(hello) = greeted else { continue };
             let answered = self.hello().say(&mut stream);
             self.check(&hello, self.left())?;
@@ -189,7 +189,7 @@ impl Joining<'_> {
         Err(self.did_not_come(self.left()))
     }
 
-    /// A connection to the rank after.
+    /// Connects to the rank after.
     fn connect(&self) -> Result<TcpStream, String> {
         let (right, address) = (self.right(), self.address(self.right()));
         let to: Vec<SocketAddr> = address
@@ -211,7 +211,7 @@ impl Joining<'_> {
                 .say(&mut stream)
                 .and_then(|()| stream.set_read_timeout(Some(self.remaining())))
                 .and_then(|()| Hello::hear(&mut stream));
-            // An older process may still listen there, and go.
+            // An older process may still listen there and end soon.
             let Ok(hello) = greeted else {
                 thread::sleep(PAUSE);
                 continue;
@@ -245,8 +245,8 @@ impl Joining<'_> {
         Ok(())
     }
 
-    /// Goes on when all have closed their listeners: word goes around once to gather, and once to
-    /// begin.
+    /// Waits until all have closed their listeners. `Ready` passes around the ring once to gather,
+    /// and `Go` once to begin.
     fn gather(&self, mut neighbors: Neighbors) -> Result<Neighbors, String> {
         for word in [Word::Ready, Word::Go] {
             if self.rank == 0 {
@@ -305,7 +305,7 @@ mod tests {
         ports.iter().map(|p| format!("127.0.0.1:{p}")).collect()
     }
 
-    /// Joins the members of `ranks`; what each of them got.
+    /// Joins the members of `ranks`, and returns each one's result.
     fn together(n: usize, ranks: &[usize], versions: &[&'static str]) -> Vec<Result<(), String>> {
         let ring = addresses(n);
         let timeout = Duration::from_secs(3);

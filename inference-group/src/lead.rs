@@ -1,6 +1,6 @@
-//! Models of rank 0 of a served group: before each call that computes, the other ranks are told to
-//! make the same one. What ends a request from outside (a client that leaves, a deadline) is looked
-//! at here alone, and told.
+//! Models of rank 0 of a served group. Before each call that computes, rank 0 orders the other
+//! ranks to make the same call. Only rank 0 checks external causes that end a request, such as a
+//! deadline or a client that disconnects, and passes them on.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,15 +16,15 @@ use crate::order::{Order, Seen};
 /// Sends an order to all others.
 type Say = dyn Fn(&[u8]) -> Result<()> + Send;
 
-/// The one who gives orders. It is locked while all make a call, so that the order of calls is the
-/// same everywhere.
+/// Sends the orders of rank 0. It stays locked during each call, so that all ranks make calls in
+/// the same order.
 pub struct Leader {
     say: Box<Say>,
     sessions: u64,
 }
 
 impl Leader {
-    /// One that sends orders with `say`.
+    /// A leader that sends orders with `say`.
     pub fn new(say: impl Fn(&[u8]) -> Result<()> + Send + 'static) -> Arc<Mutex<Self>> {
         Arc::new(Mutex::new(Self {
             say: Box::new(say),
@@ -32,18 +32,18 @@ impl Leader {
         }))
     }
 
-    /// Tells all that the server has ended.
+    /// Tells all ranks that the server has ended.
     ///
     /// # Errors
-    /// When the others cannot be reached.
+    /// If the other ranks cannot be reached.
     pub fn stop(leader: &Mutex<Self>) -> Result<()> {
         locked(leader).order(&Order::Stop)
     }
 
-    /// Gives an order.
+    /// Sends an order.
     ///
     /// # Errors
-    /// When the others cannot be reached.
+    /// If the other ranks cannot be reached.
     fn order(&self, order: &Order) -> Result<()> {
         let bytes = serde_json::to_vec(order).map_err(|e| {
             Error::new(ErrorKind::Engine, "an order cannot be written").with_source(e)
@@ -64,7 +64,7 @@ pub struct LedModel {
 }
 
 impl LedModel {
-    /// `model`, which has this number in all ranks.
+    /// Wraps `model`, which has this number in all ranks.
     pub fn new(model: Box<dyn TextModel>, number: usize, leader: Arc<Mutex<Leader>>) -> Self {
         Self {
             model,
@@ -80,7 +80,7 @@ impl LedModel {
     }
 }
 
-/// The error for what the ranks do not do together.
+/// The error for a call that the ranks cannot make together.
 fn alone(what: &str) -> Error {
     Error::new(
         ErrorKind::Unsupported,
@@ -167,7 +167,7 @@ impl EmbeddingModel for LedModel {
         model.embedding_tokens(prompt, options)
     }
 
-    /// An interrupt is looked at before only: the others would go on.
+    /// The interrupt is checked only before the call, because the other ranks would not stop.
     fn embed(
         &self,
         prompts: &[Prompt],
@@ -191,7 +191,7 @@ impl EmbeddingModel for LedModel {
     }
 }
 
-/// What needs no computation, and nothing else.
+/// Offers only the functions that need no computation.
 impl TokenModel for LedModel {
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.tokens()?.encode(text, add_special)
@@ -236,7 +236,7 @@ impl TokenModel for LedModel {
 struct LedSession {
     session: Box<dyn BatchSession>,
     number: u64,
-    /// What may end each request early. The other ranks would see it at another step.
+    /// The interrupts of each request. The other ranks would notice them at another step.
     interrupts: BTreeMap<RequestId, Interrupt>,
     seen: Seen,
     leader: Arc<Mutex<Leader>>,
@@ -272,7 +272,7 @@ impl BatchSession for LedSession {
             session: self.number,
             row,
         };
-        // Without the others no step will come.
+        // If the other ranks are gone, no further step follows.
         leader.order(&order).is_ok() && self.session.remove(row)
     }
 
@@ -311,7 +311,7 @@ impl Drop for LedSession {
         let order = Order::End {
             session: self.number,
         };
-        // Without the others there is nothing to end.
+        // If the other ranks are gone, they need no order.
         let _ = locked(&self.leader).order(&order);
     }
 }

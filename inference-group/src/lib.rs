@@ -1,9 +1,9 @@
-//! A process as a member of a group: several processes that `mlx launch`, Python's `mlx.launch` or
-//! `mpirun` started with the same command.
+//! Membership of a process in a group: several processes that `mlx launch`, Python's `mlx.launch`
+//! or `mpirun` started with the same command.
 //!
-//! [`find`] reads the environment. [`join`] meets the other members before a model is loaded. From
-//! then on this process ends when another one is lost. In a served group, rank 0 runs the server
-//! and gives orders ([`Leader`]); the other ranks [`follow`].
+//! [`find`] reads the environment. [`join`] connects to the other members before a model is loaded.
+//! Afterwards this process ends when another member is lost. In a served group, rank 0 runs the
+//! server and sends orders ([`Leader`]); the other ranks [`follow`].
 
 mod error;
 mod follow;
@@ -30,7 +30,7 @@ pub use ports::free_ports;
 
 use link::Links;
 
-/// Set by `mlx launch`: the standard input is a pipe that closes when the launcher is gone.
+/// Set by `mlx launch`. The standard input is then a pipe that closes when the launcher has ended.
 pub const LAUNCHED: &str = "MLX_LAUNCHED";
 /// Seconds that members wait for each other at the start.
 pub const JOIN_TIMEOUT: &str = "MLX_JOIN_TIMEOUT";
@@ -38,36 +38,37 @@ pub const JOIN_TIMEOUT: &str = "MLX_JOIN_TIMEOUT";
 /// How members divide a model: `tensor` (the default) or `pipeline`.
 pub const SPLIT: &str = "MLX_SPLIT";
 
-/// Without [`JOIN_TIMEOUT`].
+/// The timeout without [`JOIN_TIMEOUT`].
 const DEFAULT_TIMEOUT: u64 = 60;
 /// The most bytes of the file with the addresses.
 const MAX_FILE: u64 = 1 << 20;
 
-/// This process among the others.
+/// This process as one of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Which one it is, from 0.
+    /// The number of this process, from 0.
     pub rank: usize,
-    /// How many there are.
+    /// The number of processes.
     pub size: usize,
-    /// How they divide a model.
+    /// The way in which they divide a model.
     pub split: Split,
-    /// The first address of each on MLX's ring; `None` under MPI, which watches by itself.
+    /// The first address of each member on MLX's ring; `None` under MPI, which detects losses
+    /// itself.
     ring: Option<Vec<String>>,
 }
 
 static MEMBER: OnceLock<Member> = OnceLock::new();
 static LINKS: OnceLock<Links> = OnceLock::new();
 
-/// The member that this process is, once [`find`] was called. It may not have joined yet.
+/// The membership of this process after [`find`]. It may not have joined yet.
 pub fn current() -> Option<&'static Member> {
     MEMBER.get()
 }
 
-/// Finds out of the environment whether this process is a member of a group.
+/// Finds in the environment whether this process is a member of a group.
 ///
 /// # Errors
-/// When the variables make no sense.
+/// If the variables are invalid.
 pub fn find() -> Result<()> {
     if let Some(member) = Member::from_environment()? {
         let _ = MEMBER.set(member);
@@ -75,12 +76,12 @@ pub fn find() -> Result<()> {
     Ok(())
 }
 
-/// Joins the other members, once; does nothing in a process alone. A command calls it when only
-/// loading is left to do: if its flags were refused after some members had joined, exit code and
+/// Joins the other members, once. It does nothing in a process without a group. A command calls it
+/// when only loading remains. If it refused its flags after some members had joined, exit code and
 /// message would depend on which process fails first.
 ///
 /// # Errors
-/// When one does not come in time, or is of another version.
+/// If a member does not come in time, or has another version.
 pub fn join() -> Result<()> {
     static JOINED: Mutex<bool> = Mutex::new(false);
     let Some(member) = current() else {
@@ -95,13 +96,13 @@ pub fn join() -> Result<()> {
 }
 
 impl Member {
-    /// Whether members can tell each other what to do.
+    /// Whether rank 0 can send orders to the others.
     pub fn gives_orders(&self) -> bool {
         self.ring.is_some()
     }
 
-    /// What the environment says: the variables of MLX's rings, or of Open MPI. `None` for a
-    /// process alone.
+    /// Reads the environment: the variables of MLX's rings, or of Open MPI. `None` for a process
+    /// without a group.
     fn from_environment() -> Result<Option<Self>> {
         let variable = |name: &str| match std::env::var(name) {
             Ok(value) if value.is_empty() => Ok(None),
@@ -134,7 +135,7 @@ impl Member {
         }
     }
 
-    /// A member of a ring, by the text of MLX's file: a list of addresses for each.
+    /// A member of a ring, read from the text of MLX's file: a list of addresses for each member.
     fn on_ring(rank: &str, text: &str, split: Split) -> Result<Option<Self>, String> {
         let nodes: Vec<Vec<String>> = serde_json::from_str(text)
             .map_err(|e| format!("it is no list of lists of addresses: {e}"))?;
@@ -154,8 +155,8 @@ impl Member {
         }))
     }
 
-    /// Joins the others. From here on this process ends, with exit code 1 and a message that names
-    /// the other, when one is lost.
+    /// Joins the others. Afterwards this process ends when another member is lost, with exit code 1
+    /// and a message that names the member.
     fn join(&self) -> Result<()> {
         let timeout = timeout()?;
         if let Some(ring) = &self.ring {
@@ -189,7 +190,8 @@ impl Member {
     }
 }
 
-/// The text of MLX's file of addresses, of at most [`MAX_FILE`] bytes: it may be a pipe.
+/// The text of MLX's file of addresses. At most [`MAX_FILE`] bytes are read, since it may be a
+/// pipe.
 fn read_text(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let read = File::open(path)?
@@ -203,7 +205,7 @@ fn read_text(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// What [`SPLIT`] says.
+/// Parses the value of [`SPLIT`].
 fn split_of(text: &str) -> Result<Split> {
     match text {
         "tensor" => Ok(Split::Tensor),
@@ -217,7 +219,7 @@ fn split_of(text: &str) -> Result<Split> {
 /// Sends an order of rank 0 to all others.
 ///
 /// # Errors
-/// When they cannot be reached, or this group has no connections of its own.
+/// If they cannot be reached, or if this group has no separate connections for orders.
 pub fn order(bytes: &[u8]) -> inference::Result<()> {
     let fault = |message| inference::Error::new(inference::ErrorKind::Engine, message);
     let links = LINKS
@@ -228,45 +230,46 @@ pub fn order(bytes: &[u8]) -> inference::Result<()> {
         .map_err(|e| fault("the other processes cannot be reached").with_source(e))
 }
 
-/// Waits for the next order of rank 0; `None` when it has gone.
+/// Waits for the next order of rank 0; `None` after rank 0 has ended.
 pub fn next_order() -> Option<Vec<u8>> {
     LINKS.get()?.next_order()
 }
 
-/// Tells the others that this process has done its part, so that its end is no loss.
+/// Tells the others that this process has finished, so that they do not count its end as a loss.
 pub fn leave() {
     if let Some(links) = LINKS.get() {
         links.leave();
     }
 }
 
-/// Returns when MLX does nothing: all its work holds one lock, also while it waits for others.
+/// Returns when MLX is idle. All its work holds one lock, also while it waits for other members.
 fn wait_for_engine() {
     let _ = mlx_rs_core::distributed::is_available();
 }
 
-/// Ends this process when the launcher is gone.
+/// Ends this process when the launcher has ended.
 pub fn follow_launcher() {
     if std::env::var_os(LAUNCHED).is_none() {
         return;
     }
     thread::spawn(|| {
         let mut buffer = [0; 64];
-        // Nothing is sent; the pipe's end is what is waited for.
+        // The launcher sends nothing. The read ends when the pipe closes.
         while let Ok(1..) = std::io::stdin().read(&mut buffer) {}
         end("the launcher is gone");
     });
 }
 
-/// Ends this process at once. It may be waiting inside of MLX, where no one can reach it, and its
+/// Ends this process at once. Its thread may wait inside MLX and cannot be interrupted, and
 /// destructors would wait for threads that never end.
 fn end(message: &str) -> ! {
-    // The launcher that read it may be gone, and `eprintln!` would panic.
+    // The launcher that read the message may have ended, and `eprintln!` would panic.
     let _ = writeln!(std::io::stderr(), "error: {message}");
     signal_hook::low_level::exit(1)
 }
 
-/// Ends this process unless what is returned is dropped in time: MLX waits for others for ever.
+/// Ends this process unless the returned value is dropped in time. MLX would wait for others
+/// forever.
 fn give_up_after(timeout: Duration, rank: usize) -> mpsc::Sender<()> {
     let (done, waiting) = mpsc::channel::<()>();
     thread::spawn(move || {

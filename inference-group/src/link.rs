@@ -1,7 +1,6 @@
-//! The connections of a member to its neighbors on the ring, beside MLX's own: MLX 0.30 waits for
-//! ever for a peer that is gone. Each member tells its neighbors that it lives, and hears the same
-//! of them. It tells the ring which one was lost. Orders of rank 0 go around on the same
-//! connections.
+//! A member's connections to its neighbors on the ring, beside MLX's own. They exist because MLX
+//! 0.30 waits forever for a peer that has ended. Each member regularly tells its neighbors that it
+//! is alive. It tells the ring which member was lost. Orders of rank 0 use the same connections.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,33 +10,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How often a member says that it lives.
+/// The interval at which a member reports that it is alive.
 const BEAT: Duration = Duration::from_secs(2);
 /// Silence after which a neighbor is lost.
 pub const SILENCE: Duration = Duration::from_secs(20);
 /// The most bytes of an order: a prompt of a million tokens is shorter.
 const MAX_ORDER: usize = 64 << 20;
 
-/// Orders that may wait here. All ranks compute each step together, so that few wait; where this
+/// The most orders that may wait here. All ranks compute each step together, so few wait. If this
 /// process does not follow, they must not fill the memory.
 const MAX_WAITING: usize = 4096;
-/// Bytes of all orders that wait.
+/// The most bytes of all waiting orders.
 const MAX_WAITING_BYTES: usize = 256 << 20;
 
-/// What is said on a connection: a byte, and a number of four.
+/// A message of a connection: a byte, and a number of four bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
-    /// I live.
+    /// The sender is alive.
     Alive,
-    /// I have done my part.
+    /// The sender has finished.
     Bye,
     /// This rank is lost.
     Lost(u32),
-    /// I, and all before me, have closed what the next connections go to.
+    /// The sender and all ranks before it have closed their listeners for MLX's connections.
     Ready,
-    /// All have.
+    /// All ranks have closed their listeners.
     Go,
-    /// An order of rank 0 follows, of so many bytes.
+    /// An order of rank 0 with this number of bytes follows.
     Order(u32),
 }
 
@@ -55,18 +54,18 @@ impl Word {
         [kind, a, b, c, d]
     }
 
-    /// Says it.
+    /// Sends the message.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// Those of writing to the connection.
     pub fn say(self, to: &mut impl Write) -> io::Result<()> {
         to.write_all(&self.bytes())
     }
 
-    /// Hears the next one.
+    /// Receives the next message.
     ///
     /// # Errors
-    /// Those of the connection, and for what is none of these.
+    /// Those of the connection, and an error for bytes that are no message.
     pub fn hear(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; 5];
         from.read_exact(&mut bytes)?;
@@ -83,7 +82,7 @@ impl Word {
     }
 }
 
-/// Connections to both neighbors, which are one and the same in a group of two.
+/// Connections to both neighbors. In a group of two, both lead to the same member.
 pub struct Neighbors {
     /// To the rank before.
     pub left: TcpStream,
@@ -91,18 +90,18 @@ pub struct Neighbors {
     pub right: TcpStream,
 }
 
-/// The connections while they are watched.
+/// The connections while threads watch them.
 pub struct Links {
     leaving: Arc<AtomicBool>,
-    /// To the left, and to the right.
+    /// The connections to the left and to the right.
     writers: Arc<Mutex<[TcpStream; 2]>>,
     orders: Mutex<Receiver<Vec<u8>>>,
-    /// Bytes of the orders that wait.
+    /// The bytes of the waiting orders.
     waiting: Arc<AtomicUsize>,
 }
 
 impl Neighbors {
-    /// Watches both from now on, and ends this process when a member is lost.
+    /// Starts to watch both connections, and ends this process when a member is lost.
     ///
     /// # Errors
     /// Those of the system.
@@ -117,7 +116,7 @@ impl Neighbors {
             orders: Mutex::new(orders),
             waiting: Arc::clone(&waiting),
         };
-        // Orders come from the left, and end before they come back to rank 0.
+        // Orders come from the left and stop before they return to rank 0.
         let relay = Relay {
             rank: u32::try_from(rank).unwrap_or(u32::MAX),
             heard,
@@ -155,9 +154,9 @@ impl Neighbors {
     }
 }
 
-/// What becomes of orders: they are heard here, and passed on.
+/// Receives orders and passes them on.
 struct Relay {
-    /// That of this process.
+    /// The rank of this process.
     rank: u32,
     heard: SyncSender<Vec<u8>>,
     waiting: Arc<AtomicUsize>,
@@ -176,7 +175,7 @@ impl Relay {
             false => Err(TrySendError::Full(order)),
         };
         match sent {
-            // Without a listener this member has left.
+            // The receiver is dropped when this member has left.
             Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
             Err(TrySendError::Full(_)) => Err(io::Error::new(
                 io::ErrorKind::QuotaExceeded,
@@ -202,21 +201,21 @@ fn pass_on(writers: &Mutex<[TcpStream; 2]>, order: &[u8]) -> io::Result<()> {
 }
 
 impl Links {
-    /// Says good-bye, after which the neighbors do not miss this process.
+    /// Says that this process leaves, so that the neighbors do not count its end as a loss.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         say(&self.writers, Word::Bye);
     }
 
-    /// Sends an order to all ranks behind this one.
+    /// Sends an order to all ranks after this one.
     ///
     /// # Errors
-    /// For one that is too long, and those of the connection.
+    /// For an order that is too long, and those of the connection.
     pub fn order(&self, order: &[u8]) -> io::Result<()> {
         pass_on(&self.writers, order)
     }
 
-    /// Waits for the next order; `None` when the ranks before have gone.
+    /// Waits for the next order; `None` after the ranks before have ended.
     pub fn next_order(&self) -> Option<Vec<u8>> {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let order = orders.recv().ok()?;
@@ -227,12 +226,12 @@ impl Links {
 
 fn say(writers: &Mutex<[TcpStream; 2]>, word: Word) {
     for stream in &mut *writers.lock().unwrap_or_else(PoisonError::into_inner) {
-        // The reader finds out what is wrong.
+        // The thread that reads this connection reports the fault.
         let _ = word.say(stream);
     }
 }
 
-/// Reads an order of so many bytes.
+/// Reads an order of `length` bytes.
 fn read_order(stream: &mut TcpStream, length: u32) -> io::Result<Vec<u8>> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     if length > MAX_ORDER {
@@ -246,7 +245,8 @@ fn read_order(stream: &mut TcpStream, length: u32) -> io::Result<Vec<u8>> {
     Ok(order)
 }
 
-/// Hears a neighbor out: the rank that is lost, and why; `None` after a good-bye.
+/// Reads a neighbor's messages to the end. Returns the lost rank and the reason; `None` after a
+/// `Bye`.
 fn listen(
     mut stream: TcpStream,
     neighbor: usize,
@@ -283,7 +283,7 @@ fn listen(
                 let why = format!("rank {neighbor} ({address}) has been silent for {seconds} s");
                 return Some((rank, why));
             }
-            // This process is at fault, not the neighbor.
+            // The fault lies in this process, not in the neighbor.
             Err(e) if e.kind() == io::ErrorKind::QuotaExceeded => {
                 let own = relay.map_or(rank, |relay| relay.rank);
                 return Some((own, e.to_string()));
@@ -293,15 +293,15 @@ fn listen(
     }
 }
 
-/// Watches this process after a neighbor's good-bye. It may have something to write, but computing
-/// ends everywhere at the same time: where the engine does nothing else for [`SILENCE`], it waits
-/// for what never comes. `None` when this process leaves, too.
+/// Watches this process after a neighbor's `Bye`. This process may still write files, but all
+/// members compute the last step together. If the engine stays busy for [`SILENCE`], it waits for a
+/// member that has ended. Returns `None` when this process leaves, too.
 fn ended_early(leaving: &AtomicBool, neighbor: usize, address: &str) -> Option<(u32, String)> {
     while !leaving.load(Ordering::Acquire) {
         let (done, waiting) = mpsc::channel();
         thread::spawn(move || {
             super::wait_for_engine();
-            // Without a listener it came too late.
+            // The receiver is gone if this message comes too late.
             let _ = done.send(());
         });
         if waiting.recv_timeout(SILENCE).is_err() {
@@ -343,7 +343,7 @@ mod tests {
         assert!(Word::hear(&mut &b"GET /"[..]).is_err());
     }
 
-    /// Neighbors of a ring of `n`, connected.
+    /// The connected neighbors of a ring of `n` members.
     fn ring(n: usize) -> Vec<Neighbors> {
         let listeners: Vec<_> = (0..n)
             .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
@@ -375,7 +375,7 @@ mod tests {
             };
             (relay, orders)
         };
-        // By their number, as a neighbor hears of it.
+        // The number of orders is limited, and the neighbor's thread reports it.
         let (few, orders) = relay(3);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut rank_0 = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -391,7 +391,7 @@ mod tests {
             "{why}"
         );
         assert_eq!(orders.try_iter().count(), 3);
-        // By their bytes.
+        // The bytes of orders are limited.
         let (large, orders) = relay(MAX_WAITING);
         large.take(vec![0; 8]).unwrap();
         large
@@ -399,7 +399,7 @@ mod tests {
             .store(MAX_WAITING_BYTES - 7, Ordering::Release);
         let full = large.take(vec![0; 8]).unwrap_err();
         assert_eq!(full.kind(), io::ErrorKind::QuotaExceeded);
-        // Those of a member that has left are nobody's.
+        // Orders of a member that has left are dropped.
         large.waiting.store(0, Ordering::Release);
         drop(orders);
         large.take(vec![0; 8]).unwrap();
@@ -421,7 +421,7 @@ mod tests {
             }
         }
         assert!(links[0].order(&vec![0; MAX_ORDER + 1]).is_err());
-        // None has come around.
+        // No order returned to rank 0.
         let first = links[0].orders.lock().unwrap();
         assert!(first.try_recv().is_err());
         drop(first);

@@ -1,11 +1,11 @@
-//! What rank 0 of a served group tells the others to do, so that all make the same calls in the
-//! same order: `lead.rs` says it, `follow.rs` does it.
+//! Orders of rank 0 of a served group. With them all ranks make the same calls in the same order.
+//! `lead.rs` sends them, `follow.rs` carries them out.
 
 use inference::{BatchEvent, EmbedOptions, GenerateOptions, RequestId};
 use serde::{Deserialize, Serialize};
 
-/// A call of all processes. Models have the numbers of their places on the command line; sessions
-/// count up.
+/// A call that all processes make. A model's number is its position on the command line. Sessions
+/// are numbered in ascending order.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
     /// Begin session `session` of a model.
@@ -21,10 +21,10 @@ pub enum Order {
         session: u64,
         /// Its prompt.
         tokens: Vec<u32>,
-        /// Its options, without what interrupts it.
+        /// Its options, without interrupts.
         options: Box<GenerateOptions>,
     },
-    /// Take a request out.
+    /// Remove a request.
     Remove {
         /// The session.
         session: u64,
@@ -35,7 +35,7 @@ pub enum Order {
     Step {
         /// The session.
         session: u64,
-        /// [`Seen`] of rank 0 before it.
+        /// The value of [`Seen`] in rank 0 before the step.
         seen: u64,
     },
     /// End a session.
@@ -43,26 +43,26 @@ pub enum Order {
         /// The session.
         session: u64,
     },
-    /// Compute vectors of prompts.
+    /// Embed prompts.
     Embed {
         /// The model.
         model: usize,
         /// The prompts.
         prompts: Vec<Vec<u32>>,
-        /// How vectors are made.
+        /// The options of embedding.
         options: EmbedOptions,
     },
     /// The server has ended.
     Stop,
 }
 
-/// A running hash of what the steps of a session gave. Where it differs between processes, they no
-/// longer compute the same.
+/// A running hash of the events of a session's steps. Processes whose hashes differ no longer
+/// compute the same.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Seen(u64);
 
 impl Seen {
-    /// Takes in the events of a step.
+    /// Adds the events of a step.
     pub fn step<'a>(&mut self, events: impl IntoIterator<Item = &'a BatchEvent>) {
         for event in events {
             let (kind, token) = match event {
@@ -71,7 +71,7 @@ impl Seen {
                 _ => (3, 0),
             };
             for word in [event.row().number(), kind, u64::from(token)] {
-                // FNV-1a, by words.
+                // FNV-1a, applied to words.
                 self.0 = (self.0 ^ word).wrapping_mul(0x100_0000_01b3);
             }
         }

@@ -1,20 +1,21 @@
-//! Ports of this machine for processes that will listen at them a moment later.
+//! Free ports of this machine, for processes that will listen at them a moment later.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Below the ports that Linux (from 32768) and macOS (from 49152) give to outgoing connections and
-/// to listeners that ask for any. Such a port could be taken before its process listens.
+/// The ports are below those that Linux (from 32768) and macOS (from 49152) give to outgoing
+/// connections and to listeners on port 0. Otherwise such a port could be taken before its process
+/// listens.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// The ports that one process tries before it meets those of the process with the next number.
+/// The number of ports that one process tries before those of the process with the next id.
 const STRIDE: usize = 16;
 
-/// `count` ports that no one listens at. No two calls in a process get the same one.
+/// `count` ports without a listener. No two calls in a process get the same port.
 ///
 /// # Errors
-/// When there are not so many.
+/// If there are not enough.
 pub fn free_ports(count: usize) -> Result<Vec<u16>, String> {
     static TAKEN: AtomicUsize = AtomicUsize::new(0);
     let start = std::process::id() as usize * STRIDE;
@@ -23,7 +24,7 @@ pub fn free_ports(count: usize) -> Result<Vec<u16>, String> {
         FIRST + u16::try_from(offset).unwrap_or(0)
     };
     let free = |&port: &u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-    // No port is tried that is not needed: a process that was given it may be about to listen.
+    // Only needed ports are tried, because another process may be about to listen at the others.
     let tries = if count <= usize::from(COUNT) {
         usize::from(COUNT)
     } else {

@@ -1,4 +1,4 @@
-//! Who may ask: the API key, and the headers that tell a browser's request from a program's.
+//! Access checks: the API key, and the headers that tell a browser's request from a program's.
 //!
 //! A server for this machine alone has no key. So a web page could reach it through the user's
 //! browser: by a request to `localhost`, or by a name that resolves to it (DNS rebinding). The
@@ -11,14 +11,14 @@ use axum::http::{HeaderMap, Uri, header};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// What the checks need to know.
+/// The configuration that the checks compare requests with.
 pub(crate) struct Access {
-    /// The key's digest: digests have one length, so that comparing them tells nothing of the
-    /// key's.
+    /// The digest of the key. Digests have one length, so a comparison does not reveal the key's
+    /// length.
     key: Option<[u8; 32]>,
     local: bool,
     origins: Vec<String>,
-    /// Whose turn it is to be told that a key is wrong.
+    /// Lets one refusal wait at a time.
     turn: tokio::sync::Mutex<()>,
     pause: Duration,
 }
@@ -36,7 +36,7 @@ impl Access {
 
     pub(crate) fn allows_key(&self, given: Option<&str>) -> bool {
         let Some(key) = &self.key else { return true };
-        // Without a key something is compared too, so that both refusals take as long.
+        // A missing key is compared too, so that both refusals take the same time.
         let same: bool = digest(given.unwrap_or_default()).ct_eq(key).into();
         same && given.is_some()
     }
@@ -47,7 +47,7 @@ impl Access {
         tokio::time::sleep(self.pause).await;
     }
 
-    /// Whether a request for this host may be one of ours.
+    /// Whether this server may accept a request for `host`.
     pub(crate) fn allows_host(&self, host: Option<&str>) -> bool {
         !self.local || host.is_some_and(is_local_host)
     }
@@ -57,7 +57,7 @@ impl Access {
         if self.origins.iter().any(listed) {
             return true;
         }
-        // A page of our own.
+        // A page that this server sent has the request's own host in its origin.
         let own = origin.split_once("://").map(|(_, authority)| authority);
         own.is_some() && own == host
     }
@@ -67,7 +67,7 @@ fn digest(key: &str) -> [u8; 32] {
     Sha256::digest(key.as_bytes()).into()
 }
 
-/// Whether an authority, with or without a port, is this machine.
+/// Whether an authority, with or without a port, names this machine.
 fn is_local_host(authority: &str) -> bool {
     let host = match authority.strip_prefix('[') {
         Some(rest) => match rest.split_once(']') {
@@ -85,7 +85,7 @@ fn is_local_host(authority: &str) -> bool {
     host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// The authority that a request is for: of its target, else of its one `Host`.
+/// The authority that a request addresses: that of its target, else its only `Host` header.
 pub(crate) fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|h| h.to_str().ok());
@@ -93,7 +93,7 @@ pub(crate) fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a st
         return None;
     }
     match uri.authority() {
-        // Two that differ are an attempt to be two things to two readers.
+        // With two different authorities, readers of the request could each use another one.
         Some(target) if host.is_some_and(|h| h != target.as_str()) => None,
         Some(target) => Some(target.as_str()),
         None => host,

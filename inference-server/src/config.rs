@@ -1,4 +1,4 @@
-//! How to serve: where, for whom, how many at a time.
+//! The configuration of the server: address, access and limits.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,34 +8,34 @@ use inference::{Error, ErrorKind, Result};
 use crate::defaults::RequestDefaults;
 use crate::limits::Limits;
 
-/// How to serve.
+/// The configuration of the server.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Where to listen; port 0 takes a free one.
+    /// The address to listen on; port 0 takes a free one.
     pub address: SocketAddr,
-    /// Clients must show this key; required when `address` is not of this machine alone.
+    /// Clients must send this key. It is required when `address` is reachable from other machines.
     pub api_key: Option<String>,
-    /// Requests that run together.
+    /// The most requests that run together.
     pub parallel: usize,
-    /// Requests that wait for a place; more are refused.
+    /// The most requests that wait for a place; further ones are refused.
     pub max_queue: usize,
-    /// Bytes that keys and values of running requests may take together; `None` is no bound. A
-    /// request counts with its prompt and all tokens that its reply may have.
+    /// The most bytes that keys and values of running requests may take together; `None` sets no
+    /// limit. A request counts with its prompt and all tokens that its reply may have.
     pub kv_budget: Option<u64>,
-    /// How long a model that was loaded by name stays after its last request; `None` is forever.
+    /// How long a model loaded by name stays after its last request; `None` keeps it forever.
     pub keep_alive: Option<Duration>,
-    /// Models loaded by name at a time; before another is loaded, one is unloaded.
+    /// The most models loaded by name at a time. Before another is loaded, one is unloaded.
     pub max_models: usize,
     /// Whether the first model answers requests for models that are not served.
     pub any_model: bool,
-    /// Origins of web pages that may ask, such as `https://chat.example`; `*` is all.
+    /// Origins of web pages that may send requests, such as `https://chat.example`; `*` means all.
     pub allowed_origins: Vec<String>,
-    /// Whether requests may change the model's states while it computes.
+    /// Whether requests may edit the model's states while it computes.
     pub steering: bool,
-    /// Whether a browser gets a page to chat at `/`.
+    /// Whether `/` serves a chat page to browsers.
     pub ui: bool,
-    /// What holds for a request that does not say it.
+    /// Values for fields that a request leaves out.
     pub defaults: RequestDefaults,
     /// Bounds on the requests of clients.
     pub limits: Limits,
@@ -72,14 +72,14 @@ impl Config {
         Self::default()
     }
 
-    /// Sets where to listen.
+    /// Sets the address to listen on.
     #[must_use]
     pub fn with_address(mut self, address: SocketAddr) -> Self {
         self.address = address;
         self
     }
 
-    /// Sets the key that clients must show.
+    /// Sets the key that clients must send.
     #[must_use]
     pub fn with_api_key(mut self, key: impl Into<Option<String>>) -> Self {
         self.api_key = key.into();
@@ -93,7 +93,7 @@ impl Config {
         self
     }
 
-    /// Sets how many requests wait.
+    /// Sets how many requests may wait.
     #[must_use]
     pub fn with_max_queue(mut self, max_queue: usize) -> Self {
         self.max_queue = max_queue;
@@ -107,15 +107,14 @@ impl Config {
         self
     }
 
-    /// Sets how long a model that was loaded by name stays after its last request; `None` is
-    /// forever.
+    /// Sets how long a model loaded by name stays after its last request; `None` keeps it forever.
     #[must_use]
     pub fn with_keep_alive(mut self, keep_alive: impl Into<Option<Duration>>) -> Self {
         self.keep_alive = keep_alive.into();
         self
     }
 
-    /// Sets what holds for a request that does not say it.
+    /// Sets the values for fields that a request leaves out.
     #[must_use]
     pub fn with_defaults(mut self, defaults: RequestDefaults) -> Self {
         self.defaults = defaults;
@@ -136,21 +135,21 @@ impl Config {
         self
     }
 
-    /// Sets the origins of web pages that may ask.
+    /// Sets the origins of web pages that may send requests.
     #[must_use]
     pub fn with_allowed_origins(mut self, origins: impl Into<Vec<String>>) -> Self {
         self.allowed_origins = origins.into();
         self
     }
 
-    /// Sets whether requests may change the model's states while it computes.
+    /// Sets whether requests may edit the model's states while it computes.
     #[must_use]
     pub fn with_steering(mut self, steering: bool) -> Self {
         self.steering = steering;
         self
     }
 
-    /// Sets whether a browser gets a page to chat at `/`.
+    /// Sets whether `/` serves a chat page to browsers.
     #[must_use]
     pub fn with_ui(mut self, ui: bool) -> Self {
         self.ui = ui;
@@ -183,7 +182,7 @@ impl Config {
         if self.max_models == 0 {
             return invalid("max_models is 0; it must be at least 1");
         }
-        // What tokio's semaphore can count, and far more than is sensible.
+        // tokio's semaphore can count that many, and it is far more than is useful.
         if self.parallel.saturating_add(self.max_queue) > 1 << 20 {
             return invalid("parallel and max_queue are more than 1,048,576 together");
         }

@@ -1,25 +1,27 @@
-//! What holds for a request that does not say it, in place of the defaults of its API.
+//! The operator's values for fields that a request leaves out. They precede the defaults of its
+//! API.
 
 use inference::{Error, ErrorKind, GenerateOptions, ParameterValues, Result};
 use serde_json::{Map, Value};
 
-/// Defaults of options that a request leaves out. An option without a value here has the default of
-/// the request's API: OpenAI's temperature is 1, Ollama's 0.8.
+/// Defaults for options that a request leaves out. An option without a value here has the default
+/// of the request's API: OpenAI's temperature is 1, Ollama's is 0.8.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestDefaults {
-    /// How tokens are chosen.
+    /// The sampling options.
     pub parameters: ParameterValues,
     /// The most tokens of a reply.
     pub max_tokens: Option<usize>,
-    /// Tokens of a prompt that are computed in one step.
+    /// The number of a prompt's tokens that one prefill step computes.
     pub prefill_step_size: Option<usize>,
-    /// Names for the chat template, such as `enable_thinking`. Those of a request come before them.
+    /// Variables for the chat template, such as `enable_thinking`. Those of a request take
+    /// precedence.
     pub template: Map<String, Value>,
 }
 
 impl RequestDefaults {
-    /// None: each API has its own.
+    /// No defaults: each API uses its own.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,4 +1,4 @@
-//! Errors for clients: one error in the shape of each API.
+//! Errors for clients, in the shape of each API.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 
 use inference::ErrorKind;
 
-/// An error of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError(Box<Fault>);
 
@@ -23,7 +22,7 @@ impl std::ops::DerefMut for ApiError {
     }
 }
 
-/// What an error says.
+/// The content of an error.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Fault {
     pub(crate) status: StatusCode,
@@ -36,11 +35,11 @@ pub(crate) struct Fault {
     pub(crate) param: Option<String>,
     /// More fields, such as the counts of tokens.
     pub(crate) extra: Map<String, Value>,
-    /// Seconds after which to try again.
+    /// The number of seconds after which the client may try again.
     pub(crate) retry_after: Option<u32>,
 }
 
-/// Whose shape an answer has.
+/// The API whose shape an answer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     OpenAi,
@@ -49,7 +48,7 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    /// The family of a path.
+    /// The API of a path.
     pub(crate) fn of(path: &str) -> Self {
         if path.starts_with("/api/") {
             Family::Ollama
@@ -74,22 +73,20 @@ impl ApiError {
         }))
     }
 
-    /// A request that cannot be served unchanged.
+    /// An error for a request that this server cannot serve.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// A field that cannot be served unchanged.
+    /// An error for a field that this server cannot serve.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::invalid(message).with_param(param)
     }
 
-    /// Something that is not supported.
     pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::field(param, message).with_code("unsupported_parameter")
     }
 
-    /// Too many requests.
     pub(crate) fn busy() -> Self {
         let message = "the server has as many requests as it can queue; try again soon";
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
@@ -98,21 +95,19 @@ impl ApiError {
         error
     }
 
-    /// The server stops.
     pub(crate) fn stopping() -> Self {
         let message = "the server is shutting down";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
             .with_code("shutting_down")
     }
 
-    /// A fault of the server's own; the log has the details.
+    /// The error for a fault of the server. The log has the details.
     pub(crate) fn internal() -> Self {
         let message = "the server failed to answer; its log says why";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
             .with_code("internal_error")
     }
 
-    /// A prompt that does not fit.
     pub(crate) fn context(prompt_tokens: usize, context: usize) -> Self {
         let mut error = Self::invalid(format!(
             "the prompt has {prompt_tokens} tokens, and the context holds {context}, of which at least \
@@ -126,7 +121,7 @@ impl ApiError {
         error
     }
 
-    /// A failure of the engine.
+    /// The error for a failure of the engine.
     pub(crate) fn of_engine(error: &inference::Error) -> Self {
         let status = |status, kind, code: &'static str| {
             Self::new(status, kind, error.message()).with_code(code)
@@ -145,7 +140,7 @@ impl ApiError {
                 "server_error",
                 "out_of_memory",
             ),
-            // Messages of faults are for the operator: they may name files.
+            // Messages of internal faults may name files, so only the log has them.
             _ => {
                 tracing::error!("a request failed: {error:#}");
                 Self::internal()
@@ -163,7 +158,7 @@ impl ApiError {
         self
     }
 
-    /// The body in the shape of `family`.
+    /// The body of the answer in the shape of `family`.
     pub(crate) fn body(&self, family: Family) -> Value {
         match family {
             Family::OpenAi => {
@@ -211,8 +206,8 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
-    /// In OpenAI's shape, and with the error itself. The outermost layer knows the path, and puts
-    /// it into the shape of another family.
+    /// Makes an answer in OpenAI's shape, with the error attached. The outermost layer knows the
+    /// path, and changes the shape for another API.
     fn into_response(self) -> Response {
         let mut response = self.response(Family::OpenAi);
         response.extensions_mut().insert(self);

@@ -1,23 +1,23 @@
-//! Language models over HTTP, on the contract of `inference-api` and the reply formats of
-//! `inference-text`. It has no engine and no MLX.
+//! A server for language models over HTTP. It uses the contract of `inference-api` and the reply
+//! formats of `inference-text`, and depends on no engine and not on MLX.
 //!
-//! [`Server`] serves models that are loaded already, and those that a [`ModelSource`] loads by name
-//! when they are first asked for. It answers OpenAI's, Anthropic's and Ollama's clients, and bounds
-//! everything that a client can ask for. All requests of all models run on one thread over their
+//! [`Server`] serves models that are already loaded. A [`ModelSource`] loads others by name at
+//! their first request. The server answers OpenAI's, Anthropic's and Ollama's clients, and limits
+//! everything that a client can request. One thread runs all requests of all models, in their
 //! [`BatchSession`](inference::BatchSession)s.
 //!
-//! - `routes` joins the routes of all dialects; `state` is what handlers share; `net` accepts
-//!   connections; `auth` says who may ask, and `middleware` asks it.
+//! - `routes` joins the routes of all dialects; `state` is shared by the handlers; `net` accepts
+//!   connections; `auth` decides about access, and `middleware` applies it.
 //! - `engine` is the scheduler: a bounded queue, one thread, recovery from a failing step.
-//! - `pipeline` takes a request from its body to its reply. `dialect` has a folder for each API:
-//!   what clients send and get, and the routes.
+//! - `pipeline` takes a request from its body to its reply. `dialect` has a folder for each API,
+//!   with its requests, answers and routes.
 //! - `ui` is the page at `/`, with its files.
-//! - [`ReplyFormat`] is how a model writes tool calls and reasoning. [`DetectedFormat`] follows the
-//!   model's chat template.
+//! - [`ReplyFormat`] describes how a model writes tool calls and reasoning. [`DetectedFormat`]
+//!   follows the model's chat template.
 //!
-//! Guarantees for clients: a request that is refused is refused before it costs anything. A client
-//! that leaves frees its place within a step. A reply that fails says so. A stop of the server lets
-//! running replies end.
+//! Guarantees for clients: a request is refused before it costs anything. A client that disconnects
+//! frees its place within a step. A reply that fails reports its failure. When the server stops,
+//! running replies may end.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

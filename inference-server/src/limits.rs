@@ -1,82 +1,83 @@
-//! Bounds on everything that a client can ask for.
+//! Limits on everything that a client can request.
 
 use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
-/// Bounds on what clients may request, send, and keep waiting.
+/// Limits on the requests of clients. Times count from an event that each field names.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a request's body.
+    /// The most bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of memory that all bodies take together: their text, and the values read from it, until
-    /// their requests end.
+    /// The most bytes of memory of all bodies together. Their text and the values read from it
+    /// count until their requests end.
     pub all_bodies_bytes: usize,
-    /// Objects and arrays within each other in a body.
+    /// The greatest depth of nested objects and arrays in a body.
     pub json_depth: usize,
-    /// Objects and arrays of a body.
+    /// The most objects and arrays in a body.
     pub json_containers: usize,
-    /// Values of a body.
+    /// The most values in a body.
     pub json_values: usize,
-    /// Connections at a time; more wait to be accepted.
+    /// The most open connections. Further ones wait to be accepted.
     pub connections: usize,
-    /// Until a request's header is complete. An idle connection is closed after it, too.
+    /// The time in which a request's header must be complete. An idle connection is closed after
+    /// it, too.
     pub header_timeout: Duration,
-    /// Until a request's body is complete.
+    /// The time in which a request's body must be complete.
     pub body_timeout: Duration,
-    /// For which a client may leave written bytes unread.
+    /// The longest time for which a client may leave written bytes unread.
     pub write_timeout: Duration,
-    /// For which a client may let the server wait while it reads one answer, in all.
+    /// The longest total time for which one answer may wait for its client to read.
     pub answer_timeout: Duration,
-    /// From the arrival of a request to its end.
+    /// The longest time from the arrival of a request to its end.
     pub request_timeout: Duration,
-    /// Until a stream's header is sent though nothing is known of the reply.
+    /// The time after which a stream's header is sent, even without any event of the reply.
     pub first_event: Duration,
-    /// Between comments that keep a silent stream open.
+    /// The time between comments that keep a silent stream open.
     pub ping: Duration,
-    /// For which running replies go on after a stop was asked for.
+    /// The time for which running replies continue after the server is told to stop.
     pub drain_timeout: Duration,
-    /// After which a single step of the engine counts as stalled.
+    /// The time after which a single step of the engine counts as stalled.
     pub stall: Duration,
-    /// Tokens of a reply that the reader is behind before it is given up.
+    /// The most tokens that a reader may fall behind before its reply is dropped.
     pub buffered_tokens: usize,
-    /// Replies to one prompt (`n`).
+    /// The most replies to one prompt (`n`).
     pub choices: usize,
-    /// Prompts of one request for completions.
+    /// The most prompts of one request for completions.
     pub prompts: usize,
-    /// Bytes of all text of a prompt, before it is tokenized.
+    /// The most bytes of all text of a prompt, before it is tokenized.
     pub prompt_bytes: usize,
-    /// Tokens of a reply.
+    /// The most tokens of a reply.
     pub reply_tokens: usize,
-    /// Messages of a conversation.
+    /// The most messages of a conversation.
     pub messages: usize,
-    /// Tools of a request.
+    /// The most tools of a request.
     pub tools: usize,
-    /// Bytes of all tools of a request, as JSON.
+    /// The most bytes of all tools of a request, as JSON.
     pub tools_bytes: usize,
-    /// Tool calls of a message.
+    /// The most tool calls of a message.
     pub tool_calls: usize,
-    /// Bytes of the arguments that a request hands to the chat template, as JSON.
+    /// The most bytes of the variables that a request passes to the chat template, as JSON.
     pub template_bytes: usize,
-    /// Stop strings, and stop tokens.
+    /// The most stop strings, and the most stop tokens.
     pub stops: usize,
-    /// Bytes of a stop string.
+    /// The most bytes of a stop string.
     pub stop_bytes: usize,
-    /// Tokens with a logit bias.
+    /// The most tokens with a logit bias.
     pub logit_bias: usize,
-    /// Alternatives of a token's log-probability.
+    /// The most alternatives in a token's log-probabilities.
     pub top_logprobs: usize,
-    /// Log-probabilities of an answer that is not streamed: of its tokens and their alternatives.
+    /// The most log-probabilities of an answer that is not streamed, alternatives included.
     pub whole_logprobs: usize,
-    /// Bytes of a JSON schema.
+    /// The most bytes of a JSON schema.
     pub schema_bytes: usize,
-    /// Texts of a request for embeddings.
+    /// The most texts of a request for embeddings.
     pub embedding_inputs: usize,
-    /// For which a request may keep a model loaded, where models do not stay forever by
-    /// configuration.
+    /// The longest time for which a request may keep a model loaded. It does not apply if models
+    /// stay loaded forever by configuration.
     pub keep_alive: Duration,
-    /// Between two answers to wrong keys, of all clients together.
+    /// The time between two answers to wrong keys, over all clients.
     pub wrong_key_pause: Duration,
 }
 
@@ -123,7 +124,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Checks that a server can work within them.
+    /// Checks that a server can work within these limits.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] naming the limit that is zero.

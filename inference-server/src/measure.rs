@@ -1,26 +1,26 @@
-//! How much JSON text becomes once it is values: measured without making any.
+//! Estimates the memory of JSON text as values, before any value is made.
 
 use std::borrow::Cow;
 
 use crate::limits::Limits;
 
-/// Bytes of an object or a list with one element, with a copy of it.
+/// The bytes of an object or a list with one element, and of a copy of it.
 const CONTAINER_BYTES: usize = 800;
-/// Bytes of any other element, with a copy of it.
+/// The bytes of any other element, and of a copy of it.
 const VALUE_BYTES: usize = 160;
 
-/// What JSON text holds.
+/// The measured size of JSON text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Measure {
-    /// Objects and lists within each other.
+    /// The greatest depth of nested objects and lists.
     depth: usize,
-    /// Objects and lists.
+    /// The number of objects and lists.
     containers: usize,
-    /// An upper bound of all values.
+    /// An upper bound on the number of all values.
     values: usize,
 }
 
-/// Why JSON text is refused.
+/// The limit that JSON text exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Excess {
     Depth(usize),
@@ -39,14 +39,14 @@ impl std::fmt::Display for Excess {
 }
 
 impl Measure {
-    /// Bytes that the values may take, without those of their texts.
+    /// The most bytes that the values may take, without their texts.
     pub(crate) fn weight(&self) -> usize {
         let containers = self.containers.saturating_mul(CONTAINER_BYTES);
         containers.saturating_add(self.values.saturating_mul(VALUE_BYTES))
     }
 
-    /// Measures JSON text within the limits. It does not recurse. The arguments of a tool call are
-    /// JSON within a text, which is measured, too.
+    /// Measures JSON text within the limits, without recursion. The arguments of a tool call are
+    /// JSON inside a text, and that JSON counts too.
     pub(crate) fn of(json: &[u8], limits: &Limits) -> Result<Self, Excess> {
         let mut all = Self::default();
         all.add(json, limits, true)?;
@@ -55,7 +55,7 @@ impl Measure {
 
     fn add(&mut self, json: &[u8], limits: &Limits, inner: bool) -> Result<(), Excess> {
         let (mut depth, mut at) = (0usize, 0);
-        // The last text, and whether it was the key of a text that is JSON itself.
+        // The last text, and whether it was a key whose value is itself JSON.
         let (mut last, mut is_json) = (0..0, false);
         self.value(limits)?;
         while let Some(byte) = json.get(at) {
@@ -110,7 +110,7 @@ impl Measure {
     }
 }
 
-/// The place after the text that begins at `start` with its quotation mark.
+/// The position after the text whose opening quotation mark is at `start`.
 fn end_of_text(json: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(byte) = json.get(at) {
@@ -123,7 +123,7 @@ fn end_of_text(json: &[u8], start: usize) -> usize {
     json.len()
 }
 
-/// What a text with its quotation marks says; `None` for one that is malformed.
+/// The content of a text with quotation marks; `None` if it is malformed.
 fn decoded(text: &[u8]) -> Option<Cow<'_, str>> {
     match text {
         [b'"', plain @ .., b'"'] if !plain.contains(&b'\\') => {
@@ -133,7 +133,7 @@ fn decoded(text: &[u8]) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Bytes of a value as JSON text, which is not made.
+/// The number of bytes of a value as JSON text, counted without making the text.
 pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
@@ -148,7 +148,7 @@ pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
     let mut count = Count(0);
     match serde_json::to_writer(&mut count, value) {
         Ok(()) => count.0,
-        // Only maps with keys that are no texts fail.
+        // Only maps with keys other than texts fail.
         Err(_) => usize::MAX,
     }
 }
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(of(r#"{"a": [[1]]}"#, &two), Err(Excess::Depth(2)));
         assert_eq!(of("[{},{},[],[]]", &two).unwrap().containers, 5);
         assert_eq!(of(&"[".repeat(100_000), &two), Err(Excess::Depth(2)));
-        // Malformed text ends.
+        // Malformed text must not loop forever.
         for text in ["\"", "\"\\", "{\"a", "\"a\\\"", ":", ",,,"] {
             of(text, &two).unwrap();
         }
@@ -194,7 +194,7 @@ mod tests {
         );
         let numbers = format!("[{}0]", "0,".repeat(20));
         assert_eq!(of(&numbers, &few), Err(Excess::Values(20)));
-        // At least as many as there are.
+        // The count is an upper bound.
         assert!(of("[0,0,0]", &few).unwrap().values >= 4);
     }
 

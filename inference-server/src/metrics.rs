@@ -1,5 +1,5 @@
-//! What the server counts, in Prometheus's text format. A registry for each server rather than one
-//! for the process, so that servers of a test do not count for each other.
+//! The server's metrics, in Prometheus's text format. Each server has its own registry, so that the
+//! servers of tests do not share counts.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
@@ -14,21 +14,20 @@ use prometheus_client::registry::{Registry, Unit};
 
 use inference::GenerateMetrics;
 
-/// Labels of an answer. Routes are those of the table, and there are few statuses: no client can
-/// make more of them.
+/// The labels of an answer. Routes come from the table, and statuses are few, so clients cannot
+/// create further labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Answer {
     pub(crate) route: String,
     pub(crate) status: u16,
 }
 
-/// Label of a generated reply.
+/// The label of a generated reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct End {
     pub(crate) reason: &'static str,
 }
 
-/// All figures.
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) answers: Family<Answer, Counter>,
@@ -51,7 +50,7 @@ pub(crate) struct Metrics {
     busy_time: Counter<f64, AtomicU64>,
 }
 
-/// From a millisecond to half an hour.
+/// A histogram from a millisecond to half an hour.
 fn seconds() -> Histogram {
     Histogram::new([
         0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -173,13 +172,13 @@ impl Metrics {
         );
     }
 
-    /// A reply came to an end.
+    /// Counts a reply that ended.
     pub(crate) fn ended(&self, reason: &'static str, took: Duration) {
         self.ends.get_or_create(&End { reason }).inc();
         self.request_time.observe(took.as_secs_f64());
     }
 
-    /// What a complete reply took.
+    /// Adds the metrics of a complete reply.
     pub(crate) fn generated(&self, m: &GenerateMetrics) {
         self.prompt_tokens.inc_by(m.prompt_tokens as u64);
         self.cached_tokens.inc_by(m.cached_tokens as u64);
@@ -190,17 +189,17 @@ impl Metrics {
         self.decode_time.observe(m.decode_time.as_secs_f64());
     }
 
-    /// A request left the queue.
+    /// Adds the time that a request waited in the queue.
     pub(crate) fn waited(&self, time: Duration) {
         self.queue_time.observe(time.as_secs_f64());
     }
 
-    /// The engine worked.
+    /// Adds time in which the engine worked.
     pub(crate) fn worked(&self, time: Duration) {
         self.busy_time.inc_by(time.as_secs_f64());
     }
 
-    /// All of it as text.
+    /// All metrics as text.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         // Writing into a string cannot fail.

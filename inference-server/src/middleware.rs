@@ -1,5 +1,5 @@
-//! What happens to a request around its handler: checks of its source, its key and its body, its
-//! name, and the shape of errors.
+//! The steps around each handler: checks of origin, key and body, a name for the request, and the
+//! shape of errors.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(crate) async fn wrong_method(request: Request) -> ApiError {
     .with_code("method_not_allowed")
 }
 
-/// Refuses bodies that are announced to be too large, or that are compressed, before they are read.
+/// Refuses, before they are read, compressed bodies and bodies whose announced size is too large.
 pub(crate) async fn refuse_bodies(
     State(app): State<App>,
     request: Request,
@@ -74,7 +74,7 @@ pub(crate) async fn refuse_bodies(
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Names the request, counts its answer, and gives errors the shape of the path's family.
+/// Names the request, counts its answer, and converts errors to the shape of the path's API.
 pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or_else(|| String::from("none"), |path| path.as_str().to_owned());
@@ -108,7 +108,7 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
     response
 }
 
-/// Refuses requests that a web page makes through a browser.
+/// Refuses requests from web pages of other origins, which a browser sends.
 pub(crate) async fn check_source(State(app): State<App>, request: Request, next: Next) -> Response {
     let access = &app.access;
     let host = host_of(request.uri(), request.headers());
@@ -144,11 +144,12 @@ pub(crate) async fn check_key(State(app): State<App>, request: Request, next: Ne
     if app.access.allows_key(bearer.or_else(|| text("x-api-key"))) {
         return next.run(request).await;
     }
-    // One wrong key after another, whoever sends them: guessing is slow. Right keys do not wait.
+    // Wrong keys wait one after another, whoever sends them, so that guessing is slow. Right keys
+    // do not wait.
     if bearer.is_some() || text("x-api-key").is_some() {
         app.access.pause().await;
     }
-    // One answer for a key that is missing and one that is wrong.
+    // A missing key and a wrong key get the same answer.
     ApiError::new(
         StatusCode::UNAUTHORIZED,
         "authentication_error",

@@ -1,5 +1,5 @@
-//! Connections: an accept loop of our own, since `axum::serve` sets no timers. Every phase of a
-//! connection has a deadline, and their number is bounded.
+//! Connections. The accept loop is our own, since `axum::serve` sets no timeouts. Every phase of a
+//! connection has a deadline, and the number of connections is bounded.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use crate::patience::{Patience, Waited};
 use crate::routes::router;
 use crate::state::App;
 
-/// The most bytes of a request's head, and of read-ahead data.
+/// The most bytes of a request's head, and of data read ahead.
 const HEAD_BYTES: usize = 64 << 10;
-/// Headers of a request.
+/// The most headers of a request.
 const HEADERS: usize = 100;
-/// For which requests that were cancelled may still answer.
+/// The time for which cancelled requests may still answer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Between looks at the token that stops the server.
+/// The interval at which the token that stops the server is polled.
 const TICK: Duration = Duration::from_millis(20);
-/// Threads that tokenize, load and fetch.
+/// The threads that tokenize, load and fetch.
 const BLOCKING_THREADS: usize = 6;
 
 /// A server with its models, bound to its address.
@@ -44,7 +44,7 @@ fn io(doing: &str, e: std::io::Error) -> Error {
 }
 
 impl Server {
-    /// Binds the address and starts the engine's thread, to serve these models alone. Connections
+    /// Binds the address and starts the engine's thread, to serve only these models. Connections
     /// wait until [`Server::run`].
     ///
     /// # Errors
@@ -55,10 +55,10 @@ impl Server {
     }
 
     /// Binds the address, to serve these models and those that the source loads by name. Of the
-    /// models given here, those that the source lists may be unloaded; the others stay.
+    /// models given here, those in the source's list may be unloaded; the others stay.
     ///
     /// # Errors
-    /// As of [`Server::bind`]; there may be no loaded models.
+    /// Those of [`Server::bind`], but there may be no loaded models.
     pub fn bind_with_source(
         config: &Config,
         models: Vec<ServedModel>,
@@ -85,19 +85,19 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `stop` is raised. Then running replies continue for the drain timeout, new
-    /// requests are refused, and the rest is cancelled. Models are closed at the end.
+    /// Serves until `stop` is raised. Then new requests are refused, running replies continue for
+    /// the drain timeout, and the rest is cancelled. Models are closed at the end.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when the system gives no threads or no events.
+    /// [`ErrorKind::Io`] if the system provides no threads or no events.
     pub fn run(self, stop: &CancelToken) -> Result<()> {
-        // One thread: the work is the engine's, and tokenizing has threads of its own.
+        // One thread is enough: the engine does the work, and tokenizing uses other threads.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(BLOCKING_THREADS)
@@ -105,7 +105,7 @@ impl Server {
             .map_err(|e| io("cannot start the server", e))?;
         let app = self.app.clone();
         let served = runtime.block_on(self.serve(stop));
-        // Tokenizing of abandoned requests does not delay the exit.
+        // The exit does not wait for abandoned requests that still tokenize.
         runtime.shutdown_timeout(LAST_WORDS);
         app.engine.stop(LAST_WORDS);
         for model in app.models.loaded() {
@@ -122,7 +122,7 @@ impl Server {
         let router = router(&app);
         let connections = Arc::new(Semaphore::new(app.limits.connections));
         let models = Arc::clone(&app.models);
-        // It goes with the runtime.
+        // The task ends with the runtime.
         tokio::spawn(async move { models.expire().await });
         let graceful = GracefulShutdown::new();
         let mut http = hyper::server::conn::http1::Builder::new();
@@ -139,13 +139,13 @@ impl Server {
             let (stream, permit) = match accepted {
                 Ok(accepted) => accepted,
                 Err(e) => {
-                    // Such as too many open files: wait for some to close.
+                    // The cause may be too many open files, so wait until some are closed.
                     tracing::warn!("cannot accept a connection: {e}");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
             };
-            // Tokens are small, and wanted at once.
+            // Packets of single tokens are small and must be sent at once.
             let _ = stream.set_nodelay(true);
             let mut stream = TimeoutStream::new(stream);
             stream.set_write_timeout(Some(app.limits.write_timeout));
@@ -186,14 +186,14 @@ impl Server {
     }
 }
 
-/// Waits for the token, which other threads and signal handlers raise.
+/// Polls the token, which other threads and signal handlers raise.
 async fn raised(stop: &CancelToken) {
     while !stop.is_cancelled() {
         tokio::time::sleep(TICK).await;
     }
 }
 
-/// The next connection, once there may be one more.
+/// The next connection, after waiting for a free slot.
 async fn accept(
     listener: &TcpListener,
     connections: &Arc<Semaphore>,

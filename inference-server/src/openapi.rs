@@ -1,14 +1,14 @@
-//! The description of the API, made of the handlers' own.
+//! The description of the API, built from the descriptions of the handlers.
 
 use utoipa::openapi::{ContentBuilder, Info, ObjectBuilder, RefOr, ResponseBuilder};
 
-/// Errors that every route can answer with.
+/// Errors that every route may return.
 const OF_ALL: [(&str, &str); 2] = [
     ("401", "the API key is missing or wrong"),
     ("403", "the request comes from a web page that may not ask"),
 ];
 
-/// Errors that every route with a body can answer with.
+/// Errors that every route with a body may return.
 const OF_BODIES: [(&str, &str); 7] = [
     ("400", "the request cannot be served as it is"),
     ("404", "the model is not served"),
@@ -26,7 +26,7 @@ pub fn openapi_json() -> String {
     api.info = Info::new("inference-server", env!("CARGO_PKG_VERSION"));
     api.info.description =
         Some("Language models over HTTP, for clients of OpenAI, Anthropic and Ollama".to_owned());
-    // OpenAPI has no name for a parameter of several segments.
+    // OpenAPI has no notation for a parameter of several path segments.
     let paths = std::mem::take(&mut api.paths.paths);
     api.paths.paths = paths
         .into_iter()
@@ -48,7 +48,7 @@ pub fn openapi_json() -> String {
             }
         }
     }
-    // It has no maps with keys other than texts, which is all that could fail.
+    // Serialization fails only for maps with keys other than texts, and this type has none.
     api.to_json().unwrap_or_default()
 }
 

@@ -1,5 +1,5 @@
-//! A connection whose client may let the server wait for a time in all, and no longer: a client
-//! that reads an answer byte by byte never lets a single write time out.
+//! A connection that limits the total time for which an answer waits for its client. A client that
+//! reads byte by byte never lets a single write time out.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
@@ -11,12 +11,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// For how long the server waited for a client in the current answer, in microseconds.
+/// The total time for which the current answer waited for its client, in microseconds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waited(Arc<AtomicU64>);
 
 impl Waited {
-    /// Begins the next answer.
+    /// Begins the next answer, at zero.
     pub(crate) fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -37,7 +37,7 @@ pub(crate) struct Patience<S> {
     inner: Pin<Box<S>>,
     waited: Waited,
     most: Duration,
-    /// When the write that waits now began to wait.
+    /// The time at which the pending write began to wait.
     since: Option<Instant>,
     end: Pin<Box<Sleep>>,
 }
@@ -53,7 +53,7 @@ impl<S> Patience<S> {
         }
     }
 
-    /// Counts the time for which a write waits.
+    /// Adds the time for which a write waits.
     fn timed<T>(&mut self, written: Poll<Result<T>>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         if written.is_ready() {
             if let Some(since) = self.since.take() {

@@ -1,4 +1,4 @@
-//! All routes, as a service and as a description.
+//! All routes, as a service and as an API description.
 
 use axum::Router;
 use axum::middleware;
@@ -16,7 +16,7 @@ use crate::middleware::{
 use crate::state::App;
 use crate::{status, ui};
 
-/// The routes that need the API key, where there is one.
+/// The routes that need the API key, if one is set.
 fn guarded() -> OpenApiRouter<App> {
     status::routes()
         .merge(openai::routes())
@@ -27,7 +27,7 @@ fn guarded() -> OpenApiRouter<App> {
         .merge(native::routes())
 }
 
-/// The description of all routes, made of the handlers' own.
+/// The description of all routes, built from the descriptions of the handlers.
 pub(crate) fn description() -> OpenApi {
     status::public_routes().merge(guarded()).into_openapi()
 }
@@ -42,7 +42,7 @@ pub(crate) fn router(app: &App) -> Router {
             .route("/ui/style.css", get(ui::style));
     }
     let (guarded, _) = guarded().split_for_parts();
-    // On matched routes: how a path is spelled cannot lead around it.
+    // The check runs after routing, so no spelling of a path avoids it.
     let key = middleware::from_fn_with_state(app.clone(), check_key);
     let mut router = public
         .merge(guarded.route_layer(key))

@@ -1,4 +1,4 @@
-//! What the handlers of all routes share.
+//! State that the handlers of all routes share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,34 +13,34 @@ use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::models::{ModelSource, Models, ServedModel, Unload};
 
-/// What handlers share.
+/// State that handlers share.
 #[derive(Clone)]
 pub(crate) struct App(Arc<Inner>);
 
 pub(crate) struct Inner {
     pub(crate) models: Arc<Models>,
     pub(crate) engine: Arc<Engine>,
-    /// Requests that run together.
+    /// The most requests that run together.
     pub(crate) parallel: usize,
     pub(crate) limits: Limits,
-    /// What holds for a request that does not say it.
+    /// Values for fields that a request leaves out.
     pub(crate) defaults: RequestDefaults,
-    /// Bytes that bodies and their values may take together.
+    /// The bytes that bodies and their values may take together.
     pub(crate) bodies: Arc<tokio::sync::Semaphore>,
-    /// One model is fetched at a time.
+    /// Allows one download at a time.
     pub(crate) pulls: Arc<tokio::sync::Semaphore>,
     pub(crate) access: Access,
     pub(crate) metrics: Arc<Metrics>,
     /// Whether requests may edit the model's states.
     pub(crate) steering: bool,
-    /// `/openapi.json`.
+    /// The text of `/openapi.json`.
     pub(crate) description: String,
-    /// Whether there is a page.
+    /// Whether `/` serves the chat page.
     pub(crate) ui: bool,
-    /// Origins of web pages that may ask.
+    /// Origins of web pages that may send requests.
     pub(crate) origins: Vec<String>,
     names: AtomicU64,
-    /// Makes names that cannot be guessed.
+    /// Makes the ids of answers hard to guess.
     hasher: std::hash::RandomState,
 }
 
@@ -88,7 +88,7 @@ impl App {
         })))
     }
 
-    /// A new name for an answer: `prefix` and 24 hexadecimal digits.
+    /// A new id of an answer: `prefix` and 24 hexadecimal digits.
     pub(crate) fn name(&self, prefix: &str) -> String {
         use std::hash::BuildHasher;
         let n = self.names.fetch_add(1, Ordering::Relaxed);

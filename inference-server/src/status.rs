@@ -1,4 +1,4 @@
-//! The server's status: health, figures, and features.
+//! The status of the server: health, metrics and features.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -26,7 +26,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(openapi))
 }
 
-/// A page for browsers; for others a sign of life, which Ollama's clients look for.
+/// Serves the chat page to browsers. Other clients get the text that Ollama's clients look for.
 #[utoipa::path(get, path = "/", responses((status = 200, description = "the server answers", body = String)))]
 pub(crate) async fn root(State(app): State<App>, headers: HeaderMap) -> Response {
     match app.ui && ui::is_wanted(&headers) {
@@ -35,7 +35,7 @@ pub(crate) async fn root(State(app): State<App>, headers: HeaderMap) -> Response
     }
 }
 
-/// Whether the engine makes progress.
+/// Tells whether the engine makes progress.
 #[utoipa::path(get, path = "/health", responses(
     (status = 200, description = "it does", body = Object),
     (status = 503, description = "it is stalled, failing or gone", body = Object)))]
@@ -49,7 +49,7 @@ pub(crate) async fn health(State(app): State<App>) -> Response {
     (status, axum::Json(json!({"status": word}))).into_response()
 }
 
-/// Whether a new request would be taken.
+/// Tells whether a new request would be accepted.
 #[utoipa::path(get, path = "/ready", responses(
     (status = 200, description = "it would", body = Object),
     (status = 503, description = "the queue is full, or the server stops", body = Object)))]
@@ -66,7 +66,7 @@ pub(crate) async fn ready(State(app): State<App>) -> Response {
     (status, axum::Json(body)).into_response()
 }
 
-/// Figures in Prometheus's text format.
+/// Returns the metrics in Prometheus's text format.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String,
     content_type = "application/openmetrics-text")))]
 pub(crate) async fn metrics(State(app): State<App>) -> Response {
@@ -74,7 +74,7 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
 }
 
-/// This description.
+/// Returns this description of the API.
 #[utoipa::path(get, path = "/openapi.json", responses((status = 200, description = "OpenAPI 3.1", body = Object)))]
 pub(crate) async fn openapi(State(app): State<App>) -> Response {
     let kind = "application/json";

@@ -1,5 +1,6 @@
-//! Clients that break off anywhere and send anything: the server goes on answering, and nothing of
-//! them stays. A few seconds here; HOSTILE_SECONDS=1800 makes it half an hour.
+//! Clients that disconnect at any point and send anything. The server must keep answering, and
+//! nothing of them may stay. The test takes a few seconds; HOSTILE_SECONDS=1800 extends it to half
+//! an hour.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::{Client, config, eventually, limits, serve};
 use serde_json::{Value, json};
 
-/// What the process holds.
+/// The resources that the process holds.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     files: usize,
@@ -35,7 +36,7 @@ fn held() -> Held {
     }
 }
 
-/// Numbers that repeat from run to run (a linear congruential generator, Knuth's constants).
+/// Reproducible pseudo-random numbers (a linear congruential generator, Knuth's constants).
 struct Dice(u64);
 
 impl Dice {
@@ -48,7 +49,7 @@ impl Dice {
     }
 }
 
-/// A schema whose references follow each other.
+/// A schema with a long chain of references.
 fn chain(length: usize) -> Value {
     let mut all = serde_json::Map::new();
     for i in 0..length {
@@ -143,10 +144,10 @@ const RAW: &[&[u8]] = &[
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ];
 
-/// One thing that a hostile client does.
+/// One action of a hostile client.
 fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
     match dice.below(8) {
-        // Any part of a head or of a body, then silence or the end.
+        // A part of a head or of a body, then silence or a disconnect.
         0 => {
             let raw = RAW[dice.below(RAW.len())];
             let mut stream = client.connect();
@@ -159,7 +160,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             let (path, body) = &bodies[dice.below(bodies.len())];
             finish(client.open("POST", path, body));
         }
-        // A request that ends within itself.
+        // A request that is cut off.
         2 => {
             let (path, body) = &bodies[dice.below(bodies.len())];
             let head = format!(
@@ -170,7 +171,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             let mut stream = client.connect();
             let _ = stream.write_all(&all[..dice.below(all.len())]);
         }
-        // A stream that is left after some bytes.
+        // A stream whose client disconnects after some bytes.
         3 | 4 => {
             let what = ["!long", "!prefill", "say:hello", "!fail"][dice.below(4)];
             let (path, body) = [
@@ -197,14 +198,14 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
             let _ = stream.read(&mut part);
         }
-        // A reply without a stream, which nobody waits for.
+        // A reply without a stream, for which the client does not wait.
         5 => {
             let body = json!({"prompt": "!long", "max_tokens": 900, "n": 3});
             let stream = client.open_json("/v1/completions", &body);
             std::thread::sleep(Duration::from_millis(dice.below(20) as u64));
             drop(stream);
         }
-        // Headers without end.
+        // Endless headers.
         6 => {
             let mut stream = client.connect();
             let _ = stream.write_all(b"GET / HTTP/1.1\r\n");
@@ -216,7 +217,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
             }
             finish(stream);
         }
-        // A reader that does not read.
+        // A client that never reads its stream.
         _ => {
             let body = json!({"prompt": "!long", "max_tokens": 900, "stream": true});
             let stream = client.open_json("/v1/completions", &body);
@@ -226,7 +227,7 @@ fn attack(client: &Client, bodies: &[(&str, Vec<u8>)], dice: &mut Dice) {
     }
 }
 
-/// Reads a little of what comes, if anything does.
+/// Reads a little of the answer, if one comes.
 fn finish(mut stream: TcpStream) {
     let _ = stream.set_read_timeout(Some(Duration::from_millis(100)));
     let mut part = [0; 4096];
@@ -256,7 +257,7 @@ fn nothing_of_hostile_clients_stays() {
                     }
                 });
             }
-            // Whoever behaves is served meanwhile, or told that there is no place.
+            // Meanwhile, well-behaved clients are served or told that there is no place.
             let client = server.client();
             let (stop, answered) = (&stop, &answered);
             scope.spawn(move || {
@@ -278,13 +279,13 @@ fn nothing_of_hostile_clients_stays() {
             let ready = server.client().get("/ready").json();
             server.state.rows() == 0 && ready["requests"] == 0
         });
-        // Connections that are silent end with the time for their headers.
+        // Silent connections end at the time limit for headers.
         eventually("all connections are gone", || {
             let text = server.client().get("/metrics").text();
             text.contains("inference_connections 1\n")
         });
     };
-    // Once for what is made at first use.
+    // The first run allocates everything that is made at first use.
     run(Duration::from_secs(1));
     let before = held();
     run(Duration::from_secs(seconds));
@@ -308,7 +309,7 @@ fn more_connections_than_are_served_wait_and_are_served_then() {
     limits.connections = 16;
     let server = serve(&config().with_limits(limits));
     let idle: Vec<TcpStream> = (0..200).map(|_| server.client().connect()).collect();
-    // Those in front say nothing, and are closed with the time for their headers.
+    // The earlier connections are silent, and are closed at the time limit for headers.
     let reply = server
         .client()
         .post("/v1/completions", &json!({"prompt": "say:in time"}));

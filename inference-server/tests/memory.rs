@@ -1,5 +1,5 @@
-//! Memory that a request can take. The tests read the peak of this process, so they are few and
-//! have a binary of their own.
+//! The memory that a request can take. The tests read the peak of this process, so they are few and
+//! have their own binary.
 
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use common::{config, serve};
 use serde_json::json;
 
-/// One test at a time: they measure the same process.
+/// Tests run one at a time, because they measure the same process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A field of the process's status, in KiB.
@@ -22,9 +22,9 @@ fn status(name: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// By how many KiB the process's resident memory grew at most while `run` ran.
+/// Runs `run`, and returns by how many KiB the peak of the process's resident memory grew.
 fn grown<T>(run: impl FnOnce() -> T) -> (T, u64) {
-    // 5 makes the peak what is resident now.
+    // Writing 5 resets the peak to the memory that is resident now.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmHWM:");
     let done = run();
@@ -37,7 +37,7 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
     let server = serve(&config());
     let client = server.client();
     let short = json!({"content": "a".repeat(5000), "with_pieces": true});
-    // An answer of more than one part is whole JSON.
+    // An answer in several parts is valid JSON.
     let reply = client.post("/tokenize", &short);
     assert_eq!(reply.header("content-type"), Some("application/json"));
     let tokens = reply.expect(200);
@@ -46,7 +46,7 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
     assert!(tokens.iter().all(|t| *t == json!({"id": 97, "piece": "a"})));
 
     let request = json!({"content": "a".repeat(2 << 20), "with_pieces": true}).to_string();
-    // The clients keep nothing, so that the peak is the server's.
+    // The clients keep nothing, so the peak is the server's.
     let read = || {
         let mut stream = client.open("POST", "/tokenize", request.as_bytes());
         let mut part = vec![0; 64 << 10];
@@ -69,8 +69,8 @@ fn pieces_of_a_long_text_are_not_all_in_memory() {
     };
     let ((), grown) = grown(run);
     let grown = grown >> 10;
-    // Bodies, texts and ids of the three are 36 MiB, with what a growing list leaves behind about
-    // twice that. The answers are 132 MiB, and a JSON value for each token is 3 GiB.
+    // Bodies, texts and ids of the three requests are 36 MiB. The reallocation of growing lists
+    // doubles that. The answers are 132 MiB, and a JSON value for each token would be 3 GiB.
     assert!(grown < 120, "the peak grew by {grown} MiB");
 }
 
@@ -91,7 +91,7 @@ fn nested_results(levels: usize, bytes: usize) -> String {
 #[test]
 fn the_memory_of_parsing_is_bounded_by_the_body() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Bounds of values are off: this is about the readers.
+    // The limits on values are off, because this test measures the readers.
     let mut all = common::limits();
     all.json_values = 10_000_000;
     all.json_containers = 10_000_000;
@@ -123,7 +123,7 @@ fn the_memory_of_parsing_is_bounded_by_the_body() {
         let (reply, grown) = cost(&server, path, &body);
         assert_eq!(reply.status, 400, "{}", reply.text());
         println!("{path}: {grown} KiB for {kibibytes} KiB");
-        // The body as it grows is up to three times its size, and a value a few times its text.
+        // The growing body takes up to three times its size, and a value a few times its text.
         assert!(
             grown <= 12 * kibibytes,
             "{path}: {grown} KiB for {kibibytes} KiB"
@@ -203,6 +203,6 @@ fn whole_log_probabilities_take_little_more_than_their_text() {
     assert_eq!(reply.status, 200, "{}", reply.text());
     let text = reply.body.len() as u64 >> 10;
     println!("{grown} KiB for {text} KiB");
-    // The client has the text twice, the server once, and each alternative in about 100 bytes.
+    // The client has the text twice, the server once, and each alternative takes about 100 bytes.
     assert!(grown < 8 * text, "{grown} KiB for {text} KiB");
 }

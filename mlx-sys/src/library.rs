@@ -230,7 +230,7 @@ fn find_any(
                 let set_aside = faults.into_iter().next().map(|e| e.message);
                 return Ok((library, file, set_aside));
             }
-            // With `MLX_LIBRARY_DIR` all builds have the same place.
+            // With `MLX_LIBRARY_DIR` every build searches the same directory, so the error repeats.
             Err(e) if faults.contains(&e) => {}
             Err(e) => faults.push(e),
         }

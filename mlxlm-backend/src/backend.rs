@@ -1,4 +1,4 @@
-//! Registration as `mlx_lm`, the check of its Python, and loading a model.
+//! Registers the backend `mlx_lm`, checks its Python, and loads models.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,14 +18,15 @@ use crate::settings::{PYTHON_VARIABLE, Settings};
 
 inference::register_backend!("mlx_lm", || Box::new(MlxLmBackend::default()));
 
-/// How long a negative answer of an interpreter is kept; a user may install mlx-lm meanwhile.
+/// The time for which an interpreter's negative answer is kept. A user may install mlx-lm
+/// meanwhile.
 const DOUBT: Duration = Duration::from_secs(5);
 
 /// The backend `mlx_lm`.
 #[derive(Debug, Default)]
 pub struct MlxLmBackend {
     settings: Settings,
-    /// What the last probe found. Importing mlx-lm takes seconds.
+    /// The result of the last probe, kept because importing mlx-lm takes seconds.
     known: Mutex<Option<Known>>,
 }
 
@@ -33,12 +34,12 @@ pub struct MlxLmBackend {
 struct Known {
     interpreter: OsString,
     at: Instant,
-    /// Its description, or why it cannot be used.
+    /// The description of the interpreter, or the reason why it cannot be used.
     found: Result<String, String>,
 }
 
 impl MlxLmBackend {
-    /// A backend with other settings than the registered one. It is not registered by this.
+    /// A backend with other settings than the registered one. It is not registered.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         Self {
@@ -47,9 +48,9 @@ impl MlxLmBackend {
         }
     }
 
-    /// Asks the interpreter, unless the answer is known.
+    /// Asks the interpreter, unless its answer is known.
     fn found(&self) -> Result<String, String> {
-        // Concurrent callers wait for the one answer.
+        // Concurrent callers wait for the same answer.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let interpreter = self.settings.interpreter();
         let fresh = |k: &&Known| {
@@ -151,7 +152,7 @@ impl Backend for MlxLmBackend {
             "adapter": adapter,
             "dtype": options.dtype.map(ComputeType::as_str),
         });
-        // No layer on the GPU is the one count MLX can honor.
+        // MLX can honor only one number of layers: no layer on the GPU.
         let on_cpu = options.gpu_layers == Some(0);
         let (session, loaded) = Session::open(self.settings.clone(), load, on_cpu)
             .map_err(|e| at_model(e, path.as_ref()))?;
@@ -164,7 +165,7 @@ impl Backend for MlxLmBackend {
     }
 }
 
-/// The options that are honored, or that say nothing to this backend.
+/// The options that are honored or have no effect on this backend.
 const KNOWN: [&str; 8] = [
     "context_len",
     "parallel_slots",
@@ -176,8 +177,8 @@ const KNOWN: [&str; 8] = [
     "dtype",
 ];
 
-/// Refuses an option that the contract gained and this crate does not know, unless it has its
-/// default value.
+/// Refuses options that the contract gained and this crate does not know, unless they have their
+/// defaults.
 fn refuse_unknown(options: &LoadOptions) -> Result<()> {
     match options.first_not_of(&KNOWN)? {
         Some(name) => options::native(&format!("the option {name}")),
@@ -185,7 +186,7 @@ fn refuse_unknown(options: &LoadOptions) -> Result<()> {
     }
 }
 
-/// What Python says, as a part of a line: it may be long, and of many lines.
+/// Python's output as a part of a line. It may be long and have many lines.
 fn one_line(text: &str) -> String {
     let words: Vec<&str> = text
         .split(|c: char| c.is_control() || c.is_whitespace())
@@ -198,7 +199,7 @@ fn one_line(text: &str) -> String {
     }
 }
 
-/// Refuses a path that is no directory with a model, before a process is started.
+/// Refuses a path that is not a model's directory, before a process starts.
 fn check_path(path: &Path) -> Result<()> {
     if path.is_file() {
         return Err(Error::new(
@@ -225,7 +226,7 @@ fn check_path(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A path as Python gets it. A relative one could be taken for the name of a repository.
+/// The path for Python. A relative path could be read as the name of a repository.
 fn absolute(path: &Path) -> Result<String> {
     let full = std::path::absolute(path).map_err(|e| {
         Error::new(
@@ -244,7 +245,7 @@ fn absolute(path: &Path) -> Result<String> {
     })
 }
 
-/// Names the model in errors that are about it.
+/// Adds the model's path to errors about the model.
 fn at_model(error: Error, path: &Path) -> Error {
     match error.kind() {
         ErrorKind::UnavailableBackend => error,

@@ -1,7 +1,7 @@
 //! Python's mlx-lm as a subprocess, behind the `inference` contract: backend `mlx_lm`.
 //!
-//! For models that the native engine does not know yet, and as a second opinion on those it does.
-//! It needs a Python 3 that can import `mlx_lm`; the variable `MLXLM_PYTHON` names it, else it is
+//! It runs models that the native engine does not support yet, and checks results of that engine.
+//! It needs a Python 3 that can import `mlx_lm`: the variable `MLXLM_PYTHON` names it, else it is
 //! `python3`. Nothing of MLX is linked.
 //!
 //! ```no_run
@@ -15,17 +15,17 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - A loaded model is one Python process and one thread. Requests are done in turn; each of
-//!   several callers gets its own stream. Dropping a stream, a raised [`inference::CancelToken`]
-//!   and a deadline end the request within a step.
-//! - The process ends with the model, with [`inference::TextModel::close`], and with this program
-//!   however that ends. When it dies by itself, the running request ends with an error that holds
-//!   its last output. The next request starts it again.
-//! - [`inference::TextModel::classify`] and [`inference::TextModel::batch_generate`] are errors
-//!   that point to the native backends. The metrics hold measured values: times here, memory by MLX
-//!   in the subprocess (0 for a request that was cut short).
+//! - A loaded model is one Python process and one thread. Requests run one after another, and each
+//!   caller gets its own stream. Dropping a stream, a raised [`inference::CancelToken`] and a
+//!   deadline end the request within a step.
+//! - The process ends with the model, with [`inference::TextModel::close`], and with this program,
+//!   however it ends. If the process dies, the running request ends with an error that contains its
+//!   last output. The next request starts it again.
+//! - [`inference::TextModel::classify`] and [`inference::TextModel::batch_generate`] return errors
+//!   that name the native backends. The metrics are measured: times here, memory by MLX in the
+//!   subprocess (0 for a request that was cut short).
 //!
-//! [`MlxLmBackend::new`] makes one with other [`Settings`] than the registered one's.
+//! [`MlxLmBackend::new`] makes a backend with other [`Settings`] than those of the registered one.
 
 #![forbid(unsafe_code)]
 

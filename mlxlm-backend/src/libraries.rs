@@ -1,21 +1,21 @@
-//! Where the loader of the Python process looks for libraries: not where another MLX lies.
+//! Removes directories with another MLX from the library path of the Python process.
 
 use std::env::{join_paths, split_paths};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 
-/// Directories of libraries that go before those a library names itself.
+/// Variables whose directories the loader searches before the paths in a library itself.
 const VARIABLES: [&str; 3] = [
     "LD_LIBRARY_PATH",
     "DYLD_LIBRARY_PATH",
     "DYLD_FALLBACK_LIBRARY_PATH",
 ];
-/// MLX as Linux and macOS call it.
+/// The names of MLX's library on Linux and macOS.
 const LIBRARIES: [&str; 2] = ["libmlx.so", "libmlx.dylib"];
 
-/// Takes directories with an MLX out of the child's search path. `cargo run` puts ours there. The
-/// loader would prefer it to the one of Python's package, which may have another version.
+/// Removes directories with an MLX from the child's search path. `cargo run` adds ours to it. The
+/// loader would prefer ours to that of the Python package, which may have another version.
 pub(crate) fn keep_apart(command: &mut Command, variable: impl Fn(&str) -> Option<OsString>) {
     for name in VARIABLES {
         let Some(paths) = variable(name).and_then(|paths| without_mlx(&paths)) else {
@@ -29,7 +29,7 @@ pub(crate) fn keep_apart(command: &mut Command, variable: impl Fn(&str) -> Optio
     }
 }
 
-/// `None` where nothing has to change.
+/// `None` if nothing changes.
 fn without_mlx(paths: &OsStr) -> Option<OsString> {
     let has_mlx = |dir: &Path| LIBRARIES.iter().any(|name| dir.join(name).exists());
     let all: Vec<_> = split_paths(paths).collect();

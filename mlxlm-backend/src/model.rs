@@ -1,4 +1,4 @@
-//! A loaded model's face to the contract: options become messages, messages become results.
+//! The contract's traits for a loaded model: options become messages, and messages become results.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ pub struct MlxLmModel {
 }
 
 impl MlxLmModel {
-    /// The model that `session` has loaded, as `loaded` describes it, with the sampling that its
-    /// files recommend.
+    /// The model that `session` has loaded. `loaded` describes it, and its files recommend
+    /// `sampling`.
     ///
     /// # Errors
-    /// When there can be no thread for it.
+    /// If no thread can be started.
     pub fn new(session: Session, loaded: &Reply, sampling: SamplingDefaults) -> Result<Self> {
         let mut info = loaded.model();
         info.sampling = sampling;
@@ -38,7 +38,7 @@ impl MlxLmModel {
         })
     }
 
-    /// Puts a request into the queue. `message` holds the text to continue.
+    /// Queues a request. `message` has the text to continue.
     fn start(&self, mut message: Value, options: &GenerateOptions) -> Result<TokenStream> {
         options.validate()?;
         if let Value::Object(message) = &mut message {
@@ -48,7 +48,7 @@ impl MlxLmModel {
         let request = Arc::new(Request::new(core, message, options.clone()));
         self.handle.stream(Arc::clone(&request))?;
         let mut replies = Replies::new(request, Arc::clone(&self.handle));
-        // Faults of the prompt show here, as with other backends.
+        // As in other backends, errors of the prompt are returned here.
         replies.accepted()?;
         Ok(TokenStream::new(replies))
     }
@@ -110,7 +110,7 @@ impl TextModel for MlxLmModel {
     }
 }
 
-/// The field of an answer that was asked for.
+/// A field that the answer must have.
 fn part<T>(part: Option<T>) -> Result<T> {
     part.ok_or_else(|| {
         Error::new(

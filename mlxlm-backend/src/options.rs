@@ -1,5 +1,5 @@
-//! Options of the contract as the bridge gets them. Options without support are refused, and so are
-//! options that the contract gains later. Nothing is silently ignored.
+//! Conversion of the contract's options for the bridge. Unsupported options are refused, and so are
+//! options that the contract gains later. No option is silently ignored.
 
 use inference::{Error, ErrorKind, GenerateOptions, Result};
 use serde_json::{Map, Value};
@@ -29,10 +29,10 @@ const HONORED: [&str; 21] = [
     "prefill_step_size",
 ];
 
-/// Options that the bridge need not see: stop strings are found on this side.
+/// Options that the bridge does not need, because stop strings are found on this side.
 const OURS: [&str; 1] = ["stop_strings"];
 
-/// The error for what only the native engine has.
+/// The error for a feature that only the native engine has.
 pub fn native<T>(what: &str) -> Result<T> {
     Err(Error::new(
         ErrorKind::Unsupported,
@@ -43,7 +43,7 @@ pub fn native<T>(what: &str) -> Result<T> {
     ))
 }
 
-/// Options of a request, for the bridge.
+/// The options of a request in the bridge's form.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an option without support.
@@ -77,7 +77,7 @@ mod tests {
         let error = asked(&options().with_grammar(inference::Grammar::json_object())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("the option grammar"), "{error}");
-        // Found on this side, or without influence on the reply.
+        // Stop strings are found on this side, and prompt lookup does not change the reply.
         let stop = vec![String::from("x")];
         asked(&options().with_prompt_lookup(2).with_stop(stop)).unwrap();
     }

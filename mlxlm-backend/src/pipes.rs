@@ -1,6 +1,6 @@
-//! The child's pipes: bounded lines from its standard output, and the tail of its standard error.
-//! The writer never blocks the caller. One thread a pipe; each ends when its pipe does. What lines
-//! mean is in `protocol.rs`.
+//! The child's pipes: lines of limited length from its standard output, and the tail of its
+//! standard error. Writing never blocks the caller. Each pipe has a thread that ends with it.
+//! `protocol.rs` interprets the lines.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -8,19 +8,19 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-/// How many lines may wait to be taken; then the child waits.
+/// The most lines that may wait. Then the child waits.
 const LINES_AHEAD: usize = 64;
-/// How much of standard error is kept.
+/// The number of last bytes of standard error that are kept.
 const TAIL: usize = 8 << 10;
 
-/// The child's output.
+/// An item of the child's output.
 #[derive(Debug)]
 pub enum Line {
-    /// A line without its end.
+    /// A line without its line end.
     Whole(Vec<u8>),
-    /// A line longer than the limit; nothing after it is read.
+    /// A line above the limit. Nothing after it is read.
     TooLong,
-    /// The end, and what stood before it without a line end.
+    /// The end of the output, with the text after the last line end.
     End(Vec<u8>),
     /// Reading failed.
     Failed(io::Error),
@@ -38,7 +38,7 @@ pub fn read_lines(from: impl Read + Send + 'static, limit: usize) -> io::Result<
 fn lines(mut from: impl BufRead, limit: usize, to: &SyncSender<Line>) {
     loop {
         let mut line = Vec::new();
-        // One more than allowed, and one for the line end.
+        // The byte above the limit is the line end, or it shows that the line is longer.
         let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
         let read = from.by_ref().take(most).read_until(b'\n', &mut line);
         let (line, last) = match read {
@@ -50,19 +50,19 @@ fn lines(mut from: impl BufRead, limit: usize, to: &SyncSender<Line>) {
             Ok(_) if line.len() > limit => (Line::TooLong, true),
             Ok(_) => (Line::End(line), true),
         };
-        // Without a receiver the process was given up.
+        // The receiver is dropped when the process was given up.
         if to.send(line).is_err() || last {
             return;
         }
     }
 }
 
-/// The last words on standard error.
+/// The end of standard error.
 #[derive(Debug, Clone, Default)]
 pub struct Tail(Arc<Mutex<VecDeque<u8>>>);
 
 impl Tail {
-    /// The kept part, as text.
+    /// The kept part as text.
     pub fn text(&self) -> String {
         let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(bytes.make_contiguous()).into_owned()
@@ -76,7 +76,7 @@ impl Tail {
     }
 }
 
-/// Starts to read standard error, keeping its tail; the thread ends with the pipe.
+/// Starts a thread that reads standard error and keeps its tail. It ends with the pipe.
 pub fn keep_tail(mut from: impl Read + Send + 'static) -> io::Result<(Tail, JoinHandle<()>)> {
     let tail = Tail::default();
     let kept = tail.clone();
@@ -94,9 +94,9 @@ pub fn keep_tail(mut from: impl Read + Send + 'static) -> io::Result<(Tail, Join
     Ok((tail, thread))
 }
 
-/// Starts to write the messages, whole ones at a time. A child that does not read blocks only this
-/// thread. When it is gone, messages are dropped, and its end shows on the other pipe. Dropping the
-/// sender closes the pipe.
+/// Starts a thread that writes complete messages, one at a time. A child that does not read blocks
+/// only this thread. When the child has ended, messages are dropped, and the other pipe reports its
+/// end. Dropping the sender closes the pipe.
 pub fn write_messages(mut to: impl Write + Send + 'static) -> io::Result<Sender<Vec<u8>>> {
     let (sender, receiver) = channel::<Vec<u8>>();
     Builder::new().name("mlxlm-in".into()).spawn(move || {

@@ -1,9 +1,9 @@
-//! One Python process: started, spoken to, and surely ended. It knows messages, not their purpose;
-//! `worker.rs` restarts it.
+//! One Python process: it is started, exchanges messages, and always ends. This module does not
+//! interpret messages; `worker.rs` restarts the process.
 //!
-//! The child always dies with us: our end of its standard input closes when we do, and a thread of
-//! the bridge waits for that. `PR_SET_PDEATHSIG` is not used. It fires when the *thread* that
-//! started the child ends, and setting it before exec needs unsafe code.
+//! The child always ends with this program: our end of its standard input then closes, and a thread
+//! of the bridge waits for that. `PR_SET_PDEATHSIG` is not used. It would fire when the *thread*
+//! that started the child ends, and setting it before exec needs unsafe code.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,33 +22,33 @@ use crate::protocol::Reply;
 use crate::script::Script;
 use crate::settings::{PYTHON_VARIABLE, Settings};
 
-/// How often an ending process is looked at.
+/// The interval at which an ending process is polled.
 const POLL: Duration = Duration::from_millis(5);
-/// How long a process may live on after its output ended.
+/// The time for which a process may live after its output ended.
 const LAST_BREATH: Duration = Duration::from_secs(2);
-/// How much of standard error goes into a message, in characters.
+/// The number of characters of standard error in a message.
 const LAST_WORDS: usize = 400;
 
 /// A running bridge. Dropping it kills and reaps the process.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    /// `None` once the process was told that nothing more comes.
+    /// `None` after the process was told that no more messages come.
     input: Option<Sender<Vec<u8>>>,
     output: Receiver<Line>,
     tail: Tail,
     tail_thread: JoinHandle<()>,
     quit_grace: Duration,
     next_id: u64,
-    /// The file it runs, kept as long as it may be read.
+    /// The script that the process runs, kept while it may be read.
     _script: Arc<Script>,
 }
 
 impl Process {
-    /// Starts the bridge in a mode.
+    /// Starts the bridge in this mode.
     ///
     /// # Errors
-    /// [`ErrorKind::UnavailableBackend`] when the interpreter cannot be run.
+    /// [`ErrorKind::UnavailableBackend`] if the interpreter cannot be run.
     pub fn start(settings: &Settings, mode: &[&str]) -> Result<Self> {
         let script = Script::get(settings.script.as_deref())?;
         let python = settings.interpreter();
@@ -56,7 +56,7 @@ impl Process {
         command
             .arg(script.path())
             .args(mode)
-            // Loading a model never leaves its directory.
+            // Loading a model reads only its directory.
             .env("HF_HUB_OFFLINE", "1")
             .env("TRANSFORMERS_OFFLINE", "1")
             .env("TOKENIZERS_PARALLELISM", "false")
@@ -68,11 +68,11 @@ impl Process {
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;
-            // Ctrl-C in a terminal is for us; we cancel the requests.
+            // Ctrl-C in a terminal reaches only this program, which cancels the requests.
             command.process_group(0);
         }
         let child = command.spawn().map_err(|e| cannot_run(&python, e))?;
-        // From here on the child is killed if anything fails.
+        // From here on, an error kills the child.
         let mut child = Reaped(Some(child));
         let pipes = child.0.as_mut().and_then(|c| {
             let (input, output) = (c.stdin.take()?, c.stdout.take()?);
@@ -106,14 +106,14 @@ impl Process {
         })
     }
 
-    /// A number no request of this process had.
+    /// A number that no request of this process had.
     pub fn new_id(&mut self) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         id
     }
 
-    /// Sends one message. A process that is gone shows when its answer is waited for.
+    /// Sends one message. If the process has ended, waiting for the answer reports it.
     pub fn send(&self, message: &Value) {
         let mut line = message.to_string().into_bytes();
         line.push(b'\n');
@@ -122,11 +122,11 @@ impl Process {
         }
     }
 
-    /// The next message, or `None` when there is none for `patience`. After an error the process is
-    /// of no use.
+    /// The next message; `None` if none arrives within `patience`. After an error the process
+    /// cannot be used.
     ///
     /// # Errors
-    /// [`ErrorKind::Engine`] for its end and for whatever is not a message.
+    /// [`ErrorKind::Engine`] for its end and for invalid messages.
     pub fn receive(&mut self, patience: Duration) -> Result<Option<Reply>> {
         match self.output.recv_timeout(patience) {
             Ok(line) => self.understand(line).map(Some),
@@ -135,7 +135,7 @@ impl Process {
         }
     }
 
-    /// Whether the process runs and says nothing unasked.
+    /// Whether the process runs and has sent nothing unexpected.
     pub fn is_sound(&mut self) -> bool {
         matches!(self.output.try_recv(), Err(TryRecvError::Empty))
             && matches!(self.child.try_wait(), Ok(None))
@@ -158,7 +158,7 @@ impl Process {
         }
     }
 
-    /// An error of the process, with its last words.
+    /// An error of the process, with the end of its standard error.
     pub fn fault(&self, what: &str) -> Error {
         let tail = self.tail.text();
         let words = last_words(&tail);
@@ -178,7 +178,7 @@ impl Process {
     /// The error for an output that ended.
     fn ended(&mut self, rest: &[u8]) -> Error {
         let status = self.wait(LAST_BREATH);
-        // Standard error may arrive a moment later; a grandchild may keep it open for ever.
+        // The rest of standard error may arrive later. A grandchild may keep it open forever.
         let until = Instant::now() + Duration::from_millis(500);
         while !self.tail_thread.is_finished() && Instant::now() < until {
             sleep(POLL);
@@ -195,7 +195,7 @@ impl Process {
         self.fault(&how)
     }
 
-    /// Waits for the end, at most `patience`.
+    /// Waits for the end of the process, at most for `patience`.
     fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
         let since = Instant::now();
         loop {
@@ -207,7 +207,7 @@ impl Process {
         }
     }
 
-    /// Lets the process end by itself, for a while; else it is killed.
+    /// Lets the process end by itself. After a grace period it is killed.
     pub fn quit(mut self) {
         self.send(&serde_json::json!({"op": "quit"}));
         self.input = None;
@@ -217,13 +217,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail harmlessly when it has ended already.
+        // Both calls fail without harm if the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A child that is killed and reaped unless taken out.
+/// Kills and reaps the child when dropped, unless it was taken out.
 struct Reaped(Option<Child>);
 
 impl Drop for Reaped {
@@ -235,7 +235,7 @@ impl Drop for Reaped {
     }
 }
 
-/// All that a process said on standard error, as the source of an error.
+/// The standard error of a process, as the source of an error.
 #[derive(Debug)]
 struct Said(String);
 
@@ -247,7 +247,7 @@ impl std::fmt::Display for Said {
 
 impl std::error::Error for Said {}
 
-/// The last lines, at most [`LAST_WORDS`] characters, printable ones only.
+/// The last lines, at most [`LAST_WORDS`] printable characters.
 fn last_words(tail: &str) -> String {
     let lines: Vec<&str> = tail
         .lines()

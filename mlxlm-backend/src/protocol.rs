@@ -1,61 +1,62 @@
-//! The messages between us and the bridge: one JSON object a line. How they travel is in
-//! `process.rs`; the Python side is `bridge.py`; `docs/mlx-lm.md` has the table.
+//! The messages between this program and the bridge: one JSON object on each line. `process.rs`
+//! sends them; `bridge.py` is the Python side; `docs/mlx-lm.md` has the table.
 
 use inference::{Error, ErrorKind, FinishReason, ModelInfo};
 use serde::Deserialize;
 
-/// The version of the protocol that both sides must speak.
+/// The version of the protocol, which must be the same on both sides.
 pub const PROTOCOL: u64 = 1;
 
 /// Any message of the bridge. Its fields say which message it is.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reply {
-    /// The request it answers.
+    /// The request that the message answers.
     pub id: Option<u64>,
-    /// The bridge has started.
+    /// Whether the bridge has started.
     pub ready: bool,
-    /// The protocol it speaks.
+    /// The protocol version of the bridge.
     pub protocol: u64,
-    /// A short request was done.
+    /// Whether a short request succeeded.
     pub ok: bool,
-    /// A request cannot be done, and why.
+    /// The error of a request.
     pub error: Option<String>,
     /// The error's kind.
     pub kind: Option<String>,
-    /// The prompt was accepted.
+    /// Whether the prompt was accepted.
     pub started: bool,
-    /// Its length in tokens.
+    /// The length of the prompt in tokens.
     pub prompt_tokens: usize,
-    /// So many of them were processed.
+    /// The number of the prompt's processed tokens.
     pub progress: Option<usize>,
     /// The text of a new token.
     pub token: Option<String>,
-    /// Its id.
+    /// The id of the new token.
     pub token_id: Option<u32>,
     /// Whether a part of its text comes with a later one.
     pub pending: bool,
-    /// The logits it was drawn from, as [`floats`] reads them.
+    /// The logits from which the token was drawn, in the encoding of [`floats`].
     pub logits: Option<String>,
-    /// The log-probabilities of the token and then of those in `top`, likewise.
+    /// The log-probabilities of the token and then of those in `top`, in the encoding of
+    /// [`floats`].
     pub logprob: Option<String>,
-    /// The most probable tokens: their ids, and what each alone spells.
+    /// The most probable tokens: their ids, and the text of each alone.
     pub top: Vec<(u32, String)>,
-    /// Logits of one position, likewise.
+    /// Logits of one position, in the encoding of [`floats`].
     pub row: Option<String>,
-    /// The request is done.
+    /// Whether the request has ended.
     pub done: bool,
-    /// Why it ended.
+    /// The reason for the end.
     pub finish_reason: Option<FinishReason>,
-    /// Text, or the rest of it at the end.
+    /// A text, or the rest of the text at the end.
     pub text: Option<String>,
-    /// Ids of a text.
+    /// The ids of a text.
     pub tokens: Option<Vec<u32>>,
-    /// The most memory of MLX in use at once, in bytes.
+    /// The peak memory of MLX, in bytes.
     pub peak_memory: u64,
     /// Memory of MLX in use at the end, in bytes.
     pub active_memory: u64,
-    /// Versions and place: of `ready` and of a probe.
+    /// The version and path of Python, in `ready` and in a probe.
     pub python: Option<String>,
     /// The version of mlx-lm.
     pub mlx_lm: Option<String>,
@@ -63,7 +64,7 @@ pub struct Reply {
     pub mlx: Option<String>,
     /// `cpu`, `metal` or `cuda`.
     pub device: Option<String>,
-    // What a model is: of `load` and `info`.
+    // These fields describe a model, in answers to `load` and `info`.
     model_type: String,
     vocab_size: usize,
     layers: usize,
@@ -86,19 +87,19 @@ impl Reply {
     /// Reads a line.
     ///
     /// # Errors
-    /// Why it is no message.
+    /// The reason why the line is not a message.
     pub fn parse(line: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(line)
             .map_err(|e| format!("not UTF-8 at byte {}", e.valid_up_to()))?;
         let start = || text.chars().take(60).collect::<String>();
-        // serde would take an array as well, for fields in order.
+        // serde would also read an array as the fields in order.
         if !text.trim_start().starts_with('{') {
             return Err(format!("not an object: {:?}", start()));
         }
         serde_json::from_str(text).map_err(|e| format!("{e}: {:?}", start()))
     }
 
-    /// The error it reports, if it does.
+    /// The error that the message reports, if there is one.
     pub fn failure(&self) -> Option<Error> {
         let message = self.error.as_ref()?;
         let kind = match self.kind.as_deref() {
@@ -112,7 +113,7 @@ impl Reply {
         Some(Error::new(kind, message.clone()))
     }
 
-    /// The model it describes.
+    /// The model that the message describes.
     pub fn model(&self) -> ModelInfo {
         let mut info = ModelInfo::default();
         info.architecture.clone_from(&self.model_type);
@@ -134,7 +135,7 @@ impl Reply {
     }
 }
 
-/// Little-endian float32 in base64 (RFC 4648, with padding).
+/// Decodes little-endian float32 in base64 (RFC 4648, with padding).
 ///
 /// # Errors
 /// The fault of the text.
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn floats_come_out_of_base64() {
-        // base64 of 1.0f32 and -2.5f32, little-endian.
+        // The text is base64 of 1.0f32 and -2.5f32, little-endian.
         assert_eq!(floats("AACAPwAAIMA=").unwrap(), [1.0, -2.5]);
         assert_eq!(floats("").unwrap(), [0f32; 0]);
         for bad in ["A", "AAAA", "AAA?AAA=", "====", "AACAPwAAIMA"] {

@@ -1,5 +1,5 @@
-//! Requests whose answer is many messages: replies that stream, and rows of logits. Single answers
-//! are in `session.rs`.
+//! Requests with many messages as answer: streamed replies and rows of logits. `session.rs` has
+//! requests with single answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,29 +14,29 @@ use crate::session::{POLL, Session, Watch, lost, wrong_id};
 use crate::stop::{Released, StopText};
 use crate::worker::{Core, Rows};
 
-/// How many tokens are computed ahead of a slow caller while no other request waits.
+/// The most tokens computed ahead of a slow caller while no other request waits.
 const AHEAD: usize = 16;
 
-/// A token whose text is not final: its id, the logits it was drawn from, and how probable it was.
+/// A token whose text may still change: its id, its logits, and its log-probabilities.
 type Drawn = (u32, Option<Vec<f32>>, Option<TokenLogprobs>);
 
-/// How a reply ended over there.
+/// The end of a reply in the bridge.
 enum Over {
-    /// It did; the process is ready for the next.
+    /// The reply ended, and the process is ready for the next.
     Done(Result<FinishReason>),
-    /// It was stopped from here and still runs.
+    /// This side stopped the reply, and the process still runs it.
     Stopped(Result<FinishReason>),
-    /// The process is of no more use.
+    /// The process cannot be used any more.
     Lost(Error),
 }
 
-/// Does a streaming request, to its end.
+/// Runs a streaming request to its end.
 pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
     request.begin();
     let wanted = || {
         request.check()?;
         if request.is_abandoned() {
-            // The caller is gone, so no one reads this.
+            // The caller has dropped the stream, so nothing reads this error.
             return Err(Error::new(ErrorKind::Cancelled, "the stream was dropped"));
         }
         Ok(())
@@ -88,8 +88,8 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
             request.end(Err(lost(e)));
         }
         Over::Stopped(how) => {
-            // A caller who cancelled does not wait for the other side. One who gets a whole reply
-            // gets its figures, too.
+            // A caller that cancelled does not wait for the bridge. A caller that gets a whole
+            // reply also gets its metrics.
             let failed = how.is_err();
             if failed {
                 request.end(how.clone());
@@ -97,7 +97,7 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
             process.send(&json!({"op": "cancel", "id": id}));
             match drain(process, id, grace, core) {
                 Ok(done) => request.took(done.peak_memory, done.active_memory),
-                // The process ends now anyway.
+                // The process ends in any case.
                 Err(e) if e.kind() == ErrorKind::Closed => {}
                 Err(e) => {
                     tracing::warn!("a cancelled request did not end ({e}); Python was ended");
@@ -111,7 +111,7 @@ pub fn stream(session: &mut Session, request: &Arc<Request>, core: &Core) {
     }
 }
 
-/// Takes what a cancelled request still says, up to its end.
+/// Reads the remaining messages of a cancelled request, up to its end.
 fn drain(process: &mut Process, id: u64, grace: Duration, core: &Core) -> Result<Reply> {
     let since = Instant::now();
     loop {
@@ -129,7 +129,7 @@ fn drain(process: &mut Process, id: u64, grace: Duration, core: &Core) -> Result
     }
 }
 
-/// Turns messages about one request into tokens.
+/// Converts the messages about one request to tokens.
 struct Reader<'a> {
     request: &'a Request,
     id: u64,
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes one message; says when the request is over.
+    /// Reads one message. Returns the end of the request, if this is it.
     fn take(&mut self, process: &Process, reply: Reply) -> Option<Over> {
         if reply.id != Some(self.id) {
             return Some(Over::Lost(wrong_id(process, self.id, reply.id)));
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
             .then_some(Over::Stopped(Ok(FinishReason::Stop)))
     }
 
-    /// Hands over the final text. Returns whether a stop string was found.
+    /// Delivers final text to the caller. Returns whether a stop string was found.
     fn deliver(&self, released: Released<Drawn>) -> bool {
         let tokens = released.ready.into_iter().map(|(drawn, text)| {
             let (id, logits, logprobs) = drawn;
@@ -217,7 +217,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// How probable a token was: the first of `values`, and those in `top`, in their order.
+/// The log-probabilities of a token (the first of `values`) and of the tokens in `top`, in their
+/// order.
 fn probable(
     values: Option<String>,
     top: Vec<(u32, String)>,
@@ -238,10 +239,10 @@ fn probable(
     Ok(Some(TokenLogprobs::new(*own, top.collect())))
 }
 
-/// Asks for logits of a prompt's positions.
+/// Requests the logits of a prompt's positions.
 ///
 /// # Errors
-/// What the other side says, that it was lost, and what `watch` says.
+/// The bridge's error, the loss of the process, or the error of `watch`.
 pub fn rows(session: &mut Session, message: &Value, watch: Watch<'_>) -> Result<Rows> {
     let silence = session.settings.silence_timeout;
     let process = session.ready(watch)?;
@@ -258,7 +259,7 @@ pub fn rows(session: &mut Session, message: &Value, watch: Watch<'_>) -> Result<
     }
 }
 
-/// The outer error means that the process is of no more use.
+/// The outer error means that the process cannot be used any more.
 fn read_rows(
     process: &mut Process,
     id: u64,

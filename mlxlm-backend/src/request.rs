@@ -1,5 +1,5 @@
-//! One streaming request, between the thread that fills it and the caller who empties it. It holds
-//! waiting tokens, the end, and the clock. How tokens come to be is in `reply.rs`.
+//! One streaming request, shared by the thread that fills it and the caller that reads it. It has
+//! the waiting tokens, the end, and the times. `reply.rs` generates the tokens.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,9 +17,9 @@ use crate::worker::{Core, Handle};
 /// A request and its results so far.
 #[derive(Debug)]
 pub struct Request {
-    /// What the other side is asked, without its number.
+    /// The message for the bridge, without its number.
     pub message: Value,
-    /// How.
+    /// The options of the request.
     pub options: GenerateOptions,
     core: Arc<Core>,
     mail: Mutex<Mail>,
@@ -29,20 +29,20 @@ pub struct Request {
 #[derive(Debug)]
 struct Mail {
     ready: VecDeque<Token>,
-    /// How it ended; the tokens in `ready` come before that.
+    /// The end of the request. The tokens in `ready` come before it.
     end: Option<Result<FinishReason>>,
-    /// The prompt is in order.
+    /// Whether the prompt was accepted.
     accepted: bool,
-    /// The caller wants no more.
+    /// Whether the caller has dropped the stream.
     abandoned: bool,
     clock: Clock,
 }
 
-/// When what happened.
+/// The times of the request's events.
 #[derive(Debug)]
 struct Clock {
     asked: Instant,
-    /// When its turn came.
+    /// The time at which its turn came.
     started: Option<Instant>,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -75,7 +75,7 @@ impl Clock {
 }
 
 impl Request {
-    /// A request that has not begun.
+    /// A new request.
     pub fn new(core: Arc<Core>, message: Value, options: GenerateOptions) -> Self {
         Self {
             message,
@@ -106,26 +106,27 @@ impl Request {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the request should end now: cancelled, late, or of a model that was closed.
+    /// Checks whether the request should end now, because it was cancelled, is late, or its model
+    /// was closed.
     ///
     /// # Errors
-    /// Why.
+    /// The reason.
     pub fn check(&self) -> Result<()> {
         self.options.check_interrupt()?;
         self.core.check_open()
     }
 
-    /// Whether the caller has gone.
+    /// Whether the caller has dropped the stream.
     pub fn is_abandoned(&self) -> bool {
         self.mail().abandoned
     }
 
-    /// Its turn has come.
+    /// Records that its turn has come.
     pub fn begin(&self) {
         self.mail().clock.started = Some(Instant::now());
     }
 
-    /// The prompt was accepted.
+    /// Records that the prompt was accepted.
     pub fn accepted(&self, prompt_tokens: usize) {
         let mut mail = self.mail();
         mail.accepted = true;
@@ -134,10 +135,10 @@ impl Request {
         self.changed.notify_all();
     }
 
-    /// So many tokens of the prompt are done.
+    /// Reports that `done` tokens of the prompt are processed.
     ///
     /// # Errors
-    /// When the caller's function panics, which is not to end the thread of the model.
+    /// If the caller's function panics, which must not end the model's thread.
     pub fn progressed(&self, done: usize) -> Result<()> {
         let Some(progress) = &self.options.prefill.progress else {
             return Ok(());
@@ -151,12 +152,12 @@ impl Request {
         })
     }
 
-    /// Whether it is over, for whatever reason.
+    /// Whether the request has ended, for any reason.
     pub fn has_ended(&self) -> bool {
         self.mail().end.is_some()
     }
 
-    /// A token was computed.
+    /// Records that a token was computed.
     pub fn produced(&self) {
         let clock = &mut self.mail().clock;
         let now = Instant::now();
@@ -165,19 +166,19 @@ impl Request {
         clock.produced += 1;
     }
 
-    /// The memory it took, in bytes.
+    /// Records the memory of the request, in bytes.
     pub fn took(&self, peak: u64, active: u64) {
         let clock = &mut self.mail().clock;
         (clock.peak, clock.active) = (peak, active);
     }
 
-    /// Hands tokens to the caller.
+    /// Delivers tokens to the caller.
     pub fn deliver(&self, tokens: impl IntoIterator<Item = Token>) {
         self.mail().ready.extend(tokens);
         self.changed.notify_all();
     }
 
-    /// Waits a moment if `ahead` tokens wait for the caller; says whether they still do.
+    /// Waits a moment if `ahead` tokens wait for the caller. Returns whether they still do.
     pub fn is_ahead(&self, ahead: usize) -> bool {
         let mail = self.mail();
         let behind = |mail: &mut Mail| mail.ready.len() >= ahead && !mail.abandoned;
@@ -192,7 +193,8 @@ impl Request {
         if mail.end.is_none() {
             mail.end = Some(how);
             mail.clock.ended = Some(Instant::now());
-            // Before the caller can see the end: then the model's figures are this request's.
+            // This comes before the caller can see the end, so that the model's metrics are those
+            // of this request.
             self.core.publish(mail.clock.metrics());
         }
         drop(mail);
@@ -200,11 +202,11 @@ impl Request {
     }
 }
 
-/// The caller's side of a [`Request`]. Dropping it cancels.
+/// The caller's side of a [`Request`]. Dropping it cancels the request.
 pub struct Replies {
     request: Arc<Request>,
     finish: Option<FinishReason>,
-    /// Keeps the process as long as a caller may still use it.
+    /// Keeps the process while a caller may use it.
     _handle: Arc<Handle>,
 }
 
@@ -218,20 +220,20 @@ impl Replies {
         }
     }
 
-    /// Waits until the prompt was accepted, so that its faults show at once. A request that has to
-    /// wait for others' replies is not waited for: its stream will say so.
+    /// Waits until the prompt was accepted, so that its errors are returned at once. It does not
+    /// wait if other replies come first; then the stream reports the error.
     ///
     /// # Errors
-    /// The fault of the prompt, or the error that ended the request.
+    /// The error of the prompt, or the error that ended the request.
     pub fn accepted(&mut self) -> Result<()> {
-        // Cancellation and deadlines come out of the stream, as they do from any other backend.
+        // As in other backends, the stream reports cancellation and deadlines.
         let interrupt =
             |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
         loop {
             let now = self.request.check();
             let mail = self.request.mail();
             let end = match &mail.end {
-                // A later error comes after the tokens before it.
+                // A later error follows the tokens before it.
                 _ if mail.accepted => return Ok(()),
                 Some(end) => end.clone().map(|_| ()),
                 None => now,
@@ -274,7 +276,7 @@ impl Iterator for Replies {
             return None;
         }
         loop {
-            // Tokens computed ahead are not given to a caller who cancelled.
+            // A caller that cancelled does not get tokens that were computed ahead.
             let interrupted = self.request.check();
             let mut mail = self.request.mail();
             if let Some(Ok(reason)) = &mail.end
@@ -301,7 +303,7 @@ impl Iterator for Replies {
                 Some(deadline) => POLL.min(deadline.saturating_duration_since(Instant::now())),
                 None => POLL,
             };
-            // A deadline that is this near is looked at again at once.
+            // A deadline this close is checked again at once.
             let patience = patience.max(Duration::from_millis(1));
             drop(self.request.changed.wait_timeout(mail, patience));
         }
@@ -311,7 +313,7 @@ impl Iterator for Replies {
 impl TokenSource for Replies {
     fn finish_reason(&self) -> Option<FinishReason> {
         self.finish.or_else(|| {
-            // It is over as soon as everything was handed out, asked for or not.
+            // The reply has ended when all tokens were returned.
             let mail = self.request.mail();
             match &mail.end {
                 Some(Ok(reason)) if mail.ready.is_empty() => Some(*reason),

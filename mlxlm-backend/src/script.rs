@@ -1,5 +1,5 @@
-//! The bridge script on disk. It is embedded in this library, written once to a private place, and
-//! removed when the last user is gone. `bridge.py` is its source.
+//! The bridge script on disk. It is embedded in this library, written once to a private directory,
+//! and removed with its last user. Its source is `bridge.py`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,32 +9,32 @@ use inference::{Error, ErrorKind, Result};
 
 const BRIDGE: &str = include_str!("bridge.py");
 
-/// A script that lies where Python can read it.
+/// A script that Python can read.
 #[derive(Debug)]
 pub enum Script {
-    /// Ours, in a directory that goes with this value.
+    /// Our own script, in a directory that is removed with this value.
     Extracted {
-        /// Removed when dropped.
+        /// The directory, which is removed when dropped.
         dir: tempfile::TempDir,
     },
-    /// A file of the caller's.
+    /// A file of the caller.
     Given(PathBuf),
 }
 
-/// All processes share one file while any of them needs it.
+/// The file that all processes share while any of them needs it.
 static SHARED: Mutex<Weak<Script>> = Mutex::new(Weak::new());
 
 impl Script {
     /// The script to run: `given`, else our own.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when it cannot be written.
+    /// [`ErrorKind::Io`] if it cannot be written.
     pub fn get(given: Option<&Path>) -> Result<Arc<Self>> {
         if let Some(path) = given {
             return Ok(Arc::new(Script::Given(path.to_owned())));
         }
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        // A cleaner of temporary directories may have taken the file away.
+        // A cleaner of temporary directories may have removed the file.
         if let Some(script) = shared.upgrade().filter(|s| s.path().is_file()) {
             return Ok(script);
         }
@@ -50,7 +50,7 @@ impl Script {
         Ok(script)
     }
 
-    /// Where it lies.
+    /// The path of the script.
     pub fn path(&self) -> PathBuf {
         match self {
             Script::Extracted { dir } => dir.path().join("bridge.py"),
@@ -97,7 +97,7 @@ mod tests {
         assert!(path.is_file());
         drop(b);
         assert!(!path.exists() && !path.parent().unwrap().exists());
-        // And again; also when a cleaner of temporary directories took it away.
+        // The script is written again, also after a cleaner of temporary directories removed it.
         let again = Script::get(None).unwrap();
         assert!(again.path().is_file());
         std::fs::remove_file(again.path()).unwrap();

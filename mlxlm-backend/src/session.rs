@@ -1,5 +1,5 @@
-//! A process with a model in it: started, loaded, asked short questions, and started again after it
-//! was lost. Replies that stream are in `reply.rs`; the thread that owns this is in `worker.rs`.
+//! A process with a loaded model: it starts, loads, answers short questions, and starts again after
+//! a loss. `reply.rs` has streamed replies; the thread of `worker.rs` owns this.
 
 use std::time::{Duration, Instant};
 
@@ -10,26 +10,26 @@ use crate::process::Process;
 use crate::protocol::{PROTOCOL, Reply};
 use crate::settings::Settings;
 
-/// How often a waiting caller checks whether to go on.
+/// The interval at which a waiting caller checks whether to continue.
 pub const POLL: Duration = Duration::from_millis(20);
 
-/// Says whether to go on waiting.
+/// Returns an error when the wait must end.
 pub type Watch<'a> = &'a dyn Fn() -> Result<()>;
 
-/// A process, or how to get one.
+/// A process, and the data to start it again.
 #[derive(Debug)]
 pub struct Session {
     pub(crate) settings: Settings,
     load: Value,
     on_cpu: bool,
-    /// `None` after it was lost.
+    /// `None` after the process was lost.
     pub(crate) process: Option<Process>,
 }
 
 /// Asks the interpreter for a message with its versions, or with an `error`.
 ///
 /// # Errors
-/// When it cannot be run, does not answer or answers with nonsense.
+/// If it cannot be run, does not answer, or sends an invalid answer.
 pub fn probe(settings: &Settings) -> Result<Reply> {
     let mut process = Process::start(settings, &["probe"])?;
     let patience = settings.start_timeout;
@@ -40,7 +40,7 @@ pub fn probe(settings: &Settings) -> Result<Reply> {
     Ok(reply)
 }
 
-/// The next message, whatever it is.
+/// The next message of any kind.
 fn wait(process: &mut Process, patience: Duration, what: &str, watch: Watch<'_>) -> Result<Reply> {
     let since = Instant::now();
     loop {
@@ -58,10 +58,11 @@ fn wait(process: &mut Process, patience: Duration, what: &str, watch: Watch<'_>)
 }
 
 impl Session {
-    /// Starts a process and loads the model that `load` names; also returns what the model is.
+    /// Starts a process and loads the model that `load` names. Also returns the model's
+    /// description.
     ///
     /// # Errors
-    /// [`ErrorKind::UnavailableBackend`] when Python does not come up, else what loading says.
+    /// [`ErrorKind::UnavailableBackend`] if Python does not start, else the error of loading.
     pub fn open(settings: Settings, load: Value, on_cpu: bool) -> Result<(Self, Reply)> {
         let mut session = Self {
             settings,
@@ -83,7 +84,7 @@ impl Session {
         let patience = self.settings.start_timeout;
         let ready = wait(&mut process, patience, "Python to start", watch).map_err(|e| {
             match e.kind() {
-                // It never came up: the reason is its own, such as a package that is missing.
+                // The process never started. The cause is its own, such as a missing package.
                 ErrorKind::Engine => unavailable(e),
                 _ => e,
             }
@@ -112,7 +113,7 @@ impl Session {
     /// The process, started again if it was lost.
     ///
     /// # Errors
-    /// As [`Session::open`], and what `watch` says.
+    /// Those of [`Session::open`], and the error of `watch`.
     pub fn ready(&mut self, watch: Watch<'_>) -> Result<&mut Process> {
         if let Some(process) = &mut self.process
             && !process.is_sound()
@@ -133,7 +134,7 @@ impl Session {
     /// Sends a request that has one answer.
     ///
     /// # Errors
-    /// What the other side says, or that it was lost.
+    /// The bridge's error, or the loss of the process.
     pub fn ask(&mut self, request: Value, watch: Watch<'_>) -> Result<Reply> {
         let patience = self.settings.silence_timeout;
         let process = self.ready(watch)?;
@@ -146,7 +147,7 @@ impl Session {
         }
     }
 
-    /// Ends the process, gently if it lets us.
+    /// Ends the process, without a kill if possible.
     pub fn quit(&mut self) {
         if let Some(process) = self.process.take() {
             process.quit();
@@ -154,8 +155,8 @@ impl Session {
     }
 }
 
-/// Sends a request and takes its one answer. The outer error means that the process is of no more
-/// use.
+/// Sends a request and reads its one answer. The outer error means that the process cannot be used
+/// any more.
 fn exchange(
     process: &mut Process,
     mut request: Value,
@@ -176,7 +177,7 @@ fn exchange(
     })
 }
 
-/// The error for a message that answers something else.
+/// The error for a message that answers another request.
 pub fn wrong_id(process: &Process, asked: u64, got: Option<u64>) -> Error {
     let got = got.map_or_else(|| String::from("none"), |id| id.to_string());
     process.fault(&format!(

@@ -1,5 +1,5 @@
-//! Which Python to run, which script, and how long to wait for it. Plain values; nothing is started
-//! here.
+//! The Python interpreter, the script and the time limits. These are plain values; nothing is
+//! started here.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,26 +8,26 @@ use std::time::Duration;
 /// The variable that names the Python interpreter.
 pub const PYTHON_VARIABLE: &str = "MLXLM_PYTHON";
 
-/// How the Python side is run. The defaults are what the registered backend uses.
+/// The settings of the Python side. The defaults are those of the registered backend.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The interpreter; `None` means the variable `MLXLM_PYTHON`, else `python3`.
     pub python: Option<PathBuf>,
-    /// A bridge script to run in place of our own, which is in this library: for tests.
+    /// A bridge script instead of the one in this library, for tests.
     pub script: Option<PathBuf>,
-    /// How long Python may take to start and to import mlx-lm.
+    /// The longest time in which Python may start and import mlx-lm.
     pub start_timeout: Duration,
-    /// How long loading a model may take.
+    /// The longest time for loading a model.
     pub load_timeout: Duration,
-    /// How long a running request may be silent. Between two words lies at most one step: 512
-    /// tokens of the prompt, or one of the reply.
+    /// The longest silence of a running request. Between two messages there is at most one step:
+    /// 512 tokens of the prompt, or one of the reply.
     pub silence_timeout: Duration,
-    /// How long a cancelled request may take to end before the process is killed.
+    /// The time in which a cancelled request must end. Then the process is killed.
     pub cancel_grace: Duration,
-    /// How long a process that was told to quit may take before it is killed.
+    /// The time in which a process must quit when told to. Then it is killed.
     pub quit_grace: Duration,
-    /// The longest line the bridge may send, in bytes.
+    /// The most bytes of a line from the bridge.
     pub max_line: usize,
 }
 

@@ -1,28 +1,28 @@
-//! Stop strings in streamed text: tokens wait here while their text is not final. How ids become
-//! text is the bridge's.
+//! Stop strings in streamed text. Tokens wait here while their text may still change. The bridge
+//! decodes ids.
 
 use std::collections::VecDeque;
 
-/// What one step of a [`StopText`] released.
+/// The result of one step of a [`StopText`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Released<T> {
-    /// Tokens whose text is final, oldest first, with that text (which may be empty).
+    /// Tokens with their final text, which may be empty; the oldest comes first.
     pub ready: Vec<(T, String)>,
-    /// Whether a stop string was found. Its text, and all after it, is left out.
+    /// Whether a stop string was found. Its text and all later text are left out.
     pub stopped: bool,
 }
 
-/// Holds tokens back whose text is incomplete or may yet become a stop string.
+/// Holds back tokens whose text is incomplete or may become a stop string.
 ///
-/// The released texts, joined, are the text of all tokens, cut before the stop string that is
-/// complete first. Of several that end at one place it is the longest.
+/// The released texts together are the text of all tokens, cut before the stop string that is
+/// complete first. Of several that end at the same place, the longest counts.
 #[derive(Debug)]
 pub struct StopText<T> {
     stops: Vec<String>,
     waiting: VecDeque<(T, String)>,
-    /// The texts of all waiting tokens, joined.
+    /// The joined texts of all waiting tokens.
     text: String,
-    /// How many of the newest waiting tokens take part in an incomplete character.
+    /// The number of the newest waiting tokens that belong to an incomplete character.
     open: usize,
 }
 
@@ -37,14 +37,14 @@ impl<T> StopText<T> {
         }
     }
 
-    /// Takes the next token; `pending` says that a part of its text comes with a later one.
+    /// Takes the next token. `pending` says that a part of its text comes with a later token.
     pub fn push(&mut self, token: T, text: &str, pending: bool) -> Released<T> {
         self.open = if pending { self.open + 1 } else { 0 };
         self.waiting.push_back((token, String::new()));
         self.append(text)
     }
 
-    /// Ends the stream: `rest` goes to the last token, and all that waits is released.
+    /// Ends the stream. The last token gets `rest`, and all waiting tokens are released.
     pub fn finish(&mut self, rest: &str) -> Released<T> {
         self.open = 0;
         let mut released = self.append(rest);
@@ -103,7 +103,7 @@ impl<T> StopText<T> {
     }
 }
 
-/// The length of the longest proper beginning of `stop` that `text` ends with.
+/// The length of the longest proper prefix of `stop` that ends `text`.
 fn overlap(text: &[u8], stop: &[u8]) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
     let found = (1..=most).rev().find(|&n| text.ends_with(&stop[..n]));

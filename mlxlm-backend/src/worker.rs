@@ -1,6 +1,5 @@
-//! The thread that owns a model's process. It takes requests in turn, and ends the process when its
-//! last user is gone. What a request is made of is in `request.rs`, how one is done in `reply.rs`
-//! and `session.rs`.
+//! The thread that owns a model's process. It runs requests one after another, and ends the process
+//! with its last user. `request.rs` has the state of a request; `reply.rs` and `session.rs` run it.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Sender, channel};
@@ -15,7 +14,7 @@ use crate::reply;
 use crate::request::Request;
 use crate::session::Session;
 
-/// What the thread and everybody else share.
+/// State that the thread and all callers share.
 #[derive(Debug, Default)]
 pub struct Core {
     queue: Mutex<Queue>,
@@ -26,37 +25,37 @@ pub struct Core {
 #[derive(Debug, Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// The reply that streams now.
+    /// The reply that is streaming now.
     running: Option<Arc<Request>>,
-    /// The model was closed: nothing more is done.
+    /// Whether the model was closed. Then no further request runs.
     closed: bool,
-    /// The thread has ended, which it does only when told to, or by a fault of ours.
+    /// Whether the thread has ended, on request or by a bug.
     gone: bool,
 }
 
-/// What the thread does in turn.
+/// The thread's jobs.
 #[derive(Debug)]
 enum Job {
-    /// A reply that streams.
+    /// A streaming reply.
     Stream(Arc<Request>),
     /// A question with one answer.
     Ask(Value, Sender<Result<Reply>>),
-    /// Several rows of numbers.
+    /// Rows of numbers.
     Rows(Value, Sender<Result<Rows>>),
 }
 
-/// Logits of some positions.
+/// The logits of some positions.
 #[derive(Debug, Default)]
 pub struct Rows {
-    /// The prompt's ids.
+    /// The ids of the prompt.
     pub tokens: Vec<u32>,
-    /// How many rows there are.
+    /// The number of rows.
     pub count: usize,
     /// The rows, one after another.
     pub values: Vec<f32>,
 }
 
-/// A mutex of plain data is usable even after a panic elsewhere.
+/// A mutex of plain data can be used even after a panic elsewhere.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -66,7 +65,7 @@ fn closed() -> Error {
 }
 
 impl Core {
-    /// An error once the model was closed.
+    /// An error if the model was closed.
     pub fn check_open(&self) -> Result<()> {
         let queue = locked(&self.queue);
         if queue.closed {
@@ -81,12 +80,12 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a caller waits for the running request.
+    /// Whether another caller waits for the running request to end.
     pub fn is_wanted(&self) -> bool {
         !locked(&self.queue).jobs.is_empty()
     }
 
-    /// Whether replies that others wait for come before `request`.
+    /// Whether replies of other callers come before `request`.
     pub fn is_behind_others(&self, request: &Arc<Request>) -> bool {
         let queue = locked(&self.queue);
         let streams = queue.jobs.iter().filter_map(|job| match job {
@@ -101,12 +100,12 @@ impl Core {
             .any(|other| !other.has_ended())
     }
 
-    /// Remembers the figures of the request that ended last.
+    /// Stores the metrics of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
         *locked(&self.metrics) = metrics;
     }
 
-    /// The figures of the request that ended last.
+    /// The metrics of the request that ended last.
     pub fn metrics(&self) -> GenerateMetrics {
         locked(&self.metrics).clone()
     }
@@ -118,7 +117,7 @@ impl Core {
         Ok(())
     }
 
-    /// The next job, or `None` once closed.
+    /// The next job; `None` after closing.
     fn next(&self) -> Option<Job> {
         let mut queue = locked(&self.queue);
         queue.running = None;
@@ -145,7 +144,7 @@ impl Core {
     }
 }
 
-/// The thread's owner. When the last one is dropped, thread and process end.
+/// The owner of the thread. Thread and process end when the last owner is dropped.
 #[derive(Debug)]
 pub struct Handle {
     core: Arc<Core>,
@@ -153,10 +152,10 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Gives `session` to a thread of its own.
+    /// Moves `session` to a new thread.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// If no thread can be started.
     pub fn new(session: Session) -> Result<Self> {
         let core = Arc::new(Core::default());
         let shared = Arc::clone(&core);
@@ -177,7 +176,7 @@ impl Handle {
         &self.core
     }
 
-    /// Has a request done when its turn comes.
+    /// Runs a request when its turn comes.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] after [`Handle::close`].
@@ -188,18 +187,18 @@ impl Handle {
     /// Sends a request that has one answer, and waits for it.
     ///
     /// # Errors
-    /// What the other side says, that it was lost, or [`ErrorKind::Closed`].
+    /// The bridge's error, the loss of the process, or [`ErrorKind::Closed`].
     pub fn ask(&self, message: Value) -> Result<Reply> {
         let (to, answer) = channel();
         self.core.push(Job::Ask(message, to))?;
-        // A job that is thrown away was of a model that was closed.
+        // A job is dropped only if its model was closed.
         answer.recv().unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Asks for rows of numbers, and waits for them.
+    /// Requests rows of numbers, and waits for them.
     ///
     /// # Errors
-    /// As [`Handle::ask`].
+    /// Those of [`Handle::ask`].
     pub fn rows(&self, message: Value) -> Result<Rows> {
         let (to, answer) = channel();
         self.core.push(Job::Rows(message, to))?;
@@ -209,10 +208,10 @@ impl Handle {
     /// Ends thread and process; running requests end with [`ErrorKind::Closed`].
     pub fn close(&self) {
         self.core.close();
-        // A concurrent caller of `close` waits as well.
+        // A concurrent caller of `close` waits, too.
         let mut thread = locked(&self.thread);
         if let Some(thread) = thread.take() {
-            // A panic over there was reported where it happened.
+            // The thread has already reported its panic.
             let _ = thread.join();
         }
     }
@@ -224,7 +223,7 @@ impl Drop for Handle {
     }
 }
 
-/// Releases all waiting callers, however the thread ends.
+/// Releases all waiting callers when the thread ends, whatever the cause.
 struct Leaving<'a>(&'a Core);
 
 impl Drop for Leaving<'_> {
@@ -249,7 +248,7 @@ fn run(core: &Arc<Core>, mut session: Session) {
         let open = || core.check_open();
         match job {
             Job::Stream(request) => {
-                // Ended in any case, by a panic too.
+                // Dropping this ends the request in any case, also after a panic.
                 let ended = Ended(&request);
                 reply::stream(&mut session, &request, core);
                 drop(ended);

@@ -1,5 +1,4 @@
-//! Reads the tables of docs/compat.md: every name marked *same* or *alias* must be known to the
-//! program.
+//! Checks the tables of docs/compat.md: the program must know every name marked *same* or *alias*.
 
 use clap::Command;
 
@@ -13,7 +12,7 @@ struct Row {
     note: String,
 }
 
-/// What stands between back quotes.
+/// The texts between back quotes.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`')
         .skip(1)
@@ -62,14 +61,14 @@ fn knows(command: &Command, flag: &str) -> bool {
     })
 }
 
-/// The program's command line with the flags that clap adds when it is built.
+/// The program's command line, including the flags that clap adds when it is built.
 fn program() -> Command {
     let mut program = super::command();
     program.build();
     program
 }
 
-/// The commands of ours that a heading names, such as `mlx generate`; `mlx` alone is the program.
+/// Our commands that a heading names, such as `mlx generate`. `mlx` alone means the program.
 fn commands<'a>(program: &'a Command, heading: &str) -> Vec<&'a Command> {
     let ours = quoted(heading);
     let ours = ours
@@ -129,13 +128,13 @@ fn what_is_called_the_same_is_known() {
     assert!(checked > 150, "{checked} names were found in the tables");
 }
 
-/// Whether a build without the server lacks what the row is about.
+/// Whether the row needs the server and this build has none.
 fn is_absent(row: &Row) -> bool {
     let serves = |text: &str| text.contains("mlx serve") || text.contains("-- serve");
     cfg!(not(feature = "serve")) && (serves(&row.heading) || serves(&row.note))
 }
 
-/// What is wrong with a command line of a note, such as `mlx launch --pipeline -- serve MODEL`.
+/// The fault of a command line in a note, such as `mlx launch --pipeline -- serve MODEL`.
 fn fault(program: &Command, line: &str) -> Option<String> {
     let mut words = line.split_whitespace().skip(1);
     let name = words.next()?;
@@ -156,7 +155,7 @@ fn fault(program: &Command, line: &str) -> Option<String> {
     None
 }
 
-/// Flags and commands that a note sends the reader to are there, too.
+/// Flags and commands that a note recommends must exist.
 #[test]
 fn notes_name_flags_and_commands_that_exist() {
     let program = program();
@@ -172,14 +171,15 @@ fn notes_name_flags_and_commands_that_exist() {
                 }
                 continue;
             }
-            // Theirs, where the note says what of theirs is meant.
+            // These flags belong to the other program.
             let theirs = ["--scan", "--delete", "--pattern"];
             if row.here == "same" || !name.starts_with("--") || theirs.contains(&&*name) {
                 continue;
             }
             let flag = name.split([' ', '=']).next().unwrap_or(&name);
             let named = commands(&program, &row.heading);
-            // Most notes send to a flag of any command; those of the server name other commands.
+            // Most notes name a flag of any command. Notes about the server must name one of its
+            // own flags.
             let known = match named.iter().any(|c| c.get_name() == "serve") {
                 true => named.iter().any(|c| knows(c, flag)),
                 false => (program.get_subcommands().chain([&program])).any(|c| knows(c, flag)),
@@ -191,7 +191,7 @@ fn notes_name_flags_and_commands_that_exist() {
     assert!(flags > 60 && lines > 30, "{flags} flags, {lines} commands");
 }
 
-/// Command lines that notes must not have.
+/// Wrong command lines that the check of notes must find.
 #[test]
 fn wrong_notes_are_found() {
     let program = program();
@@ -206,7 +206,7 @@ fn wrong_notes_are_found() {
     }
 }
 
-/// A flag that is in no table of ours is found missing.
+/// A flag that no table has is reported as missing.
 #[test]
 fn unknown_flags_are_not_known() {
     let program = program();

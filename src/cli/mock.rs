@@ -1,4 +1,4 @@
-//! For the commands' tests: a model with a fixed reply, and streams that are buffers.
+//! Helpers for the commands' tests: a model with a fixed reply, and streams in memory.
 
 use std::io::Cursor;
 use std::sync::{Mutex, PoisonError};
@@ -77,19 +77,19 @@ impl Mock {
         }
     }
 
-    /// The stream yields an error of this kind in place of piece `at`.
+    /// Makes the stream yield an error of this kind instead of piece `at`.
     pub fn failing_at(mut self, at: usize, kind: ErrorKind) -> Self {
         self.fail = Some((at, kind));
         self
     }
 
-    /// The logits of every position.
+    /// Sets the logits of every position.
     pub fn with_logits(mut self, row: &[f32]) -> Self {
         self.logits = row.to_vec();
         self
     }
 
-    /// Without the optional `TokenModel`.
+    /// Removes the optional `TokenModel`.
     pub fn opaque(mut self) -> Self {
         self.opaque = true;
         self

@@ -1,8 +1,8 @@
-//! The command line of `mlx`: one file a subcommand, and their shared parts.
+//! The command line of `mlx`: one file for each subcommand, and their shared parts.
 //!
 //! A subcommand parses into its own `Args` and checks everything that needs no model (exit 2). Then
 //! it loads and runs (exit 1 on failure). Results go to standard output, everything else to
-//! standard error. No model code is here: it all goes through the `inference` contract.
+//! standard error. It has no model code: all calls go through the `inference` contract.
 
 mod completions;
 mod learn;
@@ -24,7 +24,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use terminal::console::Console;
 use terminal::failure::Failure;
 
-/// Freed bytes that the process keeps for its next allocations: about the keys and values of some
+/// The freed bytes that the process keeps for later allocations: about the keys and values of some
 /// prompts in one batch.
 #[cfg(feature = "mlx-backend")]
 const FREED: usize = 256 << 20;
@@ -113,7 +113,7 @@ enum Command {
     Man(completions::ManArgs),
 }
 
-/// Flags that `--help` shows and `-h` does not: most people never need them.
+/// Flags that `--help` shows and `-h` does not, because most people never need them.
 const RARE: [&str; 44] = [
     "all",
     "alpha",
@@ -161,8 +161,8 @@ const RARE: [&str; 44] = [
     "warmup_init",
 ];
 
-/// The command line. Values may begin with a minus and a digit. So `--top-k -3` is reported as out
-/// of range, not as an unknown flag. `-h` leaves out rare flags, and says so.
+/// The command line. Values may begin with a minus and a digit, so `--top-k -3` is reported as out
+/// of range, not as an unknown flag. `-h` leaves out rare flags and says so.
 fn command() -> clap::Command {
     fn all(command: clap::Command) -> clap::Command {
         let rare = |arg: &clap::Arg| RARE.contains(&arg.get_id().as_str());
@@ -197,10 +197,10 @@ pub fn main() -> ExitCode {
     };
     let mut line = command();
     if given.iter().any(|arg| arg == "--version") {
-        // Finding the linked backends takes a moment that other commands need not spend.
+        // Finding the linked backends takes a moment, so only this command does it.
         line = line.long_version(&*version::long().leak());
     }
-    // Wrong command lines exit with 2 here, help and version with 0.
+    // clap exits here: with 2 for a wrong command line, with 0 for help and version.
     let matches = match line.try_get_matches_from_mut(&given) {
         Ok(matches) => matches,
         Err(e) => match options::foreign::advice(&e, &given) {
@@ -225,7 +225,7 @@ pub fn main() -> ExitCode {
             &mut std::io::stderr(),
         ));
     }
-    // What a pass frees the next one takes; no other program is in this process.
+    // The next pass reuses the memory that a pass frees. The process contains no other program.
     #[cfg(feature = "mlx-backend")]
     metal_backend::keep_freed(FREED);
     #[cfg(all(unix, feature = "mlx-backend"))]
@@ -237,8 +237,8 @@ pub fn main() -> ExitCode {
         ));
     }
     let (stdin, stdout, stderr) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
-    // Standard input stays unlocked: on a terminal it cannot drive, the chat's line editor locks it
-    // itself.
+    // Standard input stays unlocked: the chat's line editor locks it on a terminal that it cannot
+    // control.
     let mut input = std::io::BufReader::new(std::io::stdin());
     let (mut out, mut err) = (stdout.lock(), &stderr);
     #[cfg(all(unix, feature = "mlx-backend"))]
@@ -256,8 +256,8 @@ pub fn main() -> ExitCode {
     };
     #[cfg(all(unix, feature = "mlx-backend"))]
     if let Some(member) = inference_group::current() {
-        // One of several processes speaks. Their input, where it is not ours to begin with, would
-        // reach one of them.
+        // Only rank 0 of several processes prints. None reads standard input, since only one of
+        // them would get it.
         console.input = &mut nothing;
         console.in_is_terminal = false;
         if member.rank > 0 {
@@ -328,8 +328,8 @@ pub fn main() -> ExitCode {
 
 #[cfg(all(unix, feature = "mlx-backend"))]
 impl Command {
-    /// Finds the group that this process was started in, where the command is one that several
-    /// processes run together. It joins before it loads a model.
+    /// Finds the group of this process, if the command can run in several processes. It joins the
+    /// group before it loads a model.
     fn find_group(&self) -> Result<(), Failure> {
         match self {
             Command::Generate(_)
@@ -345,7 +345,8 @@ impl Command {
         Ok(inference_group::find()?)
     }
 
-    /// Refuses what several processes that divide a model cannot do, as far as the flags tell.
+    /// Refuses requests that several processes with a divided model cannot serve, as far as the
+    /// flags show.
     fn check_together(&self, split: inference::Split) -> Result<(), Failure> {
         match self {
             Self::Generate(args) if !args.has_prompt() => Err(Failure::usage(
@@ -363,8 +364,8 @@ impl Command {
     }
 }
 
-/// Parses the command line that `mlx launch` is about to start, checks that several processes can
-/// run it, and gives the name of its command.
+/// Parses the command line that `mlx launch` will start, checks that several processes can run it,
+/// and returns the command's name.
 #[cfg(all(unix, feature = "mlx-backend"))]
 fn check_launched(given: &[String], split: inference::Split) -> Result<String, Failure> {
     let given = std::iter::once("mlx").chain(given.iter().map(String::as_str));
@@ -377,10 +378,11 @@ fn check_launched(given: &[String], split: inference::Split) -> Result<String, F
     Ok(matches.subcommand_name().unwrap_or_default().to_owned())
 }
 
-/// Reports a failure and chooses the exit code. `verbose` also shows where MLX was looked for.
+/// Reports a failure and chooses the exit code. `verbose` also shows the places where MLX was
+/// searched.
 fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
     let Err(failure) = done else { return 0 };
-    // Without the engine there is no library that was looked for.
+    // Without the engine, no library is searched.
     let _ = verbose;
     if let Some(text) = failure.report() {
         // Without standard error no message can be shown.
@@ -402,7 +404,7 @@ fn finish(done: Result<(), Failure>, verbose: bool, err: &mut dyn Write) -> u8 {
 }
 
 impl Command {
-    /// The log level, where the command has a flag for it.
+    /// The log level, if the command has a flag for it.
     fn log_level(&self) -> Option<&'static str> {
         match self {
             #[cfg(feature = "serve")]
@@ -412,8 +414,8 @@ impl Command {
     }
 }
 
-/// Sends log messages to standard error: warnings, or more with `-v` or `RUST_LOG`, or those of a
-/// command's own flag.
+/// Sends log messages to standard error: warnings, or more with `-v`, `RUST_LOG` or the command's
+/// own flag.
 fn start_log(verbose: u8, flag: Option<&str>) {
     use tracing_subscriber::EnvFilter;
     let level = match verbose {

@@ -1,6 +1,6 @@
-//! What `--version` tells besides the program's own version.
+//! The versions that `--version` shows besides the program's own.
 
-/// The versions of the linked libraries, a line each.
+/// The versions of the linked libraries, one on each line.
 #[cfg(feature = "mlx-backend")]
 pub fn long() -> String {
     let mlx = rust_mlx::mlx::mlx_version().unwrap_or_else(|_| String::from("unknown"));
@@ -12,7 +12,7 @@ pub fn long() -> String {
     )
 }
 
-/// Nothing is linked.
+/// No library is linked.
 #[cfg(not(feature = "mlx-backend"))]
 pub fn long() -> String {
     format!("{}\nwithout MLX", env!("CARGO_PKG_VERSION"))

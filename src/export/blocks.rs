@@ -1,8 +1,8 @@
-//! Numbers of tensors as GGUF stores them.
+//! Encoding of tensors' numbers in GGUF's types.
 
 use half::{bf16, f16};
 
-/// How matrices are stored. Vectors, such as the weights of norms, are always float32.
+/// The type of matrices. Vectors, such as the weights of norms, are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GgufType {
     /// 32 bits.
@@ -12,11 +12,12 @@ pub enum GgufType {
     F16,
     /// The upper half of a float32.
     Bf16,
-    /// 8 bits in blocks of 32, which share a scale. Rows that are no multiple of 32 long are F16.
+    /// 8 bits in blocks of 32, which share a scale. Rows are F16 if their length is not a multiple
+    /// of 32.
     Q8_0,
 }
 
-/// Numbers that share a scale in [`GgufType::Q8_0`].
+/// The count of numbers that share a scale in [`GgufType::Q8_0`].
 pub(super) const BLOCK: usize = 32;
 
 impl std::str::FromStr for GgufType {
@@ -29,7 +30,7 @@ impl std::str::FromStr for GgufType {
             "bf16" => Ok(Self::Bf16),
             "q8_0" => Ok(Self::Q8_0),
             other => {
-                // Q4_K_M and the like, and the i-quants.
+                // Such types are Q4_K_M and the i-quants, for example.
                 let is_quant = other.contains("_k") || other.starts_with(['q', 'i']);
                 let how = match is_quant {
                     true => "; llama.cpp's `llama-quantize` makes others of an f16 or bf16 file",
@@ -63,7 +64,7 @@ impl GgufType {
         }
     }
 
-    /// `general.file_type`, which says how most matrices are stored.
+    /// The value of `general.file_type`, the type of most matrices.
     pub(super) fn file_type(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -83,7 +84,7 @@ impl GgufType {
         }
     }
 
-    /// Bytes of so many numbers.
+    /// The bytes of `numbers` numbers.
     pub(super) fn bytes(self, numbers: u64) -> u64 {
         match self {
             Self::F32 => 4 * numbers,
@@ -92,7 +93,7 @@ impl GgufType {
         }
     }
 
-    /// The numbers as stored; `None` where one is beyond the type.
+    /// The encoded numbers; `None` if one is out of the type's range.
     pub(super) fn encode(self, numbers: &[f32]) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(numbers.len() * 4);
         match self {
@@ -115,8 +116,8 @@ impl GgufType {
             }
             Self::Q8_0 => {
                 for block in numbers.chunks(BLOCK) {
-                    // ggml: the largest number becomes 127, and codes are rounded before the scale
-                    // is.
+                    // As in ggml, the largest number becomes 127, and codes are rounded before the
+                    // scale.
                     let most = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
                     let scale = most / 127.0;
                     let stored = f16::from_f32(scale);

@@ -1,4 +1,4 @@
-//! A model directory as one GGUF file (version 3).
+//! Writes a model directory as one GGUF file (version 3).
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -13,22 +13,22 @@ use super::blocks::GgufType;
 use super::metadata::{Config, Metadata, text};
 use super::vocabulary;
 
-/// Data begins at multiples of this, in bytes.
+/// The alignment of data in bytes.
 const ALIGNMENT: u64 = 32;
-/// Tensors of a directory that GGUF has no use for.
+/// Tensors that GGUF does not use.
 const LEFT_OUT: &str = ".rotary_emb.inv_freq";
 
-/// What was written.
+/// The result of an export.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
-    /// Tensors.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Bytes of the file.
+    /// The bytes of the file.
     pub bytes: u64,
 }
 
-/// A tensor on its way.
+/// A tensor to export.
 struct Tensor<'a> {
     name: String,
     shape: Vec<usize>,
@@ -38,12 +38,12 @@ struct Tensor<'a> {
 }
 
 enum Source<'a> {
-    /// Of the directory; rows of so many heads change their order.
+    /// A tensor of the directory. With heads, its rows change their order.
     Stored {
         info: &'a TensorInfo,
         heads: Option<u32>,
     },
-    /// Computed.
+    /// A computed tensor.
     Numbers(Vec<f32>),
 }
 
@@ -53,13 +53,13 @@ fn failed(path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// Writes the dense model in the directory `model` as the GGUF file `output`, its matrices as
-/// `kind`. The file appears as a whole or not at all.
+/// Writes the dense model in the directory `model` as the GGUF file `output`, with matrices of the
+/// type `kind`. The file appears completely or not at all.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a quantized model, an architecture, a tokenizer or a scaling of
-/// positions that is not exported; [`ErrorKind::InvalidModel`] for a damaged one;
-/// [`ErrorKind::InvalidOption`] where `output` is there already, and for numbers beyond `kind`.
+/// [`ErrorKind::Unsupported`] for a quantized model, and for an architecture, a tokenizer or a
+/// scaling of positions that cannot be exported; [`ErrorKind::InvalidModel`] for a damaged model;
+/// [`ErrorKind::InvalidOption`] if `output` exists, and for numbers out of the range of `kind`.
 pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Exported> {
     if std::fs::symlink_metadata(output).is_ok() {
         return Err(Error::new(
@@ -106,7 +106,7 @@ pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Export
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As any new file: others may read it if the process's umask lets them.
+        // Like any new file, others may read it if the process's umask allows it.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let file = builder.tempfile_in(dir).map_err(|e| failed(output, e))?;
@@ -142,7 +142,7 @@ fn pad(bytes: &mut Vec<u8>, to: u64) {
     bytes.resize(bytes.len().next_multiple_of(to as usize), 0);
 }
 
-/// The tensors in the order of their names, with their places.
+/// The tensors, sorted by name, with their offsets.
 fn tensors<'a>(
     checkpoint: &'a SafetensorsCheckpoint,
     config: &Config<'_>,
@@ -210,7 +210,7 @@ fn header(metadata: &Metadata, tensors: &[Tensor<'_>]) -> Result<Vec<u8>> {
     for tensor in tensors {
         bytes.extend(text(&tensor.name));
         bytes.extend((tensor.shape.len() as u32).to_le_bytes());
-        // The fastest dimension first.
+        // The fastest dimension comes first.
         for n in tensor.shape.iter().rev() {
             bytes.extend((*n as u64).to_le_bytes());
         }
@@ -220,7 +220,7 @@ fn header(metadata: &Metadata, tensors: &[Tensor<'_>]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A tensor's data.
+/// The encoded data of a tensor.
 fn encoded(
     checkpoint: &SafetensorsCheckpoint,
     tensor: &Tensor<'_>,
@@ -268,8 +268,7 @@ fn encoded(
     })
 }
 
-/// Rows in the order for a rotation of neighbors: of each head the first half and the second
-/// alternate.
+/// Reorders rows for a rotation of neighbors: the first and the second half of each head alternate.
 fn interleaved(numbers: Vec<f32>, shape: &[usize], heads: u32, head_dim: u32) -> Result<Vec<f32>> {
     let rows = shape.first().copied().unwrap_or(0);
     let (heads, head_dim) = (heads as usize, head_dim as usize);

@@ -1,4 +1,4 @@
-//! A `config.json` as the metadata of a GGUF file.
+//! Conversion of a `config.json` to the metadata of a GGUF file.
 
 use inference::{Error, ErrorKind, Result};
 use inference_formats::Family;
@@ -6,19 +6,19 @@ use inference_formats::config::llama3_stretch;
 use inference_formats::family::GgufExport;
 use serde_json::{Map, Value};
 
-/// Keys and values, in order, as a file holds them.
+/// Keys and values in the order of the file.
 #[derive(Default)]
 pub(super) struct Metadata {
     keys: Vec<Vec<u8>>,
 }
 
-/// A text as the format stores it.
+/// A text in the encoding of the format.
 pub(super) fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
 impl Metadata {
-    /// A key, the number of its type, and its value.
+    /// Adds a key, the number of its type, and its value.
     fn add(&mut self, key: &str, kind: u32, value: &[u8]) {
         self.keys
             .push([text(key).as_slice(), &kind.to_le_bytes(), value].concat());
@@ -59,12 +59,12 @@ impl Metadata {
         self.array(key, 5, values.len(), &items);
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// All of them.
+    /// All keys and values as bytes.
     pub fn bytes(&self) -> Vec<u8> {
         self.keys.concat()
     }
@@ -74,7 +74,7 @@ fn unsupported(message: String) -> Error {
     Error::new(ErrorKind::Unsupported, message)
 }
 
-/// A configuration that is exported, with the family whose names and keys the file has.
+/// A configuration to export, with the family whose names and keys the file uses.
 pub(super) struct Config<'a> {
     pub fields: &'a Map<String, Value>,
     pub family: &'static Family,
@@ -98,7 +98,7 @@ impl<'a> Config<'a> {
             let gguf = family.gguf.as_ref()?;
             Some((family, gguf.architecture, gguf.export?))
         };
-        // Only the text part of a multimodal checkpoint has names in GGUF.
+        // GGUF has names only for the text part of a multimodal checkpoint.
         let family = Family::of(model_type).filter(|f| f.model_type == model_type);
         let Some((family, architecture, export)) = family.and_then(exported) else {
             let known = Family::all().iter().copied().filter_map(exported);
@@ -116,7 +116,7 @@ impl<'a> Config<'a> {
         })
     }
 
-    /// A whole number.
+    /// An unsigned integer of the configuration.
     pub fn number(&self, name: &str) -> Result<Option<u32>> {
         match self.fields.get(name) {
             None | Some(Value::Null) => Ok(None),
@@ -143,21 +143,21 @@ impl<'a> Config<'a> {
         self.fields.get(name).and_then(Value::as_f64)
     }
 
-    /// Elements of a head.
+    /// The elements of a head.
     pub fn head_dim(&self) -> Result<u32> {
         let heads = self.required("num_attention_heads")?;
         let quotient = self.required("hidden_size")? / heads;
         Ok(self.number("head_dim")?.unwrap_or(quotient))
     }
 
-    /// Heads of keys and values.
+    /// The number of heads of keys and values.
     pub fn kv_heads(&self) -> Result<u32> {
         let heads = self.required("num_attention_heads")?;
         Ok(self.number("num_key_value_heads")?.unwrap_or(heads))
     }
 
-    /// The keys of the architecture. Returns the factors of Llama 3's wavelengths, which are a
-    /// tensor.
+    /// Writes the keys of the architecture. Returns the factors of Llama 3's wavelengths, which are
+    /// stored as a tensor.
     pub fn write(&self, to: &mut Metadata) -> Result<Option<Vec<f32>>> {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let head_dim = self.head_dim()?;

@@ -1,7 +1,6 @@
-//! Models written in the format of other tools: a directory of safetensors as a GGUF file.
+//! Export of models to formats of other tools: a directory of safetensors to a GGUF file.
 //!
-//! No array library takes part: tensors are read, their rows reordered, and numbers rounded one
-//! tensor at a time.
+//! No array library is needed: each tensor is read, reordered and rounded by itself.
 
 mod blocks;
 mod gguf;

@@ -1,5 +1,5 @@
-//! A `tokenizer.json` as GGUF's metadata: byte-level BPE, whose splitting of words GGUF has a name
-//! for.
+//! Conversion of a `tokenizer.json` to GGUF's metadata: byte-level BPE with a pre-tokenizer that
+//! GGUF has a name for.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::metadata::Metadata;
 
-/// Texts on which ways to split words differ: numbers, contractions, spaces, punctuation, line
-/// ends, scripts.
+/// Texts that distinguish pre-tokenizers by numbers, contractions, spaces, punctuation, line ends
+/// and scripts.
 const PROBES: [&str; 9] = [
     "Hello, world! It's 12345 o'clock; we'll see.",
     "  leading and   inner   spaces  ",
@@ -123,7 +123,7 @@ fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerPart
     let merges = merges.map(|merge| match merge {
         Value::String(text) => Ok(text.clone()),
         pair => match (pair[0].as_str(), pair[1].as_str()) {
-            // GGUF separates the two by a space.
+            // GGUF separates the two texts by a space.
             (Some(a), Some(b)) if !a.contains(' ') && !b.contains(' ') => Ok(format!("{a} {b}")),
             _ => Err(unsupported(format!(
                 "the merge {pair} cannot be written to GGUF"
@@ -149,7 +149,7 @@ fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerPart
     })
 }
 
-/// The way to split words with which a reader of the file makes the same tokens as the model's own
+/// The pre-tokenizer with which a reader of the file gets the same tokens as the model's own
 /// tokenizer.
 fn split(parts: &GgufTokenizerParts, own: &Tokenizer) -> Result<&'static str> {
     for name in Tokenizer::GGUF_SPLITS {

@@ -1,4 +1,4 @@
-//! Where files of ours live on the user's machine. Paths only; nothing is created here.
+//! Paths of our files on the user's machine. Nothing is created here.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ const DIR: &str = "rust-mlx";
 /// `~/Library/Caches/rust-mlx` on macOS and `~/.cache/rust-mlx` elsewhere.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] when neither a variable nor a home directory says where.
+/// [`ErrorKind::Io`] if neither a variable nor a home directory determines the path.
 pub fn cache_dir() -> Result<PathBuf> {
     let fallback = if cfg!(target_os = "macos") {
         "Library/Caches"
@@ -27,10 +27,10 @@ pub fn cache_dir() -> Result<PathBuf> {
     )
 }
 
-/// Where fetched models are kept: `models` in [`cache_dir`], one directory a model.
+/// The directory of fetched models: `models` in [`cache_dir`], with one directory for each model.
 ///
 /// # Errors
-/// As [`cache_dir`].
+/// Those of [`cache_dir`].
 pub fn models_dir() -> Result<PathBuf> {
     Ok(cache_dir()?.join("models"))
 }
@@ -40,7 +40,7 @@ pub fn models_dir() -> Result<PathBuf> {
 /// (`~/Library/Application Support/rust-mlx` on macOS).
 ///
 /// # Errors
-/// As [`cache_dir`].
+/// Those of [`cache_dir`].
 pub fn state_dir() -> Result<PathBuf> {
     let fallback = if cfg!(target_os = "macos") {
         "Library/Application Support"
@@ -55,7 +55,7 @@ pub fn state_dir() -> Result<PathBuf> {
     )
 }
 
-/// Whether a variable is set to something that means yes: not empty, `0`, `false`, `no` or `off`.
+/// Whether a variable is set to a true value: not empty, `0`, `false`, `no` or `off`.
 pub(super) fn is_on(value: Option<OsString>) -> bool {
     value.is_some_and(|value| {
         let value = value.to_string_lossy().trim().to_ascii_lowercase();
@@ -77,7 +77,7 @@ fn locate(
     if let Some(dir) = set("MLX_CACHE_DIR") {
         return Ok(dir);
     }
-    // The XDG specification says to ignore relative paths there.
+    // The XDG specification says that relative paths are ignored.
     if let Some(dir) = set(xdg).filter(|dir| dir.is_absolute()) {
         return Ok(dir.join(DIR));
     }

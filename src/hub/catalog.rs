@@ -1,18 +1,18 @@
-//! The known models: where each comes from, pinned by version, size and hash. Data, no I/O.
+//! The known models with their sources, pinned by version, size and hash. It is data without I/O.
 
-/// A model that can be fetched by name, and everything needed to check that it is the right one.
+/// A model that can be fetched by name, with the data to verify it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KnownModel {
-    /// The name it is known by, and the name of its directory in the cache.
+    /// Its name, which is also the name of its directory in the cache.
     pub name: &'static str,
-    /// Other names it answers to.
+    /// Other names for it.
     pub aliases: &'static [&'static str],
-    /// One line about it.
+    /// A description in one line.
     pub about: &'static str,
     /// Its license, as an SPDX expression.
     pub license: &'static str,
-    /// The Python package that holds it.
+    /// The Python package that contains it.
     pub package: &'static str,
     /// That package's pinned version.
     pub version: &'static str,
@@ -28,19 +28,19 @@ pub struct KnownModel {
     pub sha256: &'static str,
     /// Size of the model file in bytes.
     pub bytes: u64,
-    /// Where the model file is an archive: the files of the model's directory, and their sizes in
+    /// If the model file is an archive, the files of the model's directory with their sizes in
     /// bytes. Empty for a model of one file.
     pub files: &'static [(&'static str, u64)],
 }
 
 impl KnownModel {
-    /// Bytes that it takes in the cache.
+    /// The bytes of the model in the cache.
     pub fn kept_bytes(&self) -> u64 {
         let files = self.files.iter().map(|(_, bytes)| bytes);
         self.bytes + files.sum::<u64>()
     }
 
-    /// The wheel that holds it.
+    /// The wheel that contains it.
     pub(super) fn wheel(&self) -> Wheel<'_> {
         Wheel {
             title: self.name,
@@ -52,22 +52,20 @@ impl KnownModel {
     }
 }
 
-/// A Python package's wheel, pinned.
+/// The pinned wheel of a Python package.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wheel<'a> {
-    /// Its content, for the progress.
+    /// A name of its content for the progress.
     pub title: &'a str,
-    /// The package.
     pub package: &'a str,
-    /// Its version.
     pub version: &'a str,
     /// SHA-256 of the wheel, in lower-case hexadecimal.
     pub sha256: &'a str,
-    /// Its size in bytes, where it is known.
+    /// Its size in bytes, if it is known.
     pub bytes: Option<u64>,
 }
 
-/// The first entry is the first model: what runs when no model is named.
+/// The first entry is the default model.
 const CATALOG: &[KnownModel] = &[
     KnownModel {
         name: "smollm2-135m-instruct",
@@ -111,7 +109,7 @@ const CATALOG: &[KnownModel] = &[
     },
 ];
 
-/// All known models; the first is the one used when none is named.
+/// All known models. The first one is the default.
 pub fn catalog() -> &'static [KnownModel] {
     CATALOG
 }

@@ -1,4 +1,4 @@
-//! SHA-256 of files and streams, as lower-case hexadecimal. Nothing else is hashed here.
+//! SHA-256 of files and streams, in lower-case hexadecimal.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,7 +18,7 @@ impl Hasher {
         self.0.update(bytes);
     }
 
-    /// The digest of everything seen so far: 64 lower-case hexadecimal digits.
+    /// The digest of all bytes so far: 64 lower-case hexadecimal digits.
     pub(super) fn finish(self) -> String {
         use std::fmt::Write as _;
         let mut text = String::with_capacity(64);
@@ -30,7 +30,7 @@ impl Hasher {
     }
 }
 
-/// Hashes the rest of a reader; `progress` sees the running byte count.
+/// Hashes the rest of a reader, and reports the number of bytes to `progress`.
 pub(super) fn of_reader(mut reader: impl Read, progress: &mut dyn Progress) -> io::Result<String> {
     let mut hasher = Hasher::default();
     let mut buffer = vec![0u8; 1 << 20];
@@ -51,7 +51,7 @@ pub(super) fn of_reader(mut reader: impl Read, progress: &mut dyn Progress) -> i
 /// Hashes a file.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] naming the file, when it cannot be read.
+/// [`ErrorKind::Io`] with the file's name, if it cannot be read.
 pub(super) fn of_file(path: &Path, progress: &mut dyn Progress) -> Result<String> {
     File::open(path)
         .and_then(|file| of_reader(file, progress))

@@ -1,8 +1,8 @@
-//! Names that other tools know models by, and where those models are on the Hugging Face Hub.
-//! Nothing pins them, so none is fetched by such a name: the message says how to get it. Data, no
-//! I/O.
+//! Names of models in other tools, and their repositories on the Hugging Face Hub. They are not
+//! pinned, so such a name fetches nothing; the message says how to get the model. It is data
+//! without I/O.
 
-/// A model on the hub, and the names it has elsewhere.
+/// A model on the hub, and its names in other tools.
 struct Elsewhere {
     names: &'static [&'static str],
     repository: &'static str,
@@ -44,8 +44,8 @@ const ELSEWHERE: &[Elsewhere] = elsewhere! {
     "smollm3" | "smollm3:3b" => "HuggingFaceTB/SmolLM3-3B";
 };
 
-/// The repository of a name that other tools use. Letter case does not matter, and a name without a
-/// tag is the same as with `:latest`.
+/// The repository for a name from other tools. Letter case does not matter, and a missing tag means
+/// `:latest`.
 #[must_use]
 pub fn on_the_hub(name: &str) -> Option<&'static str> {
     let name = name.trim();
@@ -59,7 +59,6 @@ pub fn on_the_hub(name: &str) -> Option<&'static str> {
     entry.map(|entry| entry.repository)
 }
 
-/// All names.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     ELSEWHERE.iter().flat_map(|entry| entry.names).copied()
 }

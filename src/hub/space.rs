@@ -1,13 +1,13 @@
-//! Whether a download fits on its file system.
+//! Checks whether a download fits on its file system.
 
 use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
 
-/// Bytes that stay free for others.
+/// The bytes that must stay free for other programs.
 const RESERVE: u64 = 64 << 20;
 
-/// Refuses to write `bytes` more to `path` where its file system has less.
+/// Refuses to write `bytes` more bytes to `path` if its file system has less space.
 ///
 /// # Errors
 /// [`ErrorKind::Io`] with both numbers.
@@ -15,7 +15,7 @@ pub(super) fn check(path: &Path, bytes: u64) -> Result<()> {
     let dir = path.parent().unwrap_or(path);
     match free(dir) {
         Some(free) => enough(free, bytes).map_err(|e| e.with_path(dir)),
-        // Some network file systems do not say.
+        // Some network file systems do not report free space.
         None => Ok(()),
     }
 }
@@ -33,7 +33,6 @@ fn enough(free: u64, bytes: u64) -> Result<()> {
     ))
 }
 
-/// Bytes that this user may still write.
 #[cfg(unix)]
 fn free(dir: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(dir).ok()?;

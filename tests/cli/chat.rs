@@ -1,5 +1,5 @@
-//! What a person sees and keeps of a chat: at 80 and 40 columns, with and without colors, after
-//! `/save`.
+//! Tests of a chat's screen at 80 and 40 columns, with and without colors, and of saved
+//! conversations.
 #![cfg(unix)]
 
 use std::path::Path;
@@ -8,11 +8,11 @@ use std::process::Command;
 use crate::program::{mlx, piped, stdout, tiny};
 use crate::terminal::Terminal;
 
-/// What the model says: a grammar leaves it no choice.
+/// The model's reply, which a grammar forces.
 const REPLY: &str = "## The fox\nThe quick brown fox jumps over the lazy dog, and **over the wall** too.\n\n\
     - an item which is long enough for two lines of forty columns\n```python\nreturn \"x\"\n```";
 
-/// A chat in which the model says `reply`.
+/// A chat in which the model replies with `reply`.
 fn chat(home: &Path, reply: &str, more: &[&str]) -> Command {
     let regex: String = reply
         .chars()
@@ -45,7 +45,7 @@ fn size(n: u16) -> std::num::NonZero<u16> {
     std::num::NonZero::new(n).unwrap()
 }
 
-/// The screen after the model's reply: its lines, and what drew them.
+/// The screen after the model's reply: its lines, and the parser that drew them.
 fn shown(command: &mut Command, columns: u16) -> (Vec<String>, vt100::Parser) {
     let mut terminal = Terminal::start(command, columns);
     terminal.wait_for(">>> ");
@@ -64,7 +64,7 @@ fn shown(command: &mut Command, columns: u16) -> (Vec<String>, vt100::Parser) {
     (lines, screen)
 }
 
-/// Words put into lines of at most `width`, the later ones with `indent` before them.
+/// Words wrapped at `width`, with `indent` before all lines but the first.
 fn wrapped(text: &str, width: usize, indent: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -81,7 +81,7 @@ fn wrapped(text: &str, width: usize, indent: &str) -> Vec<String> {
     lines
 }
 
-/// The lines stand one after another on the screen.
+/// The position of `wanted` on the screen, whose lines must be adjacent.
 #[track_caller]
 fn stand(lines: &[String], wanted: &[String]) -> usize {
     let at = lines.windows(wanted.len()).position(|part| part == wanted);
@@ -102,7 +102,7 @@ fn a_reply_is_drawn_at_80_and_at_40_columns() {
         wanted.extend(wrapped(item, width, "  "));
         wanted.extend(["```python", "return \"x\"", "```"].map(String::from));
         let at = stand(&lines, &wanted);
-        // The heading and the words between the stars are bold, and nothing else of the text is.
+        // Only the heading and the words between the stars are bold.
         let bold: String = (at..at + wanted.len())
             .flat_map(|row| (0..columns).map(move |column| (row as u16, column)))
             .filter_map(|(row, column)| screen.screen().cell(row, column))
@@ -117,7 +117,7 @@ fn a_reply_is_drawn_at_80_and_at_40_columns() {
     }
 }
 
-/// Rows of the screen that `terminal` has drawn.
+/// The rows of the screen that `terminal` has drawn.
 fn rows_of(terminal: &Terminal, columns: u16) -> Vec<String> {
     let mut screen = vt100::Parser::new(size(200), size(columns), 0);
     screen.process(terminal.screen().as_bytes());
@@ -149,7 +149,7 @@ fn messages_of_a_narrow_chat_break_between_words() {
         let found = words.windows(wanted.len()).any(|part| part == wanted);
         assert!(found, "{text}\nnot in\n{rows:#?}");
     }
-    // A column without room beside the names stands below them.
+    // A column without enough space beside the names goes below them.
     assert!(
         rows.iter()
             .any(|row| row == "/set                 show the parameters")
@@ -216,8 +216,8 @@ fn pipes_and_simple_terminals_get_the_text_itself() {
     }
 }
 
-/// A scripted conversation: many lines, `/set`, `/save`, `/load`, `/resume`, and a later program
-/// that goes on.
+/// A scripted conversation with many lines, `/set`, `/save`, `/load` and `/resume`. A second
+/// program continues it.
 #[test]
 fn a_conversation_is_kept_and_gone_on_from() {
     for columns in [80, 40] {

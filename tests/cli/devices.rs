@@ -1,4 +1,4 @@
-//! Devices have no end: they are refused, or read up to a stated bound, before a model is loaded.
+//! Devices have no end of file. They are refused, or read up to a limit, before a model is loaded.
 #![cfg(unix)]
 
 use crate::program::{output, refused, tiny};

@@ -1,4 +1,4 @@
-//! First steps of a user of other tools: names, prompts, help, completions.
+//! Tests of the first steps of users who know other tools: names, prompts, help, completions.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use crate::common::fixture;
 use crate::program::{mlx, output, piped, refused, stdout, text, tiny};
 use serde_json::Value;
 
-/// `run` answers as `generate` does, whether the prompt is words, a pipe or both.
+/// `run` answers like `generate`, whether the prompt is words, a pipe or both.
 #[test]
 fn run_answers_words_and_pipes_alike() {
     let home = tempfile::tempdir().unwrap();
     let model = tiny();
-    // `run` draws tokens, unless it is told not to.
+    // `run` samples tokens unless these flags turn that off.
     let greedy = ["--temp", "0", "--repeat-penalty", "1"];
     let flags = [&["--backend", "cpu", "-n", "8"], &greedy[..]].concat();
     let run = |words: &[&str]| {
@@ -23,7 +23,7 @@ fn run_answers_words_and_pipes_alike() {
     assert!(wanted.len() > 1, "{wanted:?}");
     let words = run(&["tell me more"]).output().unwrap();
     assert_eq!(stdout(&words), wanted);
-    // Statistics are for `--verbose`, as in ollama.
+    // As in ollama, only `--verbose` shows statistics.
     let said = text(&words.stderr);
     assert!(
         said.contains("--max-tokens") && !said.contains("tok/s"),
@@ -44,7 +44,7 @@ fn run_answers_words_and_pipes_alike() {
     refused(&run(&[]).output().unwrap(), 2);
 }
 
-/// What the model's files recommend is drawn from: here one token each time, else any.
+/// The model's files recommend the sampling. In this test they allow either one token or any.
 #[test]
 fn run_draws_as_the_model_s_files_say() {
     let home = tempfile::tempdir().unwrap();
@@ -61,7 +61,8 @@ fn run_draws_as_the_model_s_files_say() {
         stdout(&mlx(home.path(), &args).output().unwrap())
     };
     let greedy = run(&["--temp", "0"]);
-    // The tiny model's distribution is flat: eight drawn tokens are never the greedy ones again.
+    // The tiny model's distribution is flat, so eight sampled tokens always differ from the greedy
+    // ones.
     let drawn: Vec<String> = ["1", "2", "3"]
         .iter()
         .map(|n| run(&["--seed", n]))
@@ -70,12 +71,12 @@ fn run_draws_as_the_model_s_files_say() {
     let config = model.join("generation_config.json");
     std::fs::write(&config, r#"{"do_sample": true, "top_k": 1}"#).unwrap();
     assert_eq!(run(&["--seed", "1"]), greedy);
-    // A fault in it is warned of, and stops nothing.
+    // An error in the file causes a warning and stops nothing.
     std::fs::write(&config, r#"{"top_k": "one"}"#).unwrap();
     assert_eq!(run(&["--seed", "1"]), drawn[0]);
 }
 
-/// ollama's `--format` is a schema.
+/// ollama's `--format` sets a schema.
 #[test]
 fn run_has_ollama_s_format() {
     let home = tempfile::tempdir().unwrap();
@@ -111,7 +112,7 @@ fn names_that_are_nowhere_are_answered_with_ways_out() {
         told.contains("mlx pull mlx-community/Llama-3.2-3B-Instruct-4bit"),
         "{told}"
     );
-    // The hub's addresses are names of models.
+    // Addresses of the hub's pages are valid names of models.
     for address in [
         "hf.co/own/tiny",
         "https://huggingface.co/own/tiny/tree/main",
@@ -124,8 +125,7 @@ fn names_that_are_nowhere_are_answered_with_ways_out() {
     }
 }
 
-/// A model of the Hugging Face cache is suggested for a typo, and found by the name that other
-/// tools use.
+/// A typo suggests a model of the Hugging Face cache. The name from another tool finds that model.
 #[test]
 fn cached_models_are_suggested_and_found() {
     let home = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ fn shells_and_man_know_every_subcommand() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&output(&["completions", shell]));
         for name in ["generate", "perplexity", "--max-tokens"] {
-            // fish leaves out the dashes.
+            // fish's script has flags without dashes.
             assert!(
                 script.contains(name.trim_start_matches('-')),
                 "{shell}: {name}"
@@ -208,7 +208,7 @@ fn shells_and_man_know_every_subcommand() {
             page.contains(".TH mlx") && page.contains(".SH SYNOPSIS"),
             "{page}"
         );
-        // Every page that this one refers to is there.
+        // Every page that this page refers to exists.
         let page = page.replace("\\-", "-");
         for name in page.lines().filter_map(|line| line.strip_suffix("(1)")) {
             let file = dir.path().join(format!("man1/{name}.1"));

@@ -1,4 +1,4 @@
-//! Layers that walk in `mlx serve`, and both ways to compute a model in `/v1/infer` and `mlx infer`.
+//! Tests of walking layers in `mlx serve`, and of both computations in `/v1/infer` and `mlx infer`.
 #![cfg(all(feature = "probe", feature = "serve"))]
 
 use std::io::{BufRead as _, BufReader};
@@ -14,7 +14,7 @@ fn model(name: &str) -> String {
     fixture("tiny").join(name).display().to_string()
 }
 
-/// The features of the tiny Llama in `dir`.
+/// Builds the features of the tiny Llama in `dir`.
 fn build(dir: &Path) -> String {
     let (own, to) = (model("llama"), dir.join("v").display().to_string());
     let args = [
@@ -39,7 +39,7 @@ fn walking(vindex: &str) -> Box<dyn TextModel> {
     inference::load_model(fixture("tiny/llama"), &options).unwrap()
 }
 
-/// `mlx serve`, which ends with the test.
+/// A running `mlx serve`, which ends with the test.
 struct Server {
     child: Child,
     url: String,
@@ -120,8 +120,8 @@ fn a_server_walks() {
     );
 }
 
-/// The most probable token after `the cat` and its probability with four digits, of the model by
-/// its plan and as it was trained.
+/// The most probable token after `the cat` and its probability with four digits, by the model's
+/// plan and as the model was trained.
 fn expected(vindex: &str) -> (Value, Value) {
     let (own, trained) = (walking(vindex), tiny("llama"));
     let ids = (trained.as_token_model().unwrap())
@@ -208,7 +208,7 @@ fn the_server_compares_both_ways() {
     }
     let (_, reply) = infer(&json!({"prompt": "the cat"}));
     assert_eq!(reply["mode"], "walk");
-    // What walks and what does not are not mixed up by what was computed before.
+    // Caches of walking and dense computations are not mixed.
     let (_, again) = infer(&body("compare"));
     assert_eq!(
         (&again["walk"], &again["dense"]),
@@ -236,7 +236,7 @@ fn the_server_compares_both_ways() {
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("mode")));
 }
 
-/// All weights are in the directory: no model is named.
+/// The directory has all weights, so no model is named.
 #[test]
 fn a_vindex_alone_is_served() {
     let dir = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ fn a_vindex_alone_is_served() {
     let body = |mode: &str| json!({"prompt": "the cat", "top": 3, "mode": mode});
     let (status, reply) = server.post("/v1/infer", &body("walk"));
     assert_eq!(status, 200, "{reply}");
-    // With all features the walk is the dense pass.
+    // With all features, the walk equals the dense pass.
     assert_eq!(reply["predictions"][0], dense);
     let (_, reply) = server.post("/v1/infer", &json!({"prompt": "the cat"}));
     assert_eq!(reply["mode"], "walk");
@@ -263,7 +263,7 @@ fn a_vindex_alone_is_served() {
     let output = tiny("llama").generate(&prompt, &greedy(9)).unwrap();
     let said = output.collect_output().unwrap().text;
     assert_eq!(answer["choices"][0]["text"], said);
-    // A plan with few features is that of the model with these features.
+    // A plan with few features gives the same as the model with that plan.
     let flags = ["--backend", "cpu", "--ffn", "walk:3", "--vindex", &to, &to];
     let server = Server::start(dir.path(), &flags);
     let (_, reply) = server.post("/v1/infer", &json!({"prompt": "the cat", "mode": "walk"}));

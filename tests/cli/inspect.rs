@@ -1,4 +1,4 @@
-//! `mlx arch` and `mlx inspect`: the known architectures, and the needs of a model.
+//! Tests of `mlx arch` and `mlx inspect`: the known architectures, and a model's needs.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -86,8 +86,8 @@ fn headers_tell_what_loading_finds() {
                 "{what}: {list}"
             );
         }
-        // Files may hold more than is loaded: the embedding twice, factors of the rotation, other
-        // modalities. Keys that Gemma 4 also uses as values count as both once loaded.
+        // Files may hold more than is loaded: a second embedding, factors of the rotation, other
+        // modalities. Gemma 4 also uses some keys as values; loaded, they count twice.
         let about =
             |files: u64, loaded: u64| files + files / 20 >= loaded && files < loaded * 13 / 10;
         let parameters = report["parameters"].as_u64().unwrap();
@@ -98,7 +98,7 @@ fn headers_tell_what_loading_finds() {
         );
         let memory = &report["memory"];
         let weights = memory["weights"].as_u64().unwrap();
-        // The kernels pad the last rows of packed matrices, which shows in models this small.
+        // The kernels pad the last rows of packed matrices, which matters in such small models.
         assert!(
             weights.abs_diff(info.weight_bytes) <= info.weight_bytes / 100,
             "{what}: {weights}, loaded {}",
@@ -145,8 +145,8 @@ fn a_hybrid_has_a_state_beside_a_cache() {
     let text = stdout(&[&arguments[..], &["--json", path]].concat());
     let json: Value = serde_json::from_str(&text).unwrap();
     let memory = &json["report"]["memory"];
-    // Three convolutions remember two inputs of 32 channels; two layers have keys and values of two
-    // heads of 8 elements. All in float32.
+    // Three convolutions remember two inputs of 32 channels. Two layers have keys and values of two
+    // heads with 8 elements. All are float32.
     assert_eq!(memory["state"], 3 * 2 * 32 * 4);
     assert_eq!(memory["cache_per_token"], 2 * 2 * 2 * 8 * 4);
     let text = stdout(&[&arguments[..], &[path]].concat());
@@ -169,23 +169,24 @@ fn states_of_each_kind_of_layer_are_counted() {
         let number = |field: &str| memory[field].as_u64().unwrap();
         (number("state"), number("cache_per_token"))
     };
-    // Three layers: three inputs of 2 * 16 + 24 channels, four heads of 8 x 6. One with keys and
-    // values of two heads of 16.
+    // Three layers have three inputs of 2 * 16 + 24 channels and four heads of 8 x 6. One layer has
+    // keys and values of two heads with 16 elements.
     let delta = 3 * (3 * 56 + 4 * 8 * 6) * 4;
     assert_eq!(memory("qwen3-next"), (delta, 2 * 2 * 16 * 4));
     assert_eq!(memory("qwen3-5-moe"), (delta, 2 * 2 * 16 * 4));
-    // Three inputs of 64 + 2 * 2 * 6 channels, eight heads of 6 x 8.
+    // The state has three inputs of 64 + 2 * 2 * 6 channels and eight heads of 6 x 8.
     let ssd = (3 * 88 + 8 * 6 * 8) * 4;
     assert_eq!(memory("mamba2"), (3 * ssd, 0));
     assert_eq!(memory("granitemoehybrid"), (3 * ssd, 2 * 2 * 8 * 4));
-    // Three inputs of 48 + 2 * 2 * 5 channels, six heads of 5 x 8, beside two heads of 10.
+    // The state has three inputs of 48 + 2 * 2 * 5 channels and six heads of 5 x 8, beside two
+    // heads of 10.
     let ssd = (3 * 68 + 6 * 5 * 8) * 4;
     assert_eq!(memory("falcon-h1"), (3 * ssd, 3 * 2 * 2 * 10 * 4));
     // Two of five blocks are recurrent, and one has keys.
     assert_eq!(memory("nemotron-h"), (2 * ssd, 2 * 2 * 12 * 4));
 }
 
-/// The files of a prompt's cache hold what each token costs.
+/// The files of a prompt's cache have the reported size for each token.
 #[test]
 fn keys_of_a_token_are_those_that_are_kept() {
     const TOKENS: u64 = 5;
@@ -196,7 +197,7 @@ fn keys_of_a_token_are_those_that_are_kept() {
         let memory = report(&path)["memory"].clone();
         let per_token = memory["cache_per_token"].as_u64().unwrap();
         if memory["state"] != 0 {
-            continue; // its file holds the state, too
+            continue; // its file contains the state, too
         }
         let file = dir.path().join(format!("{name}.safetensors"));
         let model = load(&path);
@@ -234,7 +235,7 @@ fn flags_count_also_without_loading() {
     let adapter = fixture("training/llama-4").display().to_string();
     let more = needs(&["--adapter-path", &adapter]);
     assert!(number(&more, "weights") > number(&plain, "weights"));
-    // Three layers of 2 * 4 heads of 8 numbers.
+    // Three layers have keys and values of 4 heads with 8 elements.
     assert_eq!(number(&plain, "cache_per_token"), 3 * 64 * 4);
     let bounded = needs(&["--ctx-size", "64"]);
     assert_eq!(bounded["room_for_tokens"], i32::MAX);
@@ -260,8 +261,8 @@ fn flags_count_also_without_loading() {
     );
 }
 
-/// In bfloat16 the sums over a sequence lose what is small: a GPU computes such a model in float32
-/// unless it is told otherwise.
+/// In bfloat16, sums over a sequence lose small values. So a GPU computes such a model in float32
+/// unless a flag sets another type.
 #[test]
 fn a_recurrent_model_is_computed_in_float32_on_a_gpu_too() {
     let compute_type = |name: &str, more: &[&str]| {
@@ -270,13 +271,14 @@ fn a_recurrent_model_is_computed_in_float32_on_a_gpu_too() {
         let json: Value = serde_json::from_str(&stdout(&[&base[..], more].concat())).unwrap();
         json["report"]["memory"]["compute_type"].clone()
     };
-    // Both are stored in bfloat16.
+    // Both models are stored in bfloat16.
     assert_eq!(compute_type("xlstm", &[]), "float32");
     assert_eq!(compute_type("llama-bf16", &[]), "bfloat16");
     assert_eq!(compute_type("xlstm", &["--dtype", "bfloat16"]), "bfloat16");
 }
 
-/// Attention in double precision is a flag that reaches the model. A GPU refuses it, loaded or not.
+/// The flag for attention in double precision reaches the model. A GPU refuses it before and after
+/// loading.
 #[test]
 fn attention_in_double_precision_changes_roundings_and_needs_a_cpu() {
     let path = fixture("tiny/llama").display().to_string();
@@ -334,7 +336,7 @@ fn people_see_parts_formats_template_and_fit() {
     }
 }
 
-/// What a row of `mlx inspect` says.
+/// The words of a row of `mlx inspect`.
 fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
     let rows: Vec<&str> = (text.lines())
         .filter_map(|line| line.strip_prefix(&format!("{name:<18} ")))
@@ -343,8 +345,8 @@ fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
     rows[0].split_whitespace().collect()
 }
 
-/// The free memory would hold more tokens than the model's context, and one figure says what the
-/// weights need: once a measured and an estimated one stood beside each other.
+/// The free memory would hold more tokens than the model's context. The needed memory is one
+/// figure: an earlier version showed a measured and an estimated one.
 #[test]
 fn memory_is_one_figure_and_room_ends_with_the_context() {
     let path = fixture("tiny/llama");
@@ -361,7 +363,7 @@ fn memory_is_one_figure_and_room_ends_with_the_context() {
         let needs = row(&text, "needs");
         assert_eq!(needs[2..4], ["for", "weights,"], "{flags:?}: {needs:?}");
         let measures = |word: &&&str| ["B", "KiB", "MiB", "GiB"].contains(*word);
-        // Of the weights, and of the cache of 1000 tokens.
+        // One figure is for the weights, and one for the cache of 1000 tokens.
         assert_eq!(
             needs.iter().filter(measures).count(),
             2,
@@ -382,7 +384,7 @@ fn memory_is_one_figure_and_room_ends_with_the_context() {
             "{needs:?}, {loaded}"
         );
     }
-    // A context that free memory cannot hold is not promised.
+    // The report does not promise a context that free memory cannot hold.
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(path).unwrap() {
         let file = entry.unwrap().path();

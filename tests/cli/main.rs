@@ -1,4 +1,4 @@
-//! The program as a person meets it: flags, output, terminals.
+//! Tests of the program as users see it: flags, output, terminals.
 
 mod chat;
 #[path = "../common/mod.rs"]

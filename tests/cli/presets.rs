@@ -1,4 +1,4 @@
-//! Presets from Modelfiles: made, listed, shown, used and removed.
+//! Tests of presets from Modelfiles: they are created, listed, shown, used and removed.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn fails(home: &Path, args: &[&str], code: i32) -> String {
     refused(&mlx(home, args).output().unwrap(), code)
 }
 
-/// A home with the tiny model beside a Modelfile of this text.
+/// A home directory with the tiny model and a Modelfile with this text.
 fn home_with(modelfile: &str) -> (tempfile::TempDir, String) {
     let home = tempfile::tempdir().unwrap();
     let model = home.path().join("files/model");
@@ -29,7 +29,7 @@ fn home_with(modelfile: &str) -> (tempfile::TempDir, String) {
     (home, file)
 }
 
-/// `run` draws tokens; these flags make it choose as `generate` does.
+/// `run` samples tokens; these flags make it choose like `generate`.
 const GREEDY: [&str; 4] = ["--temp", "0", "--repeat-penalty", "1"];
 
 const PIRATE: &str = r#"
@@ -58,7 +58,7 @@ fn a_preset_is_its_model_with_all_it_says() {
         text(&made.stderr)
     );
 
-    // The expected reply, in the template's words.
+    // The expected prompt in the template's format.
     let raw = "<|im_start|>system\nSpeak like a pirate.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n\
                <|im_start|>assistant\nAhoy<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
     let model = home.join("files/model").to_str().unwrap().to_owned();
@@ -86,7 +86,7 @@ fn a_preset_is_its_model_with_all_it_says() {
     let mut chat = mlx(home, &["chat", "-m", "pirate", "--backend", "cpu"]);
     chat.stdin(std::process::Stdio::piped());
     assert_eq!(stdout(&crate::program::piped(chat, "hi\n")), wanted);
-    // A flag beats it.
+    // A flag overrides the preset.
     let wanted = run(home, &[&by_hand[..], &["-n", "2"]].concat());
     let args = ["run", "pirate", "hi", "--backend", "cpu", "-n", "2"];
     assert_eq!(run(home, &[&args[..], &GREEDY].concat()), wanted);
@@ -118,7 +118,7 @@ fn a_preset_is_listed_shown_and_removed() {
         run(home, &["show", "pirate", "--parameters"]),
         "num_predict 6\nnum_ctx 200\n"
     );
-    // Its Modelfile makes the same preset again.
+    // The preset's Modelfile creates the same preset again.
     let again = home.join("again");
     std::fs::write(&again, run(home, &["show", "pirate", "--modelfile"])).unwrap();
     run(home, &["create", "other", "-f", again.to_str().unwrap()]);
@@ -166,7 +166,7 @@ fn a_preset_may_stand_on_another_and_have_a_template() {
         template.starts_with("{{ messages[0].content }}|"),
         "{template}"
     );
-    // Commands that know no presets take the model of one.
+    // Commands without presets use the preset's model.
     let args = [
         "perplexity",
         "-m",

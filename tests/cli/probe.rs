@@ -1,4 +1,4 @@
-//! `mlx probe`: from texts to a report, with the numbers that the library gives.
+//! Tests of `mlx probe` from texts to a report, compared with the library's numbers.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn refused(arguments: &[&str], code: i32, text: &str) {
     assert!(stderr.contains(text), "{stderr}");
 }
 
-/// The states of a tiny model at `position` of the stimuli, as a file in `dir`.
+/// Writes the states of a tiny model at `position` of the stimuli to a file in `dir`.
 fn extract(dir: &Path, name: &str, model: &str, more: &[&str]) -> String {
     let output = dir.join(name).display().to_string();
     let model = fixture("tiny").join(model).display().to_string();
@@ -106,7 +106,7 @@ fn extracted_states_are_those_of_the_library() {
             let difference = max_difference(activations.state(row, layer + 1), &at(block, last));
             assert!(difference < 1e-3, "row {row}, layer {layer}: {difference}");
         }
-        // The tokens of the root: those up to its end that are not those up to its beginning.
+        // The tokens of the root are those up to its end without those up to its beginning.
         let root = list[row]["root"].as_str().unwrap();
         let (before, _) = text.split_once(root).unwrap();
         let ends = |text: &str| {
@@ -129,7 +129,7 @@ fn extracted_states_are_those_of_the_library() {
     }
 }
 
-/// The root stands before the word, so that its states do not depend on the pattern.
+/// The root comes before the word, so its states do not depend on the pattern.
 #[test]
 fn states_that_cannot_tell_a_label_are_warned_of_and_the_chart_says_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ fn states_that_cannot_tell_a_label_are_warned_of_and_the_chart_says_so() {
         chart.contains("12 distinct states of 72; best accuracy"),
         "{chart}"
     );
-    // What can be read is not warned of.
+    // A label that can be predicted causes no warning.
     let more = ["--template", "en_zero", "--position", "last"];
     let states = extract(dir.path(), "b.npy", "llama", &more);
     let line = ["train", "-a", &states, "-s", &stimuli, "--label", "pattern"];
@@ -199,7 +199,7 @@ fn results_of_every_analysis_become_a_report() {
     let stimuli = stimuli().display().to_string();
     let model = fixture("tiny/llama").display().to_string();
 
-    // `en_root` prints the word, so its pattern can be read: a positive control.
+    // `en_root` contains the word, so its pattern can be predicted: a positive control.
     ok(&[
         "train",
         "-a",
@@ -224,7 +224,7 @@ fn results_of_every_analysis_become_a_report() {
     assert_eq!(train["classes"].as_array().unwrap().len(), 6);
     for layer in layers {
         let value = |name: &str| layer[name].as_f64().unwrap();
-        // Far from chance, one in six, even in a model of random weights.
+        // The accuracy is far from chance (one in six), even in a model of random weights.
         assert!(value("accuracy") > value("control") + 0.1, "{layer}");
         assert!(
             value("accuracy") > 0.3 && value("control") < 0.35,
@@ -295,7 +295,7 @@ fn results_of_every_analysis_become_a_report() {
     let page = std::fs::read_to_string(json("index.html")).unwrap();
     assert!(page.matches("<svg").count() >= 6);
 
-    // Of the same width, architecture and vocabulary, but another model.
+    // Another model has the same width, architecture and vocabulary.
     let copy = dir.path().join("copy");
     std::fs::create_dir(&copy).unwrap();
     for entry in std::fs::read_dir(&model).unwrap() {
@@ -324,7 +324,7 @@ fn results_of_every_analysis_become_a_report() {
         "{why}"
     );
 
-    // A random model continues nothing as expected, so that there is only one group.
+    // A random model continues no text as expected, so there is only one group.
     let flags = [
         "--model",
         &model,
@@ -365,7 +365,7 @@ fn what_does_not_fit_is_refused() {
         "neither random nor FIELD-heldout",
     );
     check(&train(&["--label", "root", "--folds", "1"]), 1, "folds");
-    // A root is in one group only when roots are held out.
+    // A root is in only one group when roots are held out.
     check(
         &train(&["--label", "root", "--split", "root-heldout"]),
         1,

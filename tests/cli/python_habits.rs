@@ -1,15 +1,15 @@
-//! Command lines as users of Python's mlx-lm type them.
+//! Tests of command lines in the style of Python's mlx-lm.
 
 use crate::common::fixture;
 use crate::program::{mlx, output, refused, stdout, text, tiny};
 use serde_json::Value;
 
-/// The tiny model whose template and tokenizer add nothing but what the template says.
+/// The tiny model whose tokenizer adds nothing to the template's text.
 fn gpt2() -> String {
     fixture("tiny/gpt2").to_str().unwrap().to_owned()
 }
 
-/// What `generate --json` says with these flags.
+/// The output of `generate --json` with these flags.
 #[track_caller]
 fn generated(model: &str, args: &[&str]) -> Value {
     let fixed = [
@@ -27,7 +27,7 @@ fn generated(model: &str, args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&mlx(home.path(), &all).output().unwrap())).unwrap()
 }
 
-/// The same prompt reaches the model.
+/// Checks that the model gets the same prompt.
 #[track_caller]
 fn same(args: &[&str], raw: &str) {
     let model = gpt2();
@@ -80,7 +80,7 @@ fn the_conversation_is_written_as_the_flags_say() {
         ],
         " says hi or not",
     );
-    // What a message spells is no control token under another template either.
+    // Text of a message is no control token under another template either.
     let hostile = generated(&gpt2(), &["<|im_end|>", "--chat-template", template]);
     let plain = generated(&gpt2(), &["--raw", "-p", " says <|im_end|>"]);
     assert!(hostile["prompt_tokens"].as_u64() > plain["prompt_tokens"].as_u64());
@@ -118,7 +118,7 @@ fn other_tokens_end_the_reply_too() {
     let first = tokens.iter().position(|t| *t == tokens[3]).unwrap();
     let ended = generated(&model, &["--extra-eos-token", "0", &last, "-p", "hi"]);
     assert_eq!(ended["finish_reason"], "stop");
-    // The token itself is counted, as the model's own are.
+    // The end token counts, as the model's own end tokens do.
     let kept = ended["tokens"].as_array().unwrap();
     assert!(kept.len() == first || kept.len() == first + 1, "{ended}");
     let told = output(&[
@@ -185,7 +185,8 @@ fn conversions_go_where_mlx_lm_puts_them() {
     assert!(other.join("model.safetensors").is_file());
 }
 
-/// A data set of one text is that text, its end token being in the piece that is left over.
+/// A data set of one text has the perplexity of that text, because the end token is in the piece
+/// that is left out.
 #[test]
 fn perplexity_of_a_data_set() {
     let home = tempfile::tempdir().unwrap();
@@ -204,7 +205,7 @@ fn perplexity_of_a_data_set() {
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     let tokens = measure(&["--file", &path(&file)]);
     let tokens = tokens["tokens"].as_u64().unwrap() + 1;
-    // So that the end token begins a piece that is left out.
+    // With this length, the end token begins a piece that is left out.
     let length = (2..tokens)
         .find(|n| tokens % n == 0)
         .unwrap_or(tokens)

@@ -1,21 +1,21 @@
-//! The order of the program's rooms: each uses only what stands before it.
+//! Checks the order of the program's modules: each may use only those before it.
 
 use std::path::Path;
 
 use crate::layering::{modules, upward};
 
-/// Modules of `src/` from the bottom up. `room::*` stands for a room and all files in it.
+/// Modules of `src/` from the bottom up. `module::*` stands for a module and all files in it.
 const ORDER: &[&str] = &[
     // The facade, and models by name.
     "hub::*",
     "export::*",
     "lib",
-    // What a person sees and types.
+    // Terminal input and output.
     "cli::mock",
     "cli::terminal::*",
-    // What several commands share.
+    // Parts that several commands share.
     "cli::options::*",
-    // Commands.
+    // The commands.
     "cli::models::*",
     "cli::talk::*",
     "cli::learn::*",

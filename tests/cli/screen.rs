@@ -1,4 +1,4 @@
-//! What a person sees on a terminal: the program runs on a pseudo terminal.
+//! Tests of the terminal's screen. The program runs on a pseudo terminal.
 #![cfg(unix)]
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::common::fixture;
 use crate::terminal::Terminal;
 
-/// `mlx chat` with the tiny model, which says nonsense, and with a history of its own.
+/// `mlx chat` with the tiny random model and a separate history.
 fn chat(state: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
@@ -23,7 +23,7 @@ fn chat(state: &Path, more: &[&str]) -> Command {
     command
 }
 
-/// A terminal that cannot be driven still gets its prompts, and the chat answers.
+/// A terminal without cursor control gets prompts, and the chat answers.
 #[test]
 fn a_dumb_terminal_is_good_for_a_chat() {
     let state = tempfile::tempdir().unwrap();
@@ -41,7 +41,7 @@ fn a_dumb_terminal_is_good_for_a_chat() {
     }
 }
 
-/// Lines that are pasted into a terminal without bracketed paste arrive at once; each is a message.
+/// Lines pasted into a terminal without bracketed paste arrive at once. Each is a message.
 #[test]
 fn pasted_lines_are_all_read() {
     let state = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ fn pasted_lines_are_all_read() {
     assert_eq!(terminal.end().code(), Some(0));
 }
 
-/// The chat says what answers, completes commands, and draws no `^C` into a reply that is stopped.
+/// The chat names its model and completes commands. It draws no `^C` into a stopped reply.
 #[test]
 fn a_chat_helps_the_person_at_the_terminal() {
     let state = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ fn a_chat_helps_the_person_at_the_terminal() {
     while terminal.screen().len() < before + 50 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    // As the key does where the terminal is the program's own.
+    // On a controlling terminal, the key would send this signal.
     terminal.keys("\u{3}");
     terminal.signal("INT");
     let reply = terminal.wait_for("(stopped: ");
@@ -96,7 +96,7 @@ fn a_chat_helps_the_person_at_the_terminal() {
     assert_eq!(terminal.end().code(), Some(0));
 }
 
-/// The history is kept line by line: a chat that is killed loses nothing.
+/// The history is saved line by line, so a killed chat loses nothing.
 #[test]
 fn a_killed_chat_keeps_its_history() {
     let state = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn a_killed_chat_keeps_its_history() {
     assert!(kept.contains("line 0\nline 1\n"), "{kept}");
 }
 
-/// The text of the screen, line by line without escape sequences: bars are drawn over themselves.
+/// The text of the screen without escape sequences. A bar is drawn many times in the same place.
 fn lines(screen: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut rest = screen.chars().peekable();
@@ -142,7 +142,7 @@ fn program(args: &[&str]) -> Command {
     command
 }
 
-/// A bar that is wider than the terminal is drawn line after line.
+/// A bar wider than the terminal would be drawn on many lines.
 #[test]
 fn bars_fit_into_80_columns() {
     let dirs = tempfile::tempdir().unwrap();
@@ -194,7 +194,7 @@ fn bars_fit_into_80_columns() {
     }
 }
 
-/// A prompt that takes long is no silence.
+/// A slow prompt shows a bar.
 #[test]
 fn a_long_prompt_shows_a_bar() {
     let model = fixture("tiny/llama");

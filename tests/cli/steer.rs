@@ -1,4 +1,4 @@
-//! `--steer` of the commands that take it, and `mlx trace --patch`.
+//! Tests of `--steer` in the commands that have it, and of `mlx trace --patch`.
 #![cfg(feature = "probe")]
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::common::{fixture, floats, greedy, max_difference, tiny};
 use crate::program::{mlx, piped, refused, stdout, text, tiny as tiny_path};
 
-/// Edits in a file of `dir`, with a vector in another one.
+/// Writes edits to a file of `dir`, with a vector in another file.
 fn edits(dir: &Path) -> (String, Steering) {
     let numbers: Vec<f32> = (0..32).map(|i| (i % 5) as f32 - 2.0).collect();
     let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (32,), }\n";
@@ -100,7 +100,7 @@ fn commands_edit_as_the_engine_does() {
     let first = tokens.decode(&[best(&expected.logits) as u32]).unwrap();
     assert_eq!(infer["predictions"][0]["token"], json!(first));
 
-    // Conversations, one at a time and many together.
+    // Conversations, first one at a time, then together.
     let asked = [inference::Message::user("hello")];
     let options = greedy(8)
         .with_ignore_eos(false)
@@ -297,7 +297,7 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
         let cells = rows.len() * golden["tokens"].as_array().unwrap().len();
         assert_eq!(svg.matches("<title>").count(), cells, "a cell each: {svg}");
     }
-    // The state of the last position after the last layer is all there is.
+    // The state of the last position after the last layer determines the answer.
     let table = run(&["--layers", "2"]);
     assert!(
         table.lines().last().unwrap().trim().ends_with("1.00"),
@@ -320,7 +320,8 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
     assert!(message.contains("--against"), "{message}");
 }
 
-/// The means of states and their difference, by hand; and the file steers as its edits do.
+/// Compares the difference of the states' means with a computation by hand. The file must have the
+/// effect of its edits.
 #[test]
 fn a_direction_is_what_lies_between_two_sets_of_prompts() {
     let home = tempfile::tempdir().unwrap();

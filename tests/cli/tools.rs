@@ -1,5 +1,5 @@
-//! `--tools FILE`: what the model is told of tools, and the calls that come out. The tiny model
-//! says nonsense, so a regular expression makes it call.
+//! Tests of `--tools FILE`: the tools in the prompt, and the calls in the reply. The tiny model is
+//! random, so a regular expression forces a call.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,12 @@ use crate::common::fixture;
 use crate::program::{mlx, piped, refused, stdout, text};
 use serde_json::{Value, json};
 
-/// A template in the syntax of Hermes, which writes tools, calls and answers.
+/// A template in the format of Hermes, with tools, calls and answers.
 const TEMPLATE: &str = "{# <think></think> #}{% for t in tools %}[{{ t['function']['name'] }}]{% endfor %}\
     {% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\
     {% for c in m.tool_calls or [] %}<tool_call>{{ c['function'] | tojson }}</tool_call>{% endfor %}\
     {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
-/// A thought, words and a call.
+/// Reasoning, text and a call.
 const REPLY: &str = r#"<think>hm</think>So:<tool_call>\{"name": "time", "arguments": \{"zone": "(UTC|CET)"\}\}</tool_call>"#;
 
 struct Home {
@@ -106,11 +106,11 @@ fn the_model_is_told_of_tools() {
     assert_eq!(with, count(stdout(&raw)));
 }
 
-/// The call is printed, `/tool` answers it, and the model goes on with call and answer before it.
+/// The call is printed, `/tool` answers it, and the model continues with both in its prompt.
 #[test]
 fn a_chat_answers_calls() {
     let home = home();
-    // More than the tiny model's context: what it says is bound anyway.
+    // The context is larger than the tiny model's, because the grammar determines the reply.
     let chat = home.command("chat", &["--regex", REPLY, "-n", "200", "-c", "4096"]);
     let output = piped(
         chat,
@@ -122,7 +122,7 @@ fn a_chat_answers_calls() {
     calls.into_iter().for_each(check);
     let told = text(&output.stderr);
     assert!(told.contains("the model waits for no tool"), "{told}");
-    // The question, the call, its answer and the next call.
+    // The messages are the question, the call, its answer and the next call.
     assert!(told.contains("chat: 4 messages, 2 replies"), "{told}");
 }
 
@@ -177,7 +177,7 @@ fn a_template_without_calls_gets_tools_in_the_conversation() {
     let tools: &'static str = home.tools.clone().leak();
     let (plain, with) = (args(&[]), args(&["--tools", tools]));
     let tokens = |reply: &Value| reply["metrics"]["prompt_tokens"].as_u64().unwrap();
-    // The description of the tools is a part of the prompt.
+    // The description of the tools is part of the prompt.
     assert!(tokens(&with) > tokens(&plain) + 100, "{plain} {with}");
     assert_eq!(with["tool_calls"], serde_json::json!([]));
 }

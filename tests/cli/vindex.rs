@@ -1,4 +1,4 @@
-//! `mlx vindex` against numpy (`tools/golden/vindex.py`), and against the engine's own passes.
+//! Compares `mlx vindex` with numpy (`tools/golden/vindex.py`) and with the engine's own passes.
 #![cfg(feature = "probe")]
 
 use std::path::Path;
@@ -103,7 +103,7 @@ fn the_nearest_features_are_those_of_numpy() {
     assert!(wrong.contains("the model has 3"), "{wrong}");
     let wrong = refused(&walk(&["--model", &model("llama-yarn")]), 1);
     assert!(wrong.contains("another version"), "{wrong}");
-    // The same model in another directory; and what would walk something else.
+    // The same model works from another directory. Flags that change its features are refused.
     let elsewhere = dir.path().join("moved");
     std::fs::create_dir(&elsewhere).unwrap();
     for entry in std::fs::read_dir(&llama).unwrap() {
@@ -127,7 +127,7 @@ fn the_nearest_features_are_those_of_numpy() {
     }
 }
 
-/// On all kinds of weights, norms and biases: what files give is what the engine adds.
+/// For all kinds of weights, norms and biases, the files give the values that the engine adds.
 #[test]
 fn all_features_give_what_the_engine_gives() {
     let tokens: Vec<u32> = (3..19).collect();
@@ -188,7 +188,7 @@ fn all_features_give_what_the_engine_gives() {
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
 }
 
-/// Levels, float16, experts, and a build that goes on.
+/// Tests levels, float16, experts, and a continued build.
 #[test]
 fn a_build_has_what_it_was_asked_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -244,7 +244,7 @@ fn a_build_has_what_it_was_asked_for() {
         assert_eq!(first["features"][0]["tokens"].as_array().unwrap().len(), 10);
     }
     assert!(bytes[0] < bytes[1] && bytes[1] < bytes[2], "{bytes:?}");
-    // The model's own numbers, by name.
+    // The file has the model's own tensors by name.
     let all = Vindex::open(Path::new(&at("all"))).unwrap();
     let table = all.tensor("model.embed_tokens.weight").unwrap().unwrap();
     assert_eq!(table.len(), 300 * 32);
@@ -253,7 +253,7 @@ fn a_build_has_what_it_was_asked_for() {
     let about = info(&half);
     assert_eq!(about["dtype"], "float16");
     assert!(about["bytes"].as_u64().unwrap() < bytes[2] * 7 / 10);
-    // Layers walk on rounded features; gates alone are not enough.
+    // Layers can walk on rounded features, but not on gates alone.
     let logits = |vindex: &str| {
         let model = model("llama");
         let base = [
@@ -289,7 +289,7 @@ fn a_build_has_what_it_was_asked_for() {
     }
     let wrong = run("llama", &at("x"), &["--level", "some"]);
     assert!(refused(&wrong, 2).contains("browse, inference, all"));
-    // What an interrupted build with the flag has left is gone on with.
+    // The build continues from the rest of an interrupted one.
     let kept = Vindex::open(Path::new(&at("all"))).unwrap();
     let resumed = at("resumed");
     let begun = Build {
@@ -328,7 +328,7 @@ fn directories_are_whole_or_refused() {
     );
     assert_eq!(report["verified"], true);
     assert!(stdout(&info(&[])).contains("192 of 32 elements"));
-    // Not over another one, and nothing is left beside it.
+    // A build does not overwrite another one, and leaves nothing beside it.
     let again = [
         "vindex",
         "build",
@@ -344,7 +344,7 @@ fn directories_are_whole_or_refused() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     let file = Path::new(&path).join("up_features.bin");
     let mut bytes = std::fs::read(&file).unwrap();
-    bytes[9000] ^= 1; // of layer 1, whose part begins at 8192
+    bytes[9000] ^= 1; // in layer 1, whose part begins at 8192
     std::fs::write(&file, &bytes).unwrap();
     stdout(&info(&[]));
     let wrong = refused(&info(&["--verify"]), 1);
@@ -353,7 +353,7 @@ fn directories_are_whole_or_refused() {
         "{wrong}"
     );
     Vindex::open(Path::new(&path)).unwrap().layer(0).unwrap();
-    // A model whose experts have another gate is not written, and leaves nothing behind.
+    // A model whose experts have another activation is refused, and nothing is left behind.
     let empty = tempfile::tempdir().unwrap();
     let out = empty.path().join("v").display().to_string();
     let clamped = [

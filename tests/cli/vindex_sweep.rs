@@ -1,4 +1,4 @@
-//! `mlx vindex sweep`: its tables against other commands and against counts by hand.
+//! Compares the tables of `mlx vindex sweep` with other commands and with manual counts.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ fn widths_are_those_of_other_commands() {
         let flags = [&flags[..], &more, if only { &["--walk-only"] } else { &[] }].concat();
         let report = json(&sweep(dir.path(), &vindex, &flags));
         assert_eq!(report["boundaries"], serde_json::json!([]));
-        // Three layers of three matrices, 64 features of 32 elements.
+        // Three layers have three matrices with 64 features of 32 elements.
         let row = 32 * 4;
         assert_eq!(report["dense"]["bytes_per_token"], 3 * 3 * 64 * row);
         let near = |a: &Value, b: f64| (a.as_f64().unwrap() / b - 1.0).abs() < 1e-4;
@@ -62,7 +62,7 @@ fn widths_are_those_of_other_commands() {
         let widths = report["widths"].as_array().unwrap();
         for (width, k) in widths.iter().zip([1u64, 9, 64]) {
             assert_eq!(width["top_k"], k);
-            // `sparse` computes the same with weights of the model's own.
+            // `sparse` computes the same with the model's own weights.
             let wanted = perplexity(&format!("sparse:{k}"));
             assert!(near(&width["perplexity"], wanted), "{width}");
             assert_eq!(width["bytes_per_token"], 3 * (64 + 2 * k) * row);
@@ -122,11 +122,11 @@ fn boundaries_answer_as_the_dense_pass_or_fail() {
     let few = ["--boundaries", "2,0", "--boundary-top-k", "1", "--prompts"];
     let few = [&fast[..], &few, &[prompts.to_str().unwrap()]].concat();
     let few = stdout(&sweep(dir.path(), &vindex, &few));
-    // Another answer is no failure here: few features may give one.
+    // A different answer is no failure here, because few features may cause one.
     assert_eq!(few.lines().count(), 6, "{few}");
     assert!(few.contains("of 2"), "{few}");
 
-    // Features of another model under this one's name.
+    // Features of another model with this model's name are refused.
     let from = Vindex::open(&vindex).unwrap();
     let wrong = dir.path().join("wrong");
     let mut writer = Writer::create(&wrong, from.about().clone(), 0).unwrap();
@@ -206,7 +206,7 @@ fn plans_are_measured_in_turns() {
     assert!(one["plans"].is_null() && one["runs"].is_array());
     assert!(refused(&bench("dense,walk", &["--batch", "2"]), 2).contains("one plan"));
     assert!(refused(&bench("dense,nothing", &[]), 2).contains("nothing"));
-    // Other commands take one.
+    // Other commands accept only one plan.
     let mut command = mlx(
         dir.path(),
         &["generate", "--ffn", "dense,walk:3", "--tokens", "5"],

@@ -1,4 +1,4 @@
-//! `mlx vindex edges`, `circuits` and `extract` against numpy (`tools/golden/walkers.py`).
+//! Compares `mlx vindex edges`, `circuits` and `extract` with numpy (`tools/golden/walkers.py`).
 #![cfg(feature = "probe")]
 
 use std::path::Path;
@@ -13,7 +13,7 @@ fn golden() -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The command on a tiny model, without its first word.
+/// The command on a tiny model.
 fn command(what: &str, name: &str, out: &Path, more: &[&str]) -> std::process::Output {
     let model = fixture("tiny").join(name).display().to_string();
     let out = out.display().to_string();
@@ -126,7 +126,7 @@ fn circuits_are_those_of_numpy() {
         }
     }
     assert!(seen > 100);
-    // A recurrent model has no such heads.
+    // A recurrent model has no attention heads.
     let wrong = refused(&command("circuits", "mamba2", &path, &[]), 1);
     assert!(
         wrong.contains("the attention of layer 0 cannot be shown"),
@@ -170,7 +170,7 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
             .unwrap();
         let best = &lines[1]["top_k"][0];
         let greatest = scores[0].iter().copied().fold(f32::MIN, f32::max);
-        // Several vectors at once are multiplied by another kernel.
+        // Another kernel multiplies several vectors at once.
         let difference = (number(&best["score"]) as f32 - greatest).abs();
         assert!(
             difference < 1e-5 * greatest.abs().max(1.0),
@@ -207,7 +207,7 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
             }
         }
     }
-    // Without --resume nothing is written over; with it, all ends as it was.
+    // Without --resume, no file is overwritten. With it, the files end up the same.
     let wrong = refused(&command("extract", "llama-tied-gqa", &out, &flags), 1);
     assert!(wrong.contains("ffn_gate.ndjson"), "{wrong}");
     for (name, bytes) in all.iter().zip(&whole).step_by(2) {

@@ -1,5 +1,5 @@
-//! Runs Cargo in a workspace other than this one, as a stranger would who depends on our crates by
-//! path. What such a workspace does is in the tests that call this.
+//! Runs Cargo in another workspace, as a user would who depends on our crates by path. The callers
+//! test what such a workspace does.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
-/// Where the programs that `cargo` builds are put: `target(shared)/debug/<name>`.
+/// The directory of the programs that `cargo` builds: `target(shared)/debug/<name>`.
 ///
-/// A directory of its own, since the outer Cargo holds the lock of this workspace's. Workspaces
-/// that link the MLX engine share one, so that it is built once.
+/// It is separate, since the outer Cargo holds the lock of this workspace's. Workspaces that link
+/// the MLX engine share one, so that the engine is built once.
 pub fn target(shared: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(shared)
 }
 
-/// Cargo, to be run in `workspace` (relative to the root of the repository) with its output in
+/// A Cargo command for `workspace` (relative to the root of the repository) with its output in
 /// [`target`]`(shared)`.
 pub fn cargo(workspace: &str, shared: &str) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -25,29 +25,30 @@ pub fn cargo(workspace: &str, shared: &str) -> Command {
     command
         .current_dir(dir)
         .env("CARGO_TARGET_DIR", target(shared))
-        // Built once, never stepped through: half a gigabyte instead of four.
+        // The programs are built once and never debugged: half a gigabyte instead of four.
         .env("CARGO_INCREMENTAL", "0")
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_NET_OFFLINE", "true");
     command
 }
 
-/// Begins with our versions, which are all on this machine already. So it needs no network, and no
-/// other version of a crate. Cargo leaves out what the workspace does not need.
+/// Copies our lock file, whose versions are already on this machine. So no network and no other
+/// versions are needed. Cargo drops the entries that the workspace does not need.
 fn lock_versions(root: &Path, dir: &Path) {
     static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if done.iter().any(|d| d == dir) {
         return;
     }
-    // Moved into place: a Cargo that runs beside must not read half of it.
+    // The rename is atomic, so that a concurrent Cargo never reads a part.
     let aside = dir.join(format!("Cargo.lock.{}", std::process::id()));
     std::fs::copy(root.join("Cargo.lock"), &aside).unwrap();
     std::fs::rename(&aside, dir.join("Cargo.lock")).unwrap();
     done.push(dir.to_owned());
 }
 
-/// Without what Cargo set for this test, its library path included: a stranger does not have it.
+/// Removes the variables that Cargo set for this test, including its library path, because users do
+/// not have them.
 pub fn clean(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -59,10 +60,10 @@ pub fn clean(mut command: Command) -> Command {
     command
 }
 
-/// What the command wrote to its standard output.
+/// The standard output of the command.
 ///
 /// # Panics
-/// With its error output, when it did not succeed.
+/// With its error output, if it failed.
 #[track_caller]
 pub fn stdout(command: &mut Command) -> String {
     let (out, err, output) = run(command);
@@ -70,7 +71,7 @@ pub fn stdout(command: &mut Command) -> String {
     out
 }
 
-/// Standard output and error output.
+/// The standard output and the error output.
 #[track_caller]
 pub fn run(command: &mut Command) -> (String, String, Output) {
     let output = command

@@ -1,12 +1,11 @@
-//! Reads which modules of a crate use which, for tests of the order of rooms. Only paths that begin
-//! with `crate::` or `super::` are seen. Calls of methods, and items that a parent re-exports, are
-//! not.
+//! Finds which modules of a crate use which, for tests of the modules' order. It sees only paths
+//! that begin with `crate::` or `super::`, not calls of methods or re-exported items.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The text of each module below `root` by its path.
+/// The text of each module below `root`, by path.
 pub fn modules(root: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_path_buf()];
@@ -27,7 +26,7 @@ pub fn modules(root: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// A file without comments, and without the module of tests at its end.
+/// The text of a file without comments and without its last module of tests.
 pub fn code(text: &str) -> String {
     let own = text.find("\nmod tests {").unwrap_or(text.len());
     let own = text[..own].find("\npub(crate) mod tests {").unwrap_or(own);
@@ -37,7 +36,7 @@ pub fn code(text: &str) -> String {
         .fold(String::new(), |all, line| all + line + "\n")
 }
 
-/// The paths that begin with `crate::` or `super::` in a file, as paths from the root of the crate.
+/// The paths of a file that begin with `crate::` or `super::`, as paths from the root of the crate.
 fn paths(module: &str, text: &str) -> Vec<String> {
     let code = code(text);
     let parent = |module: &str| {
@@ -74,7 +73,7 @@ fn paths(module: &str, text: &str) -> Vec<String> {
     all
 }
 
-/// The place of a module in `order`: its own, or that of the innermost `room::*` it is in.
+/// The position of a module in `order`: its own, or that of the innermost `module::*`.
 fn place(order: &[&str], module: &str) -> Option<usize> {
     if let Some(own) = order.iter().position(|o| *o == module) {
         return Some(own);
@@ -89,8 +88,8 @@ fn place(order: &[&str], module: &str) -> Option<usize> {
     }
 }
 
-/// Each use of a module that does not stand before its user in `order`, and each module without a
-/// place. `room::*` is a room whose files may use each other.
+/// Each use of a module that does not come before its user in `order`, and each module without a
+/// position. Files of `module::*` may use each other.
 pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String> {
     let mut faults = Vec::new();
     for (module, text) in modules {
@@ -99,7 +98,7 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
             continue;
         };
         for path in paths(module, text) {
-            // The longest part of the path that is a module; below a module's name come its items.
+            // The longest part of the path that is a module. Its items come after it.
             let mut used = path.as_str();
             while !modules.contains_key(used) {
                 let Some((shorter, _)) = used.rsplit_once("::") else {
@@ -111,8 +110,8 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
                 .strip_prefix(used)
                 .is_some_and(|r| r.starts_with("::"));
             let others = modules.contains_key(used) && used != module;
-            // A `mod.rs` that only declares children may be named on the way to a function's
-            // module.
+            // A path to a function's module may pass through a `mod.rs` that only declares
+            // children.
             if others && !own_room && place(order, used).is_some_and(|used| used > own) {
                 faults.push(format!("{module} uses {path}, which stands above it"));
             }

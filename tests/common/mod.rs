@@ -1,4 +1,4 @@
-//! What the integration tests share.
+//! Helpers that the integration tests share.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -8,7 +8,7 @@ use inference::{GenerateOptions, LoadOptions, Precision, TextModel};
 use metal_backend as _; // keeps the linker from dropping the registration
 use serde_json::Value;
 
-/// A path below `tests/fixtures`.
+/// The path of `name` in `tests/fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures")
@@ -25,8 +25,8 @@ pub fn tiny_names() -> Vec<String> {
     names
 }
 
-/// Loads a model on the backend that every machine has. Golden numbers are those of float32, so
-/// prompts are exact.
+/// Loads a model on the backend that every machine has. Prompts are exact, because the golden
+/// numbers are float32.
 pub fn load(path: &Path) -> Box<dyn TextModel> {
     let options = LoadOptions::new()
         .with_backend("cpu")
@@ -34,7 +34,6 @@ pub fn load(path: &Path) -> Box<dyn TextModel> {
     inference::load_model(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Loads a tiny checkpoint.
 pub fn tiny(name: &str) -> Box<dyn TextModel> {
     load(&fixture("tiny").join(name))
 }
@@ -78,8 +77,8 @@ pub fn has_amx() -> bool {
     rust_mlx::mlx::cpu::instruction_set() == "amx"
 }
 
-/// A bound of what the order of sums changes, relative to the largest value. Tiles take an input as
-/// the sum of two bfloat16, within 2^-17 of it, which a few layers make some 1e-5.
+/// A bound for the effect of the order of sums, relative to the largest value. AMX tiles take an
+/// input as the sum of two bfloat16, within 2^-17 of it. A few layers enlarge that to some 1e-5.
 pub fn order_bound(bound: f32) -> f32 {
     match has_amx() {
         true => 10.0 * bound,
@@ -87,7 +86,7 @@ pub fn order_bound(bound: f32) -> f32 {
     }
 }
 
-/// Greedy, to the last token asked for.
+/// Greedy options without an end of the text.
 pub fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions::new()
         .with_max_tokens(max_tokens)

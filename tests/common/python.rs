@@ -1,4 +1,4 @@
-//! A Python with mlx-lm for tests: installed once below the build directory, from the pins of
+//! A Python with mlx-lm for tests. It is installed once below the build directory, from the pins of
 //! `tools/golden`.
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use sha2::{Digest, Sha256};
 
-/// Names an interpreter that has the pins, which is then used instead.
+/// The variable with an interpreter that already has the pinned packages.
 pub const VARIABLE: &str = "MLXLM_TEST_PYTHON";
 
 static PYTHON: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os(VARIABLE) {
@@ -16,13 +16,13 @@ static PYTHON: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os(VARIA
     _ => install(),
 });
 
-/// The interpreter. The first call in a fresh build directory takes a minute. It needs pip and a
-/// package index, as building does.
+/// The interpreter. The first call in a new build directory takes a minute. Like a build, it needs
+/// pip and a package index.
 pub fn with_mlx_lm() -> &'static Path {
     &PYTHON
 }
 
-/// The same interpreter with lm-eval's harness on top, which takes 600 MB more.
+/// The same interpreter with lm-eval's harness, which takes 600 MB more.
 pub fn with_lm_eval() -> &'static Path {
     static INSTALLED: LazyLock<()> = LazyLock::new(|| {
         let python = with_mlx_lm();
@@ -38,7 +38,7 @@ pub fn with_lm_eval() -> &'static Path {
         }
         let mut pip = Command::new(python);
         pip.args(["-m", "pip", "install", "--quiet"]);
-        // Both, so that nothing of the first is exchanged.
+        // Both lists are given, so that pip changes no version of the first.
         for pins in &pins {
             pip.arg("--requirement").arg(pins);
         }
@@ -49,20 +49,20 @@ pub fn with_lm_eval() -> &'static Path {
     with_mlx_lm()
 }
 
-/// A list of pins of `tools/golden`.
+/// The path of a list of pins in `tools/golden`.
 fn pins(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tools/golden")
         .join(name)
 }
 
-/// What a stamp says of an installed list.
+/// The stamp of an installed list.
 fn digest(pins: &Path) -> String {
     let digest = Sha256::digest(std::fs::read(pins).unwrap());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A directory of the build for what tests prepare and keep.
+/// A directory of the build for files that tests prepare and keep.
 pub fn kept() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("mlx-lm")
 }
@@ -77,7 +77,7 @@ pub fn run_tool(script: &str, args: &[&Path]) {
     run(&mut command);
 }
 
-/// The first model in mlx-lm's own format: converted once.
+/// The first model in mlx-lm's own format, converted once.
 pub fn first_model_converted(gguf: &Path) -> PathBuf {
     let _lock = locked("first-model.lock");
     let dir = kept().join("first-model");
@@ -87,7 +87,7 @@ pub fn first_model_converted(gguf: &Path) -> PathBuf {
     dir
 }
 
-/// Holds a lock file as long as it lives, so that concurrent test programs do not disturb each
+/// Locks a file until the result is dropped, so that concurrent test programs do not disturb each
 /// other.
 pub fn locked(name: &str) -> File {
     std::fs::create_dir_all(kept()).unwrap();

@@ -1,4 +1,4 @@
-//! The program as a server of its own, and requests to it.
+//! Runs the program as a server, and sends requests to it.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A server, killed when it is dropped, and where it is.
+/// A server with its address. Dropping it kills the server.
 pub struct Served {
     pub child: Child,
     pub url: String,
-    /// Its home, where it has one of its own.
+    /// Its home directory, if it has a separate one.
     pub home: Option<tempfile::TempDir>,
 }
 
-/// What asks it: no answer is an error by its status.
+/// The client. An error status is an answer, not an error.
 pub fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -28,7 +28,7 @@ pub fn agent() -> ureq::Agent {
 }
 
 impl Served {
-    /// Starts a command that serves. Returns when it says where.
+    /// Starts a server, and returns when it prints its address.
     pub fn start(mut command: Command) -> Served {
         let mut child = command
             .env_remove("MLX_API_KEY")
@@ -69,7 +69,7 @@ impl Served {
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits until the server ends.
     pub fn end(&mut self) -> ExitStatus {
         let until = Instant::now() + Duration::from_secs(60);
         loop {

@@ -1,4 +1,4 @@
-//! A pseudo terminal with the program on it, for tests of what a person sees and types.
+//! Runs the program on a pseudo terminal, for tests of its screen and of typed keys.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -13,15 +13,15 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-/// How long anything may take before a test fails.
+/// The longest wait before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program on a terminal of its own.
+/// A program on its own terminal.
 pub struct Terminal {
     keys: File,
     seen: Arc<Mutex<Vec<u8>>>,
     child: Child,
-    /// Bytes of `seen` that earlier calls of [`Self::wait_for`] went past.
+    /// The bytes of `seen` that earlier calls of [`Self::wait_for`] have passed.
     past: usize,
 }
 
@@ -47,7 +47,8 @@ impl Terminal {
             .stderr(slave)
             .spawn()
             .unwrap();
-        // The command keeps its ends open otherwise, and the terminal never ends.
+        // Otherwise the command would keep its ends of the terminal open, and reading would never
+        // end.
         command.stdin(std::process::Stdio::null());
         command.stdout(std::process::Stdio::null());
         command.stderr(std::process::Stdio::null());
@@ -56,7 +57,7 @@ impl Terminal {
         let kept = Arc::clone(&seen);
         std::thread::spawn(move || {
             let mut part = [0; 4096];
-            // Linux gives EIO once the last end is closed.
+            // Linux returns EIO once the last end is closed.
             while let Ok(n) = screen.read(&mut part) {
                 if n == 0 {
                     break;
@@ -72,22 +73,21 @@ impl Terminal {
         }
     }
 
-    /// Everything that was shown so far.
+    /// The whole output so far.
     pub fn screen(&self) -> String {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
     }
 
-    /// Types.
+    /// Types `text`.
     pub fn keys(&mut self, text: &str) {
         self.keys.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits until `text` is shown after the text of the last call, and returns the screen up to
-    /// it.
+    /// Waits for `text` after the text of the last call, and returns the output up to it.
     pub fn wait_for(&mut self, text: &str) -> String {
         let begun = Instant::now();
         loop {
-            // Asked before looking, so that the last output is included.
+            // The state is read before the output, so that the last output is included.
             let ended = self.child.try_wait().unwrap().is_some();
             if ended {
                 std::thread::sleep(Duration::from_millis(50));
@@ -111,7 +111,7 @@ impl Terminal {
         }
     }
 
-    /// Sends a signal by its name, such as `INT`.
+    /// Sends the signal with this name, such as `INT`.
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill")
             .args([&format!("-{name}"), &self.child.id().to_string()])
@@ -120,7 +120,7 @@ impl Terminal {
         assert!(sent.success());
     }
 
-    /// Waits for the program's end.
+    /// Waits until the program ends.
     pub fn end(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
@@ -141,7 +141,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // A failed test leaves no program behind.
+        // A failed test must not leave a program running.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Crates outside of the workspace that use it, each built by Cargo in the test.
+//! Tests that build crates outside the workspace which depend on it.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! `examples/plugin/`, a third party's workspace with a backend of its own and a program that
-//! chooses between it and ours. It is built, tested and run as its owner would.
+//! Builds, tests and runs `examples/plugin/`, a third party's workspace with its own backend and a
+//! program that chooses between both backends.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use inference::Prompt;
 
 const WORKSPACE: &str = "examples/plugin";
 
-/// The program, run in its workspace; built the first time.
+/// Runs the program in its workspace. The first call builds it.
 fn chooser(args: &[&str]) -> Command {
     let mut command = crate::dependant::cargo(WORKSPACE, "dependants");
     command.args(["run", "--quiet", "-p", "chooser", "--"]);
@@ -16,7 +16,7 @@ fn chooser(args: &[&str]) -> Command {
     command
 }
 
-/// A line of the list: name, whether it is available, capabilities or the reason.
+/// A line of the list: the name, whether it is available, and its capabilities or the reason.
 fn listed<'a>(list: &'a str, name: &str) -> Option<Vec<&'a str>> {
     let mut lines = list.lines().map(|l| l.split('\t').collect::<Vec<_>>());
     lines.find(|l| l.first() == Some(&name))
@@ -31,17 +31,17 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
     let cpu = listed(&list, "cpu").unwrap_or_else(|| panic!("{list}"));
     assert_eq!(cpu[1], "available", "{list}");
     for gpu in ["cuda", "metal", "mlx_lm"] {
-        // Linked everywhere, available or with a reason.
+        // The backend is linked on every system, available or with a reason.
         let gpu = listed(&list, gpu).unwrap_or_else(|| panic!("{list}"));
         assert!(gpu.len() == 3 && !gpu[2].is_empty(), "{list}");
     }
 
-    // The stranger's own model goes on as the text that it has counted mostly does.
+    // The third party's model continues with the most frequent counted text.
     let tale = crate::dependant::stdout(&mut chooser(&["--backend", "echo", "models/tales"]));
     assert!(tale.starts_with("trigram\t["), "{tale}");
     assert!(tale.contains("\" capit"), "{tale}");
 
-    // Our backend gives third parties the same as us.
+    // Third parties get the same results from our backend.
     let prompt = "One, two, three";
     let path = crate::common::fixture("tiny/llama");
     let arguments = ["--backend=cpu", path.to_str().unwrap(), prompt];
@@ -53,7 +53,7 @@ fn the_program_lists_every_linked_backend_and_runs_the_one_that_a_flag_names() {
         format!("llama\t{:?}\t{:?}", expected.tokens, expected.text)
     );
 
-    // The flag wins over the default choice, and a wrong one is an error that helps.
+    // The flag overrides the default, and an error for a wrong name suggests another.
     for (arguments, says) in [
         (["--backend", "ecko", "models/tales"], "did you mean `echo`"),
         (["--backend", "cpu", "models/tales"], "models/tales"),

@@ -1,6 +1,6 @@
-//! How registration by linking behaves in programs, in static and dynamic libraries, with and
-//! without link-time optimization. `tests/registration/` is built and run as its owner would, and
-//! the statements of docs/plugins.md are asserted here.
+//! Tests registration by linking in programs, static libraries and dynamic libraries, with and
+//! without link-time optimization. It builds and runs `tests/registration/` like its owner, and
+//! checks the statements of docs/plugins.md.
 
 #![cfg(any(target_os = "linux", target_os = "macos"))]
 
@@ -9,15 +9,15 @@ use std::process::Command;
 
 const WORKSPACE: &str = "tests/registration";
 
-/// Cargo's profile and the directory it builds into.
+/// Cargo's profile, and the directory of its output.
 const DEV: (&str, &str) = ("dev", "debug");
 const THIN: (&str, &str) = ("lto-thin", "lto-thin");
 const FAT: (&str, &str) = ("lto-fat", "lto-fat");
 
-/// Builds the workspace; where its programs and libraries are.
+/// Builds the workspace, and returns the directory of its output.
 fn built((profile, dir): (&str, &str)) -> PathBuf {
     let mut command = crate::dependant::cargo(WORKSPACE, "registration");
-    // It decides over the number of object files, beyond what the profile says.
+    // The variable changes the number of object files independent of the profile.
     command.env_remove("CARGO_INCREMENTAL");
     crate::dependant::stdout(command.args(["build", "--quiet", "--profile", profile]));
     crate::dependant::target("registration").join(dir)
@@ -30,10 +30,10 @@ fn lines(program: &Path, args: &[&Path]) -> Vec<String> {
     out.lines().map(String::from).collect()
 }
 
-/// Links `main.c` with the static library: normally, or with all its members.
+/// Links `main.c` with the static library, normally or with all its members.
 fn c_program(dir: &Path, purpose: &str, whole: bool) -> PathBuf {
     let archive = dir.join("liblibrary.a");
-    // Tests run side by side and must not write over a program that another is running.
+    // Concurrent tests must not overwrite a program that another test is running.
     let name = format!("c-{purpose}{}", if whole { "-whole" } else { "" });
     let program = dir.join(name);
     let mut cc = Command::new("cc");
@@ -84,8 +84,8 @@ fn link_time_optimization_changes_nothing_in_programs() {
 
 #[test]
 fn a_static_library_keeps_registrations_only_as_a_whole() {
-    // A linker takes those object files from an archive that are referred to by name. No
-    // registration is. A call of `register` works all the same.
+    // A linker takes only object files from an archive that are referred to by name. Nothing refers
+    // to a registration by name. A call of `register` works anyway.
     for profile in [DEV, THIN] {
         let dir = built(profile);
         let plain = c_program(&dir, "static", false);
@@ -98,7 +98,7 @@ fn a_static_library_keeps_registrations_only_as_a_whole() {
 
 #[test]
 fn a_static_library_with_fat_lto_keeps_registrations() {
-    // All Rust code in it is one object file.
+    // The library has all Rust code in one object file.
     let dir = built(FAT);
     let plain = c_program(&dir, "static", false);
     assert_eq!(lines(&plain, &[]), ["[linked]", "[called linked]"]);
@@ -106,8 +106,8 @@ fn a_static_library_with_fat_lto_keeps_registrations() {
 
 #[test]
 fn a_cdylib_has_its_registrations_and_a_registry_of_its_own() {
-    // Backends linked into the library do not come to the program that opens it. Those that the
-    // program registers by a call do not come to the library.
+    // The program that opens a library does not get the backends linked into it. The library does
+    // not get those that the program registers by a call.
     for profile in [DEV, THIN] {
         let dir = built(profile);
         let program = c_program(&dir, "opens", false);

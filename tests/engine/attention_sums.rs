@@ -1,6 +1,6 @@
-//! Attention in double precision: the option reaches every kind of attention layer, changes
-//! roundings alone, and is refused where it would say nothing. How near the results are to numpy's
-//! is in `metal-backend/src/nn/attention_tests.rs`.
+//! Tests of attention in double precision. The option reaches every kind of attention layer,
+//! changes only roundings, and is refused where it would have no effect.
+//! `metal-backend/src/nn/attention_tests.rs` compares with numpy.
 
 use inference::{
     AttentionSums, EmbedOptions, ErrorKind, Interrupt, LoadOptions, Prompt, TextModel,
@@ -15,8 +15,8 @@ fn load(name: &str, sums: AttentionSums) -> Box<dyn TextModel> {
     inference::load_model(fixture(name), &options).unwrap()
 }
 
-/// Plain attention with biases and without; windows, caps on scores, sinks, norms of heads; gates,
-/// latent vectors, keys of other layers; beside recurrences.
+/// The models cover biases, windows, caps on scores, sinks, norms of heads, gates, latent vectors,
+/// keys of other layers, and recurrent layers.
 #[test]
 fn double_precision_changes_roundings_alone() {
     let mut far = Vec::new();
@@ -50,12 +50,12 @@ fn double_precision_changes_roundings_alone() {
             let (native, double) = (logits(native.as_ref()), logits(wide.as_ref()));
             let wanted = floats(&case["logits"]);
             let greatest = wanted.iter().fold(1.0f32, |most, v| most.max(v.abs()));
-            // The bound of golden.rs, and how far rounding of float32 goes.
+            // The bound is that of golden.rs. `apart` shows the effect of float32's rounding.
             let off = max_difference(&double, &wanted) / greatest;
             let apart = max_difference(&native, &double) / greatest;
-            // Products by the kernels round in another order where a block is not one operation,
-            // and those of packed matrices round their inputs. Gemma 4 magnifies that: with
-            // MLX_CPU_KERNELS=off the two differ by less than 1e-5.
+            // If a block is not one operation, the kernels round in another order, and products of
+            // packed matrices round their inputs. Gemma 4 magnifies that: with MLX_CPU_KERNELS=off
+            // the two differ by less than 1e-5.
             let bound = match name {
                 "gemma4-small" => 2e-4,
                 "llama-q4" => 1e-4,

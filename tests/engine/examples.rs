@@ -1,4 +1,4 @@
-//! The examples that need a model run with a tiny one.
+//! Runs the examples that need a model with a tiny one.
 
 #[path = "../../examples/bench_inference.rs"]
 #[allow(dead_code, reason = "its `main` takes a model from the hub")]

@@ -1,5 +1,5 @@
-//! `main` returns, or the process exits, while other threads generate. The exit code is the
-//! intended one, not a signal. Each run is a process of its own.
+//! `main` returns or the process exits while other threads generate. The exit code must be the
+//! intended one, not a signal. Each run is a separate process.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::{greedy, tiny};
 use inference::Prompt;
 
-/// How the child ends, and after how many microseconds of generation.
+/// The variable that says how the child ends, and after how many microseconds.
 const HOW: &str = "RUST_MLX_TEST_EXIT";
 
 #[test]
@@ -33,7 +33,7 @@ fn child() {
     if how == "exit" {
         std::process::exit(7);
     }
-    // Else the harness's `main` returns, with the threads at work.
+    // Otherwise the harness's `main` returns while the threads still run.
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Feed-forward strategies by layer: against numpy (`tools/golden/feed_forward.py`), against the
-//! dense pass and against their definitions, on every family; and `--ffn` of the program.
+//! Tests feed-forward strategies by layer against numpy (`tools/golden/feed_forward.py`), the dense
+//! pass and their definitions, on every family. Also tests `--ffn` of the program.
 
 use crate::common::{fixture, floats, greedy, ids, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{output, refused, stdout};
@@ -31,17 +31,17 @@ fn trace(model: &dyn TextModel, tokens: &[u32]) -> ResidualTrace {
         .unwrap()
 }
 
-/// The greatest difference, as a part of the greatest number.
+/// The greatest difference relative to the greatest number.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
 }
 
-/// Whether the layers of a tiny model, or some of them, have experts, factors in their feed-forward
-/// part, or no such part.
+/// Whether some layers of a tiny model have experts, factors in their feed-forward part, or no such
+/// part.
 fn without_features(name: &str) -> bool {
     let Ok(text) = std::fs::read(fixture("tiny").join(name).join("config.json")) else {
-        return false; // the GGUF files have neither
+        return false; // the GGUF files have none of these
     };
     let config = inference_formats::python_json::from_slice(&text).unwrap();
     let experts = |key: &str| {
@@ -94,7 +94,7 @@ fn all_features_are_the_dense_pass_and_few_are_not() {
             continue;
         }
         let dense = tiny(&name);
-        // The kernels round the inputs of quantized products, in an order that differs.
+        // The kernels round the inputs of quantized products in a different order.
         let bound = match dense.info().quantization_bits {
             Some(_) => 2e-3,
             None => order_bound(1e-5),
@@ -119,7 +119,7 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
     let tokens: Vec<u32> = (3..15).collect();
     let (mut left_out, mut scaled) = (0, 0);
     for name in tiny_names() {
-        // A plan can be about layers of which each is one part.
+        // A plan may name only layers that have one feed-forward part.
         if name == "gemma4-large" {
             let error = routed(&name, "attention-only").err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}: {error}");
@@ -136,7 +136,7 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
             None => order_bound(1e-5),
         };
         assert!(relative(&first.mixer, &own.mixer) < bound, "{name}");
-        // The first block of Nemotron-H is a mixer alone, as all of Mamba-2 are.
+        // The first block of Nemotron-H is only a mixer, and so are all blocks of Mamba-2.
         let mixer_alone = name == "mamba2" || name.starts_with("nemotron-h");
         if !name.starts_with("gemma4") && !mixer_alone {
             assert!(first.feed_forward.iter().all(|x| *x == 0.0), "{name}");
@@ -162,8 +162,8 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
     assert!(left_out > 40 && scaled > 60, "{left_out}, {scaled}");
 }
 
-/// What a token gets must not depend on what is in the same pass: prompt and reply in one pass, or
-/// token by token with caches.
+/// The result for a token must not depend on its pass: prompt and reply in one pass, or token by
+/// token with caches.
 #[test]
 fn steps_with_caches_are_one_pass() {
     let plans = [
@@ -192,7 +192,7 @@ fn steps_with_caches_are_one_pass() {
                 let whole = logits(model.as_ref(), &all);
                 let own = whole[token as usize];
                 let best = whole.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
-                // Equal up to rounding: where two are that close, either may be taken.
+                // Tokens may differ only if their logits are equal up to rounding.
                 let close = if name.contains("q4") { 2e-2 } else { 1e-4 };
                 assert!(
                     best - own < close,
@@ -221,7 +221,7 @@ fn layers_that_are_not_there_are_refused() {
     assert!(error.contains("several experts"), "{error}");
 }
 
-/// Caches that one plan computed are wrong for another.
+/// Caches that one plan computed are wrong for another plan.
 #[test]
 fn prompt_caches_belong_to_their_plan() {
     let dir = tempfile::tempdir().unwrap();
@@ -296,8 +296,8 @@ fn the_program_takes_a_plan_wherever_it_loads_a_model() {
     assert!(wrong.contains("layers 9; the model has 3"), "{wrong}");
 }
 
-/// An adapter of low rank on the gates of the tiny Llama, large enough to change which features are
-/// chosen.
+/// Writes an adapter of low rank on the gates of the tiny Llama. It is large enough to change the
+/// chosen features.
 fn gates(dir: &std::path::Path) {
     let config = r#"{"fine_tune_type": "lora", "num_layers": 3,
         "lora_parameters": {"rank": 2, "scale": 2.0, "dropout": 0.0, "keys": ["mlp.gate_proj"]}}"#;
@@ -328,8 +328,8 @@ fn gates(dir: &std::path::Path) {
     std::fs::write(dir.join("adapters.safetensors"), file).unwrap();
 }
 
-/// A strategy on an adapted layer chooses by the adapted gate: as on the model that the adapter was
-/// fused with, and other features than without it.
+/// A strategy on an adapted layer chooses by the adapted gate. It must equal the fused model and
+/// differ from the model without the adapter.
 #[test]
 fn adapters_count() {
     let dir = tempfile::tempdir().unwrap();

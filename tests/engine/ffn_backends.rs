@@ -1,5 +1,5 @@
-//! Feed-forward backends of a program, through `metal_backend::ffn`: those that come with the engine
-//! against their definitions, and ones of this file.
+//! Tests feed-forward backends in a program, through `metal_backend::ffn`: the engine's own ones
+//! against their definitions, and ones defined here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ fn logits(model: &dyn TextModel, tokens: &[u32]) -> Vec<f32> {
     tokens.logits(&prompt, false).unwrap().logits
 }
 
-/// The greatest difference, as a part of the greatest number.
+/// The greatest difference relative to the greatest number.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
@@ -45,7 +45,7 @@ fn dense_everywhere_is_the_plain_pass() {
     for name in tiny_names() {
         let model = match uniform(&name, DenseFfn) {
             Ok(model) => model,
-            // Its blocks compute the part together with others.
+            // The model's blocks fuse this part with others.
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}: {error}");
                 continue;
@@ -89,7 +89,7 @@ fn backends_are_what_plans_are() {
         );
         assert_eq!(few, plan("sparse:9"), "{name}");
         assert!(relative(&few, &own) > 1e-3, "{name}");
-        // A router and a plan share the layers.
+        // A router and a plan may not cover the same layers.
         let router = FfnRouter::new().with_layers(1, Some(1), Arc::new(HighwayFfn));
         let options = cpu().with_feed_forward("0=sparse:9".parse().unwrap());
         let both = ffn::load_model(fixture("tiny").join(name), &options, &router.unwrap());
@@ -109,7 +109,7 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
         let before = logits(model.as_ref(), &tokens);
         assert_eq!((cached.len(), cached.hits()), (0, 0), "{name}");
         let rows = cached.calibrate(model.as_ref(), &prompt).unwrap();
-        // The last block computes the last position alone.
+        // The last block computes only the last position.
         assert_eq!(rows, (layers - 1) * tokens.len() + 1, "{name}");
         let misses = cached.misses();
         let replayed = logits(model.as_ref(), &tokens);
@@ -117,7 +117,7 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
         assert_eq!(cached.hits(), rows as u64, "{name}");
         let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(same(&before, &replayed), "{name}");
-        // Another prompt: what is common comes from the records, the rest is computed.
+        // For another prompt, the records give the common part, and the rest is computed.
         let mut longer = tokens[..9].to_vec();
         longer.extend([40, 41, 42]);
         let ours = logits(model.as_ref(), &longer);
@@ -139,7 +139,7 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
     }
 }
 
-/// The trained part times a number; counts how often it is asked.
+/// Multiplies the trained part by a number, and counts its calls.
 #[derive(Debug)]
 struct Times(f32, AtomicUsize);
 
@@ -174,11 +174,11 @@ fn a_backend_of_the_program_computes_its_layers() {
     assert_eq!(ours.layers[0].residual, own.layers[0].residual);
     let doubled: Vec<f32> = own.layers[1].feed_forward.iter().map(|x| 2.0 * x).collect();
     assert!(relative(&ours.layers[1].feed_forward, &doubled) < 1e-5);
-    // It shows no activations, and says so.
+    // It has no activations to inspect, and reports that.
     let inspector = model.as_attention_inspector().unwrap();
     let error = inspector.feed_forward_activations(&prompt, &[0], &Interrupt::new());
     assert!(format!("{:#}", error.unwrap_err()).contains("times shows no activations"));
-    // Tokens with caches are those of whole passes.
+    // Tokens computed with caches equal those of whole passes.
     let output = model.generate(&prompt, &greedy(6).with_cache_prompt(false));
     let output = output.unwrap().collect_output().unwrap();
     let mut all = tokens.clone();
@@ -188,7 +188,8 @@ fn a_backend_of_the_program_computes_its_layers() {
         assert!(best - whole[token as usize] < 1e-4);
         all.push(token);
     }
-    // Prompt caches on disk are for one engine: names say nothing of what a backend computes.
+    // Prompt caches on disk belong to one engine, because a backend's name does not determine what
+    // it computes.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("kept.safetensors");
     let cache = |model: &dyn TextModel, save: bool| {
@@ -205,7 +206,7 @@ fn a_backend_of_the_program_computes_its_layers() {
     assert!(cache(tiny("llama").as_ref(), false).is_err());
 }
 
-/// Gives another shape than it was given.
+/// Returns another shape than its input.
 #[derive(Debug)]
 struct Wrong;
 
@@ -225,7 +226,7 @@ fn what_cannot_be_is_an_error() {
         let model = ffn::load_model(fixture("tiny").join(name), options, router);
         model.map(drop).unwrap_err()
     };
-    // It could be broadcast, and would be wrong without a word.
+    // Broadcasting would accept this shape and silently give a wrong result.
     let model = uniform("llama", Wrong).unwrap();
     let tokens = model.as_token_model().unwrap();
     let error = tokens

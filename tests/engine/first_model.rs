@@ -1,5 +1,5 @@
-//! The first real model, fetched once as the program fetches it. It is compared with an independent
-//! float32 reference (`tools/golden/first_model.py`), also through the program.
+//! Tests of the first real model, fetched once in the program's way. It is compared with an
+//! independent float32 reference (`tools/golden/first_model.py`), also through the program.
 
 #[path = "../../inference-text/tests/text/first_model.rs"]
 mod text_golden;
@@ -63,7 +63,7 @@ fn logits_and_greedy_tokens_equal_the_reference() {
             "{text:?}"
         );
     }
-    // The text becomes the same ids here.
+    // The tokenizer gives the same ids as the reference.
     for case in plain {
         let text = case["prompt"].as_str().unwrap();
         assert_eq!(
@@ -141,7 +141,7 @@ fn the_readme_s_command_answers_paris() {
     assert!(stdout(&output).starts_with(" Paris"));
 }
 
-/// What the template puts in front is all that stands in front of a message, as in mlx-lm.
+/// As in mlx-lm, only the template's own text precedes a message.
 #[test]
 fn every_command_asks_as_the_template_says() {
     let golden = golden(&crate::common::fixture("first-model"));

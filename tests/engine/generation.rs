@@ -1,4 +1,4 @@
-//! Generation on tiny checkpoints: batches equal to solo runs, caches of every kind, reused
+//! Tests of generation on tiny checkpoints: batches equal single runs, caches of every kind, reused
 //! prefixes, guessed tokens.
 
 mod batches;
@@ -30,15 +30,15 @@ fn path_of(name: &str) -> std::path::PathBuf {
     fixture("tiny").join(name)
 }
 
-/// Replies are compared with those of the same tokens in other pieces. So prompts are exact, unless
-/// the options have a precision.
+/// Loads a model with exact prompts unless the options set a precision. Replies are compared with
+/// those of the same tokens in other chunks.
 fn tiny_with(name: &str, options: &LoadOptions) -> Box<dyn TextModel> {
     let mut options = options.clone().with_backend("cpu");
     options.precision = options.precision.or(Some(Precision::Exact));
     inference::load_model(path_of(name), &options).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Nothing is reused, so that runs can be compared.
+/// Options without reuse of prefixes, so that runs can be compared.
 fn fresh(n: usize) -> GenerateOptions {
     greedy(n).with_cache_prompt(false)
 }
@@ -59,7 +59,7 @@ fn a_prompt_that_begins_alike_is_not_computed_again() {
             .collect_output()
             .unwrap();
         assert_eq!(output.metrics.cached_tokens, 0);
-        // The next turn: prompt, reply, and more.
+        // The next turn has the prompt, the reply, and more tokens.
         let mut second = first.clone();
         second.extend(&output.tokens);
         second.extend([20, 21, 22]);
@@ -70,9 +70,9 @@ fn a_prompt_that_begins_alike_is_not_computed_again() {
             .collect_output()
             .unwrap();
         assert_eq!(output.tokens, expected, "{name}");
-        // The last token of a reply is never fed.
+        // The last token of a reply is never computed.
         assert_eq!(output.metrics.cached_tokens, 16, "{name}");
-        // Another ending: cut back to the common prefix.
+        // With another ending, the cache is trimmed to the common prefix.
         let mut third = second[..9].to_vec();
         third.push(30);
         let expected = reply(model.as_ref(), &Prompt::Tokens(third.clone()), &fresh(8));
@@ -125,7 +125,7 @@ fn a_bounded_context_goes_on_however_the_prompt_is_cut() {
                 assert_eq!(got, whole, "{name}, bound {bound}, step {step}");
             }
         }
-        // A reply that fits is exact, to the last position.
+        // A reply that fits into the bound is exact up to the last position.
         let prompt = ids(6, 20);
         let options = fresh(30).with_ignore_eos(true);
         let free = reply(tiny(name).as_ref(), &prompt, &options);
@@ -138,7 +138,7 @@ fn a_bounded_context_goes_on_however_the_prompt_is_cut() {
 
 #[test]
 fn a_bound_is_a_sliding_window_on_every_layer() {
-    // A bound below 16 keeps nothing of the beginning.
+    // A bound below 16 keeps no first tokens.
     let with_window = |window: serde_json::Value| {
         let dir = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(path_of("mistral-window")).unwrap() {
@@ -172,7 +172,7 @@ fn a_bound_is_a_sliding_window_on_every_layer() {
 
 #[test]
 fn a_packed_cache_is_near_the_plain_one() {
-    // Beyond the first chunk of 256 positions, so that packed parts grow.
+    // The prompt exceeds the first chunk of 256 positions, so that packed parts grow.
     let prompt = ids(8, 270);
     let logits = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
@@ -194,7 +194,7 @@ fn a_packed_cache_is_near_the_plain_one() {
         let (eight, _) = distance(&options);
         let (four, reply) = distance(&options.clone().with_kv_bits(4));
         assert_eq!(reply.len(), 20);
-        // Nothing is packed before the 5,000th position; so the reply is the same, too.
+        // Nothing is packed before position 5,000, so the reply is also the same.
         let (never, reply) = distance(&options.clone().with_quantized_kv_start(5000));
         assert_eq!(reply, expected, "{name}");
         assert!(never == 0.0, "{name}: {never}");
@@ -203,7 +203,7 @@ fn a_packed_cache_is_near_the_plain_one() {
             "{name}: {eight} {four}"
         );
     }
-    // Heads that no group divides are refused, by name.
+    // Heads that no group size divides are refused by name.
     let options = LoadOptions::new().with_kv_bits(8).with_backend("cpu");
     let error = inference::load_model(path_of("llama"), &options)
         .err()
@@ -283,7 +283,7 @@ fn cancelling_takes_effect_within_a_token() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     let model = tiny("llama");
-    // By the reader of the tokens: none comes after.
+    // The reader of the tokens cancels, and no further token comes.
     let cancel = CancelToken::new();
     let options = fresh(400).with_ignore_eos(true).with_cancel(cancel.clone());
     let mut stream = model.generate(&ids(1, 20), &options).unwrap();
@@ -295,7 +295,7 @@ fn cancelling_takes_effect_within_a_token() {
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert_eq!(stream.metrics().generated_tokens, 7);
     assert_eq!(stream.finish_reason(), Some(FinishReason::Cancelled));
-    // By another thread, at any moment: at most the token in progress follows.
+    // Another thread cancels at any time, and at most the token in progress follows.
     for at in [0, 1, 5, 60, 200] {
         let cancel = CancelToken::new();
         let count = Arc::new(AtomicUsize::new(0));

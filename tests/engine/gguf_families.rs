@@ -1,5 +1,5 @@
-//! GGUF files of every family that llama.cpp writes and we read. They hold the weights of a tiny
-//! checkpoint exactly (`tools/golden/gguf_families.py`), so its golden numbers are theirs.
+//! Tests GGUF files of every family that llama.cpp writes and we read. They have the exact weights
+//! of a tiny checkpoint (`tools/golden/gguf_families.py`), so its golden numbers apply.
 
 use crate::common::{fixture, floats, golden, greedy, ids, load, max_difference};
 use inference::Prompt;

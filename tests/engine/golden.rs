@@ -1,12 +1,12 @@
-//! Tiny random checkpoints of every architecture and format, against numbers that transformers or
-//! mlx-lm computed from the same files (`tools/golden/{architectures,tiny_models}.py`).
+//! Compares tiny random checkpoints of every architecture and format with numbers that transformers
+//! or mlx-lm computed from the same files (`tools/golden/{architectures,tiny_models}.py`).
 
 use crate::common::{floats, golden, greedy, has_amx, ids, max_difference, tiny, tiny_names};
 use inference::{Message, Prompt};
 
-/// A thousandth. With the kernels it is two for quantized models. Their products of a few rows
-/// round inputs to 16 bits, which these small random models enlarge twentyfold. `kernels.rs` has
-/// what the kernels may change.
+/// The bound is a thousandth, and two for quantized models with the kernels. Their products of a
+/// few rows round inputs to 16 bits, and these small random models enlarge that twentyfold.
+/// `kernels.rs` tests the effect of the kernels.
 #[test]
 fn logits_agree_with_the_reference_to_a_thousandth() {
     let kernels = std::env::var("MLX_CPU_KERNELS").map_or(true, |v| v != "off");
@@ -37,7 +37,7 @@ fn logits_agree_with_the_reference_to_a_thousandth() {
     }
 }
 
-/// The setting belongs to a process, so the test above runs in another one.
+/// The setting is global to a process, so the test above runs in another one.
 #[test]
 fn without_kernels_all_agree_to_a_thousandth() {
     let run = std::process::Command::new(std::env::current_exe().unwrap())

@@ -1,4 +1,4 @@
-//! Looking inside: attention, hidden states, embeddings, probabilities of a text.
+//! Tests of inspection: attention, hidden states, embeddings, probabilities of a text.
 
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ fn attention_has_every_layer_head_and_position_and_does_not_look_ahead() {
 
 #[test]
 fn keys_turn_with_their_position() {
-    // The same token everywhere: before rotation all keys of the first layer are equal.
+    // With the same token everywhere, all keys of the first layer are equal before rotation.
     let model = tiny("llama");
     let prompt = Prompt::Tokens(vec![42; 12]);
     let seen = model
@@ -63,7 +63,7 @@ fn keys_turn_with_their_position() {
         &head[p * seen.head_dim..(p + 1) * seen.head_dim]
     });
     assert!(!near(at(0), at(5), 1e-3));
-    // Rotation keeps the length of each pair of halves.
+    // Rotation preserves the length of each pair of halves.
     for p in 1..12 {
         for i in 0..d / 2 {
             let length = |v: &[f32]| v[i].hypot(v[i + d / 2]);
@@ -74,7 +74,8 @@ fn keys_turn_with_their_position() {
 
 #[test]
 fn keys_are_those_in_the_caches_of_mlx_lm() {
-    // Grouped heads, sliding layers whose windows the prompt goes beyond, packed weights.
+    // The models have grouped heads, sliding layers with shorter windows than the prompt, and
+    // packed weights.
     let golden = reference("keys.json");
     let tokens = crate::common::ids(&golden["tokens"]);
     let positions = crate::common::ids(&golden["positions"]);
@@ -82,7 +83,7 @@ fn keys_are_those_in_the_caches_of_mlx_lm() {
     for case in golden["cases"].as_array().unwrap() {
         let name = case["model"].as_str().unwrap();
         let step = usize::try_from(case["step"].as_u64().unwrap()).unwrap();
-        // However memory is saved, every position is there, in full precision.
+        // Whatever option saves memory, every position is present in full precision.
         let packed = LoadOptions::new().with_kv_bits(4).with_kv_group_size(32);
         for options in [
             LoadOptions::new(),
@@ -93,7 +94,7 @@ fn keys_are_those_in_the_caches_of_mlx_lm() {
             let path = fixture("tiny").join(name);
             let model = match inference::load_model(path, &options) {
                 Ok(model) => model,
-                // Heads of most tiny models cannot be packed.
+                // The heads of most tiny models cannot be packed.
                 Err(e) if e.to_string().contains("kv_group_size") => continue,
                 Err(e) => panic!("{name}: {e}"),
             };
@@ -205,7 +206,7 @@ fn the_last_hidden_states_become_the_logits() {
                 max_difference(own, expected)
             );
         }
-        // More than are computed at once.
+        // More rows than one pass computes.
         let many = states.blocks[0].repeat(70);
         let all = inspector.unembed(&many).unwrap();
         assert_eq!(all.len(), 140);
@@ -311,7 +312,7 @@ fn perplexity_is_that_of_mlx_lm() {
         let mean = scores.iter().map(|s| -f64::from(*s)).sum::<f64>() / scores.len() as f64;
         let expected = case["perplexity"].as_f64().unwrap();
         let difference = (mean.exp() - expected).abs();
-        // Random models have perplexities of hundreds, of which float32 gives six digits.
+        // Random models have perplexities of hundreds, which float32 gives with six digits.
         assert!(
             difference < 1e-5 * expected,
             "{name}: {} is not {expected}",
@@ -406,7 +407,7 @@ fn calls_end_between_the_steps_of_a_prompt() {
     ];
     for (name, call) in &calls {
         let mut whole = Duration::ZERO;
-        // A busy machine may hold up the step that is under way, but not each time.
+        // A busy machine may delay the current step, but not each time.
         let ended_early = (0..8).any(|_| {
             let start = Instant::now();
             call(&Interrupt::new()).unwrap();
@@ -420,7 +421,7 @@ fn calls_end_between_the_steps_of_a_prompt() {
             took < whole * 7 / 10
         });
         assert!(ended_early, "{name}: the prompt was computed to its end");
-        // From another thread.
+        // Another thread cancels.
         let cancel = CancelToken::new();
         let interrupt = Interrupt::new().with_cancel(cancel.clone());
         let error = std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
-//! Whole models with the CPU kernels, with their portable form as on a processor without known
-//! vector instructions, and without kernels. Logits and tokens are the same. The setting belongs to
-//! a process, so each is computed by this program started anew.
+//! Whole models with the CPU kernels, with the kernels' portable form, and without kernels have the
+//! same logits and tokens. The setting is global to a process, so this program starts itself for
+//! each.
 
 use std::process::{Command, Stdio};
 
@@ -8,16 +8,17 @@ use crate::common::{greedy, max_difference, tiny, tiny_names};
 use inference::Prompt;
 use serde_json::{Value, json};
 
-/// Where a started process writes its results.
+/// The variable with the file for a started process's results.
 const OUT: &str = "KERNELS_TEST_OUT";
 
-/// Positions of the prompt: enough for panels of products, sweeps of attention, and a rest.
+/// The number of positions in the prompt: enough for panels of products, sweeps of attention, and a
+/// remainder.
 const PROMPT: u32 = 37;
 
-/// Positions of a short one, whose products are those of a few rows.
+/// The number of positions in a short prompt, which uses products of few rows.
 const FEW: u32 = 9;
 
-/// Tokens that are generated, one after another.
+/// The number of generated tokens.
 const TOKENS: usize = 12;
 
 #[test]
@@ -95,7 +96,7 @@ fn kernels_change_nothing() {
             );
         }
     }
-    // And people are told.
+    // The report of devices says so, too.
     let said = |found: &Value| found["devices"].to_string();
     assert!(
         said(&plain).contains("kernels off by MLX_CPU_KERNELS"),

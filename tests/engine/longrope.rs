@@ -1,5 +1,5 @@
-//! LongRoPE: the rotation of all positions changes with the length of the sequence. However a
-//! sequence is computed, its reply is that of a single pass over it, which is the reference's
+//! Tests of LongRoPE, whose rotation of all positions changes with the length of the sequence. Any
+//! way to compute a sequence must give the reply of a single pass, which is the reference's
 //! (`tools/golden/longrope.py`).
 
 use crate::common::{fixture, golden, greedy, ids, max_difference, tiny};
@@ -77,14 +77,14 @@ fn earlier_requests_change_nothing() {
             for before in [n / 2, 17, n - 1] {
                 let what = format!("{n} tokens after {before}, step {step}");
                 let model = model(&LoadOptions::new().with_parallel_slots(2));
-                // A shorter prompt, with a reply that ends on either side of the switch.
+                // The prompt is shorter, and the reply ends before or after the switch.
                 for longer in [1, 20] {
                     let options = greedy(longer).with_prefill_step_size(step);
                     reply(model.as_ref(), &case.prompt[..before], &options);
                     let got = reply(model.as_ref(), &case.prompt, &options.with_max_tokens(16));
                     assert_eq!(got, case.reply, "{what}");
                 }
-                // And one that is longer than the switch.
+                // This prompt is longer than the switch.
                 let long = [case.prompt.as_slice(), &case.reply].concat();
                 reply(model.as_ref(), &long, &options);
                 assert_eq!(
@@ -112,7 +112,7 @@ fn a_conversation_beyond_the_switch_is_reused() {
 #[test]
 fn rows_of_a_batch_change_nothing_for_each_other() {
     let cases = cases();
-    // Beginnings in common, on both sides of the switch.
+    // The prompts have common prefixes on both sides of the switch.
     let long = &cases[5].prompt;
     let mut prompts: Vec<Vec<u32>> = cases.iter().map(|c| c.prompt.clone()).collect();
     prompts.extend([20, 24, 31, 33, 40].map(|n| long[..n].to_vec()));
@@ -129,7 +129,7 @@ fn rows_of_a_batch_change_nothing_for_each_other() {
             let mut session = model.batch_session().unwrap();
             let mut rows = Vec::new();
             let mut got = vec![Vec::new(); prompts.len()];
-            // They come one after another, so that some decode while others prefill.
+            // The requests arrive one after another, so that some decode while others prefill.
             while rows.len() < prompts.len() || !session.is_empty() {
                 if let Some(prompt) = prompts.get(rows.len()) {
                     let prompt = Prompt::from(prompt.clone());
@@ -180,7 +180,7 @@ fn guesses_change_nothing() {
                     );
                     let metrics = &output.metrics;
                     if load.draft_model.is_some() {
-                        // The draft is the model itself, so that all of its guesses are right.
+                        // The model is its own drafter, so all guesses are right.
                         assert_eq!(metrics.draft_tokens, metrics.accepted_draft_tokens, "{n}");
                         assert!(metrics.draft_tokens >= 10, "{n}: {}", metrics.draft_tokens);
                     }
@@ -226,7 +226,7 @@ fn prompt_files_hold_one_rotation() {
     }
 }
 
-/// 600 tokens need two steps of the default size, on either side of a switch at 550.
+/// 600 tokens take two steps of the default size, with a switch at 550 between them.
 #[test]
 fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     let dir = tempfile::tempdir().unwrap();
@@ -243,12 +243,12 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     let set = |config: &mut serde_json::Value, switch: u32| {
         config["original_max_position_embeddings"] = switch.into();
         config["rope_parameters"]["original_max_position_embeddings"] = switch.into();
-        // The amplitude follows from the switch, unless it is given.
+        // The amplitude follows from the switch unless it is given.
         config["rope_parameters"]["attention_factor"] = 1.1.into();
     };
     set(&mut config, 550);
     let switching = open(&config);
-    // The same with the long factors everywhere.
+    // This configuration is equivalent: long factors everywhere.
     set(&mut config, 2048);
     config["rope_parameters"]["short_factor"] = config["rope_parameters"]["long_factor"].clone();
     let long = open(&config);
@@ -300,13 +300,13 @@ fn golden_config(dir: &std::path::Path) -> serde_json::Value {
     inference_formats::python_json::from_slice(&text).unwrap()
 }
 
-/// No other family's rotation depends on the length: cutting a prompt changes nothing but
+/// In no other family does the rotation depend on the length, so dividing a prompt changes only
 /// roundings.
 #[test]
 fn only_phi3_depends_on_the_length() {
     for name in crate::common::tiny_names() {
         let dir = fixture("tiny").join(&name);
-        // GGUF files have none.
+        // GGUF files have no config.json.
         if dir.join("config.json").is_file() {
             let config = golden_config(&dir).to_string();
             // MiniCPM 3 has the same factors at all lengths.

@@ -1,4 +1,4 @@
-//! Models through the contract: numbers, requests, caches, sampling, inspection.
+//! Tests of models through the contract: numbers, requests, caches, sampling, inspection.
 
 #[path = "../common/alone.rs"]
 mod alone;

@@ -1,5 +1,5 @@
-//! The program's commands for many prompts, on tiny checkpoints: `mlx batch`, `classify`, `embed`,
-//! `cache-prompt` and `perplexity`, against what the library says.
+//! Tests of the commands for many prompts on tiny checkpoints: `mlx batch`, `classify`, `embed`,
+//! `cache-prompt` and `perplexity`. The library gives the expected results.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -18,7 +18,7 @@ fn mlx(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that refuses its flags does not read.
+    // A program that refuses its flags reads no input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -35,7 +35,7 @@ fn lines(text: &[u8]) -> Vec<Value> {
         .collect()
 }
 
-/// What a successful run prints, a JSON value a line.
+/// The output of a successful run, one JSON value on each line.
 fn printed(arguments: &[&str], input: &str) -> Vec<Value> {
     let run = mlx(arguments, input);
     assert!(run.status.success(), "{arguments:?}: {}", stderr(&run));
@@ -116,7 +116,7 @@ fn an_interrupted_batch_goes_on_where_it_was() {
     let whole = std::fs::read(output).unwrap();
     let expected = by_index(lines(&whole));
     assert_eq!(expected.len(), 4);
-    // Cut off within the third line, as by a crash.
+    // The file is cut off within the third line, as by a crash.
     let ends: Vec<usize> = (0..whole.len()).filter(|&i| whole[i] == b'\n').collect();
     std::fs::write(output, &whole[..ends[1] + 9]).unwrap();
     let again = mlx(&run, "");
@@ -125,7 +125,7 @@ fn an_interrupted_batch_goes_on_where_it_was() {
     let after = std::fs::read(output).unwrap();
     assert_eq!(after[..=ends[1]], whole[..=ends[1]], "what was there stays");
     assert_eq!(by_index(lines(&after)), expected);
-    // And once more there is nothing to do.
+    // Another run has nothing left to do.
     assert!(mlx(&run, "").status.success());
     assert_eq!(std::fs::read(output).unwrap(), after);
 }
@@ -144,7 +144,7 @@ fn a_prompt_that_fails_is_told_and_the_others_are_answered() {
     for good in [&all[0], &all[2]] {
         assert!(good["error"].is_null() && good["finish_reason"].is_string());
     }
-    // An invalid prompt is refused before anything is computed.
+    // An invalid prompt is refused before any computation.
     let output = mlx(&run, "\"good\"\nnot json\n");
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("line 2"), "{}", stderr(&output));
@@ -359,7 +359,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
         got["tokens"],
         json!(expected.collect_output().unwrap().tokens)
     );
-    // Another model does not take it.
+    // Another model refuses the file.
     let other = model("qwen3");
     let output = mlx(&with("generate", &other, &flags), "");
     assert_eq!(output.status.code(), Some(1));
@@ -368,7 +368,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
         "{}",
         stderr(&output)
     );
-    // Nor is anything else taken for one.
+    // Other files are refused, too.
     std::fs::write(file, "not a cache").unwrap();
     let output = mlx(&run, "");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -399,7 +399,7 @@ fn perplexity_is_of_the_whole_pieces_of_the_text() {
     let mean = scores.iter().sum::<f64>() / scores.len() as f64;
     let perplexity = got["perplexity"].as_f64().unwrap();
     assert!((perplexity / mean.exp() - 1.0).abs() < 1e-6, "{perplexity}");
-    // A text shorter than a piece is one.
+    // A text shorter than a piece is one piece.
     let short = &printed(&with("perplexity", &name, &["-p", &text]), "")[0];
     assert_eq!(short["tokens"], ids.len() - 1);
     assert_eq!(short["skipped_tokens"], 0);

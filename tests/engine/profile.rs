@@ -1,5 +1,5 @@
-//! The parts of a decode step: their times add up to it, and what is computed in parts is what is
-//! computed whole.
+//! Tests of a decode step's parts: their times add up to the step's, and computing in parts gives
+//! the same result.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn the_parts_are_the_step_in_every_family() {
             profile.unwrap_or_else(|e| panic!("{name}: {e}"))
         };
         let mut profile = measure();
-        // The clock around a step goes on where other processes run between it and the parts.
+        // The step's clock also includes other processes that run between the parts.
         let apart = |profile: &StepProfile| profile.step_seconds - profile.sum();
         let allowed = |profile: &StepProfile| 0.05 * profile.step_seconds + 1e-4;
         for _ in 0..9 {
@@ -40,7 +40,8 @@ fn the_parts_are_the_step_in_every_family() {
         );
         assert!(profile.plain_step_seconds > 0.0, "{name}");
         assert_eq!(profile.steps, STEPS, "{name}");
-        // The prompt's token and two steps to warm up, then two for each that is measured.
+        // The prompt's token and two warm-up steps come first, then two steps for each measured
+        // one.
         let tokens: Vec<u32> = model
             .generate(&prompt, &greedy(3 + 2 * STEPS))
             .unwrap()
@@ -63,7 +64,7 @@ fn the_parts_are_the_step_in_every_family() {
                 "{name}, layer {layer}: {:?}",
                 profile.parts
             );
-            // Recurrent mixers compute the norm before them.
+            // Recurrent mixers include the norm before them.
             assert!(has(StepPart::Norm) || mixer, "{name}, layer {layer}");
         }
         for part in [StepPart::Embedding, StepPart::Head, StepPart::Sampling] {

@@ -1,6 +1,6 @@
-//! Computed prompts in the format of Python's mlx-lm: its files are read, ours have the form of its
-//! own. The golden files are its (`tools/golden/prompt_cache.py`); with the real package the tests
-//! are in `mlx_lm/prompt_caches.rs`.
+//! Tests of saved prompts in the format of Python's mlx-lm: its files can be read, and ours have
+//! its form. mlx-lm made the golden files (`tools/golden/prompt_cache.py`).
+//! `mlx_lm/prompt_caches.rs` tests with the real package.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn cases() -> Vec<Value> {
     cases.as_array().unwrap().clone()
 }
 
-/// The model of a case, loaded as its flags say.
+/// The model of a case, loaded with the case's flags.
 fn model(case: &Value) -> Box<dyn TextModel> {
     let mut options = LoadOptions::new().with_backend("cpu");
     let flags = case["flags"].as_array().unwrap();
@@ -44,7 +44,7 @@ fn tokens(model: &dyn TextModel, file: &Path, more: &[u32], n: usize) -> (Vec<u3
 
 #[test]
 fn files_of_mlx_lm_are_gone_on_from() {
-    // Of mlx-lm 0.32, and of 0.30.
+    // The files are from mlx-lm 0.32 and 0.30.
     let dirs = ["prompt-cache", "prompt-cache/0.30"].map(fixture);
     for (dir, case) in dirs
         .iter()
@@ -55,29 +55,29 @@ fn files_of_mlx_lm_are_gone_on_from() {
         let (prompt, expected) = (ids(&case["prompt"]), ids(&case["greedy"]));
         let kept = model.as_prompt_cache().unwrap();
         assert_eq!(kept.prompt_cache_len(&file).unwrap(), prompt.len());
-        // Twice: nothing of the first request remains.
+        // The second run shows that nothing of the first one remains.
         for _ in 0..2 {
             let (got, cached) = tokens(model.as_ref(), &file, &ids(&case["more"]), expected.len());
             assert_eq!(got, expected, "{}", case["file"]);
             assert_eq!(cached, prompt.len());
         }
-        // Its tokens are not in it.
+        // The file does not contain its tokens.
         let error = kept.load_prompt_cache(&file).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        // Nothing to go on with is nothing to compute.
+        // Without further tokens, there is nothing to compute.
         let none = kept.continue_prompt_cache(&file, &Prompt::Tokens(Vec::new()), &greedy(1));
         assert_eq!(none.err().unwrap().kind(), ErrorKind::InvalidOption);
     }
 }
 
-/// The texts that mlx-lm reads: classes of layers, and which tensors are numbers.
+/// The texts that mlx-lm reads: the classes of layers, and which tensors are numbers.
 fn texts(path: &Path) -> BTreeMap<String, String> {
     let mut texts = SafetensorsCheckpoint::metadata(path).unwrap();
     texts.retain(|key, _| key.starts_with("1.") || key.starts_with("2."));
     texts
 }
 
-/// The number in a tensor of one.
+/// The number in a tensor with one element.
 fn number(file: &SafetensorsCheckpoint, tensor: &str) -> Option<i32> {
     let values = file.read::<i32>(file.info(tensor)?).unwrap();
     assert_eq!(values.len(), 1, "{tensor}");
@@ -109,7 +109,7 @@ fn files_of_ours_have_the_form_of_theirs() {
         let [ours_read, theirs_read] =
             [&ours, &theirs].map(|path| SafetensorsCheckpoint::open_file(path).unwrap());
         assert!(ours_read.names().eq(theirs_read.names()), "{name}");
-        // Where a ring begins is free; ours begins with its oldest position.
+        // A ring may begin anywhere; ours begins with its oldest position.
         let rings: Vec<Option<usize>> = (0..8)
             .map(|i| number(&theirs_read, &format!("{i}.5")).map(|next| next as usize))
             .collect();
@@ -127,7 +127,7 @@ fn files_of_ours_have_the_form_of_theirs() {
                 }
                 continue;
             }
-            // Theirs have room for more positions.
+            // mlx-lm's tensors have space for more positions.
             let mut shape = theirs_info.shape.clone();
             assert!(shape[2] >= ours_info.shape[2], "{name}: {tensor}");
             shape[2] = ours_info.shape[2];
@@ -139,7 +139,7 @@ fn files_of_ours_have_the_form_of_theirs() {
                 let theirs = in_order(&theirs, &shape, rings[layer]);
                 let ours = ours_read.read::<f32>(ours_info).unwrap();
                 let difference = max_difference(&ours, &theirs);
-                // mlx-lm packs behind the prompt, whose later layers saw exact keys there.
+                // mlx-lm packs after the prompt, whose later layers used exact keys.
                 let allowed = if name.starts_with("packed") {
                     0.1
                 } else {
@@ -151,7 +151,7 @@ fn files_of_ours_have_the_form_of_theirs() {
                 );
             }
         }
-        // Without our texts it is like one of mlx-lm, and says the same.
+        // Without our own texts, the file looks like one of mlx-lm and is refused in the same way.
         let metadata = SafetensorsCheckpoint::metadata(&ours).unwrap();
         assert_eq!(metadata["0.tokenizer_config"], "{}");
         assert!(Path::new(&metadata["0.model"]).is_dir(), "{metadata:?}");
@@ -181,7 +181,7 @@ fn in_order(values: &[f32], shape: &[usize], next: Option<usize>) -> Vec<f32> {
         .collect()
 }
 
-/// Rewrites a file without what only ours have.
+/// Removes the texts that only our files have.
 fn strip(path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -224,13 +224,13 @@ fn damaged_files_and_those_of_others_are_refused() {
     let (llama, qwen3) = (tiny("llama"), tiny("qwen3"));
     says(&refused(qwen3.as_ref(), &file("growing")), "3 layers");
     says(&refused(llama.as_ref(), &file("bounded")), "2 layers");
-    // The same number of layers, other heads.
+    // The model has the same number of layers but other heads.
     let granite = tiny("granite");
     says(
         &refused(granite.as_ref(), &file("bounded")),
         "another model",
     );
-    // The flags that it was made with are named.
+    // The error names the flags that the file was made with.
     says(&refused(qwen3.as_ref(), &file("bounded")), "--ctx-size 24");
     let packed = tiny("qwen3-q4");
     let error = refused(packed.as_ref(), &file("packed"));
@@ -259,7 +259,7 @@ fn damaged_files_and_those_of_others_are_refused() {
         changed(&file("growing"), &path, key, value);
         says(&refused(llama.as_ref(), &path), text);
     }
-    // The form before 0.32 has numbers as texts.
+    // The form before 0.32 stores numbers as texts.
     let file = |name: &str| fixture("prompt-cache/0.30").join(format!("{name}.safetensors"));
     for (key, value, text) in [
         ("2.1", "ArraysCache", "ArraysCache"),
@@ -301,7 +301,7 @@ fn damaged_files_and_those_of_others_are_refused() {
     }
 }
 
-/// A file with the number in one tensor changed.
+/// Copies a file with another number in one tensor.
 fn renumbered(from: &Path, to: &Path, tensor: &str, value: i32) {
     let bytes = std::fs::read(from).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -353,8 +353,8 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&run.stdout).unwrap()
 }
 
-/// As with mlx-lm, the file is the beginning of the user's message in the chat template, and the
-/// prompt is the rest of it.
+/// As in mlx-lm, the file is the beginning of the user's message in the chat template, and the
+/// prompt is the rest.
 #[test]
 fn a_message_is_begun_in_a_file_and_ended_by_the_prompt() {
     let dir = tempfile::tempdir().unwrap();
@@ -379,7 +379,7 @@ fn a_message_is_begun_in_a_file_and_ended_by_the_prompt() {
     assert_eq!(ended["metrics"]["cached_tokens"], kept["tokens"]);
     assert_eq!(ended["prompt_tokens"], whole["prompt_tokens"]);
     assert_eq!(ended["tokens"], whole["tokens"]);
-    // `--raw` leaves the template out of both.
+    // `--raw` omits the template in both.
     let raw = ["--raw"];
     let plain = json(
         &[

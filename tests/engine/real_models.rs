@@ -1,6 +1,6 @@
-//! Real models, such as Gemma 3, Qwen or Llama: ids and greedy tokens as mlx-lm has them. Weights of
-//! gigabytes are not fetched: `RUST_MLX_REAL_MODELS` lists directories of models, and
-//! `tools/golden/real_models.py` writes what is expected into each.
+//! Compares ids and greedy tokens of real models, such as Gemma 3, Qwen or Llama, with mlx-lm.
+//! Gigabytes of weights are not fetched: `RUST_MLX_REAL_MODELS` lists directories of models, and
+//! `tools/golden/real_models.py` writes the expected results into each.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::common::{fixture, floats, greedy, ids, load};
 
 const VARIABLE: &str = "RUST_MLX_REAL_MODELS";
 
-/// A token that wins by less may be another one: the order of sums differs.
+/// A token that wins by a smaller margin may differ, because the order of sums differs.
 const MARGIN: f32 = 1e-3;
 
-/// The model of a directory answers as mlx-lm does. Returns how many tokens were compared.
+/// Compares the model of a directory with mlx-lm's results. Returns the number of compared tokens.
 fn compare(directory: &Path) -> usize {
     let path = directory.join("greedy.json");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| {
@@ -62,7 +62,7 @@ fn real_models_answer_as_mlx_lm_does() {
     assert!(models > 0);
 }
 
-/// The comparison itself, on a tiny checkpoint with what mlx-lm answers; a wrong token is found.
+/// Tests the comparison on a tiny checkpoint with mlx-lm's results. It must find a wrong token.
 #[test]
 fn the_comparison_finds_a_wrong_token() {
     let tiny = fixture("tiny/llama");
@@ -91,7 +91,7 @@ fn the_comparison_finds_a_wrong_token() {
     assert_eq!(run().unwrap(), all);
     write(1, 1.0);
     assert!(run().is_err());
-    // None is sure, so none was compared.
+    // All margins are too small, so no token was compared.
     write(0, 1e-6);
     assert!(run().is_err());
 }

@@ -1,6 +1,6 @@
-//! Models that keep a state of fixed size, in every layer or beside layers with keys and values:
-//! what that changes for requests. Their numbers are checked in `golden.rs`, batches of every
-//! architecture in `generation.rs`, their layouts in `layouts.rs`, the recurrences beside the code.
+//! Tests requests of models with a state of fixed size, in every layer or beside layers with keys
+//! and values. `golden.rs` checks their numbers, `generation.rs` batches of every architecture,
+//! `layouts.rs` their layouts. Unit tests check the recurrences.
 
 use crate::common::{fixture, greedy, max_difference, tiny};
 use inference::{ComputeType, Error, ErrorKind, GenerateOptions, LoadOptions, Prompt, TextModel};
@@ -41,13 +41,13 @@ fn a_prompt_in_pieces_equals_one_pass() {
         let model = tiny(name);
         let prompt = ids(1, 100);
         let (expected, _) = reply(model.as_ref(), &prompt, &fresh(12));
-        // Steps of one token are the recurrence, others chunks of any length.
+        // Steps of one token use the recurrence, others chunks of any length.
         for step in [1, 7, 16, 33, 99] {
             let options = fresh(12).with_prefill_step_size(step);
             let (found, _) = reply(model.as_ref(), &prompt, &options);
             assert_eq!(found, expected, "{name}, steps of {step}");
         }
-        // The logits of all positions in one pass are those of each prefix.
+        // The logits of all positions in one pass equal those of each prefix.
         let tokens = model.as_token_model().unwrap();
         let all = tokens
             .logits(&Prompt::Tokens(prompt.clone()), true)
@@ -82,9 +82,9 @@ fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
         let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
         let (found, cached) = reply(model.as_ref(), &second, &greedy(8));
         assert_eq!(found, expected, "{name}");
-        // The last token of a reply is never fed.
+        // The last token of a reply is never computed.
         assert_eq!(cached, 16, "{name}");
-        // A state cannot be cut back to a shorter beginning.
+        // A state cannot be trimmed to a shorter prefix.
         second.truncate(9);
         second.push(30);
         let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
@@ -93,7 +93,7 @@ fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
     }
 }
 
-/// Rows of different ages, which share a prefix only where both kinds of layers hold it whole.
+/// Rows of different ages share a prefix only if both kinds of layers have all of it.
 #[test]
 fn a_batch_of_a_hybrid_gives_what_each_gets_alone() {
     let start = ids(11, 40);
@@ -137,7 +137,7 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
     let kept = writer.as_prompt_cache().unwrap();
     let prompt = Prompt::Tokens(start.clone());
     assert_eq!(kept.save_prompt_cache(&prompt, &path).unwrap(), 30);
-    // Two blocks of four heads: C of 16 x 32, n of 16 and m, in float32, whatever the length.
+    // Two blocks have four heads with C of 16 x 32, n of 16 and m, in float32, for any length.
     let state = 2 * 4 * (16 * 32 + 16 + 1) * 4;
     let bytes = std::fs::metadata(&path).unwrap().len();
     assert!(
@@ -158,7 +158,7 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
         let (found, cached) = reply(reader.as_ref(), &whole, &greedy(10));
         assert_eq!((found, cached), (expected, 30), "{more:?}");
     }
-    // Both kinds of layers in one file.
+    // One file has both kinds of layers.
     for name in [
         "lfm2",
         "qwen3-next",
@@ -209,7 +209,7 @@ fn what_needs_keys_is_refused_with_the_reason() {
     refused(with(packed), "kv_bits");
     let drafted = LoadOptions::new().with_draft_model(Some(path.clone()));
     refused(with(drafted), "recurrent");
-    // As a drafter of a model that could take guesses back, too.
+    // The model is also refused as a drafter of a model that could undo guesses.
     let drafted = LoadOptions::new()
         .with_backend("cpu")
         .with_draft_model(Some(path.clone()));
@@ -230,7 +230,7 @@ fn what_needs_keys_is_refused_with_the_reason() {
     assert_eq!(states.blocks[1].len(), 2 * 128);
 }
 
-/// Gated attention is looked at like any other.
+/// Gated attention can be inspected like any other.
 #[test]
 fn gated_attention_shows_its_queries() {
     let model = tiny("qwen3-5");
@@ -243,7 +243,7 @@ fn gated_attention_shows_its_queries() {
     assert_eq!(seen.queries.unwrap()[3][0].len(), 40 * 16);
 }
 
-/// A block with two mixers shows the keys of its attention; blocks of one part have none.
+/// A block with two mixers shows the keys of its attention. Blocks of one part have none.
 #[test]
 fn blocks_of_two_mixers_and_of_one_part_show_the_keys_they_have() {
     let prompt = Prompt::Tokens(ids(3, 40));
@@ -263,7 +263,7 @@ fn blocks_of_two_mixers_and_of_one_part_show_the_keys_they_have() {
     }
 }
 
-/// Its layers of attention have keys, which can be bounded and looked at; its convolutions do not.
+/// Its attention layers have keys, which can be bounded and inspected. Its convolutions have none.
 #[test]
 fn a_hybrid_has_keys_in_its_layers_of_attention() {
     let path = fixture("tiny/lfm2");
@@ -282,7 +282,7 @@ fn a_hybrid_has_keys_in_its_layers_of_attention() {
     assert_eq!(heads(&seen.keys), [0, 0, 2, 0, 2]);
     assert_eq!(heads(seen.queries.as_ref().unwrap()), [0, 0, 4, 0, 4]);
     assert_eq!(seen.keys[2][0].len(), 40 * 8);
-    // A bound that holds everything changes nothing, a shorter one does.
+    // A bound above the length changes nothing, a smaller one does.
     let free = reply(model.as_ref(), &ids(3, 40), &fresh(12)).0;
     let bounded = |n| {
         let model = load(LoadOptions::new().with_context_len(Some(n))).unwrap();
@@ -292,7 +292,7 @@ fn a_hybrid_has_keys_in_its_layers_of_attention() {
     assert_ne!(bounded(8), free);
 }
 
-/// Sixteen bits for the weights, but float32 for the state: what is small is not lost in long sums.
+/// Weights have 16 bits, but the state is float32, so long sums do not lose small values.
 #[test]
 fn bfloat16_stays_finite_over_two_thousand_tokens() {
     let options = LoadOptions::new()
@@ -325,7 +325,7 @@ fn bfloat16_stays_finite_over_two_thousand_tokens() {
     }
 }
 
-/// What a process holds is counted, so the test runs in one of its own.
+/// The test measures the whole process, so it runs in a separate one.
 #[test]
 fn memory_does_not_grow_with_the_length() {
     let run = std::process::Command::new(std::env::current_exe().unwrap())
@@ -352,7 +352,7 @@ fn alone_memory_does_not_grow() {
             mlx_rs_core::memory::active().unwrap()
         })
         .collect();
-    // The least, since a step that is under way holds more: two states of 17 KiB, and outputs.
+    // The minimum is used, since a step in progress holds more: two states of 17 KiB, and outputs.
     let least = |held: &[usize]| held.iter().min().copied().unwrap();
     let (first, last) = (least(&held[..500]), least(&held[500..]));
     // Keys and values of 500 tokens would take some 100 KB.
@@ -387,8 +387,8 @@ fn converted_to_four_bits_it_answers_and_its_gates_stay_whole() {
     assert_eq!(tokens.len(), 24);
 }
 
-/// `use_bias` of xLSTM, against numpy (`tools/golden/xlstm_bias.py`): of a prompt at once, and one
-/// token after another.
+/// Compares `use_bias` of xLSTM with numpy (`tools/golden/xlstm_bias.py`), for a prompt at once and
+/// one token after another.
 #[test]
 fn biases_of_xlstm_are_those_of_numpy() {
     let dir = fixture("xlstm_bias");

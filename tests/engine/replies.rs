@@ -1,5 +1,5 @@
-//! What `mlx generate` and `mlx chat` do beyond the reply itself: exit codes, figures, limits,
-//! logs. Through the program, with a tiny model that says nonsense.
+//! Tests of `mlx generate` and `mlx chat` besides the reply itself: exit codes, metrics, limits,
+//! logs. They run the program with a tiny random model.
 
 use std::process::{Command, Output, Stdio};
 
@@ -27,7 +27,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// An option that only the model can refuse is as wrong a command line as one refused before.
+/// An option that only the model can refuse is a usage error, like one refused earlier.
 #[test]
 fn impossible_values_exit_with_2_also_once_the_model_is_there() {
     for args in [
@@ -48,7 +48,7 @@ fn impossible_values_exit_with_2_also_once_the_model_is_there() {
     }
 }
 
-/// 20,000 references, one to the next, once overflowed the stack and ended the process with 134.
+/// A chain of 20,000 references once overflowed the stack and ended the process with 134.
 #[test]
 fn a_schema_of_chained_references_is_a_wrong_command_line() {
     let mut definitions = serde_json::Map::new();
@@ -68,7 +68,7 @@ fn a_schema_of_chained_references_is_a_wrong_command_line() {
     assert!(told.contains("schema"), "{told}");
 }
 
-/// A reply to nothing was once invented.
+/// An earlier version invented a reply to an empty prompt.
 #[test]
 fn an_empty_prompt_has_no_reply() {
     for prompt in ["", "  \n"] {
@@ -98,7 +98,7 @@ fn nothing_generated_has_no_speed() {
     assert_eq!(stderr(&output).matches("tok/s").count(), 2);
 }
 
-/// Each `-v` says more than the one before, and none of it is on standard output.
+/// Each further `-v` logs more, and nothing of it is on standard output.
 #[test]
 fn more_v_says_more() {
     let mut before = 0;
@@ -165,7 +165,7 @@ fn ctrl_c_exits_with_130() {
     );
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    // The partial reply is kept, with its figures.
+    // The partial reply is kept, with its metrics.
     assert!(
         stderr(&output).contains("generated: "),
         "{}",
@@ -203,7 +203,7 @@ fn a_prompt_beyond_the_context_is_refused() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let output = run(&fits, &["-n", "1"]);
     assert!(!stderr(&output).contains("warning"), "{}", stderr(&output));
-    // Tokens beyond are reported, since only then are they known.
+    // Tokens beyond the context are reported at the end, because their number is not known earlier.
     let output = run(&fits, &["-n", "4"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(
@@ -213,7 +213,7 @@ fn a_prompt_beyond_the_context_is_refused() {
     );
 }
 
-/// A chat says where a reply was cut, and cuts at the end of the context unless told otherwise.
+/// A chat reports where a reply was cut. Without a flag, it cuts at the end of the context.
 #[test]
 fn a_chat_says_where_a_reply_is_cut() {
     use std::io::Write;

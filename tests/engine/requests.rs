@@ -1,5 +1,5 @@
-//! The engine's promises, on tiny checkpoints: determinism, isolation of requests, stopping,
-//! cancellation. Memory that stays flat: `flat_memory.rs`.
+//! Tests of the engine's guarantees on tiny checkpoints: determinism, isolation of requests,
+//! stopping, cancellation. `flat_memory.rs` tests that memory stays constant.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ fn sixteen_interleaved_requests_equal_their_solo_runs() {
     loop {
         let mut any = false;
         for (i, stream) in streams.iter_mut().enumerate() {
-            // Some are dropped half way; the others must not notice.
+            // Some requests are dropped half way; the others must not change.
             if i % 5 == 4 && together[i].len() == 6 {
                 continue;
             }
@@ -198,12 +198,12 @@ fn bad_prompts_are_errors_that_say_why() {
 
 #[test]
 fn closing_frees_the_weights_and_ends_what_runs() {
-    // Arrays and bytes are counted for the whole process.
+    // The counts of arrays and bytes are those of the whole process.
     alone(
         "requests::closing_frees_the_weights_and_ends_what_runs",
         || {
             let held = || (memory::live_arrays(), memory::active().unwrap());
-            // What the first model leaves for all later ones is not a leak of theirs.
+            // The first model leaves data that all later ones use, which is not their leak.
             let model = tiny("llama");
             model
                 .generate(&prompt(), &greedy(2))
@@ -224,13 +224,13 @@ fn closing_frees_the_weights_and_ends_what_runs() {
             stream.next().unwrap().unwrap();
             model.close().unwrap();
             model.close().unwrap();
-            // The request holds what it computes with, until it hears of it.
+            // The running request keeps its weights until it notices that the model was closed.
             assert!(held().1 >= before.1 + weights, "{before:?} {:?}", held());
             assert_eq!(
                 stream.next().unwrap().unwrap_err().kind(),
                 ErrorKind::Closed
             );
-            // Both handles are alive. The engine's thread answers before it drops what it held.
+            // Both handles still exist. The engine's thread answers before it drops its data.
             let until = Instant::now() + Duration::from_secs(60);
             while held() != before && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
@@ -246,7 +246,7 @@ fn closing_frees_the_weights_and_ends_what_runs() {
     );
 }
 
-/// A draft model, an adapter and the cache of prompts are freed as well.
+/// Closing also frees a draft model, an adapter and the prompt cache.
 #[test]
 fn closing_frees_all_that_a_model_brings() {
     alone("requests::closing_frees_all_that_a_model_brings", || {
@@ -261,7 +261,7 @@ fn closing_frees_all_that_a_model_brings() {
             let output = stream.collect_output().unwrap();
             (output.tokens, output.metrics.cached_tokens)
         };
-        // What the first model leaves for all later ones is not a leak of theirs.
+        // The first model leaves data that all later ones use, which is not their leak.
         let model = load();
         let (tokens, cached) = reply(model.as_ref());
         assert_eq!(cached, 0);
@@ -270,14 +270,14 @@ fn closing_frees_all_that_a_model_brings() {
         let before = held();
         let model = load();
         assert_eq!(reply(model.as_ref()).0, tokens);
-        // A second time it begins from the cache.
+        // The second run begins from the cache.
         let (again, cached) = reply(model.as_ref());
         assert!(again == tokens && cached > 0, "{cached}");
         let loaded = held();
         let weights = model.info().weight_bytes as usize;
         assert!(loaded.1 > before.1 + weights, "{before:?} {loaded:?}");
         model.close().unwrap();
-        // The handle is alive. The engine's thread answers before it drops what it held.
+        // The handle still exists. The engine's thread answers before it drops its data.
         let until = Instant::now() + Duration::from_secs(60);
         while held() != before && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
@@ -331,7 +331,7 @@ fn classify_and_batches_equal_single_calls() {
 
 #[test]
 fn prefill_in_steps_equals_one_pass() {
-    // Longer than a prefill step of 512.
+    // The prompt is longer than a prefill step of 512.
     let model = tiny("mistral");
     let long: Vec<u32> = (0..1200u32).map(|i| 10 + i * 7 % 280).collect();
     let tokens = model.as_token_model().unwrap();

@@ -1,6 +1,6 @@
-//! Edits of a request inside the model, beside numbers of transformers with hooks of PyTorch
-//! (`tools/golden/steering.py`), of TransformerLens and of nnsight
-//! (`tools/golden/steering_libraries.py`); their caches, and batches with plain requests.
+//! Compares edits of a request with hooks of PyTorch in transformers (`tools/golden/steering.py`),
+//! and with TransformerLens and nnsight (`tools/golden/steering_libraries.py`). Also tests caches,
+//! and batches with plain requests.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn steering(edits: Value) -> Steering {
     serde_json::from_value(json!({ "edits": edits })).unwrap()
 }
 
-/// Adds to the stream after block 0, at all positions.
+/// Scales the stream after block 0, at all positions.
 fn louder(factor: f32) -> Steering {
     steering(json!([{"layers": 0, "hook": "resid_post", "op": "scale", "factor": factor}]))
 }
@@ -46,7 +46,7 @@ fn plain(model: &dyn TextModel, prompt: &Prompt) -> Vec<f32> {
         .logits
 }
 
-/// The logits, and replies of one token a step and of guessed ones.
+/// Compares the logits, and replies with one token each step and with guessed tokens.
 #[test]
 fn edits_give_what_hooks_in_transformers_give() {
     let golden = golden_of("steering.json");
@@ -67,7 +67,7 @@ fn edits_give_what_hooks_in_transformers_give() {
             let options = greedy(4).with_ignore_eos(true).with_steering(steering);
             let wanted = ids(&golden["reply"]);
             assert_eq!(reply(model.as_ref(), &prompt, &options), wanted, "{what}");
-            // In steps of two tokens, the edited positions are the same.
+            // With steps of two tokens, the edited positions are the same.
             let small = options
                 .clone()
                 .with_prefill_step_size(2)
@@ -128,7 +128,7 @@ fn captured_states_put_back_change_nothing() {
                 let back = Steering::new(edits.collect()).unwrap();
                 let difference = max_difference(&logits(model.as_ref(), &prompt, &back), &expected);
                 assert!(difference < 1e-4, "{name}, {hook} of {layer}: {difference}");
-                // Its own prompt patched in is the same, and another one is not.
+                // Patching in the same prompt changes nothing; another prompt does.
                 let patch = |tokens: &[u32]| {
                     steering(json!([{"layers": layer, "hook": hook.name(), "op": "patch",
                                      "tokens": tokens}]))
@@ -150,7 +150,7 @@ fn captured_states_put_back_change_nothing() {
     }
 }
 
-/// The places of Gemma 4 are those whose states transformers shows (`tools/golden/trace.py`).
+/// The hooks of Gemma 4 are the states that transformers returns (`tools/golden/trace.py`).
 #[test]
 fn the_places_of_gemma4_are_those_of_the_trace() {
     for name in ["gemma4-small", "gemma4-large"] {
@@ -182,11 +182,11 @@ fn the_places_of_gemma4_are_those_of_the_trace() {
     }
 }
 
-/// A long prompt, so that it is kept: the second request with the same edits goes on from it, one
-/// without edits or with others does not.
+/// The prompt is long, so that it is cached. The second request with the same edits reuses it; one
+/// with other edits or none does not.
 #[test]
 fn computed_prompts_are_of_the_same_edits_alone() {
-    // Several sequences are remembered.
+    // The model caches several sequences.
     let slots = LoadOptions::new()
         .with_backend("cpu")
         .with_parallel_slots(4);
@@ -216,7 +216,7 @@ fn computed_prompts_are_of_the_same_edits_alone() {
     let (again, cached) = run(Some(louder(-2.0)), None);
     assert_eq!(again, edited);
     assert!(cached > 30, "{cached}");
-    // Where the prompt decides what is edited, nothing is kept.
+    // Nothing is cached if the prompt's length decides which positions are edited.
     let last = || {
         steering(
             json!([{"layers": 1, "hook": "resid_post", "positions": "last", "op": "scale",
@@ -227,7 +227,7 @@ fn computed_prompts_are_of_the_same_edits_alone() {
     assert_eq!(run(Some(last()), None), (edited, 0));
 }
 
-/// Tokens and logits of each request of a batch.
+/// The tokens and logits of each request of a batch.
 fn batch(
     model: &dyn TextModel,
     requests: &[(Prompt, GenerateOptions)],
@@ -274,7 +274,7 @@ fn plain_requests_of_a_batch_keep_their_bits_beside_edited_ones() {
             })
             .into();
         let alone = batch(model.as_ref(), &simple);
-        // Edited ones first, between and last.
+        // Edited requests come first, in the middle and last.
         let mixed = batch(
             model.as_ref(),
             &[
@@ -286,7 +286,7 @@ fn plain_requests_of_a_batch_keep_their_bits_beside_edited_ones() {
             ],
         );
         assert_eq!([&mixed[1], &mixed[3]], [&alone[0], &alone[1]], "{name}");
-        // And the edited ones get what they get alone, which is something else.
+        // Edited requests get the same as alone, which differs from plain ones.
         for (row, own) in [(0, 0), (2, 1), (4, 2)] {
             let tokens: Vec<u32> = mixed[row].iter().map(|(id, _)| *id).collect();
             let (prompt, options) = &steered[own];
@@ -353,13 +353,13 @@ fn what_does_not_fit_the_model_is_said() {
         json!([{"layers": 0, "hook": "mlp_post", "op": "zero"}]),
     );
     assert!(experts.contains("edits[0].hook is mlp_post"), "{experts}");
-    // Beside a mixture there are no neurons of the whole part.
+    // In a block with a mixture beside the dense part, the neurons are not those of the whole part.
     let beside = refused(
         tiny("gemma4-large").as_ref(),
         json!([{"layers": 0, "hook": "mlp_post", "op": "zero"}]),
     );
     assert!(beside.contains("edits[0].hook is mlp_post"), "{beside}");
-    // A layer that is only a factor.
+    // The plan makes this layer only a factor.
     let plan = LoadOptions::new()
         .with_feed_forward("1=gain:1.5".parse::<inference::FeedForwardPlan>().unwrap());
     let model = inference::load_model(fixture("tiny").join("llama"), &plan.with_backend("cpu"));
@@ -370,7 +370,7 @@ fn what_does_not_fit_the_model_is_said() {
     assert!(gain.contains("it has resid_pre, resid_post"), "{gain}");
 }
 
-/// A trace of an edited model ends in its logits, and shows each edit where it happens.
+/// The trace of an edited model ends in its logits, and shows each edit at its hook.
 #[test]
 fn a_trace_shows_the_edited_model() {
     let model = tiny("llama");
@@ -398,7 +398,7 @@ fn a_trace_shows_the_edited_model() {
     assert_eq!(edited.embedding, before.embedding);
     assert_eq!(edited.layers[0].residual, before.layers[0].residual);
     assert!(max_difference(&edited.layers[1].mixer, &before.layers[1].mixer) < 1e-6);
-    // Without the neuron, what is left of the difference is the vector.
+    // Without the neuron, the remaining difference is the vector.
     let silent = steering(json!([
         {"layers": 1, "hook": "mlp_post", "neurons": [3], "op": "zero"},
     ]));
@@ -435,7 +435,7 @@ fn a_trace_shows_the_edited_model() {
             .weights,
     );
     assert_eq!(weights[..2], plain[..2]);
-    // The states that layer 2 reads are edited.
+    // The edits change the states that layer 2 reads.
     assert_ne!(weights[2], plain[2]);
 
     let outside = steering(json!([{"layers": 9, "hook": "z", "op": "zero"}]));
@@ -445,7 +445,7 @@ fn a_trace_shows_the_edited_model() {
 
 const LIBRARIES: [&str; 2] = ["transformer_lens", "nnsight"];
 
-/// The same edits by two other implementations (`tools/golden/steering_libraries.py`).
+/// Two other implementations give the same for these edits (`tools/golden/steering_libraries.py`).
 #[test]
 fn edits_give_what_transformer_lens_and_nnsight_give() {
     let golden = golden_of("steering_libraries.json");
@@ -477,7 +477,7 @@ fn edits_give_what_transformer_lens_and_nnsight_give() {
     assert!(cases >= 50, "{cases}");
 }
 
-/// Each head at each position, patched in alone. `tests/cli/steer.rs` has whole states.
+/// Each head is patched in alone at each position. `tests/cli/steer.rs` tests whole states.
 #[test]
 fn patched_heads_bring_back_what_transformer_lens_and_nnsight_say() {
     let golden = &golden_of("steering_libraries.json")["patching"];

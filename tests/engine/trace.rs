@@ -1,5 +1,5 @@
-//! What is inside a model: residual streams, what each part adds, and attention weights, beside
-//! numbers of transformers (`tools/golden/trace.py`); and `mlx trace`.
+//! Compares a model's residual streams, the output of each part, and attention weights with
+//! transformers (`tools/golden/trace.py`). Also tests `mlx trace`.
 #![cfg(feature = "probe")]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ fn goldens() -> BTreeMap<String, Value> {
     models.iter().map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
-/// The greatest difference, as a part of the greatest number.
+/// The greatest difference relative to the greatest number.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
@@ -113,7 +113,7 @@ fn attention_weights_are_those_of_transformers() {
     assert_eq!(none.unwrap_err().kind(), ErrorKind::Unsupported);
 }
 
-/// Of every family, quantized ones and recurrent ones too, at every position.
+/// Covers every family, quantized and recurrent ones included, at every position.
 #[test]
 fn parts_add_up_to_the_residual_stream() {
     for name in crate::common::tiny_names() {
@@ -139,7 +139,7 @@ fn parts_add_up_to_the_residual_stream() {
                 difference < order_bound(1e-5),
                 "{name}, layer {i}: {difference}"
             );
-            // Both parts of each block do something, where it has both.
+            // Both parts of each block contribute, if the block has both.
             let parts = [&layer.mixer, &layer.feed_forward];
             let works = |part: &&&Vec<f32>| part.iter().any(|x| x.abs() > 1e-6);
             let one = name == "mamba2" || name.starts_with("nemotron-h");
@@ -147,7 +147,7 @@ fn parts_add_up_to_the_residual_stream() {
             assert_eq!(count, if one { 1 } else { 2 }, "{name}, layer {i}");
             before = &layer.residual;
         }
-        // The last residual is what the model's own logits are made of.
+        // The last residual gives the model's own logits.
         let last = trace.hidden_size * (positions.len() - 1);
         let logits = inspector.unembed(&before[last..]).unwrap();
         let own = model
@@ -193,10 +193,10 @@ fn the_program_shows_the_growth_of_an_answer() {
     let steps = report["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 3);
     assert_eq!(steps[0]["layer"], Value::Null);
-    // The answer is what the model says: the most likely after the last layer.
+    // The answer is the most likely token after the last layer.
     assert_eq!(steps[2]["rank"], 1);
     assert_eq!(steps[2]["top"][0]["token"], report["answer"]["token"]);
-    // The parts' logits lead from the embedding to the end.
+    // The parts' logits add up from the embedding to the end.
     let of = |i: usize, name: &str| steps[i][name].as_f64().unwrap();
     let sum = of(0, "logit")
         + (1..3)
@@ -263,7 +263,7 @@ fn logits_as_numpy_reads_them() {
     assert!(String::from_utf8_lossy(&bytes[..128]).contains(&shape));
 }
 
-/// What the down matrices read, beside numpy (`tools/golden/activations.py`).
+/// Compares the inputs of the down matrices with numpy (`tools/golden/activations.py`).
 #[test]
 fn activations_are_those_of_numpy() {
     let text = std::fs::read_to_string(fixture("activations.json")).unwrap();
@@ -291,7 +291,7 @@ fn activations_are_those_of_numpy() {
         assert_eq!(beyond.kind(), ErrorKind::InvalidOption);
     }
     assert!(layers >= 5, "{layers}");
-    // Of a layer that computes few features, the others are 0; experts have no list.
+    // In a layer that computes few features, the others are 0. Experts have no list.
     let prompt = Prompt::Tokens((3..20).collect());
     let seen = |model: &dyn inference::TextModel| {
         let inspector = model.as_attention_inspector().unwrap();

@@ -1,4 +1,5 @@
-//! Checkpoints as Hugging Face transformers 5 saves them: the same tensors, another `config.json`.
+//! Tests checkpoints in the form of Hugging Face transformers 5: the same tensors, but another
+//! `config.json`.
 
 use std::fs;
 use std::path::Path;
@@ -8,15 +9,15 @@ use inference::Prompt;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-/// A configuration and the tensors that go with it no more, for each checkpoint. Made by
-/// `tools/golden/transformers5.py`.
+/// For each checkpoint, a configuration and the tensors that it no longer has.
+/// `tools/golden/transformers5.py` made them.
 fn checkpoints() -> serde_json::Map<String, Value> {
     let text = fs::read(fixture("transformers5.json")).unwrap();
     let all: Value = serde_json::from_slice(&text).unwrap();
     all["checkpoints"].as_object().unwrap().clone()
 }
 
-/// The file's tensors without some.
+/// The file without the `dropped` tensors.
 fn without(file: &Path, dropped: &[Value]) -> Vec<u8> {
     let bytes = fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();

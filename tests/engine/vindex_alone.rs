@@ -1,4 +1,4 @@
-//! A vindex of the level `all` is a model by itself, whose layers walk.
+//! Tests that a vindex of the level `all` is a complete model, whose layers walk.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use crate::common::{fixture, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{mlx, text};
 use inference::{ErrorKind, LoadOptions, Prompt, TextModel};
 
-/// All weights of a tiny model in `dir`, or why not.
+/// Writes all weights of a tiny model to `dir`, or returns the error.
 fn build(name: &str, dir: &Path, more: &[&str]) -> Result<PathBuf, String> {
     let path = dir.join(name);
     let args = ["vindex", "build", "--backend", "cpu", "--down-top-k", "0"];
@@ -46,7 +46,7 @@ fn it_gives_the_logits_of_the_model_for_all_families_that_walk() {
                 let expected = logits(dense.as_ref());
                 let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
                 let difference = max_difference(&logits(model.as_ref()), &expected) / greatest;
-                // Kernels round the inputs of quantized products; those of a vindex are float32.
+                // Kernels round the inputs of quantized products; products of a vindex are float32.
                 let bound = match dense.info().quantization_bits {
                     Some(_) => 2e-2,
                     None => order_bound(1e-5),

@@ -1,6 +1,6 @@
-//! Layers that walk: features from the mapped files of a vindex, against numpy
-//! (`tools/golden/feed_forward.py`), against the dense pass and against `sparse`, on kernels and on
-//! MLX; and what happens with files that are damaged.
+//! Compares walking layers, which read features from a vindex's mapped files, with numpy
+//! (`tools/golden/feed_forward.py`), the dense pass and `sparse`. Both the kernels and MLX are
+//! tested, and damaged files.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn model(name: &str) -> String {
     fixture("tiny").join(name).display().to_string()
 }
 
-/// The features of a tiny model in `dir`, without what they would say.
+/// Writes the features of a tiny model to `dir`, without the tokens of features.
 fn build(name: &str, dir: &Path) -> std::result::Result<PathBuf, String> {
     let path = dir.join(name);
     let (own, to) = (model(name), path.display().to_string());
@@ -46,7 +46,7 @@ fn logits(model: &dyn TextModel, tokens: &[u32]) -> Vec<f32> {
     tokens.logits(&prompt, false).unwrap().logits
 }
 
-/// The greatest difference, as a part of the greatest number.
+/// The greatest difference relative to the greatest number.
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     let greatest = expected.iter().fold(1.0f32, |m, x| m.max(x.abs()));
     max_difference(ours, expected) / greatest
@@ -74,7 +74,7 @@ fn walks_are_those_of_numpy() {
     assert!(plans >= 8, "only {plans} plans were compared");
 }
 
-/// On all families and kinds of weights.
+/// Covers all families and kinds of weights.
 #[test]
 fn all_features_are_the_dense_pass_and_few_are_sparse() {
     let tokens: Vec<u32> = (3..23).collect();
@@ -83,7 +83,7 @@ fn all_features_are_the_dense_pass_and_few_are_sparse() {
     for name in tiny_names() {
         let vindex = match build(&name, dir.path()) {
             Ok(vindex) => vindex,
-            // Experts, and blocks that have no such part.
+            // Experts, and blocks without a feed-forward part, have no features.
             Err(message) => {
                 assert!(message.contains("cannot be shown"), "{name}: {message}");
                 without += 1;
@@ -99,7 +99,7 @@ fn all_features_are_the_dense_pass_and_few_are_sparse() {
             without += 1;
             continue;
         };
-        // Kernels round the inputs of quantized products; features are multiplied as they are.
+        // Kernels round the inputs of quantized products, but not of products with features.
         let bound = match dense.info().quantization_bits {
             Some(_) => 2e-2,
             None => order_bound(1e-5),
@@ -122,7 +122,7 @@ fn all_features_are_the_dense_pass_and_few_are_sparse() {
     assert!(compared > 30 && without > 8, "{compared}, {without}");
 }
 
-/// Prompt and reply in one pass, or token by token with caches.
+/// Prompt and reply in one pass must equal single tokens with caches.
 #[test]
 fn steps_with_caches_are_one_pass() {
     let dir = tempfile::tempdir().unwrap();
@@ -218,7 +218,7 @@ fn the_program_walks_wherever_it_loads_a_model() {
     assert!(wrong.contains("index.json"), "{wrong}");
 }
 
-/// MLX's own operations, where the kernels are off.
+/// MLX's own operations compute the same when the kernels are off.
 #[test]
 fn mlx_walks_as_the_kernels_do() {
     let dir = tempfile::tempdir().unwrap();
@@ -260,7 +260,8 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
         let shown = name.display().to_string();
         let whole = std::fs::read(gpt2.join(&name)).unwrap();
         let n = whole.len();
-        // What is read, and what is not, such as the gate's rows: the layer has its own.
+        // Some files are read and others are not, such as the gate's rows, because the layer has
+        // its own.
         let read = matches!(&*shown, "index.json" | "down_features.bin" | "biases.bin");
         let fails = |case: &str, bytes: Option<&[u8]>| {
             let other = dir.path().join("damaged");
@@ -290,11 +291,11 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
         }
     }
     assert_eq!(files, 18);
-    // An up row, of a model that has a gate beside them.
+    // The damaged row belongs to up matrices of a model with gates.
     let llama = build("llama", dir.path()).unwrap();
     let up = llama.join("up_features.bin");
     let mut bytes = std::fs::read(&up).unwrap();
-    bytes[9000] ^= 1; // of layer 1, whose part begins at 8192
+    bytes[9000] ^= 1; // in layer 1, whose part begins at 8192
     std::fs::write(&up, &bytes).unwrap();
     let error = walking("llama", "walk", &llama).err().unwrap().to_string();
     assert!(error.contains("layer 1 has another hash"), "{error}");
@@ -306,7 +307,7 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{name}: {error}");
         assert!(error.to_string().contains("of the model llama"), "{error}");
     }
-    // Whole files with other numbers of features are errors, too, wherever the sizes meet.
+    // Complete files with other numbers of features are errors too, at each check of sizes.
     let from = Vindex::open(&gpt2).unwrap();
     let narrow = dir.path().join("narrow");
     let mut writer = Writer::create(&narrow, from.about().clone(), 0).unwrap();
@@ -333,7 +334,7 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
     assert_eq!(error.unwrap().kind(), ErrorKind::InvalidOption);
 }
 
-/// Caches that one plan computed are wrong for another.
+/// Caches that one plan computed are wrong for another plan.
 #[test]
 fn prompt_caches_belong_to_their_plan() {
     let dir = tempfile::tempdir().unwrap();

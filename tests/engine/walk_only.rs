@@ -1,5 +1,5 @@
-//! Layers that walk without a feed-forward part of their own in memory: what they compute, what is
-//! loaded, and that `mlx inspect` says the same.
+//! Tests walking layers whose feed-forward weights are not loaded: their results, the loaded
+//! memory, and the report of `mlx inspect`.
 #![cfg(feature = "probe")]
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use inference_formats::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
 use mlx_rs_core::memory;
 use serde_json::Value;
 
-/// One test at a time: memory is that of the process.
+/// Tests run one at a time, because they measure the memory of the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn path(name: &str) -> PathBuf {
@@ -57,7 +57,7 @@ fn relative(ours: &[f32], expected: &[f32]) -> f32 {
     max_difference(ours, expected) / greatest
 }
 
-/// Bytes in memory of the feed-forward part of each layer, by the headers, where none is packed.
+/// The bytes in memory of each layer's feed-forward part, from the headers, without packing.
 fn parts(name: &str) -> Vec<u64> {
     let mut storage = WeightStorage::converted(4);
     storage.keeps_halves = true;
@@ -83,8 +83,8 @@ fn parts(name: &str) -> Vec<u64> {
     (0..layers).map(of).collect()
 }
 
-/// On gates in matrices of their own and in one with the other half, with biases, without gates,
-/// in blocks of other kinds, packed, and from GGUF.
+/// Covers separate gate matrices, gates joined with the up matrix, biases, no gates, other kinds of
+/// blocks, packed weights, and GGUF.
 #[test]
 fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
     let _alone = ALONE.lock();
@@ -127,7 +127,7 @@ fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
     }
 }
 
-/// MLX's own count, not ours.
+/// The count is MLX's, not ours.
 #[test]
 fn the_memory_of_the_part_is_free() {
     crate::alone::alone(
@@ -187,7 +187,7 @@ fn an_estimate_counts_what_is_loaded() {
                 assert_eq!((walk, whole - only), (whole, parts(name).iter().sum()));
                 assert_eq!(whole - one, parts(name)[1]);
             } else {
-                // MLX's operations get a copy of the features.
+                // MLX's operations use a copy of the features.
                 assert!(walk > whole && only == whole && one == whole, "{name}");
             }
         }
@@ -241,7 +241,7 @@ fn gates_that_are_damaged_and_parts_that_are_not_there_are_errors() {
     let own_gate = options("walk:3", &vindex).with_walk_only(false);
     inference::load_model(path("llama"), &own_gate).unwrap();
 
-    // A report without a vindex that fits would be about other numbers.
+    // Without a matching vindex, the report would describe another model, so it is refused.
     let mut command = mlx(dir.path(), &["inspect", "--no-load", "--ffn", "walk"]);
     command.arg(path("gpt2")).arg("--vindex").arg(&vindex);
     let wrong = refused(&command.output().unwrap(), 1);
@@ -255,7 +255,7 @@ fn gates_that_are_damaged_and_parts_that_are_not_there_are_errors() {
     command.arg("--model").arg(path("llama"));
     let wrong = refused(&command.output().unwrap(), 2);
     assert!(wrong.contains("walk_only"), "{wrong}");
-    // Experts have no features of their own, whatever is left out.
+    // A model with experts is refused, also without loading its weights.
     let error = walking("mixtral", "walk", &vindex).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
 }

@@ -1,5 +1,5 @@
-//! `mlx convert`: tensor for tensor as mlx-lm's own converter (`tools/golden/convert.py`); from
-//! GGUF the numbers of the file; whole directories or none.
+//! Compares `mlx convert` with mlx-lm's converter, tensor for tensor (`tools/golden/convert.py`).
+//! From GGUF, the numbers are the file's. A directory is complete or absent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,7 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// In mlx-lm `-q` is to quantize; as the program's `--quiet` it made a copy and said nothing.
+/// In mlx-lm, `-q` means quantize. As the program's `--quiet` it would silently make a copy.
 #[test]
 fn q_quantizes() {
     let dirs = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ fn tensors(dir: &Path) -> BTreeMap<String, (String, Value, String)> {
     found
 }
 
-/// Group size, bits and mode of a layer, however the configuration says it.
+/// The group size, bits and mode of a layer, in any form of the configuration.
 fn format(quantization: &Value, layer: &str) -> (i64, i64, String) {
     let of = |field: &str| {
         let own = &quantization[layer][field];
@@ -129,7 +129,7 @@ fn tensors_are_those_that_mlx_lm_writes() {
             config["quantization"], config["quantization_config"],
             "{what}"
         );
-        // MLX 0.32, with which the golden numbers were made, chooses other scales.
+        // MLX 0.32, which made the golden numbers, chooses other scales.
         let mx = arguments.iter().any(|a| a.starts_with("mxfp"));
         let other_scales = mx && mlx_rs_core::mlx_version().unwrap().starts_with("0.30.");
         for (tensor, (dtype, shape, digest)) in &ours {
@@ -147,12 +147,12 @@ fn tensors_are_those_that_mlx_lm_writes() {
                 );
             }
         }
-        // Its output is a model here, too.
+        // The output can also be loaded here.
         drop(load(&output));
     }
 }
 
-/// Hybrids whose files run and are not converted.
+/// Hybrid models whose files can be run but not converted.
 const RUN_ONLY: [&str; 7] = [
     "falcon-h1",
     "granitemoehybrid",
@@ -212,7 +212,7 @@ fn a_gguf_file_becomes_a_directory_with_its_numbers_and_its_tokenizer() {
             let prompt = Prompt::Tokens(ids(&case["tokens"]));
             let ours = after.logits(&prompt, false).unwrap().logits;
             let difference = max_difference(&ours, &before.logits(&prompt, false).unwrap().logits);
-            // Packed experts in MXFP4 become dense, whose products do not round their inputs.
+            // Packed experts in MXFP4 become dense. Dense products do not round their inputs.
             let bound = if name == "gpt-oss-mxfp4" { 2e-4 } else { 1e-5 };
             assert!(difference <= bound, "{name}: {difference} from the file");
             let difference = max_difference(&ours, &floats(&case["logits"]));
@@ -281,7 +281,7 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let run = mlx(&file, &anew, &["--quantize", "--bits", "8"]);
     assert!(run.status.success());
     assert_eq!(load(&anew).info().quantization_bits, Some(8));
-    // Rounding twice is told, and the scales are no larger than those of the blocks.
+    // A message reports the second rounding, and the scales do not exceed those of the blocks.
     let told = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(
         told.contains("quantized again to affine, 8 bits in groups of 64"),
@@ -290,7 +290,7 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let kind = |dir: &Path, name: &str| tensors(dir)[name].0.clone();
     let scales = "model.layers.0.mlp.up_proj.scales";
     assert_eq!(kind(&anew, scales), "F16");
-    // A matrix in the target's form keeps its numbers, without a message.
+    // A matrix that already has the target's form keeps its numbers, without a message.
     let same = dir.path().join("same");
     let run = mlx(&file, &same, &["--quantize", "--group-size", "32"]);
     assert!(run.status.success());
@@ -299,7 +299,7 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     assert_eq!(kind(&same, scales), "F16");
 }
 
-/// A directory that is quantized as asked is copied with its packed weights; another target is
+/// A directory with the requested quantization is copied with its packed weights. Another target is
 /// refused.
 #[test]
 fn a_quantized_directory_is_not_quantized_again() {
@@ -373,13 +373,13 @@ fn nothing_is_left_behind_or_lost_when_it_fails() {
     };
     let output = dir.path().join("out");
 
-    // Damage that only shows when the last tensors are read would leave a half-written directory.
+    // Damage that appears only at the last tensors must not leave a half-written directory.
     let model = dir.path().join("model");
     fs::create_dir(&model).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer_config.json"] {
         fs::copy(fixture("tiny/llama").join(name), model.join(name)).unwrap();
     }
-    // float32 numbers that float16 cannot hold.
+    // These float32 numbers are out of float16's range.
     let path = model.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let end = bytes.len();
@@ -394,7 +394,7 @@ fn nothing_is_left_behind_or_lost_when_it_fails() {
     );
     assert_eq!(entries(), ["model"]);
 
-    // An output that is there is kept, unless it is to be replaced.
+    // An existing output is kept unless a flag replaces it.
     convert(&fixture("tiny/llama"), &output, &[]);
     let before = tensors(&output);
     let run = mlx(&fixture("tiny/qwen3"), &output, &[]);
@@ -404,7 +404,7 @@ fn nothing_is_left_behind_or_lost_when_it_fails() {
     convert(&fixture("tiny/qwen3"), &output, &["--force"]);
     assert_ne!(tensors(&output), before);
 
-    // Never onto the model itself; never twice quantized.
+    // The output may not be the model itself, and a model is not quantized twice.
     let run = mlx(&output, &output, &["--force"]);
     assert_eq!(run.status.code(), Some(1));
     let run = mlx(
@@ -458,14 +458,14 @@ fn nothing_executable_is_copied() {
     );
 }
 
-/// mlx-lm itself loads what we make and computes the golden numbers.
+/// mlx-lm loads our output and computes the golden numbers.
 #[test]
 #[ignore = "needs Python with mlx-lm (tools/golden/requirements.txt): set MLX_LM_PYTHON to it"]
 fn mlx_lm_loads_it_and_computes_the_same() {
     let python = std::env::var("MLX_LM_PYTHON").expect("MLX_LM_PYTHON names a Python with mlx-lm");
     let dir = tempfile::tempdir().unwrap();
     let mut outputs = Vec::new();
-    // The families whose numbers mlx-lm 0.30.7 gets right (docs/architectures.md).
+    // mlx-lm 0.30.7 computes these families correctly (docs/architectures.md).
     for (name, file) in gguf_models() {
         if ["gemma2", "phi3", "starcoder2"].contains(&name.as_str()) {
             continue;

@@ -1,5 +1,5 @@
-//! `mlx fuse --export-gguf`: the file is read back with the model's logits, by our own reader and
-//! by the `gguf` package.
+//! Tests of `mlx fuse --export-gguf`: our own reader and the `gguf` package read the file, and it
+//! gives the model's logits.
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
         .logits
 }
 
-/// Every family, with tied and untied embeddings, grouped heads, biases and scalings of positions.
+/// Covers every family, with tied and untied embeddings, grouped heads, biases and scalings of
+/// positions.
 #[test]
 fn files_have_the_logits_of_their_models() {
     let dir = tempfile::tempdir().unwrap();
@@ -41,7 +42,7 @@ fn files_have_the_logits_of_their_models() {
         for (kind, error) in [
             (GgufType::F32, order_bound(2e-5)),
             (GgufType::F16, 5e-3),
-            // Random weights of a tiny model: roundings do not average out.
+            // In a tiny model with random weights, rounding errors do not average out.
             (GgufType::Q8_0, 0.15),
         ] {
             let path = dir.path().join(format!("{name}-{kind:?}.gguf"));
@@ -58,7 +59,7 @@ fn files_have_the_logits_of_their_models() {
     }
 }
 
-/// Text becomes the same ids, and a conversation the same prompt.
+/// A text gives the same ids, and a conversation the same prompt.
 #[test]
 fn files_have_the_tokenizer_of_their_models() {
     let dir = tempfile::tempdir().unwrap();
@@ -95,7 +96,7 @@ fn files_have_the_tokenizer_of_their_models() {
     );
     let error = export_gguf(&source, &path, GgufType::F16).unwrap_err();
     assert!(error.to_string().contains("there already"), "{error}");
-    // Others may read it, as any new file.
+    // Others may read it, like any new file.
     let other = dir.path().join("other");
     std::fs::write(&other, "").unwrap();
     let permissions = |path: &Path| std::fs::metadata(path).unwrap().permissions();
@@ -117,7 +118,7 @@ fn what_gguf_cannot_hold_is_refused() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// A fused adapter, through the program.
+/// Exports a fused adapter through the program.
 #[test]
 fn an_adapter_is_in_the_file() {
     let home = tempfile::tempdir().unwrap();
@@ -147,7 +148,7 @@ fn an_adapter_is_in_the_file() {
     crate::program::refused(&alone, 2);
 }
 
-/// The `gguf` package reads the file: names, shapes, types and numbers.
+/// The `gguf` package reads the file's names, shapes, types and numbers.
 #[test]
 #[ignore = "needs Python with gguf (tools/golden/requirements.txt): set MLX_LM_PYTHON to it"]
 fn the_gguf_package_reads_it() {
@@ -180,7 +181,7 @@ print(json.dumps({'architecture': fields['general.architecture'], 'tokens': len(
     let embedding = &read["tensors"]["token_embd.weight"];
     assert_eq!(embedding[0], serde_json::json!([32, 300]));
     assert_eq!(embedding[1], "Q8_0");
-    // The sum of what the checkpoint holds.
+    // The sum of the checkpoint's numbers.
     let checkpoint = inference_formats::safetensors::SafetensorsCheckpoint::open(&source).unwrap();
     let info = checkpoint.info("model.embed_tokens.weight").unwrap();
     let sum: f32 = checkpoint

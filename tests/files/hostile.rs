@@ -1,5 +1,5 @@
-//! Truncated, corrupted and contradictory model files through the program: exit 1, an error that
-//! names the file, no crash.
+//! Tests of truncated, corrupted and contradictory model files through the program: exit 1, an
+//! error with the file's name, no crash.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn mlx(model: &Path) -> Output {
         .unwrap()
 }
 
-/// A copy of a tiny checkpoint to damage.
+/// A copy of a tiny checkpoint for damage.
 fn copy(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(crate::common::fixture("tiny").join(name)).unwrap() {
@@ -37,7 +37,7 @@ fn copy(name: &str) -> tempfile::TempDir {
     dir
 }
 
-/// Loading must fail as a fault of the model's files, naming one.
+/// Loading must fail with a fault of the model's files that names one.
 fn refused(path: &Path, what: &str) {
     let loaded = inference::load_model(path, &LoadOptions::new().with_backend("cpu"));
     let e = loaded.err().unwrap_or_else(|| panic!("{what}: it loaded"));
@@ -70,7 +70,8 @@ fn truncation_anywhere_is_an_error() {
         let dir = copy(name);
         let path = dir.path().join(file);
         let length = fs::metadata(&path).unwrap().len() as usize;
-        // Every early byte, where the header is, then steps through the data to the last byte.
+        // Covers every early byte, where the header is, then steps through the data to the last
+        // byte.
         let cuts = (0..64)
             .chain((64..length).step_by(1009))
             .chain([length - 1]);
@@ -160,7 +161,7 @@ fn flipped_bytes_of_a_header_never_crash() {
         };
         for at in (0..2000).step_by(13) {
             let whole = damage(&path, |b| b[at] ^= 0x55);
-            // It may still load, when the byte is in a comment or an unused name.
+            // The file may still load if the byte is in a comment or an unused name.
             drop(inference::load_model(
                 &target,
                 &LoadOptions::new().with_backend("cpu"),
@@ -185,7 +186,7 @@ fn the_program_names_the_file_and_exits_with_one() {
     );
     assert!(output.stdout.is_empty());
 
-    // A name full of formats is only a name.
+    // Format specifiers in a name have no effect.
     let evil = dir.path().join("%n%s%p.gguf");
     fs::write(&evil, b"GGUF").unwrap();
     let output = mlx(&evil);

@@ -1,12 +1,11 @@
-//! The matrix of malformed files: every lie of a model directory or a GGUF file, through the
-//! program. The system gives it no more than three gigabytes of addresses. It must end by itself,
-//! with exit code 1 and an error that names the fault. It must never end by a signal, a panic or
-//! the clock.
+//! A matrix of malformed files: contradictions in model directories and GGUF files, through the
+//! program. The system limits it to three gigabytes of addresses. It must end by itself, with exit
+//! code 1 and an error that names the fault. It must never end by a signal, a panic or the time
+//! limit.
 //!
-//! Only Linux holds a process to `ulimit -v`.
+//! Only Linux enforces `ulimit -v`.
 //!
-//! `tests/files/hostile.rs` damages files byte by byte; what each reader refuses in detail is tested
-//! beside it.
+//! `tests/files/hostile.rs` damages files byte by byte. Unit tests cover the errors of each reader.
 
 #![cfg(target_os = "linux")]
 
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Runs the program on a model with little memory and for at most a minute.
+/// Runs the program on a model with little memory, for at most a minute.
 fn run(model: &Path, arguments: &[&str]) -> Output {
     let mut child = Command::new("sh")
         .args(["-c", "ulimit -v 3000000 && exec \"$@\"", "sh"])
@@ -62,7 +61,7 @@ fn ends_with_an_error(hazard: u32, what: &str, output: &Output, says: &[&str]) {
     }
 }
 
-/// A copy of a tiny checkpoint to damage.
+/// A copy of a tiny checkpoint for damage.
 fn copy(name: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
@@ -159,7 +158,7 @@ fn configurations_that_ask_for_the_world() {
         });
         ends_with_an_error(13, what, &run(&model, &TOKENS), says);
     }
-    // A tower of brackets, and a file without end.
+    // The cases are deeply nested brackets and an endless file.
     let (_dir, model) = copy("llama-q4");
     let path = model.join("config.json");
     fs::write(&path, "[".repeat(1 << 20)).unwrap();
@@ -168,7 +167,7 @@ fn configurations_that_ask_for_the_world() {
     ends_with_an_error(13, "long", &run(&model, &TOKENS), &["config.json"]);
 }
 
-/// A GGUF header with these counts, and the bytes after it.
+/// A GGUF header with these counts, followed by `rest`.
 fn gguf(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend(tensors.to_le_bytes());
@@ -185,7 +184,7 @@ fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     [text(name).as_slice(), &kind.to_le_bytes(), value].concat()
 }
 
-/// What a tensor claims to be.
+/// The description of a tensor.
 fn info(name: &str, dims: &[u64], kind: u32, offset: u64) -> Vec<u8> {
     let mut out = text(name);
     out.extend((dims.len() as u32).to_le_bytes());
@@ -338,7 +337,7 @@ fn safetensors_headers_that_lie() {
     }
 }
 
-/// Something done to a JSON file.
+/// A change of a JSON file.
 type Change = fn(&mut Value);
 
 #[test]
@@ -381,7 +380,7 @@ fn tokenizers_and_templates_that_do_not_end() {
         edit(&model.join("tokenizer.json"), change);
         ends_with_an_error(19, what, &run(&model, &CHAT), &["tokenizer.json"]);
     }
-    // A pattern that tries every way to split a text: it may fail or finish, within its time.
+    // The pattern tries every way to split a text. It may fail or finish, within the time limit.
     let (_dir, model) = copy("llama");
     edit(&model.join("tokenizer.json"), |t| {
         t["pre_tokenizer"] = json!({"type": "Split", "pattern": {"Regex": "(?=(a+)+$)(a|a)*b"}, "behavior": "Isolated", "invert": false});
@@ -425,7 +424,7 @@ fn names_that_lead_out_of_the_directory() {
         .unwrap();
         ends_with_an_error(20, name, &run(&model, &TOKENS), &["/model"]);
     }
-    // Links out of the directory, to devices, and to themselves; pipes.
+    // The cases are pipes, and links to other directories, to devices and to themselves.
     for file in ["model.safetensors", "config.json"] {
         for target in [
             outside.as_path(),
@@ -474,7 +473,7 @@ fn names_that_lead_out_of_the_directory() {
 
 #[test]
 fn files_that_are_cut_short_at_every_boundary() {
-    // Between the parts of the header, between tensors, in the middle of one.
+    // The file is cut between parts of the header, between tensors, and inside a tensor.
     for (name, file) in [
         ("llama-q4", "model.safetensors"),
         ("llama-gguf", "model.gguf"),

@@ -1,5 +1,5 @@
-//! One network, several ways to store it. Files as written by Hugging Face, MLX and older tools
-//! must load to the same numbers. Each test rewrites a tiny checkpoint into another layout.
+//! Tests of several layouts of one network. Files from Hugging Face, MLX and older tools must load
+//! to the same numbers. Each test rewrites a tiny checkpoint into another layout.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
-/// A tensor with its bytes; all of the tiny ones are bfloat16 unless packed.
+/// A tensor with its bytes. Unpacked tensors of the tiny checkpoints are bfloat16.
 #[derive(Clone)]
 struct Tensor {
     dtype: Dtype,
@@ -23,7 +23,7 @@ impl Tensor {
         self.dtype.bitsize() / 8
     }
 
-    /// Rows of the axis before the last, chosen and ordered by `pick`, in every stacked matrix.
+    /// Selects and orders rows of the second last axis by `pick`, in every stacked matrix.
     fn rows(&self, pick: &dyn Fn(usize) -> Vec<usize>) -> Self {
         let n = self.shape.len();
         let (rows, cols) = (self.shape[n - 2], self.shape[n - 1] * self.width());
@@ -43,7 +43,7 @@ impl Tensor {
         }
     }
 
-    /// The last two axes swapped.
+    /// Swaps the last two axes.
     fn transposed(&self) -> Self {
         let n = self.shape.len();
         let (rows, cols, w) = (self.shape[n - 2], self.shape[n - 1], self.width());
@@ -65,7 +65,7 @@ impl Tensor {
         }
     }
 
-    /// Several as one, along a new first axis.
+    /// Stacks several tensors along a new first axis.
     fn stacked(parts: &[Self]) -> Self {
         let mut shape = vec![parts.len()];
         shape.extend(&parts[0].shape);
@@ -76,7 +76,7 @@ impl Tensor {
         }
     }
 
-    /// One below the other.
+    /// Appends another tensor's rows.
     fn below(&self, other: &Self) -> Self {
         let mut shape = self.shape.clone();
         shape[0] += other.shape[0];
@@ -150,7 +150,7 @@ impl Checkpoint {
         }
     }
 
-    /// Takes the tensor out.
+    /// Removes and returns a tensor.
     fn take(&mut self, name: &str) -> Tensor {
         self.tensors
             .remove(name)
@@ -177,7 +177,7 @@ impl Checkpoint {
     }
 }
 
-/// Rewrites a fixture, and expects the very same logits from the result.
+/// Rewrites a fixture, which must then give exactly the same logits.
 fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
     let source = fixture("tiny").join(name);
     let mut checkpoint = Checkpoint::read(&source);
@@ -196,7 +196,7 @@ fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
     assert_eq!(expected_type, got_type);
 }
 
-/// Experts stored one by one become stacks, as MLX stores them.
+/// Stacks separate experts, as MLX stores them.
 fn stack_experts(c: &mut Checkpoint, at: &str, experts: usize, parts: [(&str, &str); 3]) {
     for layer in 0..c.layers() {
         for (from, to) in parts {
@@ -285,7 +285,7 @@ fn xlstm_with_fused_matrices() {
     });
 }
 
-/// mlx-lm turns the convolutions, renames the dense block, and stacks the experts.
+/// mlx-lm transposes the convolutions, renames the dense block, and stacks the experts.
 #[test]
 fn lfm2_as_mlx_lm_stores_it() {
     for name in ["lfm2", "lfm2-moe"] {
@@ -318,7 +318,7 @@ fn lfm2_as_mlx_lm_stores_it() {
     }
 }
 
-/// mlx-lm turns the convolutions and adds the one to most norms, which needs more digits here than
+/// mlx-lm transposes the convolutions and adds one to most norms. The sums need more digits than
 /// bfloat16 has.
 #[test]
 fn qwen3_next_as_mlx_lm_stores_it() {
@@ -347,7 +347,7 @@ fn qwen3_next_as_mlx_lm_stores_it() {
     }
 }
 
-/// mlx-lm splits gate and up, and the dense block has other names there.
+/// mlx-lm splits gate and up, and renames the dense block.
 #[test]
 fn granite_as_mlx_lm_stores_it() {
     for name in ["granitemoehybrid", "granitemoehybrid-dense"] {
@@ -371,9 +371,9 @@ fn granite_as_mlx_lm_stores_it() {
     }
 }
 
-/// Without its last norm a model's logits are those of the states before it: the head of the same
-/// model with a norm of ones, which scales a state, gives them in another size. transformers stores
-/// the norm and applies it all the same.
+/// Without its last norm, the model gives the logits of the states before it. A norm of ones only
+/// scales a state, so the same model with such a norm gives proportional logits. transformers
+/// stores the norm and always applies it.
 #[test]
 fn xlstm_without_its_last_norm() {
     same_after("xlstm", |c| c.config["add_out_norm"] = json!(false));
@@ -398,7 +398,7 @@ fn xlstm_without_its_last_norm() {
         (logits.logits, states.blocks.last().unwrap().clone())
     };
     let (without, state) = of(&checkpoint);
-    // Ones in bfloat16.
+    // The bytes are ones in bfloat16.
     let ones = Tensor {
         data: [0x80, 0x3f].repeat(norm.data.len() / 2),
         ..norm
@@ -413,7 +413,7 @@ fn xlstm_without_its_last_norm() {
     assert!(max_difference(&without, &scaled) < 1e-4 * root.max(1.0));
 }
 
-/// What the names of the tensors say must agree with the configuration.
+/// The tensors' names must match the configuration.
 #[test]
 fn xlstm_with_other_blocks_than_it_says_is_refused() {
     let source = fixture("tiny/xlstm");
@@ -490,7 +490,7 @@ fn gpt2_as_mlx_stores_it_and_with_another_prefix() {
 
 #[test]
 fn the_text_part_of_gemma3_by_both_names() {
-    // Both names that multimodal checkpoints have used; other parts of the model are stepped over.
+    // Multimodal checkpoints have used both names. Other parts of the model are skipped.
     same_after("gemma3", |c| {
         assert!(c.tensors.keys().any(|n| n.contains("vision_tower")));
         c.rename(|name| {
@@ -529,7 +529,7 @@ fn gpt_oss_with_gate_and_up_apart() {
             c.put(format!("{at}.down_proj.bias"), down_bias);
         }
     });
-    // The same packed, with the quantization as MLX writes it.
+    // The packed form is equivalent, with the quantization in MLX's notation.
     same_after("gpt-oss-mxfp4", |c| {
         for layer in 0..c.layers() {
             let at = format!("model.layers.{layer}.mlp.experts");
@@ -583,7 +583,7 @@ fn gemma4_with_sizes_listed_by_layer() {
 
 #[test]
 fn olmo3_with_a_rotation_for_each_kind_of_layer() {
-    // As transformers 5 writes it.
+    // This form is that of transformers 5.
     same_after("olmo3", |c| {
         let config = c.config.as_object_mut().unwrap();
         let theta = config.remove("rope_theta").unwrap();
@@ -593,7 +593,7 @@ fn olmo3_with_a_rotation_for_each_kind_of_layer() {
         let both = json!({"full_attention": full, "sliding_attention": sliding});
         config.insert("rope_parameters".into(), both);
     });
-    // As others do, and with the default for missing fields.
+    // This form is that of other tools, with the default for missing fields.
     same_after("olmo3", |c| {
         let config = c.config.as_object_mut().unwrap();
         config.remove("rope_theta").unwrap();
@@ -633,7 +633,7 @@ fn without_a_model_type_the_weights_tell() {
 
 #[test]
 fn without_head_dim_the_query_projection_tells() {
-    // 16 in the file, where hidden_size / num_attention_heads is 8.
+    // The file has 16, but hidden_size / num_attention_heads is 8.
     same_after("qwen3", |c| {
         assert_eq!(c.config["head_dim"], 16);
         c.config.as_object_mut().unwrap().remove("head_dim");

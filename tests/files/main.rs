@@ -1,4 +1,4 @@
-//! Files of models: damaged, hostile, laid out in other ways, converted, exported.
+//! Tests of model files: damaged, hostile, in other layouts, converted, exported.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Fetching from the Hugging Face Hub, against a hub on this machine. It checks the layout of the
-//! shared cache, the fetched files, and every way in which a transfer can fail.
+//! Tests of downloads from the Hugging Face Hub, with a hub on this machine. They check the layout
+//! of the shared cache, the fetched files, and every failure of a transfer.
 
 mod refusals;
 mod transfers;
@@ -16,7 +16,7 @@ fn spec(text: &str) -> ModelSpec {
     ModelSpec::parse(text).unwrap()
 }
 
-/// A hub with the smallest thing that counts as a model.
+/// A hub with a minimal model.
 fn small() -> FakeHub {
     let hub = FakeHub::new();
     hub.file("config.json", r#"{"model_type":"llama"}"#)
@@ -24,7 +24,7 @@ fn small() -> FakeHub {
     hub
 }
 
-/// Bytes that differ from each other, larger than any buffer on the way.
+/// Varying bytes that exceed every buffer.
 fn weights() -> Vec<u8> {
     (0..700_000u32)
         .flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 7).to_le_bytes())
@@ -44,7 +44,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Everything arrived, and nothing half-done is left.
+/// Checks that every file is complete and no partial file remains.
 fn assert_whole(hub: &FakeHub) {
     let bytes = fs::read(hub.snapshot().join("model.safetensors")).unwrap();
     assert!(bytes == weights(), "the weights differ");
@@ -82,7 +82,7 @@ fn a_model_is_fetched_into_pythons_layout_and_runs() {
             "{name}"
         );
     }
-    // A fetched model can also be used by its name alone.
+    // A fetched model can also be used by its name.
     let output = hub
         .program(&["generate", "--backend", "cpu", "--raw", "--tokens", "40,41"])
         .args(["--max-tokens", "2", "--json", "--model", "own/tiny"])
@@ -95,8 +95,8 @@ fn a_model_is_fetched_into_pythons_layout_and_runs() {
         String::from_utf8_lossy(&output.stderr)
     );
 
-    // A second time only the list and the files' headers are asked for; with the cache first,
-    // nothing.
+    // The second time, only the list and the files' headers are requested. If the cache comes
+    // first, nothing is.
     hub.forget_log();
     assert_eq!(pull(&hub).unwrap(), path);
     assert!(
@@ -242,7 +242,7 @@ fn damage_in_the_cache_is_found_when_asked() {
         .pull(&spec("own/tiny"), true, &mut Silent)
         .unwrap();
     assert_whole(&hub);
-    // Of the wrong length it is noticed anyway.
+    // A wrong length is always noticed.
     fs::write(&blob, b"short").unwrap();
     pull(&hub).unwrap();
     assert_whole(&hub);
@@ -276,7 +276,7 @@ fn offline_the_cache_is_all_there_is() {
             .is_err()
     );
     assert!(hub.log().is_empty());
-    // A snapshot that lacks its weights is not the model.
+    // A snapshot without its weights is not a model.
     fs::remove_file(hub.blob("model.safetensors", &weights())).unwrap();
     assert!(
         offline()
@@ -292,7 +292,7 @@ fn offline_the_cache_is_all_there_is() {
 fn one_revision_is_removed_and_what_others_use_stays() {
     let hub = small();
     pull(&hub).unwrap();
-    // Another revision with the same weights and its own configuration, as Python lays it out.
+    // Another revision has the same weights and a different configuration, in Python's layout.
     let other = hub.repository().join("snapshots/feedbeef");
     fs::create_dir_all(&other).unwrap();
     fs::write(hub.repository().join("blobs/otherconfig"), "{}").unwrap();

@@ -1,4 +1,4 @@
-//! Models from and to a hub that runs in the test.
+//! Tests of downloads from and uploads to a hub that runs in the test.
 
 #[path = "../common/mod.rs"]
 mod common;

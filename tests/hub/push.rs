@@ -1,6 +1,6 @@
-//! `mlx push`: a directory becomes one commit of a hub on this machine, and what the hub has is not
-//! sent again. `mlx ps` and `mlx stop` speak to a server of a few lines, and `mlx ps` to `mlx
-//! serve`.
+//! Tests of `mlx push`: a directory becomes one commit of a local hub, and content that the hub has
+//! is not sent again. `mlx ps` and `mlx stop` are tested with a minimal server, and `mlx ps` with
+//! `mlx serve`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 struct Request {
     method: String,
@@ -23,7 +23,7 @@ struct Request {
 
 type Answer = Box<dyn Fn(&Request, &str) -> (u16, Value) + Send + Sync>;
 
-/// A server that answers each request by `answer`, which also gets the server's address.
+/// A server that answers each request with `answer`, which also gets the server's address.
 fn server(answer: Answer) -> (String, Arc<Mutex<Vec<Request>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -123,8 +123,8 @@ fn parse(body: &[u8]) -> Value {
     serde_json::from_slice(body).unwrap()
 }
 
-/// A hub as the requests of `huggingface_hub` know it. Weights go to the store: `known` it has,
-/// those above 1000 bytes come in parts.
+/// A hub with the API of `huggingface_hub`. Weights go to the store, which already has `known`.
+/// Files above 1000 bytes come in parts.
 fn hub(known: Vec<String>) -> (String, Arc<Mutex<Vec<Request>>>) {
     server(Box::new(move |request, own| {
         let path = request.path.split('?').next().unwrap_or_default();
@@ -319,7 +319,7 @@ fn refusals_name_the_way_out() {
     assert_eq!(log.lock().unwrap().len(), 1);
 }
 
-/// A server that holds two models, of which one goes when it is asked to.
+/// A server with two models, of which it unloads one on request.
 #[test]
 fn models_of_a_server_are_listed_and_stopped() {
     let held = Arc::new(Mutex::new(vec!["stays", "goes"]));

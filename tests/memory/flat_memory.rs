@@ -1,6 +1,6 @@
-//! Long generations hold no more handles and bytes at their end than at their start.
+//! Long generations use no more handles and bytes at their end than at their start.
 //!
-//! The counters belong to the whole process, so the test runs in one of its own.
+//! The counters cover the whole process, so the test runs in a separate one.
 
 use crate::common::{greedy, tiny};
 use inference::Prompt;
@@ -15,7 +15,7 @@ fn five_thousand_steps_leave_memory_and_handles_flat() {
 }
 
 fn five_thousand_steps_leave_memory_and_handles_flat_alone() {
-    // One block keeps the cache, which must grow, small beside what a retained graph would be.
+    // With one block, the growing cache is small compared with a retained graph.
     let model = tiny("llama");
     let mut stream = model
         .generate(&Prompt::Tokens((40..60).collect()), &greedy(5000))
@@ -32,7 +32,8 @@ fn five_thousand_steps_leave_memory_and_handles_flat_alone() {
             (now - handles).abs() <= 8,
             "{handles} handles grew to {now} at {step}"
         );
-        // Keys and values in float32, a chunk of 256 positions ahead, twice while growing.
+        // Keys and values in float32 may grow by a chunk of 256 positions, and exist twice while
+        // growing.
         let row = 2 * info.num_layers * info.num_kv_heads * info.head_dim * 4;
         let allowed = bytes + 2 * row * (step * 1000 + 512) + (1 << 20);
         assert!(

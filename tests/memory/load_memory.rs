@@ -1,8 +1,8 @@
-//! Loading a model takes little more memory than the model: at most a quarter on top, at any time.
+//! Loading a model takes at any time at most a quarter more memory than the model.
 //!
-//! A binary of its own with one test: the highest resident size belongs to the whole process.
-//! Models of about 100 MB in every storage are made here, their embeddings the largest part, as in
-//! small models.
+//! The test has its own binary, because the peak of resident memory covers the whole process. It
+//! makes models of about 100 MB in every storage. As in small models, the embeddings are the
+//! largest part.
 
 #![cfg(target_os = "linux")]
 
@@ -21,8 +21,8 @@ const HIDDEN: usize = 512;
 const WIDE: usize = 1408;
 const LAYERS: usize = 4;
 
-/// Names and shapes of a llama with a tied output; with GGUF's names too. `times` as many rows and
-/// layers.
+/// The names and shapes of a llama with a tied output, also with GGUF's names. Rows and layers are
+/// multiplied by `times`.
 fn tensors(times: usize) -> Vec<(String, String, Vec<usize>)> {
     let mut all = vec![
         (
@@ -51,7 +51,7 @@ fn tensors(times: usize) -> Vec<(String, String, Vec<usize>)> {
     all
 }
 
-/// A number of a pattern; small, so that activations stay finite.
+/// A number of a pattern, small enough that activations stay finite.
 fn number(i: usize) -> f32 {
     ((i.wrapping_mul(2_654_435_761) >> 8) % 1000) as f32 / 20_000.0 - 0.025
 }
@@ -63,7 +63,7 @@ enum Storage {
     FourBits,
 }
 
-/// Small numbers, so more of them.
+/// Packed numbers are small, so packed models have more of them.
 const PACKED_TIMES: usize = 6;
 
 fn directory(dir: &Path, storage: Storage) {
@@ -122,7 +122,7 @@ fn directory(dir: &Path, storage: Storage) {
                 "F32" => out.write_all(&number(i).to_le_bytes()),
                 "U32" => out.write_all(&(i as u32).wrapping_mul(2_654_435_761).to_le_bytes()),
                 "BF16" => out.write_all(&number(i).to_le_bytes()[2..]),
-                // Half of 2^-10.
+                // The bytes are half of 2^-10.
                 _ => out.write_all(&0x1400u16.to_le_bytes()),
             }
             .unwrap();
@@ -131,8 +131,8 @@ fn directory(dir: &Path, storage: Storage) {
     out.flush().unwrap();
 }
 
-/// A GGUF file. The embedding is Q8_0, matrices are Q4_1 and norms F32, as llama.cpp makes them; or
-/// all matrices are BF16.
+/// Writes a GGUF file. As in llama.cpp, the embedding is Q8_0, matrices are Q4_1 and norms F32;
+/// with `halves`, all matrices are BF16.
 fn gguf(path: &Path, halves: bool) {
     let times = if halves { 2 } else { PACKED_TIMES };
     fn text(out: &mut Vec<u8>, s: &str) {
@@ -221,7 +221,7 @@ fn gguf(path: &Path, halves: bool) {
             let byte = match kind {
                 0 => number(i / 4).to_le_bytes()[i % 4],
                 30 => number(i / 2).to_le_bytes()[2 + i % 2],
-                // Scales first: half of 2^-10.
+                // The scales come first: half of 2^-10.
                 8 if i % 34 < 2 => [0x00, 0x14][i % 34],
                 3 if i % 20 < 4 => [0x00, 0x14, 0x00, 0x94][i % 20],
                 _ => (i.wrapping_mul(2_654_435_761) >> 16) as u8,
@@ -242,16 +242,16 @@ fn status(name: &str) -> u64 {
     kib * 1024
 }
 
-/// Tells the test, started once more as a child, to load this model and report its memory.
+/// The variable that makes a child process of this test load a model and report its memory.
 const CHILD: &str = "LOAD_MEMORY_OF";
 
 fn measure(path: &Path) {
-    // What every load needs once (MLX, threads, tables) is not the model's.
+    // Memory that every load needs once (MLX, threads, tables) does not belong to the model.
     drop(load(&fixture("tiny/llama")));
     let before = status("VmRSS:");
     let model = load(path);
     let peak = status("VmHWM:").saturating_sub(before);
-    // It is a model, not only memory.
+    // The loaded model must also compute.
     let prompt = Prompt::Tokens(vec![5, 6, 7]);
     let output = model.as_token_model().unwrap().logits(&prompt, false);
     assert!(output.unwrap().logits.iter().all(|x| x.is_finite()));
@@ -295,11 +295,11 @@ fn loading_takes_at_most_a_quarter_more_than_the_model() {
         let (peak, bytes, estimate) = (number(), number(), number());
         let ratio = peak as f64 / bytes as f64;
         println!("{what}: {bytes} bytes of weights, {peak} at the peak: {ratio:.2}");
-        // The number by which loading refuses a model is the number of bytes that it allocates.
+        // The estimate by which loading refuses a model must equal the allocated bytes.
         let miss = estimate.abs_diff(bytes);
         assert!(miss <= bytes / 100, "{what}: {estimate}, loaded {bytes}");
         assert!(bytes > 80 << 20, "{what}: {bytes}");
-        // Matrices of 16 bits stay so; norms do not.
+        // Matrices of 16 bits stay so; norms become float32.
         if what.contains("Bf16") {
             let files = fs::read_dir(dir.path()).unwrap();
             let stored: u64 = files.map(|f| f.unwrap().metadata().unwrap().len()).sum();

@@ -1,4 +1,4 @@
-//! What the whole process holds: each test runs in a process of its own.
+//! Tests that measure the whole process. Each runs in a separate process.
 
 #[path = "../common/alone.rs"]
 mod alone;

@@ -1,13 +1,13 @@
-//! A bounded cache holds no more bytes and handles after 5,000 tokens than after 1,000. The process
-//! has no more memory, so no graph is retained. The peak that a request reports is its own.
+//! A bounded cache uses no more bytes and handles after 5,000 tokens than after 1,000. The process
+//! needs no more memory, so no graph is retained. A request reports its own peak.
 //!
-//! The counters belong to the whole process, so the test runs in one of its own.
+//! The counters cover the whole process, so the test runs in a separate one.
 
 use crate::common::{fixture, greedy};
 use inference::{LoadOptions, Prompt};
 use mlx_rs_core::memory;
 
-/// Resident bytes of this process; 0 where the system does not tell.
+/// The resident bytes of this process; 0 if the system does not report them.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
@@ -40,13 +40,14 @@ fn five_thousand_steps_in_a_circle_leave_memory_handles_and_graph_flat_alone() {
             (now - handles).abs() <= 8,
             "{handles} handles grew to {now} at {step}"
         );
-        // A cache that grew would take 3 layers * 2 * 32 numbers of 4 bytes more for each token:
-        // 768 KB a step.
+        // A growing cache would take 3 layers * 2 * 32 numbers of 4 bytes more for each token: 768
+        // KB for 1,000 tokens.
         assert!(
             used <= bytes + (64 << 10),
             "{bytes} bytes grew to {used} at {step}"
         );
-        // A step is more than 50 nodes of some 400 bytes: kept, a thousand of them would be 20 MB.
+        // A step has more than 50 nodes of some 400 bytes. If kept, a thousand steps would take 20
+        // MB.
         println!("{step}: {} KB more", all.saturating_sub(process) >> 10);
         assert!(
             all <= process + (8 << 20),

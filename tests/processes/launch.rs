@@ -1,5 +1,5 @@
-//! Several processes that compute one model together: `mlx launch` from outside, on this machine.
-//! What one process computes is the measure.
+//! Tests of `mlx launch`: several processes on this machine compute one model. The reference is the
+//! result of one process.
 #![cfg(all(unix, feature = "mlx-backend"))]
 
 mod pipeline;
@@ -26,7 +26,7 @@ fn run(args: &[&str]) -> Output {
     mlx(home.path(), args).output().unwrap()
 }
 
-/// The same command in `n` processes.
+/// Runs the same command in `n` processes.
 fn launched(n: usize, args: &[&str]) -> Output {
     let n = n.to_string();
     run(&[&["launch", "-n", &n, "--"], args].concat())
@@ -38,7 +38,7 @@ fn logits(output: &Output) -> Vec<f64> {
     logits.iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// Logits, up to `bound`, and greedy tokens of `n` processes are those of one.
+/// Compares logits, up to `bound`, and greedy tokens of `n` processes with those of one.
 fn same(name: &str, counts: &[usize], kernels: &str, bound: f64) {
     same_with(&[], &model(name), counts, kernels, bound);
 }
@@ -86,8 +86,8 @@ fn dense_models_are_computed_by_several() {
 
 #[test]
 fn quantized_models_are_computed_by_several() {
-    // Groups of 64 that are cut in two, of 32, of bytes, and experts. Our kernels round what they
-    // multiply with by the group.
+    // The models have divided groups of 64, groups of 32, 8 bits, and experts. Our kernels round
+    // inputs by groups.
     for (kernels, bound) in [("off", 1e-4), ("on", 1e-3)] {
         same("qwen3-q4", &[2, 4], kernels, bound);
         for name in [
@@ -122,7 +122,7 @@ fn what_does_not_divide_is_told_once_by_each() {
     let output = launched(3, &["logits", "--model", &path, "--tokens", "1"]);
     let err = refused(&output, 1);
     assert!(err.contains("num_attention_heads is 4"), "{err}");
-    // A part of 16 inputs is no group.
+    // A part of 16 inputs is smaller than a group.
     let path = model("llama-q8");
     let err = refused(
         &launched(4, &["logits", "--model", &path, "--tokens", "1"]),
@@ -191,7 +191,7 @@ fn the_plan_tells_what_each_process_holds() {
     assert!(err.contains("num_attention_heads is 4"), "{err}");
 }
 
-/// Processes on machines that a script called `ssh` reaches, which runs what it is given here.
+/// A script called `ssh` stands for other machines. It runs its command here.
 #[test]
 fn other_machines_are_reached_by_ssh() {
     let dir = tempfile::tempdir().unwrap();
@@ -231,7 +231,7 @@ fn other_machines_are_reached_by_ssh() {
     assert_eq!(reached, "other\n");
 }
 
-/// A command that goes on until it is stopped.
+/// A command that runs until it is stopped.
 fn endless(path: &str) -> [&str; 8] {
     [
         "generate",
@@ -245,7 +245,7 @@ fn endless(path: &str) -> [&str; 8] {
     ]
 }
 
-/// A member of a ring of these addresses, without a launcher.
+/// A member of a ring with these addresses, without a launcher.
 fn member(rank: usize, file: &Path, args: &[&str]) -> Command {
     let mut command = mlx(file.parent().unwrap(), args);
     command
@@ -285,7 +285,7 @@ fn a_member_that_never_comes_is_named() {
     assert!(started.elapsed() < Duration::from_secs(30));
 }
 
-/// A member that refuses its flags has not joined, so that no other member reports it as lost.
+/// A member that refuses its flags has not joined, so no other member reports it as lost.
 #[test]
 fn a_member_refuses_its_flags_before_it_joins() {
     let dir = tempfile::tempdir().unwrap();
@@ -294,7 +294,7 @@ fn a_member_refuses_its_flags_before_it_joins() {
     let adapter = dir.path().to_str().unwrap();
     let model = ["--model", &path, "--adapter-path", adapter];
     for command in [&["logits", "--tokens", "1"][..], &["generate", "hi"]] {
-        // Rank 1 is never started, so rank 0 would wait for it if it joined first.
+        // Rank 1 never starts, so rank 0 would wait for it if it joined first.
         let output = member(0, &file, &[command, &model].concat()).output();
         let err = refused(&output.unwrap(), 2);
         assert!(err.contains("split and adapter_path"), "{err}");
@@ -309,7 +309,7 @@ fn a_member_that_dies_is_named_by_the_others_without_a_launcher() {
     let args = endless(&path);
     let mut first = member(0, &file, &args).spawn().unwrap();
     let mut second = member(1, &file, &args).spawn().unwrap();
-    // Some of the reply: both are in the middle.
+    // The reply has begun, so both processes are computing.
     let mut out = first.stdout.take().unwrap();
     out.read_exact(&mut [0; 16]).unwrap();
     second.kill().unwrap();
@@ -342,7 +342,7 @@ fn a_member_that_ends_early_is_named_by_the_others() {
         if second.status.success() {
             break first;
         }
-        // Another test may have taken a port that was free.
+        // Another test may have taken the free port.
         attempts += 1;
         let _ = first.kill();
         let first = text(&first.wait_with_output().unwrap().stderr);
@@ -361,7 +361,7 @@ fn a_member_that_ends_early_is_named_by_the_others() {
 mod processes {
     use super::*;
 
-    /// The processes that `parent` started, with their ranks.
+    /// The child processes of `parent`, with their ranks.
     fn children(parent: u32) -> Vec<(u32, Option<usize>)> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -408,7 +408,7 @@ mod processes {
         false
     }
 
-    /// A launcher of two processes in the middle of a reply.
+    /// A launcher of two processes during a reply.
     fn talking() -> (Child, std::process::ChildStdout, Vec<(u32, Option<usize>)>) {
         let home = tempfile::tempdir().unwrap();
         let path = model("llama");
@@ -437,7 +437,8 @@ mod processes {
         std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
     }
 
-    /// Kills a rank. The launcher ends, with that exit code and the rank's name, and so do all.
+    /// Kills a rank. The launcher must end with its exit code and name the rank, and all processes
+    /// must end.
     fn ends_of_a_kill(launcher: Child, pid: u32, victim: usize, all: &[(u32, Option<usize>)]) {
         signal(pid, "-KILL");
         let killed = Instant::now();
@@ -459,8 +460,8 @@ mod processes {
         }
     }
 
-    /// The short form of `tools/group_faults.py`: kills while processes start, join, load and
-    /// compute.
+    /// A short form of `tools/group_faults.py`, which kills processes while they start, join, load
+    /// and compute.
     #[test]
     fn ranks_that_are_killed_at_any_moment_end_all() {
         let path = model("llama");
@@ -521,8 +522,8 @@ mod processes {
     }
 }
 
-/// Losses of several processes are those of one with the whole batches, and rank 0 writes what one
-/// would.
+/// Several processes have the losses of one process with the whole batches. Rank 0 writes the same
+/// files.
 #[test]
 fn training_together_learns_as_one() {
     let path = model("llama");

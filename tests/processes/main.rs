@@ -1,4 +1,4 @@
-//! Several processes: groups that compute one model, Python's mlx-lm, a program taken elsewhere.
+//! Tests with several processes: groups that compute one model, Python's mlx-lm, a moved program.
 
 #[path = "../common/mod.rs"]
 mod common;

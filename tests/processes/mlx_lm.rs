@@ -1,9 +1,9 @@
-//! The backend `mlx_lm` with the real package. It replies as the native engine, honors the options,
-//! refuses bad models and dies with its program. The protocol's faults are tested in
-//! `mlxlm-backend`, with a mock.
+//! Tests of the backend `mlx_lm` with the real package. It replies like the native engine, honors
+//! the options, refuses bad models and ends with its program. `mlxlm-backend` tests faults of the
+//! protocol with a mock.
 //!
-//! With `MLX_TEST_PYTHON=1`, which `.ci/run` sets. Python packages are installed on the first run,
-//! pinned, into an environment of their own: see `common/python.rs`.
+//! They run with `MLX_TEST_PYTHON=1`, which `.ci/run` sets. The first run installs pinned Python
+//! packages into a separate environment: see `common/python.rs`.
 #![cfg(all(unix, feature = "mlxlm"))]
 
 mod adapters;
@@ -31,7 +31,7 @@ fn backend() -> MlxLmBackend {
     MlxLmBackend::new(Settings::new().with_python(crate::python::with_mlx_lm()))
 }
 
-/// Loads in float32, as `cpu` computes.
+/// Loads in float32, in which `cpu` computes.
 fn theirs(path: &Path) -> Box<dyn TextModel> {
     let options = LoadOptions::new().with_dtype(ComputeType::Float32);
     backend()
@@ -48,7 +48,7 @@ fn refused(path: &Path) -> inference::Error {
     loaded.map(|_| ()).unwrap_err()
 }
 
-/// A copy of a tiny model, to be damaged.
+/// A copy of a tiny model for damage.
 fn copy(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(tiny(name)).unwrap() {
@@ -214,7 +214,7 @@ fn tokens(model: &dyn TextModel, options: &GenerateOptions) -> Vec<u32> {
     ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
 )]
 fn an_adapter_is_applied() {
-    // LoRA of rank 1 on one layer's queries, as mlx_lm writes it: y += scale * (x a) b.
+    // LoRA of rank 1 on one layer's queries, in mlx_lm's form: y += scale * (x a) b.
     let dir = tempfile::tempdir().unwrap();
     let config = r#"{"fine_tune_type": "lora", "num_layers": 1,
         "lora_parameters": {"rank": 1, "scale": 2.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}}"#;
@@ -317,7 +317,7 @@ fn requests_are_cancelled_and_the_model_goes_on() {
     let error = stream.find_map(Result::err).unwrap();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(begun.elapsed() < Duration::from_secs(10));
-    // Nothing of the others is in the next one.
+    // The next request contains nothing of the earlier ones.
     let mut stream = model.generate(&prompt(), &greedy(100_000)).unwrap();
     assert_eq!(stream.next().unwrap().unwrap().id, plain[0]);
     drop(stream);
@@ -339,7 +339,7 @@ fn messages_cannot_forge_control_tokens() {
         let stream = model.chat(&[Message::user(content)], &greedy(1)).unwrap();
         stream.collect_output().unwrap().metrics.prompt_tokens
     };
-    // As one control token the text would be as long as any other single token.
+    // As one control token, the text would count like any other single token.
     let spelled = count("<|im_end|>");
     assert!(spelled > count("a") + 2, "{spelled}");
     assert_eq!(tokens.encode("<|im_end|>", false).unwrap().len(), 1);
@@ -353,7 +353,7 @@ fn messages_cannot_forge_control_tokens() {
     ignore = "installs Python packages: set MLX_TEST_PYTHON=1"
 )]
 fn damaged_and_hostile_models_are_refused() {
-    // Cut short: MLX's own reader would make numbers up.
+    // The file is cut. MLX's own reader would invent numbers.
     let dir = copy("llama");
     let file = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
@@ -369,7 +369,7 @@ fn damaged_and_hostile_models_are_refused() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!(refused(dir.path()).kind(), ErrorKind::InvalidModel);
 
-    // Code that comes with a model is not run.
+    // Code in a model's directory is not run.
     let dir = copy("llama");
     let mark = dir.path().join("ran");
     let code = format!("open({:?}, 'w')", mark.to_str().unwrap());

@@ -1,4 +1,4 @@
-//! A bundled program needs nothing from its build, and a program without MLX's library reports a
+//! A bundled program needs nothing from its build. A program without MLX's library reports a
 //! remedy.
 #![cfg(target_os = "linux")]
 
@@ -42,7 +42,7 @@ fn a_bundle_works_for_another_user_in_another_place() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/llama");
     let model = dir.path().join("model");
     copy(&fixture, &model);
-    // The loader writes which files it opens.
+    // The loader logs the files that it opens.
     let log = dir.path().join("log");
     std::fs::create_dir(&log).unwrap();
     std::fs::set_permissions(&log, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -55,7 +55,7 @@ fn a_bundle_works_for_another_user_in_another_place() {
     if std::fs::metadata("/proc/self")
         .is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
     {
-        // Who may not read the home of the user that built it.
+        // This user may not read the home directory of the user that built it.
         command.uid(65534).gid(65534);
     }
     let output = command.output().unwrap();
@@ -112,7 +112,7 @@ fn without_the_library_the_program_starts_and_says_what_would_help() {
         "{}",
         text(&output)
     );
-    // Once, not for each backend.
+    // The reason is printed once, not for each backend.
     assert_eq!(
         text(&output).matches("libmlx").count(),
         1,

@@ -1,4 +1,4 @@
-//! `mlx serve` on a tiny model: replies over HTTP equal the engine's, and signals stop it well.
+//! Tests of `mlx serve` on a tiny model: replies over HTTP equal the engine's, and signals stop it.
 #![cfg(unix)]
 
 #[path = "../common/mod.rs"]
@@ -28,7 +28,7 @@ fn command() -> Command {
     command
 }
 
-/// The program, serving the tiny Llama.
+/// The program as a server of the tiny Llama.
 fn serve(more: &[&str]) -> Served {
     let model = fixture("tiny/llama");
     serve_args(&[more, &[model.to_str().unwrap()]].concat())
@@ -59,7 +59,7 @@ fn replies_are_those_of_the_engine() {
                 .unwrap()
         })
         .collect();
-    // All at once: they run in one batch.
+    // All requests run at once, in one batch.
     std::thread::scope(|scope| {
         for (prompt, expected) in prompts.iter().zip(&alone) {
             let server = &server;
@@ -100,7 +100,7 @@ fn replies_are_those_of_the_engine() {
         logprobs[0]["logprob"]
     );
 
-    // Streamed, it is the same text.
+    // The streamed text is the same.
     let mut streamed = body.clone();
     streamed["stream"] = true.into();
     let (status, text) = server.post("/v1/chat/completions", &streamed);
@@ -143,7 +143,7 @@ fn replies_are_those_of_the_engine() {
 
 #[test]
 fn thinking_is_cut_at_its_budget() {
-    // The tiny Llama, with a template that begins each reply with thinking.
+    // The tiny Llama has a template here that begins each reply with thinking.
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(fixture("tiny/llama")).unwrap() {
         let from = file.unwrap().path();
@@ -174,7 +174,7 @@ fn thinking_is_cut_at_its_budget() {
     for budget in [5, 12] {
         assert!(free.len() > budget, "the model ends by itself: {free:?}");
         let (thought, thinking) = continued(&prompt, budget);
-        // The end of thinking is put behind it, and the model goes on from there.
+        // The reply continues after the forced end of thinking.
         let ending = tokens.encode("</think>\n\n", false).unwrap();
         let so_far = [prompt.as_slice(), &thought, &ending].concat();
         let (_, answer) = continued(&so_far, 40 - budget - ending.len());
@@ -372,7 +372,7 @@ fn flags_hold_for_requests_that_do_not_say_it() {
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(server.json("/apply-template", &chat)["prompt"], "[hi!]");
 
-    // Heads of 32 elements; the cache is packed from the first position on.
+    // Heads have 32 elements. The cache is packed from the first position.
     let model = fixture("tiny/qwen3-q8");
     let bits = [
         "--kv-bits",
@@ -416,7 +416,7 @@ fn flags_hold_for_requests_that_do_not_say_it() {
     }
 }
 
-/// Edits are those of the engine, beside a plain request, and only where the server allows them.
+/// Edits equal the engine's, also beside a plain request. They need the server's permission.
 #[test]
 fn requests_edit_the_model_where_they_may() {
     let steering = json!({"edits": [
@@ -441,7 +441,7 @@ fn requests_edit_the_model_where_they_may() {
     let plain = text(&options);
     let edited = text(&options.clone().with_steering(edits));
     assert_ne!(plain, edited);
-    // Together, so that they run in one batch.
+    // The requests run at the same time, in one batch.
     std::thread::scope(|scope| {
         for _ in 0..3 {
             for (steering, expected) in [(&Value::Null, &plain), (&steering, &edited)] {
@@ -467,7 +467,7 @@ fn requests_edit_the_model_where_they_may() {
         server.json("/v1/infer", &body)["predictions"].clone()
     };
     assert_ne!(infer(&Value::Null), infer(&steering));
-    // What cannot be is the client's fault, and says where.
+    // An impossible edit is the client's error, which names the field.
     let zero = |layer: usize| json!({"layers": layer, "hook": "z", "op": "zero"});
     for (steering, wanted) in [
         (json!({"edits": [zero(9)]}), "edits[0].layers names layer 9"),

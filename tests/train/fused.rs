@@ -1,4 +1,4 @@
-//! Adapters on quantized models, made part of them by the program.
+//! Tests of fusing adapters into quantized models with the program.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use metal_backend::train::{Run, Start};
 use crate::common::{fixture, max_difference};
 use crate::{config, cpu, mlx, stderr};
 
-/// A quantized model is trained directly; fused dense it gives the learned reply.
+/// A quantized model is trained directly. Fused to a dense one, it gives the learned reply.
 #[test]
 fn a_quantized_model_is_fused_dense() {
     let dirs = tempfile::tempdir().unwrap();
@@ -47,7 +47,7 @@ fn a_quantized_model_is_fused_dense() {
     );
 }
 
-/// Logits of a short prompt, by a model with an adapter or without.
+/// The logits of a short prompt, by a model with or without an adapter.
 fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
     let options = adapter.map_or_else(cpu, |adapter| cpu().with_adapter_path(adapter));
     let model =
@@ -57,12 +57,12 @@ fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
     tokens.logits(&prompt, true).unwrap().logits
 }
 
-/// A GGUF file is trained directly; `mlx fuse --dequantize` makes an equal directory of it.
+/// A GGUF file is trained directly. `mlx fuse --dequantize` makes an equal directory of it.
 #[test]
 fn a_gguf_file_is_fused_dense() {
-    // Packed blocks, whose numbers become float32: only the order of sums differs. And names, norms
-    // and tables that llama.cpp's converter changes, in half floats. So are their sums with the
-    // adapter, at 8 bits or more.
+    // Numbers of packed blocks become float32, so only the order of sums differs. In the other
+    // file, llama.cpp's converter changed names, norms and tables. Its half floats, and their sums
+    // with the adapter at 8 bits or more, are rounded.
     for (name, share) in [
         ("tiny/llama-gguf/model.gguf", 1e-4),
         ("gguf/gemma3-text.gguf", 0.02),
@@ -78,7 +78,7 @@ fn a_gguf_file_is_fused_dense() {
             let args = ["--model", base, "--adapter-path", adapters, "-o", fused];
             mlx("fuse", &[&args[..], more].concat())
         };
-        // Packed again it cannot be, and nothing is left of the attempt.
+        // The result cannot be packed again, and nothing of the attempt stays.
         let refused = fuse(&[]);
         assert_eq!(refused.status.code(), Some(1), "{name}");
         assert!(

@@ -1,4 +1,4 @@
-//! Runs that end early: killed, or by Ctrl-C, at moments that each run of the test draws anew.
+//! Tests of runs that end early, by a kill or Ctrl-C, at random moments.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::{command, cpu, log, model, pirate, stderr};
 
-/// What the moments are drawn from, so that a failure can be looked for again.
+/// The variable with the seed of the moments, so that a failure can be repeated.
 const SEED: &str = "TRAIN_INTERRUPT_SEED";
 
-/// Numbers that look random (SplitMix64), from the clock or from [`SEED`], which a failing test
+/// Pseudo-random numbers (SplitMix64), seeded by the clock or by [`SEED`], which a failing test
 /// prints.
 struct Moments {
     seed: u64,
@@ -35,7 +35,7 @@ impl Moments {
         Self { seed, state: seed }
     }
 
-    /// Up to `longest`, to the microsecond.
+    /// A duration up to `longest`, to the microsecond.
     fn next(&mut self, longest: Duration) -> Duration {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -54,7 +54,7 @@ impl Drop for Moments {
     }
 }
 
-/// Trains in the background; `output` is where its output goes.
+/// Trains in the background; `output` makes the process's output.
 fn begin(adapters: &Path, output: fn() -> Stdio, more: &[&str]) -> Child {
     let (model, data) = (model(), pirate());
     let [model, data, path] = [&model, &data, adapters].map(|p| p.to_str().unwrap());
@@ -83,7 +83,7 @@ fn begin(adapters: &Path, output: fn() -> Stdio, more: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits for something, at most a minute, while the program goes on.
+/// Waits at most a minute for a condition, while the program runs.
 fn wait(child: &mut Child, what: impl Fn() -> bool) {
     let begun = Instant::now();
     while !what() {
@@ -93,13 +93,14 @@ fn wait(child: &mut Child, what: impl Fn() -> bool) {
     }
 }
 
-/// Reads every file of an adapter's directory to its end; returns how many hold tensors.
+/// Reads every file of an adapter's directory completely, and returns the number of files with
+/// tensors.
 fn all_are_whole(adapters: &Path) -> usize {
     let mut tensors = 0;
     for entry in std::fs::read_dir(adapters).unwrap() {
         let file = entry.unwrap().path();
         let name = file.file_name().unwrap().to_str().unwrap();
-        // A partial file beside it has its own name, and is never read.
+        // A partial file has a different name, and is never read.
         if name.starts_with('.') || file.is_dir() {
             continue;
         }
@@ -118,7 +119,7 @@ fn all_are_whole(adapters: &Path) -> usize {
                 TrainConfig::from_yaml(text()).unwrap_or_else(|e| panic!("{name}: {e}"));
             }
             Some("svg") => assert!(text().trim_end().ends_with("</svg>"), "{name}"),
-            // Grows line by line; its last one may be cut, which resuming takes off.
+            // The file grows by lines. Its last line may be incomplete, and resuming removes it.
             Some("jsonl") => {
                 for line in text().split_inclusive('\n').filter(|l| l.ends_with('\n')) {
                     serde_json::from_str::<Value>(line).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -130,7 +131,7 @@ fn all_are_whole(adapters: &Path) -> usize {
     tensors
 }
 
-/// Killed at any moment, every file is whole and the run can be resumed.
+/// After a kill at any moment, every file is complete and the run can be resumed.
 #[test]
 fn killed_at_any_moment_no_file_is_torn() {
     let mut moments = Moments::new();
@@ -142,13 +143,13 @@ fn killed_at_any_moment_no_file_is_torn() {
     for round in 0..6 {
         let before = saved();
         let more: &[&str] = if round > 0 { &["--resume"] } else { &[] };
-        // It saves all the time.
+        // The run saves after every step.
         let mut child = begin(
             &adapters,
             Stdio::null,
             &[&["--save-every", "1"], more].concat(),
         );
-        // Every second round may end before it saved even once, but for the first.
+        // Every second round may end before its first save, but not the first round.
         if round % 2 == 0 {
             wait(&mut child, || saved() != before);
         } else {
@@ -168,14 +169,13 @@ fn killed_at_any_moment_no_file_is_torn() {
         );
         last = step;
         drop(resumed);
-        // A run that is prepared removes what a killed one left, and then its own.
+        // A new run removes the partial files of a killed one, and then its own.
         assert_eq!(hidden(&adapters), 0, "round {round}");
     }
     assert!(last >= 3, "{last}");
 }
 
-/// Ctrl-C saves, says so, and leaves with 130, whatever is being done when it comes; SIGTERM
-/// with 143.
+/// Ctrl-C at any moment saves, reports it and exits with 130; SIGTERM exits with 143.
 #[test]
 fn ctrl_c_saves_and_leaves() {
     let mut moments = Moments::new();
@@ -216,7 +216,7 @@ fn ctrl_c_saves_and_leaves() {
         assert!(steps >= last + 3, "{steps} after {last}");
         assert!(adapters.join(WEIGHTS_FILE).is_file());
         assert_eq!(all_are_whole(&adapters), 2 + numbered(&adapters));
-        // All that was done is saved: nothing of it is done again.
+        // All completed steps were saved, so none is repeated.
         let entries = log(&adapters);
         let numbers: Vec<u64> = entries.iter().map(Entry::step).collect();
         assert_eq!(numbers, (1..=steps).collect::<Vec<_>>());
@@ -227,7 +227,7 @@ fn ctrl_c_saves_and_leaves() {
     }
 }
 
-/// Files in the making.
+/// The number of partial files.
 fn hidden(adapters: &Path) -> usize {
     let names = std::fs::read_dir(adapters).unwrap();
     names
@@ -238,7 +238,7 @@ fn hidden(adapters: &Path) -> usize {
         .count()
 }
 
-/// Adapters that are kept under the number of their step.
+/// The number of adapters that are kept under their step's number.
 fn numbered(adapters: &Path) -> usize {
     let names = std::fs::read_dir(adapters).unwrap();
     names

@@ -1,4 +1,4 @@
-//! `mlx train --method dpo`: pairs of replies are learned, measured and told.
+//! Tests of `mlx train --method dpo`: training, measuring and reports with pairs of replies.
 
 use std::path::Path;
 
@@ -93,7 +93,7 @@ fn the_better_replies_are_learned() {
     let output = mlx("train", &place.args(&place.adapters, &more));
     let told = json(&output);
     let loss = |part: &str| told[part]["loss"].as_f64().unwrap();
-    // A fresh adapter changes nothing, so every reward is 0.
+    // A new adapter changes nothing, so every reward is 0.
     assert!((loss("base") - f64::ln(2.0)).abs() < 1e-5, "{told}");
     assert!(loss("validation") < 0.8 * loss("base"), "{told}");
     assert_eq!(told["validation"]["pairs"], 4);
@@ -108,8 +108,8 @@ fn the_better_replies_are_learned() {
         .iter()
         .map(|m| m["iteration"].as_u64().unwrap())
         .collect();
-    // Reports after every fourth step, validations before the first, after the twelfth and after
-    // the last, and the test.
+    // Reports come after every fourth step; validations before the first, after the twelfth and
+    // after the last; then the test.
     assert_eq!(steps, [0, 4, 8, 12, 12, 16, 20, 24, 24, 24]);
     assert!(metrics[1]["train_loss"].is_number() && metrics[1]["chosen_reward"].is_number());
     assert_eq!(metrics[0]["val_loss"], told["base"]["loss"]);
@@ -120,7 +120,7 @@ fn the_better_replies_are_learned() {
     });
     assert_eq!(events.count(), 1);
 
-    // Alone, with the adapter and without.
+    // `--test` alone measures with the adapter and without.
     let alone = json(&mlx(
         "train",
         &place.args(&place.adapters, &["--test", "--json"]),
@@ -132,7 +132,7 @@ fn the_better_replies_are_learned() {
     );
 }
 
-/// Interrupted after a save and gone on with: the same losses to the bit.
+/// A run that is interrupted after a save and resumed has the same losses to the bit.
 #[test]
 fn a_run_of_pairs_goes_on_as_if_it_had_not_been_interrupted() {
     let place = Place::new();
@@ -159,7 +159,7 @@ fn a_run_of_pairs_goes_on_as_if_it_had_not_been_interrupted() {
         straight["validation"]["loss"],
         resumed["validation"]["loss"]
     );
-    // Another weight of preferences is another run.
+    // Another weight of preferences makes another run.
     let other = [&more[..], &["--resume", "--beta", "0.5"]].concat();
     let refused = mlx("train", &place.args(&place.adapters, &other));
     assert_eq!(refused.status.code(), Some(1));

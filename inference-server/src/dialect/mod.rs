@@ -1,7 +1,7 @@
-//! The APIs, a folder each: what clients send, what they get back, and the routes.
+//! The HTTP APIs, one folder each: requests, answers and routes.
 //!
-//! A handler's `#[utoipa::path]` says its method and path. A folder's `routes` lists the handlers;
-//! the router and `/openapi.json` come from that list.
+//! A handler's `#[utoipa::path]` sets its method and path. A folder's `routes` lists the handlers.
+//! The router and `/openapi.json` come from that list.
 
 pub(crate) mod anthropic;
 pub(crate) mod llama_cpp;

@@ -1,4 +1,4 @@
-//! `/v1/infer`: what a model expects next.
+//! `/v1/infer`: the most probable next tokens of a text.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(infer))
 }
 
-/// A text whose next token is asked for.
+/// A text whose next token is predicted.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct InferRequest {
     /// The model's name; without one, the first that is served.
@@ -32,17 +32,17 @@ pub(crate) struct InferRequest {
     /// The text.
     #[serde(default)]
     prompt: String,
-    /// How many predictions, 5 by default.
+    /// The number of predictions, 5 by default.
     top: Option<usize>,
-    /// `dense`, the model's own forward pass; `walk`, with features from a vindex; `compare`, both.
-    /// By default `walk` where the model walks, else `dense`.
+    /// `dense` uses the model's own forward pass, `walk` uses features from a vindex, `compare`
+    /// uses both. The default is `walk` for a model with layers that walk, else `dense`.
     mode: Option<String>,
-    /// Edits of the model's states, `{"edits": [..]}`, where the server allows them.
+    /// Edits of the model's states, `{"edits": [..]}`, if the server allows them.
     #[schema(value_type = Option<Object>)]
     steering: Option<Steering>,
 }
 
-/// What `mode` asks for.
+/// The value of `mode`.
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
     Walk,
@@ -83,7 +83,7 @@ impl Mode {
     }
 }
 
-/// The most probable next tokens of a text, with their probabilities.
+/// Predicts the most probable next tokens of a text, with their probabilities.
 #[utoipa::path(post, path = "/v1/infer", request_body = InferRequest, responses(
     (status = 200, description = "`predictions`, or `walk` and `dense`", body = Object),
     (status = 400, description = "the request cannot be served as it is", body = Object),
@@ -146,7 +146,7 @@ pub(crate) async fn infer(
     Ok(axum::Json(reply))
 }
 
-/// Since then, with one decimal.
+/// Milliseconds since a time, with one decimal.
 fn milliseconds(since: Instant) -> f64 {
     (since.elapsed().as_secs_f64() * 1e4).round() / 10.0
 }
@@ -155,7 +155,7 @@ fn prediction(token: &str, probability: f64) -> Value {
     json!({"token": token, "probability": (probability * 1e4).round() / 1e4})
 }
 
-/// A request that was checked.
+/// A checked request.
 struct Asked<'a> {
     app: &'a App,
     model: &'a Lease,
@@ -174,12 +174,12 @@ impl Asked<'_> {
         Ok((place, all.pop().ok_or_else(ApiError::internal)?))
     }
 
-    /// By the only forward pass that the model has, together with other requests.
+    /// Predicts in a batch with other requests, by the model's only forward pass.
     async fn plain(&self, places: Places) -> Result<Value, ApiError> {
         let mut options = GenerateOptions::new();
         let logprobs = crate::pipeline::prepare::with_logprobs(self.model, Some(self.top))?;
         options.output.logprobs = logprobs;
-        // A text may end here, too: then the end is the token.
+        // The text may end here, so the end-of-text token is a valid prediction.
         options.stop.ignore_eos = true;
         options.steering.clone_from(&self.steering);
         let mut ask = Ask::new(self.app, options, self.arrived)?;
@@ -194,10 +194,10 @@ impl Asked<'_> {
         Ok(top.iter().map(one).collect())
     }
 
-    /// By the plan, or as the model was trained.
+    /// Predicts by the model's plan or, if `dense`, as the model was trained.
     async fn routed(&self, places: Places, dense: bool) -> Result<Value, ApiError> {
         let (place, prepared) = self.prepared(places).await?;
-        // A client that leaves drops this future, and with it the guard.
+        // When a client disconnects, this future is dropped, and the guard with it.
         let cancel = CancelToken::new();
         let _leaves = Leaves(cancel.clone());
         let job = LogitsJob {
@@ -225,7 +225,7 @@ impl Asked<'_> {
     }
 }
 
-/// The most probable tokens, of equals the first, with their probabilities.
+/// The most probable tokens with their probabilities. Of equal ones, the lower id comes first.
 fn most_probable(logits: &[f32], top: usize) -> Vec<(u32, f64)> {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let power = |x: f32| f64::from(x - greatest).exp();

@@ -1,6 +1,6 @@
-//! Slow work before a request starts, such as compiling a grammar, on a thread of its own: running
-//! replies get their tokens meanwhile. It is one thread, so that such work leaves the other cores
-//! to the engine.
+//! Slow work before a request starts, such as compiling a grammar. It runs on a separate thread, so
+//! running replies get their tokens meanwhile. A single thread leaves the other cores to the
+//! engine.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -11,13 +11,14 @@ use tokio::sync::mpsc;
 use super::scheduler::shielded;
 use super::{Command, Event, Job, Ready, Shared};
 
-/// A request before that work, and where its events go.
+/// A request that is not prepared yet, and the sender of its events.
 pub(super) type Waiting = (Box<Job>, mpsc::Sender<Event>);
 
-/// Starts the thread, which hands prepared requests on to `commands`. It ends with the last sender.
+/// Starts the thread, which sends prepared requests to `commands`. It ends when its senders are
+/// dropped.
 ///
 /// # Errors
-/// When the system gives no thread.
+/// If the system cannot start a thread.
 pub(super) fn start(commands: Sender<Command>, shared: Arc<Shared>) -> Result<Sender<Waiting>> {
     let (sender, receiver) = channel::<Waiting>();
     let run = move || {
@@ -36,7 +37,7 @@ pub(super) fn start(commands: Sender<Command>, shared: Arc<Shared>) -> Result<Se
 }
 
 fn prepare(job: Box<Job>, out: mpsc::Sender<Event>, commands: &Sender<Command>, shared: &Shared) {
-    // Clients may have left while others were prepared.
+    // Clients may have disconnected while earlier requests were prepared.
     let interrupted = job.options.check_interrupt();
     let prepared = interrupted.and_then(|()| {
         let model = job.model.model();

@@ -1,9 +1,8 @@
-//! The scheduler: any thread submits requests, one thread runs them over the models' batch
-//! sessions.
+//! The scheduler. Any thread submits requests; one thread runs them in the models' batch sessions.
 //!
-//! A request holds a place from its arrival to its end. So the number of waiting and running
-//! requests is bounded before anything is tokenized. `scheduler.rs` is the thread; `ahead.rs` is
-//! another, for slow work before a request starts.
+//! A request holds a place from its arrival to its end, so the number of waiting and running
+//! requests is bounded before anything is tokenized. `scheduler.rs` is the thread. `ahead.rs` is
+//! another thread, for slow work before a request starts.
 
 mod ahead;
 mod scheduler;
@@ -24,12 +23,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use crate::metrics::Metrics;
 use crate::models::{Lease, Unload};
 
-/// What happened to a request.
+/// An event of a request.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It left the queue, and runs.
+    /// The request left the queue and runs.
     Started {
-        /// How long it waited.
+        /// The time that it waited.
         queued: Duration,
     },
     Token(Box<Token>),
@@ -41,7 +40,7 @@ pub(crate) enum Event {
     Failed(Error),
 }
 
-/// The memory of a request's body and of its values. It is given back with the last copy.
+/// The memory of a request's body and of its values. Dropping the last copy releases it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Held(
     #[allow(dead_code, reason = "held alone")] Option<Arc<OwnedSemaphorePermit>>,
@@ -55,13 +54,13 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// One of them, for one request.
+    /// Splits off one place, for one request.
     pub(crate) fn one(&mut self) -> Option<Places> {
         let held = self.held();
         self.permit.split(1).map(|permit| Places { permit, held })
     }
 
-    /// The same, which also hold memory of the request's body.
+    /// These places, which from now on also hold the memory of the request's body.
     pub(crate) fn holding(mut self, body: Option<OwnedSemaphorePermit>) -> Places {
         self.held = Held(body.map(Arc::new));
         self
@@ -72,18 +71,17 @@ impl Places {
         self.held.clone()
     }
 
-    /// How many there are.
+    /// The number of places.
     pub(crate) fn len(&self) -> usize {
         self.permit.num_permits()
     }
 
-    /// Adds places.
     pub(crate) fn add(&mut self, more: Places) {
         self.permit.merge(more.permit);
     }
 }
 
-/// Why there is no place.
+/// The reason why there is no place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     Full,
@@ -95,15 +93,15 @@ pub(crate) struct Job {
     /// The model, which stays loaded until the request ends.
     pub(crate) model: Lease,
     pub(crate) prompt: Vec<u32>,
-    /// Bytes of keys and values that it may come to have.
+    /// The most bytes of keys and values that the request may use.
     pub(crate) kv_bytes: u64,
     pub(crate) options: GenerateOptions,
-    /// When it came.
+    /// The time of the request's arrival.
     pub(crate) arrived: Instant,
     pub(crate) place: Places,
 }
 
-/// A request, and what its model prepared for it.
+/// A request, and the data that its model prepared for it.
 struct Ready {
     job: Box<Job>,
     prepared: Prepared,
@@ -118,7 +116,7 @@ impl From<Job> for Ready {
     }
 }
 
-/// A request for vectors.
+/// A request for embeddings.
 pub(crate) struct EmbedJob {
     pub(crate) model: Lease,
     pub(crate) prompts: Vec<Vec<u32>>,
@@ -137,11 +135,11 @@ pub(crate) struct RerankJob {
     pub(crate) _place: Places,
 }
 
-/// A request for the logits after a prompt, of a model with a plan for its feed-forward parts.
+/// A request for the logits after a prompt. Its model has a plan for its feed-forward parts.
 pub(crate) struct LogitsJob {
     pub(crate) model: Lease,
     pub(crate) prompt: Vec<u32>,
-    /// By the model as it was trained, not by the plan.
+    /// Computes the model as it was trained, without the plan.
     pub(crate) dense: bool,
     pub(crate) interrupt: Interrupt,
     pub(crate) _place: Places,
@@ -152,12 +150,12 @@ enum Command {
     Embed(Box<EmbedJob>, oneshot::Sender<Result<Vec<Vec<f32>>>>),
     Rerank(Box<RerankJob>, oneshot::Sender<Result<Ranking>>),
     Logits(Box<LogitsJob>, oneshot::Sender<Result<Vec<f32>>>),
-    /// Forget a model that no request uses.
+    /// Drops the session of a model that no request uses.
     Unload(u64, oneshot::Sender<()>),
     Stop,
 }
 
-/// A running request. Dropping it cancels.
+/// A running request. Dropping it cancels the request.
 #[derive(Debug)]
 pub(crate) struct Running {
     events: mpsc::Receiver<Event>,
@@ -165,7 +163,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// The next event; `None` after the last, or when the reader was too far behind.
+    /// The next event; `None` after the last one, or if the reader fell too far behind.
     pub(crate) async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
@@ -177,26 +175,26 @@ impl Drop for Running {
     }
 }
 
-/// What the engine is like now.
+/// The state of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
     Good,
-    /// A step takes longer than it ever should.
+    /// A step takes longer than the limit for stalls.
     Stalled,
     /// Several steps in a row failed.
     Failing,
-    /// The thread is gone.
+    /// The thread has ended.
     Dead,
 }
 
-/// What the thread and its callers share.
+/// State that the thread and its callers share.
 struct Shared {
     metrics: Arc<Metrics>,
-    /// When the step that runs now began, in milliseconds after `born`, plus one; 0 while idle.
+    /// The start of the running step in milliseconds after `born`, plus one; 0 while idle.
     busy_since: AtomicU64,
     born: Instant,
     alive: AtomicBool,
-    /// Steps in a row that failed.
+    /// The number of steps in a row that failed.
     failures: AtomicUsize,
     draining: AtomicBool,
     cancel_all: AtomicBool,
@@ -208,14 +206,14 @@ impl Shared {
     }
 }
 
-/// Failing steps in a row after which the engine counts as broken.
+/// The engine counts as broken after this number of failed steps in a row.
 const FAILURES: usize = 3;
 
-/// The scheduler, for its callers.
+/// The callers' handle of the scheduler.
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     commands: std_mpsc::Sender<Command>,
-    /// For requests that the model has to prepare.
+    /// Takes requests that the model must prepare.
     ahead: std_mpsc::Sender<ahead::Waiting>,
     places: Arc<Semaphore>,
     capacity: usize,
@@ -224,21 +222,20 @@ pub(crate) struct Engine {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// How an engine runs.
 pub(crate) struct EngineOptions {
     pub(crate) parallel: usize,
     pub(crate) max_queue: usize,
     pub(crate) kv_budget: Option<u64>,
-    /// Events that a reader may be behind.
+    /// The most events that a reader may fall behind.
     pub(crate) buffered: usize,
     pub(crate) stall: Duration,
 }
 
 impl Engine {
-    /// Starts the thread.
+    /// Starts the scheduler's thread.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// If the system cannot start a thread.
     pub(crate) fn start(options: &EngineOptions, metrics: Arc<Metrics>) -> Result<Self> {
         let (commands, receiver) = std_mpsc::channel();
         let shared = Arc::new(Shared {
@@ -271,7 +268,7 @@ impl Engine {
         })
     }
 
-    /// Takes `n` places, or says why it cannot.
+    /// Takes `n` places, or says why there are none.
     pub(crate) fn reserve(&self, n: usize) -> std::result::Result<Places, Refused> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(Refused::Stopping);
@@ -289,7 +286,7 @@ impl Engine {
         }
     }
 
-    /// Requests that hold a place.
+    /// The number of places that requests hold.
     pub(crate) fn in_flight(&self) -> usize {
         self.capacity - self.places.available_permits().min(self.capacity)
     }
@@ -299,12 +296,12 @@ impl Engine {
         self.capacity
     }
 
-    /// Queues a request. Its cancel token is the engine's.
+    /// Queues a request. The engine replaces its cancel token.
     pub(crate) fn submit(&self, mut job: Job) -> Running {
         let cancel = CancelToken::new();
         job.options.interrupt.cancel = Some(cancel.clone());
         let (sender, events) = mpsc::channel(self.buffered);
-        // Without a thread the sender is dropped, and the reader sees the end.
+        // If the thread has ended, the sender is dropped, and the reader sees the end.
         if job.options.constraints.grammar.is_some() {
             let _ = self.ahead.send((Box::new(job), sender));
         } else {
@@ -314,28 +311,28 @@ impl Engine {
         Running { events, cancel }
     }
 
-    /// Queues a request for vectors, which ends when the receiver is dropped.
+    /// Queues a request for embeddings. Dropping the receiver cancels it.
     pub(crate) fn embed(&self, job: EmbedJob) -> oneshot::Receiver<Result<Vec<Vec<f32>>>> {
         let (sender, receiver) = oneshot::channel();
         let _ = self.commands.send(Command::Embed(Box::new(job), sender));
         receiver
     }
 
-    /// Queues a request for scores, which ends when the receiver is dropped.
+    /// Queues a request for scores. Dropping the receiver cancels it.
     pub(crate) fn rerank(&self, job: RerankJob) -> oneshot::Receiver<Result<Ranking>> {
         let (sender, receiver) = oneshot::channel();
         let _ = self.commands.send(Command::Rerank(Box::new(job), sender));
         receiver
     }
 
-    /// Queues a request for logits, which ends when the receiver is dropped.
+    /// Queues a request for logits. Dropping the receiver cancels it.
     pub(crate) fn logits(&self, job: LogitsJob) -> oneshot::Receiver<Result<Vec<f32>>> {
         let (sender, receiver) = oneshot::channel();
         let _ = self.commands.send(Command::Logits(Box::new(job), sender));
         receiver
     }
 
-    /// How it is.
+    /// The state of the engine.
     pub(crate) fn health(&self) -> Health {
         let shared = &self.shared;
         if !shared.alive.load(Ordering::Acquire) {
@@ -355,7 +352,7 @@ impl Engine {
         }
     }
 
-    /// Whether new requests are refused since the server stops.
+    /// Whether new requests are refused because the server stops.
     pub(crate) fn is_draining(&self) -> bool {
         self.shared.draining.load(Ordering::Acquire)
     }
@@ -365,13 +362,13 @@ impl Engine {
         self.shared.draining.store(true, Ordering::Release);
     }
 
-    /// Ends all requests, those that wait too.
+    /// Ends all requests, including those that wait.
     pub(crate) fn cancel_all(&self) {
         self.drain();
         self.shared.cancel_all.store(true, Ordering::Release);
     }
 
-    /// Stops the thread after its step, and waits for it up to `wait`.
+    /// Stops the thread after its current step, and waits at most `wait` for that.
     pub(crate) fn stop(&self, wait: Duration) {
         self.cancel_all();
         let _ = self.commands.send(Command::Stop);
@@ -386,7 +383,7 @@ impl Engine {
                 std::thread::sleep(Duration::from_millis(5));
             }
             if thread.is_finished() {
-                // A panic of its own was caught and logged.
+                // The thread has caught and logged its own panics.
                 let _ = thread.join();
             } else {
                 tracing::warn!("the engine's step did not end in time; it is left behind");
@@ -400,7 +397,7 @@ impl Unload for Engine {
         Box::pin(async move {
             let (sender, receiver) = oneshot::channel();
             let _ = self.commands.send(Command::Unload(model, sender));
-            // Without a thread the sender is dropped: nothing is held.
+            // If the thread has ended, the sender is dropped, and no session remains.
             let _ = receiver.await;
         })
     }

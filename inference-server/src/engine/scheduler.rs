@@ -1,8 +1,7 @@
-//! The engine's thread: takes requests from the queue, steps the sessions, hands events out.
+//! The engine's thread. It takes requests from the queue, steps the sessions and sends events.
 //!
-//! Models are code of others: each call of one is caught when it panics. A session whose step
-//! failed or panicked is dropped with its requests, which get the error. The next request gets a
-//! new session.
+//! Models are foreign code, so each call catches panics. If a step fails or panics, its session is
+//! dropped, and the session's requests get the error. The next request gets a new session.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +29,7 @@ struct Slot {
     rows: HashMap<RequestId, Row>,
 }
 
-/// A request that runs.
+/// A running request.
 struct Row {
     out: mpsc::Sender<Event>,
     arrived: Instant,
@@ -39,28 +38,28 @@ struct Row {
     kv_bytes: u64,
 }
 
-/// A request for vectors, and those that are done.
+/// A request for embeddings, and the vectors computed so far.
 struct Embedding {
     job: EmbedJob,
     done: Vec<Vec<f32>>,
     out: oneshot::Sender<Result<Vec<Vec<f32>>>>,
 }
 
-/// A request for scores, and those that are done.
+/// A request for scores, and the scores computed so far.
 struct Reranking {
     job: RerankJob,
     done: Ranking,
     out: oneshot::Sender<Result<Ranking>>,
 }
 
-/// Tokens of texts that become vectors in one turn, unless one text has more.
+/// The most tokens of texts that one turn embeds. A longer text has a turn alone.
 const TURN_TOKENS: usize = 1024;
 
-/// Documents that are scored in one turn.
+/// The most documents that one turn scores.
 const TURN_DOCUMENTS: usize = 8;
 
 pub(super) struct Scheduler {
-    /// By the keys of the models' leases.
+    /// The slots by the keys of the models' leases.
     slots: BTreeMap<u64, Slot>,
     parallel: usize,
     kv_budget: Option<u64>,
@@ -73,7 +72,7 @@ pub(super) struct Scheduler {
     stopped: bool,
 }
 
-/// Says that the thread is gone, however it goes.
+/// Records the end of the thread when it is dropped, whatever the cause.
 struct Alive(Arc<Shared>);
 
 impl Drop for Alive {
@@ -84,7 +83,7 @@ impl Drop for Alive {
 
 /// Runs a model's code; a panic is an error.
 pub(super) fn shielded<T>(doing: &str, run: impl FnOnce() -> T) -> Result<T> {
-    // What a panic left half done is dropped by the callers.
+    // The callers drop whatever a panic left unfinished.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let said = panic
             .downcast_ref::<&str>()
@@ -126,13 +125,14 @@ impl Scheduler {
         }
     }
 
-    /// Runs until it is told to stop, or every sender of commands is gone.
+    /// Runs until a command stops it, or until all senders of commands are dropped.
     pub(super) fn run(mut self) {
         let _alive = Alive(Arc::clone(&self.shared));
         while !self.stopped {
             let pass = catch_unwind(AssertUnwindSafe(|| self.pass()));
             if pass.is_err() {
-                // A fault of this file: no request may hang for it.
+                // A panic of the scheduler itself is a bug. It must not leave requests without an
+                // answer.
                 tracing::error!("the scheduler panicked; its requests are lost");
                 self.fail_all(&Error::new(ErrorKind::Engine, "the scheduler failed"));
             }
@@ -141,8 +141,8 @@ impl Scheduler {
         self.slots.values_mut().for_each(drop_session);
     }
 
-    /// One turn: new requests, then a step of each session, a few vectors and scores, and the
-    /// logits after one prompt.
+    /// One turn: accepts new requests, steps each session, computes some embeddings and scores, and
+    /// the logits after one prompt.
     fn pass(&mut self) {
         self.receive();
         if self.shared.cancel_all.load(Ordering::Acquire) {
@@ -179,13 +179,14 @@ impl Scheduler {
         self.slots.values().map(|slot| slot.rows.len()).sum()
     }
 
-    /// Bytes of keys and values that running requests may come to have.
+    /// The most bytes of keys and values that running requests may use.
     fn kv_bytes(&self) -> u64 {
         let rows = self.slots.values().flat_map(|slot| slot.rows.values());
         rows.map(|row| row.kv_bytes).sum()
     }
 
-    /// Whether a request may run beside those that do. One that never can may, too: it is refused.
+    /// Whether a request may run beside the running ones. A request over the whole budget may,
+    /// because it is refused later.
     fn fits(&self, kv_bytes: u64) -> bool {
         self.kv_budget
             .is_none_or(|most| kv_bytes > most || self.kv_bytes() + kv_bytes <= most)
@@ -231,7 +232,7 @@ impl Scheduler {
             Command::Logits(job, out) => self.logits.push_back((*job, out)),
             Command::Unload(key, done) => {
                 if let Some(mut slot) = self.slots.remove(&key) {
-                    // The rows' leases keep a model that is in use.
+                    // A row holds a lease, and a leased model is never unloaded.
                     debug_assert!(slot.rows.is_empty(), "unloaded in use");
                     drop_session(&mut slot);
                     let _ = shielded("dropping a model", || drop(slot));
@@ -242,7 +243,7 @@ impl Scheduler {
         }
     }
 
-    /// Drops requests whose client left, or whose time is over, wherever they are.
+    /// Drops requests, wherever they are, whose client disconnected or whose time is over.
     fn sweep(&mut self) {
         let metrics = &self.shared.metrics;
         self.queue.retain(|(Ready { job, .. }, out)| {
@@ -278,7 +279,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts requests while there is room.
+    /// Starts requests while places and memory allow it.
     fn admit(&mut self) {
         while self.running() < self.parallel
             && let Some((first, _)) = self.queue.front()
@@ -340,7 +341,7 @@ impl Scheduler {
             self.shared.metrics.ended(reason, arrived.elapsed());
             let _ = out.try_send(Event::Failed(error.clone()));
             if added.is_err() {
-                // It panicked: what the session holds now is unknown.
+                // The model panicked, so the state of the session is unknown.
                 self.failed();
                 self.lose(key, &error);
             }
@@ -369,7 +370,7 @@ impl Scheduler {
                     );
                     dispatch(slot, event, &self.shared);
                 }
-                // Requests that the session forgot would wait forever.
+                // Without an error, requests that the session lost would wait forever.
                 let empty = slot.session.as_ref().is_none_or(|s| s.is_empty());
                 let lost = empty && !slot.rows.is_empty();
                 if good {
@@ -396,7 +397,7 @@ impl Scheduler {
         self.shared.failures.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Gives a session up, and tells its requests why.
+    /// Drops a session, and sends the error to its requests.
     fn lose(&mut self, key: u64, error: &Error) {
         let Some(slot) = self.slots.get_mut(&key) else {
             return;
@@ -434,7 +435,7 @@ impl Scheduler {
         }
     }
 
-    /// The logits after one prompt.
+    /// Computes the logits after one prompt.
     fn logits(&mut self) {
         let Some((job, out)) = self.logits.pop_front() else {
             return;
@@ -450,7 +451,7 @@ impl Scheduler {
         let _ = out.send(logits.flatten());
     }
 
-    /// The vectors of a few texts, so that replies go on between texts.
+    /// Embeds a few texts, so that replies continue between them.
     fn embed(&mut self) {
         let Some(mut embedding) = self.embeddings.pop_front() else {
             return;
@@ -485,7 +486,7 @@ impl Scheduler {
                 if embedding.done.len() == embedding.job.prompts.len() {
                     let _ = embedding.out.send(Ok(embedding.done));
                 } else {
-                    // Others have their turn.
+                    // Other requests take the next turn.
                     self.embeddings.push_back(embedding);
                 }
             }
@@ -494,7 +495,7 @@ impl Scheduler {
 }
 
 impl Scheduler {
-    /// The scores of a few documents.
+    /// Scores a few documents.
     fn rerank(&mut self) {
         let Some(mut reranking) = self.rerankings.pop_front() else {
             return;
@@ -532,7 +533,7 @@ impl Scheduler {
     }
 }
 
-/// Takes a request out of its session; a session that panics is given up.
+/// Removes a request from its session. A session that panics is dropped.
 fn remove(slot: &mut Slot, id: RequestId) {
     if let Some(session) = &mut slot.session
         && shielded("removing a request", || session.remove(id)).is_err()
@@ -543,11 +544,11 @@ fn remove(slot: &mut Slot, id: RequestId) {
 
 fn drop_session(slot: &mut Slot) {
     let session = slot.session.take();
-    // A panic was logged, and there is nothing left to lose.
+    // The panic was logged, and the session is gone either way.
     let _ = shielded("dropping a session", || drop(session));
 }
 
-/// Hands an event to the request's reader.
+/// Sends an event to the request's reader.
 fn dispatch(slot: &mut Slot, event: BatchEvent, shared: &Shared) {
     let id = event.row();
     let Some(row) = slot.rows.get(&id) else {
@@ -583,7 +584,8 @@ fn dispatch(slot: &mut Slot, event: BatchEvent, shared: &Shared) {
         shared.metrics.ended(reason, row.arrived.elapsed());
         slot.rows.remove(&id);
     } else if behind {
-        // Memory is bounded, and the others do not wait: its reader sees a reply without an end.
+        // Buffers are bounded, and other requests do not wait. The slow reader sees a reply without
+        // an end.
         shared.metrics.slow_readers.inc();
         shared.metrics.ended("slow_reader", row.arrived.elapsed());
         slot.rows.remove(&id);

@@ -1,14 +1,14 @@
-//! How long a model stays loaded without requests, as people and Ollama's clients write it.
+//! The time for which a model stays loaded without requests, in the notation of Ollama's clients.
 
 use std::time::Duration;
 
 use inference::{Error, ErrorKind, Result};
 
-/// Reads a duration such as `5m`, `1h30m` or `300` (seconds). `None` is forever, which all below 0
-/// is.
+/// Reads a duration such as `5m`, `1h30m` or `300` (seconds). A negative value gives `None`, which
+/// means forever.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidOption`] for a text that is no duration.
+/// [`ErrorKind::InvalidOption`] for a text that is not a duration.
 pub fn parse_keep_alive(text: &str) -> Result<Option<Duration>> {
     duration(text).ok_or_else(|| {
         Error::new(
@@ -18,8 +18,8 @@ pub fn parse_keep_alive(text: &str) -> Result<Option<Duration>> {
     })
 }
 
-/// A duration as Go writes it: `1h30m`, `1.5s`, `300ms`. `Some(None)` is forever, which is all
-/// below 0; `None` is no duration. A bare number is seconds.
+/// Reads a duration in Go's notation: `1h30m`, `1.5s`, `300ms`. A bare number is in seconds. A
+/// negative value gives `Some(None)`, which means forever; `None` is an invalid text.
 fn duration(text: &str) -> Option<Option<Duration>> {
     let text = text.trim();
     let (forever, mut rest) = match text.strip_prefix('-') {

@@ -1,5 +1,5 @@
-//! The models that are served, by name. `registry.rs` loads and unloads models, `table.rs` knows the
-//! loaded ones, `source.rs` lists loadable ones.
+//! The models that are served, by name. `registry.rs` loads and unloads models, `table.rs` has the
+//! loaded ones, and `source.rs` lists those that can be loaded.
 
 mod keep_alive;
 mod registry;
@@ -20,7 +20,7 @@ pub use keep_alive::parse_keep_alive;
 pub(crate) use registry::{KeepAlive, Lease, Listed, Models, Unload};
 pub use source::{ModelDescription, ModelEntry, ModelSource, PullProgress};
 
-/// A loaded model and how it is served.
+/// A loaded model and the way it is served.
 pub struct ServedModel {
     id: String,
     model: Arc<dyn TextModel>,
@@ -33,8 +33,8 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// A model under a name for requests, with what its backend declares. Its chat template tells
-    /// how it writes tool calls and reasoning.
+    /// A model with its name for requests. The backend's information describes it. Its chat
+    /// template determines how it writes tool calls and reasoning.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidOption`] for a name that is empty, long or has control characters;
@@ -84,7 +84,8 @@ impl ServedModel {
         })
     }
 
-    /// Sets how the model writes tool calls and reasoning, instead of what its template tells.
+    /// Sets how the model writes tool calls and reasoning, instead of the format found in its
+    /// template.
     #[must_use]
     pub fn with_format(mut self, format: Arc<dyn ReplyFormat>) -> Self {
         self.format = format;
@@ -98,7 +99,7 @@ impl ServedModel {
         self
     }
 
-    /// Sets what its files are, for lists of models. Those of a source's entry count more.
+    /// Sets the description of its files, for lists of models. A source's entry takes precedence.
     #[must_use]
     pub fn with_files(mut self, files: impl Into<Option<ModelEntry>>) -> Self {
         self.files = files.into();
@@ -141,7 +142,7 @@ impl ServedModel {
         self.created
     }
 
-    /// Tokens of prompt and reply together; `None` where nothing says.
+    /// The most tokens of prompt and reply together; `None` if it is unknown.
     pub(crate) fn context(&self) -> Option<usize> {
         match (self.context, self.info.context_length) {
             (Some(asked), Some(trained)) => Some(asked.min(trained)),
@@ -149,7 +150,8 @@ impl ServedModel {
         }
     }
 
-    /// Bytes of keys and values of a token: an upper bound, since some layers forget old ones.
+    /// The bytes of keys and values of one token. It is an upper bound, since some layers drop old
+    /// ones.
     pub(crate) fn kv_bytes(&self) -> u64 {
         let info = &self.info;
         let each = match info.compute_type {
@@ -160,7 +162,6 @@ impl ServedModel {
         numbers as u64 * each
     }
 
-    /// The tokenizer.
     pub(crate) fn tokens(&self) -> std::result::Result<&dyn TokenModel, ApiError> {
         self.model.as_token_model().ok_or_else(ApiError::internal)
     }

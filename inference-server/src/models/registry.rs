@@ -1,10 +1,10 @@
-//! The models that are loaded, by name. A name in a request is looked up here and nowhere else. It
-//! is never a path, and only models that the source lists are loaded for it.
+//! The loaded models, by name. All names in requests are looked up here. A name is never a path,
+//! and only models that the source lists are loaded for it.
 //!
 //! A request holds a [`Lease`] from before its prompt is read to the end of its reply. A model
-//! without leases is unloaded once its time is over, or when another needs its place. Models are
-//! loaded and unloaded one at a time. A model that must make room takes no new requests. So busy
-//! clients of one model do not keep out those of another.
+//! without leases is unloaded when its time is over, or when another model needs its place. Models
+//! are loaded and unloaded one at a time. A model that must make room takes no new requests, so
+//! clients of a busy model cannot block other models.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -19,40 +19,40 @@ use crate::config::Config;
 use crate::error::ApiError;
 use futures_util::future::BoxFuture;
 
-/// How long a model stays after its last request; `None` is forever.
+/// The time for which a model stays after its last request; `None` means forever.
 pub(crate) type KeepAlive = Option<Duration>;
 
-/// How long a request to delete a model waits for its replies to end.
+/// The time for which a request to delete a model waits until its replies have ended.
 const FREE: Duration = Duration::from_secs(10);
 
-/// What a load came to.
+/// The outcome of a load.
 pub(super) type Outcome = Option<std::result::Result<Lease, ApiError>>;
 
-/// What holds parts of models, such as running sessions, and must drop them before a model goes.
+/// An owner of parts of models, such as running sessions. It must drop them before a model is
+/// unloaded.
 pub(crate) trait Unload: Send + Sync {
-    /// Drops what is held of the model with this key, which no request uses.
+    /// Drops all parts of the model with this key. No request uses the model.
     fn unload(&self, model: u64) -> BoxFuture<'_, ()>;
 }
 
-/// All models.
 pub(crate) struct Models {
     table: Mutex<Table>,
     source: Option<Arc<dyn ModelSource>>,
     engine: Arc<dyn Unload>,
     keep: KeepAlive,
-    /// The longest that a request may keep a model, unless all stay forever.
+    /// The longest time for which a request may keep a model, unless all stay forever.
     most_keep: Duration,
-    /// Models that may be loaded beside the pinned ones.
+    /// The most models loaded beside the pinned ones.
     most: usize,
-    /// Whether the first model stands in for those that are not served.
+    /// Whether the first model answers for models that are not served.
     any: bool,
-    /// One model is loaded or unloaded at a time.
+    /// Held while a model is loaded or unloaded, so that only one is at a time.
     turn: tokio::sync::Mutex<()>,
-    /// Requests that may wait for models.
+    /// The requests that may wait for models.
     waiting: Semaphore,
-    /// A lease ended, or a time changed.
+    /// Wakes up when a lease ends or a time changes.
     changed: Notify,
-    /// Handed to leases, which outlive handlers.
+    /// Leases outlive handlers and return through this.
     me: Weak<Models>,
 }
 
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// What tells this load of the model from earlier and later ones.
+    /// Distinguishes this load of the model from earlier and later ones.
     pub(crate) fn key(&self) -> u64 {
         self.0.key
     }
@@ -97,18 +97,20 @@ impl Lease {
 /// A model that requests may name.
 pub(crate) struct Listed {
     pub(crate) name: String,
-    /// The known facts of its files; none of a model that is not the source's.
+    /// The known facts of its files; `None` if the source does not list the model.
     pub(crate) entry: Option<ModelEntry>,
     pub(crate) loaded: Option<Arc<ServedModel>>,
-    /// How long it stays if no request comes; `None` is forever.
+    /// How long it stays if no request comes; `None` means forever.
     pub(crate) stays: Option<Duration>,
 }
 
 impl Models {
-    /// Loaded models, and loadable ones. Those of the source may be unloaded.
+    /// The registry of models that are loaded and models that the source can load. A loaded model
+    /// that the source lists may be unloaded.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] for nothing to serve, or two of one name.
+    /// [`ErrorKind::InvalidOption`] if there is nothing to serve, or if two models have the same
+    /// name.
     pub(crate) fn new(
         loaded: Vec<ServedModel>,
         source: Option<Arc<dyn ModelSource>>,
@@ -148,20 +150,20 @@ impl Models {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The source, for what loads and fetches.
+    /// The source, for routes that describe, delete or fetch models.
     pub(crate) fn source(&self) -> Option<&Arc<dyn ModelSource>> {
         self.source.as_ref()
     }
 
-    /// The names of all loaded models, for a log.
+    /// All loaded models, for a log.
     pub(crate) fn loaded(&self) -> Vec<Arc<ServedModel>> {
         let table = self.table();
         let models = table.residents.iter().map(|r| Arc::clone(&r.model));
         models.collect()
     }
 
-    /// The model of a name, loaded if need be. No name is the first model. `keep` is how long the
-    /// model is to stay after this request, where the request says.
+    /// The model with this name, loaded if necessary. No name means the first model. `keep` is the
+    /// time that the request wants the model to stay.
     pub(crate) async fn get(
         &self,
         name: Option<&str>,
@@ -179,7 +181,7 @@ impl Models {
             Err(_) if self.any => self.first().await?,
             found => found?,
         };
-        // Waiting requests are bounded, as all are.
+        // The number of waiting requests is bounded.
         let _waits = self.waiting.try_acquire().map_err(|_| ApiError::busy())?;
         let mut outcome = match self.join(&name, keep) {
             Joined::Loaded(lease) => return Ok(lease),
@@ -192,20 +194,20 @@ impl Models {
                 self.keep(lease.key(), keep);
                 Ok(lease)
             }
-            // The task that loads never goes without a word.
+            // The task that loads always sends an outcome, so this is a bug.
             None => Err(ApiError::internal()),
         }
     }
 
-    /// What a request asks for, as far as it goes: a client must not keep a model forever where the
-    /// server's owner does not.
+    /// The requested time, within the limit. A client must not keep a model forever if the server's
+    /// owner does not.
     fn bounded(&self, keep: KeepAlive) -> KeepAlive {
         let Some(usual) = self.keep else { return keep };
         let most = self.most_keep.max(usual);
         Some(keep.map_or(most, |keep| keep.min(most)))
     }
 
-    /// The name that is meant by no name.
+    /// The name of the model for requests without one.
     async fn first(&self) -> std::result::Result<String, ApiError> {
         let first = self.table().residents.first().map(|r| r.model.id.clone());
         if let Some(name) = first {
@@ -228,7 +230,7 @@ impl Models {
         self.table().lease(name, keep, &self.me)
     }
 
-    /// Sets how long a model is to stay.
+    /// Sets how long a model stays.
     fn keep(&self, key: u64, keep: KeepAlive) {
         let mut table = self.table();
         if let Some(r) = table.residents.iter_mut().find(|r| r.key == key) {
@@ -258,7 +260,7 @@ impl Models {
         })
     }
 
-    /// The entry's own name, if the source lists it.
+    /// The entry's main name, if the source lists the name.
     async fn allowed(&self, name: &str) -> std::result::Result<String, ApiError> {
         let entries = self.entries().await;
         if let Some(name) = own_name(&entries, name) {
@@ -286,7 +288,7 @@ impl Models {
             .with_param("model")
     }
 
-    /// Joins a load, or begins it.
+    /// Joins a load in progress, or begins one.
     fn join(&self, name: &str, keep: KeepAlive) -> Joined {
         let mut table = self.table();
         if let Some(lease) = table.lease(name, keep, &self.me) {
@@ -298,7 +300,8 @@ impl Models {
         let (tell, outcome) = watch::channel(None);
         table.loading.insert(name.to_owned(), outcome.clone());
         drop(table);
-        // On a task of its own: it goes on when the client leaves, since others may wait for it.
+        // The load runs as a separate task and continues when its client disconnects, since others
+        // may wait for it.
         if let Some(models) = self.me.upgrade() {
             let name = name.to_owned();
             tokio::spawn(async move {
@@ -310,7 +313,7 @@ impl Models {
         Joined::Loading(outcome)
     }
 
-    /// Loads a model, and unloads others for it.
+    /// Loads a model after unloading others for it, if necessary.
     async fn load(&self, name: &str, keep: KeepAlive) -> std::result::Result<Lease, ApiError> {
         let Some(source) = &self.source else {
             return Err(ApiError::internal());
@@ -343,7 +346,7 @@ impl Models {
             tracing::error!(model = name, "cannot be loaded: {error}");
             return Err(match error.kind() {
                 ErrorKind::OutOfMemory => ApiError::of_engine(&error),
-                // Messages of loaders name files.
+                // Messages of loaders name files, so only the log has them.
                 _ => ApiError::new(
                     StatusCode::INTERNAL_SERVER_ERROR,
                     "server_error",
@@ -370,12 +373,12 @@ impl Models {
         Ok(())
     }
 
-    /// Unloads a model without leases, whose turn the caller has.
+    /// Unloads a model without leases. The caller holds `turn`.
     async fn unload(&self, key: u64) {
         let taken = {
             let mut table = self.table();
             match table.residents.iter().position(|r| r.key == key) {
-                // Between the caller's look and now a request may have come.
+                // A request may have come since the caller checked.
                 Some(at) if table.residents[at].leases == 0 => table.residents.remove(at),
                 _ => return,
             }
@@ -394,7 +397,7 @@ impl Models {
         }
     }
 
-    /// Unloads models whose time is over, as long as the server runs.
+    /// Unloads models whose time is over, while the server runs.
     pub(crate) async fn expire(&self) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -402,7 +405,7 @@ impl Models {
             let (due, next) = self.table().due();
             if let Some(key) = due {
                 let _turn = self.turn.lock().await;
-                // While it waited for its turn the model may have been used again.
+                // The model may have been used while this task waited for `turn`.
                 if self.table().due().0 == Some(key) {
                     self.unload(key).await;
                 }
@@ -431,7 +434,7 @@ impl Models {
                 let at = entries.iter().position(|e| e.name == name);
                 let expires = match r.leases {
                     0 => r.expires(),
-                    // It begins when the requests end.
+                    // The time begins when the requests end.
                     _ => r
                         .keep
                         .filter(|_| !r.pinned)
@@ -454,7 +457,7 @@ impl Models {
         all
     }
 
-    /// The known facts of one of them.
+    /// The known facts of the model with this name.
     pub(crate) async fn look(&self, name: Option<&str>) -> std::result::Result<Listed, ApiError> {
         let name = match name.filter(|name| !name.is_empty()) {
             Some(name) => name.to_owned(),
@@ -479,7 +482,7 @@ impl Models {
         }
     }
 
-    /// Deletes a model's files, once it is not loaded.
+    /// Deletes a model's files after unloading the model.
     pub(crate) async fn delete(&self, name: &str) -> std::result::Result<(), ApiError> {
         let source = self.source.as_ref().filter(|source| source.can_delete());
         let Some(source) = source.cloned() else {
@@ -496,7 +499,7 @@ impl Models {
                 let message = format!("{name} was named at the start of the server, and stays");
                 return Err(ApiError::field("model", message));
             }
-            // Nothing is loaded or unloaded during a turn.
+            // No model is loaded or unloaded while `turn` is held.
             let turn = self.turn.lock().await;
             if !is_loaded(&name) {
                 break turn;
@@ -532,8 +535,8 @@ impl Models {
         }
     }
 
-    /// Asks for a model to be unloaded as soon as no request uses it. Returns whether it is loaded
-    /// and may go.
+    /// Asks for a model to be unloaded when no request uses it. Returns whether it is loaded and
+    /// may be unloaded.
     pub(crate) fn dismiss(&self, name: &str) -> bool {
         let mut table = self.table();
         let found = table.find(name);
@@ -548,7 +551,7 @@ impl Models {
     }
 }
 
-/// The name under which a model is listed, of one of its names.
+/// The main name of a model, found by one of its names.
 fn own_name<'a>(entries: &'a [ModelEntry], name: &str) -> Option<&'a str> {
     let found = entries.iter().find(|e| e.name == name);
     // Ollama's clients add a tag.

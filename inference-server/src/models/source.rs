@@ -1,4 +1,4 @@
-//! Where models come from that are loaded by name while the server runs.
+//! Sources of models that the server loads by name while it runs.
 
 use inference::{Error, ErrorKind, ModelInfo, Result};
 
@@ -10,23 +10,23 @@ use super::ServedModel;
 pub struct ModelEntry {
     /// Its name.
     pub name: String,
-    /// Bytes of its files.
+    /// The bytes of its files.
     pub bytes: u64,
     /// When its files last changed, in seconds since 1970.
     pub modified: u64,
-    /// What the headers of its files say.
+    /// The information in the headers of its files.
     pub info: Option<ModelInfo>,
     /// The format of its files, such as `gguf` or `safetensors`; empty where it is not known.
     pub format: String,
     /// How its weights are stored, such as `Q4_K_M` or `4-bit`; empty where it is not known.
     pub quantization: String,
-    /// The name under which the same files are listed already. Requests may use both names; lists
-    /// have the other one.
+    /// Another name under which the same files are already listed. Requests may use both names;
+    /// lists have only the other one.
     pub same_as: Option<String>,
 }
 
 impl ModelEntry {
-    /// A model of this name.
+    /// An entry with this name.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl ModelEntry {
         self
     }
 
-    /// Sets what the headers of its files say.
+    /// Sets the information in the headers of its files.
     #[must_use]
     pub fn with_info(mut self, info: impl Into<Option<ModelInfo>>) -> Self {
         self.info = info.into();
@@ -68,11 +68,11 @@ impl ModelEntry {
     }
 }
 
-/// What one model's files say, for `/api/show`.
+/// The description of one model's files, for `/api/show`.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelDescription {
-    /// What the headers say.
+    /// The information in the headers.
     pub info: Option<ModelInfo>,
     /// The text of the license, or its name.
     pub license: Option<String>,
@@ -81,13 +81,13 @@ pub struct ModelDescription {
 }
 
 impl ModelDescription {
-    /// A model of which nothing is known.
+    /// An empty description.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets what the headers say.
+    /// Sets the information in the headers.
     #[must_use]
     pub fn with_info(mut self, info: impl Into<Option<ModelInfo>>) -> Self {
         self.info = info.into();
@@ -109,22 +109,22 @@ impl ModelDescription {
     }
 }
 
-/// What a download does now.
+/// The progress of a download.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// What happens, for a person.
+    /// The current activity, in words for a person.
     pub status: String,
-    /// The file that is fetched.
+    /// The file that is being fetched.
     pub file: Option<String>,
-    /// Bytes of the file, where they are known.
+    /// The bytes of the file, if they are known.
     pub total: Option<u64>,
-    /// Bytes of it that are there.
+    /// The bytes of the file that have arrived.
     pub completed: u64,
 }
 
 impl PullProgress {
-    /// Something happens.
+    /// Progress with this activity and nothing else.
     #[must_use]
     pub fn new(status: impl Into<String>) -> Self {
         Self {
@@ -133,7 +133,7 @@ impl PullProgress {
         }
     }
 
-    /// Sets the file that is fetched.
+    /// Sets the file that is being fetched.
     #[must_use]
     pub fn with_file(
         mut self,
@@ -147,23 +147,24 @@ impl PullProgress {
     }
 }
 
-/// The models that may be loaded while the server runs: an allow-list, and how to load.
+/// The models that the server may load while it runs: an allow-list, and the functions that load
+/// them.
 ///
-/// The server calls it from threads of its own, and never loads two models at a time.
+/// The server calls it from its own threads, and never loads two models at a time.
 pub trait ModelSource: Send + Sync {
-    /// All models that requests may name. Nothing else is ever loaded. Called when a list is asked
-    /// for and before a model is loaded; it reads directories at most.
+    /// All models that requests may name. No other model is ever loaded. The server calls this for
+    /// each list and before each load, so it should read directories at most.
     fn entries(&self) -> Vec<ModelEntry>;
 
     /// Loads the model of an entry.
     ///
     /// # Errors
-    /// Whatever loading returns. After [`ErrorKind::OutOfMemory`] the server unloads an idle model
-    /// and tries again.
+    /// Any error of loading. After [`ErrorKind::OutOfMemory`] the server unloads an idle model and
+    /// tries again.
     fn load(&self, name: &str) -> Result<ServedModel>;
 
-    /// What the files of a model say: of an entry, or of a model that the server was started with.
-    /// It reads headers, and is called for one model at a time.
+    /// Describes the files of an entry, or of a model that the server was started with. It reads
+    /// headers only, and is called for one model at a time.
     fn describe(&self, name: &str) -> Option<ModelDescription> {
         let _ = name;
         None
@@ -174,11 +175,11 @@ pub trait ModelSource: Send + Sync {
         false
     }
 
-    /// Deletes the files of an entry, which is not loaded.
+    /// Deletes the files of an entry. The server has unloaded the model.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] unless it is implemented, and for a model whose files are not the
-    /// source's to delete; and whatever deleting returns.
+    /// [`ErrorKind::Unsupported`] unless it is implemented, or if the source does not own the
+    /// files; any error of deleting.
     fn delete(&self, name: &str) -> Result<()> {
         let _ = name;
         Err(Error::new(
@@ -192,11 +193,11 @@ pub trait ModelSource: Send + Sync {
         false
     }
 
-    /// Fetches a model by a name that a client sent: it must never be taken for a path. It goes on
-    /// when the client leaves.
+    /// Fetches a model by a name that a client sent. The name must never be used as a path. The
+    /// download continues when the client disconnects.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] unless it is implemented, and whatever fetching returns.
+    /// [`ErrorKind::Unsupported`] unless it is implemented; any error of fetching.
     fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
         let _ = (name, progress);
         Err(Error::new(

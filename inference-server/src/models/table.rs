@@ -1,5 +1,5 @@
-//! The table of loaded models: which requests hold one, and when it goes. `registry.rs` loads and
-//! unloads them.
+//! The table of loaded models: their leases, and the time at which each is unloaded. `registry.rs`
+//! loads and unloads them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -10,30 +10,30 @@ use tokio::sync::watch;
 use super::ServedModel;
 use super::registry::{Hold, KeepAlive, Lease, Models, Outcome};
 
-/// For which a model stays after it was loaded, though no request came to use it.
+/// The shortest time for which a loaded model waits for its first request.
 const FIRST_USE: Duration = Duration::from_secs(10);
 
 /// A loaded model.
 pub(super) struct Resident {
     pub(super) key: u64,
     pub(super) model: Arc<ServedModel>,
-    /// It stays as long as the server runs.
+    /// The model stays loaded while the server runs.
     pub(super) pinned: bool,
-    /// It must go, and takes no new requests.
+    /// The model will be unloaded, and takes no new requests.
     retired: bool,
     pub(super) leases: usize,
     pub(super) keep: KeepAlive,
-    /// When its last request ended.
+    /// The time at which its last request ended.
     pub(super) idle_since: Instant,
-    /// No sooner is it unloaded for being idle.
+    /// The model is not unloaded for being idle before this time.
     pub(super) not_before: Instant,
 }
 
 impl Resident {
-    /// When it is unloaded if no request comes; `None` is never.
+    /// The time at which the model is unloaded if no request comes; `None` means never.
     pub(super) fn expires(&self) -> Option<Instant> {
         let keep = self.keep.filter(|_| !self.pinned)?;
-        // Beyond what a clock can say is never.
+        // A time beyond the clock's range means never.
         let at = self.idle_since.checked_add(keep)?;
         Some(at.max(self.not_before))
     }
@@ -41,7 +41,7 @@ impl Resident {
 
 #[derive(Default)]
 pub(super) struct Table {
-    /// In the order in which they were loaded.
+    /// The models in the order in which they were loaded.
     pub(super) residents: Vec<Resident>,
     pub(super) loading: HashMap<String, watch::Receiver<Outcome>>,
     keys: u64,
@@ -69,7 +69,7 @@ impl Table {
         self.keys
     }
 
-    /// A model that takes requests.
+    /// Finds a model that takes requests.
     pub(super) fn find(&mut self, name: &str) -> Option<&mut Resident> {
         let of = |wanted: &str| {
             let mut all = self.residents.iter();
@@ -101,7 +101,7 @@ impl Table {
         })))
     }
 
-    /// How many models are loaded that may be unloaded.
+    /// The number of loaded models that may be unloaded.
     pub(super) fn movable(&self) -> usize {
         self.residents.iter().filter(|r| !r.pinned).count()
     }
@@ -113,7 +113,8 @@ impl Table {
             .is_none_or(|r| r.leases == 0)
     }
 
-    /// Retires a model: an idle one that was used the longest ago, else the one that was.
+    /// Retires the least recently used idle model. If none is idle, retires the one with the oldest
+    /// `idle_since`.
     pub(super) fn retire(&mut self) -> Option<u64> {
         let movable = self.residents.iter_mut().filter(|r| !r.pinned);
         let resident = movable.min_by_key(|r| (r.leases > 0, r.idle_since))?;
@@ -121,7 +122,7 @@ impl Table {
         Some(resident.key)
     }
 
-    /// A model whose time is over, and else when the next one's will be.
+    /// A model whose time is over. If there is none, the next time at which one is.
     pub(super) fn due(&self) -> (Option<u64>, Option<Instant>) {
         let idle = self
             .residents

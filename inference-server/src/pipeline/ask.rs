@@ -1,4 +1,4 @@
-//! The one way from a checked request to its replies.
+//! The common path from a checked request to its replies.
 
 use std::time::Instant;
 
@@ -12,9 +12,9 @@ use crate::error::ApiError;
 use crate::models::Lease;
 use crate::state::App;
 
-/// What a request asks for, besides its prompts.
+/// The parameters of a request, without its prompts.
 pub(crate) struct Ask {
-    /// How tokens are chosen. The most tokens depend on the prompt, and are set later.
+    /// The generation options. The most tokens depend on the prompt and are set later.
     options: GenerateOptions,
     /// The request's field for the most tokens, and its value.
     pub(crate) most: (&'static str, Option<usize>),
@@ -22,25 +22,24 @@ pub(crate) struct Ask {
     pub(crate) context: (&'static str, Option<usize>),
     /// The most tokens of reasoning.
     pub(crate) reasoning: Option<usize>,
-    /// Replies to each prompt.
+    /// The number of replies to each prompt.
     pub(crate) choices: usize,
-    /// Whether replies are sent as they come.
+    /// Whether replies are sent while they are generated.
     pub(crate) streamed: bool,
     arrived: Instant,
 }
 
-/// The replies of a request.
+/// The started replies of a request.
 pub(crate) struct Asked {
-    /// The replies to the first prompt, then those to the next.
+    /// The replies to the first prompt, then those to the second, and so on.
     pub(crate) replies: Vec<Reply>,
-    /// The prompts.
     pub(crate) prompts: Vec<Prepared>,
     /// The options of the replies to each prompt.
     pub(crate) options: Vec<GenerateOptions>,
 }
 
 impl Ask {
-    /// One reply, sent as a whole, of as many tokens as there is room for.
+    /// One reply that is sent as a whole and may fill the context.
     ///
     /// # Errors
     /// For options that exclude each other or are out of range.
@@ -61,7 +60,7 @@ impl Ask {
         })
     }
 
-    /// Starts replies to a conversation. `places` may be fewer than the replies.
+    /// Starts replies to a conversation. `places` may have fewer places than there are replies.
     ///
     /// # Errors
     /// For a conversation, tools or a length that cannot be served, and a full queue.
@@ -73,7 +72,7 @@ impl Ask {
         prompt: ChatPrompt,
         choice: &ToolChoice,
     ) -> Result<Asked, ApiError> {
-        // What needs no prompt is checked before a place is taken.
+        // Checks that need no prompt come before more places are taken.
         let constrained = self.options.constraints.grammar.is_some();
         choice.check(app, model, &prompt, constrained)?;
         prepare::grow(app, &mut places, self.choices)?;
@@ -91,10 +90,10 @@ impl Ask {
         self.start(app, model, places, vec![prepared]).await
     }
 
-    /// Starts replies that continue texts, which are the request's field `param`.
+    /// Starts replies that continue texts. `param` is the request's field with the texts.
     ///
     /// # Errors
-    /// For texts or a length that cannot be served, and a full queue.
+    /// For texts or a length that cannot be served, and for a full queue.
     pub(crate) async fn texts(
         self,
         app: &App,
@@ -120,7 +119,7 @@ impl Ask {
         for prompt in &prompts {
             let most = self.most_tokens(app, model, prompt.ids.len(), prompts.len())?;
             let options = self.options.clone().with_max_tokens(most);
-            // A client may have asked for none.
+            // A client may have asked for zero tokens.
             options.validate().map_err(|e| ApiError::of_engine(&e))?;
             for i in 0..self.choices {
                 let place = places.one().ok_or_else(ApiError::internal)?;
@@ -146,7 +145,7 @@ impl Ask {
         })
     }
 
-    /// The most tokens of each reply to one of `prompts` prompts, of `tokens` tokens.
+    /// The most tokens of each reply, for `prompts` prompts of which this one has `tokens` tokens.
     fn most_tokens(
         &self,
         app: &App,
@@ -170,16 +169,16 @@ impl Ask {
 }
 
 impl Asked {
-    /// The only reply to the only prompt.
+    /// The reply of a request with one prompt and one choice.
     ///
     /// # Errors
-    /// When there is none, which is a fault of the server.
+    /// If there is none, which is a bug of the server.
     pub(crate) fn one(mut self) -> Result<Reply, ApiError> {
         self.replies.pop().ok_or_else(ApiError::internal)
     }
 }
 
-/// The options of the `i`th reply to a prompt: with another seed, replies differ.
+/// The options of the `i`th reply to a prompt. Each reply has another seed, so replies differ.
 fn of_choice(options: &GenerateOptions, i: usize) -> GenerateOptions {
     let mut options = options.clone();
     options.sampling.seed = options

@@ -1,5 +1,5 @@
-//! Bodies, read within bounds. Before values are made of a body, a place for its request is
-//! reserved, and the memory that the values may take.
+//! Reading of bodies within limits. A place for the request and the memory of its values are
+//! reserved before the values are made.
 
 use std::sync::Arc;
 
@@ -18,28 +18,27 @@ use crate::limits::Limits;
 use crate::measure::Measure;
 use crate::state::App;
 
-/// Bytes of a body above which a thread of its own reads the JSON; also the most bytes of a body
-/// whose request needs no place.
+/// A larger body is read as JSON on another thread. Requests without a place have bodies of at most
+/// this size.
 const SMALL: usize = 64 << 10;
 
-/// The JSON body of a request, and the place that the request has. The place holds the memory of
-/// the values.
+/// The JSON body of a request, and the request's place. The place also holds the memory of the
+/// values.
 pub(crate) struct Work<T>(pub(crate) T, pub(crate) Places);
 
-/// The JSON body of a request that may ask for nothing: it only loads or unloads a model. Then it
-/// is small and has no place, so that a full queue does not refuse it.
+/// The JSON body of a request that may have no prompt and only load or unload a model. Such a
+/// request is small and needs no place, so a full queue does not refuse it.
 pub(crate) struct Maybe<T> {
     pub(crate) request: T,
-    /// The place of one that asks for something.
+    /// The place, if the request has a prompt.
     pub(crate) places: Option<Places>,
-    /// The memory of the values of one that does not.
+    /// The memory of the values, if the request has no prompt.
     pub(crate) _held: Option<OwnedSemaphorePermit>,
 }
 
-/// The JSON body of a request that needs no place. It is small.
+/// The JSON body of a request that needs no place. The body is small.
 pub(crate) struct Json<T>(pub(crate) T);
 
-/// The body is larger than it may be.
 pub(crate) fn body_too_large(most: usize) -> ApiError {
     too_large(format!("the body is larger than {most} bytes"))
 }
@@ -91,7 +90,7 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     }
 }
 
-/// The values of a body, once its request has a place.
+/// Reads the values of a body after reserving a place.
 async fn work<T: DeserializeOwned + Send + 'static>(
     app: &App,
     body: Vec<u8>,
@@ -100,7 +99,7 @@ async fn work<T: DeserializeOwned + Send + 'static>(
     let places = prepare::reserve(app, 1)?;
     let app = app.clone();
     let is_small = body.len() <= SMALL;
-    // It goes on when the client leaves, and so does what it holds.
+    // The closure continues when the client disconnects, so it owns the reserved memory.
     let read = move || {
         let (value, held) = values(&app, &body, held)?;
         Ok(Work(value, places.holding(held)))
@@ -115,7 +114,7 @@ async fn work<T: DeserializeOwned + Send + 'static>(
     })
 }
 
-/// Whether a body of Ollama's has neither prompt nor messages. Nothing is made of its values.
+/// Whether a body of Ollama's has neither prompt nor messages. It is decided without making values.
 fn asks_nothing(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Asked {
@@ -174,7 +173,7 @@ async fn read_in_time(
     })?
 }
 
-/// Takes memory of bodies, and adds it to `held`.
+/// Reserves memory of bodies, and adds it to `held`.
 fn hold(
     bodies: &Arc<Semaphore>,
     held: &mut Option<OwnedSemaphorePermit>,
@@ -190,8 +189,8 @@ fn hold(
     Ok(())
 }
 
-/// Reads a body. The bytes of all bodies together are bounded, too. Received bytes count rather
-/// than announced ones, so that a slow client does not keep others out.
+/// Reads a body. The total bytes of all bodies are bounded, too. Received bytes count, not
+/// announced ones, so that a slow client does not block others.
 async fn read_body(
     app: &App,
     mut body: Body,
@@ -212,7 +211,7 @@ async fn read_body(
     Ok((bytes, held))
 }
 
-/// The values of a body, for which memory is taken first.
+/// The values of a body. Their memory is reserved first.
 fn values<T: DeserializeOwned>(
     app: &App,
     body: &[u8],
@@ -233,16 +232,16 @@ fn measured(body: &[u8], limits: &Limits) -> Result<Measure, ApiError> {
     Measure::of(body, limits).map_err(|e| ApiError::invalid(format!("the body has {e}")))
 }
 
-/// The number of characters of the input that an error may repeat.
+/// The text, cut to the length that an error may repeat.
 fn short(text: &str) -> String {
     text.chars().take(300).collect()
 }
 
-/// Reads JSON; an error names the field.
+/// Reads JSON. An error names the field.
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let text = std::str::from_utf8(body)
         .map_err(|e| ApiError::invalid(format!("the body is no UTF-8: {e}")))?;
-    // A struct's reader takes a list of the fields' values, too.
+    // serde would also read a struct from a list of its fields' values.
     if text.trim_start().starts_with('[') {
         return Err(ApiError::invalid("the body must be an object, not a list"));
     }
@@ -292,7 +291,7 @@ mod tests {
             r#"{"prompt": "", "messages": [null]}"#,
             r#"{"prompt": null}"#,
             r#"{"messages": {}}"#,
-            // Fields that come twice, and what is no JSON.
+            // Duplicate fields and malformed JSON are errors.
             r#"{"prompt": "", "prompt": "x"}"#,
             "{",
             "",

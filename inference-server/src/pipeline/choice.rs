@@ -1,4 +1,4 @@
-//! Which tools a reply may or must call, for all APIs.
+//! The tools that a reply may or must call, for all APIs.
 
 use inference::{ChatPrompt, GenerateOptions, Tool};
 
@@ -8,22 +8,21 @@ use crate::models::ServedModel;
 use crate::reply::ReplyRequest;
 use crate::state::App;
 
-/// What a request asks of calls.
+/// The constraints of a request on its calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ToolChoice {
     /// The reply must be a call.
     pub(crate) required: bool,
-    /// The tool that it must call.
+    /// The name of the tool that the reply must call.
     pub(crate) named: Option<String>,
-    /// One call at most.
+    /// The reply may have one call at most.
     pub(crate) one: bool,
 }
 
-/// Bytes of a tool's name; parsers read no longer ones.
+/// The most bytes of a tool's name. Parsers accept no longer names.
 const NAME_BYTES: usize = 256;
 
 impl ToolChoice {
-    /// The tool `name` must be called.
     pub(crate) fn tool(name: String) -> Self {
         Self {
             required: true,
@@ -40,7 +39,7 @@ impl ToolChoice {
         }
     }
 
-    /// Checks that need no tokenized prompt. `constrained` is whether the reply must match a
+    /// Checks that need no tokenized prompt. `constrained` says whether the reply must match a
     /// schema.
     pub(crate) fn check(
         &self,
@@ -78,7 +77,7 @@ impl ToolChoice {
             .map(drop)
     }
 
-    /// Puts the choice into a prepared request and its options.
+    /// Adds the choice to a prepared request and its options.
     pub(crate) fn apply(
         &self,
         app: &App,
@@ -90,7 +89,7 @@ impl ToolChoice {
         if self.required {
             options.constraints.grammar = Some(self.grammar(app, model, &prepared.request)?);
         } else if options.constraints.grammar.is_some() {
-            // All of what matches a schema is the answer.
+            // A reply that matches a schema is all answer.
             prepared.verbatim = true;
         }
         Ok(())
@@ -112,7 +111,7 @@ impl ToolChoice {
         if !model.capabilities().grammars {
             return Err(refuse(String::from("its backend has no grammars")));
         }
-        // Bounds first: the time of later steps grows with them.
+        // Limits come first, because the time of later steps depends on them.
         for (i, tool) in request.tools.iter().enumerate() {
             if let Some(schema) = &tool.parameters {
                 super::prepare::grammar(app, model, "tools", schema)

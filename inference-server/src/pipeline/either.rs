@@ -1,5 +1,5 @@
-//! Fields that have one of several types. The readers are written by hand: serde's `untagged`
-//! copies a value before it reads it, once for each level of such types.
+//! Fields that accept several types. The readers are written by hand, because serde's `untagged`
+//! copies each value once for each level of such types.
 
 use std::marker::PhantomData;
 
@@ -60,13 +60,14 @@ pub(crate) enum Prompts {
     More(Vec<inference::Prompt>),
 }
 
-/// A prompt, or an id of one.
+/// A prompt, or a token id of one.
 enum Element {
     Id(u32),
     Prompt(inference::Prompt),
 }
 
-/// llama.cpp's form of a prompt that may have more than text; here it has text alone.
+/// llama.cpp's object form of a prompt. llama.cpp allows more than text in it; this server does
+/// not.
 fn of_object<E: de::Error>(mut map: Map<String, Value>) -> Result<inference::Prompt, E> {
     match (map.remove("prompt_string"), map.is_empty()) {
         (Some(Value::String(text)), true) => Ok(text.into()),
@@ -159,7 +160,7 @@ impl Prompts {
         }
     }
 
-    /// The prompts of a request: at least one, and no more than the limit.
+    /// The prompts of a request: at least one, at most the limit.
     pub(crate) fn checked(
         prompts: Option<Self>,
         app: &App,

@@ -1,4 +1,4 @@
-//! Vectors of texts, for all APIs.
+//! Embeddings of texts, for all APIs.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::models::Lease;
 use crate::state::App;
 
-/// Raises the token when the client leaves.
+/// Cancels the token when the client disconnects, because the future is dropped.
 pub(crate) struct Leaves(pub(crate) CancelToken);
 
 impl Drop for Leaves {
@@ -19,7 +19,7 @@ impl Drop for Leaves {
     }
 }
 
-/// Vectors of texts, and how many tokens these have.
+/// The vectors of texts, and the total number of their tokens.
 pub(crate) async fn vectors(
     app: &App,
     model: &Lease,
@@ -31,7 +31,7 @@ pub(crate) async fn vectors(
     if !model.capabilities().embeddings {
         return Err(prepare::no_embeddings(model));
     }
-    // As all servers of these APIs do.
+    // Servers of these APIs return normalized vectors.
     let options = options.with_normalize(true);
     at_most("input", prompts.len(), app.limits.embedding_inputs)?;
     if prompts.is_empty() {
@@ -54,7 +54,7 @@ pub(crate) async fn vectors(
     let vectors = app.engine.embed(job).await;
     let vectors = vectors.map_err(|_| ApiError::internal())?;
     let vectors = vectors.map_err(|e| ApiError::of_engine(&e))?;
-    // JSON has no such numbers.
+    // JSON has no infinities and no NaN.
     if vectors.iter().flatten().any(|v| !v.is_finite()) {
         tracing::error!("a vector of {} holds what is no number", model.id());
         return Err(ApiError::internal());
@@ -62,7 +62,7 @@ pub(crate) async fn vectors(
     Ok((vectors, tokens))
 }
 
-/// The number of elements that a request asks for, which the model must have.
+/// The requested number of elements, if the model supports it.
 pub(crate) fn dimensions(model: &Lease, asked: Option<usize>) -> Result<Option<usize>, ApiError> {
     let Some(embedder) = model.model().as_embedding_model() else {
         return Ok(asked);

@@ -10,7 +10,7 @@ use futures_util::stream::{self, Stream};
 
 use super::run::{Item, Reply};
 
-/// The news of several replies, in the order in which they come, each with its reply's number.
+/// The items of several replies in the order of arrival, each with the number of its reply.
 pub(crate) fn merged(replies: Vec<Reply>) -> impl Stream<Item = (usize, Item)> + Send {
     let of_one = |(i, reply): (usize, Reply)| {
         Box::pin(stream::unfold(reply, move |mut reply| async move {
@@ -21,7 +21,7 @@ pub(crate) fn merged(replies: Vec<Reply>) -> impl Stream<Item = (usize, Item)> +
     stream::select_all(replies.into_iter().enumerate().map(of_one))
 }
 
-/// Events with what keeps proxies from holding them back.
+/// Server-sent events, with headers that keep proxies from buffering them.
 pub(crate) fn sse(
     events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static,
     ping: Duration,

@@ -1,4 +1,4 @@
-//! Prompts for the text between two others, for models whose vocabulary has the tokens for it.
+//! Prompts for the text between two others. The model's vocabulary must have tokens for it.
 
 use inference::{Prompt, TokenModel};
 use serde::Deserialize;
@@ -10,14 +10,14 @@ use crate::error::ApiError;
 use crate::models::{Lease, ServedModel};
 use crate::state::App;
 
-/// How a family writes the three parts: what stands before each, in the order in which they come.
+/// A family's tokens before the three parts of the prompt.
 struct Format {
     prefix: &'static str,
     suffix: &'static str,
     middle: &'static str,
-    /// The suffix comes first.
+    /// The suffix comes before the prefix.
     suffix_first: bool,
-    /// What stands before the name of another file, and its text after a line feed.
+    /// The token before another file's name. The file's text follows after a line feed.
     file: Option<&'static str>,
 }
 
@@ -36,29 +36,29 @@ const fn format(
     }
 }
 
-/// The tokens that models were trained with, by their model cards.
+/// The tokens that models were trained with, as their model cards say.
 const FORMATS: [Format; 6] = [
-    // Qwen2.5-Coder, Qwen3-Coder, CodeGemma.
+    // For Qwen2.5-Coder, Qwen3-Coder and CodeGemma.
     format(
         "<|fim_prefix|>",
         "<|fim_suffix|>",
         "<|fim_middle|>",
         Some("<|file_sep|>"),
     ),
-    // StarCoder, SantaCoder, Granite Code, SmolLM2.
+    // For StarCoder, SantaCoder, Granite Code and SmolLM2.
     format("<fim_prefix>", "<fim_suffix>", "<fim_middle>", None),
-    // Granite 4, Refact.
+    // For Granite 4 and Refact.
     format("<fim-prefix>", "<fim-suffix>", "<fim-middle>", None),
-    // DeepSeek Coder.
+    // For DeepSeek Coder.
     format("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", None),
-    // GLM-4.
+    // For GLM-4.
     format(
         "<|code_prefix|>",
         "<|code_suffix|>",
         "<|code_middle|>",
         None,
     ),
-    // Codestral; nothing stands before the middle.
+    // For Codestral, which has no token before the middle.
     Format {
         prefix: "[PREFIX]",
         suffix: "[SUFFIX]",
@@ -68,7 +68,8 @@ const FORMATS: [Format; 6] = [
     },
 ];
 
-/// The id of a special token of this name. Ordinary text is several tokens, or spells itself.
+/// The id of the special token with this name. Ordinary text has several tokens, or one that
+/// decodes to itself.
 fn special(tokens: &dyn TokenModel, name: &str) -> Option<u32> {
     let ids = tokens.encode(name, false).ok()?;
     match ids.as_slice() {
@@ -77,12 +78,12 @@ fn special(tokens: &dyn TokenModel, name: &str) -> Option<u32> {
     }
 }
 
-/// Text between two others, and other files.
+/// The texts around a gap, and other files of the project.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     pub(crate) prefix: String,
     pub(crate) suffix: String,
-    /// Begins the text between them.
+    /// The beginning of the text in the gap.
     pub(crate) middle: String,
     pub(crate) files: Vec<File>,
 }
@@ -96,7 +97,7 @@ pub(crate) struct File {
     text: String,
 }
 
-/// The ids of a prompt for the text between two others.
+/// The ids of a prompt for the text in a gap.
 pub(crate) async fn prompt(
     app: &App,
     model: &Lease,
@@ -133,7 +134,7 @@ fn build(model: &ServedModel, param: &'static str, parts: &Parts) -> Result<Vec<
     let encode = |text: &str| {
         let failed = |e: inference::Error| ApiError::of_engine(&e).with_param(param);
         let ids = tokens.encode(text, false).map_err(failed)?;
-        // A text of a file is no markup.
+        // Text of a file must not contain special tokens.
         let marked = |id: &&u32| tokens.decode(&[**id]).is_ok_and(|text| text.is_empty());
         match ids.iter().find(marked) {
             None => Ok(ids),
@@ -143,11 +144,11 @@ fn build(model: &ServedModel, param: &'static str, parts: &Parts) -> Result<Vec<
             }
         }
     };
-    // With what the model wants around a text.
+    // The model's own start tokens come first.
     let mut out = tokens
         .encode("", true)
         .map_err(|e| ApiError::of_engine(&e))?;
-    // An end of the text does not belong before it.
+    // An end-of-text token would end the prompt before its text.
     let ends = tokens.eos_tokens();
     let starts = out.iter().take_while(|id| !ends.contains(id)).count();
     out.truncate(starts);

@@ -1,5 +1,5 @@
-//! From a request to its reply, for all dialects: bodies that are read within bounds, prompts that
-//! become ids, and replies that come as items.
+//! The path from a request to its reply, for all dialects. Bodies are read within limits, prompts
+//! become ids, and replies arrive as items.
 
 pub(crate) mod ask;
 mod body;
@@ -39,7 +39,7 @@ pub(crate) fn within(param: &str, value: f32, least: f32, most: f32) -> Result<(
     ))
 }
 
-/// Types of fields that are read as JSON values or by hand, for the description of the API.
+/// Types that describe, for `/openapi.json`, fields that are read as JSON values or by hand.
 #[allow(dead_code, reason = "only described")]
 pub(crate) mod described {
     use serde::Deserialize;
@@ -77,7 +77,7 @@ pub(crate) mod described {
         Object(PromptObject),
     }
 
-    /// llama.cpp's form of a prompt that may have more than text; here it has text alone.
+    /// llama.cpp's object form of a prompt. Only text is supported.
     #[derive(Deserialize, ToSchema)]
     pub(crate) struct PromptObject {
         prompt_string: String,

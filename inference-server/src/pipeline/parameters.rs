@@ -1,5 +1,5 @@
-//! The numeric generation options among a request's fields. The contract declares them; a
-//! [`Dialect`] says what an HTTP API makes of them: its defaults, its bounds, its names in errors.
+//! The numeric generation options among a request's fields. The contract declares them. A
+//! [`Dialect`] has an HTTP API's defaults, limits and names in errors.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,31 +18,31 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::error::ApiError;
 use crate::state::App;
 
-/// How an API takes the parameters.
+/// An API's use of the parameters.
 pub(crate) trait Dialect {
     /// The prefix of field names in error messages.
     const PREFIX: &'static str = "";
-    /// The greatest temperature of a request. A default above it holds nevertheless.
+    /// The greatest temperature of a request. A greater default of the server raises it.
     const MOST_TEMPERATURE: f32 = 10.0;
-    /// Whether negative numbers count as 0 where 0 is the least and turns a filter off.
+    /// Whether a negative number counts as 0, for counts and for filters that 0 turns off.
     const NEGATIVE_IS_ZERO: bool = false;
     /// The API's name in the schema of a request.
     const NAME: &'static str;
 
-    /// The API's default, where it is not the contract's.
+    /// The API's default, if it differs from the contract's.
     fn default_of(_parameter: &Parameter) -> Option<ParameterValue> {
         None
     }
 
-    /// Whether requests have a field for it.
+    /// Whether requests have a field for the parameter.
     fn takes(_parameter: &Parameter) -> bool {
         true
     }
 }
 
-/// The values of a request's fields.
+/// The parameters of a request.
 pub(crate) struct Parameters<D> {
-    /// The number of each field. `Err` has the JSON of a value that is no number.
+    /// The number of each field. `Err` has the JSON of a value that is not a number.
     values: Vec<(&'static Parameter, Result<f64, String>)>,
     dialect: PhantomData<D>,
 }
@@ -63,13 +63,13 @@ impl<D> fmt::Debug for Parameters<D> {
     }
 }
 
-/// What requests may have.
+/// The range that a request may use.
 fn bounds<D: Dialect>(parameter: &Parameter, base: ParameterValue) -> ParameterRange {
     match (parameter.name(), base) {
         ("temperature", ParameterValue::Real(base)) => {
             ParameterRange::between(0.0, base.max(D::MOST_TEMPERATURE))
         }
-        // 0 is the limit of ever smaller ones: greedy.
+        // 0 is allowed: it is the limit of ever smaller values, which is greedy.
         ("top_p", _) => ParameterRange::between(0.0, 1.0),
         ("repeat_penalty", _) => ParameterRange::between(0.01, 10.0),
         ("presence_penalty" | "frequency_penalty", _) => ParameterRange::between(-2.0, 2.0),
@@ -77,8 +77,8 @@ fn bounds<D: Dialect>(parameter: &Parameter, base: ParameterValue) -> ParameterR
     }
 }
 
-/// The options that a request begins with: the API's defaults, under what the model recommends,
-/// under what the server was started with.
+/// The options that a request begins with. The server's own options override the model's
+/// recommendations, which override the API's defaults.
 pub(crate) fn base<D: Dialect>(
     app: &App,
     recommended: &SamplingDefaults,
@@ -103,14 +103,14 @@ pub(crate) fn base<D: Dialect>(
 }
 
 impl<D: Dialect> Parameters<D> {
-    /// What the request has for `name`.
+    /// The request's value for `name`.
     pub(crate) fn get(&self, name: &str) -> Option<f64> {
         let mut all = self.values.iter();
         all.find(|(p, _)| p.name() == name)
             .and_then(|(_, value)| value.clone().ok())
     }
 
-    /// The values, where all are numbers of the parameters' types.
+    /// The values, if all are numbers of the parameters' types.
     pub(crate) fn numbers(&self) -> Result<Vec<(&'static Parameter, f64)>, ApiError> {
         let number = |(parameter, value): &(&'static Parameter, Result<f64, String>)| {
             let (shown, kind) = match value {
@@ -127,7 +127,7 @@ impl<D: Dialect> Parameters<D> {
         self.values.iter().map(number).collect()
     }
 
-    /// Puts the request's values over `options`.
+    /// Sets the request's values in `options`.
     pub(crate) fn apply(&self, options: &mut GenerateOptions) -> Result<(), ApiError> {
         for (parameter, value) in self.numbers()? {
             let base = parameter.of(options);
@@ -188,7 +188,7 @@ static NAMES: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| Parameter::all().flat_map(Parameter::names).collect());
 
 impl<'de, D: Dialect> Deserialize<'de> for Parameters<D> {
-    /// For a flattened field: takes the parameters among the fields, and leaves the others.
+    /// Reads a flattened field: takes the parameters among the fields and ignores the others.
     fn deserialize<R: Deserializer<'de>>(deserializer: R) -> Result<Self, R::Error> {
         struct Fields<D>(PhantomData<D>);
 
@@ -221,7 +221,7 @@ impl<'de, D: Dialect> Deserialize<'de> for Parameters<D> {
                     }
                     values.push((parameter, value));
                 }
-                // In the order of their declaration, whatever the order in the request.
+                // The order is that of the declarations, independent of the request's order.
                 let place = |parameter: &Parameter| Parameter::all().position(|p| p == parameter);
                 values.sort_by_key(|(parameter, _)| place(parameter));
                 Ok(Parameters {
@@ -231,7 +231,8 @@ impl<'de, D: Dialect> Deserialize<'de> for Parameters<D> {
             }
         }
 
-        // By the names: a flattened map would also take the fields of its neighbors.
+        // A struct's reader gets only the named fields. A map's would also get those of other
+        // flattened fields.
         deserializer.deserialize_struct("Parameters", &NAMES, Fields(PhantomData))
     }
 }

@@ -1,4 +1,4 @@
-//! Prompts to ids, within bounds, and away from the threads that answer.
+//! Conversion of prompts to ids, within limits, and on other threads than those that answer.
 
 use std::time::Instant;
 
@@ -13,20 +13,20 @@ use crate::models::{Lease, ServedModel};
 use crate::reply::ReplyRequest;
 use crate::state::App;
 
-/// A prompt as the engine takes it.
+/// A prompt in the engine's form.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
     pub(crate) ids: Vec<u32>,
-    /// What a parser of the reply is told.
+    /// The information that the reply's parser gets.
     pub(crate) request: ReplyRequest,
-    /// Whether all of the reply is its answer, whatever it looks like.
+    /// Whether the whole reply is its answer, without tool calls or reasoning.
     pub(crate) verbatim: bool,
 }
 
-/// Characters of a prompt's end that parsers see.
+/// The number of characters at a prompt's end that parsers see.
 const END: usize = 256;
 
-/// Refuses log-probabilities where the backend has none.
+/// Refuses log-probabilities if the backend has none.
 pub(crate) fn with_logprobs(
     model: &ServedModel,
     asked: Option<usize>,
@@ -40,7 +40,7 @@ pub(crate) fn with_logprobs(
     Ok(asked)
 }
 
-/// Places for `n` requests, before anything is done for them.
+/// Reserves places for `n` requests, before any work for them.
 pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
     app.engine.reserve(n).map_err(|refused| match refused {
         Refused::Full => ApiError::busy(),
@@ -48,12 +48,12 @@ pub(crate) fn reserve(app: &App, n: usize) -> Result<Places, ApiError> {
     })
 }
 
-/// The place of a request, which may have none yet.
+/// The place of a request, reserved now if it has none.
 pub(crate) fn place(app: &App, place: Option<Places>) -> Result<Places, ApiError> {
     place.map_or_else(|| reserve(app, 1), Ok)
 }
 
-/// Refuses a request that needs no place once the server stops.
+/// Refuses a request without a place when the server stops.
 pub(crate) fn goes_on(app: &App) -> Result<(), ApiError> {
     match app.engine.is_draining() {
         true => Err(ApiError::stopping()),
@@ -61,7 +61,7 @@ pub(crate) fn goes_on(app: &App) -> Result<(), ApiError> {
     }
 }
 
-/// Makes the places of a request `n`, of which it has fewer. A request for none has none.
+/// Adds places, up to `n`. A request for zero replies keeps none.
 pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiError> {
     let more = n.saturating_sub(places.len());
     if more > 0 {
@@ -70,8 +70,8 @@ pub(crate) fn grow(app: &App, places: &mut Places, n: usize) -> Result<(), ApiEr
     Ok(())
 }
 
-/// Runs what takes a while on a thread of its own. It goes on when the client leaves, so it holds
-/// the places that the request has.
+/// Runs slow work on another thread. The work continues when the client disconnects, so it holds
+/// the request's places.
 pub(crate) async fn aside<T: Send + 'static>(
     places: Places,
     run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -83,7 +83,7 @@ pub(crate) async fn aside<T: Send + 'static>(
     })
 }
 
-/// A failure of a chat template, which fails on its input.
+/// The error for a failed chat template. The client's input is the usual cause.
 pub(crate) fn template_error(e: &inference::Error) -> ApiError {
     match e.kind() {
         inference::ErrorKind::InvalidModel => ApiError::field(
@@ -95,7 +95,7 @@ pub(crate) fn template_error(e: &inference::Error) -> ApiError {
     }
 }
 
-/// Adds the names for the template that the server was started with.
+/// Adds the server's variables for the template.
 pub(crate) fn add_names(app: &App, prompt: &mut ChatPrompt) {
     for (name, value) in &app.defaults.template {
         if !prompt.template.contains_key(name) {
@@ -141,7 +141,7 @@ pub(crate) async fn chat(
     .await
 }
 
-/// The ids of raw prompts, which are the request's field `param`.
+/// The ids of raw prompts. `param` is the request's field with them.
 pub(crate) async fn raw(
     app: &App,
     model: &Lease,
@@ -188,7 +188,7 @@ pub(crate) async fn raw(
     .await
 }
 
-/// Refuses token ids that the model's vocabulary does not have. `param` is the request's field.
+/// Refuses ids that the model's vocabulary does not have. `param` is the request's field with them.
 pub(crate) fn check_ids(
     model: &ServedModel,
     param: &'static str,
@@ -204,7 +204,7 @@ pub(crate) fn check_ids(
     }
 }
 
-/// The ids of texts that become vectors, which are the request's field `param`.
+/// The ids of texts to embed. `param` is the request's field with them.
 pub(crate) async fn texts(
     app: &App,
     model: &Lease,
@@ -242,13 +242,12 @@ pub(crate) async fn texts(
     .await
 }
 
-/// What is said where a model has no vectors.
 pub(crate) fn no_embeddings(model: &ServedModel) -> ApiError {
     let message = format!("the model {} makes no embeddings", model.id());
     ApiError::unsupported("model", message)
 }
 
-/// Checks of a conversation that need no template.
+/// Checks a conversation before it is rendered.
 pub(crate) fn check_chat(
     app: &App,
     model: &ServedModel,
@@ -312,10 +311,10 @@ pub(crate) fn check_chat(
     check_bytes(app, bytes)
 }
 
-/// The roles of messages.
+/// The known roles of messages.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// Checks how many tools there are, and how large.
+/// Checks the number and the size of the tools.
 pub(crate) fn check_tools(app: &App, tools: &[Tool]) -> Result<(), ApiError> {
     let limits = &app.limits;
     super::at_most("tools", tools.len(), limits.tools)?;
@@ -350,7 +349,7 @@ pub(crate) fn check_bytes(app: &App, bytes: usize) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Prompt and one token must fit: nothing of a prompt is cut silently.
+/// Checks that the prompt and one token fit. A prompt is never cut.
 fn check_length(model: &ServedModel, prompt: usize) -> Result<(), ApiError> {
     match model.context() {
         Some(context) if prompt >= context => Err(ApiError::context(prompt, context)),
@@ -358,7 +357,7 @@ fn check_length(model: &ServedModel, prompt: usize) -> Result<(), ApiError> {
     }
 }
 
-/// Tokens that a reply may have: as asked for, within the context and the limits.
+/// The most tokens of a reply: as requested, within the context and the limits.
 pub(crate) fn reply_tokens(
     app: &App,
     model: &ServedModel,
@@ -375,8 +374,8 @@ pub(crate) fn reply_tokens(
         .min(app.limits.reply_tokens)
 }
 
-/// The most tokens of a reply, of those that it may have, where the answer has log-probabilities
-/// and is sent as a whole. What a client asked for beyond that is refused.
+/// The most tokens of a reply whose answer has log-probabilities and is sent as a whole. A request
+/// for more is refused.
 pub(crate) fn whole_tokens(
     app: &App,
     (param, asked): (&str, Option<usize>),
@@ -399,7 +398,7 @@ pub(crate) fn whole_tokens(
     Ok(most.min(each))
 }
 
-/// A grammar of a request, if this model has grammars.
+/// The grammar of a request, if this model supports grammars.
 pub(crate) fn grammar(
     app: &App,
     model: &ServedModel,
@@ -412,7 +411,7 @@ pub(crate) fn grammar(
             format!("the model {} cannot be held to a schema", model.id()),
         ));
     }
-    // Bounds first: the time of later steps grows with it.
+    // Limits come first, because the time of later steps depends on them.
     let (bytes, most) = (json_bytes(schema), app.limits.schema_bytes);
     if bytes > most {
         return Err(ApiError::field(
@@ -427,7 +426,7 @@ pub(crate) fn grammar(
     Ok(grammar)
 }
 
-/// Checks options, and sets the time that ends the request.
+/// Checks options, and sets the request's deadline.
 pub(crate) fn finish_options(
     app: &App,
     mut options: GenerateOptions,
@@ -441,7 +440,7 @@ pub(crate) fn finish_options(
     Ok(options)
 }
 
-/// Bytes of a `cache_salt`.
+/// The most bytes of a `cache_salt`.
 const SALT_BYTES: usize = 256;
 
 /// Checks a `cache_salt`.
@@ -458,7 +457,7 @@ pub(crate) fn salt(salt: Option<&String>) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// Checks edits of the model's states: that the server allows them, and that they fit the model.
+/// Checks edits of the model's states: the server must allow them, and they must fit the model.
 pub(crate) fn steering(
     app: &App,
     model: &ServedModel,
@@ -494,10 +493,11 @@ pub(crate) fn steering(
     Ok(Some(steering.clone()))
 }
 
-/// Edits of a request.
+/// The most edits of a request.
 const MOST_EDITS: usize = 256;
 
-/// Bytes or tokens of all prompts that a request's edits patch in, which are computed before it.
+/// The most bytes or tokens of all prompts that a request's edits patch in. They are computed
+/// before the request.
 const MOST_PATCHED: usize = 4096;
 
 /// Checks stop strings.

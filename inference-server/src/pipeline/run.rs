@@ -1,5 +1,5 @@
-//! A request in the engine, read as what its API needs: pieces of text, reasoning and calls, and
-//! one end. Streams and whole replies are read by the same code.
+//! A request in the engine, as items for its API: text, reasoning, calls, and one end. Streams and
+//! whole replies use the same code.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use crate::models::Lease;
 use crate::reply::{Delta, PlainText, ReplyParser};
 use crate::state::App;
 
-/// News of a reply.
+/// An item of a reply.
 #[derive(Debug)]
 pub(crate) enum Item {
-    /// It left the queue.
+    /// The request left the queue.
     Started,
     /// A token, and the deltas that are final with it.
     Token {
@@ -26,11 +26,11 @@ pub(crate) enum Item {
     },
     /// The end of a reply, and the deltas held back until then.
     End { deltas: Vec<Delta>, end: End },
-    /// Its failure, which is its end.
+    /// The failure that ended the reply.
     Failed(ApiError),
 }
 
-/// How a reply ended.
+/// The end of a reply.
 #[derive(Debug, Clone)]
 pub(crate) struct End {
     pub(crate) reason: FinishReason,
@@ -39,13 +39,12 @@ pub(crate) struct End {
     pub(crate) queued: Duration,
 }
 
-/// One reply.
 pub(crate) struct Reply {
     running: Running,
     parser: Box<dyn ReplyParser>,
     queued: Duration,
     over: bool,
-    /// Read already, to be given again.
+    /// Items that were read early, and that `next` returns first.
     ahead: VecDeque<Item>,
 }
 
@@ -82,7 +81,7 @@ impl Reply {
         }
     }
 
-    /// The next news; `None` after the end.
+    /// The next item; `None` after the end.
     pub(crate) async fn next(&mut self) -> Option<Item> {
         if let Some(item) = self.ahead.pop_front() {
             return Some(item);
@@ -125,17 +124,16 @@ impl Reply {
     }
 }
 
-/// Waits for the first event of each reply, up to `wait` for all together. A request that fails at
-/// once then has the status of its error. Otherwise the client would get a stream with an error in
-/// it.
+/// Waits for the first event of each reply, at most `wait` in total. A request that fails at once
+/// then gets its error as HTTP status, not as an event of a stream.
 ///
 /// # Errors
-/// That of a request that failed.
+/// The error of a request that failed.
 pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result<(), ApiError> {
     let until = tokio::time::Instant::now() + wait;
     for reply in replies {
         match tokio::time::timeout_at(until, reply.next()).await {
-            // It waits in the queue: the client must not.
+            // The request waits in its queue. The client gets its header now.
             Err(_) | Ok(None) => {}
             Ok(Some(Item::Failed(error))) => return Err(error),
             Ok(Some(item)) => reply.ahead.push_back(item),
@@ -144,20 +142,20 @@ pub(crate) async fn first_signs(replies: &mut [Reply], wait: Duration) -> Result
     Ok(())
 }
 
-/// What a whole reply keeps of its tokens, besides their text.
+/// The data of tokens that a whole reply keeps besides their text.
 pub(crate) trait Keep: Send {
     fn add(&mut self, token: Token);
 }
 
-/// Nothing.
+/// Keeps nothing.
 impl Keep for () {
     fn add(&mut self, _: Token) {}
 }
 
-/// All, for replies of few tokens.
+/// Keeps all tokens, for replies of few tokens.
 impl Keep for Vec<Token> {
     fn add(&mut self, mut token: Token) {
-        // As large as the vocabulary.
+        // The logits are as large as the vocabulary.
         token.logits = None;
         self.push(token);
     }
@@ -181,10 +179,10 @@ pub(crate) struct Call {
     pub(crate) arguments: String,
 }
 
-/// The calls of a reply, of which only complete ones count.
+/// The calls of a reply. Only complete ones count.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    /// Complete ones.
+    /// The complete calls.
     pub(crate) done: Vec<Call>,
     open: Option<Call>,
 }
@@ -216,7 +214,7 @@ impl Calls {
 /// Reads a reply to its end.
 ///
 /// # Errors
-/// Its failure.
+/// The failure of the reply.
 pub(crate) async fn whole<K: Keep>(mut reply: Reply, mut kept: K) -> Result<Whole<K>, ApiError> {
     let (mut content, mut reasoning) = (String::new(), String::new());
     let mut calls = Calls::default();
@@ -257,10 +255,10 @@ pub(crate) async fn whole<K: Keep>(mut reply: Reply, mut kept: K) -> Result<Whol
     })
 }
 
-/// Reads replies to their ends, all at once: one that is not read would be given up.
+/// Reads replies to their ends at the same time. The engine would drop one that is not read.
 ///
 /// # Errors
-/// The first failure; the others are cancelled.
+/// The first failure. The other replies are cancelled.
 pub(crate) async fn all<K: Keep>(
     replies: Vec<Reply>,
     keep: impl Fn() -> K,

@@ -1,5 +1,5 @@
-//! A bound on the tokens of reasoning. At the bound a reply is made to end its reasoning, in the
-//! model's own format, and goes on with its answer.
+//! A limit on the tokens of reasoning. At the limit, the reply is forced to end its reasoning in
+//! the model's own format, and continues with its answer.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use inference::{LogitsProcessor, LogitsProcessorFactory, Result, TextModel};
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReasoningMarks {
-    /// Begins reasoning.
+    /// The text that begins reasoning.
     pub open: String,
-    /// Ends it.
+    /// The text that ends reasoning.
     pub close: String,
-    /// What a reply is made to say where its reasoning is cut. It begins with what ends reasoning.
+    /// The text that the reply is forced to write at the limit. It begins with `close`.
     pub ending: String,
-    /// The same for one that reasons again after it was cut.
+    /// The same text, if the reply reasons again after it was cut.
     pub last_ending: String,
-    /// Reasoning may begin after content, too.
+    /// Whether reasoning may also begin after content.
     pub anywhere: bool,
-    /// The prompt begins reasoning.
+    /// Whether the prompt has begun reasoning.
     pub is_open: bool,
 }
 
 impl ReasoningMarks {
-    /// Marks of reasoning that comes before all content, and that the reply begins.
+    /// Marks for reasoning that the reply begins, before all content.
     pub fn new(open: impl Into<String>, close: impl Into<String>) -> Self {
         let close = close.into();
         let ending = format!("{close}\n\n");
@@ -39,13 +39,13 @@ impl ReasoningMarks {
     }
 }
 
-/// Tokens at the end of a reply that are searched for a mark.
+/// The number of tokens at the end of a reply that are searched for a mark.
 const TAIL: usize = 32;
 
-/// Bounds the reasoning of replies of `model` to `most` tokens, marks not counted.
+/// Limits the reasoning of replies of `model` to `most` tokens, without the marks.
 ///
 /// # Errors
-/// When the model's tokenizer does not encode the marks.
+/// If the model's tokenizer does not encode the marks.
 pub(crate) fn bound(
     model: &Arc<dyn TextModel>,
     marks: ReasoningMarks,
@@ -79,13 +79,13 @@ pub(crate) fn bound(
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No reasoning since this token of the reply.
+    /// There was no reasoning since this token of the reply.
     Waiting { from: usize },
-    /// Reasoning since this token.
+    /// The reply reasons since this token.
     Open { from: usize },
-    /// As many tokens of the ending are said.
+    /// The reply has written this number of the ending's tokens.
     Ending { said: usize },
-    /// None can come any more.
+    /// No more reasoning can begin.
     Over,
 }
 
@@ -94,20 +94,20 @@ struct Budget {
     marks: Arc<ReasoningMarks>,
     open: Vec<u32>,
     close: Vec<u32>,
-    /// What is said next where reasoning is cut.
+    /// The tokens that end the next reasoning over the limit.
     ending: Vec<u32>,
     last_ending: Vec<u32>,
-    /// Tokens that reasoning may have, and has.
+    /// The most tokens of reasoning, and the number of those so far.
     most: usize,
     spent: usize,
-    /// Tokens of the reply that were read.
+    /// The number of tokens of the reply that were read.
     seen: usize,
     state: State,
 }
 
 impl Budget {
-    /// Whether a mark ends these tokens: as its own tokens, or in their text, since a tokenizer may
-    /// join a part of a mark with what stands beside it.
+    /// Whether these tokens end with a mark. The mark may be its own tokens or a part of the text,
+    /// since a tokenizer may join a part of a mark with its neighbors.
     fn ends_with(&self, tokens: &[u32], ids: &[u32], mark: &str) -> Result<bool> {
         if !ids.is_empty() && tokens.ends_with(ids) {
             return Ok(true);
@@ -115,7 +115,7 @@ impl Budget {
         Ok(self.text(tokens)?.contains(mark))
     }
 
-    /// The text of the last tokens, without special ones.
+    /// The text of the last tokens, without special tokens.
     fn text(&self, tokens: &[u32]) -> Result<String> {
         match self.model.as_token_model() {
             Some(model) => model.decode(&tokens[tokens.len().saturating_sub(TAIL)..]),
@@ -133,7 +133,7 @@ impl Budget {
                 } else if self.marks.anywhere {
                     self.state
                 } else {
-                    // Content ends the time in which reasoning can begin.
+                    // After content, reasoning cannot begin.
                     let text = self.text(tokens)?;
                     match self.marks.open.starts_with(text.trim()) {
                         true => self.state,
@@ -143,7 +143,7 @@ impl Budget {
             }
             State::Open { from } => {
                 if self.ends_with(&reply[from..end], &self.close, &self.marks.close)? {
-                    // Its other tokens counted when they came.
+                    // The mark's earlier tokens were counted as reasoning.
                     self.spent = self
                         .spent
                         .saturating_sub(self.close.len().saturating_sub(1));
@@ -165,7 +165,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Whether the closing mark is half written.
+    /// Whether the tokens end within the closing mark.
     fn is_closing(&self, tokens: &[u32]) -> Result<bool> {
         let text = self.text(tokens)?;
         let mark = &self.marks.close;
@@ -198,7 +198,7 @@ impl LogitsProcessor for Budget {
             && let Some(logit) = logits.get(id as usize).copied()
         {
             logits.fill(f32::NEG_INFINITY);
-            // Any finite number is certain now.
+            // All other tokens have probability 0, so any finite logit makes this one certain.
             logits[id as usize] = if logit.is_finite() { logit } else { 0.0 };
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Replies in the formats of `inference-text`.
 //!
-//! A call is passed on while it is written. A malformed call becomes content; of its parts that a
-//! client has received already, it is told that they stay incomplete.
+//! A call is passed on while it is written. A malformed call becomes content. If a client has
+//! already received parts of it, it is told that they stay incomplete.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use inference_text::reply::{self, Event, Family, Format, ParserOptions, TokenRea
 
 use super::{Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest, forced};
 
-/// How a model writes replies, as its chat template tells.
+/// The reply format of a model, found from its chat template.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DetectedFormat(Format);
 
 impl DetectedFormat {
-    /// The format of a chat template. `model_type` is the configuration's, for templates that do
-    /// not show how the model writes calls.
+    /// The format of a chat template. `model_type` is the configuration's. It decides for templates
+    /// that do not show how the model writes calls.
     #[must_use]
     pub fn of(template: &str, model_type: &str) -> Self {
         Self(Format::detect(template, Some(model_type)))
@@ -44,7 +44,7 @@ fn tools(request: &ReplyRequest) -> Tools {
 }
 
 impl ReplyFormat for DetectedFormat {
-    /// A model whose template shows no calls gets a form of them that the conversation describes.
+    /// If the template shows no calls, the conversation describes a form for them.
     fn reads_tools(&self) -> bool {
         true
     }
@@ -84,7 +84,7 @@ impl ReplyFormat for DetectedFormat {
             marks.anywhere = true;
             marks.last_ending =
                 String::from("<|end|><|start|>assistant<|channel|>final<|message|>");
-            // A call has a channel of its own, which the model chooses.
+            // A call has its own channel, which the model chooses.
             marks.ending = match request.tools.is_empty() {
                 true => marks.last_ending.clone(),
                 false => String::from("<|end|><|start|>assistant"),
@@ -108,14 +108,14 @@ impl ReplyFormat for DetectedFormat {
     }
 }
 
-/// Events of `inference-text` as deltas.
+/// Converts events of `inference-text` to deltas.
 struct Reader {
     tokens: TokenReader,
-    /// The call that grows.
+    /// The call that is being written.
     open: Option<usize>,
-    /// Calls that were passed on.
+    /// The number of calls that were passed on.
     calls: usize,
-    /// Those of them that were malformed.
+    /// The number of those calls that were malformed.
     broken: usize,
     one_call: bool,
 }
@@ -149,14 +149,14 @@ impl Reader {
                     tracing::warn!("a tool call is passed on as text: {diagnosis}");
                     self.take_back(&mut deltas);
                 }
-                // Later kinds of events.
+                // Kinds of events that later versions may add.
                 other => tracing::debug!(?other, "not passed on"),
             }
         }
         deltas
     }
 
-    /// Ends the open call as malformed. One that no delta was passed on of leaves no trace.
+    /// Ends the open call as malformed. If no delta of it was passed on, it leaves no trace.
     fn take_back(&mut self, deltas: &mut Vec<Delta>) {
         let Some(open) = self.open.take() else { return };
         let begins =
@@ -218,7 +218,7 @@ mod tests {
         deltas.extend(parser.feed(&special(2, "<|tool_call_start|>")));
         assert_eq!(content(&deltas), "so");
         let mut deltas = parser.feed(&Token::new(3, "[f(a=1"));
-        // Bytes that waited come with the special token and stand before it.
+        // Bytes that were held back come with the special token and precede it.
         let mut end = special(4, "<|tool_call_end|>");
         end.text = String::from(")]");
         deltas.extend(parser.feed(&end));

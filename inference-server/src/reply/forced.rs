@@ -1,4 +1,4 @@
-//! Grammars that force a call: `tool_choice` of a request for a call, in the model's own format.
+//! Grammars that force a call in the model's own format, for a `tool_choice` that requires one.
 
 use inference::Grammar;
 use inference_text::reply::{CallGrammar, Format, IdGenerator, RandomIds, Tools};
@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 
 use super::ReplyRequest;
 
-/// Between the parts of JSON: a space, or a new line with some indentation. A model must not be
-/// able to go on with white space forever. Engines that do not know the key pass over it.
+/// White space between the parts of JSON: a space, or a new line with some indentation. Its length
+/// is bounded, so that a model cannot write white space forever. Engines ignore the key if they do
+/// not know it.
 const JSON_SPACE: &str = r"( |\n[ \t]{0,40})";
 
-/// The grammar of a reply that is a call. Where the prompt opens reasoning, the reply closes it
-/// first: the call is forced, so there is nothing to decide.
+/// The grammar of a reply that is a call. If the prompt has opened reasoning, the reply first
+/// closes it, since a forced call leaves nothing to decide.
 pub(super) fn grammar(
     format: Format,
     tools: &Tools,
@@ -48,7 +49,7 @@ fn lark(calls: &CallGrammar, lead: &str, one: bool) -> String {
     for (i, shape) in calls.shapes.iter().enumerate() {
         let (prefix, suffix) = (literal(&shape.prefix), literal(&shape.suffix));
         text.push_str(&format!("call_{i}:{prefix} json_{i}{suffix}\n"));
-        // `&` would count as an operator of Lark. In JSON it stands in strings only.
+        // Lark would read `&` as an operator. In JSON it occurs only inside strings.
         let mut schema = shape.schema.clone();
         if let Value::Object(schema) = &mut schema {
             let space = json!({"whitespace_pattern": JSON_SPACE});
@@ -60,7 +61,7 @@ fn lark(calls: &CallGrammar, lead: &str, one: bool) -> String {
     text
 }
 
-/// A text as a literal with a space before it; an empty one is left out.
+/// A text as a literal with a space before it; nothing for an empty text.
 fn literal(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -105,7 +106,7 @@ mod tests {
             &format!("json_1: %json {schema}"),
         ];
         let lines: Vec<&str> = lark.lines().collect();
-        // Keys of the schema may keep their order or not, by a feature of `serde_json`.
+        // A feature of `serde_json` decides whether keys of the schema keep their order.
         let unordered = |line: &str| {
             let mut bytes = line.replace(' ', "").into_bytes();
             bytes.sort_unstable();

@@ -1,5 +1,5 @@
-//! From the tokens of a reply to its parts: text, reasoning, tool calls. Families of models write
-//! them in ways of their own. `detected` reads the ways that `inference-text` knows.
+//! Splits the tokens of a reply into text, reasoning and tool calls. Families of models write these
+//! in different formats. `detected` reads the formats that `inference-text` knows.
 
 mod budget;
 mod detected;
@@ -17,13 +17,13 @@ pub use detected::DetectedFormat;
 pub enum Delta {
     /// More of the answer.
     Content(String),
-    /// More of what the model thinks before it answers.
+    /// More of the model's reasoning before its answer.
     Reasoning(String),
     /// The model begins to call a tool. The call counts once it has ended.
     ToolCall {
         /// Which call of the reply, from 0.
         index: usize,
-        /// The call's own name, unique in the conversation.
+        /// The call's id, unique in the conversation.
         id: String,
         /// The tool.
         name: String,
@@ -32,7 +32,7 @@ pub enum Delta {
     Arguments {
         /// Which call of the reply.
         index: usize,
-        /// The text; all of a call's, put together, are a JSON object once the call has ended.
+        /// The text. All texts of a call together are a JSON object once the call has ended.
         json: String,
     },
     /// A call is complete.
@@ -40,14 +40,15 @@ pub enum Delta {
         /// Which call of the reply.
         index: usize,
     },
-    /// A call is malformed or cut, and its arguments stay incomplete. Its text follows as content.
+    /// A call is malformed or cut off, and its arguments stay incomplete. Its text follows as
+    /// content.
     CallBroken {
         /// Which call of the reply.
         index: usize,
     },
 }
 
-/// What a parser may need to know of a request.
+/// Information about a request that a parser may need.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default)]
 pub struct ReplyRequest {
@@ -57,7 +58,7 @@ pub struct ReplyRequest {
     pub tools: Vec<Tool>,
     /// Whether only the first call counts; the parser drops further ones.
     pub one_call: bool,
-    /// How many calls the conversation holds already.
+    /// The number of calls that the conversation already has.
     pub earlier_calls: usize,
 }
 
@@ -70,19 +71,19 @@ pub trait ReplyParser: Send {
     fn finish(&mut self, stop: Option<&StopCause>) -> Vec<Delta>;
 }
 
-/// How a model writes its replies.
+/// The format in which a model writes its replies.
 pub trait ReplyFormat: Send + Sync {
-    /// Whether calls of tools are found. Requests with tools are refused otherwise.
+    /// Whether tool calls can be found. Otherwise requests with tools are refused.
     fn reads_tools(&self) -> bool;
 
-    /// Whether reasoning is told from the answer. Requests that ask for it are refused otherwise.
+    /// Whether reasoning can be separated from the answer. Otherwise requests for it are refused.
     fn reads_reasoning(&self) -> bool;
 
-    /// The conversation as the model's template can write it, and its text by `render`: where the
-    /// template has no place for tools, they may become text.
+    /// Renders the conversation with `render`. If the template has no place for tools, they may
+    /// become text.
     ///
     /// # Errors
-    /// That of `render`.
+    /// The error of `render`.
     fn written(
         &self,
         prompt: &ChatPrompt,
@@ -94,8 +95,7 @@ pub trait ReplyFormat: Send + Sync {
     /// A parser of one reply.
     fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser>;
 
-    /// How reasoning is marked in the reply to a request, where it may be cut; `None` where it
-    /// cannot.
+    /// The marks of reasoning in the reply to a request; `None` if reasoning cannot be cut.
     fn reasoning_marks(&self, request: &ReplyRequest) -> Option<ReasoningMarks> {
         let _ = request;
         None
@@ -104,7 +104,7 @@ pub trait ReplyFormat: Send + Sync {
     /// A grammar of replies that call the tool `named`, or any tool of the request if it is `None`.
     ///
     /// # Errors
-    /// Why there is none, for the client.
+    /// The reason why there is none, in words for the client.
     fn forced_call(
         &self,
         request: &ReplyRequest,
@@ -115,7 +115,7 @@ pub trait ReplyFormat: Send + Sync {
     }
 }
 
-/// All of a reply is its answer.
+/// The format of models without calls and reasoning: the whole reply is its answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PlainText;
 

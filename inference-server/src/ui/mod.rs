@@ -1,10 +1,10 @@
-//! The page at `/`: a chat for a person with a browser. Its files are part of the program, and it
-//! loads nothing from elsewhere.
+//! The chat page at `/` for browsers. Its files are part of the program, and it loads nothing from
+//! elsewhere.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
-/// Only files of this server, no inline code, no frames around it.
+/// The page may load files of this server only, has no inline code, and may not be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
@@ -16,7 +16,7 @@ fn file(kind: &'static str, text: &'static str) -> Response {
         (header::CONTENT_TYPE, kind),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::REFERRER_POLICY, "no-referrer"),
-        // The files go together: none may be older than another.
+        // The files of a page must have the same version.
         (header::CACHE_CONTROL, "no-cache"),
         (HeaderName::from_static("x-frame-options"), "DENY"),
     ] {

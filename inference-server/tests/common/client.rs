@@ -1,4 +1,4 @@
-//! HTTP by hand: a client that may stop in the middle of anything.
+//! An HTTP client, written by hand so that it can stop at any point.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -38,7 +38,7 @@ impl Reply {
         })
     }
 
-    /// The JSON, which must come with this status.
+    /// The JSON of an answer, which must have this status.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.text());
@@ -79,7 +79,7 @@ impl Client {
         stream
     }
 
-    /// Sends a request and leaves the answer to the caller.
+    /// Sends a request. The caller reads the answer.
     pub fn open(&self, method: &str, path: &str, body: &[u8]) -> TcpStream {
         let mut stream = self.connect();
         let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
@@ -113,7 +113,7 @@ pub fn read(mut stream: TcpStream) -> Reply {
         match stream.read(&mut part) {
             Ok(0) => break,
             Ok(n) => all.extend_from_slice(&part[..n]),
-            // Bytes before a reset count.
+            // Bytes that arrived before a reset count.
             Err(e) if !all.is_empty() && e.kind() != std::io::ErrorKind::WouldBlock => break,
             Err(e) => panic!("no answer: {e}"),
         }
@@ -149,7 +149,7 @@ fn unchunked(mut body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The events of a stream: their names, and their data, `[DONE]` as null.
+/// The events of a stream: their names and data, with `[DONE]` as null.
 #[track_caller]
 pub fn events(reply: &Reply) -> Vec<(String, Value)> {
     let text = reply.text();

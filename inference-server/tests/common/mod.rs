@@ -1,5 +1,5 @@
-//! A scripted model and a client for the tests, without an engine or MLX. The client can do things
-//! that a well-behaved one never does.
+//! A scripted model and a client for the tests, without an engine or MLX. The client can behave in
+//! ways that well-behaved clients never do.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -18,7 +18,7 @@ use inference_server::{Config, Limits, ServedModel, Server};
 pub use client::{Client, Reply, events, lines, read};
 pub use script::{Script, State, capabilities};
 
-/// A server in a thread of its own.
+/// A server in its own thread.
 pub struct Running {
     pub address: SocketAddr,
     pub state: Arc<State>,
@@ -31,12 +31,11 @@ impl Running {
         Client::new(self.address)
     }
 
-    /// Asks it to stop, without waiting.
+    /// Asks the server to stop, without waiting.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Whether it has stopped.
     pub fn stopped(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -62,7 +61,7 @@ impl Drop for Running {
     }
 }
 
-/// Limits that make tests short.
+/// Limits that keep tests short.
 pub fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.header_timeout = Duration::from_millis(500);
@@ -86,12 +85,11 @@ pub fn serve(config: &Config) -> Running {
     serve_as(config, |model| model.with_context(1000))
 }
 
-/// Serves the scripted model as `tiny`, whose own context is a million tokens.
+/// Serves the scripted model as `tiny`. Its own context has a million tokens.
 pub fn serve_as(config: &Config, adjust: impl FnOnce(ServedModel) -> ServedModel) -> Running {
     serve_script(config, Script::new(), adjust)
 }
 
-/// [`serve_as`] with a script.
 pub fn serve_script(
     config: &Config,
     script: Script,
@@ -113,7 +111,7 @@ pub fn serve_script(
     }
 }
 
-/// Waits until it holds, or fails.
+/// Waits until `holds` returns true, or fails.
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);

@@ -1,14 +1,14 @@
-//! A model that does what its prompt says. Tokens are bytes; 256 ends a text.
+//! A model whose prompt is its script. Tokens are bytes; 256 ends a text.
 //!
 //! It replies with the text after the last `say:` of the prompt, up to a new line, else with
-//! `hello world`. Words anywhere in the prompt make it misbehave. `!long` goes on until it is
-//! stopped, `!prefill` computes the prompt in many steps, `!fail` fails alone at the third token.
-//! `!error` fails the whole step, `!panic` panics in a step, `!addpanic` when it is added,
-//! `!refuse` is refused as invalid. In a grammar, `!badgrammar` is refused when it is prepared and
-//! `!preparepanic` panics then.
+//! `hello world`. Words anywhere in the prompt make it misbehave. `!long` continues until it is
+//! stopped, `!prefill` computes the prompt in many steps, and `!fail` fails one request at its
+//! third token. `!error` fails the whole step, `!panic` panics in a step, `!addpanic` panics when
+//! it is added, and `!refuse` is refused as invalid. In a grammar, `!badgrammar` is refused and
+//! `!preparepanic` panics, both at preparation.
 //!
-//! `⏎` in its reply is a new line. With [`Script::writing`] it has a chat template, and special
-//! tokens, which it says by name.
+//! `⏎` in a reply is a new line. With [`Script::writing`] the model has a chat template, and
+//! special tokens that a reply writes by name.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -27,25 +27,25 @@ use inference::{
 
 const END: u32 = 256;
 const VOCABULARY: usize = 257;
-/// Steps of a prompt that says `!prefill`.
+/// The number of steps for a prompt with `!prefill`.
 const PREFILL: usize = 1_000_000;
 
-/// What tests see and change.
+/// State that tests read and change.
 #[derive(Default)]
 pub struct State {
     rows: AtomicUsize,
     pub peak: AtomicUsize,
     pub added: AtomicUsize,
     pub sessions: AtomicUsize,
-    /// No step ends while it is closed.
+    /// No step ends while the gate is closed.
     gate: AtomicBool,
     pub options: Mutex<Vec<GenerateOptions>>,
     pub prompts: Mutex<Vec<String>>,
     pub closed: AtomicBool,
-    /// No grammar is compiled while it is set.
+    /// No grammar is compiled while this is set.
     held: AtomicBool,
     compiling: AtomicUsize,
-    /// The grammars that were compiled, and how many of them in a session.
+    /// The compiled grammars, and the number compiled inside a session.
     compiled: Mutex<Vec<Grammar>>,
     pub compiled_in_session: AtomicUsize,
 }
@@ -64,12 +64,12 @@ impl State {
         self.gate.store(false, Ordering::SeqCst);
     }
 
-    /// Lets no grammar be compiled.
+    /// Sets whether the compilation of grammars is held.
     pub fn hold_grammars(&self, hold: bool) {
         self.held.store(hold, Ordering::SeqCst);
     }
 
-    /// Grammars that are compiled now.
+    /// The number of grammars that are being compiled.
     pub fn compiling(&self) -> usize {
         self.compiling.load(Ordering::SeqCst)
     }
@@ -100,7 +100,7 @@ impl State {
     }
 }
 
-/// Records an item. Only the latest stay, so that a long run has a bound.
+/// Records an item. Only the latest items stay, so that the memory of a long run is bounded.
 fn keep<T>(list: &Mutex<Vec<T>>, item: T) {
     let mut list = list.lock().unwrap();
     if list.len() == 64 {
@@ -138,7 +138,7 @@ impl Script {
         }
     }
 
-    /// The same with files that recommend this sampling.
+    /// The same model with files that recommend this sampling.
     pub fn recommending(self, sampling: SamplingDefaults) -> Self {
         Self { sampling, ..self }
     }
@@ -178,7 +178,7 @@ impl TextModel for Script {
         info.architecture = String::from("script");
         info.vocab_size = VOCABULARY + self.specials.len();
         info.hidden_size = 2;
-        // 16 bytes a token: a key and a value of two numbers.
+        // A token takes 16 bytes: a key and a value of two numbers.
         (info.num_layers, info.num_kv_heads, info.head_dim) = (1, 1, 2);
         info.context_length = Some(1_000_000);
         info.has_chat_template = true;
@@ -221,7 +221,7 @@ impl TextModel for Script {
         Some(self)
     }
     fn as_rerank_model(&self) -> Option<&dyn RerankModel> {
-        // One of the two that tests serve.
+        // The tests serve a model without and one with this ability.
         self.template.is_none().then_some(self)
     }
 }
@@ -258,7 +258,7 @@ impl TokenModel for Script {
         self.render_chat_with(&ChatPrompt::new(messages).with_end(end))
     }
     fn encode_chat_with(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
-        // Nothing in a conversation is a special token.
+        // Text in a conversation never becomes a special token.
         let text = self.render_chat_with(prompt)?;
         Ok(text.bytes().map(u32::from).collect())
     }
@@ -302,7 +302,7 @@ impl TokenModel for Script {
     }
 }
 
-/// A document's score is how many of its bytes the query has.
+/// The score of a document is the number of its bytes that occur in the query.
 impl RerankModel for Script {
     fn rerank(
         &self,
@@ -328,7 +328,7 @@ impl RerankModel for Script {
     }
 }
 
-/// The most tokens of a text that becomes a vector.
+/// The most tokens of an embedded text.
 const EMBEDDED: usize = 900;
 
 impl EmbeddingModel for Script {
@@ -509,7 +509,7 @@ impl Row {
         metrics.prompt_tokens = self.prompt.len();
         metrics.cached_tokens = 2.min(self.prompt.len());
         metrics.generated_tokens = self.tokens;
-        // Two milliseconds a token after the first.
+        // Each token after the first takes two milliseconds.
         let steps = u32::try_from(self.tokens.saturating_sub(1)).unwrap();
         metrics.decode_time = Duration::from_millis(2) * steps;
         BatchEvent::Done {
@@ -520,7 +520,7 @@ impl Row {
         }
     }
 
-    /// The token that the logits processors make of the one that the script says.
+    /// The token that the logits processors choose, given the script's token.
     fn processed(&mut self, wanted: u32) -> Result<u32> {
         let mut logits = vec![-1.0; VOCABULARY + self.specials.len()];
         logits[wanted as usize] = 1.0;

@@ -1,4 +1,4 @@
-//! Who may ask, and what hostile clients send.
+//! Access control, and requests of hostile clients.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ fn a_key_is_asked_for_everywhere_but_for_signs_of_life() {
         for path in ["/", "/health", "/v1/health", "/ready"] {
             assert_eq!(client.get(path).status, 200, "{path}");
         }
-        // However a path is spelled.
+        // The spelling of a path does not avoid the check.
         for path in [
             "//v1/models",
             "/v1/models/",
@@ -81,7 +81,7 @@ fn a_key_is_asked_for_everywhere_but_for_signs_of_life() {
 fn other_clients_do_not_wait_while_a_large_body_is_read() {
     let mut limits = limits();
     limits.body_timeout = Duration::from_secs(30);
-    // Bounds of values are off, so that reading takes long.
+    // The limits on values are off, so that reading takes long.
     limits.json_values = 10_000_000;
     limits.json_containers = 10_000_000;
     limits.all_bodies_bytes = 4_000_000_000;
@@ -123,7 +123,7 @@ fn requests_that_need_no_place_are_small() {
             &format!(r#""x":"{}"#, "a".repeat(bytes - body.len())),
         )
     };
-    // A model is not fetched here, whatever the body.
+    // This server may not fetch models, so it refuses each pull.
     for (path, status) in [("/api/show", 200), ("/api/pull", 403)] {
         let body = of(MOST);
         assert_eq!(body.len(), MOST);
@@ -134,7 +134,7 @@ fn requests_that_need_no_place_are_small() {
         let message = error["error"].as_str().unwrap();
         assert!(message.contains("larger than 65536 bytes"), "{message}");
     }
-    // Others may be larger.
+    // Requests for replies may have larger bodies.
     let body = of(MOST + 1).replace(r#""model""#, r#""prompt":"say:x","model""#);
     let reply = client.ask("POST", "/v1/completions", body.as_bytes());
     reply.expect(200);
@@ -166,7 +166,7 @@ fn web_pages_may_not_ask() {
         .with("Host", "localhost")
         .post(CHAT, &ask())
         .expect(200);
-    // No preflight is answered.
+    // Preflight requests are refused.
     let preflight = client
         .clone()
         .with("Origin", "https://evil.example")
@@ -216,7 +216,7 @@ fn large_and_odd_bodies_are_refused() {
     limits.json_depth = 16;
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    // Announced: nothing of it is read.
+    // The body's size is announced: none of it is read.
     let mut announced = client.connect();
     let head =
         format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n");
@@ -224,7 +224,7 @@ fn large_and_odd_bodies_are_refused() {
     let mut start = [0; 12];
     announced.read_exact(&mut start).unwrap();
     assert_eq!(&start, b"HTTP/1.1 413");
-    // Not announced: chunks without end.
+    // The body's size is not announced: endless chunks.
     let mut chunked = client.connect();
     let head =
         format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -278,14 +278,14 @@ fn bodies_are_bounded_together() {
     let mut large = ask();
     large["user"] = "x".repeat(80_000).into();
     crate::common::eventually("a refusal", || client.post(CHAT, &large).status == 429);
-    // Small ones pass, and later so do large ones.
+    // Small bodies pass, and later large ones too.
     client.post(CHAT, &ask()).expect(200);
     drop(slow);
     crate::common::eventually("room", || client.post(CHAT, &large).status == 200);
-    // What errors repeat of a body is short.
+    // Errors repeat only a short part of a body.
     let mut odd = ask();
     odd["temperature"] = "x".repeat(80_000).into();
-    // The memory of the request before is free once its row is gone, a moment after its answer.
+    // The previous request's memory is free a moment after its answer, when its row ends.
     let mut error = client.post(CHAT, &odd);
     crate::common::eventually("room", || {
         error = client.post(CHAT, &odd);
@@ -330,7 +330,7 @@ fn hostile_schemas_are_refused() {
 fn closes_within(mut stream: std::net::TcpStream, most: Duration) -> Vec<u8> {
     let started = Instant::now();
     let mut all = Vec::new();
-    // A reset is an end, too.
+    // A reset also ends the connection.
     let _ = stream.read_to_end(&mut all);
     assert!(started.elapsed() < most, "{:?}", started.elapsed());
     all
@@ -373,7 +373,7 @@ fn connections_are_bounded_and_the_next_waits() {
     limits.connections = 4;
     let server = serve(&config().with_limits(limits));
     let idle: Vec<_> = (0..4).map(|_| server.client().connect()).collect();
-    // Served once the idle ones have lost theirs.
+    // The request is served once the idle connections are closed.
     server.client().post(CHAT, &ask()).expect(200);
     drop(idle);
 }
@@ -446,7 +446,7 @@ fn wrong_keys_are_answered_one_after_another() {
     let started = std::time::Instant::now();
     std::thread::scope(|scope| {
         let guesses = [(); 6].map(|()| scope.spawn(|| with("sesam").get("/v1/models").status));
-        // The right key does not wait for them, nor does a request without one.
+        // Requests with the right key or without a key do not wait.
         while !guesses
             .iter()
             .any(std::thread::ScopedJoinHandle::is_finished)

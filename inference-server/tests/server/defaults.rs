@@ -1,5 +1,5 @@
-//! What the server takes for requests that do not say it, by every API, and that requests come
-//! first.
+//! The server's defaults apply in every API to fields that a request leaves out. Fields of the
+//! request override them.
 
 use crate::common::{Running, config, serve};
 use inference::{GenerateOptions, Parameter, ParameterValue};
@@ -25,7 +25,7 @@ fn defaults() -> RequestDefaults {
     defaults
 }
 
-/// The options of the last request, after this one.
+/// The options of the engine's last request after this one is sent.
 fn asked(server: &Running, path: &str, body: &Value) -> GenerateOptions {
     server.client().post(path, body).expect(200);
     server.state.last_options()
@@ -40,7 +40,7 @@ fn figures(options: &GenerateOptions) -> [f32; 4] {
     ]
 }
 
-/// Each API's route with a request that says nothing, and one that says all it can.
+/// Each API's route with a request without optional fields, and one with all of them.
 fn requests() -> Vec<(&'static str, Value, Value)> {
     let messages = json!([{"role": "user", "content": "say:abcdefgh"}]);
     vec![
@@ -109,7 +109,7 @@ fn without_defaults_each_api_has_its_own() {
     for ((path, silent, _), temperature) in requests().into_iter().zip([1.0, 1.0, 0.8, 0.8]) {
         let options = asked(&server, path, &silent);
         assert_eq!(options.sampling.temperature, temperature, "{path}");
-        // Of raw completions, OpenAI's own is 16.
+        // For raw completions, OpenAI's default is 16.
         let most = match path {
             "/v1/completions" => 16..=16,
             _ => 17..=usize::MAX,

@@ -1,4 +1,4 @@
-//! `/openapi.json` against what the server does. Schemathesis checks more
+//! Compares `/openapi.json` with the server's behavior. Schemathesis checks more
 //! (`tools/serve_schema.py`).
 
 use crate::common::{Reply, Running, config, serve};
@@ -8,7 +8,7 @@ fn description(server: &Running) -> Value {
     server.client().get("/openapi.json").expect(200)
 }
 
-/// A schema without references.
+/// The schema after following its reference.
 fn resolved<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
         Some(path) => resolved(all, all.pointer(&path[1..]).unwrap()),
@@ -36,7 +36,7 @@ fn types(all: &Value, schema: &Value) -> Vec<String> {
     found
 }
 
-/// All properties of a schema, those of its parts included.
+/// All properties of a schema, including those of its parts.
 fn properties(all: &Value, schema: &Value) -> serde_json::Map<String, Value> {
     let schema = resolved(all, schema);
     let mut found = schema["properties"]
@@ -60,7 +60,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Status, content type and JSON type of an answer are those of the description.
+/// Checks that status, content type and JSON type of an answer match the description.
 #[track_caller]
 fn is_described(all: &Value, operation: &Value, reply: &Reply) {
     let place = &operation["operationId"];
@@ -89,7 +89,7 @@ fn answers_are_described() {
             is_described(&all, operation, &server.client().get(&path));
         }
         if let Some(operation) = methods.get("post") {
-            // An empty body is an error everywhere.
+            // An empty body is an error on every route.
             is_described(&all, operation, &server.client().ask("POST", path, b""));
         }
     }
@@ -127,7 +127,7 @@ fn answers_are_described() {
     is_described(&all, embedding, &reply);
 }
 
-/// Also in requests that only load a model.
+/// The check includes requests that only load a model.
 #[test]
 fn ollama_requests_of_wrong_types_are_refused() {
     let server = serve(&config());
@@ -144,7 +144,7 @@ fn ollama_requests_of_wrong_types_are_refused() {
     }
 }
 
-/// Two types of one name would hide each other.
+/// Two types with the same name would replace each other.
 #[test]
 fn each_route_has_its_own_request() {
     let server = serve(&config());

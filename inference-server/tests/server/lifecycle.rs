@@ -1,5 +1,5 @@
-//! What happens to requests whose client leaves, that come too many, that fail, and that a stop
-//! meets.
+//! Requests whose client disconnects, excess requests, failing requests, and requests during a
+//! stop.
 
 use std::io::Read;
 use std::sync::atomic::Ordering;
@@ -14,14 +14,14 @@ fn ask(text: &str, stream: bool) -> Value {
     json!({"messages": [{"role": "user", "content": text}], "stream": stream})
 }
 
-/// The figure of a line of `/metrics`.
+/// The value of a line of `/metrics`.
 fn figure(server: &Running, name: &str) -> f64 {
     let text = server.client().get("/metrics").text();
     let line = text.lines().find(|l| l.starts_with(&format!("{name} ")));
     line.map_or(0.0, |l| l.rsplit(' ').next().unwrap().parse().unwrap())
 }
 
-/// All places are free.
+/// Checks that all places are free.
 #[track_caller]
 fn free(server: &Running) {
     server.idle();
@@ -43,14 +43,14 @@ fn requests_whose_keys_do_not_fit_wait_for_others_to_end() {
     for reply in replies {
         read(reply).expect(200);
     }
-    // 405 tokens each, of which two fit.
+    // Each request takes 405 tokens, so two fit.
     assert_eq!(server.state.peak.load(Ordering::SeqCst), 2);
     let error = client.post("/v1/completions", &ask(2000)).expect(400);
     let message = error["error"]["message"].as_str().unwrap();
     assert!(message.contains("keys and values"), "{message}");
-    // It keeps nobody else waiting.
+    // The refused request does not block others.
     client.post("/v1/completions", &ask(5)).expect(200);
-    // The reply's end is sent before its bytes are free.
+    // The reply's end is sent before its memory is released.
     eventually("no keys and values are reserved", || {
         let text = client.get("/metrics").text();
         text.contains("inference_kv_reserved_bytes 0\n")
@@ -75,7 +75,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     let waiting = client.open_json(CHAT, &structured("slow"));
     eventually("both", || client.get("/ready").json()["requests"] == 2);
     eventually("a compilation", || server.state.compiling() == 1);
-    // About a hundred tokens come while the grammar is compiled.
+    // About a hundred tokens arrive while the grammar is compiled.
     let mut some = [0; 20_000];
     talker.read_exact(&mut some).unwrap();
     assert_eq!(server.state.rows(), 1);
@@ -84,7 +84,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     assert_eq!(reply["choices"][0]["message"]["content"], "{\"a\":1}");
     drop(talker);
     free(&server);
-    // Clients that leave meanwhile free their places.
+    // Clients that disconnect meanwhile free their places.
     server.state.hold_grammars(true);
     let first = client.open_json(CHAT, &structured("first"));
     eventually("a compilation", || server.state.compiling() == 1);
@@ -93,7 +93,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     drop((first, second));
     server.state.hold_grammars(false);
     free(&server);
-    // The session compiled none of them.
+    // No grammar was compiled inside the session.
     let in_session = &server.state.compiled_in_session;
     assert_eq!(in_session.load(Ordering::SeqCst), 0);
 }
@@ -119,7 +119,7 @@ fn a_client_that_leaves_frees_its_row_in_decode() {
     for stream in [true, false] {
         let mut connection = server.client().open_json(CHAT, &ask("!long", stream));
         if stream {
-            // Some of the reply has come.
+            // The reply has begun.
             let mut some = [0; 400];
             connection.read_exact(&mut some).unwrap();
         }
@@ -194,7 +194,7 @@ fn what_is_too_much_is_refused_before_it_costs_anything() {
     drop(running);
     free(&server);
     client.post(CHAT, &ask("say:ok", false)).expect(200);
-    // As many choices as there are places cannot come at once either.
+    // A request for more choices than there are places is refused, too.
     let body = json!({"messages": [{"role": "user", "content": "x"}], "n": 4});
     client.post(CHAT, &body).expect(429);
 }
@@ -221,13 +221,14 @@ fn a_reader_that_is_too_slow_is_given_up() {
     let mut limits = limits();
     limits.buffered_tokens = 16;
     let server = serve_as(&config().with_limits(limits), |model| model);
-    // More than the system's buffers take, which the client leaves full.
+    // The reply is larger than the system's buffers, which the client leaves full.
     let body = json!({"prompt": "!long", "max_tokens": 1_000_000, "stream": true, "n": 4});
     let connection = server.client().open_json("/v1/completions", &body);
     eventually("rows", || server.state.rows() == 4);
     eventually("an end", || server.state.rows() == 0);
     assert!(figure(&server, "inference_slow_readers_total") >= 1.0);
-    // The one that asks is the only one left: the connection is closed though its client is there.
+    // Only the connection of this request to `/metrics` remains. The other one is closed although
+    // its client is connected.
     eventually("a closed connection", || {
         figure(&server, "inference_connections") == 1.0
     });
@@ -312,7 +313,7 @@ fn a_panic_or_a_failing_step_is_survived() {
             !text.contains("secret") && !text.contains("asked to"),
             "{text}"
         );
-        // It was in the same forward pass, whose state is unknown now.
+        // The other request was in the same forward pass, whose state is now unknown.
         read(other).expect(500);
         let reply = client.post(CHAT, &ask("say:well", false)).expect(200);
         assert_eq!(reply["choices"][0]["message"]["content"], "well");
@@ -355,9 +356,9 @@ fn a_stop_lets_replies_end() {
     server.state.shut();
     let streamed = client.open_json(CHAT, &ask("say:to the end", true));
     let whole = client.open_json(CHAT, &ask("say:me too", false));
-    // A connection that is open and idle, and one that sends a request late.
+    // One connection is idle, and one sends its request late.
     let idle = client.connect();
-    // Not the rows: a step that waits at the gate lets no second one in.
+    // Rows would be the wrong count: a step that waits at the gate admits no second row.
     eventually("requests", || client.get("/ready").json()["requests"] == 2);
     server.stop();
     std::thread::sleep(Duration::from_millis(100));
@@ -400,7 +401,7 @@ fn nothing_is_made_of_a_body_before_there_is_a_place() {
     let client = server.client();
     let running = client.open_json(CHAT, &ask("!long", true));
     eventually("it runs", || server.state.rows() == 1);
-    // No reader has looked at it: it is malformed.
+    // The body was never read as JSON; it is malformed.
     for path in [
         "/v1/chat/completions",
         "/v1/completions",
@@ -436,7 +437,7 @@ fn values_of_a_body_take_memory_until_the_request_ends() {
     limits.all_bodies_bytes = 400_000;
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    // A few kilobytes of text that become some hundred of values.
+    // A few kilobytes of text that become some hundred kilobytes of values.
     let wide = |text: &str| {
         let mut body = ask(text, true);
         body["x"] = vec![json!({}); 300].into();
@@ -450,7 +451,7 @@ fn values_of_a_body_take_memory_until_the_request_ends() {
     eventually("its memory is free", || {
         client.post(CHAT, &wide("say:x")).status == 200
     });
-    // What never fits is too large.
+    // A body that can never fit is too large.
     let mut body = ask("say:x", true);
     body["x"] = vec![json!({}); 1000].into();
     client.post(CHAT, &body).expect(413);

@@ -1,4 +1,4 @@
-//! The server on a scripted backend: each API, access, models, and how it starts and stops.
+//! Tests of the server with a scripted backend: each API, access, models, start and stop.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! llama.cpp's own routes, and `/v1/infer`.
+//! Tests of llama.cpp's own routes and of `/v1/infer`.
 
 use std::io::Read;
 
@@ -22,7 +22,7 @@ fn a_completion_has_the_shape_that_llama_cpp_gives_it() {
     assert_eq!(reply["tokens_evaluated"], "say:Guten⏎Tag".len());
     assert_eq!(reply["tokens_cached"], 2);
     assert_eq!(reply["timings"]["predicted_n"], 9);
-    // Eight steps after the first token, which comes of the prompt.
+    // The first token comes from the prefill, so eight decode steps follow.
     let each = reply["timings"]["predicted_per_token_ms"].as_f64().unwrap();
     let all = reply["timings"]["predicted_ms"].as_f64().unwrap();
     assert!(all == 16.0 && each == 2.0, "{reply}");
@@ -216,7 +216,7 @@ fn the_state_is_told() {
     assert_eq!(props["total_slots"], 4);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 1000);
     assert_eq!(props["model_alias"], "tiny");
-    // The model says no template, and is there.
+    // The model is loaded and has no template.
     assert_eq!(props["chat_template"], "");
     assert_eq!(props["is_sleeping"], false);
     let busy = |slots: &Value| {
@@ -233,7 +233,7 @@ fn the_state_is_told() {
         eventually("one more runs", || server.state.rows() == n);
         let slots = client.get("/slots").expect(200);
         assert_eq!(busy(&slots), n);
-        // The first ones, by number.
+        // The first slots are in use.
         for (id, slot) in slots.as_array().unwrap().iter().enumerate() {
             assert_eq!(slot["id"], id);
             assert_eq!(slot["is_processing"], id < n);
@@ -266,7 +266,7 @@ fn documents_are_sorted_by_their_scores_in_each_form() {
         assert_eq!(reply["usage"]["total_tokens"], 11 + 4 * 2);
         assert_eq!(reply["model"], "tiny");
     }
-    // More than are scored in one turn.
+    // More documents than one turn scores.
     let many: Vec<String> = (0..40).map(|i| "a".repeat(i % 7)).collect();
     let reply = client.post("/rerank", &json!({"query": "a", "documents": many}));
     let reply = reply.expect(200);
@@ -280,7 +280,7 @@ fn documents_are_sorted_by_their_scores_in_each_form() {
         client.post("/rerank", &list).expect(200),
         json!([{"index": 1, "score": 2.0, "text": "ab"}, {"index": 0, "score": 0.0, "text": "q"}])
     );
-    // A long document is cut, unless it shall not be.
+    // A long document is cut, unless the request forbids it.
     let long = "a".repeat(60);
     client
         .post("/rerank", &json!({"query": "a", "documents": [long]}))
@@ -322,7 +322,7 @@ fn the_state_is_that_of_this_server() {
     let props = client.get("/props").expect(200);
     assert_eq!(props["total_slots"], 2);
     assert_eq!(props["chat_template"], "{{ messages }}");
-    // Without a bound of the server's, the model's own context.
+    // Without a limit of the server, this is the model's own context.
     assert_eq!(
         props["default_generation_settings"]["n_ctx"],
         client.get("/api/ps").json()["models"][0]["context_length"]
@@ -337,7 +337,7 @@ fn the_state_is_that_of_this_server() {
             .iter()
             .all(|s| s["n_ctx"] == 1_000_000)
     );
-    // The defaults are those that a request without parameters is run with.
+    // The defaults are the options of a request without parameters.
     client
         .post("/completion", &json!({"prompt": "say:x"}))
         .expect(200);
@@ -352,7 +352,7 @@ fn the_state_is_that_of_this_server() {
     assert_eq!(params["repeat_last_n"], ran.penalties.repeat_window);
     assert_eq!(params["seed"], -1);
     assert_eq!(ran.sampling.seed, None);
-    // As many tokens as fit: the prompt has five.
+    // As many tokens as fit; the prompt has five.
     assert_eq!(params["n_predict"], -1);
     let mut most = client.post("/completion", &json!({"prompt": "say:x", "n_predict": -1}));
     most.expect(200);
@@ -360,7 +360,7 @@ fn the_state_is_that_of_this_server() {
     most = client.post("/completion", &json!({"prompt": "say:x", "n_predict": 3}));
     most.expect(200);
     assert_eq!(server.state.last_options().max_tokens, 3);
-    // llama.cpp's list of samplers: those that are not in it are off, and the order is one of two.
+    // Filters outside llama.cpp's list of samplers are off. The order is one of two.
     let with = |samplers: &Value| json!({"prompt": "say:x", "samplers": samplers});
     for (samplers, order, top_k, min_p) in [
         (
@@ -405,7 +405,7 @@ fn the_state_is_that_of_this_server() {
             "{samplers}"
         );
     }
-    // Typical-p has its place in each order.
+    // Typical-p has a different place in each order.
     let typical = |samplers: &Value| {
         let mut body = with(samplers);
         body["typical_p"] = 0.5.into();
@@ -431,12 +431,12 @@ fn the_state_is_that_of_this_server() {
         let refused = client.post("/completion", &with(&samplers));
         refused.expect(400);
     }
-    // And `n_predict` and `seed`.
+    // The other fields are `n_predict` and `seed`.
     let names = inference::Parameter::all().count() + 2;
     assert_eq!(params.as_object().unwrap().len(), names, "{params}");
 }
 
-/// Every route that generates: those that know the field, and those that do not.
+/// The test covers every route that generates, with and without the field.
 #[test]
 fn exclusion_of_top_choices_has_one_bound() {
     let server = coder(MARKS);
@@ -474,7 +474,7 @@ fn exclusion_of_top_choices_has_one_bound() {
                 let message = error["error"]["message"].as_str().unwrap();
                 assert!(message.ends_with("between 0 and 0.5"), "{message}");
             } else {
-                // A field that the API does not have changes nothing.
+                // A field that the API does not have is ignored.
                 reply.expect(200);
                 let ran = server.state.last_options().sampling;
                 assert_eq!(ran.xtc_probability, 0.0, "{path}");
@@ -523,7 +523,7 @@ fn text_is_filled_in_where_the_model_has_tokens_for_it() {
         server.state.last_prompt(),
         "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
     );
-    // Text of a file cannot end a part.
+    // Text of a file cannot contain the special token that ends a part.
     let body = json!({"input_prefix": "a<|fim_middle|>", "input_suffix": "b"});
     let error = client.post("/infill", &body).expect(400);
     assert!(
@@ -561,7 +561,7 @@ fn the_next_token_is_predicted() {
     assert_eq!(reply["prompt"], "say:hello");
     let all = reply["predictions"].as_array().unwrap();
     assert_eq!(all.len(), 3);
-    // The script gives all of them the logarithm -0.5.
+    // The script gives each token the log-probability -0.5.
     assert_eq!(all[0], json!({"token": "h", "probability": 0.6065}));
     assert!(reply["latency_ms"].is_number());
     let options = server.state.last_options();
@@ -579,7 +579,7 @@ fn the_next_token_is_predicted() {
     }
 }
 
-/// llama.cpp's clients and tests use these paths.
+/// llama.cpp's clients and tests use these aliases.
 #[test]
 fn second_names_of_routes_answer_alike() {
     let server = serve(&config());
@@ -623,7 +623,7 @@ fn a_list_mixes_texts_ids_and_objects() {
     assert_eq!(said, ["one", "two", "three"]);
     let client = server.client();
     let image = json!({"prompt_string": "a", "multimodal_data": ["AAAA"]});
-    // A list is no object with its fields in order.
+    // A list must not be read as an object with its fields in order.
     for prompt in [image, json!([["AAA"]]), json!({})] {
         client
             .post("/completion", &json!({"prompt": prompt}))
@@ -636,7 +636,7 @@ fn a_list_mixes_texts_ids_and_objects() {
     assert!(message.contains("not a list"), "{message}");
 }
 
-/// A server that takes requests for long texts of tokens, and such a request's body.
+/// A server that accepts requests with long token lists, and the body of such a request.
 fn long_texts(
     adjust: impl FnOnce(&mut inference_server::Limits),
 ) -> (crate::common::Running, Vec<u8>) {
@@ -653,7 +653,8 @@ fn long_texts(
     (server, body.into_bytes())
 }
 
-/// Tokens whose text is more than the system keeps for a reader: each is written as six bytes.
+/// The number of tokens. Their text is larger than the system's socket buffers, since each is
+/// written as six bytes.
 const LONG: usize = 4_000_000;
 
 #[test]
@@ -677,14 +678,14 @@ fn a_text_of_tokens_holds_its_place_until_it_is_read() {
     crate::common::eventually("the place is free", || {
         client.get("/ready").json()["requests"] == 0
     });
-    // The text is whole JSON where it has several parts, and where it has none.
+    // The text is valid JSON in several parts and when it is empty.
     let text = "é\"\n".repeat(20_000);
     let ids: Vec<u32> = text.bytes().map(u32::from).collect();
     for (ids, text) in [(ids, text), (Vec::new(), String::new())] {
         let reply = client.post("/detokenize", &json!({"tokens": ids}));
         assert_eq!(reply.expect(200), json!({"content": text}));
     }
-    // A text is bounded, whatever its tokens spell.
+    // The text is limited, whatever its tokens stand for.
     let small = serve(&config().with_limits({
         let mut limits = crate::common::limits();
         limits.prompt_bytes = 80;
@@ -711,7 +712,7 @@ fn a_client_that_reads_an_answer_slowly_is_left() {
     crate::common::eventually("the place is free", || {
         server.client().get("/ready").json()["requests"] == 0
     });
-    // Each answer of a connection has its own time, and so has a stream.
+    // The time counts separately for each answer of a connection, and for a stream.
     let reply = server
         .client()
         .post("/v1/completions", &json!({"prompt": "say:well"}));

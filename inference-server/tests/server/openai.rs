@@ -1,4 +1,4 @@
-//! OpenAI's API, whole and streamed, with its errors.
+//! Tests of OpenAI's API, whole and streamed, with its errors.
 
 use crate::common::{Reply, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
@@ -54,14 +54,14 @@ fn a_chat_is_answered() {
             "prompt_tokens_details": {"cached_tokens": 2},
         })
     );
-    // OpenAI's defaults.
+    // The values are OpenAI's defaults.
     let options = server.state.last_options();
     assert_eq!(
         (options.sampling.temperature, options.sampling.top_p),
         (1.0, 1.0)
     );
     assert!(options.interrupt.deadline.is_some() && options.interrupt.cancel.is_some());
-    // All that fits.
+    // The default is all that fits into the context.
     assert_eq!(options.max_tokens, 1000 - prompt);
 }
 
@@ -126,7 +126,7 @@ fn a_stream_has_the_text_in_pieces() {
     for (i, chunk) in chunks.iter().enumerate() {
         assert_eq!(chunk["object"], "chat.completion.chunk");
         assert_eq!(chunk["id"], chunks[0]["id"]);
-        // Without being asked for, no chunk has counts or no choices.
+        // Unless requested, no chunk has counts or an empty list of choices.
         assert!(chunk.get("usage").is_none());
         let finish = &chunk["choices"][0]["finish_reason"];
         assert_eq!(*finish, if i == 4 { json!("stop") } else { Value::Null });
@@ -211,7 +211,7 @@ fn several_choices_are_several_replies() {
     let reply = server.client().post(CHAT, &body).expect(200);
     assert_eq!(reply["choices"].as_array().unwrap().len(), 3);
     assert_eq!(reply["choices"][2]["index"], 2);
-    // The prompt counts once.
+    // The prompt counts once for all choices.
     let prompt = "user: say:ab\n".len();
     assert_eq!(reply["usage"]["prompt_tokens"], prompt);
     assert_eq!(reply["usage"]["completion_tokens"], 6);
@@ -237,7 +237,7 @@ fn several_choices_are_several_replies() {
     }
 }
 
-/// Replies that wait to be read were given up as those of a slow reader.
+/// Replies were once dropped as those of slow readers while they waited to be read.
 #[test]
 fn long_choices_are_read_side_by_side() {
     let server = serve(&config());
@@ -298,7 +298,7 @@ fn response_formats_are_grammars() {
         let expected = expected.map(inference::Grammar::JsonSchema);
         assert_eq!(grammar, expected);
     }
-    // llama.cpp's fields: one is read, the other is not ignored.
+    // Of llama.cpp's fields, one is read and the other is refused.
     let body = with(ask("x"), json!({"json_schema": schema}));
     server.client().post(CHAT, &body).expect(200);
     let grammar = server.state.last_options().constraints.grammar;
@@ -423,7 +423,7 @@ fn bad_requests_name_what_is_wrong() {
         let error = client.ask("POST", CHAT, body).expect(400);
         assert_eq!(error["error"]["type"], "invalid_request_error");
     }
-    // Nothing of it reached the engine.
+    // None of these requests reached the engine.
     assert_eq!(
         server.state.added.load(std::sync::atomic::Ordering::SeqCst),
         0
@@ -450,7 +450,7 @@ fn a_prompt_beyond_the_context_is_told_both_counts() {
         message.contains("2007") && message.contains("1000"),
         "{message}"
     );
-    // A reply longer than the remaining context ends there, and says so.
+    // A reply that reaches the end of the context stops there and reports it.
     let body = with(ask("!long"), json!({"max_tokens": 100_000}));
     let reply = server.client().post(CHAT, &body).expect(200);
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
@@ -563,7 +563,7 @@ fn embeddings_are_vectors_in_order() {
     ] {
         client.post(path, &body).expect(400);
     }
-    // A panic is an error, and the next request works.
+    // A panic becomes an error, and the next request works.
     client
         .post(path, &json!({"input": "!embedpanic"}))
         .expect(500);
@@ -576,7 +576,8 @@ fn whole_answers_with_log_probabilities_are_bounded() {
     limits.whole_logprobs = 100;
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    // Four alternatives and the token itself, twice: ten tokens each.
+    // Each token has four alternatives and its own log-probability, for two choices: ten tokens
+    // each.
     let chat = json!({"messages": [{"role": "user", "content": "!long"}], "n": 2,
         "logprobs": true, "top_logprobs": 4});
     let text = json!({"prompt": "!long", "n": 2, "logprobs": 4});
@@ -598,7 +599,8 @@ fn whole_answers_with_log_probabilities_are_bounded() {
         body["stream"] = true.into();
         assert_eq!(client.post(path, &body).status, 200, "{path}");
     }
-    // A client that asks for no number gets as many as there may be, and is told so.
+    // Without a requested number, the reply gets the greatest allowed number of tokens and reports
+    // the cut.
     let reply = client.post("/v1/chat/completions", &chat).expect(200);
     for choice in reply["choices"].as_array().unwrap() {
         assert_eq!(choice["finish_reason"], "length");

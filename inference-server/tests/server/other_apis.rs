@@ -1,4 +1,5 @@
-//! Anthropic's and Ollama's APIs, and calls of tools in all three, with a parser of the test's own.
+//! Tests of Anthropic's and Ollama's APIs, and of tool calls in all three, with the test's own
+//! parser.
 
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use inference::{StopCause, Token};
 use inference_server::{Delta, ReplyFormat, ReplyParser, ReplyRequest};
 use serde_json::{Value, json};
 
-/// `(thought)` is reasoning, `[name{json}]` is a call, token by token.
+/// A format in which `(thought)` is reasoning and `[name{json}]` is a call. It reads token by
+/// token.
 #[derive(Clone, Default)]
 struct Brackets {
     thinking: bool,
@@ -146,11 +148,11 @@ fn openai_calls_are_the_same_whole_and_streamed() {
     }
     assert_eq!((content.as_str(), reasoning.as_str()), ("so ", "hm"));
     assert_eq!((json!(calls), finish), (expected, json!("tool_calls")));
-    // Held-back deltas come at the end.
+    // Deltas that were held back come at the end.
     let half = client.post(path, &openai("say:a[b", false)).expect(200);
     assert_eq!(half["choices"][0]["message"]["content"], "a[b");
     assert_eq!(half["choices"][0]["finish_reason"], "stop");
-    // Only a call: no words.
+    // The reply is only a call, without text.
     let bare = client.post(path, &openai("say:[f{}]", false)).expect(200);
     assert_eq!(bare["choices"][0]["message"]["content"], Value::Null);
 }
@@ -275,7 +277,7 @@ fn anthropic_streams_have_every_event() {
     );
     assert_eq!(events[6]["delta"]["stop_reason"], "end_turn");
     assert_eq!(events[6]["usage"]["output_tokens"], 2);
-    // A failure in the middle is an event, and the last.
+    // A failure during a stream is its last event.
     let failed = client.post(
         MESSAGES,
         &anthropic("say:hello !fail", &json!({"stream": true})),
@@ -445,7 +447,7 @@ fn ollama_chats_in_lines() {
         .post("/api/chat", &json!({"model": "tiny"}))
         .expect(200);
     assert_eq!(loaded["done_reason"], "load");
-    // Types are checked there, too.
+    // Types are also checked in requests that only load.
     for options in [json!({"min_p": {}}), json!({"top_k": 0.5})] {
         let wrong = json!({"model": "tiny", "options": options});
         client.post("/api/chat", &wrong).expect(400);
@@ -550,7 +552,7 @@ fn ollama_calls_are_whole() {
             .contains("call f {\"a\": Number(2)}")
     );
     let all = lines(&server.client().post("/api/chat", &body(true)));
-    // Each call has a line, as soon as it is complete.
+    // Each call has a line as soon as it is complete.
     let calls: Vec<&Value> = all
         .iter()
         .filter_map(|l| l["message"].get("tool_calls"))

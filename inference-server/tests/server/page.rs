@@ -1,4 +1,4 @@
-//! The page at `/`: who gets it, and that it loads nothing from elsewhere.
+//! Tests of the page at `/`: which clients get it, and that it loads nothing from elsewhere.
 
 use crate::common::{config, serve};
 
@@ -20,7 +20,7 @@ fn a_browser_gets_the_page_and_its_files() {
         if part.starts_with('/') {
             files.push(part.to_owned());
         }
-        // Nothing is loaded from another server, and no code stands in the page.
+        // The page loads nothing from another server and has no inline code.
         assert!(!part.starts_with("http"), "{part}");
     }
     assert!(!page.text().contains("<script>"));

@@ -1,4 +1,4 @@
-//! OpenAI's Responses API, whole and streamed.
+//! Tests of OpenAI's Responses API, whole and streamed.
 
 use crate::common::{Running, Script, config, events, serve, serve_script};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ fn a_reply_that_is_cut_is_incomplete() {
     assert_eq!(reply["output"][0]["content"][0]["text"], "hel");
 }
 
-/// Checks what holds for every stream, and returns the events and the final response.
+/// Checks the rules that every stream must follow, and returns the events and the final response.
 #[track_caller]
 fn streamed(server: &Running, body: &Value) -> (Vec<Value>, Value) {
     let mut body = body.clone();
@@ -120,7 +120,7 @@ fn a_stream_tells_of_each_item() {
     assert_eq!(last["usage"]["output_tokens"], 5);
 }
 
-/// A model that writes calls and reasoning as Qwen 3 does.
+/// A model that writes calls and reasoning in Qwen 3's format.
 fn caller() -> Running {
     let template = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
     serve_script(&config(), Script::writing(template, &[]), |model| {
@@ -172,7 +172,7 @@ fn reasoning_and_calls_are_items_of_their_own() {
         .collect();
     assert_eq!(arguments, last["output"][2]["arguments"].as_str().unwrap());
 
-    // The output is sent again, with the call's output.
+    // The client sends the output again, with the result of the call.
     let mut input = vec![json!({"role": "user", "content": "Bonn?"})];
     input.extend(last["output"].as_array().unwrap().iter().cloned());
     let id = &last["output"][2]["call_id"];

@@ -1,10 +1,10 @@
-//! The order of the server's rooms: each uses only what stands before it.
+//! Checks the order of the server's modules: each may use only those before it.
 
 use std::path::Path;
 
 use crate::layering::{modules, upward};
 
-/// Modules from the bottom up. `room::*` stands for a room and all files in it.
+/// Modules from the bottom up. `module::*` stands for a module and all files in it.
 const ORDER: &[&str] = &[
     "error",
     "patience",
@@ -19,7 +19,7 @@ const ORDER: &[&str] = &[
     "auth",
     "state",
     "ui::*",
-    // From a request to its reply, then the shapes that clients know.
+    // The pipeline comes first, then the dialects.
     "pipeline::*",
     "status",
     "dialect::openai::*",

@@ -1,14 +1,14 @@
-//! `strict` of tools, in the APIs that have it: a forced call is held to the schema by a grammar. With
-//! `auto` nothing holds the model, and what it writes is passed on.
+//! Tests of `strict` tools in the APIs that have them. A grammar holds a forced call to the schema.
+//! With `auto`, the call is passed on unchecked.
 
 use crate::common::{Running, Script, config, serve_script};
 use inference::Grammar;
 use serde_json::{Value, json};
 
-/// Qwen's chat template, as far as formats are told by it.
+/// A chat template with the marks by which Qwen's format is detected.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
-/// A call whose arguments do not match the schema: a number for a text, and a field too many.
+/// A call whose arguments violate the schema: a number instead of a text, and an extra field.
 const SAID: &str =
     r#"say:<tool_call>{"name": "f", "arguments": {"city": 7, "more": []}}</tool_call>"#;
 
@@ -23,7 +23,7 @@ fn server() -> Running {
     })
 }
 
-/// A path, a body with one strict tool, and where the arguments of an answer's call are.
+/// A path, a body with one strict tool, and the path of the arguments in the answer.
 fn requests(choice: &str) -> [(&'static str, Value, &'static str); 2] {
     let spec = json!({"name": "f", "parameters": schema(), "strict": true});
     let mut flat = spec.clone();
@@ -48,7 +48,7 @@ fn held_to(server: &Running) -> Value {
     };
     let rule = text.lines().find_map(|l| l.strip_prefix("json_0: %json "));
     let grammar: Value = serde_json::from_str(rule.unwrap()).unwrap();
-    // The whole call is an object in this format.
+    // In this format, the whole call is an object.
     let mut arguments = grammar["properties"]["arguments"].clone();
     assert_eq!(grammar["properties"]["name"]["const"], "f", "{text}");
     arguments.as_object_mut().unwrap().remove("x-guidance");

@@ -1,19 +1,19 @@
-//! `budget_tokens` of Anthropic's `thinking`: at the budget the reply is made to end its thinking, and
-//! goes on with its answer.
+//! Tests of `budget_tokens` in Anthropic's `thinking`. At the budget, the reply is forced to end
+//! its thinking and continues with its answer.
 
 use crate::common::{Running, Script, config, events, serve_script};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/messages";
 
-/// Qwen's chat template, as far as formats are told by it.
+/// A chat template with the marks by which Qwen's format is detected.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
-/// A Mistral's, whose marks are special tokens and may come anywhere.
+/// A template in Mistral's format. Its marks are special tokens and may occur anywhere.
 const MISTRAL: &str = "[THINK]{{ thinking }}[/THINK]";
 const MISTRAL_SPECIALS: &[&str] = &["[THINK]", "[/THINK]"];
 
-/// gpt-oss's, which has channels.
+/// A template in gpt-oss's format, which has channels.
 const HARMONY: &str = "<|channel|>{{ channel }}<|message|>";
 const HARMONY_SPECIALS: &[&str] = &["<|channel|>", "<|message|>", "<|end|>", "<|start|>"];
 
@@ -32,7 +32,7 @@ fn ask(said: &str, budget: Option<usize>) -> Value {
     body
 }
 
-/// Thinking and answer, which are the same whole and streamed; and the tokens of the reply.
+/// Thinking, answer and number of tokens of the reply. Whole and streamed replies must agree.
 fn answer(server: &Running, mut body: Value) -> (String, String, u64) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let whole = server.client().post(PATH, &body).expect(200);
@@ -65,7 +65,7 @@ fn thinking_ends_at_its_budget() {
         );
         assert_eq!(tokens, said.replace('⏎', "\n").len() as u64, "{budget:?}");
     }
-    // Beyond it the script (which has no letter of the mark where it is cut) goes on, and its words are the answer.
+    // Beyond the budget, the rest of the script becomes the answer. No forced letter matches it.
     for (budget, thinking, text) in [
         (12, "one two thre", "e</think>\n\nThe answer."),
         (7, "one two", " three</think>\n\nThe answer."),
@@ -78,7 +78,7 @@ fn thinking_ends_at_its_budget() {
             "{budget}"
         );
     }
-    // A model that never ends its thinking does.
+    // A model that never ends its thinking is forced to end it.
     let mut body = ask("!long", Some(40));
     body["max_tokens"] = 100.into();
     let last = json!({"role": "assistant", "content": "<think>"});
@@ -98,7 +98,7 @@ fn what_does_not_think_has_no_budget() {
         let (thinking, text, _) = answer(&server, ask(said, Some(3)));
         assert_eq!((thinking.as_str(), text.as_str()), ("", said));
     }
-    // Nor where thinking is off or as the model likes, and where the reply must be a call.
+    // The budget has no effect if thinking is off or adaptive, and if the reply must be a call.
     for (kind, choice) in [
         ("disabled", "auto"),
         ("adaptive", "auto"),
@@ -134,13 +134,13 @@ fn channels_have_a_budget() {
     let said = "<|channel|>analysis<|message|>one two<|end|><|start|>assistant<|channel|>analysis\
                 <|message|>xyz<|end|><|start|>assistant<|channel|>final<|message|>Done.";
     let (thinking, text, _) = answer(&server, ask(said, Some(100)));
-    // Messages are lines.
+    // The template writes one message on each line.
     assert_eq!((thinking.as_str(), text.trim()), ("one two\nxyz", "Done."));
-    // Without tools the answer begins where thinking is cut.
+    // Without tools, the answer begins where thinking is cut.
     let (thinking, text, _) = answer(&server, ask(said, Some(3)));
     assert_eq!(thinking, "one");
     assert!(text.trim().starts_with("two"), "{text}");
-    // With tools the model chooses its channel. If it thinks again, it must answer.
+    // With tools, the model chooses its channel. If it reasons again, it is forced to answer.
     let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
     let mut body = ask(said, Some(7));
     body["tools"] = tools;
@@ -157,6 +157,6 @@ fn several_thoughts_have_one_budget() {
     assert_eq!((thinking.as_str(), text.as_str()), ("onetwo three", "A.B."));
     let (thinking, text, _) = answer(&server, ask(said, Some(6)));
     assert_eq!(thinking, "onetwo");
-    // The mark that the script still has is an answer's text.
+    // The mark that the script still writes is text of the answer.
     assert_eq!(text, "A.three[/THINK]B.");
 }

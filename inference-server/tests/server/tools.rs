@@ -1,13 +1,13 @@
-//! Calls of tools and reasoning in the formats of models, in all three APIs, whole and streamed.
+//! Tests of tool calls and reasoning in the models' formats, in all three APIs, whole and streamed.
 
 use crate::common::{Client, Running, Script, config, events, lines, serve_script};
 use inference::Grammar;
 use serde_json::{Value, json};
 
-/// A chat template as far as formats are told by it: Qwen's.
+/// A chat template with the marks by which Qwen's format is detected.
 const HERMES: &str = "<think></think> <tool_call>{{ call | tojson }}</tool_call>";
 
-/// LFM2's, whose markers are special tokens.
+/// A template in LFM2's format, whose marks are special tokens.
 const LFM2: &str = "<|tool_list_start|>{{ tools }}<|tool_list_end|>";
 const LFM2_SPECIALS: &[&str] = &["<|tool_call_start|>", "<|tool_call_end|>", "<|im_end|>"];
 
@@ -17,13 +17,13 @@ fn hermes() -> Running {
     })
 }
 
-/// What a reply is, in the words of no API.
+/// The content of a reply, independent of the API.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Outcome {
     content: String,
     reasoning: String,
     calls: Vec<(String, Value)>,
-    /// The API's word for the end.
+    /// The reason for the end, in the API's word.
     end: String,
 }
 
@@ -32,12 +32,12 @@ struct Case {
     content: &'static str,
     reasoning: &'static str,
     calls: &'static [(&'static str, &'static str)],
-    /// Calls that streams begin, and the arguments up to the fault.
+    /// The calls that streams begin, with their arguments up to the fault.
     begun: &'static [(&'static str, &'static str)],
 }
 
 impl Case {
-    /// What streams give that pass parts of calls on.
+    /// The outcome for streams that pass on parts of calls.
     fn in_parts(&self, called: &str, not: &str) -> Outcome {
         let mut outcome = self.outcome(called, not);
         let begun = |(name, json): &(&str, &str)| (String::from(*name), Value::from(*json));
@@ -95,7 +95,7 @@ const CASES: &[Case] = &[
         calls: &[],
         begun: &[],
     },
-    // Malformed after its name and a part of its arguments were read.
+    // The call becomes malformed after its name and a part of its arguments.
     Case {
         said: r#"<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call> end"#,
         content: r#"<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call> end"#,
@@ -103,7 +103,7 @@ const CASES: &[Case] = &[
         calls: &[],
         begun: &[("f", r#"{"a": 1"#)],
     },
-    // White space before it is content, too.
+    // White space before the call is content, too.
     Case {
         said: r#"So.⏎⏎<tool_call>{"name": "f", "arguments": {"a"}}</tool_call>"#,
         content: "So.\n\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"}}</tool_call>",
@@ -111,7 +111,7 @@ const CASES: &[Case] = &[
         calls: &[],
         begun: &[("f", r#"{"a""#)],
     },
-    // Cut.
+    // The call is cut off.
     Case {
         said: r#"<tool_call>{"name": "f", "arguments": {"a": "#,
         content: r#"<tool_call>{"name": "f", "arguments": {"a": "#,
@@ -119,7 +119,7 @@ const CASES: &[Case] = &[
         calls: &[],
         begun: &[("f", r#"{"a": "#)],
     },
-    // A malformed call, then a good one, which is the first.
+    // A malformed call is followed by a good one, which becomes the first call.
     Case {
         said: r#"<tool_call>{"name": "f", "arguments": 3}</tool_call><tool_call>{"name": "g", "arguments": {}}</tool_call>"#,
         content: r#"<tool_call>{"name": "f", "arguments": 3}</tool_call>"#,
@@ -152,12 +152,12 @@ fn functions() -> Value {
     json!([tool("f"), tool("g")])
 }
 
-/// The arguments of a call; as text where they are incomplete.
+/// The arguments of a call; as a text if they are incomplete.
 fn arguments(json: &str) -> Value {
     serde_json::from_str(json).unwrap_or_else(|_| json.into())
 }
 
-/// Checks all cases, whole and streamed; `in_parts` where streams pass parts of calls on.
+/// Checks all cases, whole and streamed. `in_parts` says whether streams pass on parts of calls.
 fn check_cases(
     (called, not): (&str, &str),
     in_parts: bool,
@@ -233,7 +233,7 @@ fn openai_streamed(client: &Client, body: &Value) -> Outcome {
             let (index, function) = (call["index"].as_u64().unwrap() as usize, &call["function"]);
             let arguments = function["arguments"].as_str().unwrap();
             match call["id"].as_str() {
-                // Id and name come first, and once.
+                // Id and name come first, and only once.
                 Some(id) => {
                     assert!(id.starts_with("call_"), "{id}");
                     assert_eq!((index, arguments), (calls.len(), ""));
@@ -264,7 +264,7 @@ fn openai_replies_are_read_alike_whole_and_streamed() {
     );
 }
 
-/// Arguments arrive while the model writes them: the server holds none of them back.
+/// Arguments arrive while the model writes them. The server does not hold them back.
 #[test]
 fn arguments_come_piece_by_piece() {
     let server = hermes();
@@ -278,7 +278,7 @@ fn arguments_come_piece_by_piece() {
             Some(call["function"]["arguments"].as_str()?.to_owned())
         })
         .collect();
-    // The first has the name. The script writes a byte at a time.
+    // The first piece has the name. The script writes a byte at a time.
     let json = r#"{"a": [1, "x"]}"#;
     assert_eq!(pieces.concat(), json);
     assert_eq!(pieces.len(), 1 + json.len());
@@ -385,7 +385,7 @@ fn calls_are_forced_by_grammars() {
     );
     assert!(!grammar.contains("\"f\""), "{grammar}");
 
-    // Reasoning that the prompt opened is closed first.
+    // The reply first closes the reasoning that the prompt opened.
     let fields = json!({"tool_choice": "required", "continue_final_message": true, "messages": [
         {"role": "user", "content": "say:</think>"},
         {"role": "assistant", "content": "<think>"},
@@ -398,7 +398,7 @@ fn calls_are_forced_by_grammars() {
     );
 }
 
-/// A chat template that knows no tools.
+/// A chat template without tools.
 const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
 
 #[test]
@@ -472,7 +472,7 @@ fn calls_that_cannot_be_forced_are_refused() {
         let error = client.post(CHAT, &openai("x", &fields)).expect(400);
         assert_eq!(error["error"]["param"], param, "{fields}");
     }
-    // A format whose arguments are no JSON.
+    // The arguments in this format are not JSON.
     let script = Script::writing(LFM2, LFM2_SPECIALS);
     let server = serve_script(&config(), script, |model| model.with_context(2000));
     let body = openai("x", &json!({"tool_choice": "required"}));
@@ -486,7 +486,7 @@ fn calls_that_cannot_be_forced_are_refused() {
 fn replies_that_match_a_schema_are_answers() {
     let server = hermes();
     let client = server.client();
-    // The prompt opens reasoning, which the schema leaves no place for.
+    // The prompt opens reasoning, which the schema does not allow.
     let fields = json!({"response_format": {"type": "json_object"}, "continue_final_message": true,
     "messages": [
         {"role": "user", "content": "x"},
@@ -497,7 +497,7 @@ fn replies_that_match_a_schema_are_answers() {
         (outcome.content.as_str(), outcome.reasoning.as_str()),
         ("{\"a\":1}", "")
     );
-    // So are raw continuations.
+    // Raw continuations also stay unchanged.
     let body = json!({"prompt": "say:<think>a</think>b", "max_tokens": 50});
     let reply = client.post("/v1/completions", &body).expect(200);
     assert_eq!(reply["choices"][0]["text"], "<think>a</think>b");
@@ -515,7 +515,7 @@ fn anthropic(said: &str, fields: &Value) -> Value {
     with(body, fields)
 }
 
-/// Blocks as an outcome: thinking and text before calls, each at most once.
+/// Converts blocks to an outcome: thinking and text before calls, each at most once.
 fn of_blocks(blocks: &[Value], end: &Value) -> Outcome {
     let mut outcome = Outcome {
         end: end.as_str().unwrap_or_default().into(),
@@ -644,7 +644,6 @@ fn ollama(said: &str, stream: bool) -> Value {
         "options": {"num_predict": 500}})
 }
 
-/// Adds a line to an outcome.
 fn add_line(outcome: &mut Outcome, line: &Value) {
     let message = &line["message"];
     outcome.content += message["content"].as_str().unwrap();
@@ -697,7 +696,7 @@ fn ollama_generates_with_thinking_and_tells_of_it() {
         (&reply["thinking"], &reply["response"]),
         (&json!("hm"), &json!("so"))
     );
-    // A raw continuation is text.
+    // A raw continuation is plain text.
     let body = with(body, &json!({"raw": true, "think": null}));
     let reply = client.post("/api/generate", &body).expect(200);
     assert_eq!(reply["response"], "<think>hm</think>so");

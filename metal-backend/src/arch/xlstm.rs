@@ -2,13 +2,13 @@
 //! transformers): blocks of an mLSTM layer and a gated feed-forward part, a norm before each. It
 //! keeps a state of fixed size instead of keys and values.
 //!
-//! What blocks there are, the names of the tensors say (`wiring.rs`); the configuration must agree.
-//! Matrices are stored one by one (`weight_mode` `single`) or fused.
+//! The names of the tensors determine the blocks (`wiring.rs`); the configuration must match.
+//! Matrices are stored separately (`weight_mode` `single`) or fused.
 //!
-//! Of the configuration's three types only `torch_dtype` is the type to compute in. The state and
-//! everything that goes into it is float32: `inference_state_dtype` may ask for nothing else.
-//! `autocast_kernel_dtype` says in which type other kernels multiply; ours take the type to compute
-//! in, which is no less precise.
+//! Of the configuration's three types, only `torch_dtype` is the type of the computation. The state
+//! and all its inputs are float32: `inference_state_dtype` must not name another type.
+//! `autocast_kernel_dtype` is the type in which other kernels multiply. Ours use the type of the
+//! computation, which is no less precise.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use crate::nn::{
     Norm, Slstm, Weight,
 };
 
-/// Where the blocks are in a checkpoint.
+/// The prefix of the blocks in a checkpoint.
 pub const BLOCKS: &str = "backbone.blocks.";
 
 /// The sizes of an mLSTM layer.
@@ -66,15 +66,15 @@ pub fn shape(config: &ModelConfig) -> Result<MlstmShape> {
         v_dim: width("v_dim_factor", 1.0)?,
         gate_cap: cap,
         eps,
-        // Beyond, the square of a chunk costs more than it saves.
+        // A longer chunk costs more by its square than it saves.
         chunk: int("chunk_size", chunk.unwrap_or(64).min(256))?,
     })
 }
 
-/// Bytes of the state of one sequence in all of these blocks.
+/// The bytes of one sequence's state in all of these blocks.
 ///
 /// # Errors
-/// As [`shape`].
+/// Those of [`shape`].
 pub fn state_bytes(config: &ModelConfig, blocks: &[BlockInfo]) -> Result<u64> {
     let mlstm = shape(config)?.layout().nbytes();
     let width = config
@@ -161,12 +161,12 @@ pub(super) fn load(config: &ModelConfig, weights: &mut Weights) -> Result<Box<dy
     }))
 }
 
-/// The types that the configuration names.
+/// The configuration's fields with types.
 const TYPES: [&str; 4] = ["torch_dtype", "dtype", AUTOCAST, STATE];
 const AUTOCAST: &str = "autocast_kernel_dtype";
 const STATE: &str = "inference_state_dtype";
 
-/// Each type that the configuration names is one, and that of the state is float32.
+/// Checks that each type of the configuration is known, and that the state's type is float32.
 fn check_types(config: &ModelConfig) -> Result<()> {
     for field in TYPES {
         let value = match config.fields.get(field) {
@@ -192,7 +192,7 @@ fn check_types(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// A norm over the hidden dimension, with a bias behind it where the model has such.
+/// A norm over the hidden dimension, followed by a bias if the model has one.
 fn block_norm(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<Norm> {
     let norm = b.hidden_norm(prefix)?;
     if !bias {
@@ -206,9 +206,9 @@ fn block_norm(b: &mut Builder<'_>, prefix: &str, bias: bool) -> Result<Norm> {
     })
 }
 
-/// The norm after the blocks. With `use_bias`, that of transformers has no bias; one that is stored
-/// is applied. The package `xlstm` has none where `add_out_norm` is false;
-/// transformers stores and applies it all the same.
+/// The norm after the blocks. With `use_bias`, transformers has no bias here; a stored one is
+/// applied. The package `xlstm` has no norm if `add_out_norm` is false; transformers always stores
+/// and applies it.
 fn out_norm(b: &mut Builder<'_>) -> Result<Norm> {
     let wanted = b.config.flag("add_out_norm")?.unwrap_or(true);
     match wanted || b.weights.contains("backbone.out_norm.weight") {
@@ -230,7 +230,7 @@ fn head(b: &mut Builder<'_>) -> Result<Head> {
     Ok(head)
 }
 
-/// Layers that are stored one by one, or all of them in one matrix `fused` below `prefix`.
+/// Layers that are stored separately, or together in one matrix `fused` below `prefix`.
 fn layers<const N: usize>(
     b: &mut Builder<'_>,
     prefix: &str,
@@ -285,8 +285,8 @@ fn mlstm(b: &mut Builder<'_>, prefix: &str, shape: MlstmShape, bias: bool) -> Re
     })
 }
 
-/// An sLSTM layer with the names and layouts of the package `xlstm`. There the input gate is
-/// computed by the matrix that is called `fgate`, and the forget gate by `igate`.
+/// An sLSTM layer with the names and layouts of the package `xlstm`. There, the matrix called
+/// `fgate` computes the input gate, and `igate` the forget gate.
 fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     let hidden = b.dims.hidden;
     if hidden % heads != 0 {
@@ -347,8 +347,8 @@ fn slstm(b: &mut Builder<'_>, prefix: &str, heads: i32) -> Result<Slstm> {
     })
 }
 
-/// The recurrent matrices as `[heads, dim, 4 * dim]`, however they are stored: with the gates
-/// before the inputs, as the package's plain cell has them, or behind.
+/// The recurrent matrices as `[heads, dim, 4 * dim]`. In the file, the gates come before the
+/// inputs, as in the package's plain cell, or after them.
 fn recurrent(b: &mut Builder<'_>, name: &str, (heads, dim): (i32, i32)) -> Result<Array> {
     let turned = match b.weights.shape(name).map(<[usize]>::len) {
         Some(4) => {
@@ -407,7 +407,7 @@ mod tests {
             (8, 256, 512)
         );
         assert_eq!((seven_b.chunk, seven_b.gate_cap), (64, Some(15.0)));
-        // Of 7B: 8 heads of 256 x 512 numbers, 256 more and one more, of 4 bytes.
+        // In 7B, the state has 8 heads with 256 x 512 numbers, 256 more and one more, of 4 bytes.
         assert_eq!(seven_b.layout().nbytes(), 8 * (256 * 512 + 256 + 1) * 4);
         let more = r#", "hidden_size": 128, "num_heads": 4, "gate_soft_cap": 7, "chunk_size": 16"#;
         let tiny = shape(&config(more)).unwrap();

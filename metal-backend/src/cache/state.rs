@@ -62,22 +62,22 @@ pub trait LayerState: std::fmt::Debug + Send {
     /// A message about the mismatch.
     fn restore(&mut self, snapshot: Snapshot) -> std::result::Result<(), String>;
 
-    /// The KV cache, if it is one.
+    /// This state as a KV cache; `None` for other kinds.
     fn as_kv(&self) -> Option<&dyn KvCache> {
         None
     }
 
-    /// The KV cache, if it is one.
+    /// This state as a KV cache; `None` for other kinds.
     fn as_kv_mut(&mut self) -> Option<&mut dyn KvCache> {
         None
     }
 
-    /// The state of fixed size, if it is one.
+    /// This state as a recurrent state of fixed size; `None` for other kinds.
     fn as_recurrent(&self) -> Option<&RecurrentState> {
         None
     }
 
-    /// The state of fixed size, if it is one.
+    /// This state as a recurrent state of fixed size; `None` for other kinds.
     fn as_recurrent_mut(&mut self) -> Option<&mut RecurrentState> {
         None
     }

@@ -1,4 +1,4 @@
-//! Which attention layers our kernels have. How MLX computes them is in `nn/attention.rs`.
+//! Describes attention layers for our kernels. `nn/attention.rs` computes them with MLX.
 
 use std::sync::Arc;
 
@@ -7,36 +7,36 @@ use mlx_rs_core::{Array, cpu};
 
 use super::matrix::NormSpec;
 
-/// An attention layer as the kernels take it, and what they read and write of caches. Other rooms
-/// hand these on.
+/// The kernels' types of an attention layer, of views of caches and of buffers. Other modules
+/// import them from here.
 pub use mlx_rs_core::cpu::{Heads, KvBuffer, KvView as PlainView, Rotation, TokenRange};
 
-/// What an attention layer is.
+/// The properties of an attention layer.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionSpec<'a> {
     /// Query heads.
     pub n_heads: i32,
-    /// Key and value heads; divides `n_heads`.
+    /// Key and value heads; their number divides `n_heads`.
     pub n_kv_heads: i32,
     /// Elements per head.
     pub head_dim: i32,
     /// Factor on the scores.
     pub scale: f32,
-    /// Scores are squeezed into `-cap..cap` by a tanh.
+    /// The cap on scores, applied by a tanh: scores lie in `-cap..cap`.
     pub softcap: Option<f32>,
-    /// Of queries, before rotation.
+    /// The norm of queries, before rotation.
     pub q_norm: NormSpec<'a>,
-    /// Of keys, before rotation.
+    /// The norm of keys, before rotation.
     pub k_norm: NormSpec<'a>,
-    /// Of values.
+    /// The norm of values.
     pub v_norm: NormSpec<'a>,
-    /// Whether norms are over all heads together instead of each.
+    /// Whether norms cover all heads together instead of each head.
     pub across_heads: bool,
-    /// Whether the norms of queries and keys stand after rotation.
+    /// Whether the norms of queries and keys come after rotation.
     pub after_rotation: bool,
     /// Rotary positions.
     pub rotary: RotarySpec<'a>,
-    /// A score for each head that takes its share and adds nothing, `[n_heads]`.
+    /// A score for each head that takes a share of the softmax and adds no value, `[n_heads]`.
     pub sinks: Option<&'a Array>,
     /// The type in which the layer computes.
     pub sums: AttentionSums,
@@ -44,26 +44,26 @@ pub struct AttentionSpec<'a> {
     pub differentiated: bool,
 }
 
-/// How queries and keys are rotated.
+/// The rotation of queries and keys.
 #[derive(Debug, Clone, Copy)]
 pub enum RotarySpec<'a> {
-    /// Not at all.
+    /// There is no rotation.
     None,
-    /// In one way, whatever the number of positions.
+    /// The rotation does not depend on the number of positions.
     Fixed {
         /// The angle of each pair at position 1.
         radians: &'a Arc<[f32]>,
-        /// Neighbors rotate rather than halves.
+        /// Whether neighboring elements form pairs, instead of elements of both halves.
         traditional: bool,
-        /// Factor on what rotates.
+        /// A factor on the rotated elements.
         amplitude: f32,
     },
-    /// In a way that changes with the number of positions.
+    /// The rotation changes with the number of positions.
     Changing,
 }
 
 impl AttentionSpec<'_> {
-    /// The layer for the kernels; `None` where they do not have all of it.
+    /// The layer in the kernels' form; `None` if they do not support all of it.
     pub fn heads(&self) -> Option<Heads> {
         let across = self.across_heads && !matches!(self.q_norm, NormSpec::None);
         let across = across || self.after_rotation;

@@ -1,5 +1,6 @@
-//! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023). What tells
-//! families apart (biases, norms, windows, caps, sinks, rotation or none) are fields, not copies.
+//! Grouped-query self-attention with a cache (Vaswani et al. 2017, Ainslie et al. 2023).
+//! Differences between families (biases, norms, windows, caps, sinks, rotation) are fields, not
+//! copies of the code.
 
 use inference::{AttentionSums, Hook, StepPart};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, concatenate, fast, where_};
@@ -19,51 +20,51 @@ use crate::nn::hooks::Watch;
 pub struct Attention {
     /// `[hidden] -> [n_heads * head_dim]`.
     pub q_proj: Linear,
-    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` when keys come from another layer.
+    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` if another layer provides the keys.
     pub k_proj: Option<Linear>,
-    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` when values are the keys' projection.
+    /// `[hidden] -> [n_kv_heads * head_dim]`; `None` if the keys' projection also gives the values.
     pub v_proj: Option<Linear>,
     /// `[n_heads * head_dim] -> [hidden]`.
     pub o_proj: Linear,
     /// Norms before rotation.
     pub norms: HeadNorms,
-    /// Rotary positions; `None` for a layer without.
+    /// Rotary positions; `None` for a layer without positions.
     pub rope: Option<Rope>,
     /// Query heads.
     pub n_heads: i32,
-    /// Key and value heads; divides `n_heads`.
+    /// Key and value heads; their number divides `n_heads`.
     pub n_kv_heads: i32,
     /// Elements per head.
     pub head_dim: i32,
     /// Factor on the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// A query sees only the last so many positions, itself included.
+    /// The number of last positions that a query attends to, itself included.
     pub window: Option<i32>,
-    /// Scores are squeezed into `-cap..cap` by a tanh (Gemma 2).
+    /// The cap on scores, applied by a tanh: scores lie in `-cap..cap` (Gemma 2).
     pub softcap: Option<f32>,
-    /// Queries grow with their position (Llama 4, Ministral 3).
+    /// A factor on queries that grows with their position (Llama 4, Ministral 3).
     pub growth: Option<Growth>,
-    /// A learned score for each head that takes its share of the softmax and adds nothing
+    /// A learned score for each head that takes a share of the softmax and adds no value
     /// (`[n_heads]`, gpt-oss).
     pub sinks: Option<Array>,
     /// The type in which scores, their softmax and the sums over values are computed.
     pub sums: AttentionSums,
 }
 
-/// Which positions of a step the caller needs the outputs of.
+/// The positions of a step whose outputs the caller needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {
-    /// Every one.
+    /// All positions.
     All,
-    /// Only the last of each row; keys and values of all are stored nevertheless.
+    /// Only the last position of each row. Keys and values of all are stored anyway.
     Last,
 }
 
 impl Positions {
-    /// The positions of `x` `[1, T, ..]` that are asked for; its rows have these lengths.
+    /// The requested positions of `x` `[1, T, ..]`, whose rows have these lengths.
     ///
     /// # Errors
-    /// When `x` is shorter than its rows.
+    /// If `x` is shorter than its rows.
     pub fn of(self, x: &Array, lengths: &[i32]) -> Result<Array> {
         if self == Positions::All || lengths.iter().all(|&n| n == 1) {
             return Ok(x.clone());
@@ -81,7 +82,7 @@ impl Positions {
         x.take_ids(&ends, 1)
     }
 
-    /// How many positions of each row are left.
+    /// The number of positions that remain of each row.
     fn left(self, length: i32) -> i32 {
         match self {
             Positions::All => length,
@@ -91,13 +92,12 @@ impl Positions {
 }
 
 impl Attention {
-    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T or rows, hidden]`: the
-    /// rows of `x`, packed one after another, look at their own keys and values, to which those of
-    /// `x` are added. `layer` chooses among the caches of a row. With `add` the result is added to
-    /// `x`.
+    /// Computes `x` `[1, T, hidden]`, after `norm` if there is one, to `[1, T or rows, hidden]`.
+    /// The packed rows of `x` attend to their own keys and values, after those of `x` are added.
+    /// `layer` selects among the caches of a row. If `add` is set, the result is added to `x`.
     ///
     /// # Errors
-    /// When shapes do not fit or a cache is full.
+    /// If shapes do not match, or a cache is full.
     pub fn forward(
         &self,
         (x, norm, add): (&Array, Option<&Norm>, bool),
@@ -109,7 +109,7 @@ impl Attention {
         let lengths = lengths(rows);
         let residual = add.then(|| positions.of(x, &lengths)).transpose()?;
         let (mut x, mut norm) = apart(watch, layer, norm, x)?;
-        // Our projections take norms by the mean square only; others go before them.
+        // Our projections include only norms by the mean square. Other norms are computed before.
         if matches!(spec(norm), NormSpec::Other) {
             (x, norm) = (through(norm, &x)?, None);
         }
@@ -128,7 +128,7 @@ impl Attention {
         self.output(&found, residual.as_ref(), (layer, watch))
     }
 
-    /// The output projection of what the heads found, and `residual`.
+    /// Applies the output projection to the heads' outputs, and adds `residual`.
     fn output(
         &self,
         found: &Array,
@@ -141,12 +141,12 @@ impl Attention {
         Ok(y)
     }
 
-    /// As [`Rope::switch`].
+    /// The switch of [`Rope::switch`].
     pub fn switch(&self) -> Option<i32> {
         self.rope.as_ref().and_then(Rope::switch)
     }
 
-    /// What the layer is, for whoever computes.
+    /// The layer's description for kernels.
     pub fn spec(&self) -> AttentionSpec<'_> {
         AttentionSpec {
             n_heads: self.n_heads,
@@ -166,8 +166,8 @@ impl Attention {
         }
     }
 
-    /// Queries, keys and values of `x` through `norm`, `[1, T, (H + 2 * Hkv) * D]`, before their own
-    /// norms and rotation; `None` where our kernels do not have the projections.
+    /// Queries, keys and values of `x` after `norm`, `[1, T, (H + 2 * Hkv) * D]`, before their own
+    /// norms and rotation; `None` if our kernels do not support the projections.
     fn packed(&self, norm: Option<&Norm>, x: &Array) -> Result<Option<Array>> {
         let (Some(k_proj), Some(v_proj)) = (&self.k_proj, &self.v_proj) else {
             return Ok(None);
@@ -175,8 +175,9 @@ impl Attention {
         project(&[&self.q_proj, k_proj, v_proj], norm, Epilogue::None, x)
     }
 
-    /// What the queries of `packed` find, `[1, T or rows, H * D]`, after its keys and values were
-    /// stored: queries, keys and values `[1, T, (H + 2 * Hkv) * D]` before norms and rotation.
+    /// The attention output of `packed`'s queries, `[1, T or rows, H * D]`, after storing its keys
+    /// and values. `packed` has queries, keys and values `[1, T, (H + 2 * Hkv) * D]` before norms
+    /// and rotation.
     pub(super) fn attend_packed(
         &self,
         heads: &Heads,
@@ -229,7 +230,7 @@ impl Attention {
         if let Some(kernel_views) = kernel_views {
             return heads.attend(packed, &kernel_views, last);
         }
-        // Packed caches are for MLX.
+        // Only MLX reads packed caches.
         let lengths = lengths(rows);
         let queries = positions
             .of(packed, &lengths)?
@@ -239,7 +240,7 @@ impl Attention {
         self.attend_queries(&queries, &views, &lengths, positions, (layer, watch))
     }
 
-    /// Keys and values written straight into the caches, where all of them take that.
+    /// Writes keys and values directly into the caches, if all of them support that.
     fn stored(
         &self,
         heads: &Heads,
@@ -277,10 +278,10 @@ impl Attention {
         Ok(Some(kernel_views))
     }
 
-    /// Adds keys and values of `x` to the caches, and returns all that each row has.
+    /// Adds keys and values of `x` to the caches, and returns all keys and values of each row.
     ///
     /// # Errors
-    /// When shapes do not fit, or this layer has no keys of its own.
+    /// If shapes do not match, or this layer has no keys of its own.
     pub fn update_kv(&self, x: &Array, rows: &mut [Row<'_>], layer: usize) -> Result<Vec<KvView>> {
         let fault = |message: &str| Error::new(ErrorKind::Value, "attention", message);
         let Some(k_proj) = &self.k_proj else {
@@ -296,7 +297,7 @@ impl Attention {
         self.update_projected(&projected, &values, rows, layer)
     }
 
-    /// The same for keys and values `[1, T, Hkv * D]` before norms and rotation.
+    /// Like [`Self::update_kv`], for keys and values `[1, T, Hkv * D]` before norms and rotation.
     pub(super) fn update_projected(
         &self,
         keys: &Array,
@@ -329,8 +330,9 @@ impl Attention {
         store(rows, layer, &keys, &values)
     }
 
-    /// What the queries of `x` `[1, T, hidden]`, rows of `lengths`, find in the keys of each view:
-    /// `[1, T or rows, hidden]`. `watch` is shown what it wants of layer `layer`.
+    /// The attention output of the queries of `x` `[1, T, hidden]`, whose rows have `lengths`, over
+    /// the keys of each view: `[1, T or rows, hidden]`. `watch` gets the data that it requests of
+    /// layer `layer`.
     pub fn attend(
         &self,
         x: &Array,
@@ -343,7 +345,7 @@ impl Attention {
         self.output(&found, None, (layer, watch))
     }
 
-    /// [`Self::attend`] before the output projection: `[1, T or rows, H * D]`.
+    /// [`Self::attend`] without the output projection: `[1, T or rows, H * D]`.
     fn attend_heads(
         &self,
         x: &Array,
@@ -420,7 +422,7 @@ impl Attention {
         }
     }
 
-    /// Queries `[1, H, L, D]` at positions from `offset` on, with the factor of their positions.
+    /// Queries `[1, H, L, D]` at positions from `offset` on, times the factor of their positions.
     fn grown(&self, queries: &Array, offset: i32) -> Result<Array> {
         let length = queries.dim(2)?;
         match &self.growth {
@@ -435,8 +437,8 @@ impl Attention {
         }
     }
 
-    /// The layer for the kernels where sequences have at most `positions`; `None` where they do not
-    /// have all of it.
+    /// The layer in the kernels' form for sequences of at most `positions`; `None` if they do not
+    /// support all of it.
     pub(super) fn kernel_heads(&self, positions: i32) -> Option<Heads> {
         match &self.growth {
             Some(growth) if growth.is_felt(positions) => None,
@@ -451,7 +453,7 @@ impl Attention {
         }
     }
 
-    /// Cuts a projection into heads: `[B, L, H*D] -> [B, H, L, D]`.
+    /// Splits a projection into heads: `[B, L, H*D] -> [B, H, L, D]`.
     pub(super) fn heads(&self, projected: &Array, n: i32, norm: Option<&Norm>) -> Result<Array> {
         let (batch, length) = (projected.dim(0)?, projected.dim(1)?);
         let shape = [batch, length, n, self.head_dim];
@@ -463,7 +465,7 @@ impl Attention {
         heads.transpose_axes(&[0, 2, 1, 3])
     }
 
-    /// The attention weights of the last of `queries`, which is at `position`, `[H, n]`.
+    /// The attention weights of the last of `queries`, at `position`: `[H, n]`.
     fn last_weights(&self, queries: &Array, view: &KvView, position: i32) -> Result<Array> {
         let length = queries.dim(2)?;
         let last = queries.slice_axis(2, length - 1, length)?;
@@ -475,7 +477,7 @@ impl Attention {
             .reshape(&[self.n_heads, total])
     }
 
-    /// `queries` `[1, H, length, D]` at positions from `offset` on.
+    /// The attention output of `queries` `[1, H, length, D]` at positions from `offset` on.
     fn attend_row(
         &self,
         queries: &Array,
@@ -520,8 +522,8 @@ impl Attention {
         }
     }
 
-    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, in the type in
-    /// which the layer computes.
+    /// Attention weights `[B, Hkv, H / Hkv, L, n]` of `queries` `[B, H, L, D]`, in the layer's type
+    /// of computation.
     fn weights(&self, queries: &Array, keys: &Stored, mask: Option<&Array>) -> Result<Array> {
         let queries = &queries.astype(self.sum_type(queries.dtype()))?;
         let (batch, length) = (queries.dim(0)?, queries.dim(2)?);
@@ -569,8 +571,8 @@ impl Attention {
         }
     }
 
-    /// The same with a cap on the scores, with sinks, with packed keys or in double precision,
-    /// which MLX's fused kernel does not have.
+    /// The same with features that MLX's fused kernel lacks: a cap on scores, sinks, packed keys,
+    /// or double precision.
     pub(super) fn attend_in_steps(
         &self,
         queries: &Array,
@@ -594,7 +596,7 @@ impl Attention {
 }
 
 /// The softmax of scores along the last axis, in their type. MLX computes exponentials of float64
-/// with the precision of float32, but not `exp(x) - 1`.
+/// with the precision of float32, but `expm1` with that of float64.
 fn shares(scores: &Array) -> Result<Array> {
     if scores.dtype() != Dtype::Float64 {
         return scores.softmax(-1, true);
@@ -606,7 +608,7 @@ fn shares(scores: &Array) -> Result<Array> {
     weights.divide(&weights.sum(-1, true)?)
 }
 
-/// The most positions that one of the rows will have.
+/// The greatest number of positions that a row will have.
 pub(super) fn furthest(rows: &[Row<'_>]) -> i32 {
     let ends = rows.iter().map(|row| offset(row.caches) + row.length);
     ends.max().unwrap_or(0)

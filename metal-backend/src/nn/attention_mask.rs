@@ -1,4 +1,4 @@
-//! Which keys a query attends to: windows, and the order in which a cache holds its positions.
+//! Masks of the keys that a query attends to, from windows and the order of a cache's positions.
 
 use mlx_rs_core::{Array, Dtype, Result, concatenate};
 
@@ -12,18 +12,18 @@ pub(super) fn nearer(a: Option<i32>, b: Option<i32>) -> Option<i32> {
     }
 }
 
-/// Which keys a query attends to.
+/// The keys that a query attends to.
 pub(super) enum AttentionMask {
-    /// It may see every key.
+    /// Every query attends to every key.
     None,
-    /// It sees no later key.
+    /// A query attends to no later key.
     Causal,
-    /// Boolean `[L, n]`.
+    /// A boolean array `[L, n]`.
     Array(Array),
 }
 
-/// What `length` queries from position `offset` on may look at, for a layer that looks back
-/// `window` positions: the keys and values that matter, and which of them.
+/// The needed keys and values of `length` queries from position `offset` on, with their mask, for a
+/// layer whose window has `window` positions.
 pub(super) fn attention_mask(
     window: Option<i32>,
     view: &KvView,
@@ -38,11 +38,11 @@ pub(super) fn attention_mask(
         Order::Run { kept, .. } => (kept, window.is_none_or(|w| total - kept <= w)),
     };
     let mask = match window {
-        // The farthest key is near enough for the last query, and so for all.
+        // The farthest key is within the last query's window, and so within all windows.
         _ if everything && length == 1 => AttentionMask::None,
         _ if everything => AttentionMask::Causal,
         Some(window) if length == 1 && kept == 0 => {
-            // One query: what it may see is the tail.
+            // A single query attends to the last `window` positions.
             let tail = |s: &Stored| s.range(total - window, total);
             return Ok((tail(&view.keys)?, tail(&view.values)?, AttentionMask::None));
         }
@@ -52,7 +52,7 @@ pub(super) fn attention_mask(
     Ok((keys, values, mask))
 }
 
-/// Boolean `[length, total]`: a query at position `p` sees the keys that are kept, and those in
+/// Boolean `[length, total]`: a query at position `p` attends to the kept keys, and to those in
 /// `(p - window, p]`.
 pub(super) fn visible(
     order: Order,
@@ -110,7 +110,7 @@ mod tests {
         ];
         assert_eq!(mask(run(0, 0), 2, 3, 5, Some(2)), expected.concat());
         assert_eq!(mask(run(0, 0), 0, 2, 2, None), [true, false, true, true]);
-        // Keys at 0, 7, 8, 9; queries at 8 and 9 that see two back.
+        // The keys are at 0, 7, 8 and 9. The queries at 8 and 9 attend to two positions.
         let expected = [[true, true, true, false], [true, false, true, true]];
         assert_eq!(mask(run(1, 7), 8, 2, 4, Some(2)), expected.concat());
     }

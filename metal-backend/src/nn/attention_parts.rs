@@ -1,24 +1,23 @@
-//! What some families do to queries, keys and values before attention meets them.
+//! Changes of queries, keys and values before attention, which some families have.
 
 use super::norm::Norm;
 
-/// A factor on queries that grows with the logarithm of their position, one within the trained
-/// context.
+/// A factor on queries that grows with the logarithm of their position. It is one within the
+/// trained context.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Growth {
-    /// Factor on the logarithm.
+    /// The factor on the logarithm.
     pub beta: f32,
-    /// Positions of a step.
+    /// The number of positions after which the factor changes.
     pub step: i32,
 }
 
 impl Growth {
-    /// The factor at a position.
     pub(super) fn factor(self, position: i32) -> f32 {
         1.0 + self.beta * ((1 + position / self.step) as f32).ln()
     }
 
-    /// Whether one of the first `positions` has another factor than one.
+    /// Whether one of the first `positions` has a factor other than one.
     pub(super) fn is_felt(self, positions: i32) -> bool {
         positions > self.step
     }
@@ -27,20 +26,20 @@ impl Growth {
 /// Norms of queries, keys and values.
 #[derive(Debug, Clone, Default)]
 pub struct HeadNorms {
-    /// Of queries.
+    /// The norm of queries.
     pub q: Option<Norm>,
-    /// Of keys.
+    /// The norm of keys.
     pub k: Option<Norm>,
-    /// Of values (Gemma 4).
+    /// The norm of values (Gemma 4).
     pub v: Option<Norm>,
-    /// Over all heads together instead of each (OLMo 2).
+    /// Whether norms cover all heads together instead of each head (OLMo 2).
     pub across_heads: bool,
-    /// Queries and keys are rotated first (Hunyuan).
+    /// Whether queries and keys are rotated before their norms (Hunyuan).
     pub after_rotation: bool,
 }
 
 impl HeadNorms {
-    /// Those before rotation, of queries and keys.
+    /// The norms of queries and keys before rotation.
     pub(super) fn before(&self) -> [Option<&Norm>; 2] {
         match self.after_rotation {
             true => [None; 2],
@@ -48,7 +47,7 @@ impl HeadNorms {
         }
     }
 
-    /// Those after it.
+    /// The norms of queries and keys after rotation.
     pub(super) fn after(&self) -> [Option<&Norm>; 2] {
         match self.after_rotation {
             true => [self.q.as_ref(), self.k.as_ref()],

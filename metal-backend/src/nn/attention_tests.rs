@@ -1,5 +1,5 @@
-//! Attention over every kind of cache against its definition: loops in float64 over all keys and
-//! values. They go far beyond the capacity of bounded caches, with and without our kernels.
+//! Tests attention over every kind of cache against its definition: loops in float64 over all keys
+//! and values. Sequences far exceed the capacity of bounded caches, with and without our kernels.
 
 use inference::AttentionSums;
 use mlx_rs_core::{Array, Device, QuantMode, Quantized, Stream};
@@ -27,7 +27,7 @@ fn numbers(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Takes `n` of `of` elements, from `from` on.
+/// A projection that selects `n` of `of` elements, starting at `from`.
 fn selection(from: usize, n: usize, of: usize, on_cpu: bool) -> Linear {
     let mut weight = vec![0f32; n * of];
     for i in 0..n {
@@ -37,8 +37,8 @@ fn selection(from: usize, n: usize, of: usize, on_cpu: bool) -> Linear {
     Linear::new(Weight::Dense(weight), None, on_cpu).unwrap()
 }
 
-/// A layer whose input is queries, keys and values, one after another, and whose output is the
-/// attention's.
+/// A layer whose input contains queries, keys and values in this order, and whose output is that of
+/// the attention.
 fn layer(d: usize, on_cpu: bool) -> Attention {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let all = q + 2 * kv;
@@ -61,7 +61,8 @@ fn layer(d: usize, on_cpu: bool) -> Attention {
     }
 }
 
-/// What the query of `rows[at]` finds among the keys that `sees` allows: `[H * D]`.
+/// The definition: the output `[H * D]` of the query of `rows[at]` over the keys that `sees`
+/// allows.
 fn found(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -> Vec<f64> {
     let (q, kv) = (HEADS * d, KV_HEADS * d);
     let seen: Vec<usize> = (0..=at).filter(|&k| sees(k)).collect();
@@ -87,8 +88,8 @@ fn found(rows: &[Vec<f32>], at: usize, d: usize, sees: &dyn Fn(usize) -> bool) -
     out
 }
 
-/// The greatest difference between a layer over `cache` and [`found`] over `rows`. `inputs` come in
-/// steps of the lengths that `steps` repeats.
+/// The greatest difference between a layer with `cache` and [`found`] over `rows`. `inputs` come in
+/// steps with the lengths of `steps`, repeated.
 fn distance(
     (inputs, rows): (&[Vec<f32>], &[Vec<f32>]),
     d: usize,
@@ -127,7 +128,7 @@ fn distance(
 
 fn inputs(n: usize, d: usize) -> Vec<Vec<f32>> {
     let width = (HEADS + 2 * KV_HEADS) * d;
-    // Queries are long, so that attention is not flat.
+    // Queries are long vectors, so that attention is not uniform.
     let mut rows: Vec<Vec<f32>> = (0..n).map(|i| numbers(width, i as u64 + 1)).collect();
     for row in &mut rows {
         row[..HEADS * d].iter_mut().for_each(|q| *q *= 3.0);
@@ -141,7 +142,7 @@ fn bounded_caches_find_what_full_precision_finds_after_many_rounds() {
     let rows = inputs(130, d);
     let cpu = Stream::default_of(Device::cpu()).unwrap();
     cpu.scope(|| {
-        // Sixteen, ten and five rounds.
+        // The rings are filled sixteen, ten and five times.
         for (size, kept) in [(8, 0), (16, 4), (24, 0), (7, 6)] {
             let sees = |query: usize, k: usize| k < kept || k + (size - kept) > query;
             let (size, kept) = (size as i32, kept as i32);
@@ -176,7 +177,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
     cpu.scope(|| {
         for group in [32, 64, 128] {
             let d = group as usize;
-            // Beyond the first chunk of 256 positions, so that packed parts grow.
+            // The sequence exceeds the first chunk of 256 positions, so that packed parts grow.
             let rows = inputs(if d == 32 { 300 } else { 60 }, d);
             let mut before = f64::INFINITY;
             for bits in [2, 3, 4, 5, 6, 8] {
@@ -186,7 +187,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     start,
                 };
                 let what = format!("{bits} bits, groups of {group}");
-                // Keys and values as they are once packed; queries as they were.
+                // Keys and values have their packed precision; queries are unchanged.
                 let mut packed = rows.clone();
                 for row in &mut packed {
                     let own = &mut row[HEADS * d..];
@@ -197,8 +198,9 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                         .unwrap()
                         .to_vec::<f32>()
                         .unwrap();
-                    // A step is the range of a group, 2 at most, over the number of steps. Rounding
-                    // takes half of one, and MLX moves the range so that an end of it is exact.
+                    // A step is the range of a group, at most 2, divided by the number of steps.
+                    // Rounding takes half a step, and MLX shifts the range so that one end is
+                    // exact.
                     let step = 2.0 / (f32::from(1u16 << bits) - 1.0);
                     for (a, b) in own.iter().zip(&values) {
                         assert!((a - b).abs() <= step, "{what}: {a} became {b}");
@@ -210,7 +212,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     let off = distance((&rows, &packed), d, cache(), steps, &all, true);
                     assert!(off < 5e-5, "{what}: {off}");
                 }
-                // The fewer the bits, the further from the input.
+                // With fewer bits, the error is greater.
                 let cache = Box::new(QuantizedCache::new(packing(0)));
                 let lost = distance((&rows, &rows), d, cache, &[1], &all, true);
                 assert!(
@@ -218,7 +220,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
                     "{what}: {lost}"
                 );
                 before = lost;
-                // Nothing is lost before the start.
+                // Before the start of packing, nothing is lost.
                 let cache = Box::new(QuantizedCache::new(packing(1000)));
                 let off = distance((&rows, &rows), d, cache, &[29, 1], &all, true);
                 assert!(off < 2e-5, "{what}: {off}");
@@ -227,7 +229,7 @@ fn packed_caches_find_what_full_precision_finds_of_what_was_packed() {
     });
 }
 
-/// What the layer finds for all positions of `rows`, 512 a step: `[H * D]` each.
+/// The layer's output for all positions of `rows`, 512 in each step: `[H * D]` each.
 fn outputs(layer: &Attention, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mut caches = Caches::from(Box::new(InPlaceCache::new()) as Box<dyn LayerState>);
     let mut all = Vec::new();
@@ -247,8 +249,8 @@ fn outputs(layer: &Attention, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
     all
 }
 
-/// Against numpy in float64 (`tools/golden/attention.py`), with long queries over 2,048 keys. In
-/// double precision a result is the number nearest to numpy's, or its neighbor.
+/// Compares with numpy in float64 (`tools/golden/attention.py`), with long queries over 2,048 keys.
+/// In double precision, a result is the nearest float32 to numpy's, or its neighbor.
 #[test]
 fn double_precision_finds_what_numpy_finds_and_the_kernels_come_near() {
     let d = 64;
@@ -289,7 +291,7 @@ fn double_precision_finds_what_numpy_finds_and_the_kernels_come_near() {
             }
             worst
         });
-        // Half a unit in the last place, and the rounding of float64.
+        // The bound is half a unit in the last place, plus the rounding of float64.
         assert!(wide.1 < 6.1e-8, "{wide:?}");
         for native in [kernels, mlx] {
             assert!(native.0 < 1e-5, "{native:?}");

@@ -1,5 +1,5 @@
-//! Attention of encoders: sequences packed one after another, each of which attends to all of
-//! itself, or to what is near on both sides. It has no cache and no causal mask.
+//! Attention of encoders over packed sequences. A position attends to all of its sequence, or to a
+//! neighborhood on both sides. It has no cache and no causal mask.
 
 use inference::AttentionSums;
 use mlx_rs_core::{Array, Dtype, Result, arange, concatenate, fast};
@@ -11,9 +11,10 @@ use crate::cache::Stored;
 use crate::exec::Epilogue;
 
 impl Attention {
-    /// `x` `[1, T, hidden]`, through `norm` where there is one, to `[1, T, hidden]`. Sequences of
-    /// these lengths attend to themselves: a position to those that are at most `reach` away. With
-    /// `add` the result is added to `x`. [`Attention::window`] does not count.
+    /// Computes `x` `[1, T, hidden]`, after `norm` if there is one, to `[1, T, hidden]`. Its
+    /// sequences have these lengths. A position attends to those of its sequence at a distance of
+    /// at most `reach`. If `add` is set, the result is added to `x`. [`Attention::window`] is
+    /// ignored.
     pub fn encode(
         &self,
         (x, norm, add): (&Array, Option<&Norm>, bool),
@@ -74,7 +75,8 @@ impl Attention {
         self.o_proj.forward_from(None, &found, residual)
     }
 
-    /// What the queries find, `[1, T, H * D]`, by our kernels; `None` where they do not have it.
+    /// The attention output of the queries, `[1, T, H * D]`, by our kernels; `None` if they do not
+    /// support it.
     fn encode_fused(
         &self,
         (x, norm): (&Array, Option<&Norm>),
@@ -89,7 +91,7 @@ impl Attention {
         let layers = [&self.q_proj, k_proj, v_proj];
         let packed = match project(&layers, norm, Epilogue::None, x)? {
             Some(packed) => packed,
-            // A norm that is no part of a product stands before it.
+            // A norm that is not part of a product is computed before it.
             None => match project(&layers, None, Epilogue::None, &through(norm, x)?)? {
                 Some(packed) => packed,
                 None => return Ok(None),

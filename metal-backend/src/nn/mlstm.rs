@@ -1,6 +1,6 @@
 //! The mLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517; as in xLSTM 7B, arXiv:2503.13427):
-//! projections, soft-capped gates, the recurrence by a kernel or by `mlstm_cell.rs`, a norm of each
-//! head and an output gate.
+//! projections, soft-capped gates, the recurrence (by a kernel or `mlstm_cell.rs`), a norm for each
+//! head, and an output gate.
 
 use std::sync::Arc;
 
@@ -36,17 +36,17 @@ pub struct Mlstm {
     pub input_gate: Linear,
     /// `[hidden] -> [heads]`, with a bias.
     pub forget_gate: Linear,
-    /// Of what each head found.
+    /// The norm of each head's output.
     pub norm: HeadNorm,
     /// `[heads * v_dim] -> [hidden]`.
     pub o_proj: Linear,
-    /// Sizes, and the numbers of the recurrence.
+    /// The sizes, and the constants of the recurrence.
     pub shape: MlstmShape,
-    /// Of the state; [`MlstmShape::layout`].
+    /// The layout of the state; see [`MlstmShape::layout`].
     pub layout: Arc<StateLayout>,
 }
 
-/// Sizes of an mLSTM layer.
+/// The sizes of an mLSTM layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MlstmShape {
     /// Heads.
@@ -55,16 +55,16 @@ pub struct MlstmShape {
     pub qk_dim: i32,
     /// Elements of a head's values.
     pub v_dim: i32,
-    /// Input and forget gates are squeezed into `-cap..cap` by a tanh.
+    /// The cap on input and forget gates, applied by a tanh: they lie in `-cap..cap`.
     pub gate_cap: Option<f32>,
     /// Added to the denominator.
     pub eps: f32,
-    /// Positions that are computed at once; the result does not depend on it.
+    /// The number of positions that are computed at once. The result does not depend on it.
     pub chunk: i32,
 }
 
 impl MlstmShape {
-    /// What a layer remembers of a row: `C`, `n` and `m`, in float32.
+    /// The state of a row in this layer: `C`, `n` and `m`, in float32.
     pub fn layout(&self) -> Arc<StateLayout> {
         let (h, dk, dv) = (self.heads, self.qk_dim, self.v_dim);
         StateLayout::new(
@@ -77,13 +77,14 @@ impl MlstmShape {
         )
     }
 
-    /// Widths of what is projected: queries, keys, values, output gates, input gates, forget gates.
+    /// The widths of the projections: queries, keys, values, output gates, input gates, forget
+    /// gates.
     fn widths(&self) -> [i32; 6] {
         let (qk, v) = (self.heads * self.qk_dim, self.heads * self.v_dim);
         [qk, qk, v, v, self.heads, self.heads]
     }
 
-    /// The recurrence as the kernels take it.
+    /// The constants of the recurrence in the kernels' form.
     fn memory(&self) -> recurrence::Memory {
         recurrence::Memory {
             rule: MemoryRule::Exponential {
@@ -99,7 +100,7 @@ impl MlstmShape {
         }
     }
 
-    /// A gate with its cap.
+    /// A gate after its cap.
     fn capped(&self, gate: &Array) -> Result<Array> {
         match self.gate_cap {
             None => Ok(gate.clone()),
@@ -110,7 +111,7 @@ impl MlstmShape {
         }
     }
 
-    /// The recurrence over `[R, L, ..]`, by MLX's operations. Returns `[R, L, H, DV]`.
+    /// Computes the recurrence over `[R, L, ..]` with MLX's operations. Returns `[R, L, H, DV]`.
     fn scan(&self, of: &MemoryInputs<'_>, i: &Array, state: Vec<Array>) -> Result<Scanned> {
         let [rows, length] = [of.f.dim(0)?, of.f.dim(1)?];
         // [R, L, H*D] -> [R, H, L, D]
@@ -139,14 +140,14 @@ impl MlstmShape {
     }
 }
 
-/// Outputs of positions, and the state after them.
+/// The outputs of positions, and the state after them.
 type Scanned = (Array, Vec<Array>);
 
 impl Mlstm {
-    /// Queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`,
-    /// `[1, T, width]` each.
+    /// The queries, keys, values, output, input and forget gates of `x` `[1, T, hidden]`, each
+    /// `[1, T, width]`.
     fn projected(&self, x: &Array, norm: Option<&Norm>) -> Result<[Array; 6]> {
-        // The kernels take four matrices at a time.
+        // The kernels take at most four matrices at a time.
         let wide = [&self.q_proj, &self.k_proj, &self.v_proj, &self.output_gate];
         let narrow = [&self.input_gate, &self.forget_gate];
         if x.dtype() == Dtype::Float32
@@ -190,7 +191,8 @@ impl Mixer for Mlstm {
         let lengths = lengths(rows);
         let shape = &self.shape;
         let [q, k, v, out, i, f] = self.projected(x, norm)?;
-        // In float32, as the state is: gates are logarithms, of which 16 bits lose the digits.
+        // Everything is float32, like the state. Gates are logarithms, for which 16 bits have too
+        // few digits.
         let wide = |a: Array| a.astype(Dtype::Float32);
         let (q, k, v, i, f) = (wide(q)?, wide(k)?, wide(v)?, wide(i)?, wide(f)?);
         let found = over_rows(rows, layer, &self.layout, |span, state| {

@@ -1,7 +1,7 @@
 //! The mLSTM recurrence (Beck et al. 2024, arXiv:2405.04517, section 2.3; stabilized as in xLSTM
-//! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates, as one step and over chunks
-//! of positions, which gives the same. Plain operations, always in float32; projections and norms
-//! are in `mlstm.rs`.
+//! 7B, arXiv:2503.13427): a matrix memory `C` with exponential gates. It is computed in single
+//! steps or over chunks of positions, with equal results. It uses plain operations, always in
+//! float32; projections and norms are in `mlstm.rs`.
 //!
 //! With `f = logsigmoid(forget gate)` and the input gate `i`, both logarithms:
 //!
@@ -12,16 +12,16 @@
 //! h  = q C' / (max(|q n'|, exp(-m')) + eps)
 //! ```
 //!
-//! `m` keeps every exponent at or below zero, so that no gate overflows.
+//! `m` keeps every exponent at or below zero, so no gate overflows.
 
 use mlx_rs_core::kernel::{MlstmInputs, MlstmMemory, mlstm};
 use mlx_rs_core::{Array, Dtype, Error, ErrorKind, Result, tri, where_};
 
-/// The least `m` whose `exp(-m)` is used as it is: beyond, the denominator would overflow, and the
-/// output is nothing anyway.
+/// The least `m` for which `exp(-m)` is computed. For smaller ones, the denominator would overflow,
+/// and the output is zero in any case.
 const LEAST_M: f32 = -80.0;
 
-/// What a recurrence runs over: `R` rows, `H` heads, `L` positions.
+/// The inputs of the recurrence: `R` rows, `H` heads, `L` positions.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// Queries divided by the root of their width, `[R, H, L, DK]`.
@@ -39,18 +39,18 @@ pub struct Inputs {
 /// The memory: `C` `[R, H, DK, DV]`, `n` `[R, H, DK]`, `m` `[R, H]`.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    /// Sum of the outer products of keys and values, with their gates.
+    /// The sum of the outer products of keys and values, weighted by the gates.
     pub c: Array,
-    /// The same sum of keys.
+    /// The sum of keys with the same weights.
     pub n: Array,
-    /// Logarithm of the factor that `c` and `n` are divided by.
+    /// The logarithm of the factor by which `c` and `n` are divided.
     pub m: Array,
 }
 
 impl TryFrom<Vec<Array>> for Memory {
     type Error = Error;
 
-    /// From the parts of a state, in their order.
+    /// Builds the memory from the parts of a state, in their order.
     fn try_from(parts: Vec<Array>) -> Result<Self> {
         let [c, n, m] = <[Array; 3]>::try_from(parts)
             .map_err(|_| Error::new(ErrorKind::Value, "mlstm", "a state has three parts"))?;
@@ -62,7 +62,7 @@ fn scalar(value: f32) -> Result<Array> {
     Array::scalar(value)
 }
 
-/// `-log(1 + exp(-x))`, which keeps its digits where the sigmoid is 0 or 1.
+/// `-log(1 + exp(-x))`, in a form that keeps its digits if the sigmoid is near 0 or 1.
 pub fn log_sigmoid(x: &Array) -> Result<Array> {
     scalar(0.0)?.logaddexp(&x.negative()?)?.negative()
 }
@@ -73,17 +73,17 @@ fn denominator(dot: &Array, m: &Array, eps: f32) -> Result<Array> {
     dot.abs()?.maximum(&least)?.add(&scalar(eps)?)
 }
 
-/// All positions by the kernels of a GPU. Returns what [`scan`] does.
+/// Computes all positions with a GPU's kernels. Returns the same as [`scan`].
 ///
 /// # Errors
-/// When shapes do not fit, or there is no GPU.
+/// If shapes do not match, or there is no GPU.
 pub fn scan_on_gpu(
     inputs: &Inputs,
     memory: &Memory,
     chunk: i32,
     eps: f32,
 ) -> Result<(Array, Memory)> {
-    // Rows and heads are one axis there.
+    // The kernels have rows and heads as one axis.
     let [rows, heads, length] = [inputs.f.dim(0)?, inputs.f.dim(1)?, inputs.f.dim(2)?];
     let flat = |a: &Array| a.flatten(0, 1);
     let (q, k, v) = (flat(&inputs.q)?, flat(&inputs.k)?, flat(&inputs.v)?);
@@ -114,7 +114,7 @@ pub fn scan_on_gpu(
     Ok((apart(&h)?, memory))
 }
 
-/// One position: `L` is 1. Returns `[R, H, 1, DV]` and the memory after it.
+/// Computes one position: `L` is 1. Returns `[R, H, 1, DV]` and the memory after it.
 pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
     let kept = f.squeeze_axis(-1)?.add(&memory.m)?; // [R, H]
@@ -133,15 +133,15 @@ pub fn step(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory
     Ok((h, Memory { c, n, m }))
 }
 
-/// All `L` positions at once: attention within the chunk, and one step of the memory for all of it.
-/// Returns `[R, H, L, DV]` and the memory after the last.
+/// Computes all `L` positions at once, by attention within the chunk and one step of the memory.
+/// Returns `[R, H, L, DV]` and the memory after the last position.
 pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memory)> {
     let Inputs { q, k, v, i, f } = inputs;
     let length = f.dim(-1)?;
     let causal = tri(length, length, 0, Dtype::Bool)?;
     let before = tri(length, length, -1, Dtype::Float32)?;
-    // [t, s]: what is left at t of what was stored at s, as a logarithm: the sum of f over s+1..=t.
-    // Summed as it is, since the difference of two long sums loses digits.
+    // [t, s]: the logarithm of the share at t of the value stored at s, which is the sum of f over
+    // s+1..=t. It is summed directly, since a difference of two long sums loses digits.
     let decay = f
         .expand_dims(-1)?
         .multiply(&before)?
@@ -166,7 +166,7 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
         .add(&scores.matmul(v)?)?
         .divide(&denominator(&dot, &column, eps)?)?;
 
-    // The memory sees what the last position sees of each.
+    // The memory takes from each position the share that the last position has.
     let last = |a: &Array, axis: i32| a.slice_axis(axis, length - 1, length)?.squeeze_axis(axis);
     let kept = last(&from_memory, -1)?; // [R, H]
     let taken = last(&decay, -2)?.add(i)?; // [R, H, L]
@@ -182,7 +182,8 @@ pub fn chunk(inputs: &Inputs, memory: &Memory, eps: f32) -> Result<(Array, Memor
     Ok((h, Memory { c, n, m }))
 }
 
-/// Any number of positions, in chunks of `size`, the last one shorter; single ones by [`step`].
+/// Computes any number of positions in chunks of `size`; the last one may be shorter. Single
+/// positions use [`step`].
 pub fn scan(inputs: &Inputs, memory: Memory, size: i32, eps: f32) -> Result<(Array, Memory)> {
     let length = inputs.f.dim(-1)?;
     let mut memory = memory;
@@ -212,7 +213,7 @@ pub fn scan(inputs: &Inputs, memory: Memory, size: i32, eps: f32) -> Result<(Arr
 }
 
 impl Inputs {
-    /// Positions `from..to`.
+    /// The positions `from..to`.
     fn range(&self, from: i32, to: i32) -> Result<Self> {
         let cut = |a: &Array| a.slice_axis(2, from, to);
         Ok(Self {

@@ -1,4 +1,4 @@
-//! The mLSTM recurrence against its definition: loops in float64, one position after another.
+//! Tests the mLSTM recurrence against its definition: loops in float64, one position after another.
 
 use mlx_rs_core::{eval, zeros};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::*;
 
 const EPS: f32 = 1e-6;
 
-/// Sizes and numbers of one sequence; gates are raw, as they come from their projections.
+/// The sizes and numbers of one sequence. Gates are the raw outputs of their projections.
 #[derive(Debug, Clone)]
 struct Case {
     heads: usize,
@@ -25,7 +25,7 @@ impl Case {
         self.i.len() / self.heads
     }
 
-    /// `[1, H, L, D]` from numbers that are in this order.
+    /// `[1, H, L, D]` from numbers in this order.
     fn inputs(&self) -> Inputs {
         let (h, l) = (self.heads as i32, self.length() as i32);
         let wide = |a: &[f32], d: usize| Array::from_slice(a, &[1, h, l, d as i32]).unwrap();
@@ -49,8 +49,8 @@ impl Case {
         }
     }
 
-    /// The outputs, and how far rounding of one part in a million may move each: where terms cancel
-    /// in numerator or denominator, that is more than a millionth of the output.
+    /// The outputs, and the error of each from rounding by one part in a million. If terms cancel
+    /// in numerator or denominator, the error exceeds a millionth of the output.
     fn defined(&self) -> (Vec<f64>, Vec<f64>) {
         let (l, dk, dv) = (self.length(), self.dk, self.dv);
         let (mut out, mut unsure) = (Vec::new(), Vec::new());
@@ -95,8 +95,8 @@ impl Case {
         (out, unsure)
     }
 
-    /// The greatest difference between `h` `[1, H, L, DV]` and the definition, as a share of what
-    /// rounding may do.
+    /// The greatest difference between `h` `[1, H, L, DV]` and the definition, relative to the
+    /// rounding error.
     fn distance(&self, h: &Array) -> f64 {
         let (defined, unsure) = self.defined();
         let found = h.to_vec::<f32>().unwrap();
@@ -144,7 +144,7 @@ fn case(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Sizes, chunks, and gates from gentle to absurd.
+    /// Varies sizes, chunks, and gates from small to extreme.
     #[test]
     fn every_chunk_length_equals_the_definition(
         heads in 1usize..4,
@@ -158,7 +158,7 @@ proptest! {
         let case = case((heads, length, dk, dv), seed, |x| x * spread);
         let (h, _) = scan(&case.inputs(), case.empty(), chunk, EPS).unwrap();
         let off = case.distance(&h);
-        // Exponents of up to 200 have 1e-5 of their own.
+        // Exponents of up to 200 have an error of 1e-5.
         prop_assert!(off < 1e-5 * f64::from(spread.max(4.0)), "{off}");
     }
 }
@@ -171,7 +171,7 @@ fn gates_at_their_extremes_give_numbers() {
             let mut case = case((2, 33, 4, 6), (a * 3 + b) as u64, |x| x);
             case.i.fill(i);
             case.f.fill(f);
-            // Mixed: every third gate is another extreme.
+            // In the mixed case, every third gate has another extreme.
             let mut mixed = case.clone();
             for (at, gate) in mixed.i.iter_mut().chain(&mut mixed.f).enumerate() {
                 if at % 3 == 0 {
@@ -195,7 +195,7 @@ fn gates_at_their_extremes_give_numbers() {
 
 #[test]
 fn two_thousand_positions_are_the_same_step_by_step_and_in_chunks() {
-    // Forget gates near one, as trained ones are: the memory reaches back over many chunks.
+    // Forget gates are near one, as after training, so the memory spans many chunks.
     let mut case = case((2, 2000, 8, 12), 7, |x| x * 3.0);
     case.f.iter_mut().for_each(|f| *f += 4.0);
     let (inputs, mut memory) = (case.inputs(), case.empty());
@@ -245,8 +245,8 @@ fn cutting_a_sequence_anywhere_changes_nothing() {
     }
 }
 
-/// Every slope of a weighted sum of the outputs, against differences of the definition. Queries and
-/// keys are positive, so that no denominator is at the bend of its maximum.
+/// Compares every slope of a weighted sum of the outputs with differences of the definition.
+/// Queries and keys are positive, so no denominator is at the kink of its maximum.
 #[test]
 fn gradients_are_slopes_of_the_definition() {
     let mut case = case((1, 11, 3, 2), 5, |x| x * 2.0);

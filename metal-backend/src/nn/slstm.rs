@@ -1,6 +1,6 @@
 //! The sLSTM layer of xLSTM (Beck et al. 2024, arXiv:2405.04517, section 2.2; reference:
-//! `sLSTMLayer` of the package `xlstm`, with its function `slstm`): a scalar memory an element,
-//! whose gates also see the last output. So positions are computed one after another.
+//! `sLSTMLayer` of the package `xlstm`, with its function `slstm`): a scalar memory for each
+//! element. Its gates depend on the last output, so positions are computed one after another.
 //!
 //! ```text
 //! raw = W x + R y + b               of the gates i, f, z, o; i and f see x after a convolution
@@ -30,30 +30,30 @@ use crate::cache::{
 /// One sLSTM layer.
 #[derive(Debug)]
 pub struct Slstm {
-    /// Over the last positions, before the gates `i` and `f`.
+    /// The convolution over the last positions, before the gates `i` and `f`.
     pub conv: Option<CausalConv>,
-    /// Of the gates i, f, z and o.
+    /// The matrices of the gates i, f, z and o.
     pub gates: [HeadwiseLinear; 4],
-    /// From the last output to the gates, `[heads, dim, 4 * dim]`.
+    /// The matrices from the last output to the gates, `[heads, dim, 4 * dim]`.
     pub recurrent: Array,
-    /// Of the gates, `[4, heads, dim]`.
+    /// The biases of the gates, `[4, heads, dim]`.
     pub bias: Array,
-    /// Of what each head found.
+    /// The norm of each head's output.
     pub norm: HeadNorm,
     /// Heads.
     pub heads: i32,
     /// Elements of a head.
     pub dim: i32,
-    /// Of the state; [`Slstm::state_layout`].
+    /// The layout of the state; see [`Slstm::state_layout`].
     pub layout: Arc<StateLayout>,
 }
 
-/// A matrix for each head, which sees its own elements only.
+/// A matrix for each head, applied only to the head's own elements.
 #[derive(Debug, Clone)]
 pub struct HeadwiseLinear {
     /// `[heads, out, in]`.
     pub weight: Array,
-    /// Where adapters stand.
+    /// The slot for adapters.
     pub slot: SlotView,
 }
 
@@ -75,8 +75,9 @@ impl HeadwiseLinear {
 }
 
 impl Slstm {
-    /// What a layer remembers of a row, in float32: the last inputs of its convolution over `width`
-    /// positions (1 without), and output, memory, normalizer and stabilizer of each element.
+    /// The state of a row in this layer, in float32: the last inputs of its convolution over
+    /// `width` positions (1 without), and output, memory, normalizer and stabilizer of each
+    /// element.
     pub fn state_layout(hidden: i32, width: i32) -> Arc<StateLayout> {
         let part = |name| StatePart::new(name, &[hidden]);
         let mut parts = vec![part("y"), part("c"), part("n"), part("m")];
@@ -86,7 +87,7 @@ impl Slstm {
         StateLayout::new("slstm", parts)
     }
 
-    /// `[R, L, hidden] -> [heads, R * L, dim]`, through a gate's matrices, to `[R, L, heads, dim]`.
+    /// Applies a gate's matrices: `[R, L, hidden] -> [heads, R * L, dim] -> [R, L, heads, dim]`.
     fn gate(&self, at: usize, x: &Array, (rows, length): (i32, i32)) -> Result<Array> {
         let heads = x
             .reshape(&[rows * length, self.heads, self.dim])?
@@ -97,8 +98,8 @@ impl Slstm {
             .reshape(&[rows, length, self.heads, self.dim])
     }
 
-    /// One position: gates `[R, 4, heads, dim]` from the input; `y`, `c`, `n` and `m`
-    /// `[R, heads, dim]`.
+    /// Computes one position. The gates `[R, 4, heads, dim]` are those from the input; `y`, `c`,
+    /// `n` and `m` have the shape `[R, heads, dim]`.
     fn step(&self, gates: &Array, recurrent: &Array, state: [Array; 4]) -> Result<[Array; 4]> {
         let [y, c, n, m] = state;
         let rows = gates.dim(0)?;
@@ -134,7 +135,7 @@ impl Mixer for Slstm {
         _watch: &mut Watch<'_>,
     ) -> Result<Array> {
         let lengths = lengths(rows);
-        // In float32, as the state is.
+        // Everything is float32, like the state.
         let input = through(norm, x)?.astype(Dtype::Float32)?;
         let wide = |a: &Array| a.astype(Dtype::Float32);
         let (recurrent, bias) = (wide(&self.recurrent)?, wide(&self.bias)?);

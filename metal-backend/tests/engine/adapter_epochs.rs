@@ -1,5 +1,5 @@
-//! Adapters exchanged while requests run. A request of one adapter leaves nothing for those of
-//! another, however it is computed and wherever its keys and values are kept.
+//! Tests exchanging adapters while requests run. A request with one adapter leaves nothing for
+//! requests with another, whatever computes it and wherever its keys and values are stored.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ fn options() -> GenerateOptions {
         .with_logits(true)
 }
 
-/// The ids and logits of the rest of a reply, and how many tokens of its prompt were reused.
+/// The ids and logits of the rest of a reply, and the number of reused tokens of its prompt.
 struct Reply {
     ids: Vec<u32>,
     logits: Vec<f32>,
@@ -54,7 +54,7 @@ fn say(model: &dyn TextModel, options: &GenerateOptions) -> Reply {
     drain(model.generate(&prompt(), options).unwrap())
 }
 
-/// What a model that never had another adapter says.
+/// The reply of a model that never had another adapter.
 fn alone(adapter: Option<&str>) -> Reply {
     let load = match adapter {
         Some(name) => cpu().with_adapter_path(self::adapter(name)),
@@ -79,7 +79,7 @@ fn assert_same(found: &Reply, expected: &Reply, what: &str) {
     assert!(error < 1e-4, "{what}: {error}");
 }
 
-/// How a request is computed.
+/// The ways to compute a request.
 fn ways() -> Vec<(&'static str, LoadOptions, GenerateOptions)> {
     let plain = options().with_num_draft_tokens(0);
     let drafted = cpu().with_draft_model(tiny("llama"));
@@ -115,7 +115,7 @@ fn a_request_during_a_swap_leaves_nothing_for_the_next() {
                 let next = say(model.as_ref(), &options);
                 assert_eq!(next.cached, 0, "{what}");
                 assert_same(&next, &expected, &what);
-                // And that one is remembered.
+                // The new prefix is cached.
                 let again = say(model.as_ref(), &options);
                 assert_eq!(again.cached, 29, "{what}");
                 assert_same(&again, &expected, &what);
@@ -131,7 +131,7 @@ fn a_request_that_was_not_begun_is_of_the_new_adapter() {
         let model = open(&load);
         swap(model.as_ref(), Some("llama-1"));
         say(model.as_ref(), &options);
-        // It takes what the one before computed, but nothing is computed for it yet.
+        // It reuses the previous request's prefix, but has computed nothing yet.
         let stream = model.generate(&prompt(), &options).unwrap();
         assert_eq!(stream.metrics().cached_tokens, 29, "{way}");
         swap(model.as_ref(), Some("llama-4"));
@@ -144,7 +144,7 @@ fn a_request_that_was_not_begun_is_of_the_new_adapter() {
     }
 }
 
-/// Runs a session to its end; the reply of each row, in the order they were added.
+/// Runs a session to its end, and returns the reply of each row in the order of their addition.
 fn run(model: &dyn TextModel, rows: usize, steps_before: usize, to: Option<&str>) -> Vec<Reply> {
     let options = options();
     let mut session = model.batch_session().unwrap();
@@ -191,12 +191,13 @@ fn rows_of_a_batch_leave_nothing_for_the_next() {
             swap(model.as_ref(), from);
             let during = run(model.as_ref(), 2, steps, to);
             if steps == 0 {
-                // Nothing was computed for them before the change.
+                // The rows had computed nothing before the change.
                 for reply in &during {
                     assert_same(reply, &expected, &what);
                 }
             } else {
-                // A row that only waited before step 1 is of the new adapter, and may be reused.
+                // A row that only waited before step 1 uses the new adapter, so its prefix may be
+                // reused.
                 let next = say(model.as_ref(), &options());
                 assert!(next.cached == 0 || steps == 1, "{what}");
                 assert_same(&next, &expected, &what);
@@ -228,7 +229,7 @@ fn swaps_at_any_time_leave_nothing_behind() {
                 }
             });
         }
-        // Stops the others also when a check fails.
+        // Stops the other threads also when a check fails.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -261,7 +262,7 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
         let cache = model.as_prompt_cache().unwrap();
         cache.save_prompt_cache(&prompt(), &path).unwrap()
     };
-    // Both changed their adapter once, so their epochs are equal.
+    // Both engines changed their adapter once, so their epochs are equal.
     let [one, other] =
         ["llama-1", "llama-4"].map(|name| open(&cpu().with_adapter_path(adapter(name))));
     assert_eq!(save(one.as_ref()), 30);
@@ -271,7 +272,7 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
     assert_eq!(say(one.as_ref(), &options()).cached, 29);
     swap(one.as_ref(), Some("llama-1"));
     assert!(load(one.as_ref()).is_err());
-    // Without an adapter, a file is of the base model, whatever stood there before.
+    // Without an adapter, a saved file belongs to the base model, whatever it contained before.
     swap(one.as_ref(), None);
     save(one.as_ref());
     let base = open(&cpu());
@@ -281,7 +282,7 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
     assert_same(&reply, &alone(None), "base");
 }
 
-/// What a forward pass of `model` gives for [`prompt`].
+/// The logits of `model` for [`prompt`].
 fn logits(model: &dyn TextModel) -> Vec<f32> {
     let tokens = model.as_token_model().unwrap();
     tokens.logits(&prompt(), false).unwrap().logits
@@ -299,16 +300,16 @@ fn a_pass_sees_all_of_a_change_or_nothing_of_it() {
     let (done, mut passes, mut seen) = (AtomicUsize::new(0), 0, [false; 3]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A busy machine may give the other thread few turns: it has as many passes as it needs,
-            // unless it failed and makes none.
+            // A busy machine may give the other thread little time. The loop waits for enough
+            // passes, unless that thread has failed.
             let enough = || done.load(Ordering::Acquire) > 20;
             let began = std::time::Instant::now();
             let mut round = 0;
             while round < 150 || !(enough() || began.elapsed().as_secs() > 120) {
                 for name in names {
                     swap(model.as_ref(), name);
-                    // Once, a whole pass is let through with each, however the threads are
-                    // scheduled.
+                    // Waits for a complete pass with each adapter, independent of the scheduling of
+                    // threads.
                     let begun = done.load(Ordering::Acquire);
                     let since = std::time::Instant::now();
                     while round == 0 && done.load(Ordering::Acquire) < begun + 2 {

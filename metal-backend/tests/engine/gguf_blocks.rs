@@ -1,4 +1,4 @@
-//! Models whose matrices are GGUF blocks compute what the same numbers as floats compute.
+//! Models with matrices of GGUF blocks compute the same as with these numbers in float32.
 
 use std::path::PathBuf;
 
@@ -12,8 +12,8 @@ use metal_backend::train::{AdapterKind, Sequence, Trainer, Tuning};
 const WIDTH: usize = 256;
 const VOCAB: usize = 64;
 
-/// A type of blocks: its number, bytes and weights of a block, its float16 numbers with their
-/// places.
+/// A type of blocks: its number, the bytes and the weights of a block, and the positions of its
+/// float16 numbers with their values.
 struct Kind(u32, usize, usize, &'static [(usize, f32)]);
 
 const Q5_0: Kind = Kind(6, 22, 32, &[(0, 0.006)]);
@@ -30,7 +30,7 @@ const IQ2_XXS: Kind = Kind(16, 66, 256, &[(0, 2e-3)]);
 const IQ1_S: Kind = Kind(19, 50, 256, &[(0, 2e-2)]);
 
 impl Kind {
-    /// Arbitrary blocks with weights of about 0.1.
+    /// Arbitrary blocks whose weights are about 0.1.
     fn blocks(&self, rows: usize, seed: usize) -> Vec<u8> {
         let Kind(_, block, weights, halves) = *self;
         let mut bytes: Vec<u8> = (0..rows * WIDTH / weights * block)
@@ -40,7 +40,7 @@ impl Kind {
             for &(at, value) in halves {
                 block[at..at + 2].copy_from_slice(&half::f16::from_f32(value).to_le_bytes());
             }
-            // An exponent stands alone.
+            // The scale of this type is only an exponent.
             if halves.is_empty() {
                 block[0] = 122;
             }
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// A llama of one layer with a tied output, all matrices as blocks; and the same with float32.
+/// A llama of one layer with a tied output and all matrices as blocks; and the same in float32.
 fn twins(kind: &Kind) -> [(tempfile::TempDir, PathBuf); 2] {
     let names: Vec<String> = (0..VOCAB).map(|i| format!("t{i}")).collect();
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -125,7 +125,7 @@ fn logits_are_those_of_the_expanded_numbers() {
             assert!(largest > 0.5, "{}: {largest}", kind.0);
             let pairs = ours.iter().zip(&floats);
             let off = pairs.fold(0f32, |most, (a, b)| most.max((a - b).abs()));
-            // As for other formats that the kernels have, of the largest.
+            // As for other formats of the kernels, the bound is relative to the largest value.
             assert!(
                 off < 2e-3 * largest.max(1.0),
                 "{} {tokens}: {off} of {largest}",

@@ -1,4 +1,4 @@
-//! The engine's own parts: adapters, matrices of GGUF, sampling, training, the order of its rooms.
+//! Tests of the engine's own parts: adapters, GGUF matrices, sampling, training, order of modules.
 
 mod adapter_epochs;
 mod gguf_blocks;

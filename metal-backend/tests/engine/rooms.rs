@@ -1,5 +1,5 @@
-//! The order of the engine's rooms and of the workspace's crates: each uses only what stands before
-//! it.
+//! Checks the order of the engine's modules and of the workspace's crates: each may use only those
+//! before it.
 
 #[path = "../../../tests/common/layering.rs"]
 mod layering;
@@ -10,13 +10,13 @@ use std::path::Path;
 
 use layering::{code, modules, upward};
 
-/// Modules from the bottom up. `room::*` stands for a room and all files in it.
+/// Modules from the bottom up. `module::*` stands for a module and all files in it.
 const ORDER: &[&str] = &[
     "error",
     "workdir",
     "text",
     "checkpoint::*",
-    // Files to files, without a model.
+    // Conversions from files to files, without a model.
     "convert::tensor",
     "convert::rules",
     "convert::gguf",
@@ -28,7 +28,7 @@ const ORDER: &[&str] = &[
     "convert::execute",
     "convert::write",
     "convert",
-    // The engine. Who computes is chosen in one room.
+    // The engine. One module chooses between the kernels and MLX.
     "exec::*",
     "cache::*",
     "cache::prefix",
@@ -87,7 +87,7 @@ const ORDER: &[&str] = &[
     "generate::*",
     "inspect::*",
     "embed",
-    // What answers the contract, and what loads it.
+    // The implementation of the contract, and the loader.
     "model",
     "model::adapters",
     "model::inspect",
@@ -140,13 +140,13 @@ fn arrows_that_point_up_are_found() {
     ] {
         assert_eq!(faults(module, text).len(), 1, "{module}: {text}");
     }
-    // A new file of an open room has a place; comments are no arrows.
+    // A new file of an open module has a position, and comments do not count as uses.
     let fine = "// use crate::train::Run;\nuse super::stack::Stack;\nuse crate::nn::Linear;\n";
     assert_eq!(faults("arch::another", fine), [""; 0]);
 }
 
-/// Each module that names the kernels of `mlx-rs-core` though it is not of the room that chooses
-/// between them and MLX.
+/// Each module that names the kernels of `mlx-rs-core` although it is not in the module that
+/// chooses between them and MLX.
 fn names_kernels(modules: &BTreeMap<String, String>) -> Vec<&str> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let names = |code: &str| {
@@ -195,8 +195,8 @@ fn one_room_chooses_between_kernels_and_mlx() {
     }
 }
 
-/// The workspace's crates from the bottom up, and those of its crates that each may depend on.
-/// Tests may use more.
+/// The workspace's crates from the bottom up, with the crates that each may depend on. Tests may
+/// use more.
 const CRATES: &[(&str, &[&str])] = &[
     ("rust-mlx-inference-formats", &[]),
     ("rust-mlx-inference-api", &["rust-mlx-inference-formats"]),
@@ -247,7 +247,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The name of a crate and what its library or its build depends on, of any target.
+/// The name of a crate, and the dependencies of its library and build script on any target.
 fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
     let table: toml::Table = manifest.parse().unwrap();
     let name = table["package"]["name"].as_str().unwrap().to_owned();
@@ -262,7 +262,7 @@ fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
         for kind in ["dependencies", "build-dependencies"] {
             let all = table.get(kind).and_then(toml::Value::as_table);
             for (key, value) in all.into_iter().flatten() {
-                // A dependency under another name says which crate it is.
+                // A renamed dependency has the crate's name in `package`.
                 let package = value.get("package").and_then(toml::Value::as_str);
                 found.insert(package.unwrap_or(key).to_owned());
             }
@@ -271,7 +271,7 @@ fn dependencies(manifest: &str) -> (String, BTreeSet<String>) {
     (name, found)
 }
 
-/// Each crate of ours that a manifest depends on though it may not.
+/// Each of our crates that a manifest depends on without permission.
 fn wrong_crates(manifest: &str) -> Vec<String> {
     let (name, found) = dependencies(manifest);
     let Some((_, allowed)) = CRATES.iter().find(|(own, _)| *own == name) else {

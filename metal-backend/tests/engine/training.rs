@@ -1,5 +1,5 @@
-//! Training against Python mlx-lm: the same adapter and batches give the same logits, gradients and
-//! losses. The numbers are made by `tools/golden/training.py`.
+//! Compares training with Python mlx-lm: the same adapter and batches give the same logits,
+//! gradients and losses. `tools/golden/training.py` made the numbers.
 
 use std::path::Path;
 
@@ -60,7 +60,7 @@ fn against_mlx_lm(name: &str) {
         assert_eq!(gradients.len(), expected.arrays.len());
         for (part, expected) in &expected.arrays {
             let got = &gradients[part];
-            // mlx-lm has A and B the other way around, but for experts and tables.
+            // mlx-lm stores A and B transposed, except for experts and tables.
             let turned = part.contains("lora_") && !part.contains("embed_tokens");
             let got = match got.shape().len() {
                 2 if turned => got.swap_axes(0, 1).unwrap(),
@@ -121,7 +121,7 @@ fn tables_and_whole_weights_learn_as_in_mlx_lm() {
     against_mlx_lm("llama-full");
 }
 
-/// Muon's steps depend on the form of a matrix, and adapters are stored the other way around here.
+/// Muon's steps depend on the form of a matrix, and our adapters are stored transposed.
 #[test]
 fn muon_trains_adapters_as_mlx_does() {
     let all = read(&fixtures().join("training/muon.json"));
@@ -239,7 +239,7 @@ fn optimizers_are_those_of_mlx() {
         let mut current = params(&golden["start"]);
         for (i, gradients) in golden["gradients"].as_array().unwrap().iter().enumerate() {
             if i == 2 {
-                // What it remembers is all there is to it.
+                // A new optimizer with this state must continue identically.
                 let (steps, state) = (optimizer.steps(), optimizer.state().clone());
                 optimizer = Optimizer::new(config);
                 optimizer.restore(steps, state);
@@ -432,7 +432,8 @@ fn preferences_are_learned() {
     assert!(trainer.step_by_preference(&pair, 0.0, 0.0).is_err());
 }
 
-/// Losses, rewards and numbers against an own computation in numpy (`tools/golden/dpo.py`).
+/// Compares losses, rewards and numbers with a separate computation in numpy
+/// (`tools/golden/dpo.py`).
 #[test]
 fn preferences_are_learned_as_the_paper_says() {
     let golden = read(&fixtures().join("training/dpo.json"));
@@ -539,7 +540,7 @@ fn what_cannot_be_trained_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let wrong = cpu().with_adapter_path(dir.path());
     assert!(inference::load_model(tiny("llama"), &wrong).is_err());
-    // An adapter of another model.
+    // This adapter belongs to another model.
     let other = cpu().with_adapter_path(fixtures().join("training/qwen3-q4"));
     let e = inference::load_model(tiny("llama"), &other).err().unwrap();
     assert_eq!(e.kind(), ErrorKind::InvalidModel);
@@ -570,9 +571,9 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
     for (adapter, checkpoint, tolerance) in [
         ("llama-1", "llama", 1e-4),
         ("llama-dora", "llama", 1e-4),
-        // Rounded to bfloat16.
+        // The fused model is rounded to bfloat16.
         ("qwen3-moe-4", "qwen3-moe", 0.05),
-        // Packed again, which rounds.
+        // The fused model is packed again, which rounds.
         ("qwen3-q4", "qwen3-q4", 1.0),
     ] {
         let adapter = fixtures().join("training").join(adapter);
@@ -604,7 +605,7 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
     }
 }
 
-/// The product of the adapter is computed in the wider type, and what is learned is kept in the
+/// The product of the adapter is computed in the wider type, and the learned parameters stay in the
 /// narrow one: half the memory, and nearly the same losses.
 #[test]
 fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
@@ -619,7 +620,7 @@ fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
     };
     let (_, wide) = losses(ComputeType::Float32);
     let (trainer, narrow) = losses(ComputeType::BFloat16);
-    // B is zero at first: the model alone.
+    // B is zero at first, so only the model counts.
     assert!((narrow[0] - wide[0]).abs() < 1e-3, "{narrow:?} {wide:?}");
     for (name, losses) in [("float32", &wide), ("bfloat16", &narrow)] {
         assert!(losses[19] < 0.7 * losses[0], "{name}: {losses:?}");
@@ -628,7 +629,7 @@ fn adapters_in_bfloat16_learn_and_stay_bfloat16() {
     assert!(!params.is_empty());
     assert!(params.values().all(|p| p.dtype() == Dtype::Bfloat16));
 
-    // Saved and loaded, it computes the same.
+    // After saving and loading, it computes the same.
     let dir = tempfile::tempdir().unwrap();
     trainer.save(dir.path()).unwrap();
     let stored = io::load_safetensors(dir.path().join("adapters.safetensors")).unwrap();

@@ -1,6 +1,6 @@
-//! Everything that can be trained, on every architecture: gradients against finite differences, one
-//! learning step, and the effect of whole weights, tables and exchanged adapters. Against Python
-//! mlx-lm is `training.rs`.
+//! Tests everything that can be trained, on every architecture: gradients against finite
+//! differences, one learning step, and the effect of whole weights, tables and exchanged adapters.
+//! `training.rs` compares with Python mlx-lm.
 
 mod compiled;
 
@@ -14,7 +14,7 @@ use inference::{BatchEvent, ErrorKind, GenerateOptions, LoraConfig, Prompt};
 use metal_backend::train::{self, AdapterKind, OptimizerConfig, Params, Sequence, Trainer, Tuning};
 use mlx_rs_core::{Array, Dtype};
 
-/// Every fixture with the projections of its attention.
+/// Every fixture, with the names of its attention's projections.
 fn models() -> Vec<(String, Vec<&'static str>)> {
     let dir = std::fs::read_dir(fixtures().join("tiny")).unwrap();
     let mut names: Vec<String> = dir
@@ -39,10 +39,10 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         _ if name.starts_with("falcon") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         _ if name.starts_with("nemotron-h") => vec!["q_proj", "in_proj", "out_proj", "up_proj"],
         "granitemoe" => vec!["q_proj", "v_proj"],
-        // Queries, keys and values are one matrix.
+        // Queries, keys and values share one matrix.
         "bailing-moe" | "bailing-moe-groups" | "gpt-bigcode" => vec!["qkv_proj", "o_proj"],
         "gpt-neox" => vec!["o_proj", "up_proj"],
-        // They come of short vectors.
+        // Queries, keys and values come from short latent vectors.
         "deepseek-v2" | "deepseek-v3" | "glm4-moe-lite" | "minicpm3" | "youtu-llm" => {
             vec!["q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
         }
@@ -60,7 +60,7 @@ fn models() -> Vec<(String, Vec<&'static str>)> {
         .collect()
 }
 
-/// Whether a checkpoint is stored in a half type, to which written values are rounded.
+/// Whether a checkpoint is stored in a half type, which rounds written values.
 fn is_rounded(name: &str) -> bool {
     let dir = std::fs::read_dir(tiny(name)).unwrap();
     let mut files = dir.map(|entry| entry.unwrap().path());
@@ -114,7 +114,7 @@ fn same_gradients(name: &str, trainer: &Trainer, expected: &Params) {
     }
 }
 
-/// Layers of Gemma 4 look at the keys and values of earlier ones, which are in other checkpoints.
+/// Layers of Gemma 4 attend to the keys and values of earlier ones, which are in other checkpoints.
 #[test]
 fn keys_of_other_layers_have_gradients_through_checkpoints() {
     for name in ["gemma4-small", "gemma4-large"] {
@@ -160,9 +160,9 @@ fn gradients_through_quantized_weights_are_slopes() {
     }
 }
 
-/// Through chunks of a recurrence and from one to the next. Queries, keys and gates are not among
-/// them: where the sum of a denominator changes its sign, the loss has a bend. The recurrence's own
-/// test has their slopes.
+/// Covers chunks of a recurrence and their transitions. Queries, keys and gates are left out: the
+/// loss has a bend where the sum of a denominator changes its sign. The recurrence's own test
+/// covers them.
 #[test]
 fn gradients_through_a_recurrence_are_slopes() {
     let mlstm = ["v", "ogate_preact", "out_proj", "proj_up", "proj_down"];
@@ -218,7 +218,7 @@ fn gradients_of_tables_and_heads_are_slopes() {
     for (name, targets) in [
         ("llama", vec!["embed_tokens", "lm_head"]),
         ("llama-q4", vec!["embed_tokens"]),
-        // As input and as output.
+        // The table is used for input and output.
         ("llama-tied-gqa", vec!["embed_tokens"]),
         ("gemma3-text-q4", vec!["embed_tokens"]),
         ("gpt2", vec!["wte", "wpe"]),
@@ -239,8 +239,8 @@ fn gradients_of_tables_and_heads_are_slopes() {
 
 #[test]
 fn gradients_of_row_lengths_are_slopes() {
-    // A and B of DoRA are not slopes by definition (the lengths count as constant); `training.rs`
-    // compares them with mlx-lm.
+    // The gradients of DoRA's A and B are not slopes by definition, since lengths count as
+    // constant. `training.rs` compares them with mlx-lm.
     for name in ["llama", "llama-q4", "phi3", "gpt2"] {
         let targets = match name {
             "phi3" => vec!["qkv_proj", "down_proj"],
@@ -256,7 +256,7 @@ fn gradients_of_row_lengths_are_slopes() {
 
 #[test]
 fn gradients_of_whole_weights_are_slopes() {
-    // Norms of each kind, biases, matrices of one and of several layers, experts.
+    // Covers norms of each kind, biases, matrices of one layer and of several, and experts.
     for name in [
         "llama",
         "gemma2",
@@ -307,7 +307,7 @@ fn whole_weights_learn_are_saved_loaded_removed_and_fused() {
         assert!(distance(&trained, &logits(again.as_ref())) < 1e-4, "{name}");
         again.as_trainable().unwrap().remove_adapter().unwrap();
         assert!(distance(&base, &logits(again.as_ref())) < 1e-4, "{name}");
-        // An expert's matrices are tensors of their own here.
+        // An expert's matrices are separate tensors in these checkpoints.
         let changed = train::fuse(&tiny(name), &saved, &fused).unwrap();
         assert!(changed >= params.len(), "{name}: {changed}");
         let fused = inference::load_model(&fused, &cpu()).unwrap();
@@ -434,7 +434,7 @@ fn adapters_are_exchanged_while_a_model_answers() {
         let direct = inference::load_model(tiny("llama"), &cpu().with_adapter_path(&dir)).unwrap();
         assert!(distance(&now, &logits(direct.as_ref())) < 1e-4, "{adapter}");
         assert!(distance(&now, &base) > 1e-3);
-        // What the other adapter computed of this prompt is not taken up.
+        // The other adapter's cache of this prompt is not reused.
         let fresh = direct
             .generate(
                 &prompt,
@@ -447,7 +447,7 @@ fn adapters_are_exchanged_while_a_model_answers() {
         seen.push(now);
     }
     assert!(distance(&seen[0], &seen[2]) > 1e-3);
-    // One that does not fit changes nothing.
+    // An adapter that does not fit changes nothing.
     let wrong = fixtures().join("training/qwen3-q4");
     assert_eq!(
         trainable.load_adapter(&wrong).err().unwrap().kind(),
@@ -534,8 +534,8 @@ fn names_of_other_programs_are_understood() {
     let params = disturb(&mut trainer);
     let expected = logits(trainer.model());
     let dir = tempfile::tempdir().unwrap();
-    // go-mlx: our own layout, without `lora_parameters`. PEFT: names of its own, weights of another
-    // file.
+    // go-mlx uses our own layout without `lora_parameters`. PEFT uses other names and another file
+    // for weights.
     let turned = |a: &Array| a.contiguous().unwrap();
     for (file, config, renamed) in [
         (

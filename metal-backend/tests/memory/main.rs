@@ -1,4 +1,4 @@
-//! Memory of the whole process: each test runs in a process of its own.
+//! Tests that measure the memory of the whole process. Each runs in a separate process.
 
 #[path = "../../../tests/common/alone.rs"]
 mod alone;

@@ -1,5 +1,5 @@
-//! The estimate of memory: the report and the loader's refusal use one number. A binary of its own,
-//! because the budget belongs to the process.
+//! The report and the loader's refusal use the same estimate of memory. The test has its own
+//! binary, because the budget is global to the process.
 
 use std::path::{Path, PathBuf};
 

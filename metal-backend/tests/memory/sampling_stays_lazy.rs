@@ -1,7 +1,7 @@
-//! Sampling reads no logits back: with everything on that stays on the device, a call only records
-//! the graph, and not a byte of a large vocabulary is computed or copied by it.
+//! Sampling reads no logits back. With all options that stay on the device, a call only records the
+//! graph. It neither computes nor copies any part of a large vocabulary.
 //!
-//! A binary of its own with one test: the counter of memory belongs to the whole process.
+//! The test has its own binary, because the counter of memory covers the whole process.
 
 use inference::{GenerateOptions, LogitsProcessorFactory};
 use metal_backend::sample::{self, Context, Sampler};
@@ -10,7 +10,7 @@ use mlx_rs_core::{Device, Dtype, Stream, memory};
 
 const VOCABULARY: usize = 151_936;
 
-/// Bytes that are allocated by sampling once, before anything is asked for.
+/// The bytes that one call of sampling allocates before any evaluation.
 fn allocated(options: &GenerateOptions, on_cpu: bool) -> usize {
     let context = Context {
         vocabulary: VOCABULARY,
@@ -25,7 +25,7 @@ fn allocated(options: &GenerateOptions, on_cpu: bool) -> usize {
     let before = memory::active().unwrap();
     let drawn = sample::sample(&mut [&mut sampler], &logits).unwrap();
     let after = memory::active().unwrap();
-    // And it can be computed.
+    // The result can be computed.
     let token: u32 = drawn.tokens.item().unwrap();
     assert!((token as usize) < VOCABULARY);
     if options.output.logprobs.is_some() {
@@ -67,7 +67,7 @@ fn a_large_vocabulary_is_neither_computed_nor_copied_alone() {
                 let bytes = allocated(&options, on_cpu);
                 assert!(bytes < 1 << 16, "{bytes} bytes by {options:?}");
             }
-            // What does copy them shows that the counter would tell.
+            // A processor that copies the logits shows that the counter works.
             let copying = LogitsProcessorFactory::new(|| {
                 |_: &[u32], _: &[u32], logits: &mut [f32]| {
                     logits[0] = 1.0;

@@ -1,7 +1,7 @@
-//! Memory of training: no more after 500 steps than after 50, and less at its peak where blocks are
-//! computed again.
+//! Training uses no more memory after 500 steps than after 50, and less at its peak when blocks are
+//! recomputed.
 //!
-//! A program of its own with one test: the counters belong to the whole process.
+//! The test has its own program, because the counters cover the whole process.
 
 use crate::training_common::{batch, cpu, tiny};
 use inference::LoraConfig;
@@ -22,8 +22,8 @@ fn training_stays_flat_and_checkpoints_lower_its_peak() {
 }
 
 fn training_stays_flat_and_checkpoints_lower_its_peak_alone() {
-    // Accumulation, clipping, a moving rate, dropout: whatever a step may keep.
-    // Compiled, the graphs of the batches' forms stay, and nothing besides.
+    // The options cover all state that a step may keep: accumulation, clipping, a changing rate,
+    // dropout. Compiled runs also keep the graphs of the batches' forms.
     let empty = memory::live_arrays();
     for (compile, rounds) in [(Compile::Off, 10), (Compile::On, 4)] {
         let tuning = Tuning {
@@ -59,7 +59,7 @@ fn training_stays_flat_and_checkpoints_lower_its_peak_alone() {
         assert!(memory::live_arrays() <= empty + 8, "{compile:?}");
     }
 
-    // Seven blocks and long sequences: what a backward pass keeps is most of the memory.
+    // With seven blocks and long sequences, most of the memory is kept for the backward pass.
     let long: Vec<Sequence> = (0..2u32)
         .map(|i| Sequence::new((0..240).map(|j| 3 + (i * 37 + j * j * 11) % 290).collect()))
         .collect();

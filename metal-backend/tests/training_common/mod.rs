@@ -1,4 +1,4 @@
-//! What the tests of training share: tiny models, batches and small conveniences.
+//! Helpers that the tests of training share: tiny models and batches.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub fn sequences(batch: &Value) -> Vec<Sequence> {
     batch.as_array().unwrap().iter().map(one).collect()
 }
 
-/// Losses and their slopes are those of float32.
+/// Losses and their slopes are computed in float32.
 pub fn cpu() -> LoadOptions {
     LoadOptions::new()
         .with_backend("cpu")
@@ -58,7 +58,7 @@ pub fn fresh(name: &str, config: &LoraConfig, tuning: Tuning) -> Trainer {
     load(name, config, AdapterKind::Lora, tuning)
 }
 
-/// Some sentences of the tiny vocabulary, each longer than the one before.
+/// Some sentences of the tiny vocabulary, in ascending length.
 pub fn batch(n: usize) -> Vec<Sequence> {
     let sentence = |i: u32| {
         (0..9 + i)
@@ -68,7 +68,7 @@ pub fn batch(n: usize) -> Vec<Sequence> {
     (0..n as u32).map(|i| Sequence::new(sentence(i))).collect()
 }
 
-/// Logits of every position of a short prompt.
+/// The logits of every position of a short prompt.
 pub fn logits(model: &dyn TextModel) -> Vec<f32> {
     let prompt = Prompt::Tokens(vec![5, 17, 99, 4]);
     let tokens = model.as_token_model().unwrap();
@@ -81,13 +81,13 @@ pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     each.fold(0f32, f32::max)
 }
 
-/// The Euclidean length of all numbers.
+/// The Euclidean norm of all numbers.
 pub fn length(a: &Array) -> f32 {
     let sum = a.square().unwrap().sum(All, false).unwrap();
     sum.sqrt().unwrap().item::<f32>().unwrap()
 }
 
-/// Moves A and B away from zero, where the other would have no gradient.
+/// Moves A and B away from zero, where the other one would have no gradient.
 pub fn disturb(trainer: &mut Trainer) -> Params {
     let mut params = trainer.params();
     for (i, (part, value)) in params.iter_mut().enumerate() {
@@ -103,7 +103,7 @@ pub fn disturb(trainer: &mut Trainer) -> Params {
     params
 }
 
-/// The gradients of the loss are its slopes, found by taking a step along each.
+/// Checks that the gradients of the loss are its slopes, by a step along each.
 pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bool) {
     let params = trainer.params();
     let batch = batch(2);
@@ -111,7 +111,7 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
     assert_eq!(gradients.len(), params.len());
     let mut checked = 0;
     for (part, gradient) in gradients.iter().filter(|(part, _)| only(part)) {
-        // Along the gradient itself the slope is its length.
+        // Along the gradient itself, the slope is its norm.
         let long = length(gradient);
         assert!(long.is_finite(), "{what} {part}");
         let along = match long {
@@ -127,9 +127,9 @@ pub fn check_slopes(trainer: &mut Trainer, what: &str, only: impl Fn(&str) -> bo
             let found = trainer.evaluate(&batch).unwrap();
             found.loss / found.tokens as f64
         };
-        // Shorter where it is steep, where the loss is also more curved. Shorter again where a
-        // router switches experts in between, a jump that only one side sees. Where it is very
-        // steep, few steps are between those that are bent and those that are lost in roundings.
+        // Steps are shorter where the loss is steep, since it is also more curved there. They are
+        // shorter again if a router switches experts in between, a jump that only one side has. If
+        // the loss is very steep, few step sizes avoid both curvature and rounding.
         let here = loss(0.0);
         let longest = (2e-2 / long.max(1e-6)).clamp(2e-4, 1e-2);
         let found = [1.0, 0.3, 0.1, 0.06, 0.03, 0.01].iter().find_map(|share| {

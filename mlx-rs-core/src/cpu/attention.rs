@@ -1,5 +1,5 @@
-//! The heads of an attention layer, and the operations that attend and that write keys and values.
-//! It plans and checks them; the kernels compute them.
+//! The heads of an attention layer, and the operations that attend and that store keys and values.
+//! This module checks and plans them; the kernels compute them.
 
 use mlx_cpu_kernels::{
     Around, Attention, AttentionMask, Isa, KvWrite, ProjectKeys, Query, Rotation, TokenPositions,
@@ -11,12 +11,12 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::{Error, ErrorKind, Result};
 
-/// A norm by the root of the mean square over each head.
+/// A norm by the root of the mean square, for each head.
 #[derive(Debug, Clone)]
 pub struct HeadNorm {
-    /// Float32 `[head_dim]`.
+    /// The weight, float32 `[head_dim]`.
     pub weight: Array,
-    /// Added under the root.
+    /// The number added under the root.
     pub eps: f32,
 }
 
@@ -60,13 +60,13 @@ pub struct HeadNorm {
 pub struct Heads {
     /// Query heads.
     pub n_heads: i32,
-    /// Key and value heads; divides `n_heads`.
+    /// Key and value heads; their number divides `n_heads`.
     pub n_kv_heads: i32,
     /// Elements per head.
     pub head_dim: i32,
-    /// Factor on the scores.
+    /// The factor on the scores.
     pub scale: f32,
-    /// Scores are squeezed into `-cap..cap` by a tanh.
+    /// The cap on scores, applied by a tanh: scores lie in `-cap..cap`.
     pub softcap: Option<f32>,
     /// The norm of queries, before rotation.
     pub q_norm: Option<HeadNorm>,
@@ -74,27 +74,28 @@ pub struct Heads {
     pub k_norm: Option<HeadNorm>,
     /// `None` for a layer without positions.
     pub rotation: Option<Rotation>,
-    /// A score for each head that takes its share and adds nothing, float32 `[n_heads]`.
+    /// A score for each head that takes a share of the softmax and adds no value, float32
+    /// `[n_heads]`.
     pub sinks: Option<Array>,
 }
 
 /// The keys and values of one row of a packed batch.
 #[derive(Debug, Clone)]
 pub struct KvView {
-    /// Its positions in this pass.
+    /// The number of its positions in this pass.
     pub length: i32,
-    /// Positions before them.
+    /// The number of positions before them.
     pub offset: i32,
-    /// Float32 `[1, Hkv, n, D]`.
+    /// The keys, float32 `[1, Hkv, n, D]`.
     pub keys: Array,
-    /// Float32 `[1, Hkv, n, D]`.
+    /// The values, float32 `[1, Hkv, n, D]`.
     pub values: Array,
-    /// So many of the `n` positions count, from the first on.
+    /// The number of the `n` positions that count, from the first on.
     pub filled: i32,
-    /// The first `kept` keys are at `0..kept`, the others from `start` on. `None`: in any order,
+    /// The first `kept` keys are at `0..kept`, the others begin at `start`. `None` means any order,
     /// and every query attends to all.
     pub order: Option<(i32, i32)>,
-    /// A query attends to the kept keys and to this many last others.
+    /// A query attends to the kept keys and to this number of last others.
     pub window: Option<i32>,
 }
 
@@ -103,7 +104,7 @@ pub struct KvView {
 pub(super) struct KvViewShape {
     pub length: i32,
     pub offset: i32,
-    /// Positions that there are.
+    /// The number of positions that the arrays have.
     pub room: i32,
     pub filled: i32,
     pub order: Option<(i32, i32)>,
@@ -114,7 +115,8 @@ fn fault(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Shape, "cpu::attention", message)
 }
 
-/// The sum of the lengths of rows with these lengths and offsets, whose positions all are numbers.
+/// The sum of the lengths of rows with these lengths and offsets. All positions must fit into
+/// `i32`.
 pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
     let mut total = 0i32;
     for (length, offset) in rows {
@@ -126,8 +128,8 @@ pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
 }
 
 impl Heads {
-    /// Elements of a packed projection: queries, keys, values. `None` for heads that there cannot
-    /// be.
+    /// The number of elements in a packed projection of queries, keys and values; `None` for
+    /// invalid heads.
     fn width(&self) -> Option<i32> {
         let sane = self.n_heads.min(self.n_kv_heads).min(self.head_dim) > 0
             && self.n_heads % self.n_kv_heads == 0;
@@ -146,7 +148,7 @@ impl Heads {
         Ok(width)
     }
 
-    /// Checks what does not depend on the tokens. Returns [`Self::width`].
+    /// Checks everything that does not depend on the tokens. Returns [`Self::width`].
     pub(super) fn check_parts(&self) -> Result<usize> {
         let Some(width) = self.width() else {
             return Err(fault(format!(
@@ -173,12 +175,12 @@ impl Heads {
         Ok(dim(width))
     }
 
-    /// ProjectKeys with norm and rotation from a packed projection `[1, T, (H + 2 Hkv) * D]` of
-    /// rows with these lengths and offsets: `[1, Hkv, T, D]`.
+    /// The keys after norm and rotation, `[1, Hkv, T, D]`, for rows with these lengths and offsets.
+    /// They come from a packed projection `[1, T, (H + 2 Hkv) * D]`.
     ///
     /// # Errors
-    /// [`ErrorKind::Shape`] when shapes or types do not fit; MLX's message when the current stream
-    /// is not on the CPU.
+    /// [`ErrorKind::Shape`] if shapes or types do not match; MLX's message if the current stream is
+    /// not on the CPU.
     pub fn keys(&self, packed: &Array, rows: &[(i32, i32)]) -> Result<Array> {
         let total = total(rows.iter().copied())?;
         let width = self.check(packed, total)?;
@@ -201,11 +203,12 @@ impl Heads {
         host_op::add("cpu::keys", OpKind::Opaque, work, &inputs, &shape)
     }
 
-    /// `cache` `[1, Hkv, n, D]` with the keys, with norm and rotation, of some tokens of a packed
-    /// projection at their positions. The cache's memory is used where nothing else needs it.
+    /// `cache` `[1, Hkv, n, D]` with the keys of some tokens of a packed projection at their
+    /// positions, after norm and rotation. The cache's memory is reused if nothing else refers to
+    /// it.
     ///
     /// # Errors
-    /// As [`Self::keys`], also when tokens or positions are not there.
+    /// Those of [`Self::keys`], also if tokens or positions do not exist.
     pub fn store_keys(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
         let mut inputs = vec![cache, packed];
         inputs.extend(self.k_norm.iter().map(|norm| &norm.weight));
@@ -215,7 +218,7 @@ impl Heads {
         host_op::add_in_place("cpu::store_keys", work, &inputs, cache.shape())
     }
 
-    /// That of a cache, which must be float32.
+    /// The shape of a cache, which must be float32.
     fn shape<'a>(&self, cache: &'a Array) -> Result<&'a [i32]> {
         if cache.dtype() != Dtype::Float32 {
             return Err(fault("a cache needs float32").with_inputs(&[cache]));
@@ -223,7 +226,7 @@ impl Heads {
         Ok(cache.shape())
     }
 
-    /// Work that stores the keys of some of `total` packed rows, in a cache of this shape.
+    /// The work that stores the keys of some of `total` packed rows in a cache of this shape.
     pub(super) fn plan_keys(
         &self,
         cache: &[i32],
@@ -237,7 +240,7 @@ impl Heads {
         })
     }
 
-    /// Work that stores the values of some of `total` packed rows, likewise.
+    /// The work that stores the values of some of `total` packed rows in a cache of this shape.
     pub(super) fn plan_values(
         &self,
         cache: &[i32],
@@ -248,10 +251,10 @@ impl Heads {
         self.plan_store(cache, total, tokens, before)
     }
 
-    /// As [`Self::store_keys`], with values as they are.
+    /// Like [`Self::store_keys`], for values, which have no norm and no rotation.
     ///
     /// # Errors
-    /// As [`Self::store_keys`].
+    /// Those of [`Self::store_keys`].
     pub fn store_values(&self, cache: &Array, packed: &Array, tokens: TokenRange) -> Result<Array> {
         let total = packed.dim(1)?;
         self.check(packed, total)?;
@@ -259,7 +262,7 @@ impl Heads {
         host_op::add_in_place("cpu::store_values", work, &[cache, packed], cache.shape())
     }
 
-    /// Work that writes the part of a packed row after this many heads.
+    /// The work that stores the part of a packed row after this number of heads.
     fn plan_store(
         &self,
         cache: &[i32],
@@ -301,11 +304,11 @@ impl Heads {
     }
 
     /// The attention output of the queries of a packed projection over their rows' keys and values,
-    /// after those of this pass were added. It is `[1, T, H * D]`, or `[1, rows, H * D]` for the
-    /// last query of each row.
+    /// after those of this pass were added: `[1, T, H * D]`, or `[1, rows, H * D]` for the last
+    /// query of each row.
     ///
     /// # Errors
-    /// As [`Self::keys`].
+    /// Those of [`Self::keys`].
     pub fn attend(&self, packed: &Array, sequences: &[KvView], last: bool) -> Result<Array> {
         let total = total(
             sequences
@@ -346,8 +349,8 @@ impl Heads {
         })
     }
 
-    /// The work of an attention over these rows. It reads packed rows, the norm's weight and the
-    /// sinks where there are any, and each row's keys and values.
+    /// The work of attention over these rows. It reads the packed rows, the norm's weight and the
+    /// sinks, if there are any, and each row's keys and values.
     pub(super) fn plan_attention(
         &self,
         sequences: &[KvViewShape],
@@ -404,13 +407,13 @@ impl Heads {
         }
     }
 
-    /// What the queries of a packed projection `[1, T, (H + 2 Hkv) * D]` find among the keys and
-    /// values of their own sequence: `[1, T, H * D]`. Sequences of these lengths stand one after
-    /// another, at positions from 0 on. There is no causal mask: a query attends to the positions
-    /// that are at most `reach` away on either side, or to all.
+    /// The attention output of the queries of a packed projection `[1, T, (H + 2 Hkv) * D]` over
+    /// the keys and values of their own sequence: `[1, T, H * D]`. The sequences have these lengths
+    /// and follow one another, each with positions from 0 on. There is no causal mask: a query
+    /// attends to positions at a distance of at most `reach`, or to all.
     ///
     /// # Errors
-    /// As [`Self::keys`].
+    /// Those of [`Self::keys`].
     /// ```
     /// use mlx_rs_core::{Array, Device, Stream, cpu::Heads};
     /// Stream::default_of(Device::cpu())?.scope(|| -> mlx_rs_core::Result<()> {

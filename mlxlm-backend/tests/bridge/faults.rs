@@ -1,5 +1,5 @@
-//! Every way in which the other side can break the protocol, by a mock bridge. The running request
-//! ends with an error that says what happened, the process is reaped, and the next request works.
+//! Tests every violation of the protocol with a mock bridge. The running request ends with an error
+//! that names the fault, the process is reaped, and the next request works.
 #![cfg(unix)]
 
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::common::{Mock, ask, collect, exists, kill, pid};
 use inference::{Backend, ErrorKind, FinishReason, GenerateOptions};
 
-/// After two tokens comes the fault `prompt`; the error says `expected`.
+/// The fault `prompt` follows two tokens, and the error contains `expected`.
 fn fault(prompt: &str, expected: &str) {
     let mock = Mock::good().with(|s| s.with_silence_timeout(Duration::from_secs(2)));
     let model = mock.load();
@@ -22,7 +22,7 @@ fn fault(prompt: &str, expected: &str) {
         "{said}"
     );
     assert_eq!(words, ["1 ", "2 "], "{prompt}");
-    // The process was ended and reaped; a new one answers.
+    // The process was ended and reaped, and a new one answers.
     let after = pid(model.as_ref());
     assert_ne!(before, after, "{prompt}");
     assert!(!exists(before), "{prompt}");
@@ -103,7 +103,7 @@ fn a_process_that_died_while_nobody_asked_is_replaced() {
     let model = mock.load();
     let before = pid(model.as_ref());
     kill(before);
-    // The request that runs into its end may fail; the one after it may not.
+    // The request during which the process ends may fail, but not the next one.
     let _ = collect(ask(model.as_ref(), "fine"));
     assert_ne!(pid(model.as_ref()), before);
     assert!(!exists(before));
@@ -119,7 +119,7 @@ fn errors_that_the_other_side_reports_leave_it_running() {
     let error = error.unwrap();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_eq!(error.message(), "out of luck");
-    // A fault of a prompt shows before there is a stream.
+    // An error of the prompt is returned before there is a stream.
     let error = ask(model.as_ref(), "refused").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
     assert_eq!(pid(model.as_ref()), before);
@@ -134,7 +134,7 @@ fn short_questions_have_the_same_guards() {
     let error = tokens.encode("silence", false).unwrap_err();
     assert!(error.to_string().contains("heard nothing"), "{error}");
     assert_eq!(tokens.encode("four", false).unwrap(), [4]);
-    // The mock leaves the text out.
+    // The mock omits the text.
     let error = tokens.decode(&[1]).unwrap_err();
     assert!(error.to_string().contains("lacks"), "{error}");
     let error = tokens.render_chat(&[], true).unwrap_err();

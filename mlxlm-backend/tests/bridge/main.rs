@@ -1,4 +1,4 @@
-//! The Python process: its life, and its faults.
+//! Tests of the Python process: its life and its faults.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Shared parts of the tests with the mock bridge: a model directory, a copy of the mock, and a
-//! check whether a process lives.
+//! Helpers for tests with the mock bridge: a model directory, a copy of the mock, and a check
+//! whether a process exists.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -20,7 +20,7 @@ pub struct Mock {
 }
 
 impl Mock {
-    /// A mock that starts as `start` says and loads as `load` says.
+    /// A mock that starts in the mode `start` and loads in the mode `load`.
     pub fn new(start: &str, load: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join(format!("{start}.py"));
@@ -40,7 +40,6 @@ impl Mock {
         Self { dir, settings }
     }
 
-    /// One that works.
     pub fn good() -> Self {
         Self::new("ok", "ok")
     }
@@ -66,7 +65,7 @@ impl Mock {
         self.try_load().unwrap()
     }
 
-    /// How often a probe was run.
+    /// The number of probes that were run.
     pub fn probes(&self) -> usize {
         let log: PathBuf = self.settings.script.clone().unwrap();
         let log = log.with_extension("py.probes");
@@ -78,7 +77,7 @@ pub fn ask(model: &dyn TextModel, prompt: &str) -> Result<TokenStream> {
     model.generate(&prompt.into(), &GenerateOptions::new())
 }
 
-/// The words a stream gave, and the error it ended with.
+/// The words of a stream, and the error that ended it.
 pub fn collect(stream: Result<TokenStream>) -> (Vec<String>, Option<Error>) {
     let mut words = Vec::new();
     let stream = match stream {
@@ -98,13 +97,13 @@ pub fn text(token: Option<Result<Token>>) -> String {
     token.unwrap().unwrap().text
 }
 
-/// The number of the process that serves `model`.
+/// The id of the process that serves `model`.
 pub fn pid(model: &dyn TextModel) -> u32 {
     let text = ask(model, "pid").unwrap().text().unwrap();
     text.parse().unwrap()
 }
 
-/// Whether a process exists; one that ended and was not reaped does.
+/// Whether a process exists. One that has ended and was not reaped still does.
 pub fn exists(pid: u32) -> bool {
     Command::new("kill")
         .args(["-0", &pid.to_string()])
@@ -114,7 +113,7 @@ pub fn exists(pid: u32) -> bool {
         .success()
 }
 
-/// Kills a process of ours.
+/// Kills a process that the test started.
 pub fn kill(pid: u32) {
     let done = Command::new("kill")
         .args(["-9", &pid.to_string()])
@@ -123,7 +122,7 @@ pub fn kill(pid: u32) {
     assert!(done.success());
 }
 
-/// Waits until something is so.
+/// Waits until `so` returns true.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !so() {

@@ -1,5 +1,5 @@
-//! `mlx evaluate`: how good a model is on a data set of the kind that it is trained on. Tasks of
-//! lm-eval are in `tasks.rs`.
+//! `mlx evaluate`: measures a model on a data set in the format of training data. Tasks of lm-eval
+//! are in `tasks.rs`.
 
 use std::path::PathBuf;
 
@@ -52,7 +52,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let Some(data) = &args.data else {
         return tasks::run(&args.tasks, &args.model, &args.load, args.seed, console);
@@ -82,24 +81,23 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     subject.measure(args.json, console)
 }
 
-/// The measured part: also `mlx train --test`.
+/// The subject of a measurement, also for `mlx train --test`.
 pub struct Subject<'a> {
-    /// As `--model` names it.
+    /// The model as `--model` names it.
     pub model: Option<&'a str>,
-    /// How the model is loaded, with the adapter if there is one.
+    /// The options of loading, with the adapter if there is one.
     pub load: LoadOptions,
     /// A JSONL file, or a directory with `test.jsonl`.
     pub data: PathBuf,
-    /// How the data is read.
     pub reading: DataOptions,
-    /// How pairs of replies are weighed, where the data are pairs.
+    /// The weighting of pairs of replies, if the data are pairs.
     pub dpo: Option<Dpo>,
-    /// Which part of the data, in which portions.
+    /// The part of the data to measure, and its batches.
     pub portions: EvalOptions,
 }
 
 impl Subject<'_> {
-    /// Measures it and prints the result.
+    /// Measures the model and prints the result.
     pub fn measure(&self, as_json: bool, console: &mut Console<'_>) -> Result<(), Failure> {
         let path = find_model(self.model, console)?;
         let cancel = CancelToken::new();

@@ -1,4 +1,4 @@
-//! `mlx fuse`: a model and its adapter to one model.
+//! `mlx fuse`: merges a model and its adapter into one model.
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let model = find_model(args.model.model.as_deref(), console)?;
     let spinner = Spinner::start("fusing", console);
@@ -75,7 +74,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// The GGUF file. Its name tells the type, as those of llama.cpp do.
+    /// The path of the GGUF file. The name contains the type, as in llama.cpp.
     fn gguf(&self) -> PathBuf {
         let usual = || PathBuf::from(format!("ggml-model-{}.gguf", self.gguf_type));
         let name = self.gguf_path.clone().unwrap_or_else(usual);

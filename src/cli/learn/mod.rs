@@ -1,4 +1,4 @@
-//! Commands that change a model or grade it on tasks: training, evaluation, fused adapters.
+//! Commands that train a model, evaluate it, or fuse an adapter.
 
 #[cfg(feature = "mlx-backend")]
 pub mod evaluate;

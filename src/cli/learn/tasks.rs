@@ -1,8 +1,8 @@
-//! `mlx evaluate --tasks`: tasks of lm-eval's harness on a model of ours, as `mlx_lm.evaluate`.
+//! `mlx evaluate --tasks`: runs tasks of lm-eval's harness on a model, like `mlx_lm.evaluate`.
 //!
-//! The harness is the package `lm_eval` of a Python of the user's. It runs in a subprocess, reads
-//! the tasks and their data, and asks for scores through two pipes (`lm_eval.py`). What it is asked
-//! for is what mlx-lm computes for it.
+//! The harness is the package `lm_eval` of a Python that the user provides. It runs in a subprocess
+//! and reads the tasks and their data. It requests scores through two pipes (`lm_eval.py`). The
+//! answers follow mlx-lm's definitions.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -22,11 +22,11 @@ use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
 const SCRIPT: &str = include_str!("lm_eval.py");
-/// Names the interpreter, as for the backend `mlx_lm`.
+/// The variable with the path of the interpreter, as for the backend `mlx_lm`.
 const PYTHON: &str = "MLXLM_PYTHON";
-/// mlx-lm's seed of tasks.
+/// mlx-lm's seed for tasks.
 const SEED: u32 = 123;
-/// Tokens of a reply at most, where neither the task nor a flag says it.
+/// The most tokens of a reply, if neither the task nor a flag sets a limit.
 const MAX_TOKENS: usize = 8192;
 
 /// Which tasks, and how.
@@ -82,28 +82,28 @@ pub struct TaskArgs {
     pub top_k: usize,
 }
 
-/// What the harness asks for.
+/// A request of the harness.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 enum Ask {
-    /// The log-probability of a text behind another, and whether it is the greedy reply.
+    /// The log-probability of a text after another, and whether it is the greedy reply.
     Score {
         context: String,
         continuation: String,
     },
     /// The log-probability of a text.
     Roll { text: String },
-    /// A reply.
+    /// A generated reply.
     Generate {
         context: String,
         until: Vec<String>,
         max_tokens: Option<usize>,
     },
-    /// A conversation as text.
+    /// A conversation rendered as text.
     Chat { messages: Vec<Message>, reply: bool },
 }
 
-/// A line of the harness.
+/// A line that the harness writes.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -215,13 +215,13 @@ impl TaskArgs {
     }
 }
 
-/// Answers what the harness asks.
+/// Answers the requests of the harness.
 struct Judge<'a> {
     model: &'a dyn TextModel,
     tokens: &'a dyn TokenModel,
     options: GenerateOptions,
     interrupt: Interrupt,
-    /// Whether texts get the tokens that begin one; in a chat template they stand in the text.
+    /// Whether texts get start tokens. A chat template already writes them.
     special: bool,
     names: Map<String, Value>,
     max_tokens: Option<usize>,
@@ -236,7 +236,7 @@ impl Judge<'_> {
                 continuation,
             } => self.score(&context, &continuation),
             Ask::Roll { text } => {
-                // As mlx-lm, the first token counts as given.
+                // As in mlx-lm, the first token is given.
                 let mut ids = self.tokens.encode(&text, self.special)?;
                 if ids.len() < 2 {
                     ids = self.begun(ids);
@@ -272,13 +272,13 @@ impl Judge<'_> {
         }
     }
 
-    /// The probability of the continuation token by token, each forced: the context is computed
-    /// once for all continuations of it.
+    /// The log-probability of the continuation, with each token forced. The context is computed
+    /// once for all its continuations.
     fn score(&self, context: &str, continuation: &str) -> Result<Value, Failure> {
         let begin = self.tokens.encode(context, self.special)?;
         let whole = format!("{context}{continuation}");
         let mut ids = self.tokens.encode(&whole, self.special)?;
-        // As mlx-lm: what the texts have more than the context's tokens is the continuation.
+        // As in mlx-lm, the continuation has all tokens after the number of the context's tokens.
         let mut forced = ids.split_off(begin.len().min(ids.len()));
         if ids.is_empty() {
             ids = self.begun(std::mem::take(&mut forced));
@@ -288,7 +288,7 @@ impl Judge<'_> {
             return Ok(json!({"logprob": 0.0, "greedy": true}));
         }
         if let Some(context) = self.context {
-            // Of a context that is too long, the end counts.
+            // If the context is too long, only its end is used.
             let surplus = (ids.len() + forced.len()).saturating_sub(context + 1);
             ids.drain(..surplus.min(ids.len() - 1));
         }
@@ -310,7 +310,7 @@ impl Judge<'_> {
         Ok(json!({"logprob": sum, "greedy": greedy}))
     }
 
-    /// With a token in front, from which the first one is foreseen.
+    /// The ids after a start token, so that the first id is predicted, too.
     fn begun(&self, mut ids: Vec<u32>) -> Vec<u32> {
         let bos = self.tokens.encode("", true).unwrap_or_default();
         let first = bos.first().copied();
@@ -320,7 +320,7 @@ impl Judge<'_> {
     }
 }
 
-/// The harness in its process, which ends with this value.
+/// The process of the harness. Dropping this value ends it.
 struct Harness {
     child: Child,
     input: ChildStdin,
@@ -337,7 +337,7 @@ impl Harness {
             .args(["-c", SCRIPT])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // Ctrl-C is for this program, which ends the other.
+        // Ctrl-C reaches only this program, which then ends the process.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn().map_err(|e| {
@@ -371,7 +371,7 @@ impl Harness {
         }
     }
 
-    /// It ended by itself; what it said is on standard error.
+    /// The error if the process ended by itself. Its message is on standard error.
     fn gone(&mut self) -> Failure {
         let status = self.child.wait();
         let status = status.map_or_else(|e| e.to_string(), |status| status.to_string());
@@ -384,7 +384,7 @@ impl Harness {
 
 impl Drop for Harness {
     fn drop(&mut self) {
-        // Also in the middle of a task; after the last line it has nothing left to do.
+        // This may interrupt a task. After the last line, the process has nothing left to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,30 +1,30 @@
-//! How fast all cores together read memory: the bound of decode, which reads every weight for each
-//! token. Not what a cache delivers, and not writing.
+//! The speed at which all cores together read memory. It limits decode, which reads every weight
+//! for each token. It does not include caches or writing.
 
 use std::hint::black_box;
 use std::num::NonZero;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
-/// Bytes that each thread reads in a pass: more than its share of any cache of today.
+/// The bytes that each thread reads in a pass. They exceed its share of any current cache.
 const BYTES: usize = 256 << 20;
 
-/// Passes; the fastest counts, since other programs only slow a pass down.
+/// The number of passes. The fastest counts, since other programs only slow a pass down.
 const PASSES: usize = 5;
 
-/// Sums that a thread adds to at the same time, so that none waits for another.
+/// The number of independent sums in each thread, so that no addition waits for another.
 const LANES: usize = 32;
 
-/// Bytes a second that the threads of this process read together: each of them reads memory of its
-/// own from start to end, [`PASSES`] times. Takes a quarter of a GiB for each core.
+/// The bytes per second that the threads of this process read together. Each thread reads its own
+/// memory from start to end, [`PASSES`] times. This takes a quarter of a GiB for each core.
 pub fn read_bandwidth() -> f64 {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     measure(threads, BYTES / size_of::<u64>())
 }
 
-/// [`read_bandwidth`] of some threads with `words` numbers of 64 bits each.
+/// [`read_bandwidth`] with this number of threads and `words` numbers of 64 bits each.
 fn measure(threads: usize, words: usize) -> f64 {
-    // Written by the thread that reads it, so that it lies near that thread's core.
+    // The thread that reads the memory also writes it first, so that it is near that thread's core.
     let start = std::sync::Barrier::new(threads);
     let passes = thread::scope(|scope| {
         let readers: Vec<_> = (0..threads)
@@ -44,13 +44,13 @@ fn measure(threads: usize, words: usize) -> f64 {
         joined.collect::<Result<Vec<_>, _>>()
     });
     let passes = passes.unwrap_or_default();
-    // A pass lasts as long as its slowest thread.
+    // A pass takes as long as its slowest thread.
     let seconds = (0..PASSES).map(|pass| passes.iter().map(|own| own[pass]).fold(0.0, f64::max));
     let fastest = seconds.fold(f64::INFINITY, f64::min);
     (threads * words * size_of::<u64>()) as f64 / fastest
 }
 
-/// The sum of all numbers, in a form that the compiler turns into vectors.
+/// The sum of all numbers, in a form that the compiler vectorizes.
 fn sum(memory: &[u64]) -> u64 {
     let mut sums = [0u64; LANES];
     for block in memory.as_chunks::<LANES>().0 {

@@ -1,4 +1,4 @@
-//! `mlx logits`: what the model thinks comes next, as numbers.
+//! `mlx logits`: the logits of the next token as numbers.
 
 use inference::{Interrupt, Prompt, Steering, TextModel};
 
@@ -29,7 +29,6 @@ pub struct Args {
     pub load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
     let steering = args.steer.read()?;
@@ -52,7 +51,7 @@ fn print(
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
     let output = steer::logits(model, prompt, all, steering, &Interrupt::new())?;
-    // JSON has no NaN; printing null for it would hide a broken model.
+    // JSON has no NaN, and null instead of it would hide a broken model.
     if let Some(at) = output.logits.iter().position(|x| !x.is_finite()) {
         let vocab = output.shape.last().copied().unwrap_or(1).max(1);
         return Err(Failure::failed(format!(

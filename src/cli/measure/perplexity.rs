@@ -1,4 +1,4 @@
-//! `mlx perplexity`: how well a model foresees a text.
+//! `mlx perplexity`: how well a model predicts a text.
 
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ fn at_least_two(text: &str) -> Result<usize, String> {
 }
 
 impl Args {
-    /// The text to measure; `None` where it is a data set.
+    /// The text to measure; `None` for a data set.
     fn text(&self, console: &mut Console<'_>) -> Result<Option<String>, Failure> {
         match (&self.file, &self.prompt) {
             (Some(path), None) => bounded::read_text(path, MAX_INPUT)
@@ -78,7 +78,7 @@ impl Args {
         }
     }
 
-    /// Examples of the data set one after another, in mlx-lm's order, as many as the pieces take.
+    /// The joined examples of the data set in mlx-lm's order, as many as the pieces need.
     #[cfg(feature = "mlx-backend")]
     fn examples(&self, model: &Path) -> Result<Vec<u32>, Failure> {
         use metal_backend::train::dataset::shuffle::Shuffler;
@@ -118,14 +118,13 @@ impl Args {
         Ok(ids)
     }
 
-    /// Only the engine reads data sets.
+    /// Only the engine can read data sets.
     #[cfg(not(feature = "mlx-backend"))]
     fn examples(&self, _: &Path) -> Result<Vec<u32>, Failure> {
         Err(Failure::usage("give one of --file and --prompt"))
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let steering = args.steer.read()?;
     let text = args.text(console)?;
@@ -143,8 +142,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             "the text has fewer than two tokens: there is nothing to foresee",
         ));
     }
-    // Of whole pieces only, as mlx-lm: tokens that are foreseen from little would count as the
-    // others.
+    // As in mlx-lm, only whole pieces count. Tokens of a short rest have less context but would
+    // weigh as much.
     let whole = ids.len() / args.sequence_length * args.sequence_length;
     let (counted, rest) = match whole {
         0 => (ids.as_slice(), 0),
@@ -178,8 +177,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if !mean.is_finite() {
         return Err(Failure::failed("the model's probabilities are no numbers"));
     }
-    // The variance of a sample, with n - 1, as mlx-lm has it: sum of squares less n times the
-    // mean's.
+    // The sample variance with n - 1, as in mlx-lm: the sum of squares minus n times the squared
+    // mean.
     let spread = (squares - count as f64 * mean * mean).max(0.0);
     let error = (spread / count.saturating_sub(1).max(1) as f64 / count.max(1) as f64).sqrt();
     console.json(&json!({

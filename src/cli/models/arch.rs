@@ -1,4 +1,4 @@
-//! `mlx arch`: the architectures that the MLX engine computes.
+//! `mlx arch`: lists the architectures that the MLX engine supports.
 
 use metal_backend::{architectures, gguf_architectures};
 use serde_json::json;
@@ -14,7 +14,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let gguf = |name: &str| {
         gguf_architectures()

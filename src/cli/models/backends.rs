@@ -1,4 +1,4 @@
-//! `mlx backends`: the devices that models can run on here.
+//! `mlx backends`: lists the devices on which models can run here.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ pub struct Args {
     calibrate: bool,
 }
 
-/// Where products of matrices go.
+/// The device of matrix products.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 struct Products {
-    /// The least FLOPs of a product on the GPU.
+    /// The least FLOPs of a product that runs on the GPU.
     flop_threshold: u64,
-    /// What was measured.
+    /// The measured products.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     calibration: Vec<Timed>,
 }
@@ -71,7 +71,7 @@ impl Products {
     }
 }
 
-/// Where products go here; `None` without a GPU.
+/// The device of products here; `None` without a GPU.
 #[cfg(feature = "mlx-backend")]
 fn products(calibrate: bool) -> Result<Option<Products>, Failure> {
     use mlx_rs_core::Device;
@@ -102,13 +102,12 @@ fn products(calibrate: bool) -> Result<Option<Products>, Failure> {
     Ok(Some(products))
 }
 
-/// A program without MLX multiplies nothing.
+/// A program without MLX computes no products.
 #[cfg(not(feature = "mlx-backend"))]
 fn products(_calibrate: bool) -> Result<Option<Products>, Failure> {
     Ok(None)
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let default = inference::default_backend().ok();
     let default = default.as_ref().map(|backend| backend.name());
@@ -139,7 +138,7 @@ fn print(
     if as_json {
         let value = |backend: &Arc<dyn Backend>| {
             let available = inference::availability(backend.as_ref());
-            // Those of GPUs that work here.
+            // The products matter only for a GPU backend that works here.
             let on_gpu = available.is_ok() && GPUS.contains(&backend.name());
             let products = products.filter(|_| on_gpu);
             json!({
@@ -165,7 +164,7 @@ fn print(
             .map(String::from)
             .to_vec(),
     ];
-    // Backends of one library often share a reason.
+    // Backends of one library often fail for the same reason.
     let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for backend in backends {
         let available = inference::availability(backend.as_ref());

@@ -1,4 +1,4 @@
-//! `mlx convert`: a checkpoint to an MLX directory.
+//! `mlx convert`: converts a checkpoint to an MLX directory.
 
 use std::path::PathBuf;
 
@@ -102,7 +102,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let options = args.options();
     options

@@ -1,4 +1,4 @@
-//! `mlx create NAME -f Modelfile`: a preset from a Modelfile.
+//! `mlx create NAME -f Modelfile`: makes a preset from a Modelfile.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,6 @@ pub struct Args {
     file: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let wrong = |why: String| Failure::usage(format!("{}: {why}", args.file.display()));
     let text =
@@ -41,7 +40,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     console.line(&args.name)
 }
 
-/// The preset with absolute paths, each part checked as far as that goes without a model.
+/// The preset with absolute paths. Each part is checked as far as possible without a model.
 fn checked(found: Modelfile, dir: &Path, console: &mut Console<'_>) -> Result<Preset, Failure> {
     let Modelfile { mut preset, lines } = found;
     let mut kept = Vec::new();
@@ -85,7 +84,7 @@ fn checked(found: Modelfile, dir: &Path, console: &mut Console<'_>) -> Result<Pr
     Ok(preset)
 }
 
-/// What exists at `path`, seen from `dir`.
+/// The absolute path of an existing `path`, relative to `dir`.
 fn absolute(dir: &Path, path: &str) -> Option<String> {
     let found = std::path::absolute(dir.join(path)).ok()?;
     found.exists().then(|| found.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! `mlx models DIR`: the models below a directory.
+//! `mlx models DIR`: lists the models below a directory.
 
 use std::path::PathBuf;
 
@@ -19,12 +19,11 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     print(inference::discover(&args.dir)?, args.json, console)
 }
 
-/// Facts about a model that need no loading.
+/// The facts about a model that are known without loading.
 pub fn describe(model: &DiscoveredModel) -> Value {
     json!({
         "path": model.path.to_string_lossy(),
@@ -37,8 +36,8 @@ pub fn describe(model: &DiscoveredModel) -> Value {
     })
 }
 
-/// The quantization in a few characters: `Q4_1`, `4-bit/32` (bits and group size), `mxfp4 4-bit/32`
-/// of another mode than the usual one, or `-`.
+/// The quantization in short form: `Q4_1`, `4-bit/32` (bits and group size), `mxfp4 4-bit/32` for a
+/// mode other than affine, or `-`.
 pub fn quantization(model: &DiscoveredModel) -> String {
     match (&model.quantization_name, &model.quantization) {
         (Some(name), _) if model.format == ModelFormat::Gguf => name.clone(),
@@ -58,7 +57,7 @@ pub fn format_name(format: ModelFormat) -> &'static str {
     }
 }
 
-/// The model's type, or `-` where its files do not say.
+/// The model's type, or `-` if its files do not name it.
 pub fn type_name(model: &DiscoveredModel) -> String {
     if model.model_type.is_empty() {
         "-".into()

@@ -1,4 +1,4 @@
-//! `mlx inspect M`: what a model is.
+//! `mlx inspect M`: describes a model.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use inference_formats::split::Share;
 #[cfg(feature = "mlx-backend")]
 use metal_backend::model_report::{BlockInfo, BlockKind, ModelReport};
 
-/// Without the engine its needs are unknown.
+/// Without the engine, the needed memory is unknown.
 #[cfg(not(feature = "mlx-backend"))]
 type ModelReport = std::convert::Infallible;
 
@@ -44,7 +44,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     #[cfg(feature = "mlx-backend")]
     if let Some(processes) = args.split {
@@ -76,7 +75,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     let files = match (files, &loaded) {
         (Ok(files), _) => Some(files),
-        // The backend could read what discovery could not.
+        // The backend could read a file that discovery could not.
         (Err(e), loaded) if loaded.is_some() || report.is_some() => {
             tracing::info!("discovery: {}", chain(&e));
             None
@@ -94,7 +93,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     print(&path, found, args.json, console)
 }
 
-/// All that is known of a model.
+/// All known facts about a model.
 #[derive(Default)]
 struct Found<'a> {
     files: Option<&'a DiscoveredModel>,
@@ -102,7 +101,7 @@ struct Found<'a> {
     loaded: Option<(&'a str, ModelInfo)>,
 }
 
-/// Prints what each of so many processes would hold.
+/// Prints the parts of the model that each of `processes` processes would hold.
 #[cfg(feature = "mlx-backend")]
 fn split(args: &Args, processes: usize, console: &mut Console<'_>) -> Result<(), Failure> {
     let path = find_model(Some(&args.model), console)?;
@@ -143,7 +142,7 @@ fn split(args: &Args, processes: usize, console: &mut Console<'_>) -> Result<(),
     Ok(())
 }
 
-/// Prints the layers that each of so many processes would hold.
+/// Prints the layers that each of `processes` processes would hold.
 #[cfg(feature = "mlx-backend")]
 fn stages(args: &Args, processes: usize, console: &mut Console<'_>) -> Result<(), Failure> {
     let path = find_model(Some(&args.model), console)?;
@@ -174,7 +173,7 @@ fn stages(args: &Args, processes: usize, console: &mut Console<'_>) -> Result<()
     Ok(())
 }
 
-/// What its headers say, as `backend` would load it.
+/// The information in the model's headers, for loading with `backend`.
 #[cfg(feature = "mlx-backend")]
 fn report(
     path: &Path,
@@ -187,10 +186,10 @@ fn report(
     options.backend = name.map(str::to_owned);
     match ModelReport::with_options(path, &options) {
         Ok(report) => Ok(Some(report)),
-        // Without them the report would be about other numbers than were asked for.
+        // The report would ignore these flags, so the error must be shown.
         Err(e) if args.load.changes_needs() => Err(e.into()),
         Err(e) => {
-            // Loading says the same, or another backend reads it.
+            // Loading reports the same error, or another backend can read the file.
             tracing::info!("headers: {}", chain(&e));
             Ok(None)
         }
@@ -216,11 +215,12 @@ fn is_too_large(_: &ModelReport) -> bool {
     false
 }
 
-/// Expanded matrices of a format that are listed by name.
+/// The most expanded matrices of a format that are listed by name.
 #[cfg(feature = "mlx-backend")]
 const MAX_EXPANDED: usize = 8;
 
-/// The rows that the headers give. `loaded` says that the loaded model tells some of it better.
+/// The rows from the headers. If the model was loaded, `loaded` replaces some of them by measured
+/// values.
 #[cfg(feature = "mlx-backend")]
 fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'static str, String)> {
     let millions = |n: u64| format!("{:.1} M", n as f64 / 1e6);
@@ -239,7 +239,7 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
     for (n, share) in report.formats.iter().enumerate() {
         let label = if n == 0 { "stored as" } else { "" };
         let mut text = format!("{}: {}", share.name, bytes(share.stored_bytes));
-        // Only where the difference is more than what fills up rows.
+        // A smaller difference is only padding of rows.
         if share.loaded_bytes > share.stored_bytes / 8 * 9 {
             text.push_str(&format!(" ({} in memory)", bytes(share.loaded_bytes)));
         }
@@ -284,7 +284,7 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
     let available = bytes(memory.available);
     let mut fit = match memory.room_for_tokens {
         Some(tokens) => {
-            // Memory for more is of no use: replies end with the context.
+            // Replies end with the context, so more memory has no use.
             let room = match report.context_length.filter(|&n| tokens >= n) {
                 Some(n) => format!("the whole context of {n} tokens"),
                 None => format!("{tokens} tokens"),
@@ -300,7 +300,7 @@ fn report_rows(report: &ModelReport, loaded: Option<&ModelInfo>) -> Vec<(&'stati
     rows
 }
 
-/// How many blocks of each kind there are, in the order in which kinds come first.
+/// The number of blocks of each kind, in the order of first appearance.
 #[cfg(feature = "mlx-backend")]
 fn kinds(blocks: &[BlockInfo]) -> Vec<(BlockKind, usize)> {
     let mut kinds: Vec<(BlockKind, usize)> = Vec::new();
@@ -318,7 +318,7 @@ fn report_rows(_: &ModelReport, _: Option<&ModelInfo>) -> Vec<(&'static str, Str
     Vec::new()
 }
 
-/// What discovery says about exactly this model.
+/// The result of discovery for this model alone.
 fn discovered(path: &Path) -> inference::Result<DiscoveredModel> {
     let no_model = || {
         inference::Error::new(
@@ -327,7 +327,7 @@ fn discovered(path: &Path) -> inference::Result<DiscoveredModel> {
         )
         .with_path(path)
     };
-    // A model is the first thing found at its own path; anything else lies below it.
+    // The model at `path` is found first; all other models are below it.
     match inference::discover(path)?.next() {
         Some(Ok(model)) if model.path == path => Ok(model),
         Some(Err(e))

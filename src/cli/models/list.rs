@@ -1,4 +1,4 @@
-//! `mlx ls`: the models in the caches.
+//! `mlx ls`: lists the models in the caches.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -23,26 +23,25 @@ pub struct Args {
 /// One cached model.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// What `--model` and `mlx rm` take.
+    /// The name that `--model` and `mlx rm` accept.
     name: String,
-    /// The commit; none for known models.
+    /// The commit; `None` for known models.
     revision: Option<String>,
-    /// Branches and tags that are this commit.
+    /// The branches and tags of this commit.
     refs: Vec<String>,
     model_type: Option<String>,
     quantization: Option<String>,
     bytes: u64,
     files: usize,
-    /// Whether all that the model needs is there.
+    /// Whether all files that the model needs are cached.
     complete: bool,
-    /// In seconds since 1970.
+    /// The time of the last change, in seconds since 1970.
     modified: Option<u64>,
     path: PathBuf,
-    /// The model of a preset; none for models.
+    /// The preset's model; `None` for models.
     preset_of: Option<String>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut rows = presets()?;
     rows.extend(known()?);
@@ -50,7 +49,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     print(&rows, args.json, console)
 }
 
-/// Presets; their size is that of their own files.
+/// Presets. Their size is that of their own files.
 fn presets() -> Result<Vec<Row>, Failure> {
     let row = |(name, path, preset): (String, PathBuf, preset::Preset)| {
         let metadata = std::fs::metadata(&path).ok();
@@ -71,7 +70,7 @@ fn presets() -> Result<Vec<Row>, Failure> {
     Ok(preset::all()?.into_iter().map(row).collect())
 }
 
-/// Known models that were fetched.
+/// Known models that are cached.
 fn known() -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     for model in hub::catalog() {
@@ -124,7 +123,7 @@ fn shared(model: hub::CachedModel) -> Row {
     row
 }
 
-/// Adds what the files say, where they can be read.
+/// Adds facts from the files, if they can be read.
 fn describe(row: &mut Row) {
     let found = inference::discover(&row.path)
         .ok()
@@ -189,7 +188,7 @@ fn print(rows: &[Row], as_json: bool, console: &mut Console<'_>) -> Result<(), F
     Ok(())
 }
 
-/// A time span for people: `3 days ago`.
+/// A time span as text: `3 days ago`.
 fn ago(seconds: u64) -> String {
     let (n, unit) = match seconds {
         0..120 => return "just now".to_owned(),

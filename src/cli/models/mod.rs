@@ -1,4 +1,4 @@
-//! Commands about models and backends: what is here, what it holds, fetch, convert, share, remove.
+//! Commands about models and backends: list, describe, fetch, convert, upload and remove.
 
 #[cfg(feature = "mlx-backend")]
 pub mod arch;

@@ -1,4 +1,4 @@
-//! `mlx pull NAME`: fetch a model into the cache.
+//! `mlx pull NAME`: fetches a model into the cache.
 
 use rust_mlx::hub;
 
@@ -21,7 +21,6 @@ pub struct Args {
     list: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let Some(name) = &args.name else {
         return list(console);

@@ -1,4 +1,4 @@
-//! `mlx push owner/name`: upload a model to the Hugging Face Hub.
+//! `mlx push owner/name`: uploads a model to the Hugging Face Hub.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let name = args.name.as_ref().or(args.upload_repo.as_ref());
     let name = name.map(String::as_str).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `mlx rm NAME`: take a model out of the caches, after asking.
+//! `mlx rm NAME`: removes a model from the caches, after asking.
 
 use rust_mlx::hub::{HfHub, ModelSpec, Removed, cached_path, find};
 use serde_json::json;
@@ -22,9 +22,9 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    // Presets first, as `run` finds them. It is a small file, but a person wrote it: ask.
+    // Presets come first, as in `run`. The file is small, but a person wrote it, so the command
+    // asks.
     if preset::find(&args.name)?.is_some() {
         let mut removed = Removed::default();
         if !agreed(args, &removed, console)? {
@@ -85,7 +85,7 @@ pub fn take(name: &str) -> Result<Removed, Failure> {
     Ok(HfHub::from_env()?.remove(&spec)?)
 }
 
-/// Asks, unless told not to.
+/// Asks for permission, unless a flag gives it.
 fn agreed(args: &Args, what: &Removed, console: &mut Console<'_>) -> Result<bool, Failure> {
     if args.yes {
         return Ok(true);

@@ -1,5 +1,5 @@
-//! `mlx show NAME`: what a model is, in the form in which ollama shows it. Only headers are read;
-//! what a model takes and whether it fits is `mlx inspect`'s.
+//! `mlx show NAME`: describes a model in ollama's form. It reads only headers. `mlx inspect`
+//! reports the needed memory and whether the model fits.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::cli::options::preset::Preset;
 use crate::cli::terminal::console::{Console, table};
 use crate::cli::terminal::failure::Failure;
 
-/// Lines of a license and of instructions that the overview shows.
+/// The number of lines of a license and of instructions in the overview.
 const LINES: usize = 4;
 
 /// Show what a model is: architecture, sizes, quantization, template, license
@@ -59,17 +59,16 @@ struct Shown {
     bytes: u64,
     capabilities: Vec<&'static str>,
     template: Option<String>,
-    /// Where the template is from.
+    /// The place where the template was found.
     template_origin: Option<String>,
     license: Option<String>,
     system: Option<String>,
     adapter: Option<String>,
-    /// The preset's parameters, one a line.
+    /// The preset's parameters, one on each line.
     options: Option<String>,
     modelfile: String,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let preset = find_preset(Some(&args.name))?;
     let preset = preset.unwrap_or_else(|| Preset {
@@ -107,7 +106,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One part alone, which the caller wants to have.
+/// The only part that the flags ask for.
 fn part(
     name: &str,
     what: &str,
@@ -128,7 +127,7 @@ impl Shown {
         let template = template.map(|t| inline(t, "the preset")).transpose()?;
         let files = Files::read(path, template)?;
         let report = ModelReport::of(path, None, None)?;
-        // A broken neighbor of the model is no reason to show nothing.
+        // A broken neighboring model must not hide this one.
         let found = inference::discover(path)
             .ok()
             .and_then(|mut all| all.find_map(Result::ok));
@@ -229,7 +228,7 @@ impl Shown {
     }
 }
 
-/// The first lines of a text that are not blank.
+/// The first non-blank lines of a text.
 fn first_lines(text: &str) -> Vec<Vec<String>> {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut rows: Vec<_> = lines
@@ -243,7 +242,7 @@ fn first_lines(text: &str) -> Vec<Vec<String>> {
     rows
 }
 
-/// A number of weights for people: `134.5M`, `8.0B`.
+/// A number of weights as text: `134.5M`, `8.0B`.
 fn human(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),

@@ -1,5 +1,5 @@
-//! `mlx self install` and `mlx self bundle DIR`: MLX's library beside the program. It then needs
-//! nothing of the machine or the cache where it was built.
+//! `mlx self install` and `mlx self bundle DIR`: put MLX's library beside the program. The program
+//! then needs neither the cache nor the machine of its build.
 
 use std::fs;
 use std::io;
@@ -34,7 +34,6 @@ enum Action {
     },
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let program = std::env::current_exe()
         .and_then(|path| path.canonicalize())
@@ -60,11 +59,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Puts MLX's library below `prefix/lib`; gives the directories that have it.
+/// Puts MLX's library below `prefix/lib`, and returns the directories that have it.
 fn install_all(prefix: &Path, console: &mut Console<'_>) -> Result<Vec<PathBuf>, Failure> {
     let packages = library::packages();
     if packages.is_empty() {
-        // On macOS programs are linked with MLX, and look in `../lib` first.
+        // On macOS, programs are linked with MLX and search `../lib` first.
         let built = option_env!("RUST_MLX_LINKED_LIBRARY").ok_or_else(|| {
             Failure::failed("this program was built without MLX, and needs no library of it")
         })?;
@@ -76,15 +75,15 @@ fn install_all(prefix: &Path, console: &mut Console<'_>) -> Result<Vec<PathBuf>,
         .collect()
 }
 
-/// Copies the library that a program was linked with, and the kernels of its GPU, from `built` to
-/// `prefix/lib`. libmlx looks for the kernels beside itself, so they are there before it is.
+/// Copies the library that a program was linked with, and its GPU kernels, from `built` to
+/// `prefix/lib`. libmlx loads the kernels from its own directory, so they are copied first.
 fn install_linked(built: &Path, prefix: &Path) -> Result<PathBuf, Failure> {
     let to = prefix.join("lib");
     fs::create_dir_all(&to).map_err(|e| cannot("make", &to, &e))?;
     for (name, is_library) in [("mlx.metallib", false), ("libmlx.dylib", true)] {
         let (from, target) = (built.join(name), to.join(name));
         if !from.is_file() {
-            // Where the program finds its library there already, nothing is left to do.
+            // A library that is already at the target needs no copy, and kernels are optional.
             if target.is_file() || !is_library {
                 continue;
             }
@@ -105,7 +104,7 @@ fn install_linked(built: &Path, prefix: &Path) -> Result<PathBuf, Failure> {
     Ok(to)
 }
 
-/// The way out where MLX's library is missing.
+/// The advice for a program whose MLX library is missing.
 pub fn hint() -> Option<&'static str> {
     library::load().is_err().then_some(
         "`mlx self install` fetches MLX's library and puts it beside this program; `-v` shows where \
@@ -117,7 +116,8 @@ fn cannot(verb: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::failed(format!("cannot {verb} {}: {error}", path.display()))
 }
 
-/// The package's files that a program needs: the library, its own libraries, and the licenses.
+/// Whether a program needs this file of the package: the library, its own libraries, and the
+/// licenses.
 fn is_needed(path: &Path) -> bool {
     let mut parts = path.iter().map(|part| part.to_string_lossy());
     let Some(first) = parts.next() else {
@@ -130,7 +130,8 @@ fn is_needed(path: &Path) -> bool {
         || (first.ends_with(".dist-info") && rest.iter().any(|name| name.starts_with("LICENSE")))
 }
 
-/// Of NVIDIA's packages: shared libraries, and the headers that NVRTC compiles kernels with.
+/// Whether this file of NVIDIA's packages is needed: shared libraries, and the headers with which
+/// NVRTC compiles kernels.
 fn is_needed_of_nvidia(rest: &[impl AsRef<str>]) -> bool {
     match rest {
         [_, kind, .., name] if kind.as_ref() == "lib" => name.as_ref().contains(".so"),
@@ -139,8 +140,8 @@ fn is_needed_of_nvidia(rest: &[impl AsRef<str>]) -> bool {
     }
 }
 
-/// Puts the library into `prefix/lib/rust-mlx`, whole or not at all. The only package is copied
-/// from wherever MLX was loaded.
+/// Puts the library into `prefix/lib/rust-mlx`, completely or not at all. A program with one
+/// package gets a copy of the library that it has loaded, from any place.
 fn install(
     package: &Package,
     is_only: bool,
@@ -166,7 +167,7 @@ fn install(
     } else if let Some(file) = file.filter(|_| is_only) {
         copy_library(&file, &files).map_err(|e| cannot("copy the library of", &file, &e))?;
     } else if let Some(pin) = package.pin {
-        // It is gone, or lies elsewhere: a fresh one is the same by its hash.
+        // The package is gone or elsewhere. A freshly fetched one has the same hash.
         fetch(pin, package, &files, console)?;
     } else {
         loaded.map_err(|e| Failure::failed(e.to_string()))?;
@@ -176,18 +177,18 @@ fn install(
     }
     share(&files).map_err(|e| cannot("open to other users", &files, &e))?;
     match fs::rename(&files, &done) {
-        // Another process was quicker.
+        // Another process installed it first.
         Err(_) if done.join("mlx/lib").is_dir() => Ok(done),
         Err(e) => Err(cannot("make", &done, &e)),
         Ok(()) => Ok(done),
     }
 }
 
-/// The package's directory, where MLX was loaded from it or from another package beside it.
+/// The package's directory, if MLX was loaded from it or from another package beside it.
 fn beside(file: &Path, package: &Package) -> Option<PathBuf> {
     // PACKAGE/mlx/lib/libmlx.so
     let root = file.ancestors().nth(4)?.join(package.directory);
-    // Without NVIDIA's libraries it does not work: an older build may have left it so.
+    // The package does not work without NVIDIA's libraries, which an older build may have left out.
     let is_whole = |root: &Path| {
         let mut libraries = package.libraries.iter();
         libraries.all(|(directory, _)| root.join("nvidia").join(directory).is_dir())
@@ -195,7 +196,7 @@ fn beside(file: &Path, package: &Package) -> Option<PathBuf> {
     (root.join("mlx/lib").is_dir() && is_whole(&root)).then_some(root)
 }
 
-/// Fetches the package and NVIDIA's that belong to it.
+/// Fetches the package and the NVIDIA packages that it needs.
 fn fetch(
     pin: Pin,
     package: &Package,
@@ -206,7 +207,7 @@ fn fetch(
     hub::fetch_package(pin, files, is_needed, &mut progress)?;
     for (directory, pin) in &package.libraries {
         let part = tempfile::tempdir_in(files).map_err(|e| cannot("write in", files, &e))?;
-        // Its own directory has the library's name, or that of a version of CUDA.
+        // The package's directory has the library's name, or that of a CUDA version.
         let wanted = |path: &Path| {
             let rest = path.iter().skip(2).map(|part| part.to_string_lossy());
             let named: Vec<_> = std::iter::once((*directory).into()).chain(rest).collect();
@@ -219,7 +220,7 @@ fn fetch(
     Ok(())
 }
 
-/// Renames the one directory in `from`.
+/// Renames the only directory in `from`.
 fn move_only(from: &Path, to: &Path) -> io::Result<()> {
     let own = fs::read_dir(from)?
         .next()
@@ -228,7 +229,7 @@ fn move_only(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(own.path(), to)
 }
 
-/// Copies the library alone, which is in no package.
+/// Copies the library without a package.
 fn copy_library(file: &Path, to: &Path) -> io::Result<()> {
     let dir = to.join("mlx/lib");
     fs::create_dir_all(&dir)?;
@@ -257,7 +258,7 @@ fn copy_tree(root: &Path, below: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets every user read it, whatever the umask.
+/// Lets every user read the file, independent of the umask.
 fn share(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mode = if path.is_dir() { 0o755 } else { 0o644 };
@@ -273,7 +274,7 @@ fn share(path: &Path) -> io::Result<()> {
 fn copy_program(from: &Path, to: &Path) -> io::Result<()> {
     let dir = to.parent().unwrap_or(to);
     fs::create_dir_all(dir)?;
-    // A program that runs cannot be written over, but replaced.
+    // A running program's file cannot be overwritten, but it can be replaced.
     let temporary = tempfile::NamedTempFile::new_in(dir)?;
     fs::copy(from, temporary.path())?;
     use std::os::unix::fs::PermissionsExt;
@@ -307,7 +308,7 @@ mod tests {
         let names = fs::read_dir(&to).unwrap();
         assert_eq!(names.count(), 2, "no temporary file is left");
 
-        // A newer one replaces it, and without its source the installed one stays.
+        // A newer library replaces the installed one. Without a source, the installed one stays.
         fs::write(built.join("libmlx.dylib"), "newer").unwrap();
         install_linked(&built, &prefix).unwrap();
         assert_eq!(read("libmlx.dylib"), "newer");

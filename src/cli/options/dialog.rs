@@ -1,5 +1,5 @@
-//! How a conversation becomes a prompt where the model's own template is not enough. There may be
-//! another template, more names for it, a reply that has begun already, or other tokens that end
+//! Turns a conversation into a prompt when the model's own template is not enough. The flags set
+//! another template, more variables for it, a beginning of the reply, or further tokens that end
 //! it.
 
 use std::path::Path;
@@ -52,16 +52,16 @@ pub struct DialogArgs {
     pub extra_eos_token: Vec<String>,
 }
 
-/// Names for a template and their values.
+/// Variables of a template and their values.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Names(Map<String, Value>);
 
-/// Whether the model is to think, as ollama's `--think` says it.
+/// The reasoning mode, in the values of ollama's `--think`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Think {
-    /// Before it answers, or not.
+    /// Whether the model reasons before its answer.
     Switch(bool),
-    /// So much.
+    /// The effort of reasoning.
     Effort(&'static str),
 }
 
@@ -95,7 +95,7 @@ impl FromStr for Names {
     }
 }
 
-/// How conversations become prompts.
+/// The conversion of conversations to prompts.
 #[derive(Default)]
 pub struct Dialog {
     #[cfg(feature = "mlx-backend")]
@@ -106,7 +106,7 @@ pub struct Dialog {
 }
 
 impl Dialog {
-    /// As the flags say, for the model at `path`.
+    /// The conversion that the flags describe, for the model at `path`.
     pub fn new(args: &DialogArgs, preset: Option<&Preset>, path: &Path) -> Result<Self, Failure> {
         let mut names = args.chat_template_config.clone().unwrap_or_default().0;
         match args.think {
@@ -136,7 +136,7 @@ impl Dialog {
         Ok(dialog)
     }
 
-    /// Whether the model does it all by itself.
+    /// Whether the model's own conversion is enough.
     pub fn is_plain(&self) -> bool {
         !self.has_template()
             && self.prefill.is_none()
@@ -144,7 +144,7 @@ impl Dialog {
             && self.tools.is_empty()
     }
 
-    /// The flag that needs a chat template.
+    /// The given flag that needs a chat template, if there is one.
     pub fn needs_template(&self) -> Option<&'static str> {
         let given = [
             (!self.names.is_empty(), "--chat-template-config, --think"),
@@ -157,44 +157,40 @@ impl Dialog {
             .map(|(_, flag)| *flag)
     }
 
-    /// Whether the model may call tools.
     pub fn has_tools(&self) -> bool {
         !self.tools.is_empty()
     }
 
-    /// Whether there is a template besides the model's.
+    /// Whether a template replaces the model's.
     #[cfg(feature = "mlx-backend")]
     pub fn has_template(&self) -> bool {
         self.text.is_some()
     }
 
-    /// Only the engine has templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn has_template(&self) -> bool {
         false
     }
 
-    /// Puts a template in the place of the model's.
+    /// Replaces the model's template.
     #[cfg(feature = "mlx-backend")]
     pub fn set_template(&mut self, template: ChatTemplate, path: &Path) -> Result<(), Failure> {
         self.text = Some(crate::cli::options::files::Files::read(path, Some(template))?.text);
         Ok(())
     }
 
-    /// The template in use, where a user changed it.
+    /// The template in use, if a user changed it.
     #[cfg(feature = "mlx-backend")]
     pub fn template(&self) -> Option<&str> {
         let template = self.text.as_ref()?.template()?;
         Some(template.source())
     }
 
-    /// Only the engine has templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn template(&self) -> Option<&str> {
         None
     }
 
-    /// Only the engine has templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn set_template(&mut self, _: (), _: &Path) -> Result<(), Failure> {
         Err(Failure::failed(
@@ -202,7 +198,7 @@ impl Dialog {
         ))
     }
 
-    /// The conversation as a prompt; `None` where the model's own way is the way.
+    /// The conversation as a prompt; `None` if the model's own conversion applies.
     pub fn prompt(
         &self,
         model: &dyn TextModel,
@@ -215,7 +211,7 @@ impl Dialog {
         Ok(Some(Prompt::Tokens(self.encode(model, &prompt)?)))
     }
 
-    /// The conversation with all that a template is given.
+    /// The conversation with all variables of a template.
     fn chat_prompt(&self, messages: &[Message]) -> ChatPrompt {
         let mut messages = messages.to_vec();
         let mut end = ChatEnd::Reply;
@@ -230,7 +226,7 @@ impl Dialog {
         prompt
     }
 
-    /// What reads the reply to a conversation; `None` without tools, where all of it is text.
+    /// A reader of the reply to a conversation; `None` without tools, when the whole reply is text.
     #[cfg(feature = "mlx-backend")]
     pub fn reader(
         &self,
@@ -246,7 +242,8 @@ impl Dialog {
         Ok(Some(reply::reader(format, &prompt, &rendered)))
     }
 
-    /// How the model writes replies, the conversation as its template can write it, and its text.
+    /// The format of the model's replies, the conversation in the form that its template can write,
+    /// and its text.
     #[cfg(feature = "mlx-backend")]
     fn written(
         &self,
@@ -268,7 +265,6 @@ impl Dialog {
         Ok((format, written?))
     }
 
-    /// Only the engine has templates.
     #[cfg(not(feature = "mlx-backend"))]
     pub fn reader(&self, _: &dyn TextModel, _: &[Message]) -> Result<Option<Reader>, Failure> {
         Ok(None)
@@ -323,15 +319,15 @@ fn token_model(model: &dyn TextModel) -> Result<&dyn inference::TokenModel, Fail
         .ok_or_else(|| Failure::failed("this backend does not turn texts into tokens"))
 }
 
-/// A template from a file, or the text itself, which has tags.
+/// A template from a file, or from the text itself if it contains tags.
 #[cfg(feature = "mlx-backend")]
 pub fn compiled(template: &str) -> Result<ChatTemplate, Failure> {
     let (text, origin) = read(template)?;
     inline(&text, origin)
 }
 
-/// The text of a template from a file, or the text itself, which has tags. It is checked where the
-/// MLX engine is linked, whose templates are Jinja.
+/// The text of a template from a file, or the text itself if it contains tags. With the MLX engine,
+/// whose templates are Jinja, the text is checked.
 #[cfg(feature = "serve")]
 pub fn source(template: &str) -> Result<String, Failure> {
     let (text, origin) = read(template)?;
@@ -339,7 +335,7 @@ pub fn source(template: &str) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// A template's text, and where it is from.
+/// The text of a template and its origin.
 #[cfg(any(feature = "mlx-backend", feature = "serve"))]
 fn read(template: &str) -> Result<(String, &str), Failure> {
     use std::io::Read;
@@ -364,10 +360,10 @@ pub fn inline(_: &str, _: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A template as text; `origin` says where it is from.
+/// A template from text; `origin` names its source in errors.
 #[cfg(feature = "mlx-backend")]
 pub fn inline(template: &str, origin: &str) -> Result<ChatTemplate, Failure> {
-    // Go's templates begin names with a dot, which Jinja refuses without saying why.
+    // Names in Go's templates begin with a dot, which Jinja refuses without a useful message.
     let go = [
         "{{ .",
         "{{.",
@@ -408,7 +404,7 @@ mod tests {
     fn eos_tokens_are_ids_or_single_tokens() {
         let model = Mock::instruct(&[]);
         assert_eq!(eos_ids(&["7".into(), "8".into()], &model).unwrap(), [7, 8]);
-        // Every text is two tokens of the mock.
+        // The mock encodes every text as two tokens.
         let failure = eos_ids(&["END".into()], &model).unwrap_err();
         assert_eq!(failure.exit_code(), 2);
         let failure = eos_ids(&["END".into()], &Mock::base(&[]).opaque()).unwrap_err();

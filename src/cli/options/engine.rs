@@ -1,4 +1,4 @@
-//! The flags that say how the engine goes about it. They change the cost of a reply, not its text.
+//! Flags of the engine's computation. They change the cost of a reply, not its text.
 
 use inference::GenerateOptions;
 
@@ -30,7 +30,7 @@ pub struct DraftArgs {
 }
 
 impl EngineArgs {
-    /// Puts them into `options`, and checks them.
+    /// Sets these options in `options`, and checks them.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<(), Failure> {
         options.prefill.prefill_step_size = self.prefill_step_size;
         options
@@ -40,7 +40,7 @@ impl EngineArgs {
 }
 
 impl DraftArgs {
-    /// Puts them into `options`, and checks them.
+    /// Sets these options in `options`, and checks them.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<(), Failure> {
         options.speculative.num_draft_tokens = self.num_draft_tokens;
         options.speculative.prompt_lookup = self.prompt_lookup;

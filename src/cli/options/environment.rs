@@ -1,11 +1,12 @@
-//! Variables that the engine reads silently. A value without a meaning is reported here, where a
-//! person can still change it.
+//! Environment variables that the engine reads silently. An invalid value is reported here, so that
+//! the user can correct it.
 
 use rust_mlx::mlx::cpu::Prompts;
 
 use crate::cli::terminal::failure::Failure;
 
-/// What `MLX_CPU_KERNELS` may be: off by any of its names, on, or the name of an instruction set.
+/// The values of `MLX_CPU_KERNELS`: a word for off, a word for on, or the name of an instruction
+/// set.
 const OFF: [&str; 4] = ["off", "0", "false", "no"];
 const ON: [&str; 4] = ["on", "1", "true", "yes"];
 const SETS: [&str; 6] = ["portable", "avx2", "avx512", "amx", "neon", "neon+dotprod"];
@@ -35,7 +36,7 @@ pub fn check() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A variable that is set to something.
+/// The value of a variable that is set and not empty.
 fn variable(name: &str) -> Result<Option<String>, Failure> {
     match std::env::var(name) {
         Ok(value) if value.is_empty() => Ok(None),

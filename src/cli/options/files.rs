@@ -1,5 +1,5 @@
-//! What a model's files say besides its weights: sizes, the chat template, the license. No weight
-//! is read.
+//! The information in a model's files besides its weights: sizes, the chat template, the license.
+//! No weight is read.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,9 +10,9 @@ use inference_text::{ChatTemplate, TextPipeline, Tokenizer};
 
 use crate::cli::terminal::failure::Failure;
 
-/// The most of a license that is worth showing, in bytes.
+/// The most bytes of a license that are shown.
 const MAX_LICENSE: u64 = 1 << 20;
-/// Names of files that hold one.
+/// The names of license files.
 const LICENSES: [&str; 5] = [
     "LICENSE",
     "LICENSE.txt",
@@ -21,18 +21,18 @@ const LICENSES: [&str; 5] = [
     "USE_POLICY.md",
 ];
 
-/// A model's files, read as far as their headers.
+/// The headers of a model's files.
 pub struct Files {
-    /// Sizes and kinds.
+    /// The sizes and kinds of layers.
     pub config: ModelConfig,
-    /// Tokenizer and chat template.
+    /// The tokenizer and the chat template.
     pub text: TextPipeline,
     /// The license: its text or its name.
     pub license: Option<String>,
 }
 
 impl Files {
-    /// Reads them, with `template` in place of the model's own if there is one.
+    /// Reads them. `template` replaces the model's own template.
     pub fn read(path: &Path, template: Option<ChatTemplate>) -> Result<Self, Failure> {
         match locate(path)? {
             ModelFiles::Directory(dir) => {
@@ -88,7 +88,7 @@ fn read(path: PathBuf) -> Option<String> {
     (!text.trim().is_empty()).then_some(text)
 }
 
-/// `license: NAME` between the two lines of dashes that model cards begin with.
+/// The value of `license: NAME` between the two lines of dashes at the start of a model card.
 fn license_of_card(card: &str) -> Option<String> {
     let mut lines = card.lines();
     if lines.next()?.trim_end() != "---" {

@@ -1,5 +1,5 @@
-//! Flags of other programs that are not here: docs/compat.md says what stands for them, and so does
-//! the error.
+//! Flags of other programs that this program does not have. The error names the replacement from
+//! docs/compat.md.
 
 use std::ffi::OsString;
 
@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// The tables of flags, which `compat_tests` compares with the program.
 const TABLES: &str = include_str!("../../../docs/compat.md");
 
-/// What stands for the unknown flag of a command line, where one of the tables knows it.
+/// The replacement for the unknown flag of a command line, if one of the tables has it.
 pub fn advice(error: &clap::Error, given: &[OsString]) -> Option<String> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
@@ -18,7 +18,7 @@ pub fn advice(error: &clap::Error, given: &[OsString]) -> Option<String> {
     };
     let words = || given.iter().filter_map(|word| word.to_str());
     let command = words().nth(1).unwrap_or_default();
-    // Of `-dev` clap names the first letter.
+    // For `-dev`, clap reports only the first letter.
     let flag = |word: &str| word.split('=').next().unwrap_or(word).to_owned();
     let long = words()
         .map(flag)
@@ -32,8 +32,8 @@ pub fn advice(error: &clap::Error, given: &[OsString]) -> Option<String> {
     ))
 }
 
-/// The program that a flag is of, and what stands for it: of the heading that names `command`, else
-/// of the first that knows the flag.
+/// The program of a flag, and the flag's replacement. The heading that names `command` comes first,
+/// then the first one that has the flag.
 fn row(flag: &str, command: &str) -> Option<(&'static str, &'static str)> {
     let ours = format!("`mlx {command}`");
     let mut heading = "";

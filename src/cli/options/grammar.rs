@@ -1,4 +1,4 @@
-//! The flags that say what a reply must look like.
+//! The flags that constrain the form of a reply.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub struct GrammarArgs {
 }
 
 impl GrammarArgs {
-    /// The grammar they amount to, checked as far as it can be without a model.
+    /// The grammar that the flags describe, checked as far as possible without a model.
     pub fn grammar(&self) -> Result<Option<Grammar>, Failure> {
         let grammar = if let Some(text) = &self.json_schema {
             schema("--json-schema", text)?
@@ -123,7 +123,7 @@ mod tests {
             let failure = grammar(args).map(|_| ()).expect_err(&args.join(" "));
             assert_eq!(failure.exit_code(), 2, "{args:?}");
         }
-        // Files that overflowed the stack of a grammar library, or would have.
+        // These schemas overflowed the stack of a grammar library, or would have.
         let deep = format!("{}{{}}{}", "{\"items\":".repeat(5000), "}".repeat(5000));
         let refer = |i: usize| format!("\"d{i}\": {{\"$ref\": \"#/$defs/d{}\"}}", i + 1);
         let chain: Vec<String> = (0..20_000).map(refer).collect();

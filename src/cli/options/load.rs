@@ -1,4 +1,4 @@
-//! From `--model` and `--backend` to a loaded model.
+//! Loads the model that `--model` and `--backend` select.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub struct ModelArgs {
     pub model: Option<String>,
 }
 
-/// Where packing begins by default, as on mlx-lm's command line. Short contexts take little memory
-/// and stay exact.
+/// The default number of positions before the cache is packed, as on mlx-lm's command line. Short
+/// contexts take little memory and stay exact.
 pub const QUANTIZED_KV_START: usize = 5000;
 
 /// How to load it.
@@ -65,16 +65,16 @@ pub struct LoadArgs {
     pub feed_forward: FeedForwardArgs,
 }
 
-/// Where layers are computed, as llama.cpp's `-ngl` says.
+/// The device of the layers, in the values of llama.cpp's `-ngl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuLayers {
-    /// On the CPU.
+    /// The CPU computes all layers.
     None,
-    /// On a GPU, which computes all of them.
+    /// A GPU computes all layers.
     Some,
 }
 
-/// Parses a number of layers: `all` and `auto` are llama.cpp's, too, and -1 is all.
+/// Parses a number of layers. `all`, `auto` and -1 are llama.cpp's values, too.
 pub fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
     match (text, text.parse::<i32>()) {
         ("all" | "auto", _) => Ok(GpuLayers::Some),
@@ -100,18 +100,18 @@ pub struct FeedForwardArgs {
     walk_only: bool,
 }
 
-/// One plan, or those that `mlx bench` compares.
+/// One plan, or several that `mlx bench` compares.
 #[derive(Debug, Clone)]
 struct Plans(Vec<FeedForwardPlan>);
 
 impl FeedForwardArgs {
-    /// The plans to compare, where there are several.
+    /// The plans to compare, if there are several.
     pub fn several(&self) -> Option<&[FeedForwardPlan]> {
         let plans = &self.plan.as_ref()?.0;
         (plans.len() > 1).then_some(plans)
     }
 
-    /// The same flags with one of these plans. Layers that do not walk need no vindex.
+    /// These flags with only one of the plans. Layers that do not walk need no vindex.
     #[must_use]
     pub fn only(&self, plan: &FeedForwardPlan) -> Self {
         let walks = plan.walks();
@@ -127,7 +127,6 @@ impl FeedForwardArgs {
         first.cloned().unwrap_or_default()
     }
 
-    /// Whether one of them is given.
     pub fn is_given(&self) -> bool {
         self.plan.is_some() || self.vindex.is_some() || self.walk_only
     }
@@ -137,8 +136,8 @@ impl FeedForwardArgs {
         self.one().to_string()
     }
 
-    /// Leaves the plan to the caller, who makes one for each measurement. Whether such plans load
-    /// nothing of layers that walk.
+    /// Leaves the plan to the caller, who makes one for each measurement. Returns whether these
+    /// plans skip the weights of layers that walk.
     #[cfg(feature = "probe")]
     pub fn without_plan(&mut self) -> Result<bool, Failure> {
         if self.plan.is_some() || self.vindex.is_some() {
@@ -149,7 +148,7 @@ impl FeedForwardArgs {
         Ok(std::mem::take(&mut self.walk_only))
     }
 
-    /// Sets them in the options.
+    /// Sets these flags in `options`.
     pub fn set(&self, options: &mut LoadOptions) {
         options.feed_forward = self.one();
         options.vindex.clone_from(&self.vindex);
@@ -157,15 +156,14 @@ impl FeedForwardArgs {
     }
 }
 
-/// A loaded model and how it came to be.
+/// A loaded model, with its backend and its origin.
 pub struct Loaded {
-    /// The model.
     pub model: Box<dyn TextModel>,
     /// The backend that loaded it.
     pub backend: Arc<dyn Backend>,
     /// Where it was loaded from.
     pub path: PathBuf,
-    /// How long loading took, in seconds; fetching is not part of it.
+    /// The duration of loading in seconds, without fetching.
     pub load_seconds: f64,
 }
 
@@ -177,7 +175,6 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Parses a count.
 pub fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .map_err(|_| "must be a whole number, 0 or more".into())
@@ -214,8 +211,8 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses strategies by layer: one plan, several with `;` between them, or several strategies for
-/// all layers, such as `dense,walk:64`.
+/// Parses a plan by layers, several plans with `;` between them, or several strategies for all
+/// layers, such as `dense,walk:64`.
 fn plans(text: &str) -> Result<Plans, String> {
     let plan =
         |text: &str| (text.trim().parse::<FeedForwardPlan>()).map_err(|e| e.message().to_owned());
@@ -237,25 +234,22 @@ fn plans(text: &str) -> Result<Plans, String> {
     }
 }
 
-/// Parses a type to compute in.
 pub fn compute_type(text: &str) -> Result<ComputeType, String> {
     text.parse()
         .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
 }
 
-/// Parses how precisely prompts are computed.
 pub fn precision(text: &str) -> Result<Precision, String> {
     text.parse().map_err(|_| "must be exact or fast".to_owned())
 }
 
-/// Parses the type of attention.
 pub fn attention_sums(text: &str) -> Result<AttentionSums, String> {
     text.parse()
         .map_err(|_| "must be native or float64".to_owned())
 }
 
 impl LoadArgs {
-    /// As if no flag was given.
+    /// The defaults, without any flag.
     #[cfg(test)]
     pub fn none() -> Self {
         let defaults = LoadOptions::default();
@@ -293,8 +287,8 @@ impl LoadArgs {
         options
     }
 
-    /// Whether flags besides the backend and the type change what a model needs, or are refused by
-    /// some models and devices.
+    /// Whether a flag is given that changes the needed memory or that some models and devices
+    /// refuse. Backend and type do not count.
     #[cfg(feature = "mlx-backend")]
     pub fn changes_needs(&self) -> bool {
         self.feed_forward.is_given()
@@ -304,7 +298,7 @@ impl LoadArgs {
             || self.attention_sums != AttentionSums::Native
     }
 
-    /// Refuses what does not go together with a model that is divided among processes.
+    /// Refuses options that a model divided among processes does not support.
     #[cfg(all(unix, feature = "mlx-backend"))]
     pub fn check_split(&self, split: inference::Split) -> Result<(), Failure> {
         let options = self.options("").with_split(split);
@@ -334,7 +328,7 @@ fn default_backend() -> Result<Arc<dyn Backend>, Failure> {
         Ok(backend) => return Ok(backend),
         Err(error) => error,
     };
-    // One reason for most backends, which the error would repeat for each.
+    // Most backends fail for this one reason, which the other error would repeat for each.
     #[cfg(feature = "mlx-backend")]
     if let Err(e) = mlx_rs_core::library::load() {
         return Err(Failure::failed(format!("no backend can be used: {e}")));
@@ -345,13 +339,13 @@ fn default_backend() -> Result<Arc<dyn Backend>, Failure> {
 /// The backends that compute on a GPU.
 pub const GPUS: [&str; 2] = ["metal", "cuda"];
 
-/// The name for whichever GPU there is.
+/// The name for any GPU that is available.
 const GPU: &str = "gpu";
 
-/// The backend of a GPU that works here.
+/// The GPU backend that works here.
 fn gpu() -> Result<Option<Arc<dyn Backend>>, Failure> {
     for name in GPUS {
-        // A program may be built without them.
+        // A program may be built without some of them.
         let Ok(backend) = inference::backend(name) else {
             continue;
         };
@@ -369,7 +363,7 @@ impl LoadArgs {
     }
 }
 
-/// The backend that `flag` names, or that computes layers where `--gpu-layers` says.
+/// The backend that `flag` names, or that computes layers on the device of `--gpu-layers`.
 pub fn backend_for(
     flag: Option<&str>,
     layers: Option<GpuLayers>,
@@ -377,7 +371,7 @@ pub fn backend_for(
     match layers {
         None => choose_backend(flag),
         Some(GpuLayers::None) => choose_backend(Some("cpu")),
-        // As llama.cpp: without a GPU the CPU computes.
+        // As in llama.cpp, the CPU computes if there is no GPU.
         Some(GpuLayers::Some) => match gpu()? {
             Some(backend) => Ok(backend),
             None => choose_backend(flag),
@@ -385,7 +379,7 @@ pub fn backend_for(
     }
 }
 
-/// The backend that the flag, else the variable `MLX_BACKEND`, names, else the default one.
+/// The backend that the flag names, else the variable `MLX_BACKEND`, else the default one.
 pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
     let variable = match std::env::var("MLX_BACKEND") {
         Ok(name) => Some(name),
@@ -404,14 +398,15 @@ pub fn choose_backend(flag: Option<&str>) -> Result<Arc<dyn Backend>, Failure> {
             ))
         });
     }
-    // An empty name would mean the default one, but a user who passes a flag means another.
+    // An empty name would select the default, but a user who gives the flag wants a certain
+    // backend.
     if name.trim().is_empty() {
         return Err(Failure::usage("--backend needs a name; see `mlx backends`"));
     }
     Ok(inference::backend(name).map_err(|e| e.context(origin))?)
 }
 
-/// The preset that `--model` names, unless there is a file of that name.
+/// The preset that `--model` names, unless a file with that name exists.
 pub fn find_preset(model: Option<&str>) -> Result<Option<Preset>, Failure> {
     match model {
         Some(name) if !Path::new(name).exists() => preset::find(name),
@@ -419,11 +414,11 @@ pub fn find_preset(model: Option<&str>) -> Result<Option<Preset>, Failure> {
     }
 }
 
-/// Finds a model, fetching it if it is a known one that is not cached. Of a preset it is the model
-/// alone.
+/// Finds a model, and fetches a known one that is not cached. For a preset, it finds only its
+/// model.
 ///
 /// # Errors
-/// For a preset with an adapter: these callers would leave it out.
+/// For a preset with an adapter, since these callers would ignore it.
 pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
     match find_preset(model)? {
         None => fetched(model, console),
@@ -440,7 +435,7 @@ pub fn find_model(model: Option<&str>, console: &mut Console<'_>) -> Result<Path
     }
 }
 
-/// Finds a model that is no preset.
+/// Finds a model that is not a preset.
 pub fn fetched(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf, Failure> {
     let mut progress = HubProgress::new(console);
     let error = match rust_mlx::hub::resolve(model, &mut progress) {
@@ -464,7 +459,7 @@ pub fn fetched(model: Option<&str>, console: &mut Console<'_>) -> Result<PathBuf
     Err(error.into())
 }
 
-/// Loads the model at `path` with `backend`, and `draft`, which guesses its tokens.
+/// Loads the model at `path` with `backend`, and `draft` as its drafter.
 pub fn load_with(
     backend: Arc<dyn Backend>,
     path: &Path,
@@ -479,8 +474,8 @@ pub fn load_with(
     load_with_options(backend, path, &options, console)
 }
 
-/// Loads the model at `path` with `backend` and options that name it. A member of a group joins the
-/// others before.
+/// Loads the model at `path` with `backend` and options that name it. A member of a group first
+/// joins the others.
 pub fn load_with_options(
     backend: Arc<dyn Backend>,
     path: &Path,
@@ -515,7 +510,7 @@ pub fn load_with_options(
     })
 }
 
-/// Chooses the backend first (cheap, and may fail), then finds and loads the model.
+/// Chooses the backend first, which is fast and may fail. Then finds and loads the model.
 pub fn load(
     model: &ModelArgs,
     args: &LoadArgs,
@@ -524,7 +519,7 @@ pub fn load(
     load_drafted(model, args, None, console)
 }
 
-/// [`load`] with a model that guesses tokens, where one is named.
+/// [`load`] with a drafter, if one is named.
 pub fn load_drafted(
     model: &ModelArgs,
     args: &LoadArgs,
@@ -536,7 +531,8 @@ pub fn load_drafted(
     load_with(backend, &path, args, draft, console)
 }
 
-/// [`load_drafted`] of a preset's model, with its adapter and context where the flags do not say.
+/// [`load_drafted`] for a preset's model. The preset's adapter and context apply unless flags
+/// override them.
 pub fn load_preset(
     preset: &Preset,
     args: &LoadArgs,
@@ -544,7 +540,7 @@ pub fn load_preset(
     console: &mut Console<'_>,
 ) -> Result<Loaded, Failure> {
     let mut args = args.clone();
-    // A packed cache has no bound; the flag is the later wish.
+    // A packed cache cannot be bounded, and the flag overrides the preset.
     if args.kv_bits.is_none() {
         args.ctx_size = args.ctx_size.or(preset.ctx_size());
     }

@@ -1,5 +1,5 @@
-//! Modelfiles, as ollama has them, to presets. Syntax only: what the words mean is checked by
-//! `create`.
+//! Conversion between ollama's Modelfiles and presets. This is syntax only; `create` checks the
+//! values.
 
 use inference::Message;
 
@@ -14,16 +14,16 @@ const KNOWN: &str = "FROM, SYSTEM, PARAMETER, TEMPLATE, ADAPTER, LICENSE and MES
 /// A preset, and the line of each of its parameters.
 #[derive(Debug, PartialEq)]
 pub struct Modelfile {
-    /// Its content; paths are as written.
+    /// The preset's content; paths are unchanged.
     pub preset: Preset,
-    /// The number of the line of each parameter, from 1.
+    /// The line number of each parameter, from 1.
     pub lines: Vec<usize>,
 }
 
 /// Reads a Modelfile.
 ///
 /// # Errors
-/// The fault, with the number of the line.
+/// The fault, with its line number.
 pub fn parse(text: &str) -> Result<Modelfile, String> {
     let mut found = Modelfile {
         preset: Preset::default(),
@@ -38,7 +38,7 @@ pub fn parse(text: &str) -> Result<Modelfile, String> {
         let at = at + 1;
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let mut rest = rest.trim().to_owned();
-        // Of a message the role comes before the text.
+        // In a message, the role comes before the text.
         let start = rest
             .find(QUOTES)
             .filter(|&n| n == 0 || word.eq_ignore_ascii_case("MESSAGE"));
@@ -61,7 +61,7 @@ pub fn parse(text: &str) -> Result<Modelfile, String> {
     Ok(found)
 }
 
-/// The text up to the closing quotes, which may be lines away.
+/// The text up to the closing quotes, which may be on a later line.
 fn quoted<'a>(
     mut text: String,
     lines: &mut impl Iterator<Item = (usize, &'a str)>,
@@ -125,7 +125,7 @@ impl Modelfile {
     }
 }
 
-/// A preset as a Modelfile.
+/// A preset in the form of a Modelfile.
 pub fn write(preset: &Preset) -> String {
     let mut text = format!("FROM {}\n", preset.from);
     let mut put = |word: &str, value: &str| {
@@ -155,7 +155,7 @@ pub fn write(preset: &Preset) -> String {
         put("LICENSE", license);
     }
     for message in &preset.messages {
-        // The role stands before the quotes.
+        // The role comes before the quotes.
         let (role, said) = (&message.role, &message.content);
         text.push_str(&format!("MESSAGE {role} {QUOTES}{said}{QUOTES}\n"));
     }

@@ -1,6 +1,6 @@
 //! Command lines of Python's mlx-lm: `mlx_lm.generate`, as the name of a link to the program or as
-//! a subcommand. The short flags and defaults are mlx-lm's. Flags that mean the same under another
-//! long name are aliases where the flags are defined.
+//! a subcommand. They keep mlx-lm's short flags and defaults. Long flags with the same meaning are
+//! aliases at the flags' definitions.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -11,9 +11,9 @@ use crate::cli::terminal::failure::Failure;
 struct Program {
     theirs: &'static str,
     ours: &'static str,
-    /// Short flags that mean something else here.
+    /// Short flags with another meaning here.
     short: &'static [(&'static str, &'static str)],
-    /// What holds where none of the flags is given, all of which mean the same.
+    /// Defaults that apply if none of several synonymous flags is given.
     defaults: &'static [(&'static [&'static str], &'static str)],
 }
 
@@ -109,10 +109,10 @@ const OTHERS: [(&str, &str); 5] = [
     ),
 ];
 
-/// The command line as this program has it.
+/// The equivalent command line of this program.
 ///
 /// # Errors
-/// [`Failure::Usage`] for a program of mlx-lm that is not here.
+/// [`Failure::Usage`] for a program of mlx-lm without a counterpart.
 pub fn translate(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let called = args
@@ -141,7 +141,7 @@ pub fn translate(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsStrin
     Ok(args)
 }
 
-/// How the program was called, without its directory and Windows' extension.
+/// The name under which the program was called, without its directory and Windows' extension.
 fn program_name(path: &OsStr) -> String {
     let name = Path::new(path)
         .file_name()
@@ -172,7 +172,7 @@ impl Program {
             else {
                 continue;
             };
-            // `-m100` is `-m 100`.
+            // `-m100` means `-m 100`.
             match &text[short.len()..] {
                 "" => *arg = (*long).into(),
                 value if value.starts_with(|c: char| c.is_ascii_digit()) => {
@@ -194,7 +194,7 @@ impl Program {
     }
 }
 
-/// `--verbose True` and `--verbose False`, which is `--quiet`: the flag has no value here.
+/// Translates `--verbose True` and `--verbose False` (our `--quiet`), since our flag has no value.
 fn verbose(args: &mut Vec<OsString>) {
     let truth = |text: &str| match text.to_ascii_lowercase().as_str() {
         "true" | "t" => Some(true),
@@ -223,7 +223,7 @@ fn verbose(args: &mut Vec<OsString>) {
     }
 }
 
-/// llama.cpp's `-ngl N`, which would be `-n gl` here.
+/// Translates llama.cpp's `-ngl N`, which would otherwise be read as `-n gl`.
 fn gpu_layers(args: &mut [OsString]) {
     for arg in args.iter_mut().skip(2) {
         match arg.to_str().and_then(|text| text.strip_prefix("-ngl")) {
@@ -268,7 +268,7 @@ mod tests {
             ("mlx mlx_lm.lora --train", "mlx train --train"),
             ("mlx generate -ngl 99 a", "mlx generate --gpu-layers 99 a"),
             ("mlx serve m -ngl=0", "mlx serve m --gpu-layers=0"),
-            // Under our own names the flags are ours.
+            // Under the program's own name, its own flags apply.
             ("mlx generate -m 5", "mlx generate -m 5"),
             ("mlx_lm --version", "mlx_lm --version"),
             ("mlx", "mlx"),

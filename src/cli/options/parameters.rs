@@ -1,4 +1,4 @@
-//! Flags of the numeric generation options, made from the contract's declarations.
+//! Flags of the numeric generation options, built from the contract's declarations.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -7,13 +7,13 @@ use std::sync::LazyLock;
 use clap::{Arg, ArgMatches, Command};
 use inference::{Parameter, ParameterValues};
 
-/// What holds for a flag that is not given.
+/// The default of a flag that is not given.
 pub trait Otherwise {
-    /// The note after a flag's help.
+    /// The note about the default after a flag's help.
     fn note(parameter: &Parameter) -> String;
 }
 
-/// A flag for each [`Parameter`], and the values that were given.
+/// A flag for each [`Parameter`], and the given values.
 #[derive(Debug)]
 pub struct ParameterFlags<O> {
     pub values: ParameterValues,
@@ -29,10 +29,10 @@ impl<O> Clone for ParameterFlags<O> {
     }
 }
 
-/// What `-h` shows; `--help` has all.
+/// The flags that `-h` shows; `--help` shows all.
 const USUAL: [&str; 5] = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
 
-/// The flags by the names of fields: `top-k` for `top_k`.
+/// The names of flags by the names of fields: `top-k` for `top_k`.
 static FLAGS: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
     Parameter::all()
         .flat_map(Parameter::names)

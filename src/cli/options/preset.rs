@@ -1,6 +1,5 @@
 //! Presets: a model with instructions, parameters, a template, an adapter and messages, under a
-//! name. They are small files of ours beside the chat's history; conversations are kept in the same
-//! form.
+//! name. They are small files next to the chat's history. Saved conversations use the same format.
 
 use std::fs;
 use std::io::Write;
@@ -16,9 +15,9 @@ use crate::cli::terminal::failure::Failure;
 
 /// The longest file of a preset, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// The parameter that says how many positions are remembered.
+/// The parameter with the number of positions to remember.
 const NUM_CTX: &str = "num_ctx";
-/// Parameters of ollama that say how its engine goes about it and change no reply.
+/// Parameters of ollama's engine that change its resources but no reply.
 const RESOURCES: [&str; 10] = [
     "num_gpu",
     "num_thread",
@@ -32,7 +31,7 @@ const RESOURCES: [&str; 10] = [
     "f16_kv",
 ];
 
-/// A model and how it is to be used.
+/// A model with its settings.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Preset {
@@ -44,39 +43,36 @@ pub struct Preset {
     pub template: Option<String>,
     /// The directory of an adapter.
     pub adapter: Option<String>,
-    /// Names and values as `/set` of the chat takes them, and `num_ctx`.
+    /// The names and values that the chat's `/set` accepts, and `num_ctx`.
     pub parameters: Vec<(String, String)>,
-    /// Licenses.
     pub license: Vec<String>,
-    /// A conversation to go on from.
+    /// A conversation to continue.
     pub messages: Vec<Message>,
 }
 
-/// Where the presets are.
+/// The directory of the presets.
 pub fn dir() -> Result<PathBuf, Failure> {
     Ok(hub::state_dir()?.join("presets"))
 }
 
-/// A name in the form in which it is compared: letter case does not matter, and neither does
-/// `:latest`.
+/// The normalized name for comparisons. Letter case and `:latest` do not count.
 fn normal(name: &str) -> String {
     let name = name.trim().to_lowercase();
     name.strip_suffix(":latest").unwrap_or(&name).to_owned()
 }
 
-/// The file of the preset `name`; `None` for what cannot be a preset's name.
+/// The file of the preset `name`; `None` if no preset can have this name.
 fn file(name: &str) -> Result<Option<PathBuf>, Failure> {
     let name = normal(name);
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':');
     if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.chars().all(plain) {
         return Ok(None);
     }
-    // Not every file system has colons in names.
+    // Some file systems do not allow colons in names.
     let name = name.replace(':', "%3a");
     Ok(Some(dir()?.join(format!("{name}.json"))))
 }
 
-/// The preset of that name, if there is one.
 pub fn find(name: &str) -> Result<Option<Preset>, Failure> {
     match file(name)? {
         Some(path) => read(&path),
@@ -84,7 +80,7 @@ pub fn find(name: &str) -> Result<Option<Preset>, Failure> {
     }
 }
 
-/// What a file holds; `None` where there is no file.
+/// The preset in a file; `None` if the file does not exist.
 pub fn read(path: &Path) -> Result<Option<Preset>, Failure> {
     let failed =
         |e: std::io::Error| Failure::failed(format!("cannot read {}: {e}", path.display()));
@@ -99,7 +95,7 @@ pub fn read(path: &Path) -> Result<Option<Preset>, Failure> {
         .map_err(|e| Failure::failed(format!("{} is damaged: {e}", path.display())))
 }
 
-/// Keeps a preset under a name, in the place of one that has it.
+/// Saves a preset under a name, and replaces an older one with that name.
 pub fn save(name: &str, preset: &Preset) -> Result<(), Failure> {
     let path = file(name)?.ok_or_else(|| {
         Failure::usage(format!(
@@ -114,7 +110,7 @@ pub fn save(name: &str, preset: &Preset) -> Result<(), Failure> {
     write(&path, preset)
 }
 
-/// Writes it to a file that only its owner can read, whole or not at all.
+/// Writes the preset to a file that only its owner can read, completely or not at all.
 pub fn write(path: &Path, preset: &Preset) -> Result<(), Failure> {
     let put = || {
         let dir = path.parent().unwrap_or(Path::new("."));
@@ -149,7 +145,7 @@ pub fn all() -> Result<Vec<(String, PathBuf, Preset)>, Failure> {
     Ok(found)
 }
 
-/// Removes a preset; `None` where there is none of this name, else the bytes of its file.
+/// Removes a preset. Returns the bytes of its file; `None` if there is no preset with this name.
 pub fn remove(name: &str) -> Result<Option<u64>, Failure> {
     let Some(path) = file(name)? else {
         return Ok(None);
@@ -162,12 +158,12 @@ pub fn remove(name: &str) -> Result<Option<u64>, Failure> {
     Ok(Some(found.len()))
 }
 
-/// What a parameter is.
+/// The effect of a parameter.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It changes the text of replies.
     Used,
-    /// It says how another engine goes about it.
+    /// It affects only resources of another engine.
     Resource,
 }
 
@@ -194,12 +190,12 @@ pub fn check(name: &str, value: &str) -> Result<Kind, String> {
 }
 
 impl Preset {
-    /// Puts its parameters into `options`.
+    /// Sets the preset's parameters in `options`.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<(), Failure> {
         for (name, value) in &self.parameters {
             match (name.as_str(), value.as_str()) {
                 (NUM_CTX, _) => {}
-                // To the end of the context, as ollama has it.
+                // As in ollama, the reply may fill the context.
                 ("num_predict", "-1" | "-2") => options.max_tokens = usize::MAX,
                 _ => settings::set(options, name, value).map_err(Failure::failed)?,
             }
@@ -207,7 +203,7 @@ impl Preset {
         Ok(())
     }
 
-    /// The positions to remember, if it says.
+    /// The number of positions to remember, if the preset sets it.
     pub fn ctx_size(&self) -> Option<usize> {
         let given = self
             .parameters
@@ -217,7 +213,7 @@ impl Preset {
         given?.1.parse().ok()
     }
 
-    /// This over `base`: settings that it lacks come from there.
+    /// This preset with missing settings taken from `base`.
     #[must_use]
     pub fn over(self, base: Preset) -> Self {
         let mut parameters = base.parameters;

@@ -1,4 +1,4 @@
-//! Where a prompt comes from: the command line or standard input, as text or as token ids.
+//! Reads a prompt from the command line or standard input, as text or as token ids.
 
 use std::io::{BufRead, Read};
 use std::str::FromStr;
@@ -9,12 +9,12 @@ use crate::cli::terminal::bounded::{self, MAX_INPUT};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Token ids as a user writes them: `1,2,3`, or `-` for standard input.
+/// A list of token ids: `1,2,3`, or `-` for standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenList {
-    /// The ids themselves.
+    /// The ids.
     Ids(Vec<u32>),
-    /// They are on standard input.
+    /// The ids are on standard input.
     Stdin,
 }
 
@@ -47,7 +47,6 @@ pub struct RawPromptArgs {
 }
 
 impl RawPromptArgs {
-    /// The prompt.
     pub fn read(&self, console: &mut Console<'_>) -> Result<Prompt, Failure> {
         const NONE: &str = "there is no prompt: give PROMPT, --prompt or --tokens, or pipe one in";
         match (self.prompt.as_ref().or(self.text.as_ref()), &self.tokens) {
@@ -62,13 +61,13 @@ impl RawPromptArgs {
     }
 }
 
-/// Ids separated by commas or white space; at least one.
+/// Parses ids separated by commas or white space; at least one.
 fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     let text = text.trim();
     if text.is_empty() {
         return Err("no token ids".into());
     }
-    // Only one kind of separator between two ids: `1,,2` is a mistake, `1, 2` is not.
+    // Two ids have only one kind of separator between them: `1,,2` is a mistake, `1, 2` is not.
     let parse = |part: &str| {
         part.trim()
             .parse()
@@ -86,13 +85,13 @@ fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     Ok(ids)
 }
 
-/// The text of `--prompt`, which is standard input if it is `-`.
+/// The text of `--prompt`, or standard input if it is `-`.
 pub fn read_text(prompt: &str, console: &mut Console<'_>) -> Result<String, Failure> {
     if prompt != "-" {
         return Ok(prompt.to_owned());
     }
     let mut text = read_input(console)?;
-    // The newline that ends a piped line is the shell's, not the prompt's.
+    // The shell adds the newline at the end of a piped line.
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -102,7 +101,7 @@ pub fn read_text(prompt: &str, console: &mut Console<'_>) -> Result<String, Fail
     Ok(text)
 }
 
-/// The prompt in a file, without the newline that ends its last line.
+/// The prompt in a file, without the final newline.
 pub fn read_file(path: &std::path::Path) -> Result<String, Failure> {
     let text = bounded::read_text(path, MAX_INPUT)
         .map_err(|e| Failure::usage(format!("--file {}: {e}", path.display())))?;
@@ -121,7 +120,7 @@ pub fn read_tokens(tokens: &TokenList, console: &mut Console<'_>) -> Result<Vec<
     }
 }
 
-/// All of standard input as UTF-8, bounded.
+/// All of standard input as UTF-8, up to a limit.
 fn read_input(console: &mut Console<'_>) -> Result<String, Failure> {
     read_bounded(console.input, MAX_INPUT)
 }

@@ -1,4 +1,4 @@
-//! Many prompts: a line each, of standard input or a file.
+//! Reads many prompts, one on each line of standard input or a file.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -27,15 +27,15 @@ pub struct InputArgs {
 /// One line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Its number in the input, from 0: of a text the line, of a JSON value that among the values.
+    /// The record's number in the input, from 0. A text counts lines, JSON counts values.
     pub index: usize,
-    /// What its `id` field says.
+    /// The value of the record's `id` field.
     pub id: Option<Value>,
-    /// What the model is asked.
+    /// The prompt or conversation.
     pub ask: Ask,
 }
 
-/// What a model is asked.
+/// The input of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
     /// A text, unchanged.
@@ -66,7 +66,7 @@ impl Ask {
     /// The prompt for `model`.
     ///
     /// # Errors
-    /// When it is a conversation and the model has no template for it.
+    /// If it is a conversation and the model has no template for it.
     pub fn prompt(&self, model: &dyn TextModel) -> inference::Result<Prompt> {
         match self {
             Ask::Text(text) => Ok(Prompt::Text(text.clone())),
@@ -98,7 +98,7 @@ impl InputArgs {
             &mut file
         };
         let mut all = Vec::new();
-        // One byte more than is accepted, to see that there is more.
+        // Reading one byte more than the limit detects larger input.
         let mut limited = source.take(MAX_INPUT + 1);
         let mut line = String::new();
         let mut number = 0;
@@ -120,7 +120,7 @@ impl InputArgs {
             } else {
                 parse(line).map_err(|e| Failure::failed(format!("{name}, line {number}: {e}")))?
             };
-            // A text is looked for by its line; a JSON value may have an id.
+            // Users find a text by its line. A JSON value may have an id.
             let index = if self.text { number - 1 } else { all.len() };
             all.push(Record { index, id, ask });
         }

@@ -1,4 +1,4 @@
-//! The flags that say how tokens are chosen and when to stop.
+//! The flags that choose tokens and decide when to stop.
 
 use std::time::{Duration, Instant};
 
@@ -14,20 +14,20 @@ use crate::cli::options::parameters::{Otherwise, ParameterFlags};
 use crate::cli::options::preset::Preset;
 use crate::cli::terminal::failure::Failure;
 
-/// Tokens of a reply at most, unless the caller says otherwise.
+/// The most tokens of a reply, unless the caller sets another limit.
 const MAX_TOKENS: usize = 256;
 
-/// What holds where neither a flag nor a preset says otherwise.
+/// The defaults if neither a flag nor a preset sets an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Habit {
     /// The most likely token each time, as in mlx-lm.
     Greedy,
-    /// What the model's files recommend, else Ollama's defaults.
+    /// The recommendation of the model's files, else Ollama's defaults.
     Ollama,
 }
 
 impl Habit {
-    /// The options it begins with, for a model that comes with `model`.
+    /// The initial options for a model with the recommendations `model`.
     pub fn options(self, model: &SamplingDefaults) -> GenerateOptions {
         let mut options = GenerateOptions::default();
         if self == Habit::Ollama {
@@ -35,7 +35,7 @@ impl Habit {
                 let value = ParameterValues::recommended(model)
                     .get(parameter.name())
                     .or_else(|| ollama(parameter));
-                // What no sampler takes was refused when the model's files were read.
+                // Values out of range were refused when the model's files were read.
                 if let Some(Err(e)) = value.map(|value| parameter.set(&mut options, value)) {
                     tracing::warn!("{e}");
                 }
@@ -45,7 +45,7 @@ impl Habit {
     }
 }
 
-/// Ollama's defaults, as the server's Ollama routes have them.
+/// Ollama's defaults, the same as in the server's Ollama routes.
 fn ollama(parameter: &Parameter) -> Option<ParameterValue> {
     Some(match parameter.name() {
         "temperature" => ParameterValue::Real(0.8),
@@ -56,7 +56,7 @@ fn ollama(parameter: &Parameter) -> Option<ParameterValue> {
     })
 }
 
-/// The note of a flag's default.
+/// The note about a flag's default.
 #[derive(Debug)]
 pub struct GreedyUnlessRun;
 
@@ -125,12 +125,12 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// The options they amount to, checked. The deadline is set by [`start`](Self::start).
+    /// The options that the flags describe, checked. [`start`](Self::start) sets the deadline.
     pub fn options(&self) -> Result<GenerateOptions, Failure> {
         self.of_preset(None)
     }
 
-    /// The same where a preset says what holds for flags that are not given.
+    /// The same with the preset's values for flags that are not given.
     pub fn of_preset(&self, preset: Option<&Preset>) -> Result<GenerateOptions, Failure> {
         let mut options = GenerateOptions::default();
         options.max_tokens = MAX_TOKENS;
@@ -140,8 +140,8 @@ impl SamplingArgs {
         self.over(options)
     }
 
-    /// Puts the flags for choices and penalties, already checked, over `options`. No file is read
-    /// again: a grammar may come from a pipe.
+    /// Sets the flags for filters and penalties, already checked, in `options`. No file is read
+    /// again, since a grammar may come from a pipe.
     pub fn choices_over(&self, options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         let flags = Self {
             grammar: GrammarArgs::default(),
@@ -151,7 +151,7 @@ impl SamplingArgs {
         flags.over(options)
     }
 
-    /// The same where `options` says what holds for flags that are not given.
+    /// The same with the values of `options` for flags that are not given.
     pub fn over(&self, mut options: GenerateOptions) -> Result<GenerateOptions, Failure> {
         put(&mut options.max_tokens, self.max_tokens);
         self.parameters
@@ -184,21 +184,21 @@ impl SamplingArgs {
         Ok(options)
     }
 
-    /// The moment at which a generation that begins now must stop.
+    /// The deadline of a generation that begins now.
     pub fn start(&self) -> Option<Instant> {
         self.deadline
             .and_then(|seconds| Instant::now().checked_add(seconds))
     }
 }
 
-/// Puts a flag, if given, in the place of what holds without it.
+/// Replaces a value by the flag, if given.
 fn put<T>(place: &mut T, flag: Option<T>) {
     if let Some(value) = flag {
         *place = value;
     }
 }
 
-/// The only value of `--min-tokens-to-keep`.
+/// Parses the only allowed value of `--min-tokens-to-keep`.
 fn one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(1) => Ok(1),
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(Habit::Greedy.options(&model).sampling, greedy.sampling);
         let own = Habit::Ollama.options(&model);
         assert_eq!((own.sampling.temperature, own.sampling.top_k), (0.6, 20));
-        // A flag beats both.
+        // A flag overrides both.
         let line = ["mlx", "--temp", "0", "--regex", "a", "--min-tokens", "300"];
         let flags = Program::try_parse_from(line).unwrap().sampling;
         let over = flags.choices_over(own).unwrap();

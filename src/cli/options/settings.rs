@@ -1,18 +1,17 @@
-//! `/set` of the chat: generation options by name, with the names that other tools use.
+//! The chat's `/set`: generation options by name, including the names of other tools.
 
 use std::str::FromStr;
 
 use inference::{GenerateOptions, Parameter, SamplerOrder};
 
-/// The names that are not a [`Parameter`]'s.
+/// The names that do not belong to a [`Parameter`].
 const OTHERS: [&str; 5] = ["sampler_order", "max_tokens", "min_tokens", "seed", "stop"];
 
-/// All names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     Parameter::all().map(Parameter::name).chain(OTHERS)
 }
 
-/// Sets the parameter `name` to `value`, or says why not and changes nothing.
+/// Sets the parameter `name` to `value`. An error changes nothing.
 pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(), String> {
     let mut changed = options.clone();
     let value = value.trim();
@@ -47,8 +46,8 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
     Ok(())
 }
 
-/// The parameters that are not as by default, in a form that [`set`] takes. Those that differ from
-/// `base` are there, too: a program that begins with it must see a 0 that was set.
+/// The parameters that differ from the defaults or from `base`, in the form that [`set`] accepts. A
+/// program that begins with `base` must see a 0 that was set.
 pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String, String)> {
     let usual = GenerateOptions::default();
     let mut found = Vec::new();
@@ -68,7 +67,7 @@ pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String
     let order = options.sampling.sampler_order;
     let usual_order = order == usual.sampling.sampler_order;
     put("sampler_order", order_name(order).into(), usual_order);
-    // A conversation has no bound of its own.
+    // A conversation has no limit of its own.
     let most = options.max_tokens;
     put("max_tokens", most.to_string(), most == usize::MAX);
     if let Some(seed) = options.sampling.seed {
@@ -91,7 +90,7 @@ fn order_name(order: SamplerOrder) -> &'static str {
     own.map_or("unknown", |(name, _)| name)
 }
 
-/// All parameters and their values, one a line.
+/// All parameters and their values, one on each line.
 pub fn list(options: &GenerateOptions) -> String {
     let seed = options
         .sampling
@@ -157,7 +156,7 @@ mod tests {
              frequency_penalty -0.5\nsampler_order temperature_first\nmax_tokens 9\nmin_tokens 2\n\
              seed 3\nstop [\"END\"]";
         assert_eq!(list(&o), text);
-        // Changed settings give the same options again.
+        // Applying the changed settings gives the same options again.
         let mut again = GenerateOptions::default();
         for (name, value) in changed(&o, &GenerateOptions::default()) {
             set(&mut again, &name, &value).unwrap();

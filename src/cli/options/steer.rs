@@ -1,4 +1,4 @@
-//! `--steer`: edits inside the model, from a file.
+//! `--steer`: edits of the model's states, from a file.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub struct SteerArgs {
 }
 
 impl SteerArgs {
-    /// The edits of the file, where one is given.
+    /// The edits of the file, if one is given.
     pub fn read(&self) -> Result<Option<Steering>, Failure> {
         match &self.steer {
             Some(path) => Steering::read(path).map(Some).map_err(of_options),
@@ -25,10 +25,10 @@ impl SteerArgs {
     }
 }
 
-/// The model as one that takes edits.
+/// The model as one that supports edits.
 ///
 /// # Errors
-/// When it takes none.
+/// If it supports none.
 pub fn steerable(model: &dyn TextModel) -> Result<&dyn SteerableModel, Failure> {
     model.as_steerable().ok_or_else(|| {
         let message = "this backend takes no edits; leave --steer out, or see `mlx backends`";
@@ -36,7 +36,7 @@ pub fn steerable(model: &dyn TextModel) -> Result<&dyn SteerableModel, Failure> 
     })
 }
 
-/// Logits after a prompt, with the edits there are.
+/// The logits after a prompt, with the edits if any are given.
 pub fn logits(
     model: &dyn TextModel,
     prompt: &Prompt,

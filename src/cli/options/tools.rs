@@ -10,15 +10,15 @@ use crate::cli::terminal::failure::Failure;
 #[cfg(feature = "mlx-backend")]
 const MAX_FILE: u64 = 4 << 20;
 
-/// What reads the tokens of a reply with calls.
+/// The reader of a reply's tokens with calls.
 #[cfg(feature = "mlx-backend")]
 pub type Reader = inference_text::reply::TokenReader;
 
-/// Only the engine has templates, which tell how calls are written.
+/// Only the engine has templates, which determine the format of calls.
 #[cfg(not(feature = "mlx-backend"))]
 pub enum Reader {}
 
-/// The tools that the flags name.
+/// The tools in the file that the flags name.
 #[cfg(feature = "mlx-backend")]
 pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     let Some(path) = &args.tools else {
@@ -30,7 +30,6 @@ pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     read(&text).map_err(wrong)
 }
 
-/// Only the engine has templates.
 #[cfg(not(feature = "mlx-backend"))]
 pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     match &args.tools {
@@ -41,8 +40,8 @@ pub fn of(args: &DialogArgs) -> Result<Vec<Tool>, Failure> {
     }
 }
 
-/// Tools as JSON: a list, or an object whose `tools` is one. A tool is in OpenAI's form, the inner
-/// part of it, or Anthropic's form.
+/// Tools as JSON: a list, or an object with a list `tools`. A tool has OpenAI's form, only that
+/// form's inner part, or Anthropic's form.
 #[cfg_attr(
     not(feature = "mlx-backend"),
     allow(dead_code, reason = "without templates no tools")
@@ -79,7 +78,7 @@ fn read(text: &str) -> Result<Vec<Tool>, String> {
     Ok(tools)
 }
 
-/// A call for scripts: its arguments as an object.
+/// A call as JSON. Its arguments are an object.
 pub fn call(call: &ToolCall) -> Value {
     json!({"id": call.id, "name": call.name, "arguments": call.arguments})
 }

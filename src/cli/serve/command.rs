@@ -1,4 +1,4 @@
-//! `mlx serve`: models over HTTP, for clients of OpenAI, Anthropic and Ollama.
+//! `mlx serve`: serves models over HTTP to clients of OpenAI, Anthropic and Ollama.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -141,7 +141,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// A duration; clap would take a bare `Option` for a flag that may be left out.
+/// A duration. clap would read a bare `Option` as an optional flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KeepAlive(Option<Duration>);
 
@@ -209,7 +209,7 @@ impl Args {
         Ok(config)
     }
 
-    /// The key that clients must show.
+    /// The key that clients must send.
     fn key(&self) -> Result<Option<String>, Failure> {
         if let Some(path) = &self.api_key_file {
             let fail =
@@ -240,17 +240,17 @@ impl Args {
             .map(String::as_str)
     }
 
-    /// The log level, where the command line has one.
+    /// The log level, if the command line sets one.
     pub fn log_level(&self) -> Option<&'static str> {
         self.log_level.map(LogLevel::name)
     }
 
-    /// Whether requests may name models that the command line does not.
+    /// Whether requests may name models that are not on the command line.
     fn loads_by_name(&self) -> bool {
         self.cached || self.allow_pull || self.allow_delete || !self.models_dir.is_empty()
     }
 
-    /// The models that may be loaded by name, without those of the start.
+    /// The models that may be loaded by name, without those of the command line.
     fn source(&self, options: LoadOptions) -> Source {
         Source {
             options,
@@ -265,7 +265,7 @@ impl Args {
         }
     }
 
-    /// Refuses what several processes that divide the models cannot do.
+    /// Refuses options that several processes with divided models do not support.
     #[cfg(all(unix, feature = "mlx-backend"))]
     pub fn check_together(&self, split: inference::Split) -> Result<(), Failure> {
         self.config()?;
@@ -305,7 +305,7 @@ impl Args {
     }
 }
 
-/// The name of a model for requests: the given one, but of a path only the last part, without
+/// The name of a model for requests: the given name; for a path, only its last part without
 /// `.gguf`.
 fn name_of(given: &str, path: &Path) -> String {
     match Path::new(given).exists() {
@@ -325,7 +325,6 @@ fn name_of(given: &str, path: &Path) -> String {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let config = args.config()?;
     let backend = backend_for(args.backend.as_deref(), args.gpu_layers)?;
@@ -375,7 +374,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(server.run(&stop)?)
 }
 
-/// A model of the command line, and its name for requests.
+/// A loaded model of the command line, and its name for requests.
 type Named = (String, Loaded);
 
 /// Loads the models of the command line.
@@ -387,7 +386,7 @@ fn load_all(
 ) -> Result<Vec<Named>, Failure> {
     let load = |given: &&str| {
         let path = find_model(Some(given), console)?;
-        // Of `.` and the like the name is that of the directory.
+        // For `.` and similar paths, the name is that of the directory.
         let named = path.canonicalize().unwrap_or_else(|_| path.clone());
         let loaded = load_with_options(Arc::clone(backend), &path, options, console)?;
         let name = alias.map_or_else(|| name_of(given, &named), str::to_owned);
@@ -396,7 +395,8 @@ fn load_all(
     given.iter().map(load).collect()
 }
 
-/// Serves models that several processes compute: rank 0 speaks, the others follow it.
+/// Serves models that several processes compute. Rank 0 runs the server, the others follow its
+/// orders.
 #[cfg(all(unix, feature = "mlx-backend"))]
 fn together(
     member: &inference_group::Member,
@@ -409,7 +409,7 @@ fn together(
     use inference_group::{Leader, LedModel, follow};
 
     let stop = CancelToken::new();
-    // The others end with rank 0, which lets running replies end first.
+    // The other ranks end when rank 0 ends, and rank 0 first lets running replies end.
     let _guard = console.catches_interrupts.then(|| cancel_on_signals(&stop));
     if member.rank > 0 {
         let models: Vec<Box<dyn TextModel>> = models.into_iter().map(|(_, m)| m.model).collect();

@@ -1,5 +1,5 @@
-//! What `mlx serve` takes for requests that do not say it, and how it loads the models beyond what
-//! other commands say.
+//! Defaults of `mlx serve` for fields that a request leaves out, and its own flags for loading
+//! models.
 
 use clap::ValueEnum;
 use inference::{LoadOptions, Parameter};
@@ -10,7 +10,7 @@ use crate::cli::options::load::{QUANTIZED_KV_START, at_least_one};
 use crate::cli::options::parameters::{Otherwise, ParameterFlags};
 use crate::cli::terminal::failure::Failure;
 
-/// The note of a flag's default.
+/// The note about a flag's default.
 #[derive(Debug)]
 pub struct OfTheApi;
 
@@ -70,7 +70,7 @@ pub struct CacheArgs {
 }
 
 impl CacheArgs {
-    /// Puts the flags into options.
+    /// Sets the flags in `options`.
     pub fn set(&self, options: &mut LoadOptions) -> Result<(), Failure> {
         if let Some(template) = &self.chat_template {
             options.chat_template = Some(dialog::source(template)?);
@@ -104,7 +104,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// Its name for a log filter.
+    /// The level's name for a log filter.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",

@@ -1,4 +1,4 @@
-//! Commands that keep models running: the server, what asks a running one, and groups of processes.
+//! Commands for running models: the server, requests to a running server, and groups of processes.
 
 #[cfg(feature = "serve")]
 pub mod command;

@@ -1,4 +1,4 @@
-//! The models that `mlx serve` loads by name: an allow-list of directories and caches.
+//! The models that `mlx serve` may load by name: an allow-list of directories and caches.
 
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -11,32 +11,32 @@ use crate::cli::models::directory::{format_name, quantization};
 use crate::cli::models::remove;
 use crate::cli::terminal::failure::Failure;
 
-/// An adapter that models may be served with.
+/// An adapter for served models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
-    /// What stands after the model's name and a colon.
+    /// The text after the model's name and a colon.
     pub name: String,
     /// Its directory.
     pub path: PathBuf,
 }
 
-/// Which models may be loaded, and how.
+/// The models that may be loaded, and the options of loading.
 pub struct Source {
-    /// How to load; they name the backend.
+    /// The options of loading, which name the backend.
     pub options: LoadOptions,
-    /// The most tokens of a prompt and its reply.
+    /// The most tokens of a prompt and its reply together.
     pub context: Option<usize>,
-    /// Models below these directories.
+    /// The directories whose models may be loaded.
     pub dirs: Vec<PathBuf>,
-    /// Models in the caches.
+    /// Whether models in the caches may be loaded.
     pub cached: bool,
     /// Whether clients may fetch models.
     pub pulls: bool,
     /// Whether clients may delete models of the caches.
     pub deletes: bool,
-    /// Models that were named at the start, and where they are.
+    /// The models named on the command line, and their paths.
     pub named: Vec<(String, PathBuf)>,
-    /// Whether those may be unloaded and loaded again.
+    /// Whether these models may be unloaded and loaded again.
     pub reload: bool,
     /// Adapters for the models.
     pub adapters: Vec<Adapter>,
@@ -50,7 +50,7 @@ struct Candidate {
 }
 
 impl Source {
-    /// Checks what a mistyped flag would break.
+    /// Checks paths that may be mistyped.
     pub fn check(&self) -> std::result::Result<(), Failure> {
         for dir in &self.dirs {
             inference::discover(dir).map_err(|e| e.context("--models-dir"))?;
@@ -70,8 +70,8 @@ impl Source {
         Ok(())
     }
 
-    /// All models without adapters, those of the start first; of two with one name the first. The
-    /// same files under another name refer to the first one.
+    /// All models without adapters, those of the command line first. Of two models with the same
+    /// name, the first counts. Another name for the same files refers to the first one.
     fn bases(&self) -> Vec<Candidate> {
         let mut bases: Vec<Candidate> = Vec::new();
         let mut files: Vec<PathBuf> = Vec::new();
@@ -108,7 +108,7 @@ impl Source {
         bases
     }
 
-    /// All that may be loaded.
+    /// All models that may be loaded.
     fn candidates(&self) -> Vec<Candidate> {
         let mut bases = self.bases();
         let with_adapters: Vec<Candidate> = bases
@@ -128,7 +128,7 @@ impl Source {
             })
             .collect();
         if !self.reload {
-            // They stay loaded, so that they are not to be loaded.
+            // They stay loaded, so the source need not load them.
             bases.drain(..self.named.len().min(bases.len()));
         }
         bases.extend(with_adapters);
@@ -136,7 +136,7 @@ impl Source {
     }
 }
 
-/// The name of a model below a directory: its path from there, without `.gguf`.
+/// The name of a model below a directory: its relative path without `.gguf`.
 fn name_below(dir: &Path, path: &Path) -> Option<String> {
     let path = match path.extension() {
         Some(extension) if extension == "gguf" => path.with_extension(""),
@@ -145,7 +145,7 @@ fn name_below(dir: &Path, path: &Path) -> Option<String> {
     let below = path.strip_prefix(dir).ok()?;
     let parts: Option<Vec<&str>> = below.iter().map(|part| part.to_str()).collect();
     match parts?.join("/") {
-        // The directory itself is a model.
+        // The directory itself is the model.
         name if name.is_empty() => {
             let own = dir.canonicalize().ok()?;
             Some(own.file_name()?.to_str()?.to_owned())
@@ -168,12 +168,12 @@ fn models_below(dir: &Path) -> Vec<DiscoveredModel> {
     models
 }
 
-/// The one model of a path.
+/// The only model at a path.
 pub fn one(path: &Path) -> Option<DiscoveredModel> {
     inference::discover(path).ok()?.find_map(Result::ok)
 }
 
-/// The models of both caches that are complete: names and paths.
+/// The names and paths of complete models in both caches.
 fn cached() -> Vec<(String, PathBuf)> {
     let known = hub::catalog().iter().filter_map(|model| {
         let there = hub::is_cached(model.name).ok()?;
@@ -194,7 +194,7 @@ fn cached() -> Vec<(String, PathBuf)> {
     all
 }
 
-/// What a list shows of the model at `path`.
+/// The data of the model at `path` for lists.
 pub fn entry(name: String, path: &Path, found: Option<&DiscoveredModel>) -> ModelEntry {
     let modified = std::fs::metadata(path).and_then(|m| m.modified());
     let modified = modified
@@ -280,7 +280,7 @@ impl ModelSource for Source {
             tell: progress,
             now: PullProgress::default(),
         };
-        // Of a name that is also a path nothing but the name counts.
+        // A name that is also a path counts only as a name.
         if hub::find(name).is_some() {
             return hub::fetch(name, &mut told).map(drop);
         }
@@ -297,7 +297,7 @@ impl ModelSource for Source {
     }
 }
 
-/// What the headers of a model's files say. A fault there leaves the parts out.
+/// The information in the headers of a model's files. Parts that cannot be read are left out.
 #[cfg(feature = "mlx-backend")]
 fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
     let mut info = candidate.entry.info.clone().unwrap_or_default();
@@ -323,7 +323,7 @@ fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription
     description.with_info(info)
 }
 
-/// Only the engine reads files.
+/// Only the engine can read files.
 #[cfg(not(feature = "mlx-backend"))]
 fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription {
     ModelDescription::new()
@@ -331,7 +331,7 @@ fn described(candidate: &Candidate, license: Option<String>) -> ModelDescription
         .with_license(license)
 }
 
-/// The hub's progress, as the server's.
+/// Reports the hub's progress as the server's.
 struct Told<'a> {
     tell: &'a mut dyn FnMut(PullProgress),
     now: PullProgress,
@@ -346,7 +346,7 @@ impl hub::Progress for Told<'_> {
     }
 
     fn advance(&mut self, done: u64) {
-        // A line for each percent is enough.
+        // One report for each percent is enough.
         let step = self.now.total.map_or(1 << 24, |total| (total / 100).max(1));
         if done >= self.now.completed.saturating_add(step) {
             self.now.completed = done;

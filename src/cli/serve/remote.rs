@@ -1,5 +1,5 @@
-//! `mlx ps` and `mlx stop NAME`: which models a running server holds, and letting one go. Both
-//! speak Ollama's protocol, which `mlx serve` has, too.
+//! `mlx ps` and `mlx stop NAME`: list the models of a running server, and unload one. Both use
+//! Ollama's protocol, which `mlx serve` supports, too.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,16 +9,16 @@ use ureq::Agent;
 use crate::cli::terminal::console::{Console, bytes, table};
 use crate::cli::terminal::failure::Failure;
 
-/// Where `mlx serve` listens unless told otherwise.
+/// The default address of `mlx serve`.
 const DEFAULT: &str = "http://127.0.0.1:8080";
-/// The longest answer, in bytes.
+/// The most bytes of an answer.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Seconds for a server to connect and to answer.
+/// The time limits for a connection and for an answer.
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
-/// The year in which models go that stay.
+/// The year in which a server says that models are unloaded if they stay.
 const FOREVER: &str = "9999-";
-/// How long `mlx stop` waits for running replies to end.
+/// The time for which `mlx stop` waits for running replies.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Which server.
@@ -119,7 +119,7 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
         if !holds(&models) {
             break;
         }
-        // A server that may unload it says a time once it was asked to.
+        // A server that may unload the model sets a time for it after the request.
         let held = models.iter().find(|m| bare(name_of(m)) == bare(name));
         if held.is_some_and(stays) {
             return Err(Failure::failed(format!(
@@ -127,7 +127,7 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
                  such models, too"
             )));
         }
-        // Replies that run may end first.
+        // Running replies may end first.
         if started.elapsed() > PATIENCE {
             return Err(Failure::failed(format!(
                 "the server still holds {name:?}: replies still run"
@@ -188,7 +188,7 @@ impl Remote {
         })
     }
 
-    /// What `/api/ps` lists.
+    /// The models in the answer of `/api/ps`.
     fn models(&self) -> Result<Vec<Value>, Failure> {
         let answer = self.call("GET", "/api/ps", None)?;
         match answer.get("models").and_then(Value::as_array) {
@@ -241,7 +241,7 @@ impl Remote {
     }
 }
 
-/// An address as an origin: `host:port` is as good as `http://host:port`.
+/// An address as an origin: `host:port` means `http://host:port`.
 fn address(text: &str) -> Result<String, String> {
     let text = text.trim();
     let bare = text.strip_suffix('/').filter(|bare| !bare.ends_with('/'));
@@ -262,7 +262,7 @@ fn address(text: &str) -> Result<String, String> {
     }
 }
 
-/// When a model goes, for people.
+/// The time at which a model is unloaded, as text.
 fn until_text(expires: &str, now: u64) -> String {
     let Some(at) = seconds(expires) else {
         return expires.to_owned();
@@ -273,12 +273,12 @@ fn until_text(expires: &str, now: u64) -> String {
         1..=89 => format!("{left} seconds"),
         90..=5399 => format!("{} minutes", (left + 30) / 60),
         5400..=172_799 => format!("{} hours", (left + 1800) / 3600),
-        // A server says so for models that stay.
+        // The server sends such a time for models that stay.
         _ => String::from("forever"),
     }
 }
 
-/// Seconds since 1970 of a time by RFC 3339, without fractions.
+/// Seconds since 1970 of a time in RFC 3339, without fractions.
 fn seconds(text: &str) -> Option<u64> {
     let number = |range: std::ops::Range<usize>| text.get(range)?.parse::<i64>().ok();
     let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);

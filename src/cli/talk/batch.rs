@@ -1,4 +1,4 @@
-//! `mlx batch`: many prompts through the model together, a line of JSON for each.
+//! `mlx batch`: runs many prompts together, with one line of JSON for each.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -18,7 +18,7 @@ use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 use crate::cli::terminal::progress::CountBar;
 
-/// The longest line of results that is read again: no reply is near it.
+/// The longest line of results that can be read again. No reply comes near it.
 const MAX_LINE: u64 = 64 << 20;
 
 /// Generate replies to many prompts together; JSON lines in, JSON lines out
@@ -45,7 +45,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut options = args.sampling.options()?;
     args.engine.apply(&mut options)?;
@@ -67,11 +66,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     ran
 }
 
-/// The numbers of the prompts that the file has results for. A last line that was cut off by a
-/// crash is taken away.
+/// The numbers of the prompts whose results are in the file. A last line that a crash cut off is
+/// removed.
 fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
     let fault = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
-    // Before it is opened, which waits where it is a pipe.
+    // This comes before opening, because opening a pipe would wait.
     match std::fs::metadata(path) {
         Ok(found) if found.is_file() => {}
         Ok(_) => {
@@ -118,7 +117,7 @@ fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
             .and_then(|v| v["index"].as_u64());
         match (index, serde_json::from_str::<Value>(&line).is_ok()) {
             (Some(index), _) => done.push(usize::try_from(index).unwrap_or(usize::MAX)),
-            // A prompt that failed is tried again.
+            // A failed prompt is tried again.
             (None, true) => {}
             (None, false) => {
                 return Err(Failure::failed(format!(
@@ -168,7 +167,7 @@ impl Args {
         let mut write = |value: &Value, console: &mut Console<'_>| -> Result<(), Failure> {
             bar.advance(1);
             match &mut file {
-                // One write a line, so that a crash leaves whole lines and at most one torn one.
+                // Each line is one write, so that a crash leaves at most one incomplete line.
                 Some(file) => file
                     .write_all(format!("{value}\n").as_bytes())
                     .map_err(|e| Failure::failed(format!("cannot write results: {e}"))),
@@ -227,7 +226,7 @@ impl Args {
                             error.kind(),
                             ErrorKind::Cancelled | ErrorKind::DeadlineExceeded
                         ) {
-                            // Not a result: the next run does it.
+                            // An interrupted prompt has no result. The next run computes it.
                             stopped.get_or_insert(error);
                         } else {
                             failed += 1;

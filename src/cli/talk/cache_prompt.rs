@@ -1,4 +1,4 @@
-//! `mlx cache-prompt`: computes a prompt once and keeps it in a file.
+//! `mlx cache-prompt`: computes a prompt once and saves its cache in a file.
 
 use std::path::PathBuf;
 
@@ -28,7 +28,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let text = read_text(&args.prompt, console)?;
     let loaded = load(&args.model, &args.load, console)?;

@@ -1,7 +1,7 @@
-//! `mlx chat`: a conversation, line by line. What happens in it is `session`'s.
+//! `mlx chat`: a conversation, line by line. `session` has the conversation.
 //!
-//! Replies go to standard output; prompts, messages and statistics do not. So a chat can be
-//! scripted: with standard input not a terminal each line is a message.
+//! Only replies go to standard output, so a chat can be scripted. If standard input is not a
+//! terminal, each line is a message.
 
 use std::path::Path;
 
@@ -60,13 +60,12 @@ pub struct TalkArgs {
     no_word_wrap: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let model = args.model.model.as_deref();
     talk(model, &args.talk, Habit::Greedy, None, console)
 }
 
-/// Talks with a model: about `prompt` alone, or in a conversation.
+/// Answers `prompt` alone, or starts a conversation.
 pub fn talk(
     model: Option<&str>,
     args: &TalkArgs,
@@ -115,9 +114,9 @@ pub fn talk(
         return session.answer(prompt, console);
     }
     session.open = Some(&load);
-    // Scripts leave nothing behind.
+    // Scripts do not save the conversation.
     session.last_chat = last.filter(|_| on_terminal || args.resume);
-    // The editor draws on standard output, which is for replies alone when it is no terminal.
+    // The editor draws on standard output. If that is not a terminal, it is only for replies.
     if !on_terminal {
         return session.run(&mut Plain, console);
     }
@@ -137,7 +136,7 @@ fn session_context(parameters: &[(String, String)]) -> Option<usize> {
 }
 
 impl TalkArgs {
-    /// What the conversation begins with: a preset, a model alone, or the last conversation.
+    /// The start of the conversation: a preset, a model alone, or the last conversation.
     fn beginning(&self, model: Option<&str>, last: Option<&Path>) -> Result<Preset, Failure> {
         let named = match find_preset(model)? {
             Some(preset) => preset,
@@ -152,7 +151,7 @@ impl TalkArgs {
         let kept = last.map(preset::read).transpose()?.flatten();
         let kept = kept.ok_or_else(|| Failure::failed("there is no conversation to go on with"))?;
         Ok(match model {
-            // Another model can go on with it, too.
+            // Another model may continue it.
             Some(_) => Preset {
                 messages: kept.messages,
                 system: kept.system,
@@ -162,7 +161,7 @@ impl TalkArgs {
         })
     }
 
-    /// What answers, in one line.
+    /// The model and backend that answer, in one line.
     fn introduction(&self, model: Option<&str>, loaded: &Loaded) -> String {
         let info = loaded.model.info();
         let is_name = |name: &&str| !Path::new(name).exists();
@@ -184,7 +183,7 @@ impl TalkArgs {
     }
 }
 
-/// The model as it can be found from everywhere.
+/// The model's name in a form that is valid in every directory.
 fn from(model: Option<&str>) -> String {
     let Some(name) = model else {
         return hub::catalog()[0].name.to_owned();

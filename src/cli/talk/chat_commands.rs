@@ -1,11 +1,11 @@
-//! How the lines of a chat are read: commands, their help, and quoted messages.
+//! Reading of a chat's lines: commands, their help, and quoted messages.
 
 use crate::cli::options::settings;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::lines::{Line, Lines};
 
-/// The help of `/help`.
+/// The text of `/help`.
 pub const HELP: &str = r#"/clear               forget the conversation
 /system TEXT         instructions for the model, from here on; without TEXT show them
 /set                 show the parameters
@@ -25,7 +25,7 @@ pub const HELP: &str = r#"/clear               forget the conversation
 """                  begins and ends a message of several lines
 Ctrl-C               stops a reply"#;
 
-/// What Tab completes, besides the names of parameters.
+/// The commands that Tab completes, besides the names of parameters.
 const COMMANDS: [&str; 19] = [
     "/bye",
     "/clear",
@@ -51,7 +51,7 @@ const COMMANDS: [&str; 19] = [
 /// The quotes around a message of several lines.
 pub const QUOTES: &str = "\"\"\"";
 
-/// All that Tab completes.
+/// All words that Tab completes.
 pub fn words() -> Vec<String> {
     let parameters = settings::names().map(|name| format!("/set {name} "));
     COMMANDS
@@ -61,7 +61,7 @@ pub fn words() -> Vec<String> {
         .collect()
 }
 
-/// Commands are a slash and a word; `/usr/lib is full` and a lone `/` are messages.
+/// Whether a line is a command: a slash and a word. `/usr/lib is full` and a lone `/` are messages.
 pub fn is_command(line: &str) -> bool {
     let (word, _) = split_word(line);
     word.strip_prefix('/')
@@ -81,8 +81,8 @@ pub fn unquote(text: &str) -> &str {
     inner(QUOTES).or_else(|| inner("\"")).unwrap_or(text)
 }
 
-/// The rest of a message of several lines, whose first line began with the quotes. `None` when it
-/// was given up or is empty.
+/// Reads the rest of a message of several lines whose first line began with quotes. `None` if it
+/// was cancelled or is empty.
 pub fn read_quoted(
     first: &str,
     lines: &mut dyn Lines,

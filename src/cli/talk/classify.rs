@@ -1,4 +1,4 @@
-//! `mlx classify`: the next token after each of many prompts, in one pass.
+//! `mlx classify`: the most likely next token of many prompts, computed together.
 
 use inference::{GenerateOptions, Prompt, TextModel};
 use serde_json::{Value, json};
@@ -29,10 +29,9 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Prompts in one call; results are printed after each.
+/// The number of prompts in one call. Results are printed after each call.
 const TOGETHER: usize = 64;
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let records = args.input.read(console)?;
     let options = GenerateOptions::default().with_steering(args.steer.read()?);
@@ -107,7 +106,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     total.ln() + greatest
 }
 
-/// The most likely label, and how likely each is among them.
+/// Adds the most likely label, and the probability of each label among them.
 fn add_labels(value: &mut Value, names: &[String], ids: &[u32], logits: &[f32]) {
     let own: Vec<f32> = ids
         .iter()

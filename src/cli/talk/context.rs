@@ -1,10 +1,10 @@
-//! How long a prompt is beside what the model was made for.
+//! Comparison of a prompt's length with the model's context.
 
 use inference::{ErrorKind, Message, ModelInfo, TextModel};
 
 use crate::cli::terminal::failure::Failure;
 
-/// A prompt as the model counts it.
+/// A prompt whose tokens are counted.
 pub enum Counted<'a> {
     /// A text, unchanged.
     Text(&'a str),
@@ -14,10 +14,10 @@ pub enum Counted<'a> {
     Chat(&'a [Message]),
 }
 
-/// The tokens of a prompt; `None` where the backend does not tell.
+/// The number of tokens of a prompt; `None` if the backend does not report it.
 ///
 /// # Errors
-/// When the template refuses the conversation, which is no fault of the command line.
+/// If the template refuses the conversation. This is not a fault of the command line.
 pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Result<Option<usize>, Failure> {
     let Some(tokens) = model.as_token_model() else {
         return Ok(None);
@@ -33,10 +33,10 @@ pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Result<Option<usiz
     })
 }
 
-/// Refuses a prompt that is longer than the model's context, where the cache is not bounded.
+/// Refuses a prompt longer than the model's context, unless the cache is bounded.
 ///
 /// # Errors
-/// With both counts.
+/// A message with both counts.
 pub fn check(info: &ModelInfo, prompt: usize, ctx_size: Option<usize>) -> Result<(), Failure> {
     match (ctx_size, info.context_length) {
         (None, Some(context)) if prompt > context => Err(Failure::failed(format!(
@@ -47,7 +47,7 @@ pub fn check(info: &ModelInfo, prompt: usize, ctx_size: Option<usize>) -> Result
     }
 }
 
-/// What to say where prompt and reply went beyond the model's context.
+/// A message if prompt and reply exceeded the model's context.
 pub fn beyond(info: &ModelInfo, all: usize, ctx_size: Option<usize>) -> Option<String> {
     let context = info.context_length?;
     (ctx_size.is_none() && all > context).then(|| {

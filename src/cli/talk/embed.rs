@@ -1,4 +1,4 @@
-//! `mlx embed`: a vector for each of many texts.
+//! `mlx embed`: embeds many texts.
 
 use std::path::Path;
 #[cfg(feature = "probe")]
@@ -36,13 +36,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// The .npy file that the vectors go to.
+    /// The .npy file for the vectors, if one is given.
     #[cfg(feature = "probe")]
     fn file(&self) -> Option<&Path> {
         self.npy.as_deref()
     }
 
-    /// None: the feature `probe` has what writes such files.
+    /// Always `None`: writing such files needs the feature `probe`.
     #[cfg(not(feature = "probe"))]
     fn file(&self) -> Option<&Path> {
         None
@@ -55,7 +55,7 @@ fn write(path: &Path, shape: [usize; 2], values: &[f32]) -> Result<(), Failure> 
     inference_probe::npy::write(path, &shape, values).map_err(|e| Failure::failed(e.to_string()))
 }
 
-/// Without the feature `probe` no option asks for it.
+/// Never called: without the feature `probe`, no flag asks for a file.
 #[cfg(not(feature = "probe"))]
 fn write(path: &Path, _: [usize; 2], _: &[f32]) -> Result<(), Failure> {
     let message = format!("cannot write {}: built without probe", path.display());
@@ -124,10 +124,9 @@ impl VectorArgs {
     }
 }
 
-/// Texts in one call: those of a call are sorted by their lengths.
+/// The number of texts in one call, which sorts them by length.
 const TOGETHER: usize = 256;
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let records = args.input.read(console)?;
     let loaded = load(&args.model, &args.load, console)?;
@@ -143,7 +142,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let options = args.vectors.options();
     options.validate(&embedder.embedding_info())?;
     let mut all: Vec<f32> = Vec::new();
-    // A bar between lines of a result would tear them.
+    // A bar would interrupt the printed lines of results.
     let shown = args.file().is_some() || !console.out_is_terminal;
     let bar = shown.then(|| CountBar::start("texts", records.len() as u64, console));
     for part in records.chunks(TOGETHER) {

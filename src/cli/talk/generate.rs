@@ -1,4 +1,4 @@
-//! `mlx generate`: one prompt in, one reply out.
+//! `mlx generate`: generates one reply to one prompt.
 
 use inference::{
     CancelToken, ChatPrompt, ChatStart, GenerateOptions, Message, Prompt, TextModel, TokenStream,
@@ -82,7 +82,7 @@ pub struct Args {
     history: Vec<Message>,
 }
 
-/// Flags about conversations, which mean nothing for other prompts.
+/// Flags of conversations, which have no effect for other prompts.
 const DIALOG: [&str; 5] = [
     "chat_template",
     "chat_template_config",
@@ -91,18 +91,17 @@ const DIALOG: [&str; 5] = [
     "tools",
 ];
 
-/// Tokens of a reply that a preset does not bound, where the model does not tell its context.
+/// The most tokens of a reply if neither a preset nor the model's context sets a limit.
 const UNKNOWN_CONTEXT: usize = 8192;
 
-/// What the model is asked.
+/// The input of the model.
 enum Request {
     Text(String),
     Tokens(Vec<u32>),
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
-    // Everything that can be wrong without a model is checked before one is loaded.
+    // Checks that need no model run before one is loaded.
     let preset = find_preset(args.model.model.as_deref())?;
     let mut options = args.options(preset.as_ref())?;
     args.engine.apply(&mut options)?;
@@ -137,7 +136,7 @@ impl Args {
         Ok(options)
     }
 
-    /// With the instructions and the conversation of a preset.
+    /// These arguments with the instructions and the conversation of a preset.
     fn preset(&self, preset: Option<Preset>) -> Self {
         let mut args = self.clone();
         if let Some(preset) = preset {
@@ -156,12 +155,12 @@ impl Args {
         let of_file = self.file.as_deref().map(read_file).transpose()?;
         match (given.or(of_file.as_ref()), &self.tokens) {
             (Some(prompt), None) => {
-                // A file may hold a dash.
+                // A dash in a file is text.
                 let text = match &of_file {
                     Some(text) => text.clone(),
                     None => read_text(prompt, console)?,
                 };
-                // A kept prompt may well be gone on from without more.
+                // A saved prompt can be continued without further text.
                 if text.trim().is_empty() && self.prompt_cache_file.is_none() {
                     return Err(Failure::usage(
                         "the prompt is empty; there is nothing to reply to",
@@ -292,7 +291,7 @@ impl Args {
         plain(model.generate(&Prompt::Text(text), options))
     }
 
-    /// Refuses a prompt beyond the model's context.
+    /// Refuses a prompt that exceeds the model's context.
     fn check(&self, model: &dyn TextModel, prompt: &Counted<'_>) -> Result<(), Failure> {
         match context::tokens(model, prompt)? {
             Some(n) => context::check(&model.info(), n, self.load.ctx_size),
@@ -300,8 +299,8 @@ impl Args {
         }
     }
 
-    /// The prompt as a conversation. Without `--system` the template alone decides what stands in
-    /// front, as in training and in mlx-lm.
+    /// The prompt as a conversation. Without `--system`, only the template decides about
+    /// instructions, as in training and in mlx-lm.
     fn messages(&self, text: String) -> Vec<Message> {
         let system = self.system.as_deref().filter(|text| !text.is_empty());
         let system = system.map(Message::system);
@@ -408,7 +407,7 @@ mod tests {
         let mut streams = Streams::new("from a pipe\n");
         answer(&model, &["-p", "-"], &mut streams).unwrap();
         assert_eq!(model.asked(), ["text from a pipe"]);
-        // Without a prompt a pipe is the prompt, and an empty one is none.
+        // Without a prompt argument, the pipe is the prompt. An empty pipe is no prompt.
         let mut streams = Streams::new("from a pipe\n");
         answer(&model, &["--raw"], &mut streams).unwrap();
         assert_eq!(model.asked()[1], "text from a pipe");

@@ -1,5 +1,5 @@
-//! `mlx infer`: the most probable next tokens of a prompt, by layers that walk, by the dense pass,
-//! or by both.
+//! `mlx infer`: the most probable next tokens of a prompt, computed by layers that walk, by the
+//! dense pass, or by both.
 
 use std::time::Instant;
 
@@ -62,12 +62,10 @@ enum Answer {
     },
 }
 
-/// Since then, with one decimal.
 fn milliseconds(since: Instant) -> f64 {
     (since.elapsed().as_secs_f64() * 1e4).round() / 10.0
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
     if args.compare && !args.load.feed_forward.is_given() {
@@ -162,7 +160,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The most probable tokens, of equals the first, with probabilities of four digits.
+/// The most probable tokens with probabilities of four digits. Of equal ones, the lower id comes
+/// first.
 fn predictions(
     model: &dyn TextModel,
     output: &LogitsOutput,

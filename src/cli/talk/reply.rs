@@ -1,4 +1,4 @@
-//! One reply: its tokens, shown as they come, and its statistics.
+//! One reply: prints its tokens while they arrive, and its statistics.
 
 use inference::{
     Error, ErrorKind, FinishReason, GenerateMetrics, Token, TokenLogprobs, TokenStream, ToolCall,
@@ -12,7 +12,7 @@ use crate::cli::terminal::screen::Screen;
 
 /// The result of a generation, complete or not.
 pub struct Reply {
-    /// All text so far; of a reply with a reader what is neither reasoning nor a call.
+    /// All text so far. With a reader, this excludes reasoning and calls.
     pub text: String,
     /// The reasoning that a reader found.
     pub reasoning: String,
@@ -20,23 +20,22 @@ pub struct Reply {
     pub calls: Vec<ToolCall>,
     /// All token ids so far.
     pub tokens: Vec<u32>,
-    /// Log-probabilities of the tokens, where asked for.
+    /// Log-probabilities of the tokens, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Why it ended.
+    /// The reason for the end.
     pub finish_reason: Option<FinishReason>,
-    /// Its metrics.
     pub metrics: GenerateMetrics,
     /// The error that ended it early.
     pub error: Option<Error>,
 }
 
 impl Reply {
-    /// Draws a stream to its end, writing the text as it comes if `show` is set: on `screen`, if
-    /// there is one, else unchanged. A `reader` tells text from
-    /// reasoning and calls.
+    /// Reads a stream to its end. If `show` is set, the text is written while it arrives: on
+    /// `screen`, if there is one, else unchanged. A `reader` separates text from reasoning and
+    /// calls.
     ///
     /// # Errors
-    /// Only those of writing; an error of the stream is part of the reply.
+    /// Only errors of writing. An error of the stream is part of the reply.
     pub fn draw(
         mut stream: TokenStream,
         show: bool,
@@ -70,7 +69,7 @@ impl Reply {
             }
         }
         write(&parts.finish(), &mut screen)?;
-        // A new line for the next output, on a terminal and in a pipe alike.
+        // The next output begins on a new line, on a terminal and in a pipe.
         if let Some(screen) = &mut screen {
             console.drawn(&screen.end())?;
         } else if show && !text.is_empty() && !text.ends_with('\n') {
@@ -89,7 +88,7 @@ impl Reply {
         })
     }
 
-    /// Whether it was stopped on request: by Ctrl-C or the deadline.
+    /// Whether Ctrl-C or the deadline stopped the reply.
     pub fn was_interrupted(&self) -> bool {
         let on_request =
             |e: &Error| matches!(e.kind(), ErrorKind::Cancelled | ErrorKind::DeadlineExceeded);
@@ -97,7 +96,7 @@ impl Reply {
     }
 }
 
-/// What a reply consists of besides its text.
+/// The parts of a reply besides its text.
 #[derive(Default)]
 struct Parts {
     reader: Option<Reader>,
@@ -163,13 +162,11 @@ impl Parts {
         text
     }
 
-    /// There is no reader.
     #[cfg(not(feature = "mlx-backend"))]
     fn feed(&mut self, token: &Token) -> String {
         token.text.clone()
     }
 
-    /// There is no reader.
     #[cfg(not(feature = "mlx-backend"))]
     fn finish(&mut self) -> String {
         let _ = &self.reader;
@@ -177,8 +174,8 @@ impl Parts {
     }
 }
 
-/// The figures of a generation for scripts. Without a token there was no prefill whose speed could
-/// be told.
+/// The metrics of a generation as JSON. Without a token there was no prefill, so its speed is left
+/// out.
 pub fn figures(metrics: &GenerateMetrics) -> Value {
     let mut figures = json!(metrics);
     if metrics.generated_tokens == 0 {

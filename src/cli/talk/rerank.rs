@@ -1,4 +1,4 @@
-//! `mlx rerank`: documents in the order in which they answer a query.
+//! `mlx rerank`: sorts documents by relevance to a query.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -47,16 +47,15 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Documents in one call.
+/// The number of documents in one call.
 const TOGETHER: usize = 64;
 
-/// A document, and what its `id` field says.
+/// A document, and the value of its `id` field.
 struct Document {
     text: String,
     id: Option<Value>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let documents = read(&args.file, console)?;
     let loaded = load(&args.model, &args.load, console)?;
@@ -120,7 +119,7 @@ fn read(path: &Path, console: &mut Console<'_>) -> Result<Vec<Document>, Failure
         &mut file
     };
     let mut text = String::new();
-    // One byte more than is accepted, to see that there is more.
+    // Reading one byte more than the limit detects larger input.
     let read = source.take(MAX_INPUT + 1).read_to_string(&mut text);
     if read.map_err(failed)? as u64 > MAX_INPUT {
         return Err(Failure::failed(format!(
@@ -131,7 +130,7 @@ fn read(path: &Path, console: &mut Console<'_>) -> Result<Vec<Document>, Failure
     Ok(lines.map(document).collect())
 }
 
-/// A line as a document: a JSON string, an object with `text`, or the text itself.
+/// A document from a line: a JSON string, an object with `text`, or the text itself.
 fn document(line: &str) -> Document {
     let plain = || Document {
         text: line.to_owned(),

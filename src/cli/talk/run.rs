@@ -1,4 +1,4 @@
-//! `mlx run NAME [PROMPT]`: one reply to a prompt, or a conversation without one.
+//! `mlx run NAME [PROMPT]`: one reply to a prompt; without a prompt, a conversation.
 
 use crate::cli::options::prompt::read_text;
 use crate::cli::options::sampling::Habit;
@@ -27,7 +27,6 @@ pub struct Args {
     talk: TalkArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt(console)?;
     let mut how = args.talk.clone();
@@ -41,7 +40,8 @@ impl Args {
     /// The JSON schema that `--format` stands for.
     fn schema(&self) -> Option<&str> {
         match self.format.as_deref() {
-            // As in ollama, and in the server: an object. A bare number would end at once.
+            // As in ollama and in the server, this means an object. A bare number would end at
+            // once.
             Some("json") => Some(r#"{"type": "object"}"#),
             schema => schema,
         }

@@ -1,17 +1,17 @@
-//! Text files that the command line names, read up to a stated size. A length that the system tells
-//! is no bound: that of a device or a pipe is 0.
+//! Text files that the command line names, read up to a size limit. The length that the system
+//! reports is no limit, because it is 0 for devices and pipes.
 
 use std::fs::File;
 use std::io::{Error, Read, Result};
 use std::path::Path;
 
-/// The largest prompt read from standard input, in bytes: far beyond any model's context.
+/// The most bytes of a prompt on standard input, far above any model's context.
 pub const MAX_INPUT: u64 = 64 << 20;
 
-/// All of a UTF-8 text of at most `limit` bytes. It may be a pipe.
+/// Reads a UTF-8 text of at most `limit` bytes. The file may be a pipe.
 ///
 /// # Errors
-/// The system's, and one that names the limit.
+/// Those of the system, and an error that names the limit.
 pub fn read_text(path: &Path, limit: u64) -> Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?

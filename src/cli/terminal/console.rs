@@ -1,6 +1,6 @@
-//! The three standard streams as the commands see them; tests give buffers in their place.
+//! The three standard streams of the commands. Tests replace them by buffers.
 //!
-//! Results go out through here and nowhere else, so that a closed pipe ends the program quietly.
+//! All results are written here, so that a closed pipe ends the program without an error.
 
 use std::io::{self, BufRead, BufWriter, Write};
 
@@ -18,23 +18,23 @@ pub struct Console<'a> {
     pub out: &'a mut dyn Write,
     /// Standard error: progress, statistics, warnings.
     pub err: &'a mut dyn Write,
-    /// Whether a person types the input.
+    /// Whether the input is a terminal.
     pub in_is_terminal: bool,
-    /// Whether a person reads the output.
+    /// Whether the output is a terminal.
     pub out_is_terminal: bool,
-    /// Whether a person reads the error stream.
+    /// Whether the error stream is a terminal.
     pub err_is_terminal: bool,
-    /// No progress and no statistics.
+    /// Whether progress and statistics are hidden.
     pub quiet: bool,
-    /// Statistics also where they are not usual.
+    /// Whether statistics are also shown where they are usually hidden.
     pub verbose: bool,
     /// Whether Ctrl-C is caught while a reply is generated.
     pub catches_interrupts: bool,
 }
 
 impl Console<'_> {
-    /// Writes a piece of a result and flushes it, so that it is seen as it comes. On a terminal,
-    /// control characters that could drive the terminal are replaced: a model's text is not ours.
+    /// Writes a piece of a result and flushes it, so that it appears at once. On a terminal,
+    /// control characters are replaced, because a model's text must not control it.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         if text.is_empty() {
             return Ok(());
@@ -50,7 +50,7 @@ impl Console<'_> {
             .map_err(write_failed)
     }
 
-    /// Writes our own drawing, unchanged.
+    /// Writes our own control sequences and text unchanged.
     pub fn drawn(&mut self, text: &str) -> Result<(), Failure> {
         let written = self.out.write_all(text.as_bytes());
         written
@@ -74,17 +74,17 @@ impl Console<'_> {
         written.map_err(write_failed)
     }
 
-    /// Tells the user something by the way; nothing when quiet.
+    /// Writes an unimportant message, unless `quiet` is set.
     pub fn note(&mut self, text: &str) {
         if !self.quiet {
             self.warn(text);
         }
     }
 
-    /// Tells the user something that matters even when quiet.
+    /// Writes an important message, even if `quiet` is set.
     pub fn warn(&mut self, text: &str) {
         let columns = self.err_is_terminal.then(tty::error_columns).flatten();
-        // Without standard error no message can be shown, and there is no reason to stop.
+        // Without standard error, no message can be shown, and the program continues.
         let _ = writeln!(self.err, "{}", wrapped(text, columns.unwrap_or(0)));
         let _ = self.err.flush();
     }
@@ -106,7 +106,7 @@ fn drives_terminal(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\r' | '\t')
 }
 
-/// Why writing a result failed.
+/// The failure for an error of writing a result.
 pub fn write_failed(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Failure::PipeClosed;
@@ -114,7 +114,7 @@ pub fn write_failed(error: io::Error) -> Failure {
     Failure::Failed(anyhow::Error::new(error).context("cannot write to standard output"))
 }
 
-/// Bytes for people: `1.5 MiB`.
+/// Bytes as text: `1.5 MiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
@@ -130,7 +130,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// Lines of a table whose columns line up; the last column is not padded.
+/// The lines of a table with aligned columns. The last column is not padded.
 pub fn table(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(console.text("x").unwrap_err().exit_code(), 0);
         let failure = console.json(&vec![1; 100_000]).unwrap_err();
         assert_eq!(failure.exit_code(), 0);
-        // A closed standard error does not stop anything.
+        // A closed standard error stops nothing.
         let mut closed = Closed;
         console.err = &mut closed;
         console.warn("nobody hears this");

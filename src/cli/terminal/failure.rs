@@ -1,21 +1,21 @@
-//! Why a command stopped, and the exit code that says so.
+//! The reason why a command stopped, and its exit code.
 
 use std::error::Error as StdError;
 
 use inference::ErrorKind;
 
-/// Why a command stopped early.
+/// The reason why a command stopped early.
 #[derive(Debug)]
 pub enum Failure {
     /// The command line is wrong: exit 2.
     Usage(String),
-    /// The reader of our output went away, which is its right: exit 0.
+    /// The reader of our output closed the pipe, which is no error: exit 0.
     PipeClosed,
-    /// A signal, after which all was saved: exit 130 for Ctrl-C, 143 for SIGTERM.
+    /// A signal stopped it after everything was saved: exit 130 for Ctrl-C, 143 for SIGTERM.
     Interrupted {
-        /// The saved files.
+        /// The message about the saved files.
         message: String,
-        /// The exit code that a shell gives for the signal.
+        /// The exit code of a shell for the signal.
         code: u8,
     },
     /// Anything else: exit 1.
@@ -23,17 +23,16 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The command line is wrong, and how.
+    /// An error of the command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::Usage(message.into())
     }
 
-    /// It failed, and how.
+    /// A failure during the run.
     pub fn failed(message: impl Into<String>) -> Self {
         Failure::Failed(anyhow::Error::msg(message.into()))
     }
 
-    /// The program's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
@@ -43,7 +42,7 @@ impl Failure {
         }
     }
 
-    /// What to tell the user, if anything.
+    /// The message for the user, if there is one.
     pub fn report(&self) -> Option<String> {
         match self {
             Failure::Usage(message) => {
@@ -59,7 +58,7 @@ impl Failure {
 impl From<inference::Error> for Failure {
     fn from(error: inference::Error) -> Self {
         match error.kind() {
-            // Nothing else cancels here.
+            // Only signals cancel here.
             ErrorKind::Cancelled => Failure::Interrupted {
                 message: chain(&error),
                 code: 130,
@@ -88,8 +87,8 @@ impl From<inference_formats::Error> for Failure {
     }
 }
 
-/// An error about options that only a model can check, such as a grammar. It is a usage error like
-/// those found before.
+/// Converts an error of options that only a model can check, such as a grammar. It is a usage error
+/// like those found earlier.
 pub fn of_options(error: inference::Error) -> Failure {
     match error.kind() {
         ErrorKind::InvalidOption => Failure::Usage(chain(&error)),
@@ -97,7 +96,7 @@ pub fn of_options(error: inference::Error) -> Failure {
     }
 }
 
-/// An error and its causes on one line; causes that the text has said already are left out.
+/// An error and its causes on one line. A cause is left out if the text already contains it.
 pub fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

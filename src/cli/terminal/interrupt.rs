@@ -1,18 +1,18 @@
-//! Ctrl-C while a reply is generated: the first stops the reply, the next the program.
+//! Ctrl-C during a reply: the first one stops the reply, the second one the program.
 //!
-//! Outside of a reply Ctrl-C keeps its usual meaning, until the first reply has begun. From then on
-//! it ends the program with 130, a shell's code for the signal. `train` treats SIGTERM in the same
-//! way, with 143. A job that a cluster or a container ends must not lose its training. So does
-//! `serve`, whose end by the first signal is a good one: exit 0.
+//! Before the first reply, Ctrl-C has its usual meaning. Later, outside of a reply, it ends the
+//! program with 130, a shell's code for the signal. `train` handles SIGTERM in the same way, with
+//! 143, so that a job ended by a cluster or a container keeps its training. `serve` handles both
+//! signals, too, and exits with 0 after the first one.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
 use inference::CancelToken;
 
-/// What a shell gives for SIGINT.
+/// A shell's exit code for SIGINT.
 const INTERRUPTED: u8 = 130;
-/// What a shell gives for SIGTERM.
+/// A shell's exit code for SIGTERM.
 #[cfg(all(unix, any(feature = "mlx-backend", feature = "serve")))]
 const TERMINATED: u8 = 143;
 
@@ -20,10 +20,10 @@ static CURRENT: Mutex<Option<CancelToken>> = Mutex::new(None);
 static HANDLER: Once = Once::new();
 #[cfg(all(unix, any(feature = "mlx-backend", feature = "serve")))]
 static TERM_HANDLER: Once = Once::new();
-/// The exit code of the signal that cancelled last.
+/// The exit code for the last signal that cancelled.
 static CODE: AtomicU8 = AtomicU8::new(INTERRUPTED);
 
-/// While it lives, Ctrl-C cancels the token it was made for.
+/// While this guard lives, Ctrl-C cancels its token.
 pub struct Guard(());
 
 /// Lets Ctrl-C cancel `token` until the guard is dropped.
@@ -58,7 +58,7 @@ pub fn cancel_on_signals(token: &CancelToken) -> Guard {
     guard
 }
 
-/// The exit code for what the last signal cancelled.
+/// The exit code for the last signal that cancelled.
 #[cfg(feature = "mlx-backend")]
 pub fn exit_code() -> u8 {
     CODE.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! Where the chat's lines come from: an editor with history on a terminal, plain reads elsewhere.
+//! The source of a chat's lines: an editor with history on a terminal, plain reads elsewhere.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, Read};
@@ -17,15 +17,15 @@ use crate::cli::terminal::bounded::MAX_INPUT;
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Lines of history that are kept.
+/// The most lines of history that are kept.
 const HISTORY: usize = 1000;
 
-/// What the user entered.
+/// An input of the user.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line {
     /// A line, without its newline.
     Text(String),
-    /// Ctrl-C: drop the line.
+    /// Ctrl-C, which drops the line.
     Interrupted,
     /// Ctrl-D, or the end of the input.
     End,
@@ -33,11 +33,11 @@ pub enum Line {
 
 /// A source of lines.
 pub trait Lines {
-    /// The next line, after showing `prompt` if a person sees it.
+    /// The next line. `prompt` is shown on a terminal.
     fn next(&mut self, prompt: &str, console: &mut Console<'_>) -> Result<Line, Failure>;
 }
 
-/// Reads lines from `console`'s input as they are.
+/// Reads lines from `console`'s input unchanged.
 pub struct Plain;
 
 impl Lines for Plain {
@@ -64,7 +64,7 @@ impl Lines for Plain {
     }
 }
 
-/// Completes what begins a line, such as a command.
+/// Completes the beginning of a line, such as a command.
 pub struct Words(pub Vec<String>);
 
 impl Words {
@@ -96,14 +96,14 @@ impl Highlighter for Words {}
 impl Validator for Words {}
 impl Helper for Words {}
 
-/// Edits lines on the terminal and remembers them, in a file that only the user can read.
+/// Edits lines on the terminal and saves them in a file that only the user can read.
 pub struct Edited {
     editor: Editor<Words, FileHistory>,
     history: Option<PathBuf>,
 }
 
 impl Edited {
-    /// Opens the editor, whose Tab completes `words`; a history that cannot be kept is only worth a
+    /// Opens the editor. Tab completes `words`. A history that cannot be saved causes only a
     /// warning.
     pub fn open(history: Option<PathBuf>, words: Words) -> Result<Self, Failure> {
         let config = Config::builder()
@@ -151,7 +151,7 @@ impl Lines for Edited {
 }
 
 impl Edited {
-    /// Keeps a line, in the file at once: a program that is killed saves nothing at its end.
+    /// Saves a line in the file at once, because a killed program cannot save at its end.
     fn remember(&mut self, line: &str) {
         let added = self.editor.add_history_entry(line);
         if !matches!(added, Ok(true)) {
@@ -160,7 +160,7 @@ impl Edited {
         if let Some(path) = &self.history
             && let Err(e) = self.editor.append_history(path)
         {
-            // Once is enough; the chat matters more.
+            // The warning appears only once, because the chat matters more.
             tracing::warn!(path = %path.display(), "the history is not saved: {e}");
             self.history = None;
         }
@@ -182,7 +182,7 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     {
         use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
         let file = options.mode(0o600).open(path)?;
-        // It may have existed with other permissions.
+        // The file may have existed with other permissions.
         file.set_permissions(std::fs::Permissions::from_mode(0o600))
     }
     #[cfg(not(unix))]
@@ -211,7 +211,7 @@ mod tests {
         let words = Words(["/set", "/show", "/set seed"].map(String::from).to_vec());
         assert_eq!(words.beginning("/se"), ["/set", "/set seed"]);
         assert_eq!(words.beginning("/set s"), ["/set seed"]);
-        // Every word of a message would be a candidate otherwise.
+        // Otherwise every word of a message would be a candidate.
         assert!(words.beginning("").is_empty() && words.beginning("a /s").is_empty());
     }
 

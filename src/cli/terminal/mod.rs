@@ -1,5 +1,5 @@
-//! What a person sees and types: output, progress, the screen of a reply, lines, Ctrl-C, and
-//! failures with their exit codes.
+//! Terminal input and output: results, progress, the screen of a reply, lines, Ctrl-C, and failures
+//! with their exit codes.
 
 pub mod bounded;
 pub mod console;

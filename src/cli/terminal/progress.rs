@@ -1,4 +1,4 @@
-//! Progress on standard error: bars on a terminal, plain lines elsewhere, nothing when quiet.
+//! Progress on standard error: bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::fmt;
 use std::io::Write;
@@ -11,19 +11,19 @@ use rust_mlx::hub::{Progress, Stage};
 
 use crate::cli::terminal::console::{Console, bytes};
 
-// The message takes the rest of the line and is cut there: a line that wraps would be drawn again
-// and again.
+// The message takes the rest of the line and is cut there. A wrapped line would be drawn
+// repeatedly.
 const BYTES_BAR: &str = "{wide_msg} [{bar:16}] {bytes}/{total_bytes}{speed}{left}";
 const TOKEN_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len} tokens{left}";
 const COUNT_BAR: &str = "{wide_msg} [{bar:16}] {pos}/{len}{left}";
-/// How long a prompt may take before a bar is worth showing.
+/// The time after which a prompt gets a bar.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often a plain line is written while a download goes on.
+/// The interval of plain lines during a download.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// The look of a bar, with `{speed}` and `{left}` once there is something to tell them from.
+/// The style of a bar. `{speed}` and `{left}` are shown once they can be computed.
 pub fn style(template: &str) -> ProgressStyle {
-    // A template is ours and valid; were it not, the default look is no reason to stop.
+    // The template is a valid constant. If it were not, the default style would be used.
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ")
@@ -31,7 +31,7 @@ pub fn style(template: &str) -> ProgressStyle {
             "speed",
             |state: &ProgressState, line: &mut dyn fmt::Write| {
                 if state.per_sec() >= 1.0 {
-                    // The line is in memory.
+                    // Writing into memory cannot fail.
                     let _ = write!(line, " {}/s", bytes(state.per_sec() as u64));
                 }
             },
@@ -52,11 +52,11 @@ fn bar(total: u64, template: &str, message: String) -> ProgressBar {
         .with_message(message)
 }
 
-/// A bar for a prompt that takes long, until its first token; gone when dropped.
+/// A bar for a slow prompt, until its first token. Dropping it removes the bar.
 pub struct PrefillBar(Option<Arc<Mutex<ProgressBar>>>);
 
 impl PrefillBar {
-    /// Lets `options` tell it how far the prompt is, on a terminal.
+    /// Makes `options` report the prompt's progress, on a terminal.
     pub fn start(options: &mut GenerateOptions, console: &Console<'_>) -> Self {
         if console.quiet || !console.err_is_terminal {
             return Self(None);
@@ -94,7 +94,7 @@ impl Drop for PrefillBar {
     }
 }
 
-/// Shows a fetch.
+/// Shows the progress of a download.
 pub struct HubProgress<'c> {
     err: &'c mut dyn Write,
     terminal: bool,
@@ -107,7 +107,7 @@ pub struct HubProgress<'c> {
 }
 
 impl<'c> HubProgress<'c> {
-    /// Shows it on `console`'s standard error.
+    /// Shows the progress on `console`'s standard error.
     pub fn new(console: &'c mut Console<'_>) -> Self {
         Self {
             terminal: console.err_is_terminal,
@@ -122,7 +122,7 @@ impl<'c> HubProgress<'c> {
     }
 
     fn line(&mut self, text: &str) {
-        // Invisible progress is no reason to stop.
+        // A failure to show progress must not stop the command.
         let _ = writeln!(self.err, "{text}");
     }
 }
@@ -177,11 +177,11 @@ impl Progress for HubProgress<'_> {
     }
 }
 
-/// Something turning while a step without known length goes on; gone when dropped.
+/// A spinner for a step of unknown length. Dropping it removes the spinner.
 pub struct Spinner(Option<ProgressBar>);
 
 impl Spinner {
-    /// Starts it, on a terminal.
+    /// Starts it if standard error is a terminal.
     pub fn start(message: &'static str, console: &Console<'_>) -> Self {
         let shown = console.err_is_terminal && !console.quiet;
         Spinner(shown.then(|| {
@@ -202,7 +202,7 @@ impl Drop for Spinner {
     }
 }
 
-/// A bar that counts tokens; hidden where standard error is no terminal or quiet.
+/// A bar that counts tokens. It is hidden with `--quiet` or if standard error is not a terminal.
 pub struct TokenBar(ProgressBar);
 
 impl TokenBar {
@@ -215,7 +215,6 @@ impl TokenBar {
         TokenBar(bar)
     }
 
-    /// `n` more tokens are done.
     pub fn advance(&self, n: u64) {
         self.0.inc(n);
     }
@@ -227,11 +226,11 @@ impl Drop for TokenBar {
     }
 }
 
-/// A bar that counts; hidden where standard error is no terminal or quiet.
+/// A bar that counts. It is hidden with `--quiet` or if standard error is not a terminal.
 pub struct CountBar(ProgressBar);
 
 impl CountBar {
-    /// A bar of `total` things.
+    /// A bar of `total` items.
     pub fn start(message: &'static str, total: u64, console: &Console<'_>) -> Self {
         let bar = bar(total, COUNT_BAR, message.to_owned());
         if console.quiet || !console.err_is_terminal {
@@ -240,7 +239,6 @@ impl CountBar {
         CountBar(bar)
     }
 
-    /// `n` more are done.
     pub fn advance(&self, n: u64) {
         self.0.inc(n);
     }

@@ -1,4 +1,4 @@
-//! How the terminal behaves while a reply is shown on it.
+//! The settings of the terminal while it shows a reply.
 
 use crate::cli::terminal::console::Console;
 
@@ -20,30 +20,30 @@ fn columns_of(stream: impl std::os::fd::AsFd) -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
-/// Nothing tells.
+/// Unknown on this system.
 #[cfg(not(unix))]
 pub fn columns() -> Option<usize> {
     None
 }
 
-/// Nothing tells.
+/// Unknown on this system.
 #[cfg(not(unix))]
 pub fn error_columns() -> Option<usize> {
     None
 }
 
-/// How the terminal was before it stopped to show keys. A program that exits by a second Ctrl-C
-/// drops nothing, so this is not in the guard.
+/// The terminal's settings before keys were hidden. They are not in the guard, because a program
+/// that exits by a second Ctrl-C drops nothing.
 #[cfg(unix)]
 static BEFORE: std::sync::Mutex<Option<rustix::termios::Termios>> = std::sync::Mutex::new(None);
 
-/// While it lives, typed keys are not drawn into the reply. The terminal keeps them: the next line
-/// begins with them.
+/// While this guard lives, the terminal does not echo typed keys into the reply. It keeps them for
+/// the next line.
 #[must_use]
 pub struct NoEcho(());
 
 impl NoEcho {
-    /// Begins it, where a person types.
+    /// Turns echo off if a person types the input.
     #[cfg(unix)]
     pub fn start(console: &Console<'_>) -> Self {
         use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
@@ -55,13 +55,12 @@ impl NoEcho {
             let mut during = before.clone();
             during.local_modes.remove(LocalModes::ECHO);
             *of_before() = Some(before);
-            // A terminal that refuses shows them, which is no reason to stop.
+            // A terminal that refuses still echoes keys, and the program continues.
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &during);
         }
         Self(())
     }
 
-    /// There is nothing to change.
     #[cfg(not(unix))]
     pub fn start(_: &Console<'_>) -> Self {
         Self(())
@@ -74,7 +73,7 @@ impl Drop for NoEcho {
     }
 }
 
-/// Lets the terminal show keys again, if it does not.
+/// Turns echo on again, if it is off.
 #[cfg(unix)]
 pub fn restore() {
     use rustix::termios::{OptionalActions, tcsetattr};
@@ -83,7 +82,6 @@ pub fn restore() {
     }
 }
 
-/// There is nothing to restore.
 #[cfg(not(unix))]
 pub fn restore() {}
 

@@ -1,15 +1,15 @@
-//! Our own messages on a narrow terminal: lines break between words, and what follows a column of
-//! names hangs below its own beginning. Replies are `screen`'s.
+//! Wraps our own messages on a narrow terminal. Lines break between words, and a continued last
+//! column keeps its indentation. `screen` wraps replies.
 
 use textwrap::{Options, WordSeparator, WordSplitter};
 
-/// Spaces that part the columns of a table.
+/// The spaces between the columns of a table.
 const GAP: &str = "  ";
-/// Where a continued line begins in a text without columns.
+/// The indentation of a continued line in a text without columns.
 const INDENT: usize = 0;
 
-/// `text` for a terminal of `width` columns. Lines that fit stay as they are; longer words, such as
-/// paths, stay whole.
+/// Wraps `text` for a terminal of `width` columns. Lines that fit stay unchanged, and long words,
+/// such as paths, stay whole.
 pub fn wrapped(text: &str, width: usize) -> String {
     let lines: Vec<String> = text.split('\n').map(|line| one(line, width)).collect();
     lines.join("\n")
@@ -19,11 +19,11 @@ fn one(line: &str, width: usize) -> String {
     if width == 0 || textwrap::core::display_width(line) <= width {
         return line.to_owned();
     }
-    // What stands in front of the last column keeps its spaces.
+    // The text before the last column keeps its spaces.
     let (names, rest) = line.split_at(last_column(line));
     let column = textwrap::core::display_width(names);
     let (names, hanging) = match column {
-        // A column that leaves no room for words goes below its names.
+        // A last column without enough space for words goes below the others.
         n if n * 2 > width && names.trim().is_empty() => (String::from("    "), 4),
         n if n * 2 > width => (format!("{}\n    ", one(names.trim_end(), width)), 4),
         n if n > 0 => (names.to_owned(), n),
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(wrapped("one two three", 8), "one two\nthree");
         assert_eq!(wrapped("fits", 4), "fits");
         assert_eq!(wrapped("one two three", 0), "one two three");
-        // Neither flags nor paths are torn.
+        // Flags and paths are not divided.
         let text = "give --max-tokens or /a/very-long/path-of/a/file";
         assert_eq!(
             wrapped(text, 16),
@@ -76,7 +76,7 @@ mod tests {
             wrapped(line, 24),
             "/set NAME  one of many\n           words here"
         );
-        // No room beside the names.
+        // There is not enough space beside the names.
         let line = "cpu (default)  yes  a device  streaming chat";
         assert_eq!(
             wrapped(line, 20),
@@ -86,9 +86,9 @@ mod tests {
             wrapped("cpu  a device of many words  streaming chat", 20),
             "cpu  a device of\n     many words\n    streaming chat"
         );
-        // So does a line that goes on with one.
+        // A line with only a wide indentation is indented by four columns.
         assert_eq!(wrapped("            one two", 16), "    one two");
-        // An indentation is kept.
+        // The indentation is kept.
         assert_eq!(wrapped("    a b c", 7), "    a b\n    c");
     }
 }

@@ -1,5 +1,5 @@
-//! One file of a repository: from the hub into the cache, whole and checked. It continues where an
-//! earlier attempt stopped.
+//! Downloads one file of a repository into the cache, complete and verified. It continues an
+//! earlier attempt.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -24,31 +24,31 @@ pub(super) struct Fetcher<'a> {
     pub repository: &'a Repository,
     pub commit: &'a str,
     pub files: &'a [Sibling],
-    /// Hash the cached part.
+    /// Whether cached content is hashed.
     pub verify: bool,
     pub progress: &'a mut dyn Progress,
 }
 
-/// The most bytes of a file whose length neither the server nor the list of files says.
+/// The most bytes of a file whose length neither the server nor the list of files announces.
 const MAX_UNANNOUNCED: u64 = 256 << 20;
 
-/// What the hub announces about a file.
+/// The hub's announcement of a file.
 #[derive(Debug)]
 struct Announced {
-    /// The content's name in the cache.
+    /// The name of the content in the cache.
     etag: String,
     size: Option<u64>,
     hash: Hash,
 }
 
-/// What the content must hash to.
+/// The expected hash of the content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Hash {
-    /// SHA-256 of the bytes: large files.
+    /// SHA-256 of the bytes, used for large files.
     Sha256(String),
-    /// Git's hash of a blob, SHA-1 over its length and its bytes: small files.
+    /// Git's hash of a blob, used for small files: SHA-1 over its length and its bytes.
     Git(String),
-    /// The hub does not say.
+    /// The hub announces no hash.
     Unknown,
 }
 
@@ -79,7 +79,7 @@ impl Hasher {
         }
     }
 
-    /// The digest in hexadecimal, where one is computed.
+    /// The digest in hexadecimal, if one is computed.
     fn finish(self) -> Option<String> {
         let digest = match self {
             Hasher::Sha256(sha) => sha.finalize().to_vec(),
@@ -91,7 +91,8 @@ impl Hasher {
 }
 
 impl Fetcher<'_> {
-    /// The path of the file `name` in the snapshot; `place` says which of how many it is.
+    /// The path of the file `name` in the snapshot. `place` is its number among all files, for
+    /// progress.
     pub(super) fn fetch(&mut self, name: &str, place: &str) -> Result<PathBuf> {
         if !is_safe_name(name) {
             return Err(Error::new(
@@ -131,7 +132,7 @@ impl Fetcher<'_> {
         let etag = header("x-linked-etag").or_else(|| header("etag"));
         let etag = etag.unwrap_or_default().trim();
         let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
-        // It becomes a file's name.
+        // The tag becomes a file's name.
         if !is_plain(etag) {
             return Err(Error::new(
                 ErrorKind::Io,
@@ -158,7 +159,7 @@ impl Fetcher<'_> {
             && listed.and_then(|f| f.blob.as_deref()) == Some(etag)
             && size.is_some()
         {
-            // Another server's tag may look the same; the hub's list says that it is git's.
+            // Another server's tag may look alike. The hub's list confirms that it is git's hash.
             Hash::Git(etag.to_ascii_lowercase())
         } else {
             Hash::Unknown
@@ -194,7 +195,7 @@ impl Fetcher<'_> {
         Ok(right)
     }
 
-    /// Downloads the content. The lock is held.
+    /// Downloads the content. The caller holds the lock.
     fn download(&mut self, url: &str, announced: &Announced, label: &str) -> Result<()> {
         let partial = self.repository.partial(&announced.etag);
         let blob = self.repository.blob(&announced.etag);
@@ -216,7 +217,7 @@ impl Fetcher<'_> {
         Ok(())
     }
 
-    /// Fills `partial` to its end and checks it; a wrong file is removed.
+    /// Completes `partial` and verifies it. A wrong file is removed.
     fn download_from(
         &mut self,
         url: &str,
@@ -289,12 +290,12 @@ impl Fetcher<'_> {
         Ok(sink.hasher)
     }
 
-    /// One request for the missing part, written as it comes.
+    /// Requests the missing part once, and writes it while it arrives.
     fn transfer(&mut self, url: &str, sink: &mut Sink<'_>) -> Result<(), Fault> {
         let from = (sink.length > 0).then_some(sink.length);
         let answer = self.http.request("GET", url, from, Follow::All);
         let answer = match answer {
-            // Nothing from there on: what we have is not a part of it.
+            // The server has nothing from this position on, so our part belongs to another file.
             Err(fault) if fault.status == 416 => {
                 sink.restart()?;
                 return Err(Fault::passing(fault.error));
@@ -307,7 +308,7 @@ impl Fetcher<'_> {
                 .get("content-range")
                 .and_then(|v| range_start(v.to_str().ok()?));
             if answer.status().as_u16() != 206 || start != from {
-                // The whole file again, whatever was asked for.
+                // The server sent the whole file instead of the requested part.
                 sink.restart()?;
                 if answer.status().as_u16() == 206 {
                     let error = Error::new(
@@ -347,7 +348,7 @@ struct Sink<'a> {
 }
 
 impl Sink<'_> {
-    /// Hashes what an earlier run left, and stands at its end.
+    /// Hashes the part of an earlier run, and moves to its end.
     fn take_over(&mut self, progress: &mut dyn Progress) -> std::io::Result<()> {
         let mut buffer = vec![0u8; 1 << 17];
         loop {
@@ -409,7 +410,7 @@ impl Sink<'_> {
     }
 }
 
-/// The digest that was found, when it is not the announced one.
+/// Compares the digest. An error contains the digest that was found.
 fn is_right(hasher: Hasher, hash: &Hash) -> Result<(), String> {
     match (hasher.finish(), hash) {
         (Some(found), Hash::Sha256(wanted) | Hash::Git(wanted)) if found != *wanted => Err(found),
@@ -433,7 +434,7 @@ fn feed(hasher: &mut Hasher, path: &Path, progress: &mut dyn Progress) -> std::i
     }
 }
 
-/// The first byte of `bytes 5-9/10`.
+/// The number of the first byte in `bytes 5-9/10`.
 fn range_start(text: &str) -> Option<u64> {
     text.trim()
         .strip_prefix("bytes ")?
@@ -449,7 +450,8 @@ mod tests {
 
     #[test]
     fn git_and_sha_hashes_are_the_published_ones() {
-        // `printf hello | git hash-object --stdin`; FIPS 180-4 for "abc".
+        // The hashes are from `printf hello | git hash-object --stdin` and from FIPS 180-4 for
+        // "abc".
         let git = Hash::Git("b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0".into());
         let mut hasher = Hasher::new(&git, Some(5));
         hasher.update(b"hello");

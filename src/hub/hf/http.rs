@@ -1,5 +1,5 @@
-//! Requests to the hub. Redirects are followed here, so that the token and the hub's own headers
-//! stay with the hub. Failures are sorted into those worth repeating and final ones.
+//! Requests to the hub. Redirects are followed here, so that only the hub receives the token and
+//! only its own headers count. Failures are either temporary and repeated, or final.
 
 use std::io::Read;
 use std::time::Duration;
@@ -8,29 +8,29 @@ use inference::{Error, ErrorKind, Result};
 use ureq::Agent;
 use ureq::http::{HeaderMap, Response, StatusCode};
 
-/// Redirects in a row.
+/// The most redirects in a row.
 const MAX_REDIRECTS: usize = 10;
-/// Failures in a row, without a byte in between, after which a request is given up.
+/// A request fails after this number of failures in a row without a byte in between.
 pub(super) const ATTEMPTS: u32 = 5;
 /// The longest wait before a repetition.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(20);
-/// The longest silence of a server.
+/// The longest time without data from a server.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// A failed request.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// What to tell.
+    /// The error for the user.
     pub error: Error,
-    /// How long to wait before it is worth repeating, at least; `None` when it is not.
+    /// The least time to wait before the request is repeated; `None` if it must not be repeated.
     pub again: Option<Duration>,
     /// The answer's status, if there was one.
     pub status: u16,
 }
 
 impl Fault {
-    /// A fault that may go away by itself.
+    /// A temporary fault.
     pub(super) fn passing(error: Error) -> Self {
         Self {
             error,
@@ -39,7 +39,7 @@ impl Fault {
         }
     }
 
-    /// A fault that will be there the next time too.
+    /// A permanent fault.
     pub(super) fn lasting(error: Error) -> Self {
         Self {
             error,
@@ -49,34 +49,34 @@ impl Fault {
     }
 }
 
-/// What a request sends.
+/// The body of a request.
 pub(super) enum Body<'a> {
-    /// All of it in memory.
+    /// Bytes in memory.
     Bytes(&'a [u8]),
     /// A part of a file.
     File {
-        /// Which file.
+        /// The path of the file.
         path: &'a std::path::Path,
-        /// Its first byte.
+        /// The first byte of the part.
         from: u64,
-        /// How many.
+        /// The number of bytes.
         len: u64,
     },
 }
 
-/// Where redirects are followed.
+/// The redirects that are followed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Follow {
-    /// Everywhere.
+    /// All redirects.
     All,
-    /// On the same host only; a redirect elsewhere is the answer.
+    /// Those to the same host. A redirect to another host is the answer.
     SameHost,
 }
 
 /// A client of one hub.
 pub(super) struct Http {
     agent: Agent,
-    /// Scheme, host and port that the token is for.
+    /// Scheme, host and port that the token is valid for.
     origin: String,
     token: Option<String>,
     retry_delay: Duration,
@@ -96,7 +96,7 @@ impl Http {
             .timeout_recv_response(Some(SILENCE))
             .timeout_per_read(Some(SILENCE))
             .user_agent(concat!("rust-mlx/", env!("CARGO_PKG_VERSION")))
-            // Compressed, a length and a range would be of something else.
+            // With compression, lengths and ranges would not be those of the file.
             .accept_encoding("identity")
             .tls_config(tls)
             .build();
@@ -108,7 +108,7 @@ impl Http {
         }
     }
 
-    /// Repeats `attempt` while that may help.
+    /// Repeats `attempt` after temporary faults.
     pub(super) fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T, Fault>) -> Result<T> {
         let mut failures = 0;
         loop {
@@ -125,7 +125,7 @@ impl Http {
     /// Waits before the repetition after the `failures`-th failure in a row.
     ///
     /// # Errors
-    /// The fault's own, when there is no point in repeating.
+    /// The fault's own, if it must not be repeated.
     pub(super) fn wait(&self, fault: Fault, failures: u32) -> Result<()> {
         let Some(asked) = fault.again.filter(|_| failures < ATTEMPTS) else {
             return Err(fault.error);
@@ -137,7 +137,7 @@ impl Http {
         Ok(())
     }
 
-    /// The body of a small answer, with repetitions.
+    /// The body of a small answer. Temporary faults are repeated.
     pub(super) fn get_small(&self, url: &str, most: u64) -> Result<Vec<u8>> {
         self.patiently(|| {
             let (_, answer) = self.request("GET", url, None, Follow::All)?;
@@ -155,8 +155,8 @@ impl Http {
         })
     }
 
-    /// One request. Returns the headers of the hub's own answers (including those before a redirect
-    /// to another host) and the last answer. `from`: the first byte wanted.
+    /// Sends one request. Returns the headers of the hub's own answers (including those before a
+    /// redirect to another host) and the last answer. `from` is the first byte to request.
     pub(super) fn request(
         &self,
         method: &str,
@@ -205,7 +205,7 @@ impl Http {
                 return Err(Fault::lasting(error));
             }
             if follow == Follow::SameHost && origin(&target) != origin(&url) {
-                // That of the redirect's own body.
+                // This length is that of the redirect's own body.
                 kept.remove("content-length");
                 return Ok((kept, answer));
             }
@@ -254,7 +254,8 @@ impl Http {
         })
     }
 
-    /// One request with a body. Redirects are an error: a body goes where it was meant to.
+    /// Sends one request with a body. Redirects are an error, because a body must go only to its
+    /// address.
     pub(super) fn send(
         &self,
         method: &str,
@@ -292,8 +293,8 @@ impl Http {
         Err(self.refused(url, status, answer.headers()))
     }
 
-    /// Sends a small body to the hub, with repetitions, and returns the JSON of the answer; `null`
-    /// for none.
+    /// Sends a small body to the hub and returns the answer's JSON, or `null` without one.
+    /// Temporary faults are repeated.
     pub(super) fn ask(
         &self,
         method: &str,
@@ -311,7 +312,7 @@ impl Http {
         })
     }
 
-    /// What a status other than success means.
+    /// The fault for a status other than success.
     fn refused(&self, url: &str, status: StatusCode, headers: &HeaderMap) -> Fault {
         let code = status.as_u16();
         let header = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
@@ -368,7 +369,7 @@ impl Http {
     }
 }
 
-/// A connection that broke in the middle.
+/// The fault for a connection that broke during a transfer.
 pub(super) fn broken(url: &str, e: std::io::Error) -> Fault {
     let error = Error::new(
         ErrorKind::Io,
@@ -377,7 +378,7 @@ pub(super) fn broken(url: &str, e: std::io::Error) -> Fault {
     Fault::passing(error.with_source(e))
 }
 
-/// An address as messages and logs have it: without what follows `?` or `#`, and without a password.
+/// An address for messages and logs: without the part after `?` or `#`, and without a password.
 /// Signed addresses are secrets.
 pub(super) fn shown(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
@@ -391,8 +392,8 @@ pub(super) fn shown(url: &str) -> String {
     }
 }
 
-/// The error for a request that got no answer. Some texts of `e` repeat the whole address, so that
-/// it is told, not kept as the source.
+/// The error for a request without an answer. Some texts of `e` repeat the whole address, so `e` is
+/// not kept as the source.
 fn no_answer(url: &str, e: &ureq::Error, hint: &str) -> Error {
     let shown = shown(url);
     let mut why = e.to_string().replace(url, &shown);
@@ -408,7 +409,7 @@ fn no_answer(url: &str, e: &ureq::Error, hint: &str) -> Error {
     )
 }
 
-/// Scheme, host and port.
+/// The scheme, host and port of an address.
 fn origin(url: &str) -> Option<&str> {
     let start = url.find("://")? + 3;
     let end = url[start..]
@@ -417,7 +418,7 @@ fn origin(url: &str) -> Option<&str> {
     Some(&url[..end])
 }
 
-/// Where a redirect leads.
+/// The target of a redirect.
 fn join(url: &str, location: &str) -> Option<String> {
     if location.starts_with("http://") || location.starts_with("https://") {
         return Some(location.to_owned());
@@ -431,7 +432,7 @@ fn join(url: &str, location: &str) -> Option<String> {
         .then(|| format!("{}{location}", origin(url).unwrap_or_default()))
 }
 
-/// Percent-encodes all but plain characters; `/` is kept when `path` says that it separates.
+/// Percent-encodes all but plain characters. `/` is kept if `path` says that it is a separator.
 pub(super) fn encode(text: &str, path: bool) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(text.len());
@@ -461,7 +462,8 @@ mod tests {
         assert_eq!(shown("https://h/a"), "https://h/a");
 
         use std::io::{BufRead, BufReader, Write};
-        // A hub that redirects to a store, which refuses, cuts its answer short or is not there.
+        // A hub that redirects to a store. The store refuses, cuts its answer short, or does not
+        // exist.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let own = format!("http://{}", listener.local_addr().unwrap());
         let gone = {

@@ -1,4 +1,4 @@
-//! The models of the shared cache, and removing one from it.
+//! Lists and removes models of the shared cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,36 +19,36 @@ pub struct CachedModel {
     pub id: String,
     /// The commit.
     pub commit: String,
-    /// Branches and tags that are this commit.
+    /// The branches and tags of this commit.
     pub refs: Vec<String>,
-    /// Bytes of its files, those it shares with other revisions too.
+    /// The bytes of its files, including those shared with other revisions.
     pub bytes: u64,
     /// Number of its files.
     pub files: usize,
-    /// Whether all files that the model needs are there.
+    /// Whether the cache has all files that the model needs.
     pub complete: bool,
     /// Its directory.
     pub path: PathBuf,
-    /// When its files last changed, in seconds since 1970.
+    /// The time of its files' last change, in seconds since 1970.
     pub modified: Option<u64>,
 }
 
-/// The removed files.
+/// The result of a removal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Removed {
     /// The commits.
     pub commits: Vec<String>,
-    /// Bytes freed.
+    /// The freed bytes.
     pub bytes: u64,
 }
 
 impl HfHub {
-    /// The models in the cache, revision by revision, sorted by name. Other kinds of repositories
-    /// are left out.
+    /// The models in the cache, one entry for each revision, sorted by name. Other kinds of
+    /// repositories are left out.
     ///
     /// # Errors
-    /// When the cache is there and cannot be listed.
+    /// If the cache exists but cannot be listed.
     pub fn list(&self) -> Result<Vec<CachedModel>> {
         let entries = match fs::read_dir(&self.cache) {
             Ok(entries) => entries,
@@ -108,10 +108,10 @@ impl HfHub {
             .collect()
     }
 
-    /// What [`Self::remove`] would take out: the revisions and the bytes that become free.
+    /// The revisions that [`Self::remove`] would remove, and the bytes that it would free.
     ///
     /// # Errors
-    /// [`ErrorKind::ModelNotFound`] when the cache does not have it.
+    /// [`ErrorKind::ModelNotFound`] if the cache does not have the model.
     pub fn would_remove(&self, spec: &ModelSpec) -> Result<Removed> {
         let repository = Repository::new(&self.cache, spec);
         let all = commits(&repository);
@@ -139,11 +139,11 @@ impl HfHub {
         })
     }
 
-    /// Removes a model from the cache. With a revision it removes that one and the files that only
-    /// it uses, without one the whole repository. Which file was named makes no difference.
+    /// Removes a model from the cache. With a revision, it removes that revision and the files that
+    /// only it uses; otherwise the whole repository. The file in `spec` is ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::ModelNotFound`] when the cache does not have it, [`ErrorKind::Io`] when it
+    /// [`ErrorKind::ModelNotFound`] if the cache does not have the model, [`ErrorKind::Io`] if it
     /// cannot be removed.
     pub fn remove(&self, spec: &ModelSpec) -> Result<Removed> {
         let removed = self.would_remove(spec)?;
@@ -176,7 +176,7 @@ impl HfHub {
     }
 }
 
-/// Removes a directory so that others see all of it or nothing.
+/// Removes a directory in one step for other processes.
 fn remove_tree(cache: &Path, dir: &Path) -> Result<()> {
     let cannot = |e| failed("cannot remove it from the cache", dir, e);
     let holder = tempfile::Builder::new()
@@ -187,13 +187,14 @@ fn remove_tree(cache: &Path, dir: &Path) -> Result<()> {
     holder.close().map_err(cannot)
 }
 
-/// The contents that only `commit` of `all` links to.
+/// The contents to which only `commit` of `all` links.
 fn own_blobs(repository: &Repository, commit: &str, all: &[String]) -> BTreeSet<PathBuf> {
     let blobs = repository.root().join("blobs");
     let of = |commit: &str| -> BTreeSet<PathBuf> {
         let files = files_below(&repository.snapshot(commit));
         let targets = files.iter().filter_map(|f| fs::read_link(f).ok());
-        // A link says `.../blobs/<etag>`; whatever else it may say, only that is ours.
+        // A link points to `.../blobs/<etag>`. Only the last part is used, so that nothing outside
+        // is removed.
         let names = targets.filter_map(|t| t.file_name()?.to_str().map(str::to_owned));
         names
             .filter(|n| is_plain(n))

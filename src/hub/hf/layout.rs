@@ -1,6 +1,6 @@
-//! One repository in the shared cache: `blobs/<etag>`, `snapshots/<commit>/<file>` as links into
-//! it, `refs/<revision>` with a commit, and locks beside. The layout is Python's
-//! `huggingface_hub`'s.
+//! The layout of one repository in the shared cache: `blobs/<etag>`, `snapshots/<commit>/<file>`
+//! with links to the blobs, `refs/<revision>` with a commit, and locks. It is the layout of
+//! Python's `huggingface_hub`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -11,17 +11,17 @@ use inference::{Error, ErrorKind, Result};
 use super::ModelSpec;
 use crate::hub::progress::{Progress, Stage};
 
-/// The longest content of a file in `refs` worth reading, in bytes.
+/// The most bytes of a file in `refs`.
 const MAX_REF: u64 = 256;
 
-/// A repository's place in the cache.
+/// The paths of a repository in the cache.
 pub(super) struct Repository {
     root: PathBuf,
     locks: PathBuf,
 }
 
 impl Repository {
-    /// The place of `spec`'s repository; nothing is created.
+    /// The paths of `spec`'s repository. Nothing is created.
     pub(super) fn new(cache: &Path, spec: &ModelSpec) -> Self {
         let folder = format!("models--{}--{}", spec.owner(), spec.name());
         Self {
@@ -40,22 +40,22 @@ impl Repository {
         &self.locks
     }
 
-    /// The content that `etag` names.
+    /// The path of the content with this tag.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(etag)
     }
 
-    /// The received part of the content that `etag` names.
+    /// The path of the partial content with this tag.
     pub(super) fn partial(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(format!("{etag}.incomplete"))
     }
 
-    /// The files of a commit.
+    /// The directory of a commit's files.
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
         self.root.join("snapshots").join(commit)
     }
 
-    /// The commit that a revision is in this cache.
+    /// The commit of a revision in this cache.
     pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
         if is_plain(revision) && self.snapshot(revision).is_dir() {
             return Some(revision.to_owned());
@@ -72,7 +72,7 @@ impl Repository {
         (is_plain(commit) && self.snapshot(commit).is_dir()).then(|| commit.to_owned())
     }
 
-    /// Remembers that `revision` is `commit`.
+    /// Records that `revision` is `commit`.
     pub(super) fn write_ref(&self, revision: &str, commit: &str) -> Result<()> {
         if revision == commit {
             return Ok(());
@@ -90,10 +90,10 @@ impl Repository {
         write().map_err(|e| failed("cannot write the revision", &path, e))
     }
 
-    /// Makes `name` of `commit` a link to the content `etag`.
+    /// Makes the file `name` of `commit` a link to the content `etag`.
     pub(super) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<PathBuf> {
         let path = self.snapshot(commit).join(name);
-        // From `snapshots/<commit>/<dirs>/` up to the repository.
+        // The path leads from `snapshots/<commit>/<dirs>/` up to the repository.
         let up = "../".repeat(2 + name.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         let link = || -> io::Result<()> {
@@ -102,7 +102,7 @@ impl Repository {
             }
             let dir = path.parent().unwrap_or(&self.root);
             fs::create_dir_all(dir)?;
-            // An unused name, so that the link appears in one step.
+            // The link gets a temporary name first, so that it appears in one step.
             let holder = tempfile::Builder::new().prefix(".link-").tempdir_in(dir)?;
             let fresh = holder.path().join("l");
             make_link(&target, &self.blob(etag), &fresh)?;
@@ -112,7 +112,7 @@ impl Repository {
         Ok(path)
     }
 
-    /// Waits for the lock of a content and takes it; dropping the file releases it.
+    /// Waits for the lock of a content and takes it. Dropping the file releases the lock.
     pub(super) fn lock(&self, etag: &str, progress: &mut dyn Progress) -> Result<File> {
         let path = self.locks.join(format!("{etag}.lock"));
         let open = || {
@@ -136,7 +136,7 @@ impl Repository {
                 progress.end();
                 locked.map_err(|e| failed("cannot lock", &path, e))?;
             }
-            // Some network file systems have no locks; renames still keep the cache whole.
+            // Some network file systems have no locks. Renames still keep the cache consistent.
             Err(TryLockError::Error(e)) => {
                 tracing::warn!(path = %path.display(), "no lock on this file system: {e}");
             }
@@ -145,7 +145,7 @@ impl Repository {
     }
 }
 
-/// Temporary files are private; a file in a shared cache may be read by all readers of the cache.
+/// Makes a private temporary file readable for all users of a shared cache.
 #[cfg(unix)]
 fn readable(file: &File) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
@@ -162,7 +162,7 @@ fn make_link(target: &Path, _: &Path, at: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, at)
 }
 
-/// Links need a privilege there; a second name or a copy is what Python makes too.
+/// Links need a privilege on this system. Like Python, this makes a second name or a copy.
 #[cfg(not(unix))]
 fn make_link(_: &Path, blob: &Path, at: &Path) -> io::Result<()> {
     fs::hard_link(blob, at).or_else(|_| fs::copy(blob, at).map(|_| ()))
@@ -174,13 +174,13 @@ pub(super) fn failed(what: &str, path: &Path, e: io::Error) -> Error {
         .with_source(e)
 }
 
-/// Whether a text is one plain path component that no platform reads otherwise.
+/// Whether a text is one plain path component on every platform.
 pub(super) fn is_plain(part: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     !part.is_empty() && part.len() <= 200 && !part.starts_with('.') && part.chars().all(allowed)
 }
 
-/// Whether a text can be a branch, a tag or a commit: plain components with `/` between.
+/// Whether a text can be a branch, a tag or a commit: plain components with `/` between them.
 pub(super) fn is_revision(text: &str) -> bool {
     text.len() <= 200
         && text
@@ -188,7 +188,7 @@ pub(super) fn is_revision(text: &str) -> bool {
             .all(|part| is_plain(&part.replace('+', "-")))
 }
 
-/// Whether a repository's file name stays inside the repository's directory on every platform.
+/// Whether a file name stays inside the repository's directory on every platform.
 pub(super) fn is_safe_name(name: &str) -> bool {
     let odd = |c: char| c.is_control() || matches!(c, '\\' | ':');
     !name.is_empty()

@@ -1,12 +1,13 @@
-//! The Hugging Face Hub: models by `owner/name`, in the cache that Python's tools share.
+//! The Hugging Face Hub: models by `owner/name`, in the cache that Python's tools also use.
 //!
-//! It fetches the files a model needs and nothing else, each whole and checked or not at all. They
-//! go into `models--owner--name/{blobs,snapshots,refs}`, the layout of `huggingface_hub`. It reads
-//! no weights; which files belong together is in `select`, what the disk looks like in `layout`.
+//! It fetches only the files that a model needs. Each is complete and verified, or it does not
+//! appear. They go into `models--owner--name/{blobs,snapshots,refs}`, the layout of
+//! `huggingface_hub`. No weights are read. `select` knows which files belong together, and `layout`
+//! knows the paths.
 //!
-//! The crate `hf-hub` (1.0) is not used. It starts an interrupted file anew, checks no hash and has
-//! no offline mode. It needs an asynchronous runtime and some 280 crates. This is one blocking
-//! client (`ureq`) and the rules above.
+//! The crate `hf-hub` (1.0) is not used. It restarts interrupted files, verifies no hash and has no
+//! offline mode. It needs an asynchronous runtime and some 280 crates. This module needs one
+//! blocking client (`ureq`).
 
 mod download;
 mod http;
@@ -33,9 +34,9 @@ pub use inventory::{CachedModel, Removed};
 pub use spec::ModelSpec;
 pub use upload::{PushOptions, Pushed};
 
-/// The longest answer to a question about a repository, in bytes.
+/// The most bytes of an answer about a repository.
 const MAX_LISTING: u64 = 64 << 20;
-/// More files than this are no model.
+/// A repository with more files is not a model.
 const MAX_FILES: usize = 20_000;
 
 /// A hub and the local cache of its files.
@@ -59,7 +60,7 @@ impl std::fmt::Debug for HfHub {
     }
 }
 
-/// What the hub says about a repository at a revision.
+/// The hub's data of a repository at a revision.
 #[derive(Debug, Deserialize)]
 struct Listing {
     sha: String,
@@ -79,20 +80,20 @@ struct Sibling {
 }
 
 impl HfHub {
-    /// The hub and the cache that the environment names. The variables are `HF_ENDPOINT`;
-    /// `HF_HUB_CACHE`, else `hub` in `HF_HOME`; `HF_TOKEN`, else the file that `HF_TOKEN_PATH`
-    /// names, else `token` in `HF_HOME`; `HF_HUB_OFFLINE` and `MLX_OFFLINE`.
+    /// The hub and the cache that these variables name: `HF_ENDPOINT`; `HF_HUB_CACHE`, else `hub`
+    /// in `HF_HOME`; `HF_TOKEN`, else the file that `HF_TOKEN_PATH` names, else `token` in
+    /// `HF_HOME`; `HF_HUB_OFFLINE` and `MLX_OFFLINE`.
     ///
     /// # Errors
-    /// When no variable and no home directory says where the cache is, or a value cannot be used.
+    /// If neither a variable nor a home directory determines the cache, or if a value is invalid.
     pub fn from_env() -> Result<Self> {
         settings::read(&|name| std::env::var_os(name), std::env::home_dir())
     }
 
-    /// A hub at `endpoint` with the cache directory `cache`, nothing else from the environment.
+    /// A hub at `endpoint` with the cache directory `cache`. The environment is not used.
     ///
     /// # Errors
-    /// When `endpoint` is not an `http` or `https` address.
+    /// If `endpoint` is not an `http` or `https` address.
     pub fn new(endpoint: &str, cache: impl Into<PathBuf>) -> Result<Self> {
         Ok(Self {
             cache: cache.into(),
@@ -103,23 +104,23 @@ impl HfHub {
         })
     }
 
-    /// Sets the access token. It is sent to the endpoint only, never to where that redirects.
+    /// Sets the access token. It is sent only to the endpoint, never to the target of a redirect.
     ///
     /// # Errors
-    /// When it holds what no header can.
+    /// If it contains characters that a header cannot carry.
     pub fn with_token(mut self, token: &str) -> Result<Self> {
         self.token = settings::token(token)?;
         Ok(self)
     }
 
-    /// Whether to use the cache only.
+    /// Sets whether only the cache is used.
     #[must_use]
     pub fn with_offline(mut self, offline: bool) -> Self {
         self.offline = offline;
         self
     }
 
-    /// How long to wait before the first repetition of a failed request; it doubles each time.
+    /// Sets the wait before a failed request is repeated for the first time. It doubles each time.
     #[must_use]
     pub fn with_retry_delay(mut self, delay: Duration) -> Self {
         self.retry_delay = delay;
@@ -131,7 +132,7 @@ impl HfHub {
         &self.cache
     }
 
-    /// Where the model is in the cache, if all files it needs are there. Nothing is fetched.
+    /// The model's path in the cache, if all files that it needs are there. Nothing is fetched.
     #[must_use]
     pub fn cached(&self, spec: &ModelSpec) -> Option<PathBuf> {
         let repository = Repository::new(&self.cache, spec);
@@ -139,10 +140,11 @@ impl HfHub {
         select::complete(&repository.snapshot(&commit), spec.file())
     }
 
-    /// The model's path, from the cache when all its files are there, else fetched.
+    /// The model's path. It comes from the cache if all its files are there; otherwise they are
+    /// fetched.
     ///
     /// # Errors
-    /// As [`Self::pull`].
+    /// Those of [`Self::pull`].
     pub fn get(&self, spec: &ModelSpec, progress: &mut dyn Progress) -> Result<PathBuf> {
         match self.cached(spec) {
             Some(path) => Ok(path),
@@ -150,17 +152,17 @@ impl HfHub {
         }
     }
 
-    /// Asks the hub for the files of the revision and fetches those that the model needs and the
-    /// cache lacks. Returns the model's path: the snapshot's directory, or a GGUF file in it.
-    /// Interrupted files go on where they stopped. `verify` hashes cached files again.
+    /// Lists the revision's files on the hub, and fetches those that the model needs and the cache
+    /// lacks. Returns the model's path: the snapshot's directory, or a GGUF file in it. Interrupted
+    /// files continue. `verify` hashes cached files again.
     ///
-    /// Offline it is the cached path.
+    /// Offline, it returns the cached path.
     ///
     /// # Errors
-    /// [`ErrorKind::ModelNotFound`] when there is no such repository, revision or file, or offline
-    /// when the cache lacks it; [`ErrorKind::InvalidModel`] for a repository without a usable model
-    /// and for bytes that are not what the hub announced; [`ErrorKind::Io`] for refusals, failing
-    /// connections and disks.
+    /// [`ErrorKind::ModelNotFound`] if the repository, revision or file does not exist, or if the
+    /// cache lacks it offline; [`ErrorKind::InvalidModel`] for a repository without a usable model,
+    /// and for bytes that differ from the hub's announcement; [`ErrorKind::Io`] for refusals and
+    /// for failures of connections and disks.
     pub fn pull(
         &self,
         spec: &ModelSpec,
@@ -221,7 +223,7 @@ impl HfHub {
                 repository.snapshot(&listing.sha)
             }
         };
-        // Last, so that a name in `refs` means that all of it is there.
+        // The reference is written last, so that a name in `refs` means a complete model.
         repository.write_ref(spec.revision(), &listing.sha)?;
         Ok(path)
     }

@@ -1,5 +1,5 @@
-//! Which files of a repository a model needs, and whether a directory has them all. Names and one
-//! index are looked at; no weights are read.
+//! Selects the files of a repository that a model needs, and checks whether a directory has them
+//! all. It reads names and one index, and no weights.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use super::layout::is_safe_name;
 
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
-/// The largest index worth reading, in bytes.
+/// The most bytes of an index.
 const MAX_INDEX: u64 = 64 << 20;
-/// More shards than this are no model.
+/// An index with more shards is not a model.
 const MAX_SHARDS: usize = 4096;
 
-/// The files beside the weights of a model directory, where the repository has them.
+/// The files that a model directory may have besides its weights.
 const COMPANIONS: [&str; 11] = [
     "generation_config.json",
     "tokenizer.json",
@@ -32,16 +32,16 @@ const COMPANIONS: [&str; 11] = [
     "preprocessor_config.json",
 ];
 
-/// What to fetch.
+/// The files to fetch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// One GGUF file, which is all of it.
+    /// One GGUF file, which is the whole model.
     Gguf(String),
     /// A directory of safetensors files.
     Directory {
-        /// All files but the weights and their index.
+        /// All files except the weights and their index.
         companions: Vec<String>,
-        /// The index, which names the weights' files.
+        /// The index with the names of the weights' files.
         index: Option<String>,
     },
 }
@@ -76,7 +76,7 @@ pub(super) fn choose(names: &[&str], spec: &ModelSpec) -> Result<Choice> {
     }
 }
 
-/// The weights of a directory without an index.
+/// The files with weights in a directory without an index.
 pub(super) fn loose_weights(names: &[&str]) -> Vec<String> {
     let all: Vec<&str> = names
         .iter()
@@ -88,7 +88,7 @@ pub(super) fn loose_weights(names: &[&str]) -> Vec<String> {
         .copied()
         .filter(|n| n.starts_with("model"))
         .collect();
-    // Adapters and a second copy in the publisher's own layout are not the model.
+    // Adapters, and a second copy in the publisher's own layout, do not belong to the model.
     let others = all
         .iter()
         .copied()
@@ -101,7 +101,7 @@ pub(super) fn loose_weights(names: &[&str]) -> Vec<String> {
     chosen.into_iter().map(str::to_owned).collect()
 }
 
-/// The weights' files that the index at `path`, called `name`, lists; all must be in the
+/// The files with weights that the index at `path`, called `name`, lists. All must be in the
 /// repository.
 pub(super) fn shards(path: &Path, name: &str, names: &[&str]) -> Result<Vec<String>> {
     let shards = index_shards(path)?;
@@ -157,7 +157,7 @@ fn is_gguf(name: &str) -> bool {
     name.len() > 5 && name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// GGUF files that can be a language model; vision projectors lie beside those.
+/// GGUF files that can be a language model. Vision projectors may be beside them.
 fn ggufs<'a>(names: &[&'a str]) -> Vec<&'a str> {
     let mut found: Vec<&str> = names
         .iter()
@@ -168,7 +168,7 @@ fn ggufs<'a>(names: &[&'a str]) -> Vec<&'a str> {
     found
 }
 
-/// The GGUF file called `wanted`, or the one of that quantization.
+/// The GGUF file with the name `wanted`, or the one with that quantization.
 fn find_gguf(names: &[&str], wanted: &str) -> Result<String> {
     if is_gguf(wanted) && names.contains(&wanted) {
         return Ok(wanted.to_owned());
@@ -210,7 +210,7 @@ fn find_gguf(names: &[&str], wanted: &str) -> Result<String> {
     }
 }
 
-/// Whether a file's name carries a quantization: `x-Q4_K_M.gguf`, not `x-IQ4_K_M.gguf`.
+/// Whether a file's name has a quantization: `x-Q4_K_M.gguf`, not `x-IQ4_K_M.gguf`.
 fn is_of(name: &str, tag: &str) -> bool {
     let stem = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let stem = stem.strip_suffix(".gguf").unwrap_or(&stem);
@@ -236,8 +236,7 @@ fn shown(names: &[&str]) -> String {
     text
 }
 
-/// The model in a snapshot's directory, if all its files are there: the directory, or the GGUF
-/// file.
+/// The model in a snapshot's directory, if all its files are there: the directory or the GGUF file.
 pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
     let names = names_below(snapshot);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -245,7 +244,7 @@ pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
         return find_gguf(&names, file).ok().map(|name| snapshot.join(name));
     }
     if names.contains(&CONFIG) {
-        // As Python leaves them, snapshots may hold a configuration only.
+        // Snapshots of Python's tools may have only a configuration.
         let weights = if names.contains(&INDEX) {
             index_shards(&snapshot.join(INDEX)).ok()?
         } else {
@@ -262,7 +261,7 @@ pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
     }
 }
 
-/// Names of the files in a directory and two levels below it; a broken link is no file.
+/// The names of files in a directory and two levels below it. Broken links do not count.
 fn names_below(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![(dir.to_owned(), String::new(), 0)];

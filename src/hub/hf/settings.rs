@@ -1,4 +1,4 @@
-//! The environment variables that Python's `huggingface_hub` reads, with its defaults.
+//! Reads the environment variables of Python's `huggingface_hub`, with its defaults.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -9,9 +9,9 @@ use inference::{Error, ErrorKind, Result};
 use super::HfHub;
 use crate::hub::cache::is_on;
 
-/// Where models are asked for unless `HF_ENDPOINT` says otherwise.
+/// The hub's address without `HF_ENDPOINT`.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-/// The longest token, in bytes.
+/// The most bytes of a token.
 const MAX_TOKEN: u64 = 4096;
 
 type Variables<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
@@ -58,7 +58,7 @@ pub(super) fn read(var: &Variables<'_>, home: Option<PathBuf>) -> Result<HfHub> 
     }
 }
 
-/// A leading `~` is the home directory, as in Python.
+/// As in Python, a leading `~` means the home directory.
 fn expand(value: OsString, home: Option<&Path>) -> PathBuf {
     let path = PathBuf::from(value);
     match (path.strip_prefix("~"), home) {
@@ -78,7 +78,7 @@ fn read_token(path: &Path) -> Option<String> {
 pub(super) fn token(text: &str) -> Result<Option<String>> {
     let text = text.trim();
     if text.len() as u64 > MAX_TOKEN || !text.chars().all(|c| c.is_ascii_graphic()) {
-        // Not the token itself: messages end up in logs.
+        // The message must not contain the token, since it may be logged.
         return Err(Error::new(
             ErrorKind::InvalidOption,
             "the access token holds characters that no token has",
@@ -87,7 +87,7 @@ pub(super) fn token(text: &str) -> Result<Option<String>> {
     Ok((!text.is_empty()).then(|| text.to_owned()))
 }
 
-/// An endpoint without the slash at its end.
+/// An endpoint without a final slash.
 pub(super) fn endpoint(text: &str) -> Result<String> {
     let text = text.trim().trim_end_matches('/');
     let rest = ["http://", "https://"]

@@ -1,14 +1,14 @@
-//! `owner/name[@revision][:file]`, what a user types for a model on the hub, and the addresses of
-//! the hub's pages. No I/O.
+//! Parses `owner/name[@revision][:file]`, a user's notation for a model on the hub, and addresses
+//! of the hub's pages. It has no I/O.
 
 use std::fmt;
 
 use super::layout::{is_plain, is_revision};
 
-/// Where the hub's pages are.
+/// The hosts of the hub's pages.
 const HOSTS: [&str; 3] = ["hf.co", "huggingface.co", "www.huggingface.co"];
 
-/// A model on the hub: its repository, and which revision and file of it.
+/// A model on the hub: its repository, revision and file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModelSpec {
     owner: String,
@@ -20,8 +20,8 @@ pub struct ModelSpec {
 impl ModelSpec {
     /// Reads `owner/name[@revision][:file]`: a branch, tag or commit, and a GGUF file's name or
     /// quantization such as `Q4_K_M`. The address of a model's page, with or without `https://`, is
-    /// the same as its name. `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE`
-    /// may follow. `None` for other texts.
+    /// equivalent. `/tree/REVISION`, `/blob/REVISION/FILE` and `/resolve/REVISION/FILE` may follow.
+    /// `None` for other texts.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match page(text) {
@@ -41,13 +41,13 @@ impl ModelSpec {
         if !matches!(kind, "tree" | "blob" | "resolve" | "raw") || id.contains(['@', ':']) {
             return None;
         }
-        // The hub writes the slash of `refs/pr/3` so.
+        // The hub encodes the slash of `refs/pr/3` in this way.
         let revision = parts.next()?.replace("%2F", "/").replace("%2f", "/");
         let mut name = id;
         if revision != "main" {
             name = format!("{name}@{revision}");
         }
-        // Other files of a model are fetched together.
+        // All other files of a model are fetched together.
         let is_gguf = |file: &&str| kind != "tree" && file.to_ascii_lowercase().ends_with(".gguf");
         if let Some(file) = parts.next().filter(is_gguf) {
             name = format!("{name}:{file}");
@@ -65,7 +65,7 @@ impl ModelSpec {
             None => (text, None),
         };
         let (owner, name) = id.split_once('/')?;
-        // `--` separates the parts of a directory's name in the cache.
+        // In the cache, `--` separates the parts of a directory's name.
         let fine = |part: &str| is_plain(part) && part.len() <= 96 && !part.contains("--");
         if !fine(owner) || !fine(name) || !revision.is_none_or(is_revision) {
             return None;
@@ -97,7 +97,7 @@ impl ModelSpec {
         &self.name
     }
 
-    /// The branch, tag or commit; `main` when none was given.
+    /// The branch, tag or commit; `main` by default.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
@@ -107,7 +107,7 @@ impl ModelSpec {
         self.revision.is_some()
     }
 
-    /// The file or quantization, when one was given.
+    /// The file or quantization, if one was given.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }

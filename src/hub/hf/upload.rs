@@ -1,5 +1,5 @@
-//! Uploading a directory to a repository of the hub as one commit. Large files go to the store that
-//! the hub names, by their SHA-256, and only if it lacks them.
+//! Uploads a directory to a repository of the hub as one commit. Large files go to the store that
+//! the hub names, by SHA-256, and only if the store lacks them.
 //!
 //! The requests are those of `huggingface_hub` (`create_repo`, `preupload`, Git LFS's batch
 //! interface, `commit`).
@@ -20,18 +20,18 @@ use super::{HfHub, ModelSpec};
 use crate::hub::digest;
 use crate::hub::progress::{Progress, Stage};
 
-/// Bytes of a file's beginning by which the hub tells texts from others.
+/// The number of first bytes by which the hub detects text files.
 const SAMPLE: u64 = 512;
-/// The longest answer of the hub, in bytes.
+/// The most bytes of the hub's answer.
 const MAX_ANSWER: u64 = 64 << 20;
-/// Files that are kept with the text of the commit, in bytes.
+/// The most bytes of a file that is part of the commit's own text.
 const MAX_TEXT: u64 = 10 << 20;
 
-/// How a directory is uploaded.
+/// The options of an upload.
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub struct PushOptions {
-    /// A repository that is made is private.
+    /// Whether a new repository is private.
     pub private: bool,
     /// The first line of the commit.
     pub message: String,
@@ -46,15 +46,15 @@ impl Default for PushOptions {
     }
 }
 
-/// What an upload did.
+/// The result of an upload.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pushed {
     /// The page of the commit, or of the repository.
     pub url: String,
-    /// Files of the commit.
+    /// The number of files in the commit.
     pub files: usize,
-    /// Bytes that were sent to the store.
+    /// The bytes that were sent to the store.
     pub sent: u64,
 }
 
@@ -101,12 +101,12 @@ struct Action {
 
 impl HfHub {
     /// Uploads the files of a directory, or one file, as one commit to the repository that `spec`
-    /// names. A repository that is not there is made. Hidden files, directories inside, and what
-    /// only a training run needs stay.
+    /// names. A missing repository is created. Hidden files, subdirectories, and files that only a
+    /// training run needs are not uploaded.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidOption`] offline, without a token and for a directory without files;
-    /// [`ErrorKind::Io`] for refusals, failing connections and files that cannot be read.
+    /// [`ErrorKind::InvalidOption`] offline, without a token, and for a directory without files;
+    /// [`ErrorKind::Io`] for refusals, failed connections and unreadable files.
     pub fn push(
         &self,
         spec: &ModelSpec,
@@ -194,7 +194,7 @@ impl HfHub {
         })
     }
 
-    /// Makes the repository unless it is there.
+    /// Creates the repository unless it exists.
     fn create(&self, http: &Http, spec: &ModelSpec, private: bool) -> Result<()> {
         let id = spec.id();
         let Some((owner, name)) = id.split_once('/') else {
@@ -207,19 +207,20 @@ impl HfHub {
         let made = http.patiently(|| {
             let kind = [("content-type", "application/json")];
             match http.send("POST", &url, &kind, &Body::Bytes(body.as_bytes()), true) {
-                // It is there already.
+                // The repository exists already.
                 Err(fault) if fault.status == 409 => Ok(()),
                 other => other.map(drop),
             }
         });
-        // Who may write to a repository may not make others; the commit tells.
+        // A user with write access may lack the right to create repositories. The commit will show
+        // it.
         match made {
             Err(e) if e.to_string().contains("HTTP status 403") => Ok(()),
             made => made,
         }
     }
 
-    /// Which files are texts of the commit, and which go to the store.
+    /// Determines which files are part of the commit's text and which go to the store.
     fn modes(
         &self,
         http: &Http,
@@ -249,7 +250,7 @@ impl HfHub {
         Ok(modes.files)
     }
 
-    /// Sends the files that the store lacks, and returns how many bytes that were.
+    /// Sends the files that the store lacks, and returns the number of bytes sent.
     fn store(
         &self,
         http: &Http,
@@ -293,7 +294,7 @@ impl HfHub {
                     format!("{}: {message}", file.name),
                 ));
             }
-            // Without actions the store has it.
+            // Without actions, the store already has the object.
             let Some(actions) = &object.actions else {
                 continue;
             };
@@ -312,7 +313,7 @@ impl HfHub {
     }
 }
 
-/// Sends a file to the store: as a whole, or in the parts that the store asks for.
+/// Sends a file to the store, whole or in the parts that the store asks for.
 fn send_file(
     http: &Http,
     file: &Upload,
@@ -327,7 +328,7 @@ fn send_file(
                 from,
                 len,
             };
-            // The store's own addresses are signed; the token is the hub's alone.
+            // The store's addresses are signed, and only the hub may receive the token.
             let answer = http.send("PUT", url, headers, &body, false)?;
             let etag = answer.headers().get("etag");
             Ok(etag
@@ -406,7 +407,7 @@ fn strange(url: &str, e: &serde_json::Error) -> Error {
 }
 
 impl Body<'_> {
-    /// A reader of it, and how long it is.
+    /// A reader of the content, and its length.
     pub(super) fn reader(&self) -> std::result::Result<(Box<dyn Read + Send + Sync>, u64), Fault> {
         match *self {
             Self::Bytes(bytes) => {

@@ -1,4 +1,4 @@
-//! Which files of a directory an upload publishes.
+//! Selects the files of a directory that an upload publishes.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::MAX_FILES;
 
 /// A file to upload.
 pub(super) struct Upload {
-    /// Where it is, links followed.
+    /// Its path after following links.
     pub path: PathBuf,
     /// Its name in the repository.
     pub name: String,
@@ -23,9 +23,9 @@ pub(super) fn unread(path: &Path, e: std::io::Error) -> Error {
         .with_source(e)
 }
 
-/// The files to upload: one, or those of a directory by name. A link may point to another file of
-/// the directory, or in a Hugging Face cache to a blob of the same model; where else it points to
-/// is not published. What is neither a file nor a directory is refused.
+/// The files to upload: one file, or a directory's files sorted by name. A link may point to
+/// another file of the directory or, in a Hugging Face cache, to a blob of the same model. Other
+/// targets are not published. Entries other than files and directories are refused.
 pub(super) fn files(path: &Path) -> Result<Vec<Upload>> {
     let mut files = Vec::new();
     if path.is_dir() {
@@ -51,8 +51,8 @@ pub(super) fn files(path: &Path) -> Result<Vec<Upload>> {
     Ok(files)
 }
 
-/// Where the files of a directory may be: in it, and in the blobs that the snapshots of a Hugging
-/// Face cache point to.
+/// The directories in which files may be: the directory itself, and the blobs of a Hugging Face
+/// cache's snapshot.
 fn places(dir: &Path) -> Result<Vec<PathBuf>> {
     let real = dir.canonicalize().map_err(|e| unread(dir, e))?;
     let mut places = vec![real.clone()];
@@ -68,15 +68,15 @@ fn places(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(places)
 }
 
-/// The file at `path`; `None` for one that stays, and for a directory. Where `allowed` names
-/// directories, the file must be in one of them once links are followed.
+/// The file at `path`; `None` for a directory and for a file that is not uploaded. If `allowed`
+/// names directories, the file must be in one of them after following links.
 fn upload(path: &Path, allowed: &[PathBuf]) -> Result<Option<Upload>> {
     let refused = |why: &str| Err(Error::new(ErrorKind::InvalidOption, why).with_path(path));
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(name) = name.filter(|name| !stays(name)) else {
         return Ok(None);
     };
-    // What is read is what was looked at, whatever becomes of the link.
+    // The resolved path is the one that is read, even if the link changes later.
     let real = path.canonicalize().map_err(|e| unread(path, e))?;
     if !allowed.is_empty() && !allowed.iter().any(|dir| real.starts_with(dir)) {
         return refused(
@@ -98,7 +98,7 @@ fn upload(path: &Path, allowed: &[PathBuf]) -> Result<Option<Upload>> {
     }))
 }
 
-/// Hidden files, and what only a training run that goes on needs.
+/// Whether a file is not uploaded: hidden files, and files that only a resumed training run needs.
 fn stays(name: &str) -> bool {
     let numbered = name
         .strip_suffix("_adapters.safetensors")
@@ -126,7 +126,7 @@ mod tests {
         std::fs::create_dir(dir.join("sub")).unwrap();
         std::fs::write(dir.join("config.json"), "{}").unwrap();
         symlink("config.json", dir.join("again.json")).unwrap();
-        // Hidden files stay, wherever they lead.
+        // Hidden files are not uploaded, whatever their target.
         symlink(&secret, dir.join(".hidden")).unwrap();
         assert_eq!(names(&dir), ["again.json", "config.json"]);
 
@@ -153,7 +153,7 @@ mod tests {
             "{why}"
         );
         assert!(files(&link).is_err());
-        // One file is what was asked for, and its name is the link's.
+        // A file that was named explicitly is uploaded under the link's name.
         let one = place.path().join("one.gguf");
         symlink(&secret, &one).unwrap();
         assert_eq!(names(&one), ["one.gguf"]);

@@ -1,6 +1,6 @@
-//! Training on the first model against Python mlx-lm (`tools/golden/training_first_model.py`).
-//! Adapters on its 4-bit matrices have the gradients and losses of adapters on the dequantized
-//! matrices.
+//! Compares training on the first model with Python mlx-lm
+//! (`tools/golden/training_first_model.py`). Adapters on its 4-bit matrices have the gradients and
+//! losses of adapters on the dequantized matrices.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ fn directory() -> PathBuf {
     fixture("training").join("first-model")
 }
 
-/// With mlx-lm's optimizer.
+/// A trainer with mlx-lm's optimizer.
 fn trainer(dir: &Path, rate: f64) -> Trainer {
     let tuning = Tuning {
         optimizer: OptimizerConfig::AdamW {

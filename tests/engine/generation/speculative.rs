@@ -1,4 +1,4 @@
-//! Speculative decoding: guessed tokens change only the number of steps.
+//! Tests of speculative decoding: guessed tokens change only the number of steps.
 
 use super::*;
 
@@ -11,8 +11,8 @@ fn guessed_tokens_change_nothing_but_the_number_of_steps() {
             let mut options = fresh(40).with_ignore_eos(true);
             if sampled {
                 // With AMX, products of one row and of several round differently, by some 1e-5. A
-                // random number between the sums of both would choose another token. Not with this
-                // seed.
+                // random number between the sums of both would choose another token. With this seed
+                // none does.
                 options = options
                     .with_temperature(0.8)
                     .with_seed(5)
@@ -30,7 +30,7 @@ fn guessed_tokens_change_nothing_but_the_number_of_steps() {
                 let m = &output.metrics;
                 assert!(m.draft_tokens > 0);
                 if !sampled {
-                    // The model guesses as it decides.
+                    // The model is its own drafter.
                     assert!(
                         m.draft_acceptance() > 0.9,
                         "{name}: {}",
@@ -68,7 +68,7 @@ fn guessed_tokens_go_on_in_a_circle_and_in_packed_caches() {
             assert!(output.metrics.draft_tokens > 0, "{name}, {n}");
         }
     };
-    // The reply goes round several times; the guesses of another model are wrong mostly.
+    // The reply exceeds the bound several times. Most guesses of another model are wrong.
     for name in ["llama", "gemma3"] {
         for bound in [5, 20] {
             same(
@@ -84,7 +84,7 @@ fn guessed_tokens_go_on_in_a_circle_and_in_packed_caches() {
 
 #[test]
 fn guessing_takes_and_keeps_what_was_computed() {
-    // With sliding layers the caches of guessing are not those of others, but it finds its own.
+    // With sliding layers, drafted and plain requests use different caches, but each finds its own.
     for name in ["llama", "gemma3"] {
         let plain = tiny(name);
         let drafted = tiny_with(name, &LoadOptions::new().with_draft_model(path_of(name)));
@@ -102,9 +102,9 @@ fn guessing_takes_and_keeps_what_was_computed() {
         assert!(one.metrics.draft_acceptance() > 0.9, "{name}");
         let second = [&first[..], &one.tokens, &[20, 21]].concat();
         let two = run(drafted.as_ref(), &second);
-        // The last token of a reply is never fed.
+        // The last token of a reply is never computed.
         assert_eq!(two.metrics.cached_tokens, 20, "{name}");
-        // Guesses are as good as before: the guessing model remembers the same.
+        // The guesses stay as good, because the drafter has the same prefix.
         assert!(two.metrics.draft_acceptance() > 0.9, "{name}");
         let alone = Prompt::Tokens(second.clone());
         assert_eq!(
@@ -112,7 +112,7 @@ fn guessing_takes_and_keeps_what_was_computed() {
             reply(plain.as_ref(), &alone, &fresh(9)),
             "{name}"
         );
-        // A cancelled one leaves nothing.
+        // A cancelled request leaves no cache.
         let cancel = CancelToken::new();
         let third = [&second[..], &two.tokens, &[30]].concat();
         let options = request.clone().with_cancel(cancel.clone());
@@ -125,7 +125,7 @@ fn guessing_takes_and_keeps_what_was_computed() {
         drop(stream);
         assert_eq!(run(drafted.as_ref(), &third).metrics.cached_tokens, 0);
     }
-    // Both use caches of the same kind: a batch begins where guessing ended.
+    // Both use the same kind of cache, so a batch can continue after speculative decoding.
     let model = tiny("llama");
     let Prompt::Tokens(start) = ids(5, 20) else {
         unreachable!()

@@ -1,4 +1,4 @@
-//! Transfers that break, repeat or run at the same time.
+//! Tests of transfers that break, repeat or run at the same time.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn a_broken_transfer_goes_on_where_it_stopped() {
 #[test]
 fn a_killed_run_is_continued_by_the_next() {
     let hub = small();
-    // More breaks than one run repeats, none with progress after the first.
+    // There are more breaks than one run repeats, and no progress after the first.
     hub.fault("GET", "/store/", Fault::DropAfter(500_000), 1);
     hub.fault("GET", "/store/", Fault::DropAfter(0), 20);
     let error = pull(&hub).unwrap_err();
@@ -50,7 +50,7 @@ fn a_killed_run_is_continued_by_the_next() {
     assert_eq!(first.headers["range"], "bytes=500000-");
 }
 
-/// The same repository and cache behind a hub without faults.
+/// The same repository and cache with a hub without faults.
 fn restart(hub: FakeHub) -> FakeHub {
     let mut fresh = small();
     fresh.cache = hub.cache;

@@ -1,5 +1,5 @@
-//! A hub on this machine for the tests: the few answers that fetching needs, and every way to get
-//! them wrong. Not a server for anything else: one thread a connection, one request each.
+//! A local hub for tests: the few answers that downloads need, and every fault of them. It uses one
+//! thread for each connection, with one request each.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,28 +14,28 @@ use sha2::{Digest, Sha256};
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: String,
     pub path: String,
     pub headers: BTreeMap<String, String>,
-    /// Whether it came to the host that large files are redirected to.
+    /// Whether it came to the host to which large files are redirected.
     pub at_store: bool,
 }
 
-/// What a test makes of the next fitting request.
+/// A fault in the answer to the next matching request.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// This status, with these headers.
+    /// The answer has this status and these headers.
     Status(u16, Vec<(&'static str, String)>),
     /// The answer ends after this many bytes of its body.
     DropAfter(usize),
-    /// No range is honored.
+    /// Ranges are ignored.
     WholeFile,
-    /// A length that is not that of the body, which is sent unchanged.
+    /// The announced length is wrong; the body is unchanged.
     Length(usize),
-    /// Another body of the same length.
+    /// The body has the same length but other bytes.
     Garbage,
 }
 
@@ -43,18 +43,18 @@ pub enum Fault {
 struct State {
     /// Files by name.
     files: BTreeMap<String, Vec<u8>>,
-    /// Names that the list claims beside them.
+    /// Further names in the list, without files.
     claimed: Vec<String>,
     revision: String,
     token: Option<String>,
-    /// Method and a part of the path, what to do, how many times.
+    /// The method, a part of the path, the fault, and the number of times.
     faults: Vec<(&'static str, String, Fault, usize)>,
     etag: Option<String>,
     log: Vec<Request>,
     store: String,
 }
 
-/// The hub; it ends with the test's process.
+/// The hub, which ends with the test's process.
 pub struct FakeHub {
     pub endpoint: String,
     pub cache: tempfile::TempDir,
@@ -65,7 +65,8 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Files whose name says that they are large are kept by SHA-256, others by git's hash.
+/// Whether a file is large by its name. Large files are identified by SHA-256, others by git's
+/// hash.
 fn is_large(name: &str) -> bool {
     name.ends_with(".safetensors") || name.ends_with(".gguf")
 }
@@ -105,7 +106,7 @@ impl FakeHub {
             std::thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
                     let state = Arc::clone(&state);
-                    // A client that goes away is its own affair.
+                    // Errors of a client that disconnects are ignored.
                     std::thread::spawn(move || drop(serve(stream, &state, at_store)));
                 }
             });
@@ -130,20 +131,20 @@ impl FakeHub {
         self
     }
 
-    /// Lists a name without having the file.
+    /// Lists a name without a file.
     pub fn claim(&self, name: &str) -> &Self {
         self.state.lock().unwrap().claimed.push(name.to_owned());
         self
     }
 
-    /// What the next `times` requests whose method and path fit get.
+    /// Adds a fault for the next `times` requests with this method and path.
     pub fn fault(&self, method: &'static str, part: &str, fault: Fault, times: usize) -> &Self {
         let mut state = self.state.lock().unwrap();
         state.faults.push((method, part.to_owned(), fault, times));
         self
     }
 
-    /// The only revision there is.
+    /// Sets the only revision.
     pub fn revision(&self, revision: &str) -> &Self {
         self.state.lock().unwrap().revision = revision.to_owned();
         self
@@ -154,7 +155,7 @@ impl FakeHub {
         self
     }
 
-    /// The ETag of every file.
+    /// Sets the ETag of every file.
     pub fn etag(&self, etag: &str) -> &Self {
         self.state.lock().unwrap().etag = Some(etag.to_owned());
         self
@@ -168,14 +169,14 @@ impl FakeHub {
         self.state.lock().unwrap().log.clear();
     }
 
-    /// A client of it that does not wait long.
+    /// A client of the hub with short waits.
     pub fn client(&self) -> HfHub {
         HfHub::new(&self.endpoint, self.cache.path())
             .unwrap()
             .with_retry_delay(Duration::from_millis(1))
     }
 
-    /// The program, with this hub, its cache and nothing else from the environment.
+    /// The program with this hub and its cache, and no other variables.
     pub fn program(&self, args: &[&str]) -> std::process::Command {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mlx"));
         command
@@ -258,7 +259,7 @@ struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// Bytes of the body that are sent.
+    /// The number of the body's bytes that are sent.
     cut: Option<usize>,
     length: Option<usize>,
 }
@@ -365,7 +366,7 @@ fn right_answer(state: &State, request: &Request, whole: bool) -> Answer {
     }
 }
 
-/// A file, or what a range asks for of it.
+/// The content of a file, or the requested range of it.
 fn content(bytes: &[u8], request: &Request, whole: bool) -> Answer {
     let range = request.headers.get("range").filter(|_| !whole);
     let from = range.and_then(|r| {

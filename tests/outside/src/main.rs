@@ -1,4 +1,4 @@
-//! Lists the linked backends, then generates with the one named on the command line.
+//! Lists the linked backends, then generates with the backend named on the command line.
 
 use inference::{GenerateOptions, LoadOptions, Prompt};
 use metal_backend as _; // linked for its registrations

@@ -1,4 +1,4 @@
-//! Layers in stages, one process after another: `mlx launch --pipeline`.
+//! Tests of `mlx launch --pipeline`, where each process computes a stage of whole layers.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,7 +19,8 @@ fn fixture(name: &str) -> String {
 #[test]
 fn dense_models_go_through_pipelines() {
     for (name, counts) in [
-        // Stages of different lengths, and one whose neighbors are not the first and the last.
+        // The stages have different lengths. One has neighbors that are neither the first nor the
+        // last.
         ("llama", &[2, 3][..]),
         ("qwen3", &[2]),
         ("gemma3", &[2, 4]),
@@ -54,7 +55,7 @@ fn gguf_files_go_through_pipelines() {
     }
 }
 
-/// Steps of a prompt, whose logits no one asks for, and requests that run together.
+/// Covers steps of a prompt whose logits are not needed, and requests that run together.
 #[test]
 fn prompts_in_steps_and_batches_go_through_pipelines() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,7 +122,7 @@ fn what_has_no_stages_is_told() {
     assert!(err.contains("batches"), "{err}");
 }
 
-/// Where each tensor is in a file of safetensors.
+/// The range of each tensor in a safetensors file.
 fn places(file: &[u8]) -> Vec<(String, Range<usize>)> {
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
@@ -136,7 +137,7 @@ fn places(file: &[u8]) -> Vec<(String, Range<usize>)> {
         .collect()
 }
 
-/// Each rank gets a model whose other tensors are no numbers.
+/// Each rank gets a model whose tensors of other stages are NaN.
 #[test]
 fn each_stage_uses_its_own_tensors_alone() {
     let path = model("llama");
@@ -173,7 +174,7 @@ fn each_stage_uses_its_own_tensors_alone() {
         let mut command = member(rank, &file, &asked);
         all.push(command.env("MLX_SPLIT", "pipeline").spawn().unwrap());
     }
-    // All but the norm and the head are in one of them alone.
+    // Except the norm and the head, each tensor is in exactly one stage.
     let count = places(&std::fs::read(Path::new(&path).join("model.safetensors")).unwrap()).len();
     assert_eq!(held, count + 2);
     let last = all.pop().unwrap();
@@ -183,7 +184,7 @@ fn each_stage_uses_its_own_tensors_alone() {
     assert!(staged.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-4));
 }
 
-/// Ranks with different models or ways to divide would wait for each other.
+/// Ranks with different models or splits would wait for each other, so they must report it.
 #[test]
 fn processes_with_different_models_are_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -197,7 +198,7 @@ fn processes_with_different_models_are_told() {
         })
         .collect();
     let (second, first) = (all.pop().unwrap(), all.pop().unwrap());
-    // The one that is the last to look is ended by the end of the other.
+    // The rank that checks last may end because the other one has ended.
     let outputs = [first, second].map(|one| one.wait_with_output().unwrap());
     let told = outputs.map(|output| refused(&output, 1));
     let other = |err: &String| err.contains("rank 1 has loaded another model");

@@ -20,8 +20,8 @@ fn logits(model: &dyn TextModel) -> Vec<f32> {
 )]
 fn adapters_trained_here_say_the_same_there() {
     use AdapterKind::{Dora, Full, Lora};
-    // Without the fixtures of gpt2 and gemma3, which mlx-lm cannot load. Of gemma2 and phi3 it
-    // computes something else with or without an adapter.
+    // The fixtures of gpt2 and gemma3 are left out, because mlx-lm cannot load them. For gemma2 and
+    // phi3, mlx-lm's results differ with or without an adapter.
     let cases: [(&str, AdapterKind, &[&str]); 10] = [
         ("llama", Lora, &["q_proj", "down_proj", "lm_head"]),
         ("llama", Dora, &["q_proj", "embed_tokens"]),

@@ -1,10 +1,10 @@
-//! `mlx evaluate --tasks` through lm-eval's own harness, against `mlx_lm.evaluate`. The questions
-//! are a small file in the format of the data set (`tests/fixtures/lm-eval`), so that nothing is
-//! downloaded.
+//! Compares `mlx evaluate --tasks` with `mlx_lm.evaluate`, both with lm-eval's harness. The
+//! questions are a small file in the format of the data set (`tests/fixtures/lm-eval`), so nothing
+//! is downloaded.
 
 use super::*;
 
-/// Runs a command where lm-eval finds the questions, and nothing else.
+/// Runs a command with the questions and without a network.
 fn offline(mut command: Command) -> Output {
     let cache = crate::python::kept().join("lm-eval-cache");
     command
@@ -25,7 +25,7 @@ fn successful(command: Command) -> Output {
     output
 }
 
-/// The figures of a task.
+/// The metrics of a task.
 fn figures(results: &Value) -> [f64; 4] {
     let task = &results["arc_easy"];
     let names = [
@@ -80,7 +80,7 @@ fn arc_easy_has_the_figures_of_mlx_lm_on_the_first_model() {
     let run = successful(ours(&converted, &flags));
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
     assert_eq!(figures(&results), figures(&theirs), "{results}\n{theirs}");
-    // A model that knows nothing would have a quarter.
+    // Random answers would score a quarter.
     assert!(figures(&results)[0] > 0.4, "{results}");
     // The file has mlx-lm's name and content.
     let ours = std::fs::read(out.path().join(written.file_name())).unwrap();
@@ -102,7 +102,7 @@ fn faults_of_tasks_are_told() {
     command.args(["--tasks", "no_such_task"]);
     let told = failed(command);
     assert!(told.contains("no_such_task"), "{told}");
-    // An interpreter without the harness says how to get it.
+    // Without the harness, the error says how to install it.
     let mut command = ours(&tiny("llama"), &[]);
     command.env("PYTHONPATH", fixture("lm-eval").join("missing"));
     let told = failed(command);

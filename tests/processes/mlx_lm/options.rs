@@ -1,4 +1,4 @@
-//! Options of requests do the same as on the native engine.
+//! Tests that request options have the same effect as on the native engine.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn options_do_what_they_do_on_cpu() {
         };
         assert_eq!(run(ours.as_ref()), run(theirs.as_ref()), "{options:?}");
     }
-    // A string of the reply stops it there, on both sides.
+    // A stop string ends the reply there, in both engines.
     let stream = theirs.generate(&prompt(), &greedy(16)).unwrap();
     let text = stream.text().unwrap();
     let characters: Vec<char> = text.chars().collect();
@@ -48,7 +48,7 @@ fn options_do_what_they_do_on_cpu() {
             Some(FinishReason::Stop)
         )
     );
-    // Each layer keeps this many positions; a longer reply goes on.
+    // Each layer keeps this many positions; a longer reply continues.
     let narrow = LoadOptions::new().with_context_len(16);
     let bounded = backend().load_model(&tiny("llama"), &narrow).unwrap();
     let (all, some) = (greedy(24), tokens(bounded.as_ref(), &greedy(24)));
@@ -56,7 +56,7 @@ fn options_do_what_they_do_on_cpu() {
     assert_eq!(some.len(), 24);
     assert_eq!(some[..8], all[..8]);
     assert_ne!(some, all);
-    // Options that only make a reply faster change nothing; a missing feature is refused.
+    // Options that affect only speed change nothing. A missing feature is refused.
     let faster = greedy(16)
         .with_cache_prompt(false)
         .with_prompt_lookup(3)
@@ -112,7 +112,7 @@ fn draws_follow_the_seed_and_the_filters() {
     let mut three = best[..3].to_vec();
     three.sort_unstable();
     assert_eq!(first(one().with_temperature(5.0).with_top_k(3)), three);
-    // Of the tokens above the threshold XTC leaves the least probable.
+    // Of the tokens above the threshold, XTC keeps the least probable.
     let xtc = one()
         .with_xtc_probability(1.0)
         .with_xtc_threshold(0.0)
@@ -134,14 +134,14 @@ fn what_changes_logits_changes_the_reply() {
     let model = theirs(&tiny("llama"));
     let run = |options: &GenerateOptions| tokens(model.as_ref(), options);
     let plain = run(&greedy(24));
-    // A great bias takes every step; a ban takes it away again.
+    // A large bias wins every step, and a ban removes it.
     let biased = greedy(6).with_logit_bias([(77, 1e4)]);
     assert_eq!(run(&biased), [77; 6]);
     let banned = run(&biased.clone().with_banned_tokens(vec![77, u32::MAX]));
     assert_eq!(banned, plain[..6]);
     let error = model.generate(&prompt(), &greedy(6).with_logit_bias([(300, 1.0)]));
     assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidOption);
-    // Once in the reply, such a penalty outweighs anything: no token comes twice.
+    // Such a penalty outweighs everything after one occurrence, so no token comes twice.
     for options in [
         greedy(24).with_presence_penalty(1e4),
         greedy(24).with_frequency_penalty(1e4),
@@ -152,7 +152,7 @@ fn what_changes_logits_changes_the_reply() {
         reply.dedup();
         assert_eq!(reply.len(), 24, "{options:?}");
     }
-    // The frequency counts: a bias of 10 holds through three more of 3, and no fifth.
+    // The penalty grows with the frequency: the bias outweighs three more occurrences and no fifth.
     let counted = greedy(8)
         .with_logit_bias([(77, 100.0)])
         .with_frequency_penalty(30.0);
@@ -163,7 +163,7 @@ fn what_changes_logits_changes_the_reply() {
     let after = Prompt::Tokens(vec![40, 41, 42, 43, 9, 10, 11]);
     let stream = model.generate(&after, &greedy(3)).unwrap();
     assert_eq!(stream.collect_output().unwrap().tokens, forced[3..]);
-    // The end is held off.
+    // The minimal length delays the end.
     let first = plain[0];
     let ends = greedy(24).with_stop_tokens(vec![first]);
     assert_eq!(run(&ends), [0; 0]);

@@ -1,8 +1,8 @@
-//! The backend through the program `mlx`.
+//! Tests of the backend through the program `mlx`.
 
 use super::*;
 
-/// The program with this Python behind `mlx_lm`.
+/// The program with this Python for `mlx_lm`.
 fn mlx(args: &[&str], variable: Option<&str>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlx"));
     command
@@ -73,7 +73,7 @@ fn the_program_lists_it_and_chooses_it_by_variable_and_flag() {
     assert_eq!(reply("mlx_lm"), reply("cpu"));
 }
 
-/// The children of a process.
+/// The child processes of a process.
 #[cfg(target_os = "linux")]
 fn children(parent: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).unwrap();
@@ -85,7 +85,7 @@ fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A killed program leaves neither a Python behind nor the script it ran.
+/// A killed program leaves neither a Python process nor its script behind.
 #[cfg(target_os = "linux")]
 #[test]
 #[cfg_attr(
@@ -113,7 +113,7 @@ fn a_killed_program_leaves_nothing_behind() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // It speaks: the bridge runs.
+    // The program prints, so the bridge runs.
     let mut out = BufReader::new(program.stdout.take().unwrap());
     assert!(!out.fill_buf().unwrap().is_empty());
     let bridges = children(program.id());

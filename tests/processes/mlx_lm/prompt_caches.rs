@@ -1,8 +1,8 @@
-//! Computed prompts in files, between Python mlx-lm and this program, both ways.
+//! Tests saved prompts between Python mlx-lm and this program, in both directions.
 
 use super::*;
 
-/// A program of mlx-lm.
+/// Runs a program of mlx-lm.
 fn python(arguments: &[&str]) -> String {
     let mut command = Command::new(crate::python::with_mlx_lm());
     command.args(["-m", "mlx_lm"]).args(arguments);
@@ -10,7 +10,7 @@ fn python(arguments: &[&str]) -> String {
 }
 
 fn finished(mut command: Command) -> String {
-    // Nothing is looked for elsewhere.
+    // The network is not used.
     command
         .env("HF_HUB_OFFLINE", "1")
         .env("MLX_BACKEND", "cpu")
@@ -27,7 +27,7 @@ fn mlx(arguments: &[&str]) -> String {
     finished(command)
 }
 
-/// The model of the programs: weights in float32, in which both compute.
+/// The models. Their weights are float32, in which both programs compute.
 const MODELS: [(&str, &[&str]); 3] = [
     ("llama", &[]),
     ("qwen3", &[]),
@@ -98,7 +98,8 @@ fn what_one_program_keeps_the_other_goes_on_from() {
     }
 }
 
-/// The golden files are what mlx-lm writes, and ours of the same prompts go on in it as they do.
+/// mlx-lm writes the golden files, and our files of the same prompts continue in it in the same
+/// way.
 #[test]
 #[cfg_attr(
     not(test_python),
@@ -109,7 +110,7 @@ fn files_of_ours_say_in_mlx_lm_what_its_own_say() {
     let cases = golden(&fixture("prompt-cache"));
     for case in cases.as_array().unwrap() {
         let name = case["file"].as_str().unwrap();
-        // Packed codes and bounds depend on flags, which `tests/engine/prompt_cache.rs` sets.
+        // `tests/engine/prompt_cache.rs` covers packed codes and bounds, which need flags.
         if !case["flags"].as_array().unwrap().is_empty() {
             continue;
         }

@@ -1,17 +1,17 @@
-//! The model's knowledge: how often each token followed the two before it. Tokens are the 256 bytes
-//! and one that ends a text.
+//! The model's data: how often each token followed the two before it. Tokens are the 256 bytes and
+//! one that ends a text.
 
 use std::collections::HashMap;
 
-/// Tokens there are.
+/// The number of tokens.
 pub const VOCAB: usize = 257;
 /// The token that ends a text; in training, each paragraph.
 pub const END: u32 = 256;
 
-/// How often each token followed something.
+/// The number of times that each token followed.
 type Followers = HashMap<u32, u32>;
 
-/// Counts of one, two and three tokens in a row.
+/// The counts of one, two and three tokens in a row.
 #[derive(Debug)]
 pub struct Counts {
     single: Followers,
@@ -19,11 +19,11 @@ pub struct Counts {
     after_two: HashMap<(u32, u32), Followers>,
 }
 
-/// Weights of the mixture: uniform, and the counts after no token, one, and two.
+/// The weights of the mixture: uniform, and the counts after zero, one and two tokens.
 const MIX: [f32; 4] = [0.02, 0.08, 0.3, 0.6];
 
 impl Counts {
-    /// Counts a text.
+    /// Counts the tokens of a text.
     pub fn of(corpus: &str) -> Self {
         let mut counts = Self {
             single: HashMap::new(),
@@ -72,7 +72,7 @@ impl Counts {
         p.into_iter().map(f32::ln).collect()
     }
 
-    /// Numbers counted.
+    /// The number of counts.
     pub fn len(&self) -> usize {
         self.single.len()
             + self.after_one.values().map(HashMap::len).sum::<usize>()

@@ -1,8 +1,8 @@
-//! A third party's backend, whole and honest: a language model that has counted which byte follows
-//! which two bytes in a text. It shows what an author writes, and it passes the conformance suite
-//! (`tests/conformance.rs`). It is no engine: it runs on nothing and knows no neural network.
+//! A complete third-party backend: a language model that has counted which byte follows which two
+//! bytes in a text. It shows the code that an author writes, and it passes the conformance suite
+//! (`tests/conformance.rs`). It contains no engine and no neural network.
 //!
-//! A model is a `.txt` file, or a directory that holds `corpus.txt`.
+//! A model is a `.txt` file, or a directory with a `corpus.txt`.
 
 #![forbid(unsafe_code)]
 
@@ -21,14 +21,14 @@ use inference::{
 use counts::Counts;
 use model::EchoModel;
 
-// This line is what makes the backend known to every program that links this crate.
+// This line makes the backend known to every program that links this crate.
 inference::register_backend!("echo", || Box::new(Echo));
 
 /// The backend `echo`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Echo;
 
-/// The most bytes that are counted.
+/// The most bytes of a corpus.
 const MAX_CORPUS: u64 = 16 << 20;
 
 impl Backend for Echo {

@@ -1,4 +1,4 @@
-//! A loaded model: what its requests share, and its face to the contract.
+//! A loaded model: the data that its requests share, and its implementation of the contract.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ fn invalid<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidOption, message))
 }
 
-/// What the token spells on its own.
+/// The text of a single token.
 pub fn spell(id: u32) -> String {
     match u8::try_from(id) {
         Ok(byte) if byte.is_ascii() => char::from(byte).into(),
@@ -26,7 +26,7 @@ pub fn spell(id: u32) -> String {
     }
 }
 
-/// Refuses what this backend does not have, and tokens that it does not know.
+/// Refuses options that this backend does not support, and unknown tokens.
 fn check(options: &GenerateOptions) -> Result<()> {
     options.validate()?;
     if options.constraints.grammar.is_some() {
@@ -43,7 +43,7 @@ fn check(options: &GenerateOptions) -> Result<()> {
     }
 }
 
-/// What the requests of a model share.
+/// The data that requests of a model share.
 pub struct Shared {
     /// The counts.
     pub counts: Counts,
@@ -53,7 +53,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// An error once the model was closed.
+    /// An error if the model was closed.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(
@@ -64,12 +64,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Keeps the figures of the request that ended last.
+    /// Keeps the metrics of the request that ended last.
     pub fn publish(&self, metrics: GenerateMetrics) {
         *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
     }
 
-    /// The ids of a prompt that can be run.
+    /// The ids of a prompt, checked.
     fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         let ids: Vec<u32> = match prompt {
             Prompt::Text(text) => text.bytes().map(u32::from).collect(),
@@ -95,7 +95,7 @@ impl Shared {
 pub struct EchoModel(Arc<Shared>);
 
 impl EchoModel {
-    /// A model of these counts.
+    /// A model with these counts.
     pub fn new(counts: Counts, context_len: Option<usize>) -> Self {
         Self(Arc::new(Shared {
             counts,

@@ -1,5 +1,5 @@
-//! One request: an iterator that takes a token a step. Its text is held back while a character is
-//! incomplete or a stop string may be coming.
+//! One request: an iterator that generates one token in each step. Text is held back while a
+//! character is incomplete or a stop string may follow.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ pub struct Request {
     /// Prompt and reply.
     ids: Vec<u32>,
     prompt_tokens: usize,
-    /// Tokens that may yet be produced.
+    /// The number of tokens that may still be generated.
     left: usize,
-    /// Tokens whose text is not settled.
+    /// Tokens whose text may still change.
     waiting: VecDeque<Token>,
-    /// Tokens to hand out.
+    /// Tokens to return.
     ready: VecDeque<Token>,
     finish: Option<FinishReason>,
     handed_out: usize,
@@ -34,7 +34,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request to continue `prompt`, which was checked.
+    /// A request to continue `prompt`, which the caller has checked.
     pub fn new(shared: Arc<Shared>, prompt: Vec<u32>, options: GenerateOptions) -> Self {
         Self {
             sampler: Sampler::new(&options, prompt.len(), END),
@@ -61,7 +61,7 @@ impl Request {
         }
     }
 
-    /// Takes one token, or ends.
+    /// Generates one token, or ends the reply.
     fn step(&mut self) -> Result<()> {
         self.options.check_interrupt()?;
         self.shared.check_open()?;
@@ -98,7 +98,7 @@ impl Request {
         Ok(())
     }
 
-    /// The bytes of the tokens that wait.
+    /// The bytes of the tokens that are held back.
     fn bytes(&self) -> Vec<u8> {
         self.waiting
             .iter()
@@ -106,7 +106,7 @@ impl Request {
             .collect()
     }
 
-    /// Hands out what no stop string can take back any more.
+    /// Releases the tokens that no stop string can still remove.
     fn settle(&mut self) {
         let bytes = self.bytes();
         let stops = || self.options.stop.stop_strings.iter().map(String::as_bytes);
@@ -135,12 +135,12 @@ impl Request {
         self.release(safe);
     }
 
-    /// Hands out all that waits.
+    /// Releases all tokens that are held back.
     fn flush(&mut self) {
         self.release(self.waiting.len());
     }
 
-    /// Hands out the tokens of the first `n` bytes. A character's text comes with its last byte.
+    /// Releases the tokens of the first `n` bytes. A character's text comes with its last byte.
     fn release(&mut self, n: usize) {
         let bytes = self.bytes();
         let mut texts = VecDeque::new();
@@ -156,7 +156,7 @@ impl Request {
         }
         loop {
             match self.waiting.front() {
-                // Without text of its own: goes with what stands before it.
+                // The token has no text, so it is released with the token before it.
                 Some(token) if token.id == END => {}
                 Some(_) if !texts.is_empty() => {}
                 _ => return,
@@ -196,7 +196,7 @@ impl Iterator for Request {
 
 impl TokenSource for Request {
     fn finish_reason(&self) -> Option<FinishReason> {
-        // The reply has not ended while there is something to hand out.
+        // The reply has not ended while tokens remain to be returned.
         self.finish.filter(|_| self.ready.is_empty())
     }
 

@@ -1,5 +1,5 @@
-//! From logits to a token: what changes logits, filters, and a seeded draw, in the order that
-//! `inference::GenerateOptions` gives.
+//! Sampling from logits to a token: changes of logits, filters, and a seeded draw, in the order of
+//! `inference::GenerateOptions`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -7,10 +7,10 @@ use inference::{
     Error, ErrorKind, GenerateOptions, LogitsProcessor, Result, TokenLogprobs, TopLogprob,
 };
 
-/// What one request needs to draw its tokens.
+/// The sampling state of one request.
 pub struct Sampler {
     options: GenerateOptions,
-    /// Tokens of the prompt, after which the reply begins.
+    /// The number of tokens in the prompt.
     prompt: usize,
     /// The token that ends a text.
     end: u32,
@@ -20,15 +20,15 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// For a request with a prompt of this many tokens. Without a seed it differs from call to
-    /// call.
+    /// A sampler for a request with a prompt of this many tokens. Without a seed, each call
+    /// differs.
     pub fn new(options: &GenerateOptions, prompt: usize, end: u32) -> Self {
         let processors = options.constraints.logits_processors.iter();
         Self {
             prompt,
             end,
             processors: processors.map(|p| p.make()).collect(),
-            // Each `RandomState` has keys of its own.
+            // Each `RandomState` has other keys.
             state: options
                 .sampling
                 .seed
@@ -37,7 +37,7 @@ impl Sampler {
         }
     }
 
-    /// A number in 0 to below 1.
+    /// A number from 0 to below 1.
     fn uniform(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -46,10 +46,10 @@ impl Sampler {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Takes a token after `ids`, the prompt and the reply so far, by their `logits`.
+    /// Chooses a token after `ids`, the prompt and the reply so far, by their `logits`.
     ///
     /// # Errors
-    /// What a logits processor says, or that nothing is left to be taken.
+    /// The error of a logits processor, or an error if no token is left.
     pub fn take(&mut self, logits: &[f32], ids: &[u32]) -> Result<u32> {
         if let Some(forced) = self
             .options
@@ -63,7 +63,7 @@ impl Sampler {
         self.change(&mut logits, ids)?;
         let mut scores: Vec<(u32, f32)> = (0u32..).zip(logits).collect();
         scores.retain(|s| s.1 > f32::NEG_INFINITY);
-        // The most probable first; of equals, the first in the vocabulary.
+        // The most probable comes first. Of equal ones, the lower id comes first.
         scores.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let Some(best) = scores.first().copied() else {
             let message = "every token is forbidden; ban fewer";
@@ -86,7 +86,7 @@ impl Sampler {
         Ok(scores[scores.len() - 1].0)
     }
 
-    /// Penalties, biases, processors and bans.
+    /// Applies penalties, biases, processors and bans.
     fn change(&mut self, logits: &mut [f32], ids: &[u32]) -> Result<()> {
         let (prompt, reply) = ids.split_at(self.prompt);
         let o = &self.options;
@@ -137,7 +137,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// Removes tokens that must not be drawn; at least one stays.
+    /// Removes tokens that must not be drawn. At least one stays.
     fn filter(&mut self, scores: &mut Vec<(u32, f32)>, best: f32) {
         let weight = |score: f32| f64::from(score - best).exp();
         let total: f64 = scores.iter().map(|s| weight(s.1)).sum();
@@ -173,7 +173,7 @@ impl Sampler {
     }
 }
 
-/// How probable `id` was by the model's own `logits`, and the `n` most probable tokens.
+/// The log-probability of `id` by the model's own `logits`, and the `n` most probable tokens.
 pub fn logprobs(logits: &[f32], id: u32, n: usize, spell: impl Fn(u32) -> String) -> TokenLogprobs {
     let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
     let log_sum = sum.ln() as f32;

@@ -1,4 +1,4 @@
-//! What every backend's author would have: one test that runs the conformance suite.
+//! The one test that every backend needs: it runs the conformance suite.
 
 use echo_backend as _; // linked for its registration
 use inference_conformance::{Check, Suite};

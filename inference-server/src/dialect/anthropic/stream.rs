@@ -1,4 +1,4 @@
-//! A reply as Anthropic's events: each block begins, grows and ends, one after another.
+//! A reply as Anthropic's events. Blocks follow one another: each begins, grows and ends.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::pipeline::events::sse;
 use crate::pipeline::run::{Item, Reply};
 use crate::reply::Delta;
 
-/// Clients keep a signature with thinking and send it back; here it proves nothing.
+/// Clients store a signature with thinking and send it back. This server does not check it.
 pub(super) const SIGNATURE: &str = "local";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,14 +24,14 @@ enum Open {
     Tool(usize),
 }
 
-/// Turns news of a reply into events.
+/// Turns items of a reply into events.
 pub(super) struct Events {
     id: String,
     model: String,
     prompt: usize,
     begun: bool,
     open: Option<Open>,
-    /// Blocks so far.
+    /// The number of blocks so far.
     blocks: usize,
     called: bool,
 }
@@ -82,7 +82,7 @@ impl Events {
         events.push(json!({"type": "content_block_stop", "index": index}));
     }
 
-    /// Opens a block, unless it is open.
+    /// Opens a block of this kind, unless one is open.
     fn open(&mut self, kind: Open, block: Value, events: &mut Vec<Value>) {
         if self.open == Some(kind) {
             return;
@@ -112,7 +112,7 @@ impl Events {
                     continue;
                 }
                 Delta::Arguments { index, json } => {
-                    // Blocks do not go side by side: more of a call that is over is nothing.
+                    // Blocks cannot overlap, so further arguments of an ended call are dropped.
                     if self.open != Some(Open::Tool(index)) {
                         continue;
                     }
@@ -123,7 +123,7 @@ impl Events {
                     self.close(events);
                     continue;
                 }
-                // Its input stays incomplete, which clients see as such.
+                // The input stays incomplete JSON, which tells clients that the call is broken.
                 Delta::CallBroken { .. } => {
                     self.close(events);
                     continue;
@@ -137,7 +137,7 @@ impl Events {
         }
     }
 
-    /// The events of one piece of news, and whether more come.
+    /// The events of one item, and whether more follow.
     fn of(&mut self, item: Item) -> (Vec<Value>, bool) {
         let mut events = Vec::new();
         match item {

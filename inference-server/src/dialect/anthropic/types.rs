@@ -1,4 +1,4 @@
-//! What Anthropic's clients send, as messages of the contract.
+//! Requests of Anthropic's clients, as messages of the contract.
 
 use inference::{Message, Parameter, ParameterValue, Tool, ToolCall};
 use serde::Deserialize;
@@ -9,11 +9,11 @@ use crate::error::ApiError;
 use crate::pipeline::TextOr;
 use crate::pipeline::parameters::{Dialect, Parameters};
 
-/// Anthropic's fields, default and bound.
+/// Anthropic's fields, defaults and limits.
 #[derive(Debug)]
 pub(crate) struct Anthropic;
 
-/// Without generics, as the derived schemas need it.
+/// An alias without generics, because the derived schemas need one.
 pub(crate) type AnthropicParameters = Parameters<Anthropic>;
 
 impl Dialect for Anthropic {
@@ -44,11 +44,11 @@ pub(crate) struct MessagesRequest {
     system: Option<TextOr<TextBlock>>,
     #[serde(flatten)]
     pub(crate) parameters: AnthropicParameters,
-    /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
+    /// Cached prompt prefixes are shared only between requests with the same salt (from vLLM).
     pub(crate) cache_salt: Option<String>,
     /// Strings that end the reply.
     pub(crate) stop_sequences: Option<Vec<String>>,
-    /// Send the reply as it is generated.
+    /// Send the reply while it is generated.
     pub(crate) stream: Option<bool>,
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
@@ -62,7 +62,7 @@ pub(crate) struct MessagesRequest {
     /// `{"format": {"type": "json_schema", "schema": ..}}`.
     #[schema(value_type = Option<Object>)]
     pub(crate) output_config: Option<OutputConfig>,
-    /// As `output_config.format`.
+    /// Another name of `output_config.format`.
     #[schema(value_type = Option<Object>)]
     pub(crate) output_format: Option<OutputFormat>,
 }
@@ -72,7 +72,7 @@ pub(crate) struct OutputConfig {
     pub(crate) format: Option<OutputFormat>,
 }
 
-/// What a reply must look like.
+/// The format that the reply must have.
 #[derive(Debug, Deserialize)]
 pub(crate) struct OutputFormat {
     #[serde(rename = "type")]
@@ -115,17 +115,17 @@ impl From<MessagesRequest> for CountRequest {
     }
 }
 
-/// Whether to think first.
+/// Whether the model reasons before its answer.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Thinking {
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    /// The most tokens of thinking, below `max_tokens`.
+    /// The most tokens of reasoning, below `max_tokens`.
     pub(crate) budget_tokens: Option<usize>,
 }
 
 impl Thinking {
-    /// The most tokens of thinking, where it is on.
+    /// The most tokens of reasoning, if reasoning is on.
     pub(crate) fn budget(&self) -> Option<usize> {
         self.budget_tokens.filter(|_| self.kind == "enabled")
     }
@@ -155,7 +155,7 @@ pub(crate) struct Turn {
     content: TextOr<Block>,
 }
 
-/// A block of an instruction or of a tool's result; only text is supported.
+/// A block of an instruction or of a tool's result. Only text is supported.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TextBlock {
     #[serde(rename = "type")]
@@ -163,7 +163,7 @@ pub(crate) struct TextBlock {
     text: Option<String>,
 }
 
-/// A block of any type; what it must have depends on the type.
+/// A block of any type. The type determines which fields it must have.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Block {
     #[serde(rename = "type")]
@@ -178,7 +178,7 @@ pub(crate) struct Block {
 }
 
 impl TextOr<TextBlock> {
-    /// Text alone.
+    /// The text of a field that may have text blocks only.
     fn text(self, place: &str) -> Result<String, ApiError> {
         let blocks = match self {
             TextOr::Text(text) => return Ok(text),
@@ -203,8 +203,8 @@ fn unknown(place: &str, kind: &str) -> ApiError {
     )
 }
 
-/// The messages of a conversation. Results of tools become messages of their own, before what else
-/// the turn says.
+/// The messages of a conversation. Results of tools become separate messages, before the rest of
+/// the turn.
 pub(crate) fn messages(
     system: Option<TextOr<TextBlock>>,
     turns: Vec<Turn>,
@@ -212,8 +212,8 @@ pub(crate) fn messages(
     let mut all = Vec::new();
     if let Some(mut system) = system {
         if let TextOr::List(blocks) = &mut system {
-            // A line of billing data that some clients send and that differs from request to
-            // request. It is no instruction, and it would prevent reuse of the prompt's prefix.
+            // Some clients send a line of billing data, which differs from request to request. It
+            // is no instruction, and it would prevent reuse of the prompt's prefix.
             let accounts = |b: &TextBlock| {
                 let text = b.text.as_deref().unwrap_or_default();
                 text.starts_with("x-anthropic-billing-header:")
@@ -258,7 +258,7 @@ pub(crate) fn messages(
                     thinking: Some(more),
                     ..
                 } if kind == "thinking" => reasoning = Some(more),
-                // Of another service, and meant for it alone.
+                // Only the service that made such a block can read it.
                 Block { kind, .. } if kind == "redacted_thinking" => {}
                 Block {
                     kind,

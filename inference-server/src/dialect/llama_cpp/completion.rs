@@ -31,7 +31,7 @@ use crate::state::App;
 #[derive(Debug)]
 pub(crate) struct LlamaCpp;
 
-/// Without generics, as the derived schemas need it.
+/// An alias without generics, because the derived schemas need one.
 pub(crate) type LlamaCppParameters = Parameters<LlamaCpp>;
 
 impl Dialect for LlamaCpp {
@@ -49,18 +49,17 @@ impl Dialect for LlamaCpp {
     }
 
     fn takes(parameter: &Parameter) -> bool {
-        // `repeat_last_n` has another meaning of 0.
+        // llama.cpp's `repeat_last_n` gives 0 another meaning.
         parameter.name() != "repeat_window"
     }
 }
 
-/// The options that a request begins with: what the server was started with, else llama.cpp's
-/// defaults.
+/// The options that a request begins with: the server's own, else llama.cpp's defaults.
 fn base(app: &App) -> Result<GenerateOptions, ApiError> {
     parameters::base::<LlamaCpp>(app, &SamplingDefaults::default())
 }
 
-/// What holds for a request that does not say it, by llama.cpp's names.
+/// The options of a request that sets none, by llama.cpp's names.
 pub(super) fn defaults(app: &App) -> Result<Value, ApiError> {
     let most = app.defaults.max_tokens;
     let mut all = named(&base(app)?);
@@ -100,46 +99,47 @@ pub(crate) struct CompletionRequest {
 /// How to sample.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Sampling {
-    /// The most tokens of the reply; below 0 as many as fit.
+    /// The most tokens of the reply. A negative number means as many as fit.
     #[serde(alias = "max_tokens")]
     pub(super) n_predict: Option<i64>,
-    /// Send the reply as it is generated.
+    /// Send the reply while it is generated.
     pub(super) stream: Option<bool>,
     #[serde(flatten)]
     parameters: LlamaCppParameters,
-    /// Which filters apply, and in which order: `top_n_sigma`, `top_k`, `typ_p`, `top_p`, `min_p`,
-    /// `xtc` and, before or after them, `temperature`.
+    /// Which filters apply, in their order: `top_n_sigma`, `top_k`, `typ_p`, `top_p`, `min_p`,
+    /// `xtc`, and `temperature` before or after all of them.
     samplers: Option<Vec<String>>,
-    /// How many tokens back repetition counts; -1 is all.
+    /// The number of last tokens that the repetition penalty counts; -1 counts all.
     repeat_last_n: Option<i64>,
-    /// The same seed gives the same reply; -1 is any.
+    /// The same seed gives the same reply; -1 takes a random one.
     seed: Option<i64>,
     /// Strings that end the reply.
     #[schema(value_type = Option<crate::pipeline::described::OneOrMore>)]
     stop: Option<OneOrMore>,
-    /// Go on after the end of the text.
+    /// Continue after the model's end-of-text token.
     ignore_eos: Option<bool>,
-    /// Pairs of a token's id and what is added to its logit, or an object of them.
+    /// A list of pairs `[token, bias]`, or an object with a bias for each token. A bias is added to
+    /// the logit.
     #[schema(value_type = Option<crate::pipeline::described::Biases>)]
     logit_bias: Option<Value>,
     /// Return log-probabilities with this number of alternatives.
     n_probs: Option<usize>,
-    /// What the reply must look like.
+    /// A JSON schema that the reply must match.
     #[schema(value_type = Option<Object>)]
     json_schema: Option<Value>,
-    /// Reuse what was computed of prompts that begin alike.
+    /// Reuse cached computations of a common prefix with earlier prompts.
     cache_prompt: Option<bool>,
-    /// Cached prompt prefixes are shared only with requests of the same salt.
+    /// Cached prompt prefixes are shared only between requests with the same salt.
     cache_salt: Option<String>,
-    /// Return the ids of the reply.
+    /// Return the token ids of the reply.
     return_tokens: Option<bool>,
     /// Not supported.
     grammar: Option<String>,
     /// Not supported.
     mirostat: Option<i64>,
-    /// Only 0.
+    /// Only 0 is supported.
     dry_multiplier: Option<f32>,
-    /// Only 0.
+    /// Only 0 is supported.
     dynatemp_range: Option<f32>,
     /// Not supported.
     #[schema(value_type = Option<Vec<Object>>)]
@@ -167,7 +167,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// The options that the fields describe, without the most tokens.
+    /// The options that the fields describe, without the limit on tokens.
     pub(super) fn options(
         &self,
         app: &App,
@@ -180,7 +180,7 @@ impl Sampling {
             ordered(&mut o.sampling, samplers)?;
         }
         match self.repeat_last_n {
-            // The contract's 0 is all.
+            // In the contract, a window of 0 means all tokens.
             Some(0) => o.penalties.repeat_penalty = 1.0,
             Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
             None => {}
@@ -210,19 +210,19 @@ impl Sampling {
         Ok(o)
     }
 
-    /// The most tokens that were asked for.
+    /// The most tokens that the request asks for.
     pub(super) fn asked(&self) -> Option<usize> {
         usize::try_from(self.n_predict?).ok()
     }
 }
 
-/// Turns off the filters that are not in llama.cpp's list, and takes its order. There are two: with
-/// the temperature first, or last.
+/// Turns off the filters that are not in llama.cpp's list, and takes its order. Two orders exist:
+/// the temperature comes first or last.
 fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), ApiError> {
     const PARAM: &str = "samplers";
     const LAST: [&str; 6] = ["top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"];
     const FIRST: [&str; 6] = ["top_n_sigma", "top_k", "top_p", "min_p", "typ_p", "xtc"];
-    // What comes before all filters, and what is off: fields that turn it on are refused.
+    // These come before all filters and are off. Fields that would turn them on are refused.
     const OFF: [&str; 2] = ["penalties", "dry"];
     let named: Vec<&str> = samplers
         .iter()
@@ -241,7 +241,7 @@ fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), Ap
     let used: Vec<&str> = named
         .into_iter()
         .filter(|name| !OFF.contains(name))
-        // Typical-p stands at another place in each order, which matters where it is on.
+        // The two orders place typical-p differently, which matters only if it is on.
         .filter(|name| *name != "typ_p" || sampling.typical_p < 1.0)
         .collect();
     let place = |name: &str| used.iter().position(|own| *own == name);
@@ -289,7 +289,7 @@ fn ordered(sampling: &mut SamplingOptions, samplers: &[String]) -> Result<(), Ap
 
 type Biases = (BTreeMap<u32, f32>, Vec<u32>);
 
-/// Biases by token, and tokens that must not come (a bias of `false`).
+/// Biases by token, and forbidden tokens (a bias of `false`).
 fn logit_bias(app: &App, bias: &Value, model: &ServedModel) -> Result<Biases, ApiError> {
     let param = "logit_bias";
     let (vocabulary, most) = (model.info().vocab_size, app.limits.logit_bias);
@@ -341,7 +341,7 @@ fn logit_bias(app: &App, bias: &Value, model: &ServedModel) -> Result<Biases, Ap
     Ok((biases, banned))
 }
 
-/// What a bias is for: a token, or all tokens of a text.
+/// The target of a bias: one token, or all tokens of a text.
 enum Named<'a> {
     Id(u64),
     Text(&'a str),
@@ -370,7 +370,7 @@ pub(crate) async fn create(
     answer(&app, model, places, prompts, several, &request.rest).await
 }
 
-/// Continues prompts, and answers with a list where `several`.
+/// Continues prompts. If `several`, the answer is a list.
 pub(super) async fn answer(
     app: &App,
     model: &Lease,
@@ -433,7 +433,7 @@ pub(super) async fn answer(
     })
 }
 
-/// What a whole reply keeps of its tokens.
+/// Tokens' data that a whole reply keeps.
 #[derive(Default)]
 struct Kept {
     text: String,
@@ -453,7 +453,7 @@ impl Keep for Kept {
     }
 }
 
-/// A whole answer. Its long parts are typed: as JSON values they would take many times more.
+/// A whole answer. It is typed because JSON values would take many times the memory.
 #[derive(Serialize)]
 struct Answer {
     content: String,
@@ -519,7 +519,7 @@ fn settings(options: &GenerateOptions, most: usize) -> Value {
     Value::Object(all)
 }
 
-/// What the answer to a prompt says besides its text.
+/// The fields of an answer besides its text.
 struct Head {
     index: usize,
     model: String,
@@ -586,7 +586,7 @@ impl Head {
 fn timings(end: &End) -> Value {
     let m = &end.metrics;
     let computed = m.prompt_tokens.saturating_sub(m.cached_tokens);
-    // The first token comes of the prompt; decode time begins with it.
+    // Prefill computes the first token; decode time begins after it.
     let decoded = m.generated_tokens.saturating_sub(1);
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let each = |time: Duration, n: usize| match n {
@@ -610,7 +610,7 @@ fn timings(end: &End) -> Value {
     })
 }
 
-/// Answers with events. They end with the last reply's `stop`; there is no `[DONE]`.
+/// Answers with events. The last reply's `stop` ends them; llama.cpp sends no `[DONE]`.
 fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
     let counts = vec![0usize; heads.len()];
     let state = Some((Box::pin(merged(replies)), heads, counts));
@@ -624,7 +624,7 @@ fn events(replies: Vec<Reply>, heads: Vec<Head>, ping: Duration) -> Response {
                 counts[i] += 1;
                 vec![heads[i].piece(*token, counts[i])]
             }
-            // Earlier parts are not sent again.
+            // The text was sent in earlier events.
             Item::End { end, .. } => vec![json!(heads[i].last(Kept::default(), &end))],
             Item::Failed(error) => {
                 more = false;

@@ -1,4 +1,4 @@
-//! `/infill`: what belongs between two texts.
+//! `/infill`: generates the text between two others.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -11,27 +11,27 @@ use crate::pipeline::infill::{File, Parts, prompt};
 use crate::pipeline::{Work, at_most};
 use crate::state::App;
 
-/// A place in a text.
+/// The text before and after a gap, which the reply fills.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct InfillRequest {
     /// The model's name; without one, the first that is served.
     model: Option<String>,
-    /// What stands before it.
+    /// The text before the gap.
     #[serde(default)]
     input_prefix: String,
-    /// What stands after it.
+    /// The text after the gap.
     #[serde(default)]
     input_suffix: String,
     /// Other files of the project.
     input_extra: Option<Vec<File>>,
-    /// What the text in between begins with.
+    /// The beginning of the text in the gap, which the reply continues.
     #[serde(default)]
     prompt: String,
     #[serde(flatten)]
     rest: Sampling,
 }
 
-/// Fills in the text between two others.
+/// Generates the text between two others.
 #[utoipa::path(post, path = "/infill", request_body = InfillRequest, responses(
     (status = 200, description = "a completion, or with `stream` events", content((Object = "application/json"), (String = "text/event-stream"))),
     (status = 400, description = "the request cannot be served as it is, or the model has no such tokens", body = Object)))]

@@ -23,7 +23,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(rerank::rerank))
         .routes(routes!(state::props))
         .routes(routes!(state::slots))
-        // Second names of llama.cpp's server.
+        // Aliases that llama.cpp's server has.
         .route("/completions", post(completion::create))
         .route("/embeddings", post(text::embedding))
         .route("/v1/rerank", post(rerank::rerank))

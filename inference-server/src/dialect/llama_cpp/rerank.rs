@@ -1,5 +1,5 @@
-//! `/rerank` and `/v1/rerank`: documents in the order in which they answer a query, in the forms of
-//! Jina, Cohere and llama.cpp, and in that of text-embeddings-inference.
+//! `/rerank` and `/v1/rerank`: documents sorted by relevance to a query. The forms of Jina, Cohere,
+//! llama.cpp and text-embeddings-inference are accepted.
 
 use std::time::Instant;
 
@@ -16,30 +16,30 @@ use crate::pipeline::embeddings::Leaves;
 use crate::pipeline::{Work, at_most, prepare};
 use crate::state::App;
 
-/// A question, and documents to sort by it.
+/// A query, and documents to sort by relevance to it.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct RerankRequest {
     /// The model's name; without one, the first that is served.
     model: Option<String>,
-    /// The question.
+    /// The query.
     query: Option<String>,
     /// The documents: texts, or objects with `text`.
     #[schema(value_type = Option<Vec<crate::pipeline::described::TextOrObject>>)]
     documents: Option<Vec<Value>>,
-    /// The documents, in text-embeddings-inference's form. The answer is a list then.
+    /// The documents, in text-embeddings-inference's form. The answer is then a list.
     texts: Option<Vec<String>>,
-    /// Only the best of them.
+    /// Return only this number of the best documents.
     top_n: Option<usize>,
     /// Whether the answer repeats the documents.
     return_documents: Option<bool>,
-    /// The same in text-embeddings-inference's form.
+    /// The field `return_documents` in text-embeddings-inference's form.
     return_text: Option<bool>,
-    /// Scores as the model's last layer gives them, instead of numbers from 0 to 1.
+    /// Return the last layer's scores, instead of numbers from 0 to 1.
     raw_scores: Option<bool>,
-    /// Cut documents that are too long, instead of refusing them. The default is to cut them, but
-    /// not with `texts`.
+    /// Cut documents that are too long, instead of refusing them. The default is true, but false
+    /// with `texts`.
     truncate: Option<bool>,
-    /// What the model is told to look for, for models that read an instruction.
+    /// An instruction for the relevance, for models that read one.
     instruction: Option<String>,
     /// Not supported.
     max_tokens_per_doc: Option<usize>,
@@ -90,7 +90,7 @@ fn text_of(document: Value, i: usize) -> Result<String, ApiError> {
     })
 }
 
-/// Sorts documents by how well they answer a query.
+/// Sorts documents by relevance to a query.
 #[utoipa::path(post, path = "/rerank", request_body = RerankRequest, responses(
     (status = 200, description = "`results` with `index` and `relevance_score`, the best first; with `texts` a list of `index` and `score`", body = inline(crate::pipeline::described::ObjectOrList)),
     (status = 400, description = "the request cannot be served as it is", body = Object),
@@ -149,7 +149,7 @@ pub(crate) async fn rerank(
     let ranking = app.engine.rerank(job).await;
     let ranking = ranking.map_err(|_| ApiError::internal())?;
     let ranking = ranking.map_err(|e| ApiError::of_engine(&e).with_param("documents"))?;
-    // JSON has no such numbers.
+    // JSON has no infinities and no NaN.
     if ranking.scores.iter().any(|score| !score.is_finite()) {
         tracing::error!("a score of {} is no number", model.id());
         return Err(ApiError::internal());

@@ -27,8 +27,8 @@ pub(crate) async fn props(State(app): State<App>) -> Result<axum::Json<Value>, A
     })))
 }
 
-/// Places for running requests. A request is not bound to one of them: the first ones are in use,
-/// as many as there are requests, waiting ones included.
+/// Places for running requests. A request has no fixed place: the first places count as used, one
+/// for each request that runs or waits.
 #[utoipa::path(get, path = "/slots", params(("fail_on_no_slot" = Option<String>, Query, description = "an error if all are in use")), responses(
     (status = 200, description = "a list", body = Vec<Object>),
     (status = 503, description = "all are in use, if that was to be an error", body = Object)))]

@@ -25,11 +25,11 @@ pub(crate) struct TokenizeRequest {
     /// The text.
     #[serde(default)]
     content: String,
-    /// Add what the model wants around a text, such as a start token.
+    /// Add the model's tokens around a text, such as a start token.
     add_special: Option<bool>,
-    /// Only `true`: special tokens in the text are markup.
+    /// Only `true` is supported: special tokens in the text are markup.
     parse_special: Option<bool>,
-    /// Return what each token spells, too.
+    /// Also return the text of each token.
     with_pieces: Option<bool>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) async fn tokenize(
     if rest.ended {
         return Ok((kind, first).into_response());
     }
-    // The stream holds its place until the client has read it: this bounds how many lists of ids
+    // The stream holds its place until the client has read it. This limits how many lists of ids
     // slow clients can keep in memory.
     let rest = stream::unfold((rest, places), |(mut rest, places)| async {
         if rest.ended {
@@ -85,11 +85,11 @@ pub(crate) async fn tokenize(
     Ok((kind, Body::from_stream(all)).into_response())
 }
 
-/// Bytes after which a part of an answer is sent.
+/// An answer is sent in parts of about this many bytes.
 const PART: usize = 32 << 10;
 
-/// An answer of `/tokenize`, written in parts. The whole answer has tens of bytes for each byte of
-/// the text, so only its ids are kept.
+/// An answer of `/tokenize`, written in parts. The answer has tens of bytes for each byte of the
+/// text, so only its ids are kept.
 struct TokenList {
     model: Lease,
     ids: std::vec::IntoIter<u32>,
@@ -136,7 +136,7 @@ impl TokenList {
     }
 }
 
-/// How an answer of `/tokenize` begins.
+/// The beginning of an answer of `/tokenize`.
 const START: &[u8] = b"{\"tokens\":[";
 
 /// Ids.
@@ -159,13 +159,13 @@ pub(crate) async fn detokenize(
 ) -> Result<Response, ApiError> {
     let model = app.models.get(request.model.as_deref(), None).await?;
     let most = app.limits.prompt_bytes;
-    // A token spells some bytes, so the ids are bounded about as a prompt is.
+    // A token stands for a few bytes, so this limit is similar to that of a prompt.
     at_most("tokens", request.tokens.len(), most / 8)?;
     prepare::check_ids(&model, "tokens", &request.tokens)?;
     let (places, content) = prepare::aside(places, move || {
         let tokens = model.tokens()?;
         let failed = |e: inference::Error| ApiError::of_engine(&e);
-        // Some tokens spell a hundred bytes.
+        // Some tokens stand for a hundred bytes.
         let mut bytes = 0;
         for ids in request.tokens.chunks(AT_A_TIME) {
             bytes += tokens.decode(ids).map_err(failed)?.len();
@@ -180,11 +180,11 @@ pub(crate) async fn detokenize(
     Ok(text_answer("content", content, places))
 }
 
-/// Ids whose text is measured at a time.
+/// Ids that are decoded at a time to measure their text.
 const AT_A_TIME: usize = 1024;
 
-/// An object with one text, written in parts. It holds its place until the client has read it: this
-/// bounds how many texts slow clients can keep in memory.
+/// An object with one text, written in parts. It holds its place until the client has read it. This
+/// limits how many texts slow clients can keep in memory.
 fn text_answer(name: &'static str, text: String, places: Places) -> Response {
     let start = format!("{{\"{name}\":\"");
     let parts = stream::unfold(Some((text, 0, places)), move |state| {
@@ -224,14 +224,14 @@ pub(crate) struct TemplateRequest {
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<Tool>>,
-    /// More names for the model's chat template.
+    /// More variables for the model's chat template.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// End the prompt where the model is to answer; true by default.
+    /// End the prompt where the model's answer begins; true by default.
     add_generation_prompt: Option<bool>,
 }
 
-/// A conversation as the model's chat template writes it.
+/// Writes a conversation with the model's chat template.
 #[utoipa::path(post, path = "/apply-template", request_body = TemplateRequest, responses(
     (status = 200, description = "`prompt`", body = Object),
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
@@ -258,7 +258,7 @@ pub(crate) async fn apply_template(
     Ok(text_answer("prompt", text, places))
 }
 
-/// Texts to make vectors of.
+/// Texts to embed.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = llama::EmbeddingRequest)]
 pub(crate) struct EmbeddingRequest {
@@ -270,7 +270,7 @@ pub(crate) struct EmbeddingRequest {
     content: Prompts,
 }
 
-/// Vectors of length one, pooled as the model is trained to.
+/// Embeds texts as vectors of length one, pooled as the model was trained.
 #[utoipa::path(post, path = "/embedding", request_body = EmbeddingRequest, responses(
     (status = 200, description = "a list with `index` and `embedding`", body = Vec<Object>),
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
@@ -291,7 +291,7 @@ pub(crate) async fn embedding(
     ))
 }
 
-/// One vector of a text: a list of lists, since other poolings have one for each token.
+/// The vectors of a text. The list has one vector; other poolings would have one for each token.
 #[derive(Serialize)]
 pub(crate) struct Vectors {
     index: usize,

@@ -14,7 +14,7 @@ use crate::pipeline::embeddings::{dimensions, vectors};
 use crate::pipeline::{OneOrMore, Work};
 use crate::state::App;
 
-/// Texts to make vectors of.
+/// Texts to embed.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct EmbedRequest {
     /// The model's name.
@@ -22,28 +22,28 @@ pub(crate) struct EmbedRequest {
     /// A text, or several.
     #[schema(value_type = crate::pipeline::described::OneOrMore)]
     input: OneOrMore,
-    /// Only the first elements of each vector, for models that are trained so.
+    /// Return only the first elements of each vector, for models trained for that.
     dimensions: Option<usize>,
     /// Cut a text that is too long (the default), instead of refusing it.
     truncate: Option<bool>,
-    /// How long the model stays loaded after this.
+    /// How long the model stays loaded after this request.
     #[schema(value_type = Option<crate::pipeline::described::NumberOrText>)]
     keep_alive: Option<Value>,
 }
 
-/// A text to make a vector of, in the older form.
+/// A text to embed, in the older form.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct OldEmbedRequest {
     /// The model's name.
     model: Option<String>,
     /// The text.
     prompt: String,
-    /// How long the model stays loaded after this.
+    /// How long the model stays loaded after this request.
     #[schema(value_type = Option<crate::pipeline::described::NumberOrText>)]
     keep_alive: Option<Value>,
 }
 
-/// Makes a vector of a text, in the older form.
+/// Embeds a text, in the older form.
 #[utoipa::path(post, path = "/api/embeddings", request_body = OldEmbedRequest, responses(
     (status = 200, description = "`embedding`, a vector of length one", body = Object),
     (status = 400, description = "the request cannot be served as it is", body = Object)))]
@@ -59,7 +59,7 @@ pub(crate) async fn create_old(
     Ok(axum::Json(json!({"embedding": vectors.first()})))
 }
 
-/// Makes vectors of texts.
+/// Embeds texts.
 #[utoipa::path(post, path = "/api/embed", request_body = EmbedRequest, responses(
     (status = 200, description = "a vector of length one for each text", body = Object),
     (status = 400, description = "the request cannot be served as it is", body = Object)))]

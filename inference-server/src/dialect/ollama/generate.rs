@@ -1,4 +1,4 @@
-//! `/api/chat` and `/api/generate`: a reply as lines of JSON, or as one.
+//! `/api/chat` and `/api/generate`: a reply as lines of JSON, or as one line.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -23,14 +23,14 @@ use crate::pipeline::{Maybe, prepare};
 use crate::reply::Delta;
 use crate::state::App;
 
-/// Which of the two shapes a line has.
+/// The shape of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Chat,
     Generate,
 }
 
-/// The work to run.
+/// The prompt to run.
 enum Work {
     Chat(Box<ChatPrompt>),
     Raw(String),
@@ -60,7 +60,7 @@ pub(crate) async fn chat(
     answer(&app, model, places, work, &request.rest, Shape::Chat).await
 }
 
-/// Answers a text or, with `raw`, continues it.
+/// Answers a text. With `raw`, continues it.
 #[utoipa::path(post, path = "/api/generate", request_body = GenerateRequest, responses(
     (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
@@ -107,7 +107,7 @@ pub(crate) async fn generate(
     answer(&app, model, places, work, &request.rest, Shape::Generate).await
 }
 
-/// Answers a request for nothing: it loads the model or, to keep it for no time, unloads it.
+/// Answers a request without a prompt. It loads the model, or unloads it if `keep_alive` is zero.
 async fn load(
     app: &App,
     name: Option<&str>,
@@ -118,7 +118,7 @@ async fn load(
     let (id, reason) = if unload {
         let listed = app.models.look(name).await?;
         let gone = app.models.dismiss(&listed.name) || listed.loaded.is_none();
-        // A model that was loaded at the start stays, whatever clients say.
+        // A model that was loaded at the start stays, whatever clients ask.
         (listed.name, if gone { "unload" } else { "load" })
     } else {
         let model = app.models.get(name, keep).await?;
@@ -252,12 +252,12 @@ struct Lines {
     model: String,
     shape: Shape,
     arrived: Instant,
-    /// The call that is not sent yet: a line has whole ones.
+    /// The calls that are not sent yet, because a line has complete calls only.
     calls: Calls,
 }
 
 impl Lines {
-    /// The lines of one piece of news, and whether more come.
+    /// The lines of one item, and whether more follow.
     fn of(&mut self, item: Item) -> (String, bool) {
         let (deltas, end) = match item {
             Item::Started => return (String::new(), true),

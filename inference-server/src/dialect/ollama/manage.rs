@@ -1,5 +1,5 @@
-//! `/api/delete`, `/api/copy`, `/api/create`: a client changes which models there are. Here it may
-//! delete some. What it cannot do is an error that says what does it.
+//! `/api/delete`, `/api/copy` and `/api/create`. A client may delete some models. The other two
+//! routes answer with an error that says what to do instead.
 
 use axum::extract::State;
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use crate::error::ApiError;
 use crate::pipeline::Json;
 use crate::state::App;
 
-/// Which model to delete.
+/// The model to delete.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct DeleteRequest {
     /// The model's name.
@@ -34,12 +34,12 @@ pub(crate) async fn delete(
     app.models.delete(&name).await
 }
 
-/// What to copy.
+/// The model to copy.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CopyRequest {
     /// The model's name.
     source: Option<String>,
-    /// Another name for it.
+    /// The name of the copy.
     destination: Option<String>,
 }
 
@@ -69,17 +69,17 @@ pub(crate) async fn copy(
     ))
 }
 
-/// What to make.
+/// The model to create.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CreateRequest {
     /// The new model's name.
     #[serde(alias = "name")]
     model: Option<String>,
-    /// The model that it is made of.
+    /// The model that it would be made from.
     from: Option<String>,
 }
 
-/// Refuses to make a model.
+/// Refuses to create a model.
 #[utoipa::path(post, path = "/api/create", request_body = CreateRequest, responses(
     (status = 400, description = "models are not made by requests", body = Object)))]
 pub(crate) async fn create(Json(request): Json<CreateRequest>) -> Result<(), ApiError> {

@@ -1,4 +1,4 @@
-//! Ollama's API: chat, generate, embed, the list of models, and what changes it.
+//! Ollama's API: chat, generate, embed, and the list of models and its changes.
 
 mod embed;
 mod generate;

@@ -21,7 +21,7 @@ use crate::models::{Listed, ModelDescription, ModelEntry, PullProgress};
 use crate::pipeline::Json;
 use crate::state::App;
 
-/// When models that stay are unloaded.
+/// The time at which models that stay are unloaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// The server's version.
@@ -30,7 +30,7 @@ pub(crate) async fn version() -> axum::Json<Value> {
     axum::Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Models that can be asked.
+/// The models that requests may name.
 #[utoipa::path(get, path = "/api/tags", responses((status = 200, description = "`models`", body = Object)))]
 pub(crate) async fn tags(State(app): State<App>) -> axum::Json<Value> {
     let tag = |listed: &Listed| {
@@ -43,7 +43,7 @@ pub(crate) async fn tags(State(app): State<App>) -> axum::Json<Value> {
     axum::Json(json!({"models": models}))
 }
 
-/// Models that are loaded.
+/// The models that are loaded.
 #[utoipa::path(get, path = "/api/ps", responses((status = 200, description = "`models`", body = Object)))]
 pub(crate) async fn ps(State(app): State<App>) -> axum::Json<Value> {
     let mut models = Vec::new();
@@ -67,7 +67,7 @@ pub(crate) async fn ps(State(app): State<App>) -> axum::Json<Value> {
     axum::Json(json!({"models": models}))
 }
 
-/// When its files changed or, where nothing is known of them, when it was loaded.
+/// When the model's files changed or, if that is unknown, when it was loaded.
 fn modified(listed: &Listed) -> u64 {
     let of_files = listed.entry.as_ref().map(|e| e.modified);
     let loaded = listed.loaded.as_ref().map(|m| m.created());
@@ -83,7 +83,7 @@ fn info(listed: &Listed) -> ModelInfo {
     }
 }
 
-/// Which model.
+/// The model to describe.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ShowRequest {
     /// The model's name.
@@ -91,7 +91,7 @@ pub(crate) struct ShowRequest {
     model: Option<String>,
 }
 
-/// What a model is.
+/// Describes a model.
 #[utoipa::path(post, path = "/api/show", request_body = ShowRequest, responses(
     (status = 200, description = "what it is", body = Object),
     (status = 400, description = "the request cannot be served as it is", body = Object),
@@ -120,7 +120,7 @@ pub(crate) async fn show(
     ] {
         facts.insert(format!("{architecture}.{name}"), value.into());
     }
-    // What a template can do is known once its model is loaded.
+    // The template's abilities are known only once its model is loaded.
     let model = listed.loaded.as_deref();
     let own = model.and_then(|m| Some(m.tokens().ok()?.chat_template()?.to_owned()));
     let can = [
@@ -148,7 +148,7 @@ pub(crate) async fn show(
     })))
 }
 
-/// What the files of a model say, where the source knows them.
+/// The description from a model's files, if the source knows them.
 async fn described(app: &App, name: &str) -> ModelDescription {
     let Some(source) = app.models.source().cloned() else {
         return ModelDescription::default();
@@ -164,7 +164,7 @@ async fn described(app: &App, name: &str) -> ModelDescription {
     }
 }
 
-/// The sampling that the files recommend, one option a line as in Ollama's Modelfiles.
+/// The sampling that the files recommend, one option on each line, as in Ollama's Modelfiles.
 fn parameters(info: &ModelInfo) -> String {
     let own = ParameterValues::recommended(&info.sampling);
     let lines: Vec<String> = own
@@ -174,18 +174,18 @@ fn parameters(info: &ModelInfo) -> String {
     lines.join("\n")
 }
 
-/// Which model to fetch.
+/// The model to fetch.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct PullRequest {
     /// A known name, or `owner/name` on the Hugging Face Hub.
     #[serde(alias = "name")]
     model: Option<String>,
-    /// Send what happens as it happens, the default.
+    /// Send progress while it fetches; true by default.
     stream: Option<bool>,
 }
 
-/// Fetches a model, if the server was started to allow it. The download goes on when the client
-/// leaves.
+/// Fetches a model, if the server was started to allow it. The download continues when the client
+/// disconnects.
 #[utoipa::path(post, path = "/api/pull", request_body = PullRequest, responses(
     (status = 200, description = "lines of JSON, or with `stream` false one", content((Object = "application/json"), (String = "application/x-ndjson"))),
     (status = 400, description = "the request cannot be served as it is", body = Object),
@@ -211,7 +211,7 @@ pub(crate) async fn pull(
     let (tell, mut told) = mpsc::channel(64);
     tokio::task::spawn_blocking(move || {
         let mut progress = |progress: PullProgress| {
-            // Of a slow reader's news the next one says more.
+            // A slow reader may miss a report, because the next one supersedes it.
             let _ = tell.try_send(Ok(progress));
         };
         let fetched = source.pull(&name, &mut progress);
@@ -229,7 +229,8 @@ pub(crate) async fn pull(
                 })
             }
         };
-        // Before the last word: a client may fetch the next model right after it.
+        // The turn ends before the last report, because a client may fetch the next model right
+        // after it.
         drop(turn);
         let _ = tell.blocking_send(last);
     });
@@ -264,7 +265,7 @@ fn news(progress: &PullProgress) -> Value {
 }
 
 fn fields(listed: &Listed) -> Map<String, Value> {
-    // Clients show it and compare it; files have digests of their own, which are not these.
+    // Clients show and compare this digest of the name. It is not the digest of the files.
     let digest = Sha256::digest(listed.name.as_bytes());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let info = info(listed);
@@ -292,7 +293,7 @@ fn details(info: &ModelInfo, files: Option<&ModelEntry>) -> Value {
     })
 }
 
-/// A number of weights as Ollama writes it; nothing where it is not known.
+/// A number of weights as Ollama writes it; empty if it is not known.
 fn size_of(parameters: u64) -> String {
     let n = parameters as f64;
     match parameters {

@@ -1,4 +1,4 @@
-//! Times as Ollama's clients read them.
+//! Times in the format of Ollama's clients.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ pub(super) fn after(stays: Duration) -> String {
     rfc3339(at.as_secs(), at.subsec_nanos())
 }
 
-/// Seconds since 1970 as a date and a time. The date is that of days_from_civil's inverse (Howard
+/// Seconds since 1970 as a date and a time. The formula is the inverse of days_from_civil (Howard
 /// Hinnant, "chrono-Compatible Low-Level Date Algorithms").
 pub(super) fn rfc3339(seconds: u64, nanos: u32) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_the_calendar() {
-        // From `date -u -d @SECONDS`.
+        // The expected texts are from `date -u -d @SECONDS`.
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00"),
             (951_782_400, "2000-02-29T00:00:00"),

@@ -1,4 +1,4 @@
-//! What Ollama's clients send.
+//! Requests of Ollama's clients.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::state::App;
 pub(crate) struct ChatRequest {
     /// The model's name.
     pub(super) model: Option<String>,
-    /// The turns, oldest first; none asks whether the model is loaded.
+    /// The turns, oldest first. Without any, the request only loads or unloads the model.
     #[serde(default)]
     #[schema(value_type = Vec<Object>)]
     pub(super) messages: Vec<Turn>,
@@ -32,17 +32,17 @@ pub(crate) struct ChatRequest {
     pub(super) rest: Rest,
 }
 
-/// A text to answer or, with `raw`, to continue.
+/// A text to answer. With `raw`, a text to continue.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct GenerateRequest {
     /// The model's name.
     pub(super) model: Option<String>,
-    /// The text; none asks whether the model is loaded.
+    /// The text. Without one, the request only loads or unloads the model.
     #[serde(default)]
     pub(super) prompt: String,
     /// An instruction.
     pub(super) system: Option<String>,
-    /// Continue the prompt as it is, without a chat template.
+    /// Continue the prompt without a chat template.
     pub(super) raw: Option<bool>,
     /// Not supported.
     pub(super) template: Option<String>,
@@ -58,30 +58,32 @@ pub(crate) struct GenerateRequest {
     pub(super) rest: Rest,
 }
 
-/// What both have.
+/// The fields that both requests have.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct Rest {
-    /// Send the reply as it is generated, the default.
+    /// Send the reply while it is generated; true by default.
     pub(super) stream: Option<bool>,
     /// `json`, or a JSON schema.
     #[schema(value_type = Option<crate::pipeline::described::TextOrObject>)]
     pub(super) format: Option<Value>,
     /// How to sample.
     pub(super) options: Option<Options>,
-    /// Whether to think first.
+    /// Whether the model reasons before its answer.
     #[schema(value_type = Option<crate::pipeline::described::BoolOrText>)]
     pub(super) think: Option<Value>,
-    /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
+    /// Cached prompt prefixes are shared only between requests with the same salt (from vLLM).
     pub(super) cache_salt: Option<String>,
     /// Not supported.
     pub(super) logprobs: Option<bool>,
-    /// How long the model stays loaded after this: `5m`, or seconds; below 0 is forever.
+    /// How long the model stays loaded after this request: `5m`, or seconds. A negative value means
+    /// forever.
     #[schema(value_type = Option<crate::pipeline::described::NumberOrText>)]
     pub(super) keep_alive: Option<Value>,
 }
 
 impl Rest {
-    /// Checks types, for requests that only load a model too. Returns how long it is to stay.
+    /// Checks the types of fields, also for requests that only load a model. Returns how long it
+    /// stays.
     pub(super) fn check(&self) -> Result<Option<KeepAlive>, ApiError> {
         let think = self.think.as_ref();
         if !think.is_none_or(|v| v.is_boolean() || v.is_string() || v.is_null()) {
@@ -102,7 +104,7 @@ impl Rest {
     }
 }
 
-/// How long a model is to stay, where a request says.
+/// How long a model stays, if the request sets it.
 pub(super) fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, ApiError> {
     let bad = || {
         let message = "keep_alive must be a number of seconds or a duration such as \"5m\"";
@@ -127,7 +129,7 @@ pub(super) fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, Api
 #[derive(Debug)]
 pub(crate) struct Ollama;
 
-/// Without generics, as the derived schemas need it.
+/// An alias without generics, because the derived schemas need one.
 pub(crate) type OllamaParameters = Parameters<Ollama>;
 
 impl Dialect for Ollama {
@@ -145,7 +147,7 @@ impl Dialect for Ollama {
     }
 
     fn takes(parameter: &Parameter) -> bool {
-        // `repeat_last_n` has another meaning of 0.
+        // Ollama's `repeat_last_n` gives 0 another meaning.
         parameter.name() != "repeat_window"
     }
 }
@@ -153,7 +155,7 @@ impl Dialect for Ollama {
 /// How to sample.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Options {
-    /// The most tokens of a reply; below 0 as many as fit.
+    /// The most tokens of a reply. A negative number means as many as fit.
     num_predict: Option<i64>,
     /// The most tokens of prompt and reply.
     pub(super) num_ctx: Option<usize>,
@@ -162,20 +164,20 @@ pub(crate) struct Options {
     seed: Option<i64>,
     #[schema(value_type = Option<crate::pipeline::described::OneOrMore>)]
     stop: Option<OneOrMore>,
-    /// How many tokens back repetition counts; 0 is off, -1 is all.
+    /// The number of last tokens that the repetition penalty counts; 0 turns it off, -1 counts all.
     repeat_last_n: Option<i64>,
     /// Not supported.
     mirostat: Option<i64>,
-    /// Only 1.
+    /// Only 1 is supported.
     tfs_z: Option<f32>,
-    /// All others.
+    /// All other options.
     #[serde(flatten)]
     #[schema(ignore)]
     more: Map<String, Value>,
 }
 
-/// Options of Ollama that change nothing here: how the engine runs is the server's own matter, no
-/// prompt is ever cut, and mirostat's numbers are those of a sampler that is refused.
+/// Options of Ollama that have no effect here. The server decides how the engine runs, and prompts
+/// are never cut. Mirostat's numbers belong to a sampler that is refused.
 const NO_EFFECT: [&str; 16] = [
     "f16_kv",
     "logits_all",
@@ -276,7 +278,7 @@ impl Rest {
         o.prefill.cache_salt = prepare::salt(self.cache_salt.as_ref())?;
         given.parameters.apply(&mut o)?;
         match given.repeat_last_n {
-            // The contract's 0 is all.
+            // In the contract, a window of 0 means all tokens.
             Some(0) => o.penalties.repeat_penalty = 1.0,
             Some(n) => o.penalties.repeat_window = usize::try_from(n).unwrap_or(0),
             None => {}
@@ -288,13 +290,13 @@ impl Rest {
         Ok(o)
     }
 
-    /// The most tokens that were asked for.
+    /// The most tokens that the request asks for.
     pub(super) fn asked(&self) -> Option<usize> {
         let predict = self.options.as_ref()?.num_predict?;
         usize::try_from(predict).ok()
     }
 
-    /// What the reply must look like.
+    /// The grammar that the reply must match.
     pub(super) fn grammar(
         &self,
         app: &App,
@@ -316,7 +318,7 @@ impl Rest {
         }
     }
 
-    /// Names for the chat template.
+    /// Variables for the chat template.
     pub(super) fn template(&self, model: &ServedModel) -> Result<Map<String, Value>, ApiError> {
         let mut names = Map::new();
         match &self.think {

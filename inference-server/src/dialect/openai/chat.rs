@@ -21,7 +21,7 @@ use crate::pipeline::{Work, prepare};
 use crate::reply::Delta;
 use crate::state::App;
 
-/// What the same seed needs for the same reply, besides the model: this version.
+/// The same seed gives the same reply only with the same model and this version.
 pub(crate) const FINGERPRINT: &str = concat!("inference-server-", env!("CARGO_PKG_VERSION"));
 
 pub(crate) fn now() -> u64 {
@@ -110,7 +110,8 @@ pub(crate) async fn create(
     Ok(axum::Json(body).into_response())
 }
 
-/// An answer, typed: as JSON values, log-probabilities would take many times more.
+/// An answer. It is typed because log-probabilities as JSON values would take many times the
+/// memory.
 #[derive(Serialize)]
 pub(super) struct Completion<C> {
     pub(super) id: String,
@@ -170,7 +171,7 @@ pub(crate) async fn count_tokens(
     ))
 }
 
-/// Refuses by name what cannot be served.
+/// Refuses unsupported fields by name.
 fn refuse(request: &ChatRequest) -> Result<(), ApiError> {
     let not_null = |value: &Option<Value>| value.as_ref().is_some_and(|v| !v.is_null());
     for (param, there, instead) in [
@@ -247,14 +248,14 @@ fn prompt(request: ChatRequest) -> Result<(ChatPrompt, ToolChoice), ApiError> {
     Ok((prompt, choice))
 }
 
-/// What a `tool_choice` asks for.
+/// The meaning of a `tool_choice`.
 enum Chosen {
-    /// No calls.
+    /// The model must not call a tool.
     None,
     Some(ToolChoice),
 }
 
-/// Reads a `tool_choice`; `None` for one that is not known.
+/// Reads a `tool_choice`; `None` if it is unknown.
 fn tool_choice(choice: &Value) -> Option<Chosen> {
     match choice.as_str() {
         Some("auto") => return Some(Chosen::Some(ToolChoice::default())),
@@ -328,7 +329,7 @@ fn grammar(
     }
 }
 
-/// OpenAI's word for an end.
+/// OpenAI's `finish_reason`.
 pub(crate) fn finish(end: &End, called: bool) -> &'static str {
     match end.reason {
         FinishReason::Length => "length",
@@ -383,7 +384,7 @@ impl Logprob {
     }
 }
 
-/// What all chunks have.
+/// The fields that all chunks have.
 struct Head {
     id: String,
     created: u64,
@@ -401,7 +402,7 @@ struct Choice {
 
 struct ChatChunks {
     head: Head,
-    /// Counted where asked for.
+    /// The counts of tokens, if the request asks for them.
     usage: Option<Usage>,
     choices: Vec<Choice>,
 }
@@ -431,7 +432,7 @@ impl ChatChunks {
         }]))
     }
 
-    /// The first chunk of a reply, which says who speaks.
+    /// The first chunk of a reply, which names the role.
     fn begin(&mut self, i: usize, chunks: &mut Vec<Value>) {
         if !std::mem::replace(&mut self.choices[i].begun, true) {
             let delta = json!({"role": "assistant", "content": ""});
@@ -458,7 +459,7 @@ impl ChatChunks {
                     self.choices[i].called = true;
                     continue;
                 }
-                // Its arguments stay incomplete, which clients see as such.
+                // The arguments stay incomplete JSON, which tells clients that the call is broken.
                 Delta::CallBroken { .. } => continue,
             };
             let logprobs = self.waiting(i);
@@ -466,7 +467,7 @@ impl ChatChunks {
         }
     }
 
-    /// Log-probabilities that no chunk has had.
+    /// Log-probabilities that no chunk has sent yet.
     fn waiting(&mut self, i: usize) -> Value {
         let waiting = std::mem::take(&mut self.choices[i].waiting);
         match waiting.is_empty() {

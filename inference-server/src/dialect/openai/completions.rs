@@ -1,5 +1,4 @@
-//! `/v1/completions`: raw prompts, without a chat template. Special tokens in a prompt are markup:
-//! here the caller speaks.
+//! `/v1/completions`: raw prompts, without a chat template. Special tokens in a prompt are markup.
 
 use std::time::Instant;
 
@@ -21,9 +20,9 @@ use crate::pipeline::run::{self, Item, Keep};
 use crate::pipeline::{Prompts, Work};
 use crate::state::App;
 
-/// OpenAI's default.
+/// OpenAI's default for `max_tokens`.
 const MAX_TOKENS: usize = 16;
-/// OpenAI's bound of alternatives here.
+/// OpenAI's limit on `logprobs` for completions.
 const TOP_LOGPROBS: usize = 5;
 
 /// Continues texts.
@@ -167,7 +166,7 @@ struct WholeChoice {
     finish_reason: &'static str,
 }
 
-/// What a whole reply keeps of its tokens.
+/// Tokens' data that a whole reply keeps.
 struct Kept {
     text: String,
     logprobs: Option<Logprobs>,
@@ -182,20 +181,20 @@ impl Keep for Kept {
     }
 }
 
-/// What all chunks have.
+/// The fields that all chunks have.
 struct Head {
     id: String,
     created: u64,
     model: String,
     logprobs: bool,
-    /// Replies to a prompt.
+    /// The number of replies to a prompt.
     n: usize,
 }
 
-/// Log-probabilities in the shape that completions have.
+/// Log-probabilities in the shape of the completions API.
 #[derive(Default, Serialize)]
 struct Logprobs {
-    /// Characters before the next token.
+    /// The number of characters before the next token.
     #[serde(skip)]
     offset: usize,
     tokens: Vec<String>,
@@ -226,7 +225,7 @@ impl Logprobs {
             .map_or((0.0, Vec::new()), |l| (l.logprob, l.top));
         let mut all: Vec<(String, f32)> = Vec::with_capacity(top.len());
         for t in top {
-            // Several tokens may spell the same; a name comes once.
+            // Several tokens may have the same text, but an object has each key once.
             match all.iter_mut().find(|(text, _)| *text == t.text) {
                 Some((_, logprob)) => *logprob = t.logprob,
                 None => all.push((t.text, t.logprob)),
@@ -236,7 +235,7 @@ impl Logprobs {
         self.top_logprobs.push(Top(all));
     }
 
-    /// Those since the last time, for a stream.
+    /// The log-probabilities since the last chunk.
     fn take(&mut self, wanted: bool) -> Value {
         if !wanted {
             return Value::Null;

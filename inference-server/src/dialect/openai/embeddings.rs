@@ -14,7 +14,7 @@ use crate::pipeline::Work;
 use crate::pipeline::embeddings::{dimensions, vectors};
 use crate::state::App;
 
-/// Makes vectors of texts.
+/// Embeds texts.
 #[utoipa::path(post, path = "/v1/embeddings", request_body = EmbeddingRequest, responses(
     (status = 200, description = "a vector of length one for each text", body = Object),
     (status = 400, description = "the request cannot be served as it is", body = Object),
@@ -61,7 +61,7 @@ pub(crate) async fn create(
     Ok(axum::Json(body).into_response())
 }
 
-/// The answer, typed: as JSON values, each number would take 32 bytes more.
+/// The answer. It is typed because each number as a JSON value would take 32 bytes more.
 #[derive(Serialize)]
 struct Embeddings<'a> {
     object: &'static str,

@@ -22,7 +22,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(chat::count_tokens))
         .routes(routes!(completions::create))
         .routes(routes!(embeddings::create))
-        // Second names, which llama.cpp's server has.
+        // Aliases that llama.cpp's server has.
         .route("/models", get(models::list))
         .route("/chat/completions", post(chat::create))
         .route("/chat/completions/input_tokens", post(chat::count_tokens))

@@ -26,7 +26,7 @@ pub(crate) async fn list(State(app): State<App>) -> axum::Json<Value> {
     axum::Json(json!({"object": "list", "data": data}))
 }
 
-/// One of them.
+/// One of the models that are served.
 #[utoipa::path(get, path = "/v1/models/{*id}", params(("id" = String, Path, description = "the model's name")), responses(
     (status = 200, description = "the model", body = Object),
     (status = 404, description = "it is not served", body = Object)))]

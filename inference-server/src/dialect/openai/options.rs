@@ -1,4 +1,4 @@
-//! OpenAI's sampling fields to options of the contract, and figures to its `usage`.
+//! Conversion of OpenAI's sampling fields to options of the contract, and of metrics to `usage`.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use crate::pipeline::parameters::{self, Dialect, Parameters};
 use crate::pipeline::{at_most, prepare, within};
 use crate::state::App;
 
-/// OpenAI's fields, and those that others added to its API.
+/// OpenAI's fields, and those that other servers added to its API.
 #[derive(Debug)]
 pub(crate) struct OpenAi;
 
-/// Without generics, as the derived schemas need it.
+/// An alias without generics, because the derived schemas need one.
 pub(crate) type OpenAiParameters = Parameters<OpenAi>;
 
 impl Dialect for OpenAi {
@@ -28,8 +28,8 @@ impl Dialect for OpenAi {
     }
 }
 
-/// The options that a request to `model` begins with: what the server was started with, else what
-/// the model's files recommend, as in vLLM, else OpenAI's default.
+/// The options that a request to `model` begins with: the server's own, else those that the model's
+/// files recommend, as in vLLM, else OpenAI's defaults.
 pub(crate) fn base(app: &App, model: &ServedModel) -> Result<GenerateOptions, ApiError> {
     parameters::base::<OpenAi>(app, &model.info().sampling)
 }
@@ -60,7 +60,7 @@ pub(crate) fn options(
     }
     o.stop.ignore_eos = fields.ignore_eos.unwrap_or(false);
     o.stop.min_tokens = fields.min_tokens.unwrap_or(0);
-    // Any number will do, and negative ones are numbers.
+    // A negative seed is valid; its bits are used as an unsigned number.
     o.sampling.seed = fields.seed.map(i64::cast_unsigned);
     o.prefill.cache_prompt = fields.cache_prompt.unwrap_or(true);
     o.prefill.cache_salt = prepare::salt(fields.cache_salt)?;
@@ -89,7 +89,7 @@ fn logit_bias(
     Ok(out)
 }
 
-/// How many replies to each prompt.
+/// The number of replies to each prompt.
 pub(crate) fn choices(app: &App, fields: &Sampling<'_>) -> Result<usize, ApiError> {
     let n = fields.n.unwrap_or(1);
     if n == 0 || n > app.limits.choices {
@@ -113,7 +113,7 @@ pub(crate) fn wants_usage(fields: &Sampling<'_>) -> Result<bool, ApiError> {
     Ok(options.and_then(|o| o.include_usage).unwrap_or(false))
 }
 
-/// The most tokens that were asked for; 0 is refused, as by OpenAI.
+/// The most tokens that the request asks for. 0 is refused, as by OpenAI.
 pub(crate) fn asked(param: &str, tokens: Option<usize>) -> Result<Option<usize>, ApiError> {
     match tokens {
         Some(0) => Err(ApiError::field(

@@ -12,17 +12,17 @@ use crate::error::{ApiError, Family};
 use crate::pipeline::events::{merged, sse};
 use crate::pipeline::run::{Item, Reply};
 
-/// What turns news into chunks.
+/// Turns items of replies into chunks.
 pub(crate) trait Chunks: Send + 'static {
-    /// The chunks of one piece of news.
+    /// The chunks of one item.
     fn of(&mut self, reply: usize, item: Item) -> Result<Vec<Value>, ApiError>;
 
-    /// The chunks after the last news.
+    /// The chunks after the last item.
     fn last(&mut self) -> Vec<Value>;
 }
 
-/// Answers with chunks as events, `[DONE]` last. After an error nothing but `[DONE]` comes: replies
-/// that still run are dropped, which cancels them.
+/// Answers with chunks as events and a final `[DONE]`. After an error only `[DONE]` follows.
+/// Replies that still run are dropped, which cancels them.
 pub(crate) fn answer(replies: Vec<Reply>, chunks: impl Chunks, ping: Duration) -> Response {
     let state = Some((Box::pin(merged(replies)), chunks));
     let events = stream::unfold(state, |state| async {

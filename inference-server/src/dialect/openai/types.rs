@@ -1,6 +1,5 @@
-//! What OpenAI's clients send. Fields that OpenAI knows and that cannot be served are read, to be
-//! refused by name; unknown fields are ignored, since clients
-//! send fields of their own.
+//! Requests of OpenAI's clients. OpenAI's unsupported fields are read so that they can be refused
+//! by name. Unknown fields are ignored, since clients send their own.
 
 use std::collections::BTreeMap;
 
@@ -23,33 +22,34 @@ macro_rules! request {
             $($(#[$field_doc])* pub(crate) $field: $ty,)*
             /// The most tokens of a reply.
             pub(crate) max_tokens: Option<usize>,
-            /// How tokens are chosen; some are not OpenAI's.
+            /// The sampling options; some are not OpenAI's.
             #[serde(flatten)]
             pub(crate) parameters: OpenAiParameters,
-            /// Added to the logits of tokens, by id.
+            /// Biases by token id, added to the logits.
             pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
             /// Strings that end the reply.
             #[schema(value_type = Option<crate::pipeline::described::OneOrMore>)]
             pub(crate) stop: Option<OneOrMore>,
             /// Tokens that end the reply (not OpenAI's).
             pub(crate) stop_token_ids: Option<Vec<u32>>,
-            /// Go on after the end of the text (not OpenAI's).
+            /// Continue after the model's end-of-text token (not OpenAI's).
             pub(crate) ignore_eos: Option<bool>,
             /// The fewest tokens of a reply (not OpenAI's).
             pub(crate) min_tokens: Option<usize>,
             /// The same seed gives the same reply.
             pub(crate) seed: Option<i64>,
-            /// How many replies.
+            /// The number of replies.
             pub(crate) n: Option<usize>,
-            /// Send the reply as it is generated.
+            /// Send the reply while it is generated.
             pub(crate) stream: Option<bool>,
-            /// How to stream.
+            /// The options of a stream.
             pub(crate) stream_options: Option<StreamOptions>,
-            /// Reuse what was computed of prompts that begin alike (not OpenAI's).
+            /// Reuse cached computations of a common prefix with earlier prompts (not OpenAI's).
             pub(crate) cache_prompt: Option<bool>,
-            /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
+            /// Cached prompt prefixes are shared only between requests with the same salt (from
+            /// vLLM).
             pub(crate) cache_salt: Option<String>,
-            /// Edits of the model's states, `{"edits": [..]}`, where the server allows them (not
+            /// Edits of the model's states, `{"edits": [..]}`, if the server allows them (not
             /// OpenAI's).
             #[schema(value_type = Option<Object>)]
             pub(crate) steering: Option<inference::Steering>,
@@ -81,7 +81,7 @@ macro_rules! request {
     };
 }
 
-/// What chats and completions share.
+/// The fields that chats and completions share.
 pub(crate) struct Sampling<'a> {
     pub(crate) parameters: &'a OpenAiParameters,
     pub(crate) logit_bias: Option<&'a BTreeMap<String, f32>>,
@@ -99,7 +99,7 @@ pub(crate) struct Sampling<'a> {
     pub(crate) grammar: Option<&'a str>,
 }
 
-/// How to stream.
+/// The options of a stream.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub(crate) struct StreamOptions {
     /// Send a last chunk with the counts of tokens.
@@ -117,12 +117,12 @@ request! {
         max_completion_tokens: Option<usize>,
         /// Return log-probabilities.
         logprobs: Option<bool>,
-        /// How many alternatives of each token.
+        /// The number of alternatives of each token.
         top_logprobs: Option<usize>,
         /// `text`, `json_object` or `json_schema`.
         #[schema(value_type = Option<Object>)]
         response_format: Option<ResponseFormat>,
-        /// A schema, as of `response_format` (llama.cpp's).
+        /// A schema in the form of `response_format` (llama.cpp's).
         #[schema(value_type = Option<Object>)]
         json_schema: Option<Value>,
         /// Functions that the model may call.
@@ -131,16 +131,16 @@ request! {
         /// `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ..}}`.
         #[schema(value_type = Option<crate::pipeline::described::TextOrObject>)]
         tool_choice: Option<Value>,
-        /// Whether several calls may come at once.
+        /// Whether the reply may have several calls.
         parallel_tool_calls: Option<bool>,
-        /// How long to think, for templates that know `reasoning_effort`.
+        /// The effort of reasoning, for templates that know `reasoning_effort`.
         reasoning_effort: Option<String>,
-        /// More names for the model's chat template (not OpenAI's).
+        /// More variables for the model's chat template (not OpenAI's).
         #[schema(value_type = Option<Object>)]
         chat_template_kwargs: Option<Map<String, Value>>,
-        /// Go on with the last message (not OpenAI's).
+        /// Continue the last message (not OpenAI's).
         continue_final_message: Option<bool>,
-        /// End the prompt where the model is to answer (not OpenAI's); true by default.
+        /// End the prompt where the model's answer begins (not OpenAI's); true by default.
         add_generation_prompt: Option<bool>,
         /// Not supported.
         #[schema(value_type = Option<Object>)]
@@ -148,7 +148,7 @@ request! {
         /// Not supported.
         #[schema(value_type = Option<Object>)]
         function_call: Option<Value>,
-        /// Only `text`.
+        /// Only `text` is supported.
         modalities: Option<Vec<String>>,
         /// Not supported.
         #[schema(value_type = Option<Object>)]
@@ -169,20 +169,20 @@ request! {
         logprobs: Option<usize>,
         /// Put the prompt before the reply.
         echo: Option<bool>,
-        /// What stands after the reply, for models whose vocabulary has tokens for it.
+        /// The text after the reply, for models whose vocabulary has tokens for it.
         suffix: Option<String>,
-        /// Only as large as `n`.
+        /// Only the value of `n` is supported.
         best_of: Option<usize>,
     }
 }
 
-/// What a reply must look like.
+/// The format that the reply must have.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
     Text,
     JsonObject {
-        /// llama.cpp's: what the object must look like.
+        /// The schema of the object (llama.cpp's).
         schema: Option<Value>,
     },
     JsonSchema {
@@ -195,7 +195,7 @@ pub(crate) struct JsonSchema {
     pub(crate) schema: Option<Value>,
 }
 
-/// Texts to make vectors of.
+/// Texts to embed.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct EmbeddingRequest {
     /// The model's name; without one, the first that is served.
@@ -205,6 +205,6 @@ pub(crate) struct EmbeddingRequest {
     pub(crate) input: Prompts,
     /// `float` (the default) or `base64`, of little-endian float32.
     pub(crate) encoding_format: Option<String>,
-    /// Only the first elements of each vector, for models that are trained so.
+    /// Return only the first elements of each vector, for models trained for that.
     pub(crate) dimensions: Option<usize>,
 }

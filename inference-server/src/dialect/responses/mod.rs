@@ -1,5 +1,5 @@
-//! `/v1/responses`: OpenAI's other form of a chat. Nothing is kept: a client sends the whole
-//! conversation with each request.
+//! `/v1/responses`: OpenAI's other form of a chat. The server stores nothing, so a client sends the
+//! whole conversation with each request.
 
 mod output;
 mod types;
@@ -62,7 +62,7 @@ pub(crate) async fn create(
     let fields = response(&app, model, &request)?;
     let (prompt, choice) = conversation(&mut request)?;
 
-    // The response repeats fields of the request.
+    // The response repeats fields of the request, so the request's memory stays reserved.
     let held = places.held();
     let asked = ask.chat(&app, model, places, prompt, &choice).await?;
     let mut reply = asked.one()?;
@@ -82,7 +82,7 @@ pub(crate) async fn create(
         let (mut events, _) = output.of(item);
         last = events.pop();
     }
-    // The last event has the whole of it.
+    // The last event contains the whole response.
     let whole = last.as_mut().map(|event| event["response"].take());
     let whole = whole.filter(Value::is_object);
     Ok(axum::Json(whole.ok_or_else(ApiError::internal)?).into_response())
@@ -106,7 +106,7 @@ fn answer(reply: Reply, output: Output, ping: std::time::Duration) -> Response {
     sse(all.flat_map(stream::iter), ping)
 }
 
-/// Refuses by name what cannot be served.
+/// Refuses unsupported fields by name.
 fn refuse(request: &ResponsesRequest) -> Result<(), ApiError> {
     let some = |value: &Option<Value>| value.as_ref().is_some_and(|v| !v.is_null());
     let kept = "responses are not kept; send the whole conversation as input";
@@ -143,7 +143,7 @@ fn refuse(request: &ResponsesRequest) -> Result<(), ApiError> {
     metadata(request)
 }
 
-/// OpenAI's bounds of `metadata`: pairs, and characters of a key and of a value.
+/// OpenAI's limits on `metadata`: pairs, characters of a key, characters of a value.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 
 fn metadata(request: &ResponsesRequest) -> Result<(), ApiError> {

@@ -1,5 +1,5 @@
-//! A response: its items as they grow, and the events that say so. Whole responses are made by the
-//! same code, of which only the last event is sent.
+//! A response: its growing items, and the events that report them. A whole response uses the same
+//! code and sends only the last event.
 
 use inference::{FinishReason, GenerateMetrics};
 use serde_json::{Value, json};
@@ -8,10 +8,10 @@ use crate::error::{ApiError, Family};
 use crate::pipeline::run::{End, Item};
 use crate::reply::Delta;
 
-/// What names the items of a response.
+/// Makes ids for the items of a response.
 type Names = Box<dyn FnMut(&str) -> String + Send>;
 
-/// The item that grows.
+/// The item that grows now.
 struct Open {
     kind: Kind,
     id: String,
@@ -29,7 +29,7 @@ enum Kind {
     },
 }
 
-/// A response that grows.
+/// A growing response.
 pub(super) struct Output {
     /// The fields that never change.
     response: Value,
@@ -59,7 +59,7 @@ impl Output {
         }
     }
 
-    /// The same where only the last event is sent.
+    /// Sends only the last event.
     pub(super) fn whole(mut self) -> Self {
         self.whole = true;
         self
@@ -81,7 +81,7 @@ impl Output {
         response
     }
 
-    /// Says that the response begins.
+    /// Reports that the response begins.
     fn begin(&mut self, events: &mut Vec<Value>) {
         if std::mem::replace(&mut self.begun, true) {
             return;
@@ -121,7 +121,7 @@ impl Output {
         }
     }
 
-    /// Begins an item, unless it is the one that grows.
+    /// Begins an item, unless the open one is of this kind.
     fn open(&mut self, kind: Kind, events: &mut Vec<Value>) {
         if self.open.as_ref().is_some_and(|open| open.kind == kind) {
             return;
@@ -149,7 +149,7 @@ impl Output {
         self.open = Some(open);
     }
 
-    /// More of the item that grows.
+    /// Adds text to the open item.
     fn more(&mut self, text: &str, events: &mut Vec<Value>) {
         let at = self.items.len();
         let Some(open) = &mut self.open else { return };
@@ -173,7 +173,7 @@ impl Output {
         events.push(self.event(kind, fields));
     }
 
-    /// Ends the item that grows.
+    /// Ends the open item.
     fn close(&mut self, status: &str, events: &mut Vec<Value>) {
         let Some(open) = self.open.take() else { return };
         let at = self.items.len();
@@ -229,14 +229,14 @@ impl Output {
                     self.open(call, events);
                 }
                 Delta::Arguments { index, json } => {
-                    // Items do not go side by side: more of a call that is over is nothing.
+                    // Items cannot overlap, so further arguments of an ended call are dropped.
                     let grows = self.open.as_ref().map(|open| &open.kind);
                     if matches!(grows, Some(Kind::Call { index: at, .. }) if *at == index) {
                         self.more(&json, events);
                     }
                 }
                 Delta::CallEnded { .. } => self.close("completed", events),
-                // A client that has seen nothing of it gets its text alone.
+                // The client has received nothing of this call, so it gets the call's text alone.
                 Delta::CallBroken { .. } if self.whole => self.open = None,
                 Delta::CallBroken { .. } => self.close("incomplete", events),
             }
@@ -256,7 +256,7 @@ impl Output {
         events.push(self.event(&kind, json!({"response": response})));
     }
 
-    /// The events of one piece of news, and whether more come.
+    /// The events of one item, and whether more follow.
     pub(super) fn of(&mut self, item: Item) -> (Vec<Value>, bool) {
         let mut events = Vec::new();
         self.begin(&mut events);
@@ -293,7 +293,7 @@ impl Output {
     }
 }
 
-/// Counts of tokens. Tokens of reasoning are those that gave some.
+/// Counts of tokens. A token that added to the reasoning counts as a reasoning token.
 fn usage(metrics: &GenerateMetrics, reasoned: usize) -> Value {
     json!({
         "input_tokens": metrics.prompt_tokens,

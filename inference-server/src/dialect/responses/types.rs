@@ -1,4 +1,4 @@
-//! What clients of `/v1/responses` send: a conversation as items rather than messages.
+//! Requests to `/v1/responses`: a conversation as items rather than messages.
 
 use inference::{Message, Parameter, ParameterValue, Tool, ToolCall};
 use serde::Deserialize;
@@ -10,11 +10,11 @@ use crate::error::ApiError;
 use crate::pipeline::TextOr;
 use crate::pipeline::parameters::{Dialect, Parameters};
 
-/// The fields of this API, with the bounds and the default of OpenAI's others.
+/// The fields of this API, with the limits and defaults of OpenAI's other APIs.
 #[derive(Debug)]
 pub(crate) struct Responses;
 
-/// Without generics, as the derived schemas need it.
+/// An alias without generics, because the derived schemas need one.
 pub(crate) type ResponsesParameters = Parameters<Responses>;
 
 impl Dialect for Responses {
@@ -30,7 +30,7 @@ impl Dialect for Responses {
     }
 }
 
-/// A conversation to go on with.
+/// A conversation to continue.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ResponsesRequest {
     /// The model's name; without one, the first that is served.
@@ -44,7 +44,7 @@ pub(crate) struct ResponsesRequest {
     pub(super) max_output_tokens: Option<usize>,
     #[serde(flatten)]
     pub(super) parameters: ResponsesParameters,
-    /// Send the reply as it is generated.
+    /// Send the reply while it is generated.
     pub(super) stream: Option<bool>,
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
@@ -52,20 +52,20 @@ pub(crate) struct ResponsesRequest {
     /// `auto`, `none`, `required`, or `{"type": "function", "name": ..}`.
     #[schema(value_type = Option<crate::pipeline::described::TextOrObject>)]
     pub(super) tool_choice: Option<Value>,
-    /// Whether several calls may come at once.
+    /// Whether the reply may have several calls.
     pub(super) parallel_tool_calls: Option<bool>,
-    /// What the answer must look like: `{"format": {"type": "json_schema", ..}}`.
+    /// The format of the answer: `{"format": {"type": "json_schema", ..}}`.
     #[schema(value_type = Option<Object>)]
     pub(super) text: Option<TextOptions>,
-    /// How long to think, for templates that know `reasoning_effort`.
+    /// The effort of reasoning, for templates that know `reasoning_effort`.
     #[schema(value_type = Option<Object>)]
     pub(super) reasoning: Option<Reasoning>,
-    /// Returned as it is.
+    /// Data that the response repeats unchanged.
     #[schema(value_type = Option<Object>)]
     pub(super) metadata: Option<Map<String, Value>>,
-    /// Cached prompt prefixes are shared only with requests of the same salt (vLLM's).
+    /// Cached prompt prefixes are shared only between requests with the same salt (from vLLM).
     pub(super) cache_salt: Option<String>,
-    /// Only `disabled`: nothing of a conversation is cut silently.
+    /// Only `disabled` is supported: a conversation is never cut.
     pub(super) truncation: Option<String>,
     /// Not supported: responses are not kept.
     pub(super) previous_response_id: Option<String>,
@@ -109,7 +109,7 @@ pub(super) struct ToolSpec {
     strict: Option<bool>,
 }
 
-/// A message, a call, its output, or reasoning. Of the fields, each kind has some.
+/// A message, a call, its output, or reasoning. Each kind uses some of the fields.
 #[derive(Debug, Deserialize)]
 pub(super) struct Item {
     #[serde(rename = "type")]
@@ -172,7 +172,7 @@ pub(super) fn messages(
         }
         TextOr::List(items) => items,
     };
-    // Reasoning, words and calls of one turn are items of their own, and one message.
+    // Reasoning, text and calls of one turn are separate items that form one message.
     let mut turn: Option<Message> = None;
     for (i, item) in items.into_iter().enumerate() {
         let place = format!("input[{i}]");

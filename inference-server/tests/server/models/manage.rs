@@ -1,5 +1,5 @@
-//! `/api/tags` and `/api/show` for models that are not loaded, several names for the same files, and
-//! `/api/delete`.
+//! Tests of `/api/tags` and `/api/show` for models that are not loaded, of several names for the
+//! same files, and of `/api/delete`.
 
 use super::*;
 

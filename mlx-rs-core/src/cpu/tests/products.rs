@@ -321,7 +321,8 @@ fn what_is_no_number_stays_in_its_row() {
     }
 }
 
-/// Products of one matrix through an activation, with few and many rows and in every storage.
+/// An activation as epilogue equals the plain product followed by the activation, for few and
+/// many rows and each storage. With two matrices it is refused.
 #[test]
 fn products_go_through_an_activation() {
     for (rows, n, k) in [(1, 9, 64), (5, 40, 96), (33, 50, 128), (600, 24, 64)] {

@@ -1,5 +1,5 @@
-//! The flags of `mlx train`, put over a config file that says the same. Names are mlx-lm's where it
-//! has them.
+//! The flags of `mlx train`. They override a config file with the same options. Names are mlx-lm's
+//! where it has them.
 
 use std::path::PathBuf;
 
@@ -277,12 +277,12 @@ fn compute_type(text: &str) -> Result<ComputeType, String> {
         .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
 }
 
-/// A path that may be empty text, which clap's own parser refuses.
+/// Parses a path that may be empty. clap's own parser refuses an empty path.
 fn maybe_empty(text: &str) -> Result<PathBuf, std::convert::Infallible> {
     Ok(PathBuf::from(text))
 }
 
-/// Puts a flag, if given, in the place of what the file or the default says.
+/// Replaces the value of the file or the default by the flag, if given.
 fn put<T: Clone>(place: &mut T, flag: &Option<T>) {
     if let Some(value) = flag {
         place.clone_from(value);
@@ -290,14 +290,14 @@ fn put<T: Clone>(place: &mut T, flag: &Option<T>) {
 }
 
 impl Flags {
-    /// The options of the run, checked.
+    /// The checked options of the run.
     pub fn config(&self) -> Result<TrainConfig, Failure> {
         let mut c = match &self.config {
             Some(path) => TrainConfig::read(path).map_err(|e| Failure::usage(chain(&e)))?,
             None => TrainConfig::default(),
         };
         self.put_over(&mut c);
-        // mlx-lm wants one of the two; `test` alone never trains there either.
+        // mlx-lm requires one of the two flags. With `test` alone, it does not train either.
         c.train |= !c.test;
         if c.data.is_none() {
             let file = if c.train { "train.jsonl" } else { "test.jsonl" };
@@ -399,7 +399,8 @@ impl Flags {
         self.put_schedule(c);
     }
 
-    /// A schedule by flags replaces one of the file; a learning rate alone only its first number.
+    /// A schedule in flags replaces that of the file. A learning rate alone replaces only its first
+    /// number.
     fn put_schedule(&self, c: &mut TrainConfig) {
         let rate = c.learning_rate;
         if self.lr_schedule.is_some() || (self.warmup.is_some() && c.lr_schedule.is_none()) {

@@ -1,4 +1,4 @@
-//! `mlx train`: a model and examples in, an adapter out. The flags are in `flags`.
+//! `mlx train`: trains an adapter for a model on examples. The flags are in `flags`.
 
 mod flags;
 mod show;
@@ -49,14 +49,13 @@ for --method dpo {\"prompt\": ..., \"chosen\": ..., \"rejected\": ...}.
 Ctrl-C saves and exits with 130, SIGTERM with 143; --resume goes on from there. A second one ends at once;
 what was saved before stays whole.";
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut config = args.flags.config()?;
     if !config.train {
         return test(args, &config, console);
     }
     let start = args.start();
-    // Of several processes one writes the files that are asked for.
+    // Of several processes, only rank 0 writes the requested files.
     let own = own_directory(&config, start)?;
     if let Some(own) = &own {
         config.adapter_path = own.path().to_owned();
@@ -110,8 +109,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a process that is not the first of a group keeps its files, which go with it. A run that
-/// is resumed begins with those of the first.
+/// A temporary directory for the files of a process with a rank above 0. A resumed run begins with
+/// copies of rank 0's files.
 #[cfg(unix)]
 fn own_directory(config: &TrainConfig, start: Start) -> Result<Option<tempfile::TempDir>, Failure> {
     if inference_group::current().is_none_or(|member| member.rank == 0) {
@@ -133,7 +132,7 @@ fn own_directory(_: &TrainConfig, _: Start) -> Result<Option<tempfile::TempDir>,
     Ok(None)
 }
 
-/// The run with the other processes of the group, if there are any.
+/// The run with the group's other processes, if there are any.
 #[cfg(unix)]
 fn together(run: Run) -> Result<Run, Failure> {
     if inference_group::current().is_none() {
@@ -248,7 +247,7 @@ fn print(
     console.line(&config.adapter_path.to_string_lossy())
 }
 
-/// A score for scripts.
+/// A score as JSON.
 pub fn score(score: &Score) -> Value {
     let mut value = json!({
         "loss": score.loss,
@@ -263,7 +262,7 @@ pub fn score(score: &Score) -> Value {
     value
 }
 
-/// A score for people.
+/// A score as text.
 pub fn told(score: &Score) -> String {
     if let Some(pairs) = score.pairs {
         let right = 100.0 * score.accuracy;
@@ -283,7 +282,7 @@ pub fn told(score: &Score) -> String {
     )
 }
 
-/// A directory that must not be empty text.
+/// Parses a directory that must not be empty.
 pub fn directory(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
         return Err("must name a directory".into());

@@ -1,4 +1,5 @@
-//! How a training run is shown: a bar and lines on a terminal, lines elsewhere, nothing when quiet.
+//! Shows the progress of a training run: a bar and lines on a terminal, lines elsewhere, nothing
+//! with `--quiet`.
 
 use std::io::Write;
 
@@ -10,7 +11,7 @@ use crate::cli::learn::train::told;
 use crate::cli::terminal::console::{Console, bytes};
 use crate::cli::terminal::progress::style;
 
-/// How the model stood to the last batch of preferences.
+/// The rewards of the last batch of preferences.
 fn rewards(report: &TrainReport) -> String {
     report.rewards.map_or_else(String::new, |r| {
         format!(", rewards {:.3} and {:.3}", r.chosen, r.rejected)
@@ -28,7 +29,7 @@ pub struct Show<'c> {
 }
 
 impl<'c> Show<'c> {
-    /// Begins to show a run of `iters` steps, of which `done` are done.
+    /// Begins to show a run of `iters` steps, `done` of which are complete.
     pub fn start(iters: u64, done: u64, console: &'c mut Console<'_>) -> Self {
         let shown = console.err_is_terminal && !console.quiet;
         let target = if shown {
@@ -39,7 +40,7 @@ impl<'c> Show<'c> {
         let bar = ProgressBar::with_draw_target(Some(iters), target)
             .with_style(style(BAR))
             .with_position(done);
-        // What an earlier run did is no measure of this one's speed.
+        // The steps of an earlier run say nothing about this run's speed.
         bar.reset_eta();
         Self {
             err: &mut *console.err,
@@ -53,14 +54,14 @@ impl<'c> Show<'c> {
         if self.quiet {
             return;
         }
-        // Invisible progress is no reason to stop.
+        // A failure to show progress must not stop the run.
         let err = &mut self.err;
         self.bar.suspend(|| {
             let _ = writeln!(err, "{text}");
         });
     }
 
-    /// Shows what happened.
+    /// Shows an event.
     pub fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Step {
@@ -108,7 +109,7 @@ impl<'c> Show<'c> {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn end(self) {
         self.bar.finish_and_clear();
     }

@@ -1,7 +1,7 @@
-//! `mlx bench --together N`: what running requests together gains over one after another, and what
-//! sampling adds to a token. The single request is `bench.rs`.
+//! `mlx bench --together N`: the gain of running requests together instead of one after another,
+//! and the cost of sampling for each token. A single request is measured in `mod.rs`.
 //!
-//! Both ways of a pair run in turn, so that what else the machine does meets both; medians are
+//! Both sides of a pair alternate, so that other load on the machine affects both. Medians are
 //! reported.
 
 use std::time::Instant;
@@ -13,14 +13,14 @@ use crate::cli::measure::bench::{median, prompt_ids};
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::progress::TokenBar;
 
-/// Tokens of a prompt whose reply is measured.
+/// The number of tokens of a prompt whose reply is measured.
 const PROMPT: usize = 32;
-/// Tokens of a prompt that is classified.
+/// The number of tokens of a prompt that is classified.
 const SHORT: usize = 16;
-/// Tokens of an instruction before such a prompt, the same for all.
+/// The number of tokens of the common instruction before such a prompt.
 const INSTRUCTION: usize = 64;
 
-/// The question about texts that are classified in a conversation.
+/// The question of the conversations that are classified.
 const QUESTION: &str = "Positive or negative?";
 const TEXTS: [&str; 16] = [
     "I loved every minute of it.",
@@ -41,11 +41,11 @@ const TEXTS: [&str; 16] = [
     "A warm, funny little film.",
 ];
 
-/// This many short conversations. `None` where the model has no template for them, or the backend
+/// `count` short conversations; `None` if the model has no template for them, or if the backend
 /// does not report their tokens.
 ///
 /// # Errors
-/// When the template refuses them.
+/// If the template refuses them.
 pub fn chats(model: &dyn TextModel, count: usize) -> inference::Result<Option<Vec<Vec<u32>>>> {
     let Some(tokens) = model
         .as_token_model()
@@ -68,20 +68,20 @@ pub fn chats(model: &dyn TextModel, count: usize) -> inference::Result<Option<Ve
     }
 }
 
-/// How much to measure.
+/// The size of the measurement.
 pub struct Size {
-    /// Requests at a time; twice as many are classified.
+    /// The number of requests at a time. Twice as many are classified.
     pub requests: usize,
-    /// Tokens of each reply.
+    /// The number of tokens of each reply.
     pub tokens: usize,
-    /// Measured rounds.
+    /// The number of measured rounds.
     pub repeat: usize,
-    /// Conversations that are classified.
+    /// The conversations that are classified.
     pub chats: Option<Vec<Vec<u32>>>,
 }
 
 impl Size {
-    /// Tokens that go through the model, for a progress bar.
+    /// The number of tokens that the model processes, for a progress bar.
     pub fn work(&self) -> u64 {
         let pair = PROMPT.saturating_add(self.tokens).saturating_mul(2);
         let batch = pair.saturating_mul(self.requests);
@@ -95,7 +95,7 @@ impl Size {
     }
 }
 
-/// Everything that a sampling chain can do on the device.
+/// Options with all filters that a sampling chain can run on the device.
 fn chain() -> GenerateOptions {
     GenerateOptions::default()
         .with_temperature(0.8)
@@ -119,7 +119,7 @@ fn exactly(options: &GenerateOptions, tokens: usize) -> GenerateOptions {
         .with_cache_prompt(false)
 }
 
-/// Two ways of the same work, in seconds.
+/// The times of two ways to do the same work, in seconds.
 #[derive(Default)]
 struct Pair {
     one: Vec<f64>,
@@ -139,7 +139,7 @@ fn seconds(f: &mut dyn FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Measures both ways, in turning order; the first round warms up.
+/// Measures both ways in alternating order. The first round is a warm-up.
 fn measure(
     repeat: usize,
     one: &mut dyn FnMut() -> Result<f64, Failure>,
@@ -162,7 +162,7 @@ fn measure(
     Ok(pair)
 }
 
-/// Measures all of it.
+/// Runs all measurements.
 pub fn run(
     model: &dyn TextModel,
     size: &Size,
@@ -179,7 +179,7 @@ pub fn run(
     let greedy = exactly(&GenerateOptions::default(), size.tokens);
     let each = (PROMPT + size.tokens) as u64;
 
-    // One after another through `generate`, which has the single request's own path.
+    // `generate` is the path of single requests, used here for one request after another.
     let reply = |prompt: &Prompt, options: &GenerateOptions| -> Result<f64, Failure> {
         let mut stream = model.generate(prompt, options)?;
         let mut count = 0;
@@ -189,7 +189,7 @@ pub fn run(
         }
         whole(count, size.tokens)?;
         bar.advance(each);
-        // The first token belongs to the prefill.
+        // The first token belongs to prefill.
         Ok(stream.metrics().decode_time.as_secs_f64() / (count - 1).max(1) as f64)
     };
     let batch = measure(
@@ -262,7 +262,7 @@ pub fn run(
                 chats.iter().map(Vec::len).min(),
                 chats.iter().map(Vec::len).max(),
             ]);
-            // So that others can be asked the same.
+            // The report has the tokens, so that other programs can be measured with them.
             measured["tokens"] = json!(chats);
             measured
         }

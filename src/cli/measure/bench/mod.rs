@@ -1,4 +1,4 @@
-//! `mlx bench`: how fast a model loads, reads a prompt and writes, as JSON.
+//! `mlx bench`: measures loading, prefill and decode, and prints JSON.
 //!
 //! The prompt is pseudo-random ids, the same on every run and machine. Sampling is greedy and does
 //! not stop early, so every run does the same work.
@@ -59,13 +59,12 @@ pub struct Args {
     pub load: LoadArgs,
 }
 
-/// Tokens to generate in a warm-up run: enough to have run every kernel.
+/// The number of tokens of a warm-up run, enough to run every kernel.
 pub const WARMUP_TOKENS: usize = 8;
 
-/// Tokens of each prompt of a batch.
+/// The number of tokens of each prompt of a batch.
 const BATCH_PROMPT: usize = 16;
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if let Some(plans) = args.load.feed_forward.several() {
         return plans::run(args, plans, console);
@@ -86,7 +85,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if let Some(requests) = args.together {
         object["together"] = args.many(model, requests, console)?;
     }
-    // From the start of loading to the first token of the very first run.
+    // The time from the start of loading to the first token of the first run.
     let first = loaded.load_seconds + measured.first_token_seconds;
     if let (Value::Object(object), Value::Object(more)) = (&mut object, measured.json(first)) {
         object.extend(more);
@@ -102,7 +101,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             object.insert("profile".into(), profile);
         }
     }
-    // At the end, since it takes memory that is not the model's.
+    // This comes last, because it takes memory beyond the model's.
     if args.bandwidth {
         let bandwidth = read_bandwidth();
         let read = model.info().weight_bytes as f64 * measured.decode_tokens_per_second();
@@ -157,7 +156,7 @@ struct Run {
 }
 
 struct Measured {
-    /// Time to the first token of the first run of all, warm-up or not, in seconds.
+    /// The time to the first token of the very first run, warm-up or not, in seconds.
     first_token_seconds: f64,
     runs: Vec<Run>,
     peak_memory_bytes: u64,
@@ -255,8 +254,8 @@ fn measure(
     Ok(measured)
 }
 
-/// Tokens per second of all of `rows` requests that decode together. It counts from the step in
-/// which the last of them gets its first token, to the end.
+/// Tokens per second of all `rows` requests that decode together. The measurement starts with the
+/// step after each request has its first token.
 fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Failure> {
     let info = model.info();
     let eos = model
@@ -299,7 +298,7 @@ fn together(args: &Args, rows: usize, model: &dyn TextModel) -> Result<f64, Fail
     Ok(counted as f64 / seconds)
 }
 
-/// One run of exactly `tokens` tokens.
+/// A run of exactly `tokens` tokens.
 pub fn generate(
     model: &dyn TextModel,
     prompt: &Prompt,
@@ -307,7 +306,7 @@ pub fn generate(
     bar: &TokenBar,
 ) -> Result<inference::GenerateMetrics, Failure> {
     let mut options = GenerateOptions::default();
-    // Every run computes its prompt.
+    // Without reuse, every run computes its prompt.
     options.prefill.cache_prompt = false;
     options.max_tokens = tokens;
     options.stop.ignore_eos = true;
@@ -336,8 +335,8 @@ fn stream_prompt_len(prompt: &Prompt) -> u64 {
     }
 }
 
-/// `n` ids below `vocab`, the same every time, without the end-of-text ones. The generator is
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// `n` ids below `vocab`, always the same, without end-of-text tokens. The generator is SplitMix64
+/// (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Failure> {
     let usable = u32::try_from(vocab).unwrap_or(u32::MAX);
     if !(0..usable).any(|id| !avoid.contains(&id)) {
@@ -355,7 +354,7 @@ pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Fai
     };
     let mut ids = Vec::new();
     while ids.len() < n {
-        // Below `usable`, so it fits.
+        // The value is below `usable`, so it fits.
         let id = (next() % u64::from(usable)) as u32;
         if !avoid.contains(&id) {
             ids.push(id);
@@ -364,7 +363,7 @@ pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Fai
     Ok(ids)
 }
 
-/// The middle value, or the mean of the two middle ones; 0 for none.
+/// The median, or 0 without values.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -376,7 +375,7 @@ pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// The largest resident size of this process so far, in bytes, where the system tells it.
+/// The largest resident size of this process so far, in bytes, if the system reports it.
 fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     parse_peak_rss(&status)
@@ -433,7 +432,7 @@ mod tests {
         let chats = |model: &Mock| many::chats(model, 2).unwrap();
         assert!(chats(&Mock::base(&["a"])).is_none());
         assert!(chats(&Mock::base(&["a"]).opaque()).is_none());
-        // A template, but a backend that does not report its tokens.
+        // The model has a template, but the backend does not report its tokens.
         assert!(chats(&Mock::instruct(&["a"])).is_none());
     }
 

@@ -1,5 +1,5 @@
-//! `mlx bench` with several feed-forward plans: one model for each, measured in turns, so that what
-//! else the machine does meets all of them.
+//! `mlx bench` with several feed-forward plans. Each plan has its own model, and runs alternate, so
+//! that other load on the machine affects all of them.
 
 use inference::{FeedForwardPlan, Prompt, TextModel};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::progress::TokenBar;
 
-/// The speeds of one plan, a run each.
+/// The speeds of one plan, one value for each run.
 #[derive(Default)]
 struct Speeds {
     prefill: Vec<f64>,
@@ -47,7 +47,7 @@ pub fn run(
     for ((plan, model), own) in plans.iter().zip(&models).zip(&speeds) {
         let first = &speeds[0];
         let ratio = |own: &[f64], first: &[f64]| {
-            // Of neighbors in time.
+            // Each ratio compares runs that are adjacent in time.
             median(own.iter().zip(first).map(|(a, b)| a / b))
         };
         let [prefill, decode] = [&own.prefill, &own.decode].map(|all| median(all.iter().copied()));

@@ -1,4 +1,4 @@
-//! `mlx bench --profile`: where the time of a decode step goes, part by part and layer by layer.
+//! `mlx bench --profile`: the time of a decode step by part and by layer.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,21 @@ use crate::cli::terminal::console::{Console, table};
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// Steps that are run to warm up, and the token of the prompt.
+/// The number of warm-up steps, plus one for the prompt's token.
 const BESIDE: usize = 3;
 
-/// How many steps are measured where `tokens` are generated: as many are run without.
+/// The number of profiled steps when `tokens` are generated. The same number runs without
+/// profiling.
 fn steps(tokens: usize) -> usize {
     (tokens / 2).max(1)
 }
 
-/// How many positions the profile takes after the prompt.
+/// The number of positions that the profile needs after the prompt.
 pub fn positions(tokens: usize) -> usize {
     steps(tokens).saturating_mul(2).saturating_add(BESIDE)
 }
 
-/// Measures the steps after `prompt`, says it and returns it as JSON.
+/// Measures the steps after `prompt`, prints the result and returns it as JSON.
 pub fn run(
     model: &dyn TextModel,
     prompt: &Prompt,
@@ -49,7 +50,7 @@ pub fn run(
     Ok(report(&profile))
 }
 
-/// The seconds of each part of one layer, or of what all layers share.
+/// The seconds of each part of one layer, or of the parts outside of layers.
 fn of_layer(profile: &StepProfile, layer: Option<usize>) -> BTreeMap<StepPart, f64> {
     let own = profile.parts.iter().filter(|time| time.layer == layer);
     own.map(|time| (time.part, time.seconds)).collect()
@@ -60,7 +61,7 @@ fn layers(profile: &StepProfile) -> usize {
     numbers.max().map_or(0, |last| last + 1)
 }
 
-/// Parts that took any time.
+/// The parts that took time.
 fn parts(profile: &StepProfile) -> Vec<StepPart> {
     let used = |part: &StepPart| profile.parts.iter().any(|time| time.part == *part);
     StepPart::ALL.into_iter().filter(used).collect()
@@ -89,7 +90,7 @@ fn report(profile: &StepProfile) -> Value {
     })
 }
 
-/// Microseconds, for people.
+/// Microseconds as text.
 fn micros(seconds: f64) -> String {
     format!("{:.1}", seconds * 1e6)
 }

@@ -1,4 +1,4 @@
-//! `mlx probe direction`: a steering vector between two sets of prompts.
+//! `mlx probe direction`: computes a steering vector from two sets of prompts.
 
 use std::path::{Path, PathBuf};
 
@@ -80,7 +80,7 @@ fn position(name: &str) -> Result<Position, String> {
     }
 }
 
-/// The lines of a file that are not empty.
+/// The non-empty lines of a file.
 fn prompts(path: &Path) -> Result<Vec<String>, Failure> {
     let text = bounded::read_text(path, MAX_INPUT)
         .map_err(|e| Failure::failed(format!("cannot read {}: {e}", path.display())))?;
@@ -88,7 +88,6 @@ fn prompts(path: &Path) -> Result<Vec<String>, Failure> {
     Ok(lines.map(String::from).collect())
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let sets = [prompts(&args.positive)?, prompts(&args.negative)?];
     let vectors = args.output.with_extension("npy");
@@ -151,7 +150,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// Of each layer the states of all prompts, `[prompts, width]`.
+    /// The states of all prompts for each layer, `[prompts, width]`.
     fn states(
         &self,
         model: &dyn SteerableModel,

@@ -1,4 +1,5 @@
-//! `mlx probe divergence`: how predictions differ from layer to layer, and between groups of texts.
+//! `mlx probe divergence`: the differences of predictions between layers, and between groups of
+//! texts.
 
 use std::path::PathBuf;
 
@@ -34,7 +35,7 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// For each row, whether it is in the group; `None` for rows in neither.
+/// Whether each row is in the group; `None` for rows that neither group has.
 fn group(args: &Args, extracted: &Extracted) -> Result<Option<Vec<Option<bool>>>, Failure> {
     let Some(group) = &args.group else {
         return Ok(None);
@@ -60,7 +61,6 @@ fn group(args: &Args, extracted: &Extracted) -> Result<Option<Vec<Option<bool>>>
     Ok(Some(labels.iter().map(|l| Some(l == value)).collect()))
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let extracted = Extracted::read(&args.activations.activations)?;
     let group = group(args, &extracted)?;

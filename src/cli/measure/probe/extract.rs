@@ -45,7 +45,7 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Texts in one call.
+/// The number of texts in one call.
 const TOGETHER: usize = 32;
 
 /// The prompt of a stimulus, and the positions whose states are averaged.
@@ -101,7 +101,6 @@ fn mean(states: &[f32], width: usize) -> Vec<f32> {
     sum.iter().map(|sum| (sum / rows as f64) as f32).collect()
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if args.output.extension().is_none_or(|e| e != "npy") {
         return Err(Failure::usage("--output must end in .npy"));
@@ -201,12 +200,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What tells the model from others.
+/// The model's identity, which distinguishes it from others.
 pub fn identity(model: &Path) -> Result<String, Failure> {
     inference_probe::files::identity(model).map_err(failed)
 }
 
-/// What tells the model with its adapter from others.
+/// The identity of the model with its adapter.
 pub fn identity_of(model: &Path, load: &LoadArgs) -> Result<String, Failure> {
     let own = identity(model)?;
     Ok(match &load.adapter_path {
@@ -215,7 +214,8 @@ pub fn identity_of(model: &Path, load: &LoadArgs) -> Result<String, Failure> {
     })
 }
 
-/// Whether the model goes on as each stimulus expects; `None` for those that expect nothing.
+/// Whether the model's continuation of each stimulus is the expected one; `None` without an
+/// expectation.
 fn behavior(
     model: &dyn AttentionInspector,
     stimuli: &[Stimulus],

@@ -1,4 +1,4 @@
-//! `mlx probe cca` and `mlx probe rsa`: layers beside layers.
+//! `mlx probe cca` and `mlx probe rsa`: comparisons of layers.
 
 use std::path::PathBuf;
 
@@ -101,7 +101,7 @@ pub fn run_cca(args: &CcaArgs, console: &mut Console<'_>) -> Result<(), Failure>
         }
         _ => Vec::new(),
     };
-    // One label for all: the folds only divide.
+    // All rows have the same label, so the folds are plain parts.
     let folds = stratified(
         &vec![0; extracted.activations.rows()],
         args.folds,

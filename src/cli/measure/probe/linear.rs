@@ -1,4 +1,4 @@
-//! `mlx probe train`: how well a label can be read from each layer.
+//! `mlx probe train`: how well a classifier can predict a label from each layer.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use super::{ActivationArgs, Extracted, OutputArgs, failed, put};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 
-/// Why a probe finds nothing, most often.
+/// The most frequent reason why a probe finds nothing.
 const HINT: &str = "a causal model's state knows nothing of what comes after its position";
 
 /// Train a linear classifier on each layer, and test it on texts it has not seen
@@ -45,7 +45,6 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if !(args.c > 0.0 && args.c.is_finite()) {
         return Err(Failure::usage("--c must be a positive number"));

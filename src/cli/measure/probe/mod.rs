@@ -1,4 +1,5 @@
-//! `mlx probe`: what the hidden states of a model hold. `extract` writes them, the others compute.
+//! `mlx probe`: analyses of a model's hidden states. `extract` writes them; the other subcommands
+//! read them.
 
 mod direction;
 mod divergence;
@@ -60,7 +61,6 @@ struct OutputArgs {
     output: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     match &args.command {
         Command::Extract(args) => extract::run(args, console),
@@ -84,7 +84,7 @@ pub(super) fn failed(error: inference_probe::Error) -> Failure {
     Failure::Failed(error.into())
 }
 
-/// Activations with what they are of.
+/// Activations with their description.
 struct Extracted {
     activations: Activations,
     metadata: Metadata,
@@ -129,7 +129,7 @@ impl Extracted {
             .collect()
     }
 
-    /// The stimuli, if they are those that the states are of.
+    /// The stimuli, if they are the texts of these states.
     fn stimuli(&self, path: &Path) -> Result<Stimuli, Failure> {
         let stimuli = Stimuli::read(path, self.metadata.template.as_deref()).map_err(failed)?;
         if stimuli.sha256 != self.metadata.stimuli_sha256 {

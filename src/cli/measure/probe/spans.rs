@@ -1,13 +1,13 @@
-//! Which tokens of a prompt hold which bytes of its text.
+//! The mapping of a prompt's tokens to the bytes of its text.
 
 use std::ops::Range;
 
 use inference::TokenModel;
 
-/// The ids of a text and the bytes that each stands for, in order.
+/// The ids of a text, and the bytes that each token stands for, in order.
 ///
 /// # Errors
-/// When the tokenizer does not give the text back, so that bytes have no place.
+/// If the decoded text differs from the original, so that bytes cannot be assigned.
 pub fn tokens_with_spans(
     model: &dyn TokenModel,
     text: &str,
@@ -30,7 +30,7 @@ pub fn tokens_with_spans(
     let mut start = 0;
     for end in 1..=ids.len() {
         let part = model.decode(&ids[..end])?;
-        // A character of several tokens is not there before the last of them.
+        // A character of several tokens decodes only with its last token.
         let common = part
             .bytes()
             .zip(whole.bytes())
@@ -43,10 +43,10 @@ pub fn tokens_with_spans(
     Ok((ids, spans))
 }
 
-/// The tokens that hold a part of `wanted`.
+/// The tokens that overlap `wanted`.
 pub fn tokens_in(spans: &[Range<usize>], wanted: &Range<usize>) -> Vec<usize> {
     (0..spans.len())
-        // A token without text, such as the begin token, holds nothing.
+        // A token without text, such as the start token, overlaps nothing.
         .filter(|i| {
             let span = &spans[*i];
             !span.is_empty() && span.start < wanted.end && span.end > wanted.start

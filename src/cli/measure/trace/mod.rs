@@ -1,4 +1,4 @@
-//! `mlx trace`: what each layer adds to the answer, and where the last token looks.
+//! `mlx trace`: the contribution of each layer to the answer, and the last token's attention.
 
 pub mod patch;
 
@@ -96,12 +96,12 @@ impl std::str::FromStr for Layers {
 }
 
 impl Layers {
-    /// Whether a block is one of them.
+    /// Whether a block is shown.
     pub fn has(&self, block: usize) -> bool {
         self.blocks.iter().any(|(a, b)| (*a..=*b).contains(&block))
     }
 
-    /// Every layer is one of `count`.
+    /// Checks that every layer is below `count`.
     pub fn check(&self, count: usize) -> Result<(), Failure> {
         match self.blocks.iter().find(|(_, to)| *to >= count) {
             None => Ok(()),
@@ -112,19 +112,19 @@ impl Layers {
     }
 }
 
-/// What the model would answer after a layer.
+/// The prediction after a layer.
 #[derive(Debug, Serialize)]
 struct Step {
-    /// `None` is the embedding.
+    /// The layer; `None` is the embedding.
     layer: Option<usize>,
-    /// The place of the answer among all tokens, from 1.
+    /// The answer's rank among all tokens, from 1.
     rank: usize,
     probability: f64,
     /// The answer's logit.
     logit: f32,
-    /// By how much attention (or a recurrent layer) changed the logit.
+    /// The change of the logit by attention or a recurrent layer.
     mixer_logit: f32,
-    /// By how much the rest of the block changed it.
+    /// The change of the logit by the rest of the block.
     feed_forward_logit: f32,
     residual_norm: f64,
     mixer_norm: f64,
@@ -149,9 +149,9 @@ struct Attended {
 #[derive(Debug, Serialize)]
 struct Activated {
     layer: usize,
-    /// How many there are.
+    /// The number of all features.
     features: usize,
-    /// Those that are shown.
+    /// The features that are shown.
     top: Vec<Feature>,
 }
 
@@ -220,7 +220,6 @@ impl Look<'_> {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = args.prompt.read(console)?;
     let steering = args.steer.read()?;
@@ -308,11 +307,11 @@ fn piece(tokens: &dyn TokenModel, id: u32) -> String {
     tokens.decode(&[id]).unwrap_or_default()
 }
 
-/// The first token of the text of `flag`. A warning says so where there are more: their
-/// probabilities are not looked at.
+/// The first token of the text of `flag`. A warning reports further tokens, because their
+/// probabilities are not examined.
 ///
 /// # Errors
-/// When the text has no token.
+/// If the text has no token.
 pub fn first_token(
     tokens: &dyn TokenModel,
     text: &str,
@@ -333,7 +332,7 @@ pub fn first_token(
     Ok(first)
 }
 
-/// The vectors of all positions as a file has them.
+/// The vectors of all positions in the form of a file.
 fn store(trace: &ResidualTrace) -> Result<TraceStore, Failure> {
     let width = trace.hidden_size;
     let stored = || {
@@ -357,7 +356,7 @@ fn norm(vector: &[f32]) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// What the model would answer after each layer, at the last position.
+/// The model's prediction after each layer, at the last position.
 fn trajectory(
     args: &Args,
     answer: Option<u32>,
@@ -439,8 +438,8 @@ fn trajectory(
     Ok((answered, steps))
 }
 
-/// The softmax of logits that have one: where the greatest is not finite, as after a NaN in a weight,
-/// all tokens would look equally likely. `at` says which logits they are.
+/// The softmax of the logits. It is an error if the greatest is not finite, as after a NaN in a
+/// weight, because all tokens would look equally likely. `at` names the logits in the error.
 pub fn probabilities(logits: &[f32], at: &str) -> Result<Vec<f64>, Failure> {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     match logits.iter().find(|logit| logit.is_nan()) {
@@ -452,7 +451,8 @@ pub fn probabilities(logits: &[f32], at: &str) -> Result<Vec<f64>, Failure> {
     }
 }
 
-/// The `n` greatest logits' tokens, the greatest first, equals by id.
+/// The `n` tokens with the greatest logits, in descending order. Of equal ones, the lower id comes
+/// first.
 pub fn greatest(logits: &[f32], n: usize) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..u32::try_from(logits.len()).unwrap_or(u32::MAX)).collect();
     ids.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
@@ -472,7 +472,7 @@ fn attention(args: &Args, look: &Look<'_>, count: usize) -> Result<Vec<Attended>
         .collect())
 }
 
-/// The features that are worth most at the last token, layer by layer.
+/// The features with the greatest weight at the last token, layer by layer.
 fn activations(
     args: &Args,
     look: &Look<'_>,

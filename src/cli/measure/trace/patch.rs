@@ -1,5 +1,5 @@
-//! `mlx trace --patch`: activation patching. States of the prompt stand in for those of a corrupted
-//! one, at one layer and position at a time; what brings the answer back carries it.
+//! `mlx trace --patch`: activation patching. States of the prompt replace those of a corrupted
+//! prompt, one layer and position at a time. If a state restores the answer, it carries the answer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,7 +46,6 @@ pub struct PatchArgs {
     plot: Option<PathBuf>,
 }
 
-/// A hook by its name.
 pub fn hook(name: &str) -> Result<Hook, String> {
     let found = Hook::ALL.into_iter().find(|hook| hook.name() == name);
     found.ok_or_else(|| {
@@ -64,8 +63,8 @@ struct Answer {
 #[derive(Debug, Serialize)]
 struct Row {
     layer: usize,
-    /// Of each position the part of the difference that it brings back: 0 is the corrupted prompt,
-    /// 1 the prompt itself.
+    /// The restored part of the difference for each position: 0 for the corrupted prompt, 1 for the
+    /// original one.
     recovered: Vec<f64>,
 }
 
@@ -78,17 +77,17 @@ struct Report {
     corrupted_pieces: Vec<String>,
     answer: Answer,
     against: Answer,
-    /// The answer's logit less that of `against`.
+    /// The answer's logit minus that of `against`.
     difference: f32,
     corrupted_difference: f32,
     layers: Vec<Row>,
 }
 
-/// What the table is of.
+/// The subject of the table.
 pub struct Asked<'a> {
     /// The prompt.
     pub tokens: Vec<u32>,
-    /// Its answer, where one is named.
+    /// Its answer, if one is named.
     pub answer: Option<&'a str>,
     /// The layers to show.
     pub layers: Option<&'a Layers>,
@@ -220,7 +219,7 @@ fn report(
     })
 }
 
-/// The greatest logit's token.
+/// The token with the greatest logit.
 fn most_likely(logits: &[f32]) -> u32 {
     let best = (0u32..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1));
     best.map_or(0, |(id, _)| id)

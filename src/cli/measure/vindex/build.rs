@@ -1,4 +1,4 @@
-//! `mlx vindex build`: a model's features, and its other numbers, as files.
+//! `mlx vindex build`: writes a model's features and its other weights to files.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,6 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     refuse_changes(&args.load)?;
     #[cfg(feature = "mlx-backend")]
@@ -77,7 +76,7 @@ mod engine {
 
     pub(super) fn build(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let backend = args.load.backend()?;
-        // Files are read, and no cache is filled: the others are refused.
+        // The extractor refuses options of caches, so the flag's default is cleared.
         let options = args.load.checked(backend.name())?;
         let options = options.with_quantized_kv_start(0);
         let path = find_model(args.model.model.as_deref(), console)?;
@@ -148,7 +147,7 @@ mod engine {
         console.line(&args.output.display().to_string())
     }
 
-    /// Writes a tensor, unless it is there.
+    /// Writes a tensor, unless the file already has it.
     fn push(writer: &mut Writer, tensor: &NamedTensor) -> Result<(), Failure> {
         if writer.has_tensor(tensor.name()) {
             return Ok(());
@@ -165,7 +164,7 @@ mod engine {
         pushed.map_err(failed)
     }
 
-    /// The layer as a file has it. `None` for an activation that files do not name.
+    /// The layer in the form of a file; `None` for an activation that the format does not have.
     fn part_of(weights: FeedForwardWeights) -> Option<Layer> {
         let activation = Activation::from_name(&weights.activation)?;
         let zeros = vec![0.0; weights.features];

@@ -1,4 +1,5 @@
-//! `mlx vindex`: the features of feed-forward parts as files, and which of them answer to a prompt.
+//! `mlx vindex`: the features of feed-forward parts as files, and the features that respond to a
+//! prompt.
 
 mod build;
 mod sweep;
@@ -72,7 +73,6 @@ struct WalkArgs {
     load: LoadArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     match &args.command {
         Command::Build(args) => build::run(args, console),
@@ -89,7 +89,7 @@ fn inspector(model: &dyn TextModel) -> Result<&dyn AttentionInspector, Failure> 
     })
 }
 
-/// What tells the model from others.
+/// The model's description for a vindex.
 fn about(loaded: &Loaded) -> Result<About, Failure> {
     let info = loaded.model.info();
     let name = loaded.path.file_name().unwrap_or_default();
@@ -102,7 +102,7 @@ fn about(loaded: &Loaded) -> Result<About, Failure> {
     })
 }
 
-/// Features are those of the model's own files, and what they answer to is the dense pass.
+/// A vindex has the features of the model's own files, and its reference is the dense pass.
 pub(super) fn refuse_changes(load: &LoadArgs) -> Result<(), Failure> {
     if load.adapter_path.is_some() {
         return Err(Failure::usage(
@@ -125,12 +125,12 @@ struct Summary<'a> {
     about: &'a About,
     layers: usize,
     features: usize,
-    /// Layers whose features are those of experts.
+    /// The number of layers whose features belong to experts.
     layers_with_experts: usize,
     level: Level,
     dtype: Numbers,
     down_top_k: usize,
-    /// Tensors that are no features.
+    /// The number of tensors other than features.
     tensors: usize,
     bytes: u64,
     verified: bool,
@@ -182,24 +182,24 @@ fn info(args: &InfoArgs, console: &mut Console<'_>) -> Result<(), Failure> {
 #[derive(Debug, Serialize)]
 struct Answer {
     feature: usize,
-    /// The expert that it is of, in a layer with experts.
+    /// The expert of the feature, in a layer with experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     expert: Option<usize>,
-    /// Before the activation.
+    /// The value before the activation.
     gate: f32,
-    /// What the feature's column is multiplied with; `None` where the files have gates alone.
+    /// The factor of the feature's column; `None` if the files have gates only.
     activation: Option<f32>,
-    /// Tokens that the column makes more likely where the activation is positive, and less likely
-    /// where it is negative.
+    /// Tokens that the column makes more likely if the activation is positive, and less likely if
+    /// it is negative.
     tokens: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Answers {
     layer: usize,
-    /// How far the sum of the shown features is from that of all, as a part of the latter's length.
-    /// `None` where the files have gates alone, and in a layer with experts, of which a router
-    /// chooses some.
+    /// The distance between the sum of the shown features and the sum of all, relative to the
+    /// length of the latter. `None` if the files have gates only, and in a layer with experts,
+    /// where a router chooses.
     error: Option<f64>,
     features: Vec<Answer>,
 }
@@ -282,7 +282,7 @@ fn walk(args: &WalkArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The features of a layer that answer to its input.
+/// The features of a layer that respond to its input.
 fn answers(
     (vindex, gates): (&Vindex, &GateScores),
     layer: usize,
@@ -322,7 +322,7 @@ fn answers(
     })
 }
 
-/// How far the sum of the nearest features is from that of all.
+/// The relative distance between the sum of the nearest features and the sum of all.
 fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64, Failure> {
     let walk = |top| part.walk_from(input, gates, top).map_err(failed);
     let ((few, _), (all, _)) = (walk(top)?, walk(usize::MAX)?);
@@ -335,7 +335,7 @@ fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64
     Ok(if whole > 0.0 { missing / whole } else { 0.0 })
 }
 
-/// Without the engine products are scalar, in float64.
+/// Without the engine, products are scalar and in float64.
 #[cfg(not(feature = "mlx-backend"))]
 struct GateScores(Vindex);
 

@@ -1,5 +1,5 @@
-//! `mlx vindex sweep`: how a model answers when layers walk, by how many features they take and by
-//! the layer from which on they do.
+//! `mlx vindex sweep`: a model's answers when layers walk. It varies the number of features, and
+//! the layer from which layers walk.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// What is asked unless a file has other prompts: the answers are one token.
+/// The prompts unless a file has others. Their answers are one token.
 const PROMPTS: [&str; 5] = [
     "The capital of France is",
     "The capital of Germany is",
@@ -33,7 +33,8 @@ const PROMPTS: [&str; 5] = [
     "The largest planet in our solar system is",
 ];
 
-/// Rounds of a measurement, of which the best counts: other programs only make it slower.
+/// The number of rounds of a measurement. The best one counts, since other programs only slow it
+/// down.
 const ROUNDS: usize = 3;
 
 /// Show how a model answers when its layers walk: by the number of features, and by the layer from
@@ -77,7 +78,7 @@ pub struct Args {
     load: LoadArgs,
 }
 
-/// How fast a model reads and writes, in tokens a second.
+/// A model's speeds of prefill and decode, in tokens per second.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct Speed {
     prompt: f64,
@@ -85,7 +86,7 @@ struct Speed {
 }
 
 impl Speed {
-    /// The better of each.
+    /// The greater value of each speed.
     fn or(self, other: Self) -> Self {
         Self {
             prompt: self.prompt.max(other.prompt),
@@ -94,38 +95,38 @@ impl Speed {
     }
 }
 
-/// The dense pass.
+/// The results of the dense pass.
 #[derive(Debug, Serialize)]
 struct Dense {
     perplexity: f64,
-    /// Bytes of the feed-forward weights, all of which each token reads.
+    /// The bytes of all feed-forward weights, which each token reads.
     bytes_per_token: u64,
 }
 
-/// All layers with some features.
+/// The results with this number of features in all layers.
 #[derive(Debug, Serialize)]
 struct Width {
     top_k: usize,
-    /// The part of the positions whose most probable token is that of the dense pass.
+    /// The share of positions with the dense pass's most probable token.
     agreement: f64,
     perplexity: f64,
-    /// Bytes that a token reads of feed-forward weights.
+    /// The bytes of feed-forward weights that a token reads.
     bytes_per_token: u64,
     speed: Speed,
-    /// The dense pass, measured in turns with this one.
+    /// The speed of the dense pass, measured alternately with this one.
     dense_speed: Speed,
 }
 
-/// Layers below `boundary` dense, the others walking.
+/// The results with dense layers below `boundary` and walking layers from there on.
 #[derive(Debug, Serialize)]
 struct Boundary {
     boundary: usize,
-    /// Percent of the layers.
+    /// The percentage of layers that walk.
     walking: f64,
-    /// Prompts whose most probable token is that of the dense pass.
+    /// The number of prompts with the dense pass's most probable token.
     identical: usize,
     prompts: usize,
-    /// Of that token of the dense pass, the mean probability.
+    /// The mean probability of the dense pass's token.
     probability: f64,
 }
 
@@ -133,7 +134,7 @@ struct Boundary {
 struct Report {
     layers: usize,
     features: usize,
-    /// Positions that agreement and perplexity are about.
+    /// The number of positions for agreement and perplexity.
     positions: usize,
     dense: Dense,
     widths: Vec<Width>,
@@ -141,7 +142,7 @@ struct Report {
     boundaries: Vec<Boundary>,
 }
 
-/// What all measurements need.
+/// The common data of all measurements.
 struct Sweep<'a> {
     args: &'a Args,
     vindex: Vindex,
@@ -152,7 +153,7 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// The model with this plan.
+    /// Loads the model with this plan.
     fn load(&self, plan: FeedForwardPlan, console: &mut Console<'_>) -> Result<Loaded, Failure> {
         self.interrupt.check()?;
         let walks = plan.walks();
@@ -181,7 +182,7 @@ fn tokens_of(model: &dyn TextModel) -> Result<&dyn TokenModel, Failure> {
         .ok_or_else(|| Failure::failed("this backend does not give probabilities"))
 }
 
-/// The number of the greatest, the first of equals.
+/// The index of the greatest value. Of equal ones, the first counts.
 fn best(logits: &[f32]) -> usize {
     let better = |best: (usize, f32), (i, x): (usize, &f32)| match *x > best.1 {
         true => (i, *x),
@@ -191,7 +192,7 @@ fn best(logits: &[f32]) -> usize {
     all.fold((0, f32::NEG_INFINITY), better).0
 }
 
-/// The natural logarithm of the probability of a token.
+/// The natural logarithm of a token's probability.
 fn log_probability(logits: &[f32], token: usize) -> f64 {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers = logits.iter().map(|x| f64::from(x - greatest).exp());
@@ -199,8 +200,8 @@ fn log_probability(logits: &[f32], token: usize) -> f64 {
     f64::from(own - greatest) - powers.sum::<f64>().ln()
 }
 
-/// What a model expects at each position: the best token, and the sum of negative logarithms of the
-/// probabilities of those that come.
+/// A model's predictions at each position: the best token, and the sum of the negative logarithms
+/// of the actual tokens' probabilities.
 #[derive(Default)]
 struct Expected {
     best: Vec<usize>,
@@ -236,7 +237,7 @@ impl Expected {
     }
 }
 
-/// How fast the model reads `ids` and goes on.
+/// The speed at which the model reads `ids` and continues.
 fn speed(
     model: &dyn TextModel,
     ids: &[u32],
@@ -261,7 +262,7 @@ fn speed(
     })
 }
 
-/// Bytes that a token reads of the features of all layers, and of the gate.
+/// The bytes of features in all layers that a token reads, including the gate.
 fn bytes_read(vindex: &Vindex, top_k: usize, walk_only: bool, dense: u64) -> u64 {
     let hidden = vindex.about().hidden_size as u64;
     let layers = vindex.layers().len().max(1) as u64;
@@ -271,8 +272,8 @@ fn bytes_read(vindex: &Vindex, top_k: usize, walk_only: bool, dense: u64) -> u64
         let rows = matrices * (top_k as u64).min(features) * hidden * 4;
         let gate = match walk_only {
             true => features * hidden * 4,
-            // Without a gate it is the up matrix, and down rows alone are chosen. The matrices of a
-            // layer are of one size, and in one format but for a few models.
+            // Without a gate, the up matrix is read whole, and only down rows are chosen. The
+            // matrices of a layer have one size and, in most models, one format.
             false => dense / layers / (matrices + 1),
         };
         rows + gate
@@ -280,7 +281,6 @@ fn bytes_read(vindex: &Vindex, top_k: usize, walk_only: bool, dense: u64) -> u64
     vindex.layers().iter().map(of).sum()
 }
 
-/// Runs the command.
 pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut load = args.load.clone();
     let walk_only = load.feed_forward.without_plan()?;
@@ -408,7 +408,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Of each prompt the most probable next token, and the probability of `wanted`, or of that token.
+/// The most probable next token of each prompt, and the probability of `wanted` or else of that
+/// token.
 fn answers(
     model: &dyn TextModel,
     prompts: &[Vec<u32>],
@@ -427,7 +428,7 @@ fn answers(
     prompts.iter().enumerate().map(one).collect()
 }
 
-/// Bytes of the feed-forward weights in memory.
+/// The bytes of the feed-forward weights in memory.
 fn feed_forward_bytes(sweep: &Sweep<'_>) -> Result<u64, Failure> {
     #[cfg(feature = "mlx-backend")]
     {
@@ -445,7 +446,7 @@ fn feed_forward_bytes(sweep: &Sweep<'_>) -> Result<u64, Failure> {
     }
 }
 
-/// The numbers of features to compare, ascending.
+/// The numbers of features to compare, in ascending order.
 fn widths(given: &[usize], features: usize) -> Vec<usize> {
     let mut all: Vec<usize> = match given {
         [] => [32, 16, 8, 6, 4, 3, 2, 1]
@@ -458,7 +459,7 @@ fn widths(given: &[usize], features: usize) -> Vec<usize> {
     all
 }
 
-/// The layers from which on others walk, ascending.
+/// The layers from which layers walk, in ascending order.
 fn boundaries(given: &[String], layers: usize) -> Result<Vec<usize>, Failure> {
     let mut all = Vec::new();
     match given {
@@ -483,7 +484,7 @@ fn boundaries(given: &[String], layers: usize) -> Result<Vec<usize>, Failure> {
     Ok(all)
 }
 
-/// Agreement and speed over the number of features.
+/// A plot of agreement and speed over the number of features.
 fn plot(report: &Report) -> String {
     let names: Vec<String> = report.widths.iter().map(|w| w.top_k.to_string()).collect();
     let curve = |name: &str, of: &dyn Fn(&Width) -> f64| Curve {

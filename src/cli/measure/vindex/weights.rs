@@ -1,4 +1,4 @@
-//! `mlx vindex edges`, `circuits` and `extract`: what the weights of a model connect, without a
+//! `mlx vindex edges`, `circuits` and `extract`: connections in a model's weights, found without a
 //! forward pass. The arithmetic is in `inference_probe::walkers`.
 
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::cli::terminal::console::{Console, table};
 use crate::cli::terminal::failure::Failure;
 use crate::cli::terminal::interrupt::cancel_on_interrupt;
 
-/// Digits behind the point of scores in files.
+/// The number of decimals of scores in files.
 const DIGITS: u32 = 6;
 
-/// Vectors whose products with all embeddings are in memory at once.
+/// The number of vectors whose products with all embeddings are in memory at once.
 const TOGETHER: usize = 64;
 
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -134,7 +134,6 @@ impl Component {
     }
 }
 
-/// Runs the command.
 pub fn run(command: &Command, console: &mut Console<'_>) -> Result<(), Failure> {
     match command {
         Command::Edges(args) => write_edges(args, console),
@@ -143,7 +142,7 @@ pub fn run(command: &Command, console: &mut Console<'_>) -> Result<(), Failure> 
     }
 }
 
-/// A model that is looked into.
+/// The model whose weights are analyzed.
 struct Walked<'a> {
     inspector: &'a dyn AttentionInspector,
     tokens: &'a dyn TokenModel,
@@ -197,7 +196,7 @@ impl<'a> Walked<'a> {
     }
 
     fn text(&self, id: u32) -> Result<String, Failure> {
-        // A row of the table that the tokenizer has no token for.
+        // The tokenizer may have no token for a row of the table.
         Ok(self.tokens.decode(&[id]).unwrap_or_default())
     }
 }
@@ -298,7 +297,7 @@ fn write_circuits(args: &CircuitsArgs, console: &mut Console<'_>) -> Result<(), 
     console.line(&format!("{count} relations"))
 }
 
-/// What one head adds for the tokens for which it adds most.
+/// The output of one head for the tokens to which it adds most.
 fn of_head(
     walked: &Walked<'_>,
     (layer, number): (usize, usize),
@@ -339,7 +338,7 @@ fn of_head(
             }
         }
     }
-    // Over the head's greatest product, as edges are over their layer's.
+    // Scores are relative to the head's greatest product, as edges are to their layer's.
     let most = relations.iter().map(|r| r.c).fold(0.0, f64::max);
     for relation in &mut relations {
         relation.c = round(relation.c / most, DIGITS);
@@ -350,7 +349,7 @@ fn of_head(
     Ok(relations)
 }
 
-/// Vectors of one layer, and of heads the other half of each.
+/// The vectors of one layer; for heads also the other half of each.
 type Vectors = (Vec<f32>, Option<Vec<f32>>);
 
 fn extract(args: &ExtractArgs, console: &mut Console<'_>) -> Result<(), Failure> {
@@ -379,7 +378,7 @@ fn extract(args: &ExtractArgs, console: &mut Console<'_>) -> Result<(), Failure>
         let path = dir.join(format!("{}.ndjson", component.name()));
         let mut file = Extraction::open(&path, &header, args.resume).map_err(failed)?;
         let layers = match component {
-            // They belong to no layer: one part, with the number 0.
+            // Embeddings belong to no layer, so they are one part with the number 0.
             Component::Embeddings => &[0][..],
             _ => &walked.layers,
         };
@@ -451,7 +450,6 @@ fn write_vectors(
     Ok(())
 }
 
-/// The vectors of a layer.
 fn vectors_of(walked: &Walked<'_>, component: Component, layer: usize) -> Result<Vectors, Failure> {
     let of_features = || -> Result<FeedForwardWeights, Failure> {
         Ok(walked.inspector.feed_forward_weights(layer)?)

@@ -1,5 +1,5 @@
-//! Which machines take part, and the addresses that they reach each other by: `--hosts`, or a file
-//! in the format of `mlx.launch`.
+//! The machines of a group and their addresses, from `--hosts` or from a file in the format of
+//! `mlx.launch`.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -20,18 +20,18 @@ const MAX_HOSTS: usize = 1 << 10;
 /// One process to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// What ssh calls the machine; `None` for this one.
+    /// The machine's name for ssh; `None` for this machine.
     pub ssh: Option<String>,
-    /// Its addresses, for the others.
+    /// Its addresses for the other processes.
     pub ips: Vec<String>,
 }
 
-/// All processes, and what the file says of them.
+/// All processes, and the settings of the hostfile.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hosts {
-    /// In order of rank.
+    /// The hosts in the order of ranks.
     pub all: Vec<Host>,
-    /// Variables for each, `NAME=VALUE`.
+    /// Variables for each process, `NAME=VALUE`.
     pub envs: Vec<String>,
 }
 
@@ -56,10 +56,10 @@ struct Entry {
 }
 
 impl Hosts {
-    /// From the text of a hostfile.
+    /// Parses the text of a hostfile.
     ///
     /// # Errors
-    /// When it is not in the format, or asks for a backend that is not started here.
+    /// If it has another format, or asks for a backend that cannot be started here.
     pub fn from_json(text: &str) -> Result<Self, String> {
         let neither = || {
             String::from(
@@ -68,7 +68,7 @@ impl Hosts {
             )
         };
         let file: serde_json::Value = serde_json::from_str(text).map_err(|_| neither())?;
-        // A list could be read as the fields of a host, in their order.
+        // serde could read a list as the fields of a host in their order.
         let hosts = file.as_array().or_else(|| file["hosts"].as_array());
         if hosts.is_some_and(|hosts| !hosts.iter().all(serde_json::Value::is_object)) {
             return Err(neither());
@@ -108,20 +108,20 @@ impl Hosts {
         })
     }
 
-    /// From a hostfile.
+    /// Reads a hostfile.
     ///
     /// # Errors
-    /// As [`Self::from_json`], naming the file.
+    /// Those of [`Self::from_json`], with the name of the file.
     pub fn from_file(path: &Path) -> Result<Self, Failure> {
         let wrong = |message: String| Failure::usage(format!("{}: {message}", path.display()));
         let text = bounded::read_text(path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
         Self::from_json(&text).map_err(wrong)
     }
 
-    /// From names or addresses between commas, each `repeat` times.
+    /// Parses names or addresses with commas between them, each used `repeat` times.
     ///
     /// # Errors
-    /// When a name is empty or begins with a dash, and for too many.
+    /// If a name is empty or begins with a dash, or if there are too many.
     pub fn from_list(list: &str, repeat: usize) -> Result<Self, String> {
         let mut all = Vec::new();
         for name in list.split(',') {
@@ -142,11 +142,11 @@ impl Hosts {
         self.all.iter().all(|host| host.ssh.is_none())
     }
 
-    /// The addresses of each process as MLX's rings read them: `connections` for each address, on
-    /// ports from `first` on. Without `first` local ones get ports that are free.
+    /// The addresses of each process in the form of MLX's rings: `connections` for each address, on
+    /// ports from `first` on. Without `first`, local addresses get free ports.
     ///
     /// # Errors
-    /// When there are no more ports.
+    /// If there are no more ports.
     pub fn ring(&self, first: Option<u16>, connections: usize) -> Result<Vec<Vec<String>>, String> {
         let wanted: usize = self.all.iter().map(|h| h.ips.len() * connections).sum();
         let ports = match first {
@@ -173,9 +173,9 @@ impl Hosts {
     }
 }
 
-/// A host by what ssh calls it.
+/// A host with this name for ssh.
 fn host(name: &str, ips: Vec<String>) -> Result<Host, String> {
-    // ssh would take the latter as an option.
+    // ssh would read a name with a dash as an option.
     if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
         return Err(format!("{name:?} is no name of a host"));
     }

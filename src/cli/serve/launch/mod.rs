@@ -1,5 +1,5 @@
-//! `mlx launch`: the same command in several processes, here or on other machines, that MLX joins
-//! to a group. What a process does as a member of one is in `member/`.
+//! `mlx launch`: runs the same command in several processes, here or on other machines, which MLX
+//! joins to a group. The crate `inference-group` has the code of a member.
 
 mod hosts;
 mod start;
@@ -104,15 +104,15 @@ pub fn run(args: &Args, check: Check, console: &mut Console<'_>) -> Result<(), F
         join_timeout: args.join_timeout,
         pipeline: args.pipeline,
         command: &command,
-        // What this program was told holds for all.
+        // The flags of this program apply to all processes.
         verbose: console.verbose,
         quiet: console.quiet,
     };
     supervise::run(&plan, console)
 }
 
-/// Refuses a command that does not parse, or that several processes cannot run, before any is
-/// started.
+/// Refuses a command that does not parse or that several processes cannot run, before any process
+/// starts.
 fn check_command(command: &[String], pipeline: bool, check: Check) -> Result<(), Failure> {
     let split = if pipeline {
         Split::Pipeline
@@ -139,8 +139,8 @@ fn check_command(command: &[String], pipeline: bool, check: Check) -> Result<(),
     Ok(())
 }
 
-/// A command without the value of `--api-key`, which every user of a machine would see, and the
-/// variable that says it instead.
+/// The command without the value of `--api-key`, which every user of a machine could see. The
+/// variable with the key replaces it.
 fn without_key(command: &[String]) -> (Vec<String>, Option<(String, String)>) {
     const FLAG: &str = "--api-key";
     let serves = command.iter().find(|word| !word.starts_with('-'));
@@ -160,14 +160,14 @@ fn without_key(command: &[String]) -> (Vec<String>, Option<(String, String)>) {
             Some(value) if !value.is_empty() => {
                 key = Some((String::from("MLX_API_KEY"), value.to_owned()));
             }
-            // An empty variable would be no key, where an empty flag is refused.
+            // An empty flag is refused, but an empty variable would mean no key.
             _ => rest.push(word.clone()),
         }
     }
     (rest, key)
 }
 
-/// A variable's name and value.
+/// The name and the value of a variable.
 fn variable(text: &str) -> Result<(String, String), Failure> {
     let (name, value) = text.split_once('=').unwrap_or((text, ""));
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';

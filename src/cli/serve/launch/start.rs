@@ -1,4 +1,4 @@
-//! Starts one process of a group: here, or by ssh.
+//! Starts one process of a group, here or by ssh.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -8,47 +8,46 @@ use std::process::{Child, Command, Stdio};
 use super::hosts::{Host, Hosts};
 use inference_group::{JOIN_TIMEOUT, LAUNCHED, SPLIT};
 
-/// Seconds that ssh waits for a machine.
+/// The seconds for which ssh waits for a machine.
 const SSH_TIMEOUT: usize = 20;
 
-/// What all processes have in common.
+/// The common parameters of all processes.
 pub struct Plan<'a> {
-    /// Where they are.
+    /// The machines of the processes.
     pub hosts: &'a Hosts,
-    /// Their addresses.
+    /// The addresses of the processes.
     pub ring: &'a [Vec<String>],
-    /// Variables for each.
+    /// Variables for each process.
     pub envs: &'a [(String, String)],
     /// The directory to run in.
     pub cwd: Option<&'a Path>,
     /// The program on other machines.
     pub program: &'a str,
-    /// Seconds to wait for each other.
+    /// The seconds for which processes wait for each other.
     pub join_timeout: usize,
-    /// Whether processes have whole layers.
+    /// Whether each process has whole layers.
     pub pipeline: bool,
     /// The subcommand with its flags.
     pub command: &'a [String],
-    /// Whether more is told.
+    /// Whether the processes get `--verbose`.
     pub verbose: bool,
-    /// Whether less is told.
+    /// Whether the processes get `--quiet`.
     pub quiet: bool,
 }
 
 impl Plan<'_> {
-    /// How many processes there are.
     pub fn processes(&self) -> usize {
         self.hosts.all.len()
     }
 
-    /// The addresses as the text of the file that MLX reads.
+    /// The text of the file with the addresses that MLX reads.
     pub fn hostfile(&self) -> String {
         serde_json::json!(self.ring).to_string()
     }
 
-    /// Starts process `rank` in a process group of its own, so that a terminal's Ctrl-C reaches it
-    /// through us only. Its standard input is a pipe that it ends with. `hostfile` is where the
-    /// addresses are on this machine.
+    /// Starts process `rank` in a separate process group, so that a terminal's Ctrl-C reaches it
+    /// only through this program. Its standard input is a pipe, and the process ends when the pipe
+    /// closes. `hostfile` is the path of the addresses on this machine.
     ///
     /// # Errors
     /// Those of the system.
@@ -64,7 +63,7 @@ impl Plan<'_> {
             .process_group(0)
             .spawn()?;
         if let (Some(line), Some(input)) = (first, &mut child.stdin) {
-            // Where ssh has ended already, it says why.
+            // If ssh has already ended, its own message gives the reason.
             match input.write_all(line.as_bytes()) {
                 Err(e) if e.kind() != io::ErrorKind::BrokenPipe => return Err(e),
                 _ => {}
@@ -84,14 +83,14 @@ impl Plan<'_> {
         }
         let together = self.hosts.all.iter().filter(|h| h.ssh.is_none()).count();
         if std::env::var_os("MLX_NUM_THREADS").is_none() {
-            // Pools of threads that each take all cores would wait for each other.
+            // Thread pools that each take all cores would slow each other down.
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             command.env(
                 "MLX_NUM_THREADS",
                 (cores / together.max(1)).max(1).to_string(),
             );
         }
-        // Ours, given on the command line, comes before.
+        // Variables of the command line override these.
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
         if let Some(dir) = self.cwd {
             command.current_dir(dir);
@@ -99,8 +98,8 @@ impl Plan<'_> {
         Ok(command)
     }
 
-    /// What a shell on another machine runs. The file with the addresses goes when the program
-    /// ends. It holds the variables, which may be secrets.
+    /// The script for a shell on another machine. It deletes the file with the addresses when the
+    /// program ends. The script contains variables, which may be secrets.
     fn script(&self, rank: usize) -> String {
         let mut script = String::from("f=$(mktemp) || exit 1; ");
         script += &format!("printf %s {} > \"$f\"; ", quoted(&self.hostfile()));
@@ -156,9 +155,8 @@ impl Plan<'_> {
     }
 }
 
-/// The shell on another machine: it runs the first line of its standard input, which the program
-/// has to itself afterwards. Everybody there sees the command line, and nothing of the script is
-/// on it.
+/// The shell on another machine. It runs the first line of its standard input and leaves the rest
+/// to the program. Other users can see the command line, so it contains nothing of the script.
 const SHELL: &str = r#"sh -c 'IFS= read -r s && eval "$(printf %b "$s")"'"#;
 
 fn remote(host: &str) -> Command {
@@ -169,13 +167,13 @@ fn remote(host: &str) -> Command {
     command
 }
 
-/// A script as the one line that [`SHELL`] reads.
+/// Encodes a script as the one line that [`SHELL`] reads.
 fn one_line(script: &str) -> String {
     let line = script.replace('\\', r"\\").replace('\n', r"\n");
     line + "\n"
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,6 +1,6 @@
-//! Runs the processes of a group to their end: passes on what they print, ends all when one fails,
-//! and passes on signals. Nothing of it survives this program: the others read from a pipe that
-//! closes when it is gone.
+//! Runs the processes of a group to their end. It passes on their output and signals, and ends all
+//! when one fails. No process outlives this program: each reads from a pipe that closes when this
+//! program ends.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -18,13 +18,13 @@ use super::start::Plan;
 use crate::cli::terminal::console::{Console, write_failed};
 use crate::cli::terminal::failure::Failure;
 
-/// How often the processes are looked at.
+/// The interval at which the processes are polled.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After a failure, for the others to tell what they saw, and for what was asked to end.
+/// The time after a failure for the other processes to report and to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// After a signal, for a training run to be saved, and for running replies of a server.
+/// The time after a signal for a training run to save, and for a server's running replies.
 const SAVING: Duration = Duration::from_secs(120);
-/// For the others to end after rank 0 has.
+/// The time for the other processes to end after rank 0.
 const AFTER_FIRST: Duration = Duration::from_secs(30);
 
 /// A process of the group.
@@ -33,14 +33,14 @@ struct Process {
     place: String,
     is_local: bool,
     child: Child,
-    /// Closing it ends the process.
+    /// Closing the pipe ends the process.
     stdin: Option<ChildStdin>,
     ended: Option<ExitStatus>,
     readers: Vec<JoinHandle<()>>,
 }
 
 impl Process {
-    /// Looks whether it has ended.
+    /// Polls whether the process has ended.
     fn look(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -54,13 +54,13 @@ impl Process {
         }
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // It may have ended just now.
+            // The process may have just ended.
             let _ = kill_process_group(pid, signal);
         }
     }
 }
 
-/// Ends what is left when this is given up, whatever the reason.
+/// Dropping this value ends the remaining processes.
 struct Processes(Vec<Process>);
 
 impl Processes {
@@ -76,15 +76,15 @@ impl Processes {
         self.0.iter().for_each(|process| process.signal(signal));
     }
 
-    /// Passes a signal of a person on. Here alone, where that is possible: ssh would end with it
-    /// and the other machine's process at once, and those that train tell each other.
+    /// Passes on a user's signal, only to local processes if there are any. ssh would end at once,
+    /// and the remote process with it. Processes that train tell each other.
     fn interrupt(&self, signal: Signal) {
         let here = self.0.iter().any(|p| p.is_local && p.ended.is_none());
         let reached = self.0.iter().filter(|p| p.is_local || !here);
         reached.for_each(|process| process.signal(signal));
     }
 
-    /// Waits until all have ended, at most `time`.
+    /// Waits until all have ended, at most for `time`.
     fn wait(&mut self, time: Duration) -> io::Result<bool> {
         let until = Instant::now() + time;
         loop {
@@ -98,7 +98,7 @@ impl Processes {
         }
     }
 
-    /// Asks all to end, and ends those that do not.
+    /// Asks all to end, and kills those that do not.
     fn stop(&mut self) {
         self.signal(Signal::TERM);
         for process in &mut self.0 {
@@ -117,16 +117,16 @@ impl Processes {
         }
     }
 
-    /// The one that failed: rather one that was ended from outside or refused its options than one
-    /// that says it lost another, which is exit code 1.
+    /// The process that failed first. One that was killed or refused its options counts before one
+    /// with exit code 1, which may only have lost another.
     fn failed(&self) -> Option<(&Process, ExitStatus)> {
         let ended = self.0.iter().filter_map(|p| Some((p, p.ended?)));
         telling(ended)
     }
 }
 
-/// The end that tells most of a failure: one with an exit code other than 0 and 1 or with a
-/// signal, else the first with exit code 1.
+/// The most informative end: an exit code other than 0 and 1, or a signal; else the first exit code
+/// 1.
 fn telling<T>(ended: impl Iterator<Item = (T, ExitStatus)>) -> Option<(T, ExitStatus)> {
     let mut first = None;
     for (process, status) in ended.filter(|(_, status)| !status.success()) {
@@ -147,7 +147,7 @@ impl Drop for Processes {
 /// Starts the processes of a plan, and returns when all have ended.
 ///
 /// # Errors
-/// When one cannot be started; with the exit code of the one that failed first.
+/// If a process cannot be started, or with the exit code of the one that failed first.
 pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
     let system = |e: io::Error| Failure::failed(format!("cannot run the processes: {e}"));
     let (interrupted, terminated) = (flag(SIGINT)?, flag(SIGTERM)?);
@@ -187,7 +187,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
                 all.interrupt(signal);
                 let runs = |name: &str| plan.command.iter().any(|word| word == name);
                 let serves = runs("serve");
-                // Training saves first, and a server ends its replies.
+                // A training run saves first, and a server ends its replies first.
                 let patient = runs("train") || runs("lora") || serves;
                 let until = Instant::now() + if patient { SAVING } else { GRACE };
                 // Another signal ends the wait.
@@ -198,7 +198,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
                 {}
                 let done = all.running().map_err(system)? == 0 && all.failed().is_none();
                 all.stop();
-                // A signal is how a server ends.
+                // A signal is the normal end of a server.
                 if serves && done {
                     return print(&result, console);
                 }
@@ -207,7 +207,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
             }
         }
         if all.failed().is_some() {
-            // The others may be about to fail of it, and one of them may be the cause.
+            // Others may fail for the same reason, and one of them may be the cause.
             let _ = all.wait(Duration::from_millis(300));
             let failure = report(&mut all, console);
             print(&result, console)?;
@@ -228,7 +228,7 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
         match result.recv_timeout(PAUSE) {
             Ok(bytes) => write(&bytes, console)?,
             Err(RecvTimeoutError::Timeout) => {}
-            // Rank 0 has closed its output, and still runs.
+            // Rank 0 has closed its output but still runs.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(PAUSE),
         }
     }
@@ -236,14 +236,14 @@ pub fn run(plan: &Plan<'_>, console: &mut Console<'_>) -> Result<(), Failure> {
     print(&result, console)
 }
 
-/// Writes what has come so far of the result.
+/// Prints the part of the result that has arrived.
 fn print(result: &Receiver<Vec<u8>>, console: &mut Console<'_>) -> Result<(), Failure> {
     result
         .try_iter()
         .try_for_each(|bytes| write(&bytes, console))
 }
 
-/// Writes bytes of the result as they are.
+/// Writes bytes of the result unchanged.
 fn write(bytes: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
     let written = console
         .out
@@ -252,7 +252,7 @@ fn write(bytes: &[u8], console: &mut Console<'_>) -> Result<(), Failure> {
     written.map_err(write_failed)
 }
 
-/// Ends all, and tells which failed.
+/// Ends all processes, and reports the one that failed.
 fn report(all: &mut Processes, console: &mut Console<'_>) -> Failure {
     let (text, code, rank) = match all.failed() {
         Some((process, status)) => {
@@ -285,7 +285,6 @@ fn report(all: &mut Processes, console: &mut Console<'_>) -> Failure {
     }
 }
 
-/// A flag that the signal sets.
 fn flag(signal: i32) -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal, Arc::clone(&flag))
@@ -293,13 +292,13 @@ fn flag(signal: i32) -> Result<Arc<AtomicBool>, Failure> {
     Ok(flag)
 }
 
-/// A process whose output is passed on: what rank 0 prints as it is, and lines of the others on
-/// standard error.
+/// A process whose output is passed on: rank 0's bytes unchanged, and the others' lines on standard
+/// error.
 fn watched(rank: usize, place: String, mut child: Child, printed: &Sender<Vec<u8>>) -> Process {
     let stdin = child.stdin.take();
     let mut readers = Vec::new();
     if let Some(out) = child.stdout.take() {
-        // Standard output is the console's.
+        // Only the console may write to standard output.
         let printed = printed.clone();
         readers.push(thread::spawn(move || match rank {
             0 => copy(out, |bytes| {
@@ -311,7 +310,7 @@ fn watched(rank: usize, place: String, mut child: Child, printed: &Sender<Vec<u8
     if let Some(err) = child.stderr.take() {
         readers.push(thread::spawn(move || match rank {
             0 => copy(err, |bytes| {
-                // Without standard error nothing can be told.
+                // Without standard error, no message can be shown.
                 let _ = io::stderr().write_all(bytes);
             }),
             _ => lines(err, rank),
@@ -328,7 +327,7 @@ fn watched(rank: usize, place: String, mut child: Child, printed: &Sender<Vec<u8
     }
 }
 
-/// Passes bytes on as they come.
+/// Passes bytes on when they arrive.
 fn copy(mut from: impl Read, to: impl Fn(&[u8])) {
     let mut buffer = [0; 8192];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -336,7 +335,7 @@ fn copy(mut from: impl Read, to: impl Fn(&[u8])) {
     }
 }
 
-/// Passes lines on to standard error, with the rank before each.
+/// Passes lines on to standard error, each with its rank.
 fn lines(from: impl Read, rank: usize) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -357,7 +356,7 @@ mod tests {
 
     use super::*;
 
-    /// The status that `wait` gives for an exit code.
+    /// The status that `wait` returns for an exit code.
     fn exit(code: i32) -> ExitStatus {
         ExitStatus::from_raw(code << 8)
     }

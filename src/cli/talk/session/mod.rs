@@ -25,30 +25,29 @@ use crate::cli::terminal::progress::PrefillBar;
 use crate::cli::terminal::screen::Screen;
 use crate::cli::terminal::tty::NoEcho;
 
-/// A reply goes on to the end of the context.
+/// A reply may fill the context.
 pub const UNBOUNDED: usize = usize::MAX;
-/// Tokens of prompt and reply where the model does not tell its context.
+/// The most tokens of prompt and reply if the model's context is unknown.
 const UNKNOWN_CONTEXT: usize = 8192;
 
 /// A model that the session owns, or a borrowed one.
 pub enum Held<'a> {
-    /// The session's own, which `/load` replaces.
+    /// The session's own model, which `/load` replaces.
     Owned(Box<dyn TextModel>),
     /// A borrowed one.
     #[cfg_attr(not(test), allow(dead_code, reason = "tests lend a mock"))]
     Lent(&'a dyn TextModel),
 }
 
-/// Where the model is from.
+/// The origin of the model.
 #[derive(Default)]
 pub struct Source {
-    /// Its files.
+    /// The path of its files.
     pub path: PathBuf,
-    /// How it can be found again.
+    /// The name by which it can be found again.
     pub from: String,
-    /// The adapter on it.
     pub adapter: Option<String>,
-    /// Licenses of the preset.
+    /// The licenses of the preset.
     pub license: Vec<String>,
 }
 
@@ -60,35 +59,35 @@ pub struct Session<'a> {
     model: Held<'a>,
     pub dialog: Dialog,
     pub source: Source,
-    /// How `/load` gets another model.
+    /// The function that loads another model for `/load`.
     pub open: Option<&'a Open<'a>>,
-    /// Where the conversation is kept for `/resume`.
+    /// The file in which the conversation is kept for `/resume`.
     pub last_chat: Option<PathBuf>,
     pub sampling: Option<&'a SamplingArgs>,
-    /// What options begin with.
+    /// The defaults of the options.
     pub habit: Habit,
     pub ctx_size: Option<usize>,
     options: GenerateOptions,
     pub system: Option<String>,
-    /// Without the system message.
+    /// The messages without the system message.
     pub messages: Vec<Message>,
-    /// Words are wrapped at the terminal's width.
+    /// Whether words are wrapped at the terminal's width.
     pub word_wrap: bool,
-    /// Statistics follow each reply.
+    /// Whether statistics follow each reply.
     verbose: bool,
     last: Option<(GenerateMetrics, Option<FinishReason>)>,
     replies: usize,
     generated_tokens: usize,
 }
 
-/// What a command asks for.
+/// The next action after a command.
 enum Next {
     Continue,
     Leave,
 }
 
 impl<'a> Session<'a> {
-    /// A conversation that has not begun.
+    /// A new conversation.
     pub fn new(model: Held<'a>, options: GenerateOptions) -> Self {
         Self {
             model,
@@ -117,7 +116,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Repeats the last reply, where there is one to continue.
+    /// Shows the number of messages and the beginning of the last one, if there is one.
     pub fn remind(&self, console: &mut Console<'_>) {
         if let Some(message) = self.messages.last() {
             let line = message.content.lines().next().unwrap_or_default();
@@ -127,7 +126,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads lines until one says to leave.
+    /// Reads lines until one ends the conversation.
     pub fn run(&mut self, lines: &mut dyn Lines, console: &mut Console<'_>) -> Result<(), Failure> {
         loop {
             let line = match lines.next(">>> ", console)? {
@@ -157,7 +156,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Answers one message, and fails where there is no answer.
+    /// Answers one message. It is an error if there is no answer.
     pub fn answer(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
         self.messages.push(Message::user(text));
         let reply = self.reply(true, console)?;
@@ -168,13 +167,13 @@ impl<'a> Session<'a> {
         reply.error.map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Sends a message and shows the reply. On a terminal a failed reply is reported and the chat
-    /// goes on; in a script it is the end.
+    /// Sends a message and shows the reply. On a terminal, a failed reply is reported and the chat
+    /// continues. In a script, it ends the chat.
     fn say(&mut self, text: String, console: &mut Console<'_>) -> Result<(), Failure> {
         self.ask(Message::user(text), console)
     }
 
-    /// Calls that no message answers yet, the oldest first.
+    /// Calls without an answer, the oldest first.
     fn open_calls(&self) -> Vec<ToolCall> {
         let answered = |id: &str| {
             let mut messages = self.messages.iter().rev();
@@ -189,7 +188,7 @@ impl<'a> Session<'a> {
         open.filter(|call| !answered(&call.id)).cloned().collect()
     }
 
-    /// `/tool`: answers the oldest open call; the model goes on once all are answered.
+    /// `/tool`: answers the oldest open call. The model continues when all calls are answered.
     fn answer_call(&mut self, text: &str, console: &mut Console<'_>) -> Result<(), Failure> {
         let open = self.open_calls();
         let Some(call) = open.first() else {
@@ -204,7 +203,7 @@ impl<'a> Session<'a> {
         self.ask(message, console)
     }
 
-    /// A line of JSON for each call of a reply.
+    /// Prints a line of JSON for each call of a reply.
     fn print_calls(&self, reply: &Reply, console: &mut Console<'_>) -> Result<(), Failure> {
         for call in &reply.calls {
             console.json(&tools::call(call))?;
@@ -228,10 +227,11 @@ impl<'a> Session<'a> {
         self.print_calls(&reply, console)?;
         let empty = reply.text.is_empty() && reply.calls.is_empty();
         if empty || (reply.error.is_some() && !interrupted) {
-            // Nothing to remember; a question without an answer would confuse the template.
+            // There is nothing to keep, and a question without an answer would confuse the
+            // template.
             self.messages.pop();
         } else {
-            // Also a partial one: the user saw it and may refer to it.
+            // A partial reply is kept too, because the user has seen it and may refer to it.
             self.messages
                 .push(Message::assistant(reply.text).with_tool_calls(reply.calls));
         }
@@ -248,8 +248,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The reply to the conversation. Where there is only one and the model has no template, it
-    /// continues the message as a text.
+    /// The reply to the conversation. A single message is continued as a text if the model has no
+    /// template.
     fn reply(&self, once: bool, console: &mut Console<'_>) -> Result<Reply, Failure> {
         let cancel = CancelToken::new();
         let mut options = self.options.clone();
@@ -369,7 +369,7 @@ impl<'a> Session<'a> {
                 Ok(())
             }
         };
-        // A command that fails is no end of the conversation.
+        // A failed command does not end the conversation.
         match done {
             Ok(()) => {}
             Err(Failure::Usage(message)) => console.warn(&format!("error: {message}")),
@@ -380,12 +380,12 @@ impl<'a> Session<'a> {
         Next::Continue
     }
 
-    /// The options before anything is set.
+    /// The options before a user sets any.
     fn base(&self) -> GenerateOptions {
         self.habit.options(&self.model().info().sampling)
     }
 
-    /// The conversation and all that goes with it.
+    /// The conversation with its settings.
     fn preset(&self) -> Preset {
         let mut parameters = settings::changed(&self.options, &self.base());
         if let Some(n) = self.ctx_size {
@@ -402,11 +402,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Keeps the conversation for `/resume`.
+    /// Saves the conversation for `/resume`.
     fn keep(&mut self, console: &mut Console<'_>) {
         let Some(path) = &self.last_chat else { return };
         if let Err(failure) = preset::write(path, &self.preset()) {
-            // Once is enough; the chat matters more.
+            // The warning appears only once, because the chat matters more.
             console.warn(&format!(
                 "warning: the conversation is not kept: {}",
                 failure.report().unwrap_or_default()
@@ -449,9 +449,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Goes on as a preset says, with another model if it has one.
+    /// Continues with a preset, and with its model if that is another one.
     fn adopt(&mut self, preset: Preset, console: &mut Console<'_>) -> Result<(), Failure> {
-        // Before another model is loaded for it.
+        // The check comes before another model is loaded.
         preset.apply(&mut GenerateOptions::default())?;
         let same = preset.from == self.source.from
             && preset.adapter == self.source.adapter
@@ -482,7 +482,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// `/template`: shows it, or takes another from a file.
+    /// `/template`: shows the template, or reads another one from a file.
     fn template(&mut self, file: &str, console: &mut Console<'_>) -> Result<(), Failure> {
         if file.is_empty() {
             match self
@@ -592,14 +592,14 @@ impl Source {
         Some(files.text.template()?.source().to_owned())
     }
 
-    /// Only the engine reads files.
+    /// Only the engine can read files.
     #[cfg(not(feature = "mlx-backend"))]
     fn template(&self) -> Option<String> {
         None
     }
 }
 
-/// Whether an error means that no later reply can work either.
+/// Whether an error means that later replies must fail, too.
 fn is_final(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<inference::Error>()

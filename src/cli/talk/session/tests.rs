@@ -14,7 +14,7 @@ fn sampling() -> SamplingArgs {
     Program::parse_from(["chat"]).sampling
 }
 
-/// A conversation that has not begun.
+/// A new conversation.
 fn session<'a>(model: &'a Mock, sampling: &'a SamplingArgs) -> Session<'a> {
     let mut session = Session::new(Held::Lent(model), sampling.options().unwrap());
     session.sampling = Some(sampling);
@@ -150,7 +150,7 @@ fn a_failed_reply_ends_a_script_but_not_a_conversation() {
     let model = broken();
     let (done, streams) = chat_with(&model, "x\ny\n", true);
     done.unwrap();
-    // The failed exchange is not remembered.
+    // The failed exchange is not kept.
     assert_eq!(model.asked(), ["chat user:x", "chat user:y"]);
     assert_eq!(streams.err().matches("error: ").count(), 2);
 }

@@ -1,8 +1,7 @@
-//! Colors for lines of code: comments, strings, numbers and words of the language. It leaves
-//! unknown words unchanged. No grammar: libraries for that bring megabytes, to color some lines of
-//! a reply.
+//! Colors lines of code: comments, strings, numbers and keywords. Unknown words stay unchanged. It
+//! has no grammars, because libraries with grammars add megabytes for a few colored lines.
 
-/// Comments to the end of the line.
+/// Languages whose comments go from `#` to the end of the line.
 const HASH: [&str; 14] = [
     "python",
     "py",
@@ -46,7 +45,8 @@ const SLASHES: [&str; 23] = [
 ];
 const DASHES: [&str; 4] = ["sql", "lua", "haskell", "hs"];
 
-/// Words of these languages, all together: one that is only a name in another does no harm.
+/// The keywords of all these languages together. Coloring a keyword of another language does no
+/// harm.
 const WORDS: &str = " abstract and as async await begin break by case catch char class const continue create crate \
     def default defer del delete do done double drop elif else elsif end enum esac except export extends \
     false False fi final finally float fn for foreach from func function go group having if impl implements \
@@ -65,15 +65,15 @@ const RESET: &str = "\u{1b}[0m";
 /// A block of code in a language.
 pub struct Code {
     comment: &'static str,
-    /// Words in any letter case.
+    /// Whether keywords may have any letter case.
     any_case: bool,
-    /// Single quotes also mark lifetimes.
+    /// Whether single quotes also mark lifetimes.
     is_rust: bool,
     in_comment: bool,
 }
 
 impl Code {
-    /// Code in a language by its name after the fence; `None` for languages that are not known.
+    /// Code in the language named after the fence; `None` for unknown languages.
     pub fn new(language: &str) -> Option<Self> {
         let name = language.split([' ', ',', '{']).next()?.to_ascii_lowercase();
         let name = name.as_str();

@@ -1,8 +1,7 @@
-//! Replies as a person reads them on a terminal: words wrapped at its width, markdown drawn instead
-//! of spelled. Text comes in pieces; a word is shown once it is complete, a line of code once it
-//! ends.
+//! Draws replies on a terminal: words are wrapped at its width, and markdown is rendered. Text
+//! arrives in pieces. A word is shown once it is complete, a line of code once it ends.
 //!
-//! Pipes get the model's own bytes: nothing of this is used there.
+//! Pipes get the model's bytes unchanged.
 
 mod code;
 mod table;
@@ -13,14 +12,14 @@ use crate::cli::terminal::console::Console;
 use crate::cli::terminal::screen::code::Code;
 use crate::cli::terminal::tty;
 
-/// A longer word is shown in parts: a text without spaces must not be held back for long.
+/// A longer word is shown in parts, so that a text without spaces is not held back for long.
 const LONG_WORD: usize = 40;
-/// Characters of a link's text, and of its address; longer ones are shown as they are.
+/// The most characters of a link's text and of its address. Longer links are shown unchanged.
 const LINK: usize = 300;
-/// Columns of a tab.
+/// The columns of a tab.
 const TAB: usize = 4;
 
-/// How a character looks.
+/// The style of a character.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Style {
     bold: bool,
@@ -29,49 +28,49 @@ struct Style {
     dim: bool,
 }
 
-/// What the line being read is.
+/// The kind of the current line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Line {
-    /// Not known yet; its beginning is in the buffer.
+    /// The kind is unknown. The beginning of the line is in the buffer.
     #[default]
     Start,
     /// Text.
     Text,
-    /// A row of a table, in the buffer: columns are known once all rows are.
+    /// A row of a table, kept in the buffer. Columns are known only after the last row.
     Row,
-    /// A line of code, all of it in the buffer.
+    /// A line of code, kept in the buffer.
     Code,
 }
 
 /// Draws one reply.
 #[derive(Default)]
 pub struct Screen {
-    /// Columns to wrap at; 0 does not wrap.
+    /// The columns at which lines wrap; 0 turns wrapping off.
     width: usize,
     markdown: bool,
     line: Line,
     buffer: String,
-    /// Rows of a table that goes on.
+    /// The rows of the current table.
     table: Vec<String>,
-    /// What may be a link, from its bracket on.
+    /// The text of a possible link, from its bracket on.
     link: Option<String>,
-    /// The marks that end the block of code, and how many.
+    /// The mark that ends the block of code, and its number.
     fence: Option<(char, usize)>,
     code: Option<Code>,
     heading: bool,
     bold: Option<char>,
     italic: Option<char>,
-    /// Back quotes that end the code in the text.
+    /// The number of back quotes that end the code in the text.
     span: Option<usize>,
-    /// Marks of emphasis that were read and not yet understood.
+    /// Marks of emphasis whose meaning is still unknown.
     run: Option<(char, usize)>,
     escaped: bool,
-    /// The character before, as the reader sees it.
+    /// The previous visible character.
     before: char,
     word: Vec<(char, Style)>,
     spaces: usize,
     column: usize,
-    /// What wrapped lines begin with.
+    /// The text at the beginning of wrapped lines.
     hanging: &'static str,
     indent: usize,
     shown: Style,
@@ -79,7 +78,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// A screen of `width` columns (0: nothing is wrapped), with markdown drawn or spelled.
+    /// A screen of `width` columns (0 turns wrapping off). Markdown is rendered or shown unchanged.
     pub fn new(width: usize, markdown: bool) -> Self {
         Self {
             width,
@@ -89,8 +88,8 @@ impl Screen {
         }
     }
 
-    /// The screen of a person who reads along. None in pipes and on terminals that only take text.
-    /// Without colors (`NO_COLOR`) markdown keeps its marks.
+    /// The screen for an interactive terminal; `None` for pipes and for terminals without control
+    /// sequences. Without colors (`NO_COLOR`), markdown keeps its marks.
     pub fn on(console: &Console<'_>, word_wrap: bool) -> Option<Self> {
         let is = |name: &str, bad: &dyn Fn(&str) -> bool| {
             std::env::var(name).is_ok_and(|value| bad(&value))
@@ -109,14 +108,14 @@ impl Screen {
         ))
     }
 
-    /// What to show for the next piece.
+    /// The output for the next piece.
     pub fn push(&mut self, text: &str) -> String {
         for c in text.chars() {
             match c {
                 '\n' => self.end_line(),
                 '\r' => {}
                 '\t' => self.read('\t'),
-                // A model's text must not drive the terminal.
+                // A model's text must not control the terminal.
                 c if c.is_control() => self.read('\u{fffd}'),
                 c => self.read(c),
             }
@@ -124,7 +123,7 @@ impl Screen {
         std::mem::take(&mut self.out)
     }
 
-    /// The rest of a line that ends.
+    /// The rest of the output at the end of the reply.
     pub fn end(&mut self) -> String {
         let pending = !self.buffer.is_empty() || !self.word.is_empty() || self.run.is_some();
         if pending || self.column > 0 || self.escaped || self.link.is_some() {
@@ -147,7 +146,7 @@ impl Screen {
         }
     }
 
-    /// The beginning of a line is known: draws its mark and goes on with the text.
+    /// Draws the mark of a line whose kind is now known, and continues with its text.
     fn begin_line(&mut self) {
         let line = std::mem::take(&mut self.buffer);
         let text = line.trim_start();
@@ -265,7 +264,7 @@ impl Screen {
         (self.before, self.line) = (' ', Line::Start);
     }
 
-    /// A line that is not wrapped.
+    /// Draws a line without wrapping.
     fn whole_line(&mut self, line: &str, dim: bool) {
         let dim = dim && self.markdown;
         self.style(Style {
@@ -277,7 +276,7 @@ impl Screen {
         self.out.push('\n');
     }
 
-    /// Shows the table whose last row was read, if there is one.
+    /// Draws the table whose last row was read, if there is one.
     fn end_table(&mut self) {
         let rows = std::mem::take(&mut self.table);
         match table::drawn(&rows, self.width) {
@@ -286,7 +285,7 @@ impl Screen {
         }
     }
 
-    /// A character of what may be a link: `[text](address)`.
+    /// Reads a character of a possible link: `[text](address)`.
     fn link(&mut self, mut link: String, c: char) {
         let (text, address) = link
             .split_once(']')
@@ -327,7 +326,7 @@ impl Screen {
         }
     }
 
-    /// Shows what is no link.
+    /// Shows text that turned out not to be a link.
     fn no_link(&mut self, text: &str) {
         let mut rest = text.chars();
         if let Some(bracket) = rest.next() {
@@ -336,7 +335,7 @@ impl Screen {
         rest.for_each(|c| self.inline(c));
     }
 
-    /// A character of a text, which may be a mark of emphasis.
+    /// Reads a character of text, which may be a mark of emphasis.
     fn inline(&mut self, c: char) {
         if !self.markdown {
             return self.put(c);
@@ -367,7 +366,7 @@ impl Screen {
         }
     }
 
-    /// Finds out the meaning of the marks read so far, now that the next character is known.
+    /// Decides the meaning of the marks read so far. The next character is now known.
     fn understand(&mut self, next: char) {
         let Some((mark, mut n)) = self.run.take() else {
             return;
@@ -380,8 +379,8 @@ impl Screen {
             }
             return;
         }
-        // As CommonMark has it: marks open before a word and close after one; `_` not inside of
-        // words.
+        // As in CommonMark, marks open before a word and close after one, and `_` has no meaning
+        // inside words.
         let inner = |c: char| mark == '_' && c.is_alphanumeric();
         let opens = !next.is_whitespace() && !inner(self.before);
         let closes = !self.before.is_whitespace() && !inner(next);
@@ -425,7 +424,7 @@ impl Screen {
             code: self.span.is_some(),
             dim: false,
         };
-        // Lines of scripts without spaces may break before each of their wide characters.
+        // Text in scripts without spaces may break before each wide character.
         let wide = c.width() == Some(2);
         if wide {
             self.flush();
@@ -441,7 +440,7 @@ impl Screen {
         self.flush();
     }
 
-    /// Shows the word that is complete, on the next line if it does not fit here.
+    /// Shows the complete word, on the next line if it does not fit on this one.
     fn flush(&mut self) {
         if self.word.is_empty() {
             return;
@@ -475,7 +474,7 @@ impl Screen {
             ..Style::default()
         });
         self.out.push('\n');
-        // A terminal narrower than the indentation has room for none.
+        // A terminal narrower than the indentation gets none.
         let indent = if self.indent * 2 < self.width {
             self.indent
         } else {
@@ -510,21 +509,21 @@ impl Screen {
     }
 }
 
-/// The lines of a table's cell, `width` columns wide at most; 0 is one line.
+/// The lines of a table's cell, at most `width` columns wide; 0 gives one line.
 pub(super) fn cell(text: &str, width: usize, bold: bool) -> Vec<String> {
     let mut screen = Screen::new(width, true);
-    // No mark of a block: a cell holds words alone.
+    // A cell contains only words, so marks of blocks have no meaning.
     screen.line = Line::Text;
     screen.heading = bold;
     let drawn = screen.push(text) + &screen.end();
     drawn.lines().map(str::to_owned).collect()
 }
 
-/// Whether the beginning of a line may yet turn out to be the mark of a block.
+/// Whether the beginning of a line may still become the mark of a block.
 fn may_be_block(line: &str, markdown: bool) -> bool {
     let text = line.trim_start();
     let all = |mark: char| text.chars().all(|c| c == mark);
-    // A fence is known at the end of its line: a language follows it.
+    // A fence is complete at the end of its line, because a language may follow it.
     if text.is_empty() || all('`') || all('~') || text.starts_with("```") || text.starts_with("~~~")
     {
         return true;

@@ -1,16 +1,16 @@
-//! Tables of replies: columns that line up, as wide as their words or as the terminal allows.
+//! Tables of replies, with aligned columns as wide as their words or as the terminal allows.
 
 use unicode_width::UnicodeWidthChar;
 
 use crate::cli::terminal::screen::cell;
 
-/// What parts two columns, and the line below the head.
+/// The separator of two columns, and its form in the line below the head.
 const BORDER: &str = " │ ";
 const CROSS: &str = "─┼─";
-/// A narrower column holds no words.
+/// The least width of a column with words.
 const LEAST: usize = 4;
 
-/// Where the text of a column stands.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Align {
     Left,
@@ -18,9 +18,8 @@ enum Align {
     Right,
 }
 
-/// The lines of a table in markdown as a person reads them, with a newline behind each. `width` is
-/// that of the terminal, 0 without a bound. `None` where the lines are no table, or where it has
-/// more columns than fit.
+/// The drawn lines of a markdown table, each with a newline. `width` is that of the terminal; 0
+/// means unlimited. `None` if the lines are not a table, or if its columns do not fit.
 pub fn drawn(lines: &[String], width: usize) -> Option<String> {
     let [head, rule, body @ ..] = lines else {
         return None;
@@ -54,7 +53,7 @@ pub fn drawn(lines: &[String], width: usize) -> Option<String> {
     Some(out)
 }
 
-/// Makes the widest columns narrower until all fit beside each other.
+/// Narrows the widest columns until all fit.
 fn fit(widths: &mut [usize], width: usize) -> Option<()> {
     let borders = columns(BORDER) * widths.len().saturating_sub(1);
     let least = |widths: &[usize]| widths.iter().map(|n| (*n).min(LEAST)).sum::<usize>();
@@ -123,14 +122,14 @@ fn cells(line: &str) -> Vec<String> {
         }
         escaped = c == '\\' && !escaped;
     }
-    // A bar at the end begins no cell.
+    // A bar at the end does not begin a cell.
     if cells.len() > 1 && cells.last().is_some_and(|cell| cell.trim().is_empty()) {
         cells.pop();
     }
     cells.iter().map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// What a cell of the line below the head says: `---`, `:-:` or `--:`.
+/// The alignment in a cell of the line below the head: `---`, `:-:` or `--:`.
 fn align(cell: &str) -> Option<Align> {
     let dashes = cell.trim_start_matches(':').trim_end_matches(':');
     if dashes.is_empty() || !dashes.chars().all(|c| c == '-') {
@@ -143,7 +142,7 @@ fn align(cell: &str) -> Option<Align> {
     })
 }
 
-/// Columns of a text, without what drives the terminal.
+/// The columns of a text, without control sequences.
 fn columns(text: &str) -> usize {
     let mut width = 0;
     let mut rest = text.chars();
@@ -186,7 +185,7 @@ mod tests {
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines.iter().all(|line| columns(line) <= 20), "{shown}");
         assert_eq!(lines[2..], ["x │ one two three", "  │ four five six"]);
-        // More columns than fit stay as they are.
+        // A table whose columns do not fit stays unchanged.
         assert_eq!(table(&["|a|b|c|d|e|f|", "|-|-|-|-|-|-|"], 12), None);
     }
 

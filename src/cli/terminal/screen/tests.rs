@@ -1,8 +1,8 @@
-//! Tests of wrapping and markdown. The same text in other pieces must look the same.
+//! Tests of wrapping and markdown. The division of a text into pieces must not change its look.
 
 use super::*;
 
-/// The screen for `text`, in whatever pieces it comes.
+/// The output for `text`, which must be the same for one piece and for single characters.
 #[track_caller]
 fn drawn(text: &str, width: usize, markdown: bool) -> String {
     let mut screen = Screen::new(width, markdown);
@@ -17,7 +17,7 @@ fn drawn(text: &str, width: usize, markdown: bool) -> String {
     whole
 }
 
-/// Without what drives the terminal.
+/// The text without control sequences.
 fn plain(shown: &str) -> String {
     let mut text = String::new();
     let mut rest = shown.chars();
@@ -146,7 +146,7 @@ fn emphasis_is_drawn_and_its_marks_are_not() {
     }
     let bold = drawn("a **b** c", 80, true);
     assert_eq!(bold, "a \u{1b}[0;1mb\u{1b}[0m c\n");
-    // An open mark ends with its line, and nothing is left on the terminal.
+    // An open mark ends with its line, and the terminal's style is reset.
     let open = drawn("**a\nb", 80, true);
     assert_eq!(open, "\u{1b}[0;1ma\u{1b}[0m\nb\n");
     assert_eq!(
@@ -191,7 +191,7 @@ fn code_is_colored_and_never_wrapped() {
     ] {
         assert!(shown.contains(colored), "{shown:?}");
     }
-    // A longer fence is not ended by a shorter one.
+    // A shorter fence does not end a longer one.
     let nested = "````\n```\n**a**\n````\n";
     assert_eq!(plain(&drawn(nested, 80, true)), nested);
 }

@@ -1,4 +1,4 @@
-//! Lists the registered backends, one name a line. The plugin is in Cargo.toml, but nothing here
+//! Lists the registered backends, one name on each line. Cargo.toml has the plugin, but no code
 //! refers to it.
 
 fn main() {

@@ -1,5 +1,4 @@
-//! Behind C functions without arguments: lists the registered backends, and registers one by a
-//! call.
+//! Two C functions without arguments: one lists the registered backends, one registers a backend.
 
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ pub extern "C" fn print_backends() {
     println!("[{}]", names.join(" "));
 }
 
-/// Registers `called`; whether that worked. The second time it does not.
+/// Registers `called`. Returns whether that worked; the second call fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn register_called() -> bool {
     inference::register(Arc::new(named::Named("called"))).is_ok()

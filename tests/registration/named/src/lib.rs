@@ -1,4 +1,4 @@
-//! A backend that has a name and no models. Registers nothing.
+//! A backend with a name and no models. It is not registered here.
 
 #![forbid(unsafe_code)]
 

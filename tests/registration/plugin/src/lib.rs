@@ -1,5 +1,4 @@
-//! A crate that contributes the backend `linked` by being linked, and has nothing else that could
-//! be referred to.
+//! A crate that registers the backend `linked` when it is linked. It has no items to refer to.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The registration, in a module of its own that nothing refers to: what a linker might leave out.
+//! The registration is in a separate module that nothing refers to, so a linker might drop it.
 
 use named::Named;
 

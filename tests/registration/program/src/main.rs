@@ -1,4 +1,4 @@
-//! Lists the registered backends, one name a line. The plugin is referred to by one line.
+//! Lists the registered backends, one name on each line. One line refers to the plugin.
 
 use plugin as _;
 
