@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of the bindings, the arrays and the engine with each mlx-c that this project builds:
-# the pinned ones, and 0.4.1 from its own repository. A directory in MLX_C_0_4 is taken for 0.4.1
-# instead.
+# Runs the tests of the bindings, the arrays, the engine and the contract with each mlx-c that this
+# project builds: the pinned ones, and 0.4.1 from its own repository. A directory in MLX_C_0_4 is
+# taken for 0.4.1 instead.
 #
 #   tools/mlx_versions.sh            # all
 #   tools/mlx_versions.sh 0.5 0.7    # some
@@ -31,7 +31,8 @@ for version in "${@:-0.4 0.5 0.7}"; do
         # A failure does not keep the other versions from being tested.
         cargo test --locked --no-fail-fast \
             -p rust-mlx-sys -p rust-mlx-core -p rust-mlx-metal-backend || failed+=("$minor")
-        cargo test --locked --no-fail-fast -p rust-mlx --test engine --test files ||
+        cargo test --locked --no-fail-fast -p rust-mlx --test engine --test files \
+            --test conformance ||
             failed+=("$minor")
     done
 done
