@@ -11,8 +11,8 @@ const ORDER: &[&str] = &[
     "export::*",
     "lib",
     // Terminal input and output.
-    "cli::mock",
     "cli::terminal::*",
+    "cli::mock",
     // Parts that several commands share.
     "cli::options::*",
     // The commands.
