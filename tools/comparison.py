@@ -5,7 +5,7 @@
     tools/comparison.py --check  fails when the picture is not that of the table
 
 The figures are those of one command, so that all three programs ran in the same rounds. A row names
-`mlx`'s figure and another program's; a row "The same" has the figure of the row before.
+`mlx`'s figure and another program's.
 Needs Python's standard library.
 """
 
@@ -35,16 +35,14 @@ def number(text):
 
 def figures():
     """For each figure the rate of each program, in tokens a second."""
-    found, name = {}, None
+    found = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) < 8 or cells[-1] != COMMAND:
-            name = None
             continue
-        if cells[0] != "The same":
-            name = next((key for key in FIGURES if cells[0].startswith(key)), None)
+        name = next((key for key in FIGURES if cells[0].startswith(key)), None)
         other = re.fullmatch(r"(llama\.cpp|mlx-lm) ([\d.,]+)", cells[2])
-        if name is None or other is None or (cells[0] != "The same" and "tok/s" not in cells[0]):
+        if name is None or other is None or "tok/s" not in cells[0]:
             continue
         rates = found.setdefault(name, {})
         rates.setdefault("mlx", number(cells[1]))

@@ -22,7 +22,7 @@ use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 pub struct WeightStorage {
     /// Bytes of a number in the type that the engine computes in: 4 for float32, 2 for halves.
     pub compute_bytes: u64,
-    /// Whether a matrix of 16-bit floats stays as it is when the engine computes in float32.
+    /// Whether a matrix of 16-bit floats is kept in 16 bits when the engine computes in float32.
     pub keeps_halves: bool,
     /// Whether a quantized matrix of this mode, width and group size stores scales and biases as
     /// 16-bit floats where that is exact.

@@ -8,7 +8,7 @@ use inference_formats::safetensors::SafetensorsCheckpoint;
 use inference_formats::{Gguf, ModelConfig};
 use serde_json::{Map, Value, json};
 
-/// An engine that computes in float32, and uses matrices of 16 bits and packed ones as they are.
+/// An engine that computes in float32 and keeps 16-bit and packed matrices in their stored form.
 const KERNELS: WeightStorage = WeightStorage {
     compute_bytes: 4,
     keeps_halves: true,

@@ -122,7 +122,7 @@ impl Table {
         Some(resident.key)
     }
 
-    /// A model whose time is over. If there is none, the next time at which one is.
+    /// A model whose keep-alive time has passed, otherwise the next time at which one passes.
     pub(super) fn due(&self) -> (Option<u64>, Option<Instant>) {
         let idle = self
             .residents

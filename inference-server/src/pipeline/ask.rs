@@ -119,8 +119,13 @@ impl Ask {
         for prompt in &prompts {
             let most = self.most_tokens(app, model, prompt.ids.len(), prompts.len())?;
             let options = self.options.clone().with_max_tokens(most);
-            // A client may have asked for zero tokens.
-            options.validate().map_err(|e| ApiError::of_engine(&e))?;
+            // Everything else was checked before; compiling a grammar again would take time.
+            let least = options.stop.min_tokens;
+            if least > most {
+                let message =
+                    format!("min_tokens is {least}; it must be at most max_tokens, {most}");
+                return Err(ApiError::field("min_tokens", message));
+            }
             for i in 0..self.choices {
                 let place = places.one().ok_or_else(ApiError::internal)?;
                 let options = of_choice(&options, i);
@@ -172,7 +177,7 @@ impl Asked {
     /// The reply of a request with one prompt and one choice.
     ///
     /// # Errors
-    /// If there is none, which is a bug of the server.
+    /// [`ApiError::internal`] if no reply was started.
     pub(crate) fn one(mut self) -> Result<Reply, ApiError> {
         self.replies.pop().ok_or_else(ApiError::internal)
     }

@@ -104,7 +104,7 @@ pub trait ReplyFormat: Send + Sync {
     /// A grammar of replies that call the tool `named`, or any tool of the request if it is `None`.
     ///
     /// # Errors
-    /// The reason why there is none, in words for the client.
+    /// The reason why the format cannot force a call, in words for the client.
     fn forced_call(
         &self,
         request: &ReplyRequest,
