@@ -45,7 +45,7 @@ impl FfnBackend for OnlyPositive {
 fn predict(model: &dyn TextModel, prompt: &Prompt) -> Result<String, Failure> {
     let routed = model.as_routed().ok_or("the model has no backend")?;
     let tokens = model.as_token_model().ok_or("the model shows no logits")?;
-    let logits = routed.routed_logits_until(prompt, false, &Interrupt::new())?;
+    let logits = routed.routed_logits(prompt, false, &Interrupt::new())?;
     let logits = logits.logits;
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f32 = logits.iter().map(|x| (x - greatest).exp()).sum();

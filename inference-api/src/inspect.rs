@@ -209,63 +209,41 @@ pub struct AttentionProjections {
 
 /// A model that shows its attention.
 pub trait AttentionInspector: TextModel {
-    /// Runs the prompt once and returns keys and queries of its attention.
+    /// Runs the prompt once and returns keys and queries of its attention. Engines check
+    /// `interrupt` between the steps of a prompt.
     ///
     /// # Errors
-    /// As [`TextModel::generate`].
-    fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot>;
-
-    /// [`AttentionInspector::inspect_attention`], unless `interrupt` ends it. Engines check between
-    /// the steps of a prompt. This default checks before and after.
-    ///
-    /// # Errors
-    /// As [`AttentionInspector::inspect_attention`] and [`Interrupt::check`].
-    fn inspect_attention_until(
+    /// As [`TextModel::generate`] and [`Interrupt::check`].
+    fn inspect_attention(
         &self,
         prompt: &Prompt,
         interrupt: &Interrupt,
-    ) -> Result<AttentionSnapshot> {
-        interrupt.check()?;
-        let snapshot = self.inspect_attention(prompt)?;
-        interrupt.check()?;
-        Ok(snapshot)
-    }
+    ) -> Result<AttentionSnapshot>;
 
     /// Runs the prompt once and returns the output of every block at `positions`.
     ///
     /// # Errors
-    /// As [`TextModel::generate`]; [`crate::ErrorKind::InvalidOption`] for positions beyond the
-    /// prompt; [`crate::ErrorKind::Unsupported`] if the backend cannot report hidden states.
-    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
-        let _ = (prompt, positions);
+    /// As [`AttentionInspector::inspect_attention`]; [`crate::ErrorKind::InvalidOption`] for
+    /// positions beyond the prompt; [`crate::ErrorKind::Unsupported`] if the backend cannot report
+    /// hidden states.
+    fn hidden_states(
+        &self,
+        prompt: &Prompt,
+        positions: &[usize],
+        interrupt: &Interrupt,
+    ) -> Result<HiddenStates> {
+        let _ = (prompt, positions, interrupt);
         Err(crate::error::Error::new(
             crate::error::ErrorKind::Unsupported,
             "this backend does not show hidden states",
         ))
     }
 
-    /// [`AttentionInspector::hidden_states`], unless `interrupt` ends it, as in
-    /// [`AttentionInspector::inspect_attention_until`].
-    ///
-    /// # Errors
-    /// As [`AttentionInspector::hidden_states`] and [`Interrupt::check`].
-    fn hidden_states_until(
-        &self,
-        prompt: &Prompt,
-        positions: &[usize],
-        interrupt: &Interrupt,
-    ) -> Result<HiddenStates> {
-        interrupt.check()?;
-        let states = self.hidden_states(prompt, positions)?;
-        interrupt.check()?;
-        Ok(states)
-    }
-
-    /// [`AttentionInspector::hidden_states_until`] for several prompts, each with a list of
+    /// [`AttentionInspector::hidden_states`] for several prompts, each with a list of
     /// positions. Engines may run several prompts in one pass. This default runs them one by one.
     ///
     /// # Errors
-    /// As [`AttentionInspector::hidden_states_until`], for any of the prompts, and
+    /// As [`AttentionInspector::hidden_states`], for any of the prompts, and
     /// [`crate::ErrorKind::InvalidOption`] when the two lists differ in length.
     fn hidden_states_many(
         &self,
@@ -277,7 +255,7 @@ pub trait AttentionInspector: TextModel {
         prompts
             .iter()
             .zip(positions)
-            .map(|(prompt, positions)| self.hidden_states_until(prompt, positions, interrupt))
+            .map(|(prompt, positions)| self.hidden_states(prompt, positions, interrupt))
             .collect()
     }
 
@@ -285,7 +263,7 @@ pub trait AttentionInspector: TextModel {
     /// prompt, unless `interrupt` ends it.
     ///
     /// # Errors
-    /// As [`AttentionInspector::hidden_states_until`].
+    /// As [`AttentionInspector::hidden_states`].
     fn trace_residuals(
         &self,
         prompt: &Prompt,
@@ -303,7 +281,7 @@ pub trait AttentionInspector: TextModel {
     /// score cap, sliding windows and sinks. `interrupt` ends it.
     ///
     /// # Errors
-    /// As [`AttentionInspector::inspect_attention_until`]; [`crate::ErrorKind::InvalidOption`] for
+    /// As [`AttentionInspector::inspect_attention`]; [`crate::ErrorKind::InvalidOption`] for
     /// an unknown layer.
     fn attention_weights(
         &self,
@@ -321,7 +299,7 @@ pub trait AttentionInspector: TextModel {
     /// The input of each layer's feed-forward part at `positions` of a prompt. `interrupt` ends it.
     ///
     /// # Errors
-    /// As [`AttentionInspector::hidden_states_until`].
+    /// As [`AttentionInspector::hidden_states`].
     fn feed_forward_inputs(
         &self,
         prompt: &Prompt,
@@ -339,7 +317,7 @@ pub trait AttentionInspector: TextModel {
     /// `interrupt` ends it.
     ///
     /// # Errors
-    /// As [`AttentionInspector::hidden_states_until`]. [`crate::ErrorKind::Unsupported`] also for a
+    /// As [`AttentionInspector::hidden_states`]. [`crate::ErrorKind::Unsupported`] also for a
     /// layer whose implementation does not report them.
     fn feed_forward_activations(
         &self,

@@ -78,6 +78,7 @@ mod message;
 mod metrics;
 mod options;
 mod profile;
+mod prompt;
 mod prompt_cache;
 mod registry;
 mod routed;
@@ -105,6 +106,7 @@ pub use inspect::{
     FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace,
     ResidualTrace,
 };
+pub use prompt::PreparedPrompt;
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{

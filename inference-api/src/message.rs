@@ -6,6 +6,8 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
+use crate::error::{Error, ErrorKind, Result};
+
 /// One turn of a conversation.
 ///
 /// In JSON it has the shape of OpenAI's chat API: `role` and `content`, and if set, `name`,
@@ -283,6 +285,21 @@ impl ChatPrompt {
     pub fn with_start(mut self, start: ChatStart) -> Self {
         self.start = start;
         self
+    }
+
+    /// Refuses what a backend cannot honor that knows only roles and contents.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`], unless [`ChatPrompt::is_plain`].
+    pub fn check_plain(&self) -> Result<()> {
+        if self.is_plain() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this backend knows only roles and contents of messages; leave out tools, tool calls, names, \
+             reasoning, template arguments and continued messages",
+        ))
     }
 
     /// Whether a backend that knows only roles and contents can honor it.

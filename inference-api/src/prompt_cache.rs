@@ -12,27 +12,18 @@ use crate::token::TokenStream;
 /// A model that saves the computed state of a prompt.
 pub trait PromptCacheModel: TextModel {
     /// Runs a prompt and writes its computed state to the file `path`, with its tokens and the
-    /// model's identity. Returns the number of tokens. The file is replaced atomically.
+    /// model's identity. Returns the number of tokens. The file is replaced atomically. Engines
+    /// check `interrupt` between the steps of the prompt; an interrupted call writes no file.
     ///
     /// # Errors
-    /// As [`TextModel::generate`], and [`crate::ErrorKind::Io`] when the file cannot be written.
-    fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize>;
-
-    /// [`PromptCacheModel::save_prompt_cache`], unless `interrupt` ends it. Engines check between
-    /// the steps of the prompt; an interrupted call writes no file. This default checks only
-    /// before.
-    ///
-    /// # Errors
-    /// As [`PromptCacheModel::save_prompt_cache`] and [`Interrupt::check`].
-    fn save_prompt_cache_until(
+    /// As [`TextModel::generate`] and [`Interrupt::check`], and [`crate::ErrorKind::Io`] when the
+    /// file cannot be written.
+    fn save_prompt_cache(
         &self,
         prompt: &Prompt,
         path: &Path,
         interrupt: &Interrupt,
-    ) -> Result<usize> {
-        interrupt.check()?;
-        self.save_prompt_cache(prompt, path)
-    }
+    ) -> Result<usize>;
 
     /// Loads a file of [`PromptCacheModel::save_prompt_cache`]. A later prompt that begins with the
     /// returned tokens reuses the state.

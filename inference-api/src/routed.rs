@@ -20,10 +20,10 @@ pub trait RoutedModel: TextModel {
     /// set. Caches of earlier requests are not used.
     ///
     /// # Errors
-    /// As [`TokenModel::logits_until`](crate::TokenModel::logits_until);
+    /// As [`TokenModel::logits`](crate::TokenModel::logits);
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for `dense` if parts are not in
     /// memory.
-    fn routed_logits_until(
+    fn routed_logits(
         &self,
         prompt: &Prompt,
         dense: bool,

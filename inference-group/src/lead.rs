@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use inference::{
     BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult, EmbedOptions, EmbeddingInfo,
     EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
-    Message, ModelInfo, Prepared, Prompt, RequestId, Result, TextModel, TokenModel, TokenStream,
+    Message, ModelInfo, Prepared, PreparedPrompt, Prompt, RequestId, Result, TextModel, TokenModel, TokenStream,
 };
 
 use crate::order::{Order, Seen};
@@ -201,27 +201,15 @@ impl TokenModel for LedModel {
         self.tokens()?.decode(ids)
     }
 
-    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.tokens()?.render_chat(messages, add_generation_prompt)
-    }
-
-    fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
-        self.tokens()?.encode_chat(messages, add_generation_prompt)
-    }
-
-    fn encode_chat_with(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
-        self.tokens()?.encode_chat_with(prompt)
-    }
-
-    fn render_chat_with(&self, prompt: &ChatPrompt) -> Result<String> {
-        self.tokens()?.render_chat_with(prompt)
+    fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
+        self.tokens()?.prepare_chat(prompt)
     }
 
     fn chat_template(&self) -> Option<&str> {
         self.model.as_token_model()?.chat_template()
     }
 
-    fn logits(&self, _: &Prompt, _: bool) -> Result<LogitsOutput> {
+    fn logits(&self, _: &Prompt, _: bool, _: &Interrupt) -> Result<LogitsOutput> {
         Err(alone("logits but those of a session"))
     }
 

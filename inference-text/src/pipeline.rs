@@ -7,7 +7,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use inference::{ChatEnd, ChatPrompt, ChatStart, Error, ErrorKind, Message, Result};
+use inference::{
+    ChatEnd, ChatPrompt, ChatStart, Error, ErrorKind, Message, PreparedPrompt, Result,
+};
 use serde_json::Value as Json;
 
 use super::chat_template::{ChatOptions, ChatTemplate};
@@ -136,79 +138,31 @@ impl TextPipeline {
         Ok(ids)
     }
 
-    /// Encodes a conversation. With `add_generation_prompt`, the result ends where the model's
-    /// answer begins.
+    /// Renders and encodes a conversation. No text in it, in its tools or in its template variables
+    /// becomes a control token.
     ///
     /// # Errors
-    /// `Unsupported` without a template; `InvalidOption` for a role that contains a control token;
-    /// otherwise as [`ChatTemplate::render`] and [`Tokenizer::encode_plain`].
-    pub fn encode_chat(
-        &self,
-        messages: &[Message],
-        add_generation_prompt: bool,
-    ) -> Result<Vec<u32>> {
-        let options = ChatOptions::default().with_add_generation_prompt(add_generation_prompt);
-        self.encode_chat_with(messages, &options)
+    /// As [`TextPipeline::prepare_values`]. `InvalidOption` for a variable that the template gets in
+    /// another way, and if the template omits the message to be continued.
+    pub fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
+        let values = prompt.messages.iter().map(Message::to_template).collect();
+        self.prepare_values(values, &options_of(prompt)?)
     }
 
-    /// [`TextPipeline::encode_chat`] with more input for the template.
+    /// Renders and encodes messages as objects, which the template sees unchanged.
     ///
     /// Without control tokens in the messages, the ids are those of the whole text, as in Hugging
     /// Face's `apply_chat_template`. Otherwise those parts are hidden while the template runs, and
     /// encoded as ordinary text.
     ///
     /// # Errors
-    /// As [`TextPipeline::encode_chat`].
-    pub fn encode_chat_with(
-        &self,
-        messages: &[Message],
-        options: &ChatOptions,
-    ) -> Result<Vec<u32>> {
-        let values = messages.iter().map(Message::to_template).collect();
-        self.encode_values_with(values, options)
-    }
-
-    /// [`TextPipeline::encode_chat`] for a conversation with tools and template variables. None of
-    /// their texts becomes a control token.
-    ///
-    /// # Errors
-    /// As [`TextPipeline::encode_chat`]. `InvalidOption` for a variable that the template gets in
-    /// another way, and if the template omits the message to be continued.
-    pub fn encode_chat_prompt(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
-        let values = prompt.messages.iter().map(Message::to_template).collect();
-        self.encode_values_with(values, &options_of(prompt)?)
-    }
-
-    /// The text of [`TextPipeline::encode_chat_prompt`], as [`TextPipeline::render_chat`].
-    ///
-    /// # Errors
-    /// As [`TextPipeline::encode_chat_prompt`].
-    pub fn render_chat_prompt(&self, prompt: &ChatPrompt) -> Result<String> {
-        let options = options_of(prompt)?;
-        let template = self.require_template()?.for_options(&options);
-        let mut values: Vec<Json> = prompt.messages.iter().map(Message::to_template).collect();
-        let [bos, eos] = self.edges();
-        if !is_cut(&options) {
-            return template.render_values(values, &options, &bos, &eos);
-        }
-        let mask = Mask::new(&values, &options, template.source())?;
-        mask.mark_last(&mut values, &options)?;
-        let text = template.render_values(values, &options, &bos, &eos)?;
-        mask.cut(text, &options)
-    }
-
-    /// [`TextPipeline::encode_chat_with`] for messages with more fields than role and content, such
-    /// as `tool_calls`. The template sees the objects unchanged. No text in them becomes a control
-    /// token.
-    ///
-    /// # Errors
-    /// As [`TextPipeline::encode_chat`]; `InvalidOption` for a field name that contains a control
-    /// token.
-    pub fn encode_values_with(
+    /// `Unsupported` without a template; `InvalidOption` for a role or a field name that contains a
+    /// control token; otherwise as [`ChatTemplate::render`] and [`Tokenizer::encode_plain`].
+    pub fn prepare_values(
         &self,
         mut messages: Vec<Json>,
         options: &ChatOptions,
-    ) -> Result<Vec<u32>> {
+    ) -> Result<PreparedPrompt> {
         let template = self.require_template()?.for_options(options);
         let controls: Vec<String> = self
             .tokenizer
@@ -266,7 +220,8 @@ impl TextPipeline {
         let [bos, eos] = self.edges();
         if !suspicious && !is_cut(&options) {
             let text = template.render_values(messages, &options, &bos, &eos)?;
-            return self.tokenizer.encode(&text, false);
+            let ids = self.tokenizer.encode(&text, false)?;
+            return Ok(PreparedPrompt::new(text, ids));
         }
         let mask = Mask::new(&messages, &options, template.source())?;
         let mut hidden = Vec::new();
@@ -285,7 +240,8 @@ impl TextPipeline {
         let text = template.render_values(messages, &options, &bos, &eos)?;
         let text = mask.cut(text, &options)?;
         if hidden.is_empty() {
-            return self.tokenizer.encode(&text, false);
+            let ids = self.tokenizer.encode(&text, false)?;
+            return Ok(PreparedPrompt::new(text, ids));
         }
         // All remaining control tokens come from the template.
         let mut ids = Vec::new();
@@ -300,19 +256,7 @@ impl TextPipeline {
         let rest = text.get(at..).unwrap_or_default();
         self.tokenizer
             .encode_plain_into(&mask.show(rest, &hidden), at == 0, &mut ids)?;
-        Ok(ids)
-    }
-
-    /// The text of a conversation, for display. Do not run it, use [`TextPipeline::encode_chat`]:
-    /// in the text, a control token looks the same as a message that contains its name.
-    ///
-    /// # Errors
-    /// `Unsupported` without a template; else as [`ChatTemplate::render`].
-    pub fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let options = ChatOptions::default().with_add_generation_prompt(add_generation_prompt);
-        let [bos, eos] = self.edges();
-        self.require_template()?
-            .render(messages, &options, &bos, &eos)
+        Ok(PreparedPrompt::new(mask.show(&text, &hidden), ids))
     }
 
     fn require_template(&self) -> Result<&ChatTemplate> {

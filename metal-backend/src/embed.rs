@@ -255,7 +255,8 @@ fn question(
         let message = |role: &str, content: &str| json!({"role": role, "content": content});
         let mut messages: Vec<_> = system.map(|s| message("system", s)).into_iter().collect();
         messages.extend([message("query", query), message("document", document)]);
-        text.encode_values_with(messages, &ChatOptions::default())
+        let prepared = text.prepare_values(messages, &ChatOptions::default())?;
+        Ok::<_, inference::Error>(prepared.ids)
     };
     let ids = encoded(document)?;
     let Some(most) = most.filter(|most| ids.len() > *most) else {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, Interrupt,
-    LogitsOutput, Message, ModelInfo, Prepared, ProfiledModel, Prompt, PromptCacheModel,
+    LogitsOutput, Message, ModelInfo, Prepared, PreparedPrompt, ProfiledModel, Prompt, PromptCacheModel,
     RerankModel, Result, RoutedModel, SteerableModel, Steering, TextModel, Token, TokenModel,
     TokenStream, TrainableModel,
 };
@@ -124,7 +124,8 @@ impl TextModel for MlxModel {
     }
 
     fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream> {
-        let ids = self.engine.text().encode_chat(messages, true)?;
+        let prompt = ChatPrompt::new(messages);
+        let ids = self.engine.text().prepare_chat(&prompt)?.ids;
         Ok(TokenStream::new(self.start(ids, options)?))
     }
 
@@ -239,11 +240,7 @@ impl TextModel for MlxModel {
 }
 
 impl PromptCacheModel for MlxModel {
-    fn save_prompt_cache(&self, prompt: &Prompt, path: &Path) -> Result<usize> {
-        self.save_prompt_cache_until(prompt, path, &Interrupt::new())
-    }
-
-    fn save_prompt_cache_until(
+    fn save_prompt_cache(
         &self,
         prompt: &Prompt,
         path: &Path,
@@ -360,13 +357,13 @@ impl RoutedModel for MlxModel {
         self.engine.has_dense()
     }
 
-    fn routed_logits_until(
+    fn routed_logits(
         &self,
         prompt: &Prompt,
         dense: bool,
         interrupt: &Interrupt,
     ) -> Result<LogitsOutput> {
-        let run = || self.logits_until(prompt, false, interrupt);
+        let run = || self.logits(prompt, false, interrupt);
         match dense {
             false => run(),
             true if self.has_dense() => as_trained(run),
@@ -379,7 +376,7 @@ impl RoutedModel for MlxModel {
 }
 
 impl MlxModel {
-    /// Like [`TokenModel::logits_until`], with edits applied.
+    /// Like [`TokenModel::logits`], with edits applied.
     fn edited_logits(
         &self,
         prompt: &Prompt,
@@ -443,33 +440,25 @@ fn decoded(engine: &Engine, ids: &[u32]) -> Result<String> {
     tokenizer.decode(ids)
 }
 
+/// The ids of a text, as [`TextModel::generate`] would run it with `add_special`.
+fn encoded(engine: &Engine, text: &str, add_special: bool) -> Result<Vec<u32>> {
+    match add_special {
+        true => engine.text().encode_prompt(text),
+        false => engine.text().tokenizer().encode(text, false),
+    }
+}
+
 impl TokenModel for MlxModel {
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        self.engine.text().tokenizer().encode(text, add_special)
+        encoded(&self.engine, text, add_special)
     }
 
     fn decode(&self, ids: &[u32]) -> Result<String> {
         decoded(&self.engine, ids)
     }
 
-    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.engine
-            .text()
-            .render_chat(messages, add_generation_prompt)
-    }
-
-    fn encode_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Vec<u32>> {
-        self.engine
-            .text()
-            .encode_chat(messages, add_generation_prompt)
-    }
-
-    fn encode_chat_with(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
-        self.engine.text().encode_chat_prompt(prompt)
-    }
-
-    fn render_chat_with(&self, prompt: &ChatPrompt) -> Result<String> {
-        self.engine.text().render_chat_prompt(prompt)
+    fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
+        self.engine.text().prepare_chat(prompt)
     }
 
     fn chat_template(&self) -> Option<&str> {
@@ -477,24 +466,11 @@ impl TokenModel for MlxModel {
         Some(template.for_tools().source())
     }
 
-    fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
-        self.logits_until(prompt, all, &Interrupt::new())
-    }
-
-    fn logits_until(
-        &self,
-        prompt: &Prompt,
-        all: bool,
-        interrupt: &Interrupt,
-    ) -> Result<LogitsOutput> {
+    fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput> {
         self.edited_logits(prompt, all, None, interrupt)
     }
 
-    fn token_logprobs(&self, prompt: &Prompt) -> Result<Vec<f32>> {
-        self.token_logprobs_until(prompt, &Interrupt::new())
-    }
-
-    fn token_logprobs_until(&self, prompt: &Prompt, interrupt: &Interrupt) -> Result<Vec<f32>> {
+    fn token_logprobs(&self, prompt: &Prompt, interrupt: &Interrupt) -> Result<Vec<f32>> {
         let ids = self.engine.encode_prompt(prompt)?;
         self.engine.check_prompt(&ids)?;
         crate::inspect::token_logprobs(&self.engine, &ids, None, interrupt)

@@ -317,6 +317,9 @@ class Model:
         return [RotatingKVCache(max_size=bound, keep=keep) if type(c) is KVCache else c for c in caches]
 
     def encode(self, text, add_special):
+        # A text that brings its own begin token does not get another one.
+        bos = self.tokenizer.bos_token
+        add_special = add_special and not (bos and text.startswith(bos))
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=add_special)]
 
     def decode(self, ids):
@@ -337,8 +340,8 @@ class Model:
                 "invalid_option", f"the model's chat template refuses the messages: {described(error)}"
             ) from error
 
-    def encode_chat(self, messages):
-        """Ids of a conversation. What messages say never becomes control tokens."""
+    def prepare_chat(self, messages, generation_prompt=True):
+        """Text and ids of a conversation. What messages say never becomes control tokens."""
         special = [t for t in self.tokenizer.all_special_tokens if t]
         special += [str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special]
         special = sorted(set(special), key=len, reverse=True)
@@ -353,9 +356,9 @@ class Model:
                     content = content.replace(token, mark, 1)
                     spelled.append((mark, token))
             hidden.append({"role": message["role"], "content": content})
-        text = self.render(hidden, True)
+        text = self.render(hidden, generation_prompt)
         if not spelled:
-            return self.encode(text, False)
+            return text, self.encode(text, False)
         # Markup as the template wrote it; what a message spelled, as ordinary text.
         pieces = [(text, False)]
         for mark, token in spelled:
@@ -379,17 +382,15 @@ class Model:
                 ids += [int(i) for i in part]
             else:
                 ids += self.encode(piece, False)
-        return ids
+        return "".join(piece for piece, _ in pieces), ids
 
     def prompt_ids(self, request):
         if "messages" in request:
-            ids = self.encode_chat(request["messages"])
+            _, ids = self.prepare_chat(request["messages"])
         elif "tokens" in request:
             ids = request["tokens"]
         else:
-            text, bos = request["prompt"], self.tokenizer.bos_token
-            # A text that brings its own begin token does not get another one.
-            ids = self.encode(text, not (bos and text.startswith(bos)))
+            ids = self.encode(request["prompt"], True)
         if not ids:
             raise Refused("invalid_option", "the prompt is empty; give at least one token")
         for i in ids:
@@ -655,8 +656,8 @@ def serve(wire):
             elif op == "decode":
                 wire.send(id=name, ok=True, text=model.decode(request["tokens"]))
             elif op == "render":
-                text = model.render(request["messages"], request["add_generation_prompt"])
-                wire.send(id=name, ok=True, text=text)
+                text, ids = model.prepare_chat(request["messages"], request["add_generation_prompt"])
+                wire.send(id=name, ok=True, text=text, tokens=ids)
             else:
                 raise Refused("engine", f"the bridge knows no {op!r}")
         except Cancelled:

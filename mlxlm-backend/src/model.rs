@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use inference::{
-    BatchResult, BatchSession, ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions,
+    BatchResult, BatchSession, ChatEnd, ChatPrompt, ClassifyResult, Interrupt, PreparedPrompt, Error, ErrorKind, GenerateMetrics, GenerateOptions,
     LogitsOutput, Message, ModelInfo, Prompt, Result, SamplingDefaults, TextModel, TokenModel,
     TokenStream,
 };
@@ -134,17 +134,19 @@ impl TokenModel for MlxLmModel {
         )
     }
 
-    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let messages: Vec<Value> = messages.iter().map(Message::to_template).collect();
-        let ask = json!({
+    fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
+        prompt.check_plain()?;
+        let messages: Vec<Value> = prompt.messages.iter().map(Message::to_template).collect();
+        let answer = self.handle.ask(json!({
             "op": "render",
             "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-        });
-        part(self.handle.ask(ask)?.text)
+            "add_generation_prompt": prompt.end == ChatEnd::Reply,
+        }))?;
+        Ok(PreparedPrompt::new(part(answer.text)?, part(answer.tokens)?))
     }
 
-    fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
+    fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput> {
+        interrupt.check()?;
         let mut message = prompt_message("logits", prompt)?;
         message["all"] = all.into();
         let rows = self.handle.rows(message)?;

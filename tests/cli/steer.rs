@@ -67,7 +67,7 @@ fn commands_edit_as_the_engine_does() {
     let steerable = model.as_steerable().unwrap();
     let interrupt = Interrupt::new();
     let expected = steerable
-        .steered_logits_until(&prompt, false, &steering, &interrupt)
+        .steered_logits(&prompt, false, &steering, &interrupt)
         .unwrap();
     let logits: Value = serde_json::from_str(&run(&["logits", "--tokens", given])).unwrap();
     let difference = max_difference(&floats(&logits["logits"]), &expected.logits);
@@ -75,7 +75,7 @@ fn commands_edit_as_the_engine_does() {
 
     let words = Prompt::from("hello");
     let expected = steerable
-        .steered_logits_until(&words, false, &steering, &interrupt)
+        .steered_logits(&words, false, &steering, &interrupt)
         .unwrap();
     let best = |logits: &[f32]| {
         (0..logits.len())
@@ -142,7 +142,7 @@ fn commands_edit_as_the_engine_does() {
     let found: Value = serde_json::from_str(&run(&["perplexity", "--prompt", long])).unwrap();
     let ids = Prompt::Tokens(tokens.encode(long, true).unwrap());
     let logprobs = steerable
-        .steered_logprobs_until(&ids, &steering, &interrupt)
+        .steered_logprobs(&ids, &steering, &interrupt)
         .unwrap();
     let mean = -logprobs.iter().map(|v| f64::from(*v)).sum::<f64>() / logprobs.len() as f64;
     let ours = found["perplexity"].as_f64().unwrap();
@@ -172,7 +172,7 @@ fn a_trace_is_that_of_the_edited_model() {
     );
     let prompt = Prompt::Tokens(vec![5, 17, 42, 99, 7, 63]);
     let logits = (model.as_steerable().unwrap())
-        .steered_logits_until(&prompt, false, &steering, &Interrupt::new())
+        .steered_logits(&prompt, false, &steering, &Interrupt::new())
         .unwrap()
         .logits;
     let last = edited["steps"].as_array().unwrap().last().unwrap();

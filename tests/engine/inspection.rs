@@ -378,15 +378,15 @@ fn calls_end_between_the_steps_of_a_prompt() {
     let calls: [(&str, Call<'_>); 7] = [
         (
             "logits",
-            Box::new(|i| tokens.logits_until(&prompt, false, i).map(drop)),
+            Box::new(|i| tokens.logits(&prompt, false, i).map(drop)),
         ),
         (
             "all logits",
-            Box::new(|i| tokens.logits_until(&prompt, true, i).map(drop)),
+            Box::new(|i| tokens.logits(&prompt, true, i).map(drop)),
         ),
         (
             "logprobs",
-            Box::new(|i| tokens.token_logprobs_until(&prompt, i).map(drop)),
+            Box::new(|i| tokens.token_logprobs(&prompt, i).map(drop)),
         ),
         (
             "embed",
@@ -394,15 +394,15 @@ fn calls_end_between_the_steps_of_a_prompt() {
         ),
         (
             "attention",
-            Box::new(|i| inside.inspect_attention_until(&prompt, i).map(drop)),
+            Box::new(|i| inside.inspect_attention(&prompt, i).map(drop)),
         ),
         (
             "hidden",
-            Box::new(|i| inside.hidden_states_until(&prompt, &[9], i).map(drop)),
+            Box::new(|i| inside.hidden_states(&prompt, &[9], i).map(drop)),
         ),
         (
             "file",
-            Box::new(|i| files.save_prompt_cache_until(&prompt, &path, i).map(drop)),
+            Box::new(|i| files.save_prompt_cache(&prompt, &path, i).map(drop)),
         ),
     ];
     for (name, call) in &calls {

@@ -33,7 +33,7 @@ fn reply(model: &dyn TextModel, prompt: &Prompt, options: &GenerateOptions) -> V
 
 fn logits(model: &dyn TextModel, prompt: &Prompt, steering: &Steering) -> Vec<f32> {
     let steerable = model.as_steerable().unwrap();
-    let found = steerable.steered_logits_until(prompt, false, steering, &Interrupt::new());
+    let found = steerable.steered_logits(prompt, false, steering, &Interrupt::new());
     found.unwrap().logits
 }
 

@@ -57,11 +57,11 @@ pub trait SteerableModel: TextModel {
     /// edited, and [`ErrorKind::Closed`](crate::ErrorKind::Closed).
     fn steering_shape(&self) -> Result<SteeringShape>;
 
-    /// As [`TokenModel::logits_until`](crate::TokenModel::logits_until), with edits.
+    /// As [`TokenModel::logits`](crate::TokenModel::logits), with edits.
     ///
     /// # Errors
     /// As without edits, and errors of [`Steering::check`].
-    fn steered_logits_until(
+    fn steered_logits(
         &self,
         prompt: &Prompt,
         all: bool,
@@ -69,12 +69,12 @@ pub trait SteerableModel: TextModel {
         interrupt: &Interrupt,
     ) -> Result<LogitsOutput>;
 
-    /// As [`TokenModel::token_logprobs_until`](crate::TokenModel::token_logprobs_until), with
+    /// As [`TokenModel::token_logprobs`](crate::TokenModel::token_logprobs), with
     /// edits.
     ///
     /// # Errors
     /// As without edits, and errors of [`Steering::check`].
-    fn steered_logprobs_until(
+    fn steered_logprobs(
         &self,
         prompt: &Prompt,
         steering: &Steering,

@@ -118,17 +118,17 @@ type Call = fn(&dyn TextModel, &Context, &Interrupt) -> Ended;
 const CALLS: [(&str, Call); 5] = [
     ("logits", |model, context, interrupt| {
         let tokens = model.as_token_model()?;
-        let answer = tokens.logits_until(&context.prompt(), false, interrupt);
+        let answer = tokens.logits(&context.prompt(), false, interrupt);
         Some(answer.map(|_| ()))
     }),
     ("logits of all positions", |model, context, interrupt| {
         let tokens = model.as_token_model()?;
-        let answer = tokens.logits_until(&context.prompt(), true, interrupt);
+        let answer = tokens.logits(&context.prompt(), true, interrupt);
         Some(answer.map(|_| ()))
     }),
     ("token_logprobs", |model, context, interrupt| {
         let tokens = model.as_token_model()?;
-        let answer = tokens.token_logprobs_until(&context.prompt(), interrupt);
+        let answer = tokens.token_logprobs(&context.prompt(), interrupt);
         Some(answer.map(|_| ()))
     }),
     ("embed", |model, context, interrupt| {
@@ -139,7 +139,7 @@ const CALLS: [(&str, Call); 5] = [
     }),
     ("inspect_attention", |model, context, interrupt| {
         let inspector = model.as_attention_inspector()?;
-        let answer = inspector.inspect_attention_until(&context.prompt(), interrupt);
+        let answer = inspector.inspect_attention(&context.prompt(), interrupt);
         Some(answer.map(|_| ()))
     }),
 ];

@@ -367,7 +367,7 @@ impl TokenModel for Model {
         Ok(output)
     }
 
-    fn logits_until(
+    fn logits(
         &self,
         prompt: &Prompt,
         all: bool,

@@ -445,7 +445,7 @@ impl Scheduler {
                 Error::new(ErrorKind::Unsupported, "this model has one forward pass")
             })?;
             let prompt = Prompt::Tokens(job.prompt.clone());
-            let found = model.routed_logits_until(&prompt, job.dense, &job.interrupt)?;
+            let found = model.routed_logits(&prompt, job.dense, &job.interrupt)?;
             Ok(found.logits)
         });
         let _ = out.send(logits.flatten());

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use inference::{
-    ChatPrompt, Edit, EditOperation, EmbedOptions, GenerateOptions, Grammar, Prompt, Steering, Tool,
+    ChatPrompt, Edit, EditOperation, EmbedOptions, GenerateOptions, Grammar, PreparedPrompt, Prompt, Steering, Tool,
 };
 
 use crate::engine::{Places, Refused};
@@ -117,9 +117,9 @@ pub(crate) async fn chat(
         check_chat(&app, &model, &prompt)?;
         let tokens = model.tokens()?;
         let failed = |e: inference::Error| template_error(&e);
-        let render = |prompt: &ChatPrompt| tokens.render_chat_with(prompt);
-        let (written, text) = model.format().written(&prompt, &render).map_err(failed)?;
-        let ids = tokens.encode_chat_with(&written).map_err(failed)?;
+        let prepare = |prompt: &ChatPrompt| tokens.prepare_chat(prompt);
+        let prepared = model.format().written(&prompt, &prepare);
+        let PreparedPrompt { text, ids, .. } = prepared.map_err(failed)?;
         check_length(&model, ids.len())?;
         let start = text
             .char_indices()

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use inference::{ChatPrompt, Grammar, StopCause, Token};
+use inference::{ChatPrompt, Grammar, PreparedPrompt, StopCause, Token};
 use inference_text::reply::{self, Event, Family, Format, ParserOptions, TokenReader, Tools};
 
 use super::{Delta, ReasoningMarks, ReplyFormat, ReplyParser, ReplyRequest, forced};
@@ -56,9 +56,9 @@ impl ReplyFormat for DetectedFormat {
     fn written(
         &self,
         prompt: &ChatPrompt,
-        render: &dyn Fn(&ChatPrompt) -> inference::Result<String>,
-    ) -> inference::Result<(ChatPrompt, String)> {
-        reply::written(self.0, prompt, render)
+        prepare: &dyn Fn(&ChatPrompt) -> inference::Result<PreparedPrompt>,
+    ) -> inference::Result<PreparedPrompt> {
+        reply::written(self.0, prompt, prepare)
     }
 
     fn parser(&self, request: &ReplyRequest) -> Box<dyn ReplyParser> {

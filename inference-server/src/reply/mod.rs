@@ -5,7 +5,7 @@ mod budget;
 mod detected;
 mod forced;
 
-use inference::{ChatPrompt, Grammar, Result, StopCause, Token, Tool};
+use inference::{ChatPrompt, Grammar, PreparedPrompt, Result, StopCause, Token, Tool};
 
 pub use budget::ReasoningMarks;
 pub(crate) use budget::bound;
@@ -79,17 +79,17 @@ pub trait ReplyFormat: Send + Sync {
     /// Whether reasoning can be separated from the answer. Otherwise requests for it are refused.
     fn reads_reasoning(&self) -> bool;
 
-    /// Renders the conversation with `render`. If the template has no place for tools, they may
+    /// Prepares the conversation with `prepare`. If the template has no place for tools, they may
     /// become text.
     ///
     /// # Errors
-    /// The error of `render`.
+    /// The error of `prepare`.
     fn written(
         &self,
         prompt: &ChatPrompt,
-        render: &dyn Fn(&ChatPrompt) -> Result<String>,
-    ) -> Result<(ChatPrompt, String)> {
-        render(prompt).map(|text| (prompt.clone(), text))
+        prepare: &dyn Fn(&ChatPrompt) -> Result<PreparedPrompt>,
+    ) -> Result<PreparedPrompt> {
+        prepare(prompt)
     }
 
     /// A parser of one reply.

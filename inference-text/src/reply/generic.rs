@@ -16,35 +16,27 @@ enum Place {
     User,
 }
 
-/// The conversation in a form that the template of a model with `format` can render, and its text
-/// from `render`.
+/// Calls `prepare` with the conversation in a form that the template of a model with `format` can
+/// render.
 ///
 /// A format with calls has a template that supports them, so the conversation is unchanged.
 /// Otherwise the tools are described in the system message, or in the user's first message if
-/// `render` rejects that. Calls and their results become text.
+/// `prepare` rejects that. Calls and their results become text.
 ///
 /// # Errors
-/// The error of `render` for the conversation, or for the one with a system message.
-pub fn written(
+/// The error of `prepare` for the conversation, or for the one with a system message.
+pub fn written<T>(
     format: Format,
     prompt: &ChatPrompt,
-    render: impl Fn(&ChatPrompt) -> Result<String>,
-) -> Result<(ChatPrompt, String)> {
+    prepare: impl Fn(&ChatPrompt) -> Result<T>,
+) -> Result<T> {
     let speaks = |m: &Message| m.role == "tool" || !m.tool_calls.is_empty();
     let has_tools = !prompt.tools.is_empty() || prompt.messages.iter().any(speaks);
     if format.has_tool_calls() || !has_tools {
-        return render(prompt).map(|text| (prompt.clone(), text));
+        return prepare(prompt);
     }
-    let by_system = described(prompt, Place::System);
-    let error = match render(&by_system) {
-        Ok(text) => return Ok((by_system, text)),
-        Err(error) => error,
-    };
-    let by_user = described(prompt, Place::User);
-    match render(&by_user) {
-        Ok(text) => Ok((by_user, text)),
-        Err(_) => Err(error),
-    }
+    prepare(&described(prompt, Place::System))
+        .or_else(|error| prepare(&described(prompt, Place::User)).map_err(|_| error))
 }
 
 /// The same conversation without tools, calls and the role `tool`.
@@ -171,6 +163,13 @@ mod tests {
             .join("\n"))
     }
 
+    /// The conversation that is rendered, and its text.
+    fn both(
+        render: impl Fn(&ChatPrompt) -> Result<String>,
+    ) -> impl Fn(&ChatPrompt) -> Result<(ChatPrompt, String)> {
+        move |prompt| Ok((prompt.clone(), render(prompt)?))
+    }
+
     /// A template that rejects the role `system`, like Gemma's.
     fn without_system(prompt: &ChatPrompt) -> Result<String> {
         if prompt.messages.iter().any(|m| m.role == "system") {
@@ -205,7 +204,7 @@ mod tests {
 
     #[test]
     fn tools_calls_and_results_become_text() {
-        let (written, text) = written(Format::none(), &conversation(), plain).unwrap();
+        let (written, text) = written(Format::none(), &conversation(), both(plain)).unwrap();
         assert!(written.tools.is_empty());
         let roles: Vec<_> = written.messages.iter().map(|m| m.role.as_str()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user"]);
@@ -234,14 +233,15 @@ mod tests {
 
     #[test]
     fn a_template_without_the_system_role_has_them_in_the_users_message() {
-        let (written, text) = written(Format::none(), &conversation(), without_system).unwrap();
+        let (written, text) =
+            written(Format::none(), &conversation(), both(without_system)).unwrap();
         assert!(
             text.starts_with("user: Be brief.\n\nYou can call functions."),
             "{text}"
         );
         assert!(text.contains("plain text.\n\nHow warm is it?"), "{text}");
         assert_eq!(written.messages.len(), 3);
-        let refuse = |_: &ChatPrompt| Err(Error::new(ErrorKind::InvalidOption, "first"));
+        let refuse = |_: &ChatPrompt| Err::<(), _>(Error::new(ErrorKind::InvalidOption, "first"));
         assert!(super::written(Format::none(), &conversation(), refuse).is_err());
     }
 
@@ -250,11 +250,11 @@ mod tests {
         let formats = [Format::of(Family::Hermes), Format::of(Family::Gemma4)];
         for format in formats {
             let asked = conversation();
-            let (written, _) = written(format, &asked, |_| Ok(String::new())).unwrap();
+            let written = written(format, &asked, |prompt| Ok(prompt.clone())).unwrap();
             assert_eq!(written, asked);
         }
         let asked = ChatPrompt::new([Message::user("hi")]);
-        let (written, text) = super::written(Format::none(), &asked, plain).unwrap();
+        let (written, text) = super::written(Format::none(), &asked, both(plain)).unwrap();
         assert_eq!((written, text.as_str()), (asked, "user: hi"));
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use inference::{
-    ChatPrompt, Error, ErrorKind, GenerateOptions, Prompt, Result, TextModel, Token, TokenStream,
+    ChatPrompt, Error, ErrorKind, GenerateOptions, Result, TextModel, Token, TokenStream,
 };
 use serde_json::Value;
 
@@ -103,11 +103,10 @@ impl ReplyStream {
             .chat_template()
             .ok_or_else(|| unsupported("the model has no chat template that this backend shows"))?;
         let format = Format::detect(template, Some(model.model_type()));
-        let (written, text) = written(format, prompt, |p| tokens.render_chat_with(p))?;
-        let ids = tokens.encode_chat_with(&written)?;
-        let reader = reader(format, prompt, &text);
+        let prepared = written(format, prompt, |p| tokens.prepare_chat(p))?;
+        let reader = reader(format, prompt, &prepared.text);
         Ok(Self::new(
-            model.generate(&Prompt::Tokens(ids), options)?,
+            model.generate(&prepared.into(), options)?,
             reader,
         ))
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use inference::Message;
+use inference::{ChatPrompt, Message};
 use inference_text::{ChatOptions, ChatTemplate, TextPipeline};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -79,7 +79,10 @@ fn what_messages_spell_is_sanitized_as_in_transformers() {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny/llama");
     let pipeline = TextPipeline::from_dir(tiny, "llama").unwrap();
     for case in golden().injections {
-        let ids = pipeline.encode_chat(&case.messages, true).unwrap();
+        let ids = pipeline
+            .prepare_chat(&ChatPrompt::new(case.messages.clone()))
+            .unwrap()
+            .ids;
         assert_eq!(ids, case.ids, "{:?}", case.messages);
     }
 }

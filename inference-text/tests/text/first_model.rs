@@ -4,7 +4,7 @@
 //! `assert_golden` takes the loaded model. A test that has the file of the model calls it. The
 //! checks that do not need a file are here.
 
-use inference::{Message, TokenModel};
+use inference::{ChatEnd, ChatPrompt, Message, TokenModel};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -57,12 +57,15 @@ pub fn assert_golden(model: &dyn TokenModel) {
             .iter()
             .map(|(role, content)| Message::new(role, content))
             .collect();
-        assert_eq!(
-            model.render_chat(&messages, case.answer).unwrap(),
-            case.text
-        );
+        let end = match case.answer {
+            true => ChatEnd::Reply,
+            false => ChatEnd::Messages,
+        };
+        let chat = ChatPrompt::new(messages.clone()).with_end(end);
+        let prepared = model.prepare_chat(&chat).unwrap();
+        assert_eq!(prepared.text, case.text);
         if case.answer {
-            // The number of prompt tokens shows how a chat is encoded.
+            assert_eq!(prepared.ids, case.ids, "{messages:?}");
             let options = inference::GenerateOptions::default().with_max_tokens(1);
             let output = model
                 .chat(&messages, &options)

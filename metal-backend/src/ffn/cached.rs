@@ -64,7 +64,7 @@ impl CachedFfn {
     /// Each position takes `8 * hidden` bytes per layer.
     ///
     /// # Errors
-    /// As [`inference::TokenModel::logits_until`]; [`ErrorKind::InvalidOption`] for a model in
+    /// As [`inference::TokenModel::logits`]; [`ErrorKind::InvalidOption`] for a model in
     /// which no layer has this backend.
     pub fn calibrate(&self, model: &dyn TextModel, prompt: &Prompt) -> inference::Result<usize> {
         let other = || {
@@ -73,7 +73,7 @@ impl CachedFfn {
         };
         let routed = model.as_routed().ok_or_else(other)?;
         let asked = self.asked();
-        self.record(|| routed.routed_logits_until(prompt, false, &Interrupt::new()))?;
+        self.record(|| routed.routed_logits(prompt, false, &Interrupt::new()))?;
         match self.asked() == asked {
             true => Err(other()),
             false => Ok(self.len()),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use inference::{
     BatchResult, ChatPrompt, ClassifyResult, EmbedOptions, EmbeddingInfo, EmbeddingModel, Error,
     ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message, ModelInfo,
-    Prompt, Ranking, RerankModel, RerankOptions, Result, TextModel, TokenModel, TokenStream,
+    PreparedPrompt, Prompt, Ranking, RerankModel, RerankOptions, Result, TextModel, TokenModel, TokenStream,
 };
 
-use super::{decoded, embed};
+use super::{decoded, embed, encoded};
 use crate::engine::Engine;
 
 /// An encoder.
@@ -127,34 +127,22 @@ impl RerankModel for EncoderModel {
 
 impl TokenModel for EncoderModel {
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        self.engine.text().tokenizer().encode(text, add_special)
+        encoded(&self.engine, text, add_special)
     }
 
     fn decode(&self, ids: &[u32]) -> Result<String> {
         decoded(&self.engine, ids)
     }
 
-    fn render_chat(&self, _: &[Message], _: bool) -> Result<String> {
+    fn prepare_chat(&self, _: &ChatPrompt) -> Result<PreparedPrompt> {
         self.no_text()
     }
 
-    fn encode_chat(&self, _: &[Message], _: bool) -> Result<Vec<u32>> {
+    fn logits(&self, _: &Prompt, _: bool, _: &Interrupt) -> Result<LogitsOutput> {
         self.no_text()
     }
 
-    fn encode_chat_with(&self, _: &ChatPrompt) -> Result<Vec<u32>> {
-        self.no_text()
-    }
-
-    fn render_chat_with(&self, _: &ChatPrompt) -> Result<String> {
-        self.no_text()
-    }
-
-    fn logits(&self, _: &Prompt, _: bool) -> Result<LogitsOutput> {
-        self.no_text()
-    }
-
-    fn token_logprobs(&self, _: &Prompt) -> Result<Vec<f32>> {
+    fn token_logprobs(&self, _: &Prompt, _: &Interrupt) -> Result<Vec<f32>> {
         self.no_text()
     }
 

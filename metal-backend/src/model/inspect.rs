@@ -11,11 +11,7 @@ use super::MlxModel;
 use crate::{embed, inspect};
 
 impl AttentionInspector for MlxModel {
-    fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
-        self.inspect_attention_until(prompt, &Interrupt::new())
-    }
-
-    fn inspect_attention_until(
+    fn inspect_attention(
         &self,
         prompt: &Prompt,
         interrupt: &Interrupt,
@@ -23,11 +19,7 @@ impl AttentionInspector for MlxModel {
         inspect::attention(&self.engine, prompt, interrupt)
     }
 
-    fn hidden_states(&self, prompt: &Prompt, positions: &[usize]) -> Result<HiddenStates> {
-        self.hidden_states_until(prompt, positions, &Interrupt::new())
-    }
-
-    fn hidden_states_until(
+    fn hidden_states(
         &self,
         prompt: &Prompt,
         positions: &[usize],

@@ -16,7 +16,7 @@ impl SteerableModel for MlxModel {
         steer::shape(&self.engine, self.engine.decoder()?.as_ref())
     }
 
-    fn steered_logits_until(
+    fn steered_logits(
         &self,
         prompt: &Prompt,
         all: bool,
@@ -26,7 +26,7 @@ impl SteerableModel for MlxModel {
         self.edited_logits(prompt, all, Some(steering), interrupt)
     }
 
-    fn steered_logprobs_until(
+    fn steered_logprobs(
         &self,
         prompt: &Prompt,
         steering: &Steering,

@@ -243,7 +243,7 @@ impl Judge<'_> {
                 }
                 let logprobs = self
                     .tokens
-                    .token_logprobs_until(&Prompt::Tokens(ids), &self.interrupt)?;
+                    .token_logprobs(&Prompt::Tokens(ids), &self.interrupt)?;
                 let sum: f64 = logprobs.iter().map(|&p| f64::from(p)).sum();
                 Ok(json!({"logprob": sum}))
             }
@@ -267,7 +267,7 @@ impl Judge<'_> {
                     false => ChatEnd::LastMessage,
                 });
                 prompt.template.clone_from(&self.names);
-                Ok(json!({"text": self.tokens.render_chat_with(&prompt)?}))
+                Ok(json!({"text": self.tokens.prepare_chat(&prompt)?.text}))
             }
         }
     }

@@ -162,7 +162,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
             Some(steering) => {
                 steer::logprobs(loaded.model.as_ref(), &prompt, steering, &interrupt)?
             }
-            None => model.token_logprobs_until(&prompt, &interrupt)?,
+            None => model.token_logprobs(&prompt, &interrupt)?,
         };
         for logprob in logprobs {
             let nll = -f64::from(logprob);

@@ -5,7 +5,9 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use inference::{ChatEnd, ChatPrompt, Message, Prompt, TextModel, Tool};
+use inference::{
+    ChatEnd, ChatPrompt, ErrorKind, Message, PreparedPrompt, Prompt, TextModel, Tool,
+};
 use serde_json::{Map, Value};
 
 use crate::cli::options::preset::Preset;
@@ -198,17 +200,28 @@ impl Dialog {
         ))
     }
 
-    /// The conversation as a prompt; `None` if the model's own conversion applies.
-    pub fn prompt(
+    /// The conversation ready to run, and a reader of the reply if there are tools. `None` if the
+    /// backend does not show the ids of a conversation, and [`TextModel::chat`] is enough.
+    ///
+    /// # Errors
+    /// If the template refuses the conversation. This is not a fault of the command line.
+    pub fn prepare(
         &self,
         model: &dyn TextModel,
         messages: &[Message],
-    ) -> Result<Option<Prompt>, Failure> {
-        if self.is_plain() {
-            return Ok(None);
+    ) -> Result<Option<(PreparedPrompt, Option<Reader>)>, Failure> {
+        if !self.is_plain() {
+            return self.written(model, &self.chat_prompt(messages)).map(Some);
         }
-        let prompt = self.chat_prompt(messages);
-        Ok(Some(Prompt::Tokens(self.encode(model, &prompt)?)))
+        let Some(tokens) = model.as_token_model() else {
+            return Ok(None);
+        };
+        match tokens.prepare_chat(&ChatPrompt::new(messages)) {
+            Ok(prepared) => Ok(Some((prepared, None))),
+            Err(e) if e.kind() == ErrorKind::InvalidOption => Err(e.into()),
+            // The same call to `chat` reports the error.
+            Err(_) => Ok(None),
+        }
     }
 
     /// The conversation with all variables of a template.
@@ -226,69 +239,51 @@ impl Dialog {
         prompt
     }
 
-    /// A reader of the reply to a conversation; `None` without tools, when the whole reply is text.
-    #[cfg(feature = "mlx-backend")]
-    pub fn reader(
-        &self,
-        model: &dyn TextModel,
-        messages: &[Message],
-    ) -> Result<Option<Reader>, Failure> {
-        use inference_text::reply;
-        if self.tools.is_empty() {
-            return Ok(None);
-        }
-        let prompt = self.chat_prompt(messages);
-        let (format, (_, rendered)) = self.written(model, &prompt)?;
-        Ok(Some(reply::reader(format, &prompt, &rendered)))
-    }
-
-    /// The format of the model's replies, the conversation in the form that its template can write,
-    /// and its text.
+    /// The conversation in the form that its template can render, ready to run, and a reader of
+    /// the reply; no reader without tools, when the whole reply is text.
     #[cfg(feature = "mlx-backend")]
     fn written(
         &self,
         model: &dyn TextModel,
         prompt: &ChatPrompt,
-    ) -> Result<(inference_text::reply::Format, (ChatPrompt, String)), Failure> {
+    ) -> Result<(PreparedPrompt, Option<Reader>), Failure> {
         use inference_text::reply;
         let tokens = token_model(model)?;
+        let prepare = |prompt: &ChatPrompt| match &self.text {
+            Some(text) => text.prepare_chat(prompt),
+            None => tokens.prepare_chat(prompt),
+        };
+        if self.tools.is_empty() {
+            return Ok((prepare(prompt)?, None));
+        }
         let template = match &self.text {
             Some(text) => text.template().map(|own| own.for_tools().source()),
             None => tokens.chat_template(),
         };
         let template = template.unwrap_or_default();
         let format = reply::Format::detect(template, Some(model.model_type()));
-        let written = reply::written(format, prompt, |prompt| match &self.text {
-            Some(text) => text.render_chat_prompt(prompt),
-            None => tokens.render_chat_with(prompt),
-        });
-        Ok((format, written?))
+        let prepared = reply::written(format, prompt, prepare)?;
+        let reader = reply::reader(format, prompt, &prepared.text);
+        Ok((prepared, Some(reader)))
     }
 
     #[cfg(not(feature = "mlx-backend"))]
-    pub fn reader(&self, _: &dyn TextModel, _: &[Message]) -> Result<Option<Reader>, Failure> {
-        Ok(None)
+    fn written(
+        &self,
+        model: &dyn TextModel,
+        prompt: &ChatPrompt,
+    ) -> Result<(PreparedPrompt, Option<Reader>), Failure> {
+        Ok((token_model(model)?.prepare_chat(prompt)?, None))
     }
+}
 
-    #[cfg(feature = "mlx-backend")]
-    fn encode(&self, model: &dyn TextModel, prompt: &ChatPrompt) -> Result<Vec<u32>, Failure> {
-        let described;
-        let prompt = match self.tools.is_empty() {
-            true => prompt,
-            false => {
-                described = self.written(model, prompt)?.1.0;
-                &described
-            }
-        };
-        match &self.text {
-            Some(text) => Ok(text.encode_chat_prompt(prompt)?),
-            None => Ok(token_model(model)?.encode_chat_with(prompt)?),
-        }
-    }
-
-    #[cfg(not(feature = "mlx-backend"))]
-    fn encode(&self, model: &dyn TextModel, prompt: &ChatPrompt) -> Result<Vec<u32>, Failure> {
-        Ok(token_model(model)?.encode_chat_with(prompt)?)
+/// A text as token ids. It stays a text if the backend has no tokens or cannot encode it; running
+/// it then reports the error.
+pub fn ids_of(model: &dyn TextModel, text: String) -> Prompt {
+    let tokens = model.as_token_model();
+    match tokens.and_then(|tokens| tokens.encode(&text, true).ok()) {
+        Some(ids) => Prompt::Tokens(ids),
+        None => Prompt::Text(text),
     }
 }
 

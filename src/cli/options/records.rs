@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 
-use inference::{Message, Prompt, TextModel};
+use inference::{ChatPrompt, Message, Prompt, TextModel};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -78,7 +78,8 @@ impl Ask {
                         "this backend does not format conversations for batches",
                     )
                 })?;
-                tokens.encode_chat(messages, true).map(Prompt::Tokens)
+                let chat = ChatPrompt::new(messages.as_slice());
+                tokens.prepare_chat(&chat).map(Prompt::from)
             }
         }
     }

@@ -46,7 +46,7 @@ pub fn logits(
 ) -> Result<LogitsOutput, Failure> {
     if let Some(steering) = steering {
         let model = steerable(model)?;
-        let logits = model.steered_logits_until(prompt, all, steering, interrupt);
+        let logits = model.steered_logits(prompt, all, steering, interrupt);
         return logits.map_err(of_options);
     }
     let tokens = model.as_token_model().ok_or_else(|| {
@@ -55,7 +55,7 @@ pub fn logits(
             "this backend gives no logits; `mlx backends` shows which do",
         )
     })?;
-    Ok(tokens.logits_until(prompt, all, interrupt)?)
+    Ok(tokens.logits(prompt, all, interrupt)?)
 }
 
 /// Log-probabilities of a prompt's tokens, with these edits.
@@ -65,6 +65,6 @@ pub fn logprobs(
     steering: &Steering,
     interrupt: &Interrupt,
 ) -> Result<Vec<f32>, Failure> {
-    let logprobs = steerable(model)?.steered_logprobs_until(prompt, steering, interrupt);
+    let logprobs = steerable(model)?.steered_logprobs(prompt, steering, interrupt);
     logprobs.map_err(of_options)
 }

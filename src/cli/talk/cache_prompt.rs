@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use inference::{ChatEnd, ChatPrompt, Message, Prompt};
+use inference::{ChatEnd, ChatPrompt, Interrupt, Message, Prompt};
 use serde_json::json;
 
 use crate::cli::options::load::{LoadArgs, ModelArgs, load};
@@ -38,11 +38,11 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let prompt = match loaded.model.as_token_model() {
         Some(tokens) if !args.raw && loaded.model.info().has_chat_template => {
             let chat = ChatPrompt::new([Message::user(text)]).with_end(ChatEnd::LastMessage);
-            Prompt::Tokens(tokens.encode_chat_with(&chat)?)
+            tokens.prepare_chat(&chat)?.into()
         }
         _ => Prompt::Text(text),
     };
-    let tokens = model.save_prompt_cache(&prompt, &args.prompt_cache_file)?;
+    let tokens = model.save_prompt_cache(&prompt, &args.prompt_cache_file, &Interrupt::new())?;
     let bytes = std::fs::metadata(&args.prompt_cache_file)
         .map_err(|e| Failure::failed(format!("{}: {e}", args.prompt_cache_file.display())))?
         .len();

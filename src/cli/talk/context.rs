@@ -1,37 +1,8 @@
 //! Comparison of a prompt's length with the model's context.
 
-use inference::{ErrorKind, Message, ModelInfo, TextModel};
+use inference::ModelInfo;
 
 use crate::cli::terminal::failure::Failure;
-
-/// A prompt whose tokens are counted.
-pub enum Counted<'a> {
-    /// A text, unchanged.
-    Text(&'a str),
-    /// Token ids.
-    Tokens(&'a [u32]),
-    /// A conversation.
-    Chat(&'a [Message]),
-}
-
-/// The number of tokens of a prompt; `None` if the backend does not report it.
-///
-/// # Errors
-/// If the template refuses the conversation. This is not a fault of the command line.
-pub fn tokens(model: &dyn TextModel, prompt: &Counted<'_>) -> Result<Option<usize>, Failure> {
-    let Some(tokens) = model.as_token_model() else {
-        return Ok(None);
-    };
-    Ok(match prompt {
-        Counted::Tokens(ids) => Some(ids.len()),
-        Counted::Text(text) => tokens.encode(text, true).ok().map(|ids| ids.len()),
-        Counted::Chat(messages) => match tokens.encode_chat(messages, true) {
-            Ok(ids) => Some(ids.len()),
-            Err(e) if e.kind() == ErrorKind::InvalidOption => return Err(e.into()),
-            Err(_) => None,
-        },
-    })
-}
 
 /// Refuses a prompt longer than the model's context, unless the cache is bounded.
 ///
@@ -61,6 +32,8 @@ pub fn beyond(info: &ModelInfo, all: usize, ctx_size: Option<usize>) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inference::TextModel;
+
     use crate::cli::mock::Mock;
 
     #[test]

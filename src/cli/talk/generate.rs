@@ -13,7 +13,7 @@ use crate::cli::options::prompt::{TokenList, read_file, read_text, read_tokens};
 use crate::cli::options::sampling::SamplingArgs;
 use crate::cli::options::steer::SteerArgs;
 use crate::cli::options::tools::{self, Reader};
-use crate::cli::talk::context::{self, Counted};
+use crate::cli::talk::context;
 use crate::cli::talk::reply::{Reply, figures, statistics};
 use crate::cli::terminal::console::Console;
 use crate::cli::terminal::failure::{Failure, of_options};
@@ -243,10 +243,7 @@ impl Args {
             stream.map(|stream| (stream, None)).map_err(of_options)
         };
         let text = match request {
-            Request::Tokens(ids) => {
-                self.check(model, &Counted::Tokens(&ids))?;
-                return plain(model.generate(&Prompt::Tokens(ids), options));
-            }
+            Request::Tokens(ids) => return self.run(model, Prompt::Tokens(ids), options),
             Request::Text(text) => text,
         };
         if let Some(path) = &self.prompt_cache_file {
@@ -255,9 +252,11 @@ impl Args {
                 .zip(model.as_token_model())
                 .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
             let more = match !self.raw && model.info().has_chat_template {
-                true => tokens.encode_chat_with(
-                    &ChatPrompt::new([Message::user(text)]).with_start(ChatStart::LastMessage),
-                )?,
+                true => {
+                    let chat = ChatPrompt::new([Message::user(text)]);
+                    let chat = chat.with_start(ChatStart::LastMessage);
+                    tokens.prepare_chat(&chat)?.ids
+                }
                 false => tokens.encode(&text, false)?,
             };
             let all = kept.prompt_cache_len(path)?.saturating_add(more.len());
@@ -265,21 +264,17 @@ impl Args {
             return plain(kept.continue_prompt_cache(path, &Prompt::Tokens(more), options));
         }
         if self.raw {
-            self.check(model, &Counted::Text(&text))?;
-            return plain(model.generate(&Prompt::Text(text), options));
+            return self.run(model, dialog::ids_of(model, text), options);
         }
         if model.info().has_chat_template || dialog.has_template() {
             let messages = self.messages(text);
-            if let Some(prompt) = dialog.prompt(model, &messages)? {
-                if let Prompt::Tokens(ids) = &prompt {
-                    self.check(model, &Counted::Tokens(ids))?;
+            return match dialog.prepare(model, &messages)? {
+                Some((prepared, reader)) => {
+                    let (stream, _) = self.run(model, prepared.into(), options)?;
+                    Ok((stream, reader))
                 }
-                let reader = dialog.reader(model, &messages)?;
-                let stream = model.generate(&prompt, options).map_err(of_options)?;
-                return Ok((stream, reader));
-            }
-            self.check(model, &Counted::Chat(&messages))?;
-            return plain(model.chat(&messages, options));
+                None => plain(model.chat(&messages, options)),
+            };
         }
         let system = self.system.as_ref().map(|_| "--system");
         if let Some(flag) = system.or(dialog.needs_template()) {
@@ -287,16 +282,21 @@ impl Args {
                 "{flag}: this model has no chat template; put the text into the prompt",
             )));
         }
-        self.check(model, &Counted::Text(&text))?;
-        plain(model.generate(&Prompt::Text(text), options))
+        self.run(model, dialog::ids_of(model, text), options)
     }
 
-    /// Refuses a prompt that exceeds the model's context.
-    fn check(&self, model: &dyn TextModel, prompt: &Counted<'_>) -> Result<(), Failure> {
-        match context::tokens(model, prompt)? {
-            Some(n) => context::check(&model.info(), n, self.load.ctx_size),
-            None => Ok(()),
+    /// The reply to a prompt. Refuses token ids that exceed the model's context.
+    fn run(
+        &self,
+        model: &dyn TextModel,
+        prompt: Prompt,
+        options: &GenerateOptions,
+    ) -> Result<(TokenStream, Option<Reader>), Failure> {
+        if let Prompt::Tokens(ids) = &prompt {
+            context::check(&model.info(), ids.len(), self.load.ctx_size)?;
         }
+        let stream = model.generate(&prompt, options).map_err(of_options)?;
+        Ok((stream, None))
     }
 
     /// The prompt as a conversation. Without `--system`, only the template decides about

@@ -100,7 +100,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         }
         let timed = |dense: bool| {
             let since = Instant::now();
-            let logits = routed.routed_logits_until(&prompt, dense, &interrupt)?;
+            let logits = routed.routed_logits(&prompt, dense, &interrupt)?;
             let found = predictions(model, &logits, args.top)?;
             Ok::<_, Failure>((found, milliseconds(since)))
         };

@@ -250,9 +250,9 @@ pub(crate) async fn apply_template(
     let (places, text) = prepare::aside(places, move || {
         prepare::check_chat(&app, &model, &prompt)?;
         let tokens = model.tokens()?;
-        let render = |prompt: &ChatPrompt| tokens.render_chat_with(prompt);
-        let written = model.format().written(&prompt, &render);
-        written.map_or_else(|e| Err(prepare::template_error(&e)), |(_, text)| Ok(text))
+        let prepare = |prompt: &ChatPrompt| tokens.prepare_chat(prompt);
+        let prepared = model.format().written(&prompt, &prepare);
+        prepared.map_or_else(|e| Err(prepare::template_error(&e)), |p| Ok(p.text))
     })
     .await?;
     Ok(text_answer("prompt", text, places))

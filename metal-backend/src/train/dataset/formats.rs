@@ -95,7 +95,7 @@ impl Format {
     ///
     /// # Errors
     /// `InvalidOption` if a field is missing, of another type, or leaves no target; otherwise as
-    /// [`TextPipeline::encode_chat_with`] and [`crate::text::Tokenizer::encode`].
+    /// [`TextPipeline::prepare_values`] and [`crate::text::Tokenizer::encode`].
     pub fn example(
         self,
         line: &Map<String, Json>,
@@ -130,12 +130,13 @@ impl Format {
                 .clone()
                 .with_add_generation_prompt(last["role"] == "assistant");
             text_to_ids
-                .encode_values_with(before.to_vec(), &prompt)?
+                .prepare_values(before.to_vec(), &prompt)?
+                .ids
                 .len()
         } else {
             0
         };
-        let ids = text_to_ids.encode_values_with(messages, &options)?;
+        let ids = text_to_ids.prepare_values(messages, &options)?.ids;
         learnable(Example::new(ids, offset))
     }
 }

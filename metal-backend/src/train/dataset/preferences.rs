@@ -167,14 +167,17 @@ fn encoded(
     text_to_ids: &TextPipeline,
 ) -> Result<Pair> {
     let offset = text_to_ids
-        .encode_values_with(prompt.to_vec(), &ChatOptions::answer())?
+        .prepare_values(prompt.to_vec(), &ChatOptions::answer())?
+        .ids
         .len();
     let whole = |reply: &[Json], name: &str| {
         if reply.is_empty() {
             return Err(bad(format!("{name:?} adds nothing to the prompt")));
         }
         let messages = [prompt, reply].concat();
-        let ids = text_to_ids.encode_values_with(messages, &ChatOptions::default())?;
+        let ids = text_to_ids
+            .prepare_values(messages, &ChatOptions::default())?
+            .ids;
         let example = Example::new(ids, offset);
         if example.learned(usize::MAX) == 0 {
             return Err(bad(format!(

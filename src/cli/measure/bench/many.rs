@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use inference::{ErrorKind, GenerateOptions, Message, Prompt, TextModel};
+use inference::{ChatPrompt, ErrorKind, GenerateOptions, Message, Prompt, TextModel};
 use serde_json::{Value, json};
 
 use crate::cli::measure::bench::{median, prompt_ids};
@@ -59,7 +59,8 @@ pub fn chats(model: &dyn TextModel, count: usize) -> inference::Result<Option<Ve
             0 => format!("{QUESTION} {text}"),
             again => format!("{QUESTION} {text} ({again})"),
         };
-        tokens.encode_chat(&[Message::user(asked)], true)
+        let chat = ChatPrompt::new([Message::user(asked)]);
+        tokens.prepare_chat(&chat).map(|prepared| prepared.ids)
     };
     match texts.map(chat).collect() {
         Ok(chats) => Ok(Some(chats)),

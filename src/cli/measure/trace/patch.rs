@@ -158,8 +158,8 @@ fn report(
     let places: Vec<(usize, Hook)> = layers.iter().map(|layer| (*layer, args.at)).collect();
     let (good, bad) = (Prompt::Tokens(clean.clone()), Prompt::Tokens(other.clone()));
     let states = model.hook_states(&good, &places, interrupt)?;
-    let good = tokens.logits_until(&good, false, interrupt)?.logits;
-    let plain = tokens.logits_until(&bad, false, interrupt)?.logits;
+    let good = tokens.logits(&good, false, interrupt)?.logits;
+    let plain = tokens.logits(&bad, false, interrupt)?.logits;
     let answer = answer.unwrap_or_else(|| most_likely(&good));
     let against = against.unwrap_or_else(|| most_likely(&plain));
     if answer == against {
@@ -191,7 +191,7 @@ fn report(
                 operation: EditOperation::Replace(Arc::from(state)),
             };
             let steering = Steering::new(vec![edit])?;
-            let logits = model.steered_logits_until(&bad, false, &steering, interrupt)?;
+            let logits = model.steered_logits(&bad, false, &steering, interrupt)?;
             let part = f64::from(difference(&logits.logits) - none) / span;
             recovered.push((part * 1e4).round() / 1e4);
         }

@@ -219,7 +219,7 @@ impl Expected {
         let mut found = Self::default();
         for ids in sequences {
             let prompt = Prompt::Tokens(ids.clone());
-            let all = tokens.logits_until(&prompt, true, interrupt)?;
+            let all = tokens.logits(&prompt, true, interrupt)?;
             let width = all.shape.last().copied().unwrap_or(1).max(1);
             for (i, row) in all.logits.chunks_exact(width).enumerate() {
                 found.best.push(best(row));
@@ -419,7 +419,7 @@ fn answers(
     let tokens = tokens_of(model)?;
     let one = |(i, ids): (usize, &Vec<u32>)| {
         let prompt = Prompt::Tokens(ids.clone());
-        let all = tokens.logits_until(&prompt, false, interrupt)?;
+        let all = tokens.logits(&prompt, false, interrupt)?;
         let found = best(&all.logits);
         let wanted = wanted.and_then(|wanted| wanted.get(i).copied());
         let probability = log_probability(&all.logits, wanted.unwrap_or(found)).exp();

@@ -15,7 +15,7 @@ use crate::cli::options::sampling::{Habit, SamplingArgs};
 use crate::cli::options::settings;
 use crate::cli::options::tools;
 use crate::cli::talk::chat_commands::{HELP, QUOTES, is_command, read_quoted, split_word, unquote};
-use crate::cli::talk::context::{self, Counted};
+use crate::cli::talk::context;
 use crate::cli::talk::reply::{Reply, statistics};
 use crate::cli::terminal::console::{Console, bytes};
 use crate::cli::terminal::failure::{Failure, chain, of_options};
@@ -269,33 +269,34 @@ impl<'a> Session<'a> {
                 "{flag}: this model has no chat template"
             )));
         }
-        let written = self.dialog.prompt(self.model(), &messages)?;
-        let prompt = match &written {
-            Some(Prompt::Tokens(ids)) => Some(ids.len()),
-            _ => context::tokens(self.model(), &Counted::Chat(&messages))?,
+        let ready = match messages.as_slice() {
+            [only] if once && !info.has_chat_template && self.dialog.is_plain() => {
+                Some((dialog::ids_of(self.model(), only.content.clone()), None))
+            }
+            all => self
+                .dialog
+                .prepare(self.model(), all)?
+                .map(|(prepared, reader)| (Prompt::from(prepared), reader)),
         };
-        if let Some(prompt) = prompt {
-            context::check(&info, prompt, self.ctx_size)?;
-        }
+        let length = match &ready {
+            Some((Prompt::Tokens(ids), _)) => ids.len(),
+            _ => 0,
+        };
+        context::check(&info, length, self.ctx_size)?;
         if options.max_tokens == UNBOUNDED {
             let context = self
                 .ctx_size
                 .or(info.context_length)
                 .unwrap_or(UNKNOWN_CONTEXT);
-            options.max_tokens = context.saturating_sub(prompt.unwrap_or(0)).max(1);
+            options.max_tokens = context.saturating_sub(length).max(1);
         }
         let bar = PrefillBar::start(&mut options, console);
-        let stream = match (&written, messages.as_slice()) {
-            (Some(prompt), _) => self.model().generate(prompt, &options),
-            (None, [only]) if once && !info.has_chat_template => {
-                let prompt = Prompt::Text(only.content.clone());
-                self.model().generate(&prompt, &options)
-            }
-            _ => self.model().chat(&messages, &options),
+        let (stream, reader) = match ready {
+            Some((prompt, reader)) => (self.model().generate(&prompt, &options), reader),
+            None => (self.model().chat(&messages, &options), None),
         };
         let stream = stream.map_err(of_options)?;
         let screen = Screen::on(console, self.word_wrap);
-        let reader = self.dialog.reader(self.model(), &messages)?;
         let reply = Reply::draw(stream, true, screen, reader, console)?;
         drop(bar);
         if reply.finish_reason == Some(FinishReason::Length) {
