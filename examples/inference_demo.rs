@@ -10,7 +10,7 @@
 use std::path::Path;
 
 use rust_mlx::hub;
-use rust_mlx::inference::{self, GenerateOptions, LoadOptions, Prompt};
+use rust_mlx::inference::{self, GenerateOptions, Interrupt, LoadOptions, Prompt};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -37,7 +37,7 @@ pub fn run(
     let prompt = Prompt::Tokens(ids);
 
     // The five most likely tokens, by softmax.
-    let logits = tokens.logits(&prompt, false)?.logits;
+    let logits = tokens.logits(&prompt, false, &Interrupt::new())?.logits;
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|x| f64::from(x - greatest).exp()).sum();
     let mut best: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
@@ -48,7 +48,7 @@ pub fn run(
     }
 
     // The prediction of each layer, by the model's own norm and head.
-    let states = inspector.hidden_states(&prompt, &[last])?;
+    let states = inspector.hidden_states(&prompt, &[last], &Interrupt::new())?;
     for (layer, state) in states.blocks.iter().enumerate() {
         let logits = inspector.unembed(state)?.pop().unwrap_or_default();
         let mut ids = (0u32..).zip(&logits);

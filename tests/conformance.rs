@@ -45,7 +45,7 @@ const MORE: [Check; 5] = [
     Check::ContextLen,
     Check::Eos,
     Check::Interleaved,
-    Check::RenderChat,
+    Check::PrepareChat,
     Check::RepeatPenalty,
 ];
 
@@ -56,7 +56,7 @@ const ENGINE: [Check; 7] = [
     Check::Eos,
     Check::Formats,
     Check::Interleaved,
-    Check::RenderChat,
+    Check::PrepareChat,
     Check::RepeatPenalty,
 ];
 

@@ -106,7 +106,6 @@ pub use inspect::{
     FeedForwardActivations, FeedForwardInputs, FeedForwardWeights, HiddenStates, LayerTrace,
     ResidualTrace,
 };
-pub use prompt::PreparedPrompt;
 pub use message::{ChatEnd, ChatPrompt, ChatStart, Message, Prompt, Tool, ToolCall};
 pub use metrics::GenerateMetrics;
 pub use options::{
@@ -116,6 +115,7 @@ pub use options::{
     SamplingOptions, SpeculativeOptions, Split, StopOptions,
 };
 pub use profile::{PartTime, ProfiledModel, StepPart, StepProfile};
+pub use prompt::PreparedPrompt;
 pub use prompt_cache::PromptCacheModel;
 pub use registry::{
     BackendRegistration, PREFERENCE, availability, backend, backends, default_backend, duplicates,

@@ -262,9 +262,9 @@ checks! {
     TokenLogits "token_logits"
         "tokens carry the logits they were drawn from when asked, and only then"
         capability!(logits), tokens::token_logits;
-    RenderChat "render_chat"
-        "the rendered conversation holds what was said, and grows by the generation prompt"
-        Need::WherePossible, tokens::render_chat;
+    PrepareChat "prepare_chat"
+        "the prepared conversation holds what was said, grows by the generation prompt, and its ids are what chat runs"
+        Need::WherePossible, tokens::prepare_chat;
     Training "training"
         "LoRA applies, names its parameters and saves; a bad configuration is refused as invalid"
         capability!(training), training::training;

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use inference::{
     BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult, EmbedOptions, EmbeddingInfo,
     EmbeddingModel, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
-    Message, ModelInfo, Prepared, PreparedPrompt, Prompt, RequestId, Result, TextModel, TokenModel, TokenStream,
+    Message, ModelInfo, Prepared, PreparedPrompt, Prompt, RequestId, Result, TextModel, TokenModel,
+    TokenStream,
 };
 
 use crate::order::{Order, Seen};

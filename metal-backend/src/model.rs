@@ -12,9 +12,9 @@ use std::sync::Arc;
 use inference::{
     AttentionInspector, BatchEvent, BatchResult, BatchSession, ChatPrompt, ClassifyResult,
     EmbeddingModel, Error, ErrorKind, FeedForwardPlan, GenerateMetrics, GenerateOptions, Interrupt,
-    LogitsOutput, Message, ModelInfo, Prepared, PreparedPrompt, ProfiledModel, Prompt, PromptCacheModel,
-    RerankModel, Result, RoutedModel, SteerableModel, Steering, TextModel, Token, TokenModel,
-    TokenStream, TrainableModel,
+    LogitsOutput, Message, ModelInfo, Prepared, PreparedPrompt, ProfiledModel, Prompt,
+    PromptCacheModel, RerankModel, Result, RoutedModel, SteerableModel, Steering, TextModel, Token,
+    TokenModel, TokenStream, TrainableModel,
 };
 use mlx_rs_core::{concatenate, eval};
 

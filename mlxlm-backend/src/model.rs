@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use inference::{
-    BatchResult, BatchSession, ChatEnd, ChatPrompt, ClassifyResult, Interrupt, PreparedPrompt, Error, ErrorKind, GenerateMetrics, GenerateOptions,
-    LogitsOutput, Message, ModelInfo, Prompt, Result, SamplingDefaults, TextModel, TokenModel,
-    TokenStream,
+    BatchResult, BatchSession, ChatEnd, ChatPrompt, ClassifyResult, Error, ErrorKind,
+    GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message, ModelInfo, PreparedPrompt,
+    Prompt, Result, SamplingDefaults, TextModel, TokenModel, TokenStream,
 };
 use serde_json::{Value, json};
 
@@ -142,7 +142,10 @@ impl TokenModel for MlxLmModel {
             "messages": messages,
             "add_generation_prompt": prompt.end == ChatEnd::Reply,
         }))?;
-        Ok(PreparedPrompt::new(part(answer.text)?, part(answer.tokens)?))
+        Ok(PreparedPrompt::new(
+            part(answer.text)?,
+            part(answer.tokens)?,
+        ))
     }
 
     fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput> {

@@ -7,7 +7,7 @@ use std::process::{Child, Output, Stdio};
 
 use crate::common::{fixture, greedy, tiny};
 use crate::program::{mlx, output, refused, stdout};
-use inference::{LoadOptions, Prompt, TextModel};
+use inference::{Interrupt, LoadOptions, Prompt, TextModel};
 use serde_json::{Value, json};
 
 fn model(name: &str) -> String {
@@ -129,7 +129,9 @@ fn expected(vindex: &str) -> (Value, Value) {
         .unwrap();
     let first = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
-        let logits = tokens.logits(&Prompt::Tokens(ids.clone()), false).unwrap();
+        let logits = tokens
+            .logits(&Prompt::Tokens(ids.clone()), false, &Interrupt::new())
+            .unwrap();
         let logits = logits.logits;
         let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|x| f64::from(x - greatest).exp()).sum();

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{fixture, floats, load, max_difference, tiny_names};
+use inference::Interrupt;
 use serde_json::{Value, json};
 
 fn mlx(arguments: &[&str]) -> Output {
@@ -203,7 +204,9 @@ fn keys_of_a_token_are_those_that_are_kept() {
         let model = load(&path);
         let keeper = model.as_prompt_cache().unwrap();
         let prompt = inference::Prompt::Tokens(vec![9, 10, 11, 12, 13]);
-        let kept = keeper.save_prompt_cache(&prompt, &file).unwrap();
+        let kept = keeper
+            .save_prompt_cache(&prompt, &file, &Interrupt::new())
+            .unwrap();
         assert_eq!(kept as u64, TOKENS);
         let bytes = std::fs::read(&file).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();

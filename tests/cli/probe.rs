@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{fixture, max_difference, tiny};
-use inference::Prompt;
+use inference::{Interrupt, Prompt};
 use inference_probe::activations::{Activations, read_metadata};
 use serde_json::Value;
 
@@ -96,7 +96,7 @@ fn extracted_states_are_those_of_the_library() {
         let last = ids.len() - 1;
         let all: Vec<usize> = (0..ids.len()).collect();
         let states = inspector
-            .hidden_states(&Prompt::Tokens(ids.clone()), &all)
+            .hidden_states(&Prompt::Tokens(ids.clone()), &all, &Interrupt::new())
             .unwrap();
         let at =
             |values: &[f32], p: usize| values[p * info.hidden_size..][..info.hidden_size].to_vec();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::common::fixture;
 use crate::program::{output, refused, stdout};
-use inference::{ErrorKind, Prompt};
+use inference::{ErrorKind, Interrupt, Prompt};
 use serde_json::Value;
 
 fn golden() -> Value {
@@ -272,7 +272,7 @@ fn what_is_asked_of_weights_is_checked() {
     let score = inspector.token_scores(&one).unwrap()[0][7];
     assert!((score - square).abs() < 1e-4 * square, "{score} {square}");
     let states = inspector
-        .hidden_states(&Prompt::Tokens(vec![7]), &[0])
+        .hidden_states(&Prompt::Tokens(vec![7]), &[0], &Interrupt::new())
         .unwrap();
     assert_eq!(states.embedding, one);
     model.close().unwrap();

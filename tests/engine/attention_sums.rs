@@ -45,7 +45,10 @@ fn double_precision_changes_roundings_alone() {
             let prompt = Prompt::Tokens(ids(&case["tokens"]));
             let logits = |model: &dyn TextModel| {
                 let model = model.as_token_model().unwrap();
-                model.logits(&prompt, false).unwrap().logits
+                model
+                    .logits(&prompt, false, &Interrupt::new())
+                    .unwrap()
+                    .logits
             };
             let (native, double) = (logits(native.as_ref()), logits(wide.as_ref()));
             let wanted = floats(&case["logits"]);

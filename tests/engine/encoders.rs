@@ -170,7 +170,11 @@ fn an_encoder_says_that_it_writes_no_text() {
         model.classify(prompts, &options, false).err(),
         model.batch_generate(prompts, &options).err(),
         model.batch_session().err(),
-        model.as_token_model().unwrap().logits(&prompt, true).err(),
+        model
+            .as_token_model()
+            .unwrap()
+            .logits(&prompt, true, &Interrupt::new())
+            .err(),
     ] {
         let error = error.expect("an encoder has no next token");
         assert_eq!(error.kind(), ErrorKind::Unsupported);

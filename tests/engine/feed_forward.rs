@@ -19,7 +19,10 @@ fn routed(name: &str, plan: &str) -> Result<Box<dyn TextModel>> {
 fn logits(model: &dyn TextModel, tokens: &[u32]) -> Vec<f32> {
     let prompt = Prompt::Tokens(tokens.to_vec());
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt, false).unwrap().logits
+    tokens
+        .logits(&prompt, false, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 fn trace(model: &dyn TextModel, tokens: &[u32]) -> ResidualTrace {
@@ -229,7 +232,9 @@ fn prompt_caches_belong_to_their_plan() {
     let prompt = Prompt::Tokens((5..30).collect());
     let save = |model: &dyn TextModel| {
         let caches = model.as_prompt_cache().unwrap();
-        caches.save_prompt_cache(&prompt, &file).unwrap();
+        caches
+            .save_prompt_cache(&prompt, &file, &Interrupt::new())
+            .unwrap();
     };
     let load = |plan: &str| {
         let model = routed("llama", plan).unwrap();

@@ -29,7 +29,10 @@ fn uniform(name: &str, backend: impl FfnBackend + 'static) -> Result<Box<dyn Tex
 fn logits(model: &dyn TextModel, tokens: &[u32]) -> Vec<f32> {
     let prompt = Prompt::Tokens(tokens.to_vec());
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt, false).unwrap().logits
+    tokens
+        .logits(&prompt, false, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 /// The greatest difference relative to the greatest number.
@@ -195,7 +198,9 @@ fn a_backend_of_the_program_computes_its_layers() {
     let cache = |model: &dyn TextModel, save: bool| {
         let cache = model.as_prompt_cache().unwrap();
         match save {
-            true => cache.save_prompt_cache(&prompt, &file).map(drop),
+            true => cache
+                .save_prompt_cache(&prompt, &file, &Interrupt::new())
+                .map(drop),
             false => cache.load_prompt_cache(&file).map(drop),
         }
     };
@@ -230,7 +235,7 @@ fn what_cannot_be_is_an_error() {
     let model = uniform("llama", Wrong).unwrap();
     let tokens = model.as_token_model().unwrap();
     let error = tokens
-        .logits(&Prompt::Tokens(vec![1, 2]), false)
+        .logits(&Prompt::Tokens(vec![1, 2]), false, &Interrupt::new())
         .unwrap_err();
     assert!(
         format!("{error:#}").contains("the backend wrong gave"),

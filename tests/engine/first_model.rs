@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 use crate::common::{golden, greedy, ids, load};
-use inference::{Message, Prompt, TextModel};
+use inference::{ChatPrompt, Interrupt, Message, Prompt, TextModel};
 
 static FIRST: LazyLock<PathBuf> = LazyLock::new(|| {
     rust_mlx::hub::first_model().unwrap_or_else(|e| panic!("cannot fetch the first model: {e}"))
@@ -45,7 +45,10 @@ fn logits_and_greedy_tokens_equal_the_reference() {
     for case in plain.iter().chain(chat) {
         let text = case["prompt"].as_str().unwrap();
         let prompt = Prompt::Tokens(ids(&case["tokens"]));
-        let logits = tokens.logits(&prompt, false).unwrap().logits;
+        let logits = tokens
+            .logits(&prompt, false, &Interrupt::new())
+            .unwrap()
+            .logits;
         for pair in case["top"].as_array().unwrap().iter().take(10) {
             let id = usize::try_from(pair[0].as_u64().unwrap()).unwrap();
             let difference = (logits[id] - pair[1].as_f64().unwrap() as f32).abs();
@@ -74,7 +77,8 @@ fn logits_and_greedy_tokens_equal_the_reference() {
     }
     for case in chat {
         let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
-        assert_eq!(tokens.render_chat(&messages, true).unwrap(), case["prompt"]);
+        let chat = ChatPrompt::new(messages.as_slice());
+        assert_eq!(tokens.prepare_chat(&chat).unwrap().text, case["prompt"]);
         let output = MODEL
             .chat(&messages, &greedy(1))
             .unwrap()

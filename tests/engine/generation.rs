@@ -9,8 +9,8 @@ use std::path::Path;
 
 use crate::common::{fixture, greedy, tiny, tiny_names};
 use inference::{
-    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Precision,
-    Prompt, RequestId, TextModel,
+    BatchEvent, CancelToken, ErrorKind, FinishReason, GenerateOptions, Interrupt, LoadOptions,
+    Precision, Prompt, RequestId, TextModel,
 };
 
 fn ids(from: u32, n: u32) -> Prompt {
@@ -176,7 +176,10 @@ fn a_packed_cache_is_near_the_plain_one() {
     let prompt = ids(8, 270);
     let logits = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
-        tokens.logits(&prompt, true).unwrap().logits
+        tokens
+            .logits(&prompt, true, &Interrupt::new())
+            .unwrap()
+            .logits
     };
     for name in ["qwen3-q8", "qwen3-q4"] {
         let exact = tiny(name);
@@ -225,7 +228,7 @@ fn a_prompt_cache_on_disk_belongs_to_its_model() {
         let writer = tiny(name);
         let kept = writer.as_prompt_cache().unwrap();
         let n = kept
-            .save_prompt_cache(&Prompt::Tokens(start.clone()), &path)
+            .save_prompt_cache(&Prompt::Tokens(start.clone()), &path, &Interrupt::new())
             .unwrap();
         assert_eq!(n, start.len());
         let expected = reply(writer.as_ref(), &whole, &fresh(10));

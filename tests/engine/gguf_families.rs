@@ -2,7 +2,7 @@
 //! of a tiny checkpoint (`tools/golden/gguf_families.py`), so its golden numbers apply.
 
 use crate::common::{fixture, floats, golden, greedy, ids, load, max_difference};
-use inference::Prompt;
+use inference::{Interrupt, Prompt};
 
 fn families() -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(fixture("gguf"))
@@ -24,7 +24,7 @@ fn a_gguf_file_computes_what_its_safetensors_twin_does() {
         let golden = golden(&fixture("tiny").join(&name));
         for case in golden["prompts"].as_array().unwrap() {
             let prompt = Prompt::Tokens(ids(&case["tokens"]));
-            let ours = tokens.logits(&prompt, false).unwrap();
+            let ours = tokens.logits(&prompt, false, &Interrupt::new()).unwrap();
             let difference = max_difference(&ours.logits, &floats(&case["logits"]));
             assert!(difference < 1e-3, "{name}: {difference}");
             let expected = ids(&case["greedy"]);

@@ -2,7 +2,7 @@
 //! or mlx-lm computed from the same files (`tools/golden/{architectures,tiny_models}.py`).
 
 use crate::common::{floats, golden, greedy, has_amx, ids, max_difference, tiny, tiny_names};
-use inference::{Message, Prompt};
+use inference::{ChatPrompt, Interrupt, Message, Prompt};
 
 /// The bound is a thousandth, and two for quantized models with the kernels. Their products of a
 /// few rows round inputs to 16 bits, and these small random models enlarge that twentyfold.
@@ -23,11 +23,11 @@ fn logits_agree_with_the_reference_to_a_thousandth() {
             .unwrap()
         {
             let prompt = Prompt::Tokens(ids(&case["tokens"]));
-            let ours = tokens.logits(&prompt, false).unwrap();
+            let ours = tokens.logits(&prompt, false, &Interrupt::new()).unwrap();
             let difference = max_difference(&ours.logits, &floats(&case["logits"]));
             assert!(difference < bound, "{name}: {difference}");
             if let Some(rows) = case["logits_all"].as_array() {
-                let ours = tokens.logits(&prompt, true).unwrap();
+                let ours = tokens.logits(&prompt, true, &Interrupt::new()).unwrap();
                 assert_eq!(ours.shape, [rows.len(), model.info().vocab_size]);
                 let expected: Vec<f32> = rows.iter().flat_map(floats).collect();
                 let difference = max_difference(&ours.logits, &expected);
@@ -91,11 +91,9 @@ fn text_and_conversations_become_the_reference_s_ids() {
         }
         for case in golden["text"]["chat"].as_array().into_iter().flatten() {
             let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
-            assert_eq!(
-                tokens.render_chat(&messages, true).unwrap(),
-                case["text"],
-                "{name}"
-            );
+            let chat = ChatPrompt::new(messages.as_slice());
+            let prepared = tokens.prepare_chat(&chat).unwrap();
+            assert_eq!(prepared.text, case["text"], "{name}");
             let output = model
                 .chat(&messages, &greedy(1))
                 .unwrap()

@@ -22,8 +22,12 @@ fn attention_has_every_layer_head_and_position_and_does_not_look_ahead() {
         let model = tiny(name);
         let inspector = model.as_attention_inspector().unwrap();
         let info = model.info();
-        let long = inspector.inspect_attention(&ids(40)).unwrap();
-        let short = inspector.inspect_attention(&ids(25)).unwrap();
+        let long = inspector
+            .inspect_attention(&ids(40), &Interrupt::new())
+            .unwrap();
+        let short = inspector
+            .inspect_attention(&ids(25), &Interrupt::new())
+            .unwrap();
         assert_eq!((long.seq_len, short.seq_len), (40, 25));
         assert_eq!(
             (long.num_layers, long.keys.len()),
@@ -56,7 +60,7 @@ fn keys_turn_with_their_position() {
     let seen = model
         .as_attention_inspector()
         .unwrap()
-        .inspect_attention(&prompt)
+        .inspect_attention(&prompt, &Interrupt::new())
         .unwrap();
     let head = &seen.keys[0][0];
     let (d, at) = (seen.head_dim, |p: usize| {
@@ -100,7 +104,9 @@ fn keys_are_those_in_the_caches_of_mlx_lm() {
             };
             let inspector = model.as_attention_inspector().unwrap();
             let prompt = Prompt::Tokens(tokens.clone());
-            let seen = inspector.inspect_attention(&prompt).unwrap();
+            let seen = inspector
+                .inspect_attention(&prompt, &Interrupt::new())
+                .unwrap();
             let layers = case["keys"].as_array().unwrap();
             assert_eq!(
                 (seen.keys.len(), seen.seq_len),
@@ -142,15 +148,21 @@ fn hidden_states_are_those_of_the_positions_asked_for() {
     let model = tiny("gemma2");
     let inspector = model.as_attention_inspector().unwrap();
     let info = model.info();
-    let some = inspector.hidden_states(&ids(30), &[29, 0, 7]).unwrap();
+    let some = inspector
+        .hidden_states(&ids(30), &[29, 0, 7], &Interrupt::new())
+        .unwrap();
     assert_eq!(some.positions, [29, 0, 7]);
     assert_eq!(some.blocks.len(), info.num_layers);
-    let prefix = inspector.hidden_states(&ids(8), &[7]).unwrap();
+    let prefix = inspector
+        .hidden_states(&ids(8), &[7], &Interrupt::new())
+        .unwrap();
     for (block, one) in some.blocks.iter().zip(&prefix.blocks) {
         assert_eq!(block.len(), 3 * info.hidden_size);
         assert!(near(&block[2 * info.hidden_size..], one, 1e-3));
     }
-    let error = inspector.hidden_states(&ids(8), &[8]).unwrap_err();
+    let error = inspector
+        .hidden_states(&ids(8), &[8], &Interrupt::new())
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidOption);
 }
 
@@ -168,7 +180,9 @@ fn hidden_states_of_many_prompts_are_those_of_each() {
             .unwrap();
         assert_eq!(many.len(), prompts.len());
         for ((prompt, positions), states) in prompts.iter().zip(&positions).zip(&many) {
-            let one = inspector.hidden_states(prompt, positions).unwrap();
+            let one = inspector
+                .hidden_states(prompt, positions, &Interrupt::new())
+                .unwrap();
             assert_eq!(states.tokens, one.tokens);
             assert_eq!(&states.positions, positions);
             assert_eq!(states.blocks.len(), info.num_layers, "{name}");
@@ -193,10 +207,15 @@ fn the_last_hidden_states_become_the_logits() {
         let model = tiny(name);
         let inspector = model.as_attention_inspector().unwrap();
         let prompt = ids(20);
-        let states = inspector.hidden_states(&prompt, &[4, 19]).unwrap();
+        let states = inspector
+            .hidden_states(&prompt, &[4, 19], &Interrupt::new())
+            .unwrap();
         let lens = inspector.unembed(states.blocks.last().unwrap()).unwrap();
         let tokens = model.as_token_model().unwrap();
-        let logits = tokens.logits(&prompt, true).unwrap().logits;
+        let logits = tokens
+            .logits(&prompt, true, &Interrupt::new())
+            .unwrap()
+            .logits;
         let vocab = model.info().vocab_size;
         for (own, position) in lens.iter().zip([4, 19]) {
             let expected = &logits[position * vocab..][..vocab];
@@ -267,9 +286,9 @@ fn probabilities_of_a_text_are_those_of_its_logits() {
     let Prompt::Tokens(list) = &prompt else {
         unreachable!()
     };
-    let scores = tokens.token_logprobs(&prompt).unwrap();
+    let scores = tokens.token_logprobs(&prompt, &Interrupt::new()).unwrap();
     assert_eq!(scores.len(), list.len() - 1);
-    let logits = tokens.logits(&prompt, true).unwrap();
+    let logits = tokens.logits(&prompt, true, &Interrupt::new()).unwrap();
     let vocab = logits.shape[1];
     for (i, score) in scores.iter().enumerate() {
         let row: Vec<f64> = logits.logits[i * vocab..(i + 1) * vocab]
@@ -282,7 +301,7 @@ fn probabilities_of_a_text_are_those_of_its_logits() {
     }
     assert!(
         tokens
-            .token_logprobs(&Prompt::Tokens(vec![5]))
+            .token_logprobs(&Prompt::Tokens(vec![5]), &Interrupt::new())
             .unwrap()
             .is_empty()
     );
@@ -307,7 +326,7 @@ fn perplexity_is_that_of_mlx_lm() {
         let mut scores = Vec::new();
         for piece in ids.chunks(length) {
             let prompt = Prompt::Tokens(piece.to_vec());
-            scores.extend(tokens.token_logprobs(&prompt).unwrap());
+            scores.extend(tokens.token_logprobs(&prompt, &Interrupt::new()).unwrap());
         }
         let mean = scores.iter().map(|s| -f64::from(*s)).sum::<f64>() / scores.len() as f64;
         let expected = case["perplexity"].as_f64().unwrap();
@@ -346,8 +365,18 @@ fn a_closed_model_shows_nothing() {
     model.close().unwrap();
     let closed = |kind: ErrorKind| assert_eq!(kind, ErrorKind::Closed);
     let inspector = model.as_attention_inspector().unwrap();
-    closed(inspector.inspect_attention(&ids(3)).unwrap_err().kind());
-    closed(inspector.hidden_states(&ids(3), &[0]).unwrap_err().kind());
+    closed(
+        inspector
+            .inspect_attention(&ids(3), &Interrupt::new())
+            .unwrap_err()
+            .kind(),
+    );
+    closed(
+        inspector
+            .hidden_states(&ids(3), &[0], &Interrupt::new())
+            .unwrap_err()
+            .kind(),
+    );
     let embedder = model.as_embedding_model().unwrap();
     let refused = embed(embedder, &[ids(3)], Pooling::Mean, false);
     closed(refused.unwrap_err().kind());
@@ -355,7 +384,7 @@ fn a_closed_model_shows_nothing() {
         model
             .as_token_model()
             .unwrap()
-            .token_logprobs(&ids(3))
+            .token_logprobs(&ids(3), &Interrupt::new())
             .unwrap_err()
             .kind(),
     );

@@ -5,7 +5,7 @@
 use std::process::{Command, Stdio};
 
 use crate::common::{greedy, max_difference, tiny, tiny_names};
-use inference::Prompt;
+use inference::{Interrupt, Prompt};
 use serde_json::{Value, json};
 
 /// The variable with the file for a started process's results.
@@ -36,7 +36,10 @@ fn compute() {
         let prompt = ids(PROMPT);
         let logits = |prompt: &Prompt| {
             let model = model.as_token_model().unwrap();
-            model.logits(prompt, true).unwrap().logits
+            model
+                .logits(prompt, true, &Interrupt::new())
+                .unwrap()
+                .logits
         };
         let options = greedy(TOKENS).with_cache_prompt(false);
         let output = model

@@ -216,7 +216,9 @@ fn prompt_files_hold_one_rotation() {
             let made = model(&LoadOptions::new());
             let prompt = Prompt::from(case.prompt[..saved].to_vec());
             let cache = made.as_prompt_cache().unwrap();
-            cache.save_prompt_cache(&prompt, &path).unwrap();
+            cache
+                .save_prompt_cache(&prompt, &path, &Interrupt::new())
+                .unwrap();
             let other = model(&LoadOptions::new());
             let cache = other.as_prompt_cache().unwrap();
             cache.load_prompt_cache(&path).unwrap();
@@ -259,9 +261,17 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     );
     let all = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
-        let mut found = tokens.logits(&prompt, true).unwrap().logits;
-        found.extend(tokens.logits(&prompt, false).unwrap().logits);
-        found.extend(tokens.token_logprobs(&prompt).unwrap());
+        let mut found = tokens
+            .logits(&prompt, true, &Interrupt::new())
+            .unwrap()
+            .logits;
+        found.extend(
+            tokens
+                .logits(&prompt, false, &Interrupt::new())
+                .unwrap()
+                .logits,
+        );
+        found.extend(tokens.token_logprobs(&prompt, &Interrupt::new()).unwrap());
         let vectors = model.as_embedding_model().unwrap();
         found.extend(
             vectors
@@ -276,14 +286,14 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
         let inside = model.as_attention_inspector().unwrap();
         found.extend(
             inside
-                .hidden_states(&prompt, &[0, 300, 599])
+                .hidden_states(&prompt, &[0, 300, 599], &Interrupt::new())
                 .unwrap()
                 .blocks
                 .concat(),
         );
         found.extend(
             inside
-                .inspect_attention(&prompt)
+                .inspect_attention(&prompt, &Interrupt::new())
                 .unwrap()
                 .keys
                 .concat()

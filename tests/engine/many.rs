@@ -390,7 +390,7 @@ fn perplexity_is_of_the_whole_pieces_of_the_text() {
         .chunks(33)
         .flat_map(|piece| {
             tokens
-                .token_logprobs(&Prompt::Tokens(piece.to_vec()))
+                .token_logprobs(&Prompt::Tokens(piece.to_vec()), &Interrupt::new())
                 .unwrap()
         })
         .map(|logprob| -f64::from(logprob))

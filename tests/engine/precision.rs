@@ -1,7 +1,7 @@
 //! Tests of the precision of prompts: the option reaches the kernels, and the model reports it.
 
 use crate::common::{fixture, has_amx, max_difference};
-use inference::{ComputeType, LoadOptions, Precision, Prompt, TextModel};
+use inference::{ComputeType, Interrupt, LoadOptions, Precision, Prompt, TextModel};
 
 /// The number of positions in the prompt, enough for products of many rows.
 const PROMPT: u32 = 37;
@@ -20,7 +20,10 @@ fn logits(model: &dyn TextModel, count: u32) -> Vec<f32> {
     let vocab = u32::try_from(model.info().vocab_size).unwrap();
     let ids = (0..count).map(|i| (i * i * 7 + i * 13 + 5) % vocab);
     let model = model.as_token_model().unwrap();
-    (model.logits(&Prompt::Tokens(ids.collect()), true).unwrap()).logits
+    (model
+        .logits(&Prompt::Tokens(ids.collect()), true, &Interrupt::new())
+        .unwrap())
+    .logits
 }
 
 #[test]

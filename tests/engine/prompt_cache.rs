@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{fixture, golden, greedy, ids, max_difference, tiny};
-use inference::{ErrorKind, LoadOptions, Prompt, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, TextModel};
 use inference_formats::safetensors::SafetensorsCheckpoint;
 use serde_json::Value;
 
@@ -102,7 +102,7 @@ fn files_of_ours_have_the_form_of_theirs() {
         let writer = model(&case);
         let prompt = ids(&case["prompt"]);
         let kept = writer.as_prompt_cache().unwrap();
-        let n = kept.save_prompt_cache(&Prompt::Tokens(prompt.clone()), &ours);
+        let n = kept.save_prompt_cache(&Prompt::Tokens(prompt.clone()), &ours, &Interrupt::new());
         assert_eq!(n.unwrap(), prompt.len());
         let [a, b] = [&ours, &theirs].map(|path| texts(path));
         assert_eq!(a, b, "{name}");

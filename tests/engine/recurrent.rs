@@ -3,7 +3,9 @@
 //! `layouts.rs` their layouts. Unit tests check the recurrences.
 
 use crate::common::{fixture, greedy, max_difference, tiny};
-use inference::{ComputeType, Error, ErrorKind, GenerateOptions, LoadOptions, Prompt, TextModel};
+use inference::{
+    ComputeType, Error, ErrorKind, GenerateOptions, Interrupt, LoadOptions, Prompt, TextModel,
+};
 
 /// Ids of the tiny vocabulary.
 fn ids(seed: u32, n: u32) -> Vec<u32> {
@@ -50,12 +52,12 @@ fn a_prompt_in_pieces_equals_one_pass() {
         // The logits of all positions in one pass equal those of each prefix.
         let tokens = model.as_token_model().unwrap();
         let all = tokens
-            .logits(&Prompt::Tokens(prompt.clone()), true)
+            .logits(&Prompt::Tokens(prompt.clone()), true, &Interrupt::new())
             .unwrap();
         let width = model.info().vocab_size;
         for n in [1, 2, 16, 17, 64, 99] {
             let part = Prompt::Tokens(prompt[..n].to_vec());
-            let last = tokens.logits(&part, false).unwrap();
+            let last = tokens.logits(&part, false, &Interrupt::new()).unwrap();
             let own = &all.logits[(n - 1) * width..n * width];
             let difference = max_difference(&last.logits, own);
             assert!(difference < 1e-3, "{name}, {n}: {difference}");
@@ -136,7 +138,11 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
     let writer = tiny("xlstm");
     let kept = writer.as_prompt_cache().unwrap();
     let prompt = Prompt::Tokens(start.clone());
-    assert_eq!(kept.save_prompt_cache(&prompt, &path).unwrap(), 30);
+    assert_eq!(
+        kept.save_prompt_cache(&prompt, &path, &Interrupt::new())
+            .unwrap(),
+        30
+    );
     // Two blocks have four heads with C of 16 x 32, n of 16 and m, in float32, for any length.
     let state = 2 * 4 * (16 * 32 + 16 + 1) * 4;
     let bytes = std::fs::metadata(&path).unwrap().len();
@@ -168,7 +174,11 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
     ] {
         let hybrid = tiny(name);
         let kept = hybrid.as_prompt_cache().unwrap();
-        assert_eq!(kept.save_prompt_cache(&prompt, &path).unwrap(), 30);
+        assert_eq!(
+            kept.save_prompt_cache(&prompt, &path, &Interrupt::new())
+                .unwrap(),
+            30
+        );
         let reader = tiny(name);
         let kept = reader.as_prompt_cache().unwrap();
         assert_eq!(kept.load_prompt_cache(&path).unwrap(), start);
@@ -224,8 +234,13 @@ fn what_needs_keys_is_refused_with_the_reason() {
         "recurrent",
     );
     let inspector = model.as_attention_inspector().unwrap();
-    refused(inspector.inspect_attention(&prompt), "attention");
-    let states = inspector.hidden_states(&prompt, &[0, 7]).unwrap();
+    refused(
+        inspector.inspect_attention(&prompt, &Interrupt::new()),
+        "attention",
+    );
+    let states = inspector
+        .hidden_states(&prompt, &[0, 7], &Interrupt::new())
+        .unwrap();
     assert_eq!(states.blocks.len(), 2);
     assert_eq!(states.blocks[1].len(), 2 * 128);
 }
@@ -236,7 +251,9 @@ fn gated_attention_shows_its_queries() {
     let model = tiny("qwen3-5");
     let inspector = model.as_attention_inspector().unwrap();
     let prompt = Prompt::Tokens(ids(3, 40));
-    let seen = inspector.inspect_attention(&prompt).unwrap();
+    let seen = inspector
+        .inspect_attention(&prompt, &Interrupt::new())
+        .unwrap();
     let heads = |lists: &[Vec<Vec<f32>>]| -> Vec<usize> { lists.iter().map(Vec::len).collect() };
     assert_eq!(heads(&seen.keys), [0, 0, 0, 2]);
     assert_eq!(heads(seen.queries.as_ref().unwrap()), [0, 0, 0, 4]);
@@ -253,7 +270,9 @@ fn blocks_of_two_mixers_and_of_one_part_show_the_keys_they_have() {
     ] {
         let model = tiny(name);
         let inspector = model.as_attention_inspector().unwrap();
-        let seen = inspector.inspect_attention(&prompt).unwrap();
+        let seen = inspector
+            .inspect_attention(&prompt, &Interrupt::new())
+            .unwrap();
         let heads: Vec<usize> = seen.keys.iter().map(Vec::len).collect();
         assert_eq!(heads, expected, "{name}");
         refused(
@@ -277,7 +296,9 @@ fn a_hybrid_has_keys_in_its_layers_of_attention() {
     let drafted = LoadOptions::new().with_draft_model(Some(path.clone()));
     refused(load(drafted), "recurrent");
     let inspector = model.as_attention_inspector().unwrap();
-    let seen = inspector.inspect_attention(&prompt).unwrap();
+    let seen = inspector
+        .inspect_attention(&prompt, &Interrupt::new())
+        .unwrap();
     let heads = |lists: &[Vec<Vec<f32>>]| -> Vec<usize> { lists.iter().map(Vec::len).collect() };
     assert_eq!(heads(&seen.keys), [0, 0, 2, 0, 2]);
     assert_eq!(heads(seen.queries.as_ref().unwrap()), [0, 0, 4, 0, 4]);
@@ -301,7 +322,10 @@ fn bfloat16_stays_finite_over_two_thousand_tokens() {
     let prompt = Prompt::Tokens(ids(4, 2000));
     let logits = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
-        tokens.logits(&prompt, false).unwrap().logits
+        tokens
+            .logits(&prompt, false, &Interrupt::new())
+            .unwrap()
+            .logits
     };
     let names = [
         "xlstm",
@@ -399,7 +423,7 @@ fn biases_of_xlstm_are_those_of_numpy() {
     for case in golden["prompts"].as_array().unwrap() {
         let prompt = crate::common::ids(&case["tokens"]);
         let all = Prompt::Tokens(prompt.clone());
-        let ours = tokens.logits(&all, true).unwrap();
+        let ours = tokens.logits(&all, true, &Interrupt::new()).unwrap();
         let rows = case["logits_all"].as_array().unwrap();
         let expected: Vec<f32> = rows.iter().flat_map(crate::common::floats).collect();
         let difference = max_difference(&ours.logits, &expected);

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use crate::alone::alone;
 use crate::common::{fixture, greedy, tiny};
 use inference::{
-    CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Prompt, TextModel,
+    CancelToken, ErrorKind, FinishReason, GenerateOptions, Interrupt, LoadOptions, Message, Prompt,
+    TextModel,
 };
 use mlx_rs_core::memory;
 
@@ -191,7 +192,7 @@ fn bad_prompts_are_errors_that_say_why() {
     let e = model
         .as_token_model()
         .unwrap()
-        .logits(&Prompt::Tokens(vec![900]), true)
+        .logits(&Prompt::Tokens(vec![900]), true, &Interrupt::new())
         .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::InvalidOption);
 }
@@ -298,7 +299,10 @@ fn classify_and_batches_equal_single_calls() {
         .unwrap();
     let tokens = model.as_token_model().unwrap();
     for (prompt, class) in prompts.iter().zip(&classes) {
-        let logits = tokens.logits(prompt, false).unwrap().logits;
+        let logits = tokens
+            .logits(prompt, false, &Interrupt::new())
+            .unwrap()
+            .logits;
         // Rows of a batch are summed in another order.
         let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-4;
         assert!(class.logits.as_ref().unwrap().iter().zip(&logits).all(near));
@@ -335,8 +339,12 @@ fn prefill_in_steps_equals_one_pass() {
     let model = tiny("mistral");
     let long: Vec<u32> = (0..1200u32).map(|i| 10 + i * 7 % 280).collect();
     let tokens = model.as_token_model().unwrap();
-    let all = tokens.logits(&Prompt::Tokens(long.clone()), true).unwrap();
-    let last = tokens.logits(&Prompt::Tokens(long), false).unwrap();
+    let all = tokens
+        .logits(&Prompt::Tokens(long.clone()), true, &Interrupt::new())
+        .unwrap();
+    let last = tokens
+        .logits(&Prompt::Tokens(long), false, &Interrupt::new())
+        .unwrap();
     let tail = &all.logits[all.logits.len() - last.logits.len()..];
     assert!(crate::common::max_difference(tail, &last.logits) < 1e-3);
 }

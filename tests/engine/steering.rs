@@ -41,7 +41,7 @@ fn plain(model: &dyn TextModel, prompt: &Prompt) -> Vec<f32> {
     model
         .as_token_model()
         .unwrap()
-        .logits(prompt, false)
+        .logits(prompt, false, &Interrupt::new())
         .unwrap()
         .logits
 }

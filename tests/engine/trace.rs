@@ -32,7 +32,9 @@ fn states_and_parts_are_those_of_transformers() {
         let inspector = model.as_attention_inspector().unwrap();
         let tokens = ids(&golden["tokens"]);
         let (prompt, last) = (Prompt::Tokens(tokens.clone()), tokens.len() - 1);
-        let states = inspector.hidden_states(&prompt, &[last]).unwrap();
+        let states = inspector
+            .hidden_states(&prompt, &[last], &Interrupt::new())
+            .unwrap();
         let trace = inspector
             .trace_residuals(&prompt, &[last], &Interrupt::new())
             .unwrap();
@@ -153,7 +155,7 @@ fn parts_add_up_to_the_residual_stream() {
         let own = model
             .as_token_model()
             .unwrap()
-            .logits(&prompt, false)
+            .logits(&prompt, false, &Interrupt::new())
             .unwrap();
         assert!(relative(&logits[0], &own.logits) < 2e-3, "{name}");
     }
@@ -253,7 +255,11 @@ fn logits_as_numpy_reads_them() {
     let bytes = std::fs::read(&file).unwrap();
     let own = tiny("llama");
     let prompt = Prompt::Tokens(vec![5, 6, 7]);
-    let expected = own.as_token_model().unwrap().logits(&prompt, true).unwrap();
+    let expected = own
+        .as_token_model()
+        .unwrap()
+        .logits(&prompt, true, &Interrupt::new())
+        .unwrap();
     assert_eq!(&bytes[..6], b"\x93NUMPY");
     let numbers = &bytes[bytes.len() - 4 * expected.logits.len()..];
     let (chunks, _) = numbers.as_chunks::<4>();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{fixture, load};
-use inference::Prompt;
+use inference::{Interrupt, Prompt};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -31,7 +31,10 @@ fn logits(dir: &Path) -> Vec<f32> {
     let model = load(dir);
     let ids = (0..40).map(|i| (i * i * 7 + i * 13 + 5) % 300).collect();
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&Prompt::Tokens(ids), true).unwrap().logits
+    tokens
+        .logits(&Prompt::Tokens(ids), true, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{fixture, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{mlx, text};
-use inference::{ErrorKind, LoadOptions, Prompt, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, TextModel};
 
 /// Writes all weights of a tiny model to `dir`, or returns the error.
 fn build(name: &str, dir: &Path, more: &[&str]) -> Result<PathBuf, String> {
@@ -27,7 +27,10 @@ fn load(path: &Path) -> inference::Result<Box<dyn TextModel>> {
 fn logits(model: &dyn TextModel) -> Vec<f32> {
     let prompt = Prompt::Tokens((3..23).collect());
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt, false).unwrap().logits
+    tokens
+        .logits(&prompt, false, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{fixture, floats, greedy, ids, max_difference, order_bound, tiny, tiny_names};
 use crate::program::{mlx, output, refused, stdout};
-use inference::{ErrorKind, LoadOptions, Prompt, Result, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, Result, TextModel};
 use inference_probe::vindex::{Vindex, Writer};
 use serde_json::Value;
 
@@ -43,7 +43,10 @@ fn walking(name: &str, plan: &str, vindex: &Path) -> Result<Box<dyn TextModel>> 
 fn logits(model: &dyn TextModel, tokens: &[u32]) -> Vec<f32> {
     let prompt = Prompt::Tokens(tokens.to_vec());
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt, false).unwrap().logits
+    tokens
+        .logits(&prompt, false, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 /// The greatest difference relative to the greatest number.
@@ -323,7 +326,7 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
         let model = walking("gpt2", plan, &narrow).unwrap();
         let tokens = model.as_token_model().unwrap();
         let error = tokens
-            .logits(&Prompt::Tokens(vec![1, 2]), false)
+            .logits(&Prompt::Tokens(vec![1, 2]), false, &Interrupt::new())
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Engine, "{plan}: {error}");
     }
@@ -343,7 +346,7 @@ fn prompt_caches_belong_to_their_plan() {
     let walk = walking("llama", "walk:9", &vindex).unwrap();
     let prompt = Prompt::Tokens((5..30).collect());
     (walk.as_prompt_cache().unwrap())
-        .save_prompt_cache(&prompt, &file)
+        .save_prompt_cache(&prompt, &file, &Interrupt::new())
         .unwrap();
     for (plan, fits) in [("walk:9", true), ("walk:8", false)] {
         let model = walking("llama", plan, &vindex).unwrap();

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use crate::common::{fixture, floats, max_difference, order_bound};
 use crate::program::{mlx, refused, stdout};
-use inference::{ErrorKind, LoadOptions, Prompt, Result, TextModel};
+use inference::{ErrorKind, Interrupt, LoadOptions, Prompt, Result, TextModel};
 use inference_formats::footprint::{Footprint, WeightStorage, feed_forward_layer};
 use inference_formats::safetensors::SafetensorsCheckpoint;
 use inference_formats::{Gguf, ModelConfig, ModelFiles, gguf_config, locate};
@@ -49,7 +49,10 @@ fn dense(name: &str) -> Box<dyn TextModel> {
 fn logits(model: &dyn TextModel) -> Vec<f32> {
     let prompt = Prompt::Tokens((3..23).collect());
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt, false).unwrap().logits
+    tokens
+        .logits(&prompt, false, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 fn relative(ours: &[f32], expected: &[f32]) -> f32 {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{fixture, floats, golden, greedy, ids, load, max_difference};
-use inference::{Message, Prompt};
+use inference::{ChatPrompt, Interrupt, Message, Prompt};
 use metal_backend as _;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -210,8 +210,17 @@ fn a_gguf_file_becomes_a_directory_with_its_numbers_and_its_tokenizer() {
         let golden = golden(&fixture("tiny").join(&name));
         for case in golden["prompts"].as_array().unwrap() {
             let prompt = Prompt::Tokens(ids(&case["tokens"]));
-            let ours = after.logits(&prompt, false).unwrap().logits;
-            let difference = max_difference(&ours, &before.logits(&prompt, false).unwrap().logits);
+            let ours = after
+                .logits(&prompt, false, &Interrupt::new())
+                .unwrap()
+                .logits;
+            let difference = max_difference(
+                &ours,
+                &before
+                    .logits(&prompt, false, &Interrupt::new())
+                    .unwrap()
+                    .logits,
+            );
             // Packed experts in MXFP4 become dense. Dense products do not round their inputs.
             let bound = if name == "gpt-oss-mxfp4" { 2e-4 } else { 1e-5 };
             assert!(difference <= bound, "{name}: {difference} from the file");
@@ -234,14 +243,14 @@ fn a_gguf_file_becomes_a_directory_with_its_numbers_and_its_tokenizer() {
                 "{name}: {text:?}"
             );
         }
-        let chat = [
+        let chat = ChatPrompt::new([
             Message::user("Hello!"),
             Message::assistant("Hi."),
             Message::user("Bye <|im_end|>"),
-        ];
+        ]);
         assert_eq!(
-            after.render_chat(&chat, true).unwrap(),
-            before.render_chat(&chat, true).unwrap(),
+            after.prepare_chat(&chat).unwrap(),
+            before.prepare_chat(&chat).unwrap(),
             "{name}"
         );
     }
@@ -273,7 +282,7 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let ours = model
         .as_token_model()
         .unwrap()
-        .logits(&prompt, false)
+        .logits(&prompt, false, &Interrupt::new())
         .unwrap();
     assert!(max_difference(&ours.logits, &floats(&case["logits"])) < 1e-3);
 
@@ -357,7 +366,11 @@ fn shards_are_no_larger_than_asked_and_the_index_names_every_tensor() {
     let ours = model
         .as_token_model()
         .unwrap()
-        .logits(&Prompt::Tokens(ids(&case["tokens"])), false)
+        .logits(
+            &Prompt::Tokens(ids(&case["tokens"])),
+            false,
+            &Interrupt::new(),
+        )
         .unwrap();
     assert!(max_difference(&ours.logits, &floats(&case["logits"])) < 1e-3);
 }

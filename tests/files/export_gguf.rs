@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::common::{fixture, load, max_difference, order_bound};
-use inference::{Prompt, TextModel};
+use inference::{ChatPrompt, Interrupt, Prompt, TextModel};
 use rust_mlx::export::{GgufType, export_gguf};
 
 const IDS: [u32; 12] = [5, 17, 99, 4, 200, 31, 7, 120, 64, 250, 12, 3];
@@ -12,7 +12,7 @@ const IDS: [u32; 12] = [5, 17, 99, 4, 200, 31, 7, 120, 64, 250, 12, 3];
 fn logits(model: &dyn TextModel) -> Vec<f32> {
     let model = model.as_token_model().unwrap();
     model
-        .logits(&Prompt::Tokens(IDS.to_vec()), true)
+        .logits(&Prompt::Tokens(IDS.to_vec()), true, &Interrupt::new())
         .unwrap()
         .logits
 }
@@ -83,10 +83,10 @@ fn files_have_the_tokenizer_of_their_models() {
             "{text}"
         );
     }
-    let messages = [inference::Message::user("hi")];
+    let chat = ChatPrompt::new([inference::Message::user("hi")]);
     assert_eq!(
-        own.encode_chat(&messages, true).unwrap(),
-        theirs.encode_chat(&messages, true).unwrap()
+        own.prepare_chat(&chat).unwrap(),
+        theirs.prepare_chat(&chat).unwrap()
     );
     // A reader of GGUF adds tokens that usually end a text.
     let ends = theirs.eos_tokens();

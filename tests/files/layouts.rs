@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::common::{fixture, load, max_difference};
-use inference::Prompt;
+use inference::{Interrupt, Prompt};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -187,7 +187,10 @@ fn same_after(name: &str, rewrite: impl FnOnce(&mut Checkpoint)) {
     let prompt = Prompt::Tokens((40..75).collect());
     let logits = |path: &Path| {
         let model = load(path);
-        let output = model.as_token_model().unwrap().logits(&prompt, true);
+        let output = model
+            .as_token_model()
+            .unwrap()
+            .logits(&prompt, true, &Interrupt::new());
         (output.unwrap().logits, model.model_type().to_owned())
     };
     let ((expected, expected_type), (got, got_type)) = (logits(&source), logits(dir.path()));
@@ -391,10 +394,12 @@ fn xlstm_without_its_last_norm() {
         let logits = model
             .as_token_model()
             .unwrap()
-            .logits(&prompt, false)
+            .logits(&prompt, false, &Interrupt::new())
             .unwrap();
         let inspector = model.as_attention_inspector().unwrap();
-        let states = inspector.hidden_states(&prompt, &[19]).unwrap();
+        let states = inspector
+            .hidden_states(&prompt, &[19], &Interrupt::new())
+            .unwrap();
         (logits.logits, states.blocks.last().unwrap().clone())
     };
     let (without, state) = of(&checkpoint);

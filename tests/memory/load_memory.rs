@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::{fixture, load};
-use inference::Prompt;
+use inference::{Interrupt, Prompt};
 use metal_backend::model_report::ModelReport;
 use serde_json::{Map, json};
 
@@ -253,7 +253,10 @@ fn measure(path: &Path) {
     let peak = status("VmHWM:").saturating_sub(before);
     // The loaded model must also compute.
     let prompt = Prompt::Tokens(vec![5, 6, 7]);
-    let output = model.as_token_model().unwrap().logits(&prompt, false);
+    let output = model
+        .as_token_model()
+        .unwrap()
+        .logits(&prompt, false, &Interrupt::new());
     assert!(output.unwrap().logits.iter().all(|x| x.is_finite()));
     let report = ModelReport::of(path, Some("cpu"), None).unwrap();
     let estimate = report.memory.weights;

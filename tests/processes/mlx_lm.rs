@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{fixture, golden, greedy, ids, load, max_difference};
 use inference::{
-    Backend, CancelToken, ComputeType, ErrorKind, FinishReason, GenerateOptions, LoadOptions,
-    Message, Prompt, TextModel,
+    Backend, CancelToken, ChatPrompt, ComputeType, ErrorKind, FinishReason, GenerateOptions,
+    Interrupt, LoadOptions, Message, Prompt, TextModel,
 };
 use inference_conformance::{Check, Suite};
 use rust_mlx::mlxlm_backend::{MlxLmBackend, Settings};
@@ -118,7 +118,9 @@ fn greedy_tokens_text_and_logits_equal_those_of_cpu() {
             assert_eq!(b.tokens, expected, "{name}: not what the reference says");
             assert_eq!(a.text, b.text, "{name}");
             assert_eq!(b.finish_reason, Some(FinishReason::Length));
-            let of = |tokens: &dyn inference::TokenModel| tokens.logits(&prompt, true).unwrap();
+            let of = |tokens: &dyn inference::TokenModel| {
+                tokens.logits(&prompt, true, &Interrupt::new()).unwrap()
+            };
             let (a, b) = (of(our_tokens), of(their_tokens));
             assert_eq!((a.shape, a.tokens), (b.shape, b.tokens), "{name}");
             let difference = max_difference(&a.logits, &b.logits);
@@ -136,8 +138,10 @@ fn greedy_tokens_text_and_logits_equal_those_of_cpu() {
         }
         for case in golden["text"]["chat"].as_array().into_iter().flatten() {
             let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
-            let rendered = their_tokens.render_chat(&messages, true).unwrap();
-            assert_eq!(rendered, case["text"], "{name}");
+            let chat = ChatPrompt::new(messages.as_slice());
+            let prepared = their_tokens.prepare_chat(&chat).unwrap();
+            assert_eq!(prepared.text, case["text"], "{name}");
+            assert_eq!(prepared, our_tokens.prepare_chat(&chat).unwrap(), "{name}");
             let run = |model: &dyn TextModel| {
                 let stream = model.chat(&messages, &greedy(8)).unwrap();
                 let output = stream.collect_output().unwrap();
@@ -236,7 +240,10 @@ fn an_adapter_is_applied() {
     let logits = |options: &LoadOptions| {
         let model = backend().load_model(&tiny("llama"), options).unwrap();
         let tokens = model.as_token_model().unwrap();
-        tokens.logits(&prompt(), false).unwrap().logits
+        tokens
+            .logits(&prompt(), false, &Interrupt::new())
+            .unwrap()
+            .logits
     };
     let plain = logits(&LoadOptions::new());
     let adapted = LoadOptions::new().with_adapter_path(dir.path());
@@ -265,7 +272,10 @@ fn logits_and_logprobs_are_the_model_s_own() {
     let mut so_far = vec![40, 41, 42, 43];
     for token in &replies {
         let tokens = model.as_token_model().unwrap();
-        let expected = tokens.logits(&so_far.clone().into(), false).unwrap().logits;
+        let expected = tokens
+            .logits(&so_far.clone().into(), false, &Interrupt::new())
+            .unwrap()
+            .logits;
         let logits = token.logits.as_deref().unwrap();
         assert!(max_difference(logits, &expected) < 1e-4);
         let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();

@@ -72,7 +72,7 @@ fn replies_are_those_of_the_engine() {
         }
     });
     let chat = ChatPrompt::new([Message::user("hello")]);
-    let ids = tokens.encode_chat_with(&chat).unwrap();
+    let ids = tokens.prepare_chat(&chat).unwrap().ids;
     let n = ids.len();
     let expected = model
         .generate(&Prompt::Tokens(ids), &greedy(24))
@@ -161,7 +161,7 @@ fn thinking_is_cut_at_its_budget() {
     let model = common::load(dir.path());
     let tokens = model.as_token_model().unwrap();
     let chat = ChatPrompt::new([Message::user("hello")]);
-    let prompt = tokens.encode_chat_with(&chat).unwrap();
+    let prompt = tokens.prepare_chat(&chat).unwrap().ids;
     let continued = |prompt: &[u32], n: usize| {
         let options = GenerateOptions::new().with_max_tokens(n);
         let reply = model.generate(&Prompt::Tokens(prompt.to_vec()), &options);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use inference::{CancelToken, GenerateOptions, LoadOptions, Message, Prompt};
+use inference::{CancelToken, GenerateOptions, Interrupt, LoadOptions, Message, Prompt};
 use metal_backend::train::{Run, Start};
 
 use crate::common::{fixture, max_difference};
@@ -54,7 +54,10 @@ fn logits(path: &Path, adapter: Option<&Path>) -> Vec<f32> {
         inference::load_model(path, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let tokens = model.as_token_model().unwrap();
     let prompt = Prompt::Tokens(vec![5, 17, 99, 4, 31, 8]);
-    tokens.logits(&prompt, true).unwrap().logits
+    tokens
+        .logits(&prompt, true, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 /// A GGUF file is trained directly. `mlx fuse --dequantize` makes an equal directory of it.

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use inference::{
     Adapter, AttentionInspector, AttentionSnapshot, BatchResult, ClassifyResult, Error, ErrorKind,
-    FinishReason, GenerateMetrics, GenerateOptions, LogitsOutput, LoraConfig, Message, ModelInfo,
-    Prompt, Result, TextModel, Token, TokenModel, TokenSource, TokenStream, TrainableModel,
+    FinishReason, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, LoraConfig, Message,
+    ModelInfo, Prompt, Result, TextModel, Token, TokenModel, TokenSource, TokenStream,
+    TrainableModel,
 };
 
 const VOCAB: u32 = 26;
@@ -216,9 +217,13 @@ fn ids_and_logits() {
         tokens.decode(&[26]).unwrap_err().kind(),
         ErrorKind::InvalidOption
     );
-    let last = tokens.logits(&[0, 1].into(), false).unwrap();
+    let last = tokens
+        .logits(&[0, 1].into(), false, &Interrupt::new())
+        .unwrap();
     assert_eq!(last.shape, [1, 26]);
-    let all = tokens.logits(&"ab".into(), true).unwrap();
+    let all = tokens
+        .logits(&"ab".into(), true, &Interrupt::new())
+        .unwrap();
     assert_eq!((all.shape[0], all.logits.len()), (2, 52));
     assert_eq!(all.logits[26..], last.logits);
     let json = serde_json::to_value(&last).unwrap();
@@ -254,7 +259,9 @@ fn training() {
 fn attention() {
     let model = model();
     let inspector = model.as_attention_inspector().unwrap();
-    let s = inspector.inspect_attention(&"abc".into()).unwrap();
+    let s = inspector
+        .inspect_attention(&"abc".into(), &Interrupt::new())
+        .unwrap();
     assert_eq!((s.seq_len, s.keys[0][0].len()), (3, 3 * s.head_dim));
     let json = serde_json::to_string(&s).unwrap();
     assert_eq!(serde_json::from_str::<AttentionSnapshot>(&json).unwrap(), s);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inference::{ErrorKind, Message, Prompt, TextModel};
+use inference::{ErrorKind, Interrupt, Message, Prompt, TextModel};
 
 use crate::context::{Context, Verdict, ensure, fail, skip};
 use crate::probe::{
@@ -94,7 +94,7 @@ pub(crate) fn calls(context: &Context) -> Verdict {
     if let (true, Some(tokens)) = (declared.logits, model.as_token_model()) {
         refused(
             "logits after close",
-            tokens.logits(&prompts[0], false),
+            tokens.logits(&prompts[0], false, &Interrupt::new()),
             closed,
         )?;
     }

@@ -99,7 +99,7 @@ pub(crate) fn declared_traits(context: &Context) -> Verdict {
     }
     let prompt = context.prompt();
     if let (true, Some(inspector)) = (declared.hidden_states, model.as_attention_inspector()) {
-        match inspector.hidden_states(&prompt, &[0]) {
+        match inspector.hidden_states(&prompt, &[0], &Interrupt::new()) {
             Ok(states) => ensure!(
                 states.positions == [0]
                     && states.hidden_size > 0
@@ -221,7 +221,7 @@ pub(crate) fn undeclared(context: &Context) -> Verdict {
         refused("rerank, which is not declared,", ranking, kind)?;
     }
     if let (false, Some(inspector)) = (declared.hidden_states, model.as_attention_inspector()) {
-        let states = inspector.hidden_states(&prompts[0], &[0]);
+        let states = inspector.hidden_states(&prompts[0], &[0], &Interrupt::new());
         refused("hidden_states, which is not declared,", states, kind)?;
     }
     if !declared.batch_generate {

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use inference::{
-    Error, ErrorKind, FinishReason, GenerateOptions, LogitsProcessorFactory, Prompt, TextModel,
+    Error, ErrorKind, FinishReason, GenerateOptions, Interrupt, LogitsProcessorFactory, Prompt,
+    TextModel,
 };
 
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
@@ -358,7 +359,7 @@ fn fits_logits(model: &dyn TextModel, context: &Context, asked: usize) -> Verdic
         return Ok(());
     };
     let prompt = context.prompt();
-    let logits = match tokens.logits(&prompt, false) {
+    let logits = match tokens.logits(&prompt, false, &Interrupt::new()) {
         Ok(output) => output.logits,
         Err(e) => return fail(format!("logits: {e}")),
     };

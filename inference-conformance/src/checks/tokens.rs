@@ -1,6 +1,9 @@
 //! Models that give access to ids and logits.
 
-use inference::{ErrorKind, LogitsOutput, Message, Prompt, TextModel, TokenModel};
+use inference::{
+    ChatEnd, ChatPrompt, ErrorKind, Interrupt, LogitsOutput, Message, Prompt, TextModel,
+    TokenModel, TokenStream,
+};
 
 use super::errors::foreign_ids;
 use crate::context::{Context, Stop, Verdict, ensure, fail, skip};
@@ -85,7 +88,7 @@ pub(crate) fn prompt_forms(context: &Context) -> Verdict {
 }
 
 fn logits_of(tokens: &dyn TokenModel, prompt: &Prompt, all: bool) -> Result<LogitsOutput, Stop> {
-    let output = tokens.logits(prompt, all);
+    let output = tokens.logits(prompt, all, &Interrupt::new());
     output.or_else(|e| fail(format!("logits of {prompt:?}: {e}")))
 }
 
@@ -138,7 +141,7 @@ pub(crate) fn logits(context: &Context) -> Verdict {
         let what = format!("logits of {prompt:?}");
         refused(
             &what,
-            tokens.logits(&prompt, false),
+            tokens.logits(&prompt, false, &Interrupt::new()),
             &[ErrorKind::InvalidOption],
         )?;
     }
@@ -186,25 +189,37 @@ pub(crate) fn token_logits(context: &Context) -> Verdict {
     Ok(())
 }
 
-pub(crate) fn render_chat(context: &Context) -> Verdict {
+pub(crate) fn prepare_chat(context: &Context) -> Verdict {
     let model = context.model()?;
     let tokens = tokens(model.as_ref())?;
     if !context.capabilities.chat || !model.info().has_chat_template {
         return skip("the model has no chat template");
     }
     let messages = [Message::user("What is the capital of France?")];
-    let render = |prompted| {
-        let text = tokens.render_chat(&messages, prompted);
-        text.or_else(|e| fail(format!("render_chat: {e}")))
+    let prepare = |end| {
+        let prepared = tokens.prepare_chat(&ChatPrompt::new(messages.clone()).with_end(end));
+        prepared.or_else(|e| fail(format!("prepare_chat: {e}")))
     };
-    let (plain, prompted) = (render(false)?, render(true)?);
+    let (plain, prompted) = (prepare(ChatEnd::Messages)?, prepare(ChatEnd::Reply)?);
+    let text = &prompted.text;
     ensure!(
-        plain.contains(&messages[0].content) && prompted.contains(&messages[0].content),
-        "what the user said is not in {prompted:?}"
+        plain.text.contains(&messages[0].content) && text.contains(&messages[0].content),
+        "what the user said is not in {text:?}"
     );
     ensure!(
-        prompted.len() >= plain.len(),
-        "with the generation prompt the conversation is {prompted:?}, shorter than {plain:?}"
+        text.len() >= plain.text.len(),
+        "with the generation prompt the conversation is {text:?}, shorter than {:?}",
+        plain.text
+    );
+    let ids = |stream: inference::Result<TokenStream>| -> Result<Vec<u32>, Stop> {
+        let tokens = stream.and_then(|stream| stream.map(|t| Ok(t?.id)).collect());
+        tokens.or_else(|e| fail(format!("the reply to the conversation: {e}")))
+    };
+    let by_ids = ids(model.generate(&prompted.into(), &greedy(4)))?;
+    let by_chat = ids(model.chat(&messages, &greedy(4)))?;
+    ensure!(
+        by_ids == by_chat,
+        "the reply to the ids of prepare_chat is {by_ids:?}, but chat answers {by_chat:?}"
     );
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Models that can be trained, and models that return their attention.
 
-use inference::{ErrorKind, LoraConfig, Prompt};
+use inference::{ErrorKind, Interrupt, LoraConfig, Prompt};
 
 use super::load::Scratch;
 use crate::context::{Context, Verdict, ensure, fail, skip};
@@ -75,7 +75,7 @@ pub(crate) fn attention(context: &Context) -> Verdict {
     let Some(inspector) = model.as_attention_inspector() else {
         return skip("the model does not show its attention");
     };
-    let s = match inspector.inspect_attention(&context.prompt()) {
+    let s = match inspector.inspect_attention(&context.prompt(), &Interrupt::new()) {
         Ok(s) => s,
         Err(e) => return fail(format!("inspect_attention: {e}")),
     };
@@ -107,7 +107,7 @@ pub(crate) fn attention(context: &Context) -> Verdict {
         );
     }
     let empty = Prompt::Tokens(Vec::new());
-    let answer = inspector.inspect_attention(&empty);
+    let answer = inspector.inspect_attention(&empty, &Interrupt::new());
     refused("attention of no ids", answer, &[ErrorKind::InvalidOption])?;
     Ok(())
 }

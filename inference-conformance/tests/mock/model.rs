@@ -355,7 +355,7 @@ impl TokenModel for Model {
     }
 
     fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
-        let mut output = self.tokens().logits(prompt, all)?;
+        let mut output = self.tokens().logits(prompt, all, &Interrupt::new())?;
         match self.fault {
             Fault::LogitsShapeSwapped => output.shape.reverse(),
             // Log-probabilities are compared for the first prompt.
@@ -367,16 +367,11 @@ impl TokenModel for Model {
         Ok(output)
     }
 
-    fn logits(
-        &self,
-        prompt: &Prompt,
-        all: bool,
-        interrupt: &Interrupt,
-    ) -> Result<LogitsOutput> {
+    fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput> {
         if self.fault != Fault::LogitsOutliveDeadline {
             interrupt.check()?;
         }
-        self.logits(prompt, all)
+        self.logits(prompt, all, &Interrupt::new())
     }
 
     fn eos_tokens(&self) -> Vec<u32> {
@@ -428,7 +423,10 @@ impl TrainableModel for Model {
 
 impl AttentionInspector for Model {
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
-        let ids = self.tokens().logits(prompt, false)?.tokens;
+        let ids = self
+            .tokens()
+            .logits(prompt, false, &Interrupt::new())?
+            .tokens;
         let mut s = AttentionSnapshot::default();
         (s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim) = (1, 2, 1, 1);
         s.seq_len = ids.len();

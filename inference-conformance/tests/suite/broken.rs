@@ -85,7 +85,7 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::LogitsShapeSwapped, Check::Logits),
     (Fault::LogitsNegated, Check::LogitsGreedy),
     (Fault::TokenLogitsMissing, Check::TokenLogits),
-    (Fault::ConversationLost, Check::RenderChat),
+    (Fault::ConversationLost, Check::PrepareChat),
     (Fault::LoraRankZero, Check::Training),
     (Fault::AdapterNotReadBack, Check::AdapterSaved),
     (Fault::AttentionTooShort, Check::Attention),

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use inference::{
-    ChatPrompt, Edit, EditOperation, EmbedOptions, GenerateOptions, Grammar, PreparedPrompt, Prompt, Steering, Tool,
+    ChatPrompt, Edit, EditOperation, EmbedOptions, GenerateOptions, Grammar, PreparedPrompt,
+    Prompt, Steering, Tool,
 };
 
 use crate::engine::{Places, Refused};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use inference::{
     BatchResult, ChatPrompt, ClassifyResult, EmbedOptions, EmbeddingInfo, EmbeddingModel, Error,
     ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message, ModelInfo,
-    PreparedPrompt, Prompt, Ranking, RerankModel, RerankOptions, Result, TextModel, TokenModel, TokenStream,
+    PreparedPrompt, Prompt, Ranking, RerankModel, RerankOptions, Result, TextModel, TokenModel,
+    TokenStream,
 };
 
 use super::{decoded, embed, encoded};

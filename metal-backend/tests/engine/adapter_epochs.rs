@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::training_common::{cpu, distance, fixtures, tiny};
 use inference::{
-    BatchEvent, ErrorKind, GenerateOptions, LoadOptions, Prompt, TextModel, TokenStream,
+    BatchEvent, ErrorKind, GenerateOptions, Interrupt, LoadOptions, Prompt, TextModel, TokenStream,
 };
 
 fn adapter(name: &str) -> PathBuf {
@@ -260,7 +260,9 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
     let load = |model: &dyn TextModel| model.as_prompt_cache().unwrap().load_prompt_cache(&path);
     let save = |model: &dyn TextModel| {
         let cache = model.as_prompt_cache().unwrap();
-        cache.save_prompt_cache(&prompt(), &path).unwrap()
+        cache
+            .save_prompt_cache(&prompt(), &path, &Interrupt::new())
+            .unwrap()
     };
     // Both engines changed their adapter once, so their epochs are equal.
     let [one, other] =
@@ -285,7 +287,10 @@ fn prompt_files_of_an_adapter_are_for_its_engine_and_epoch() {
 /// The logits of `model` for [`prompt`].
 fn logits(model: &dyn TextModel) -> Vec<f32> {
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt(), false).unwrap().logits
+    tokens
+        .logits(&prompt(), false, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 #[test]

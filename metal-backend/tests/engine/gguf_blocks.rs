@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use inference::{LoadOptions, LoraConfig, Prompt, TextModel};
+use inference::{Interrupt, LoadOptions, LoraConfig, Prompt, TextModel};
 use inference_formats::Gguf;
 use inference_formats::gguf::testing::Writer;
 use inference_formats::gguf_quant::dequantize;
@@ -105,7 +105,10 @@ fn twins(kind: &Kind) -> [(tempfile::TempDir, PathBuf); 2] {
 fn logits(model: &dyn TextModel, tokens: usize) -> Vec<f32> {
     let prompt = Prompt::Tokens((0..tokens as u32).map(|i| i * 7 % VOCAB as u32).collect());
     let model = model.as_token_model().unwrap();
-    model.logits(&prompt, true).unwrap().logits
+    model
+        .logits(&prompt, true, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 #[test]

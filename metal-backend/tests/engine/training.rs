@@ -7,7 +7,9 @@ use crate::training_common::{
     at_rate, batch, check_slopes, cpu, distance, disturb, fixtures, floats, fresh, logits, read,
     sequences, tiny,
 };
-use inference::{ComputeType, ErrorKind, GenerateOptions, LoadOptions, LoraConfig, TokenModel};
+use inference::{
+    ComputeType, ErrorKind, GenerateOptions, Interrupt, LoadOptions, LoraConfig, TokenModel,
+};
 use metal_backend::train::{
     self, AdapterKind, Compile, Optimizer, OptimizerConfig, Params, Preference, Schedule, Sequence,
     Trainer, Tuning, optim,
@@ -311,7 +313,7 @@ fn a_fresh_adapter_changes_nothing_and_a_trained_one_comes_back_from_its_files()
     let before = plain
         .as_token_model()
         .unwrap()
-        .logits(&prompt, true)
+        .logits(&prompt, true, &Interrupt::new())
         .unwrap();
     let tuning = Tuning {
         schedule: Schedule::constant(1e-2),
@@ -325,7 +327,10 @@ fn a_fresh_adapter_changes_nothing_and_a_trained_one_comes_back_from_its_files()
             Trainer::load(&tiny("qwen3"), &cpu(), &config, kind, tuning.clone()).unwrap();
         let logits = |trainer: &Trainer| {
             let model = trainer.model().as_token_model().unwrap();
-            model.logits(&prompt, true).unwrap().logits
+            model
+                .logits(&prompt, true, &Interrupt::new())
+                .unwrap()
+                .logits
         };
         let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
         assert!(near(&logits(&trainer), &before.logits));
@@ -354,7 +359,7 @@ fn a_fresh_adapter_changes_nothing_and_a_trained_one_comes_back_from_its_files()
         let again = loaded
             .as_token_model()
             .unwrap()
-            .logits(&prompt, true)
+            .logits(&prompt, true, &Interrupt::new())
             .unwrap();
         assert!(near(&again.logits, &trained));
 
@@ -585,7 +590,10 @@ fn a_fused_model_computes_what_the_adapted_one_does() {
             let model = inference::load_model(path, options).unwrap();
             let prompt = inference::Prompt::Tokens(vec![5, 17, 99, 4]);
             let tokens = model.as_token_model().unwrap();
-            tokens.logits(&prompt, true).unwrap().logits
+            tokens
+                .logits(&prompt, true, &Interrupt::new())
+                .unwrap()
+                .logits
         };
         let apart = logits(&tiny(checkpoint), &cpu().with_adapter_path(&adapter));
         let fused = logits(&output, &cpu());

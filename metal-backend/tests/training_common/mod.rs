@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use inference::{LoadOptions, LoraConfig, Precision, Prompt, TextModel};
+use inference::{Interrupt, LoadOptions, LoraConfig, Precision, Prompt, TextModel};
 use metal_backend::train::{AdapterKind, Params, Schedule, Sequence, Trainer, Tuning};
 use mlx_rs_core::{All, Array};
 use serde_json::Value;
@@ -72,7 +72,10 @@ pub fn batch(n: usize) -> Vec<Sequence> {
 pub fn logits(model: &dyn TextModel) -> Vec<f32> {
     let prompt = Prompt::Tokens(vec![5, 17, 99, 4]);
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt, true).unwrap().logits
+    tokens
+        .logits(&prompt, true, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{Mock, ask, collect, exists, kill, pid};
-use inference::{Backend, ErrorKind, FinishReason, GenerateOptions};
+use inference::{Backend, ChatPrompt, ErrorKind, FinishReason, GenerateOptions, Interrupt};
 
 /// The fault `prompt` follows two tokens, and the error contains `expected`.
 fn fault(prompt: &str, expected: &str) {
@@ -137,12 +137,18 @@ fn short_questions_have_the_same_guards() {
     // The mock omits the text.
     let error = tokens.decode(&[1]).unwrap_err();
     assert!(error.to_string().contains("lacks"), "{error}");
-    let error = tokens.render_chat(&[], true).unwrap_err();
+    let error = tokens.prepare_chat(&ChatPrompt::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let all = tokens.logits(&"x".into(), true).unwrap();
+    let all = tokens.logits(&"x".into(), true, &Interrupt::new()).unwrap();
     assert_eq!((all.shape, all.tokens), (vec![2, 3], vec![5, 6]));
     assert_eq!(all.logits, [0.5, -1.0, 2.0, 0.5, -1.0, 2.0]);
-    assert_eq!(tokens.logits(&"x".into(), false).unwrap().shape, [1, 3]);
+    assert_eq!(
+        tokens
+            .logits(&"x".into(), false, &Interrupt::new())
+            .unwrap()
+            .shape,
+        [1, 3]
+    );
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Mock, ask, collect, exists, kill, pid, text, until};
 use inference::{
-    Backend, CancelToken, ErrorKind, FinishReason, GenerateOptions, LoadOptions, Message, Progress,
-    Prompt,
+    Backend, CancelToken, ErrorKind, FinishReason, GenerateOptions, Interrupt, LoadOptions,
+    Message, Progress, Prompt,
 };
 
 fn options() -> GenerateOptions {
@@ -314,7 +314,10 @@ fn closing_ends_everything_and_the_process() {
     let tokens = model.as_token_model().unwrap();
     assert_eq!(tokens.encode("a", true).map_err(kind), Err(closed));
     assert_eq!(
-        tokens.logits(&"a".into(), true).map(|_| ()).map_err(kind),
+        tokens
+            .logits(&"a".into(), true, &Interrupt::new())
+            .map(|_| ())
+            .map_err(kind),
         Err(closed)
     );
     assert_eq!(model.info().vocab_size, 100);

@@ -5,9 +5,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use inference::{
-    ChatEnd, ChatPrompt, ErrorKind, Message, PreparedPrompt, Prompt, TextModel, Tool,
-};
+use inference::{ChatEnd, ChatPrompt, ErrorKind, Message, PreparedPrompt, Prompt, TextModel, Tool};
 use serde_json::{Map, Value};
 
 use crate::cli::options::preset::Preset;

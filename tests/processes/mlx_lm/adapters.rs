@@ -1,6 +1,6 @@
 //! Python mlx-lm loads adapters trained here, and gives the same replies with them.
 
-use inference::{ComputeType, LoadOptions, LoraConfig, Prompt, TextModel};
+use inference::{ComputeType, Interrupt, LoadOptions, LoraConfig, Prompt, TextModel};
 use metal_backend::train::{AdapterKind, Schedule, Sequence, Trainer, Tuning};
 
 use super::{backend, tiny};
@@ -10,7 +10,10 @@ use inference::Backend as _;
 fn logits(model: &dyn TextModel) -> Vec<f32> {
     let prompt = Prompt::Tokens(vec![5, 17, 99, 4]);
     let tokens = model.as_token_model().unwrap();
-    tokens.logits(&prompt, true).unwrap().logits
+    tokens
+        .logits(&prompt, true, &Interrupt::new())
+        .unwrap()
+        .logits
 }
 
 #[test]

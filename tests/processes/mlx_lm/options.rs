@@ -91,7 +91,7 @@ fn draws_follow_the_seed_and_the_filters() {
     let all = model
         .as_token_model()
         .unwrap()
-        .logits(&prompt(), false)
+        .logits(&prompt(), false, &Interrupt::new())
         .unwrap();
     let mut best: Vec<u32> = (0..all.logits.len() as u32).collect();
     best.sort_by(|&a, &b| all.logits[b as usize].total_cmp(&all.logits[a as usize]));

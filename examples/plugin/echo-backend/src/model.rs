@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use inference::{
-    BatchResult, ClassifyResult, ComputeType, Error, ErrorKind, GenerateMetrics, GenerateOptions,
-    LogitsOutput, Message, ModelInfo, Prompt, Result, TextModel, Token, TokenModel, TokenSource,
-    TokenStream,
+    BatchResult, ChatEnd, ChatPrompt, ClassifyResult, ComputeType, Error, ErrorKind,
+    GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, Message, ModelInfo, PreparedPrompt,
+    Prompt, Result, TextModel, Token, TokenModel, TokenSource, TokenStream,
 };
 
 use crate::counts::{Counts, END, VOCAB};
@@ -119,7 +119,8 @@ impl TextModel for EchoModel {
     }
 
     fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream> {
-        self.generate(&self.render_chat(messages, true)?.into(), options)
+        let prepared = self.prepare_chat(&ChatPrompt::new(messages))?;
+        self.generate(&prepared.into(), options)
     }
 
     fn classify(
@@ -222,12 +223,13 @@ impl TokenModel for EchoModel {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        if messages.is_empty() {
+    fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
+        prompt.check_plain()?;
+        if prompt.messages.is_empty() {
             return invalid("a conversation needs at least one message".into());
         }
         let mut text = String::new();
-        for message in messages {
+        for message in &prompt.messages {
             let mark = match message.role.as_str() {
                 "system" => "",
                 "user" => "? ",
@@ -236,13 +238,15 @@ impl TokenModel for EchoModel {
             };
             text.extend([mark, &message.content, "\n"]);
         }
-        if add_generation_prompt {
+        if prompt.end == ChatEnd::Reply {
             text.push_str("! ");
         }
-        Ok(text)
+        let ids = self.encode(&text, true)?;
+        Ok(PreparedPrompt::new(text, ids))
     }
 
-    fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
+    fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput> {
+        interrupt.check()?;
         self.0.check_open()?;
         let ids = self.0.prompt(prompt)?;
         let from = if all { 1 } else { ids.len() };

@@ -10,7 +10,7 @@ fn echo_keeps_the_contract() {
         .unwrap()
         .require(Check::ContextLen)
         .require(Check::Eos)
-        .require(Check::RenderChat)
+        .require(Check::PrepareChat)
         .require(Check::Interleaved)
         .run();
     println!("{report}");
