@@ -1,290 +1,148 @@
 //! The options of a training run, from a YAML or TOML file with the names of Python mlx-lm's `lora`
 //! config.
 //!
-//! Files are read, completed with defaults and validated here. The program overrides them with
-//! command-line flags.
+//! Each option is declared once, here. `read.rs` reads files, `check.rs` validates, and
+//! [`TrainOption`] makes the command line's flags. Options are mlx-lm's, but for `pack`,
+//! `keep_order`, `skip_bad_lines`, `method`, `beta`, `label_smoothing`, `batch_order`, `backend`,
+//! `dtype`, `max_grad_norm` and `compile`, which are ours.
 
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use inference::{ComputeType, Error, ErrorKind, Result};
-use serde::de::{DeserializeOwned, Deserializer};
+use inference::{ComputeType, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::Compile;
 use super::dataset::{BatchOptions, DataOptions, FieldNames, Order};
 use super::report::Report;
+use OptionGroup::{Adapter, Data, Files, General, Reports, Steps};
+use option::{Flag, OptionValue, option, options};
 
+mod check;
+mod option;
+mod read;
+mod values;
 mod written;
 
+pub use option::{OptionGroup, TrainOption};
+pub use values::{BatchOrder, FineTuneType, LrSchedule, Method, OptimizerName, Setting};
 pub use written::Given;
-use written::{Written, without_harmless};
 
-/// The maximum size of a config file in bytes.
-const MAX_BYTES: u64 = 1 << 20;
-
-/// The weights to train.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FineTuneType {
-    /// Low-rank adapters (Hu et al. 2021).
-    #[default]
-    Lora,
-    /// Low-rank adapters with magnitudes (Liu et al. 2024).
-    Dora,
-    /// The model's own weights.
-    Full,
-}
-
-/// The training objective.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Method {
-    /// Cross-entropy on texts and replies (supervised fine-tuning).
-    #[default]
-    Sft,
-    /// Preference between pairs of replies (direct preference optimization, Rafailov et al. 2023).
-    Dpo,
-}
-
-/// How examples are grouped into batches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BatchOrder {
-    /// Examples of similar length share a batch.
-    #[default]
-    Length,
-    /// Adjacent examples in the file share a batch.
-    File,
-    /// The batches and order of mlx-lm's `train`.
-    MlxLm,
-}
-
-/// The optimizer. In files, names are case-insensitive, as in mlx-lm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "the names are those of the methods")]
-pub enum OptimizerName {
-    #[default]
-    Adam,
-    AdamW,
-    Muon,
-    Sgd,
-    Adafactor,
-    Lion,
-}
-
-impl<'de> Deserialize<'de> for OptimizerName {
-    fn deserialize<D: Deserializer<'de>>(reader: D) -> std::result::Result<Self, D::Error> {
-        const NAMES: [&str; 6] = ["adam", "adamw", "muon", "sgd", "adafactor", "lion"];
-        let name = String::deserialize(reader)?;
-        match name.to_ascii_lowercase().as_str() {
-            "adam" => Ok(Self::Adam),
-            "adamw" => Ok(Self::AdamW),
-            "muon" => Ok(Self::Muon),
-            "sgd" => Ok(Self::Sgd),
-            "adafactor" => Ok(Self::Adafactor),
-            "lion" => Ok(Self::Lion),
-            _ => Err(serde::de::Error::unknown_variant(&name, &NAMES)),
-        }
+options! {
+    /// The adapters' shape, with mlx-lm's names.
+    LoraParameters, at config.lora_parameters {
+        /// Rank: rows of A and columns of B.
+        rank: usize = 8, Flag::new(Adapter, "N");
+        /// Fraction of inputs dropped in training.
+        dropout: f32 = 0.0, Flag::new(Adapter, "X");
+        /// The factor on the adapter's output.
+        scale: f32 = 20.0, Flag::new(Adapter, "X");
+        /// Projections to adapt, such as `self_attn.q_proj,self_attn.v_proj`; all linear layers of
+        /// a block if absent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        keys: Option<Vec<String>> = None, Flag::new(Adapter, "NAMES");
     }
 }
 
-/// The adapters' shape, with mlx-lm's names.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LoraParameters {
-    /// Rows of A and columns of B.
-    pub rank: usize,
-    /// Fraction of inputs dropped in training.
-    pub dropout: f32,
-    /// The factor on the adapter's output.
-    pub scale: f32,
-    /// Projections to adapt, such as `self_attn.q_proj`; all linear layers of a block if absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub keys: Option<Vec<String>>,
-}
-
-impl Default for LoraParameters {
-    fn default() -> Self {
-        Self {
-            rank: 8,
-            dropout: 0.0,
-            scale: 20.0,
-            keys: None,
-        }
-    }
-}
-
-/// The learning-rate schedule, with mlx-lm's names.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LrSchedule {
-    /// `cosine_decay`, `exponential_decay`, `linear_schedule`, `step_decay` or `constant`.
-    pub name: String,
-    /// Its arguments, in the order of MLX's function of that name: of `cosine_decay` the first
-    /// rate, steps, last rate.
-    pub arguments: Vec<f64>,
-    /// Steps of warmup, until the rate reaches the schedule's first.
-    pub warmup: u64,
-    /// The rate at the start of warmup.
-    pub warmup_init: f64,
-}
-
-/// All options of a run. A field missing in a file has its default, which is mlx-lm's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainConfig {
-    /// The model: a directory, a file or a name.
-    pub model: Option<String>,
-    /// Whether to train; required by mlx-lm. [`super::Run`] ignores it.
-    pub train: bool,
-    /// Whether to evaluate on `test.jsonl` after training.
-    pub test: bool,
-    /// The weights to train.
-    pub fine_tune_type: FineTuneType,
-    /// The optimizer.
-    pub optimizer: OptimizerName,
-    /// Further optimizer settings, by the optimizer's name, such as `adamw: {weight_decay: 0.01}`.
-    pub optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>>,
-    /// The directory with `train.jsonl`, `valid.jsonl` and `test.jsonl`.
-    pub data: Option<PathBuf>,
-    /// Determines the order of batches, the initial adapters and dropout.
-    pub seed: u32,
-    /// The number of last blocks to train; -1 for all.
-    pub num_layers: i64,
-    /// Rows per batch.
-    pub batch_size: usize,
-    /// The number of steps.
-    pub iters: u64,
-    /// Batches per validation; -1 for all.
-    pub val_batches: i64,
-    /// The learning rate, unless `lr_schedule` is given.
-    pub learning_rate: f64,
-    /// Steps between reports.
-    pub steps_per_report: u64,
-    /// Steps between validations.
-    pub steps_per_eval: u64,
-    /// The adapter to continue from.
-    pub resume_adapter_file: Option<PathBuf>,
-    /// The output directory for adapters.
-    pub adapter_path: PathBuf,
-    /// Steps between saves.
-    pub save_every: u64,
-    /// Batches per test; -1 for all.
-    pub test_batches: i64,
-    /// The maximum token ids per row.
-    pub max_seq_length: usize,
-    /// Whether blocks are recomputed in the backward pass, to save memory.
-    pub grad_checkpoint: bool,
-    /// The number of batches whose gradients form one step.
-    pub grad_accumulation_steps: usize,
-    /// The learning-rate schedule.
-    pub lr_schedule: Option<LrSchedule>,
-    /// The adapters' shape.
-    pub lora_parameters: LoraParameters,
-    /// Whether the loss covers only the last message or the completion.
-    pub mask_prompt: bool,
-    /// The field of a line that holds a chat.
-    pub chat_feature: String,
-    /// The field of a line that holds a prompt.
-    pub prompt_feature: String,
-    /// The field of a line that holds a completion.
-    pub completion_feature: String,
-    /// The field of a line that holds a text.
-    pub text_feature: String,
-    /// Ours: whether short examples are packed into shared rows.
-    pub pack: bool,
-    /// Ours: whether batches consist of adjacent lines instead of lines with similar length.
-    pub keep_order: bool,
-    /// Ours: whether to skip unusable lines.
-    pub skip_bad_lines: bool,
-    /// Ours: the training objective.
-    pub method: Method,
-    /// Ours: the penalty of [`Method::Dpo`] on deviation from the base model.
-    pub beta: f32,
-    /// Ours: the assumed fraction of wrongly ordered pairs, for [`Method::Dpo`].
-    pub label_smoothing: f32,
-    /// Ours: how examples are grouped into batches; `keep_order` equals `file`.
-    pub batch_order: BatchOrder,
-    /// Further files for the metrics of the run.
-    #[serde(with = "super::report::names")]
-    pub report_to: Vec<Report>,
-    /// Ours: the backend: metal, cuda or cpu; the best available if absent.
-    pub backend: Option<String>,
-    /// Ours: the compute type; the backend's default if absent.
-    pub dtype: Option<ComputeType>,
-    /// Ours: the global gradient norm above which gradients are scaled down.
-    pub max_grad_norm: Option<f64>,
-    /// Ours: whether a step is traced once and replayed.
-    pub compile: Compile,
-    /// Which adapter shape options were given explicitly. Those must agree with
-    /// `resume_adapter_file`; the others are taken from it.
-    #[serde(skip)]
-    pub given: Given,
-}
-
-/// A value in [`TrainConfig::optimizer_config`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Setting {
-    /// On or off.
-    Flag(bool),
-    /// A number.
-    Number(f64),
-    /// A list, such as `betas`.
-    Numbers(Vec<f64>),
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        let names = FieldNames::default();
-        Self {
-            model: None,
-            train: false,
-            test: false,
-            fine_tune_type: FineTuneType::default(),
-            optimizer: OptimizerName::default(),
-            optimizer_config: BTreeMap::new(),
-            data: None,
-            seed: 0,
-            num_layers: 16,
-            batch_size: 4,
-            iters: 1000,
-            val_batches: 25,
-            learning_rate: 1e-5,
-            steps_per_report: 10,
-            steps_per_eval: 200,
-            resume_adapter_file: None,
-            adapter_path: PathBuf::from("adapters"),
-            save_every: 100,
-            test_batches: 500,
-            max_seq_length: 2048,
-            grad_checkpoint: false,
-            grad_accumulation_steps: 1,
-            lr_schedule: None,
-            lora_parameters: LoraParameters::default(),
-            mask_prompt: false,
-            chat_feature: names.chat,
-            prompt_feature: names.prompt,
-            completion_feature: names.completion,
-            text_feature: names.text,
-            pack: false,
-            keep_order: false,
-            skip_bad_lines: false,
-            method: Method::default(),
-            beta: 0.1,
-            label_smoothing: 0.0,
-            batch_order: BatchOrder::default(),
-            report_to: Vec::new(),
-            backend: None,
-            dtype: None,
-            max_grad_norm: None,
-            compile: Compile::default(),
-            given: Given::default(),
-        }
+options! {
+    /// All options of a run. A field missing in a file has its default, which is mlx-lm's.
+    TrainConfig, at config {
+        /// The model: a directory, a .gguf file, a known name or owner/name on the Hugging Face
+        /// Hub.
+        model: Option<String> = None, Flag::new(General, "MODEL").short('m');
+        /// Train; implied unless test is given.
+        train: bool = false, Flag::new(General, "");
+        /// Measure on test.jsonl: after training, or alone with the adapter in adapter_path (empty
+        /// for the model alone).
+        test: bool = false, Flag::new(General, "");
+        /// The weights to train.
+        fine_tune_type: FineTuneType = FineTuneType::default(), Flag::new(Adapter, "TYPE");
+        /// The optimizer.
+        optimizer: OptimizerName = OptimizerName::default(), Flag::new(Steps, "NAME");
+        /// Further optimizer settings, by the optimizer's name, such as `adamw: {weight_decay:
+        /// 0.01}`.
+        optimizer_config: BTreeMap<OptimizerName, BTreeMap<String, Setting>> = BTreeMap::new();
+        /// The directory with train.jsonl, and valid.jsonl and test.jsonl if wanted.
+        data: Option<PathBuf> = None, Flag::new(General, "DIR").short('d');
+        /// Determines the order of batches, the initial adapters and dropout.
+        seed: u32 = 0, Flag::new(Steps, "N");
+        /// The number of last blocks to train; -1 for all.
+        num_layers: i64 = 16, Flag::new(Adapter, "N");
+        /// Examples per batch.
+        batch_size: usize = 4, Flag::new(Steps, "N");
+        /// The number of batches to learn from.
+        iters: u64 = 1000, Flag::new(Steps, "N");
+        /// Batches per validation; -1 for all, 0 for none.
+        val_batches: i64 = 25, Flag::new(Reports, "N");
+        /// The learning rate, unless a schedule is given.
+        learning_rate: f64 = 1e-5, Flag::new(Steps, "X");
+        /// Batches between reports of the loss.
+        steps_per_report: u64 = 10, Flag::new(Reports, "N");
+        /// Batches between validations.
+        steps_per_eval: u64 = 200, Flag::new(Reports, "N");
+        /// The adapter to continue from (a directory or a .safetensors file) instead of a fresh
+        /// one; given shape options must agree with its adapter_config.json.
+        resume_adapter_file: Option<PathBuf> = None, Flag::new(Files, "PATH");
+        /// The output directory for the adapter, the log and the plot.
+        adapter_path: PathBuf = PathBuf::from("adapters"), Flag::new(Files, "DIR");
+        /// Batches between saves.
+        save_every: u64 = 100, Flag::new(Files, "N");
+        /// Batches per test; -1 for all.
+        test_batches: i64 = 500, Flag::new(Reports, "N");
+        /// The maximum tokens per example; longer ones are cut.
+        max_seq_length: usize = 2048, Flag::new(Data, "N");
+        /// Recompute blocks in the backward pass: less memory, more time.
+        grad_checkpoint: bool = false, Flag::new(Steps, "");
+        /// The number of batches whose gradients form one step.
+        grad_accumulation_steps: usize = 1, Flag::new(Steps, "N");
+        /// The learning-rate schedule.
+        lr_schedule: Option<LrSchedule> = None;
+        /// The adapters' shape.
+        lora_parameters: LoraParameters = LoraParameters::default();
+        /// Learn only the last message of a chat, or the completion.
+        mask_prompt: bool = false, Flag::new(Data, "");
+        /// The field of a line that holds a chat.
+        chat_feature: String = FieldNames::default().chat, Flag::new(Data, "NAME");
+        /// The field of a line that holds a prompt.
+        prompt_feature: String = FieldNames::default().prompt, Flag::new(Data, "NAME");
+        /// The field of a line that holds a completion.
+        completion_feature: String = FieldNames::default().completion, Flag::new(Data, "NAME");
+        /// The field of a line that holds a text.
+        text_feature: String = FieldNames::default().text, Flag::new(Data, "NAME");
+        /// Pack short examples into shared rows of up to max_seq_length tokens; they do not see
+        /// each other.
+        pack: bool = false, Flag::new(Data, "");
+        /// Make batches of neighboring lines; the same as batch_order file.
+        keep_order: bool = false, Flag::new(Data, "").conflicts(&["pack", "batch_order"]);
+        /// Skip unusable lines instead of stopping.
+        skip_bad_lines: bool = false, Flag::new(Data, "");
+        /// The training objective: sft learns texts and replies, dpo learns from pairs of replies
+        /// of which one is better.
+        method: Method = Method::default(), Flag::new(General, "METHOD");
+        /// The penalty of dpo on deviation from the base model.
+        beta: f32 = 0.1, Flag::new(Steps, "X");
+        /// The assumed fraction of wrongly ordered pairs, for dpo.
+        label_smoothing: f32 = 0.0, Flag::new(Steps, "X");
+        /// How examples are grouped into batches: length, those of similar length; file, neighboring
+        /// lines; mlx-lm, the batches and order of mlx-lm with this seed.
+        batch_order: BatchOrder = BatchOrder::default(),
+            Flag::new(Data, "ORDER").conflicts(&["pack"]);
+        /// Further files for the metrics, beside train_log.jsonl: jsonl (metrics.jsonl, with mlx-lm's
+        /// names), tensorboard (an event file), or both with a comma.
+        #[serde(with = "super::report::names")]
+        report_to: Vec<Report> = Vec::new(), Flag::new(Reports, "NAMES");
+        /// The backend: metal, cuda or cpu; the best available if absent.
+        backend: Option<String> = None, Flag::new(General, "NAME");
+        /// The compute type: float32, float16 or bfloat16; the backend's choice if absent.
+        dtype: Option<ComputeType> = None, Flag::new(General, "TYPE");
+        /// The global gradient norm above which gradients are scaled down.
+        max_grad_norm: Option<f64> = None, Flag::new(Steps, "X");
+        /// Trace a step once for each form of its batch and replay it; auto: on a GPU.
+        compile: Compile = Compile::default(), Flag::new(Steps, "WHEN");
+        /// Which adapter shape options were given explicitly. Those must agree with
+        /// `resume_adapter_file`; the others are taken from it.
+        #[serde(skip)]
+        given: Given = Given::default();
     }
 }
 
@@ -292,222 +150,7 @@ fn bad(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// The file format of a config.
-#[derive(Clone, Copy)]
-enum Format {
-    Yaml,
-    Toml,
-}
-
-impl Format {
-    fn read<T: DeserializeOwned>(self, text: &str) -> std::result::Result<T, String> {
-        match self {
-            Self::Yaml => serde_saphyr::from_str(text).map_err(|e| e.to_string()),
-            Self::Toml => toml::from_str(text).map_err(|e| e.to_string()),
-        }
-    }
-}
-
 impl TrainConfig {
-    /// Reads and checks a file: `.yaml`, `.yml`, `.json` (mlx-lm's `adapter_config.json`) or
-    /// `.toml`.
-    ///
-    /// # Errors
-    /// `Io` if the file cannot be read; `InvalidOption` for another file type, and for a field that
-    /// is unknown, of the wrong type or out of range. All errors name the file.
-    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let named = |e: Error| e.with_path(path).context("training config");
-        let kind = path
-            .extension()
-            .and_then(|e| e.to_str())
-            .unwrap_or_default();
-        let parse = match kind.to_ascii_lowercase().as_str() {
-            // JSON is YAML.
-            "yaml" | "yml" | "json" => Self::from_yaml,
-            "toml" => Self::from_toml,
-            _ => {
-                return Err(named(bad(
-                    "the file's name must end in .yaml, .yml, .json or .toml",
-                )));
-            }
-        };
-        let io = |e: std::io::Error| {
-            named(Error::new(ErrorKind::Io, "cannot read the file").with_source(e))
-        };
-        // Checked before opening, because opening a pipe would block.
-        if !path.metadata().map_err(io)?.is_file() {
-            return Err(named(bad("it is not a regular file")));
-        }
-        let mut text = String::new();
-        std::fs::File::open(path)
-            .and_then(|f| f.take(MAX_BYTES + 1).read_to_string(&mut text))
-            .map_err(io)?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(named(bad(format!(
-                "the file has more than {MAX_BYTES} bytes; a config is small"
-            ))));
-        }
-        parse(&text).map_err(named)
-    }
-
-    /// Reads YAML and checks it.
-    ///
-    /// # Errors
-    /// As [`TrainConfig::read`].
-    pub fn from_yaml(text: &str) -> Result<Self> {
-        if text
-            .lines()
-            .all(|l| l.trim().is_empty() || l.trim_start().starts_with('#'))
-        {
-            return Ok(Self::default());
-        }
-        Self::read_by(Format::Yaml, text)
-    }
-
-    /// Reads TOML and checks it.
-    ///
-    /// # Errors
-    /// As [`TrainConfig::read`].
-    pub fn from_toml(text: &str) -> Result<Self> {
-        Self::read_by(Format::Toml, text)
-    }
-
-    /// Parses a text in a format.
-    fn read_by(format: Format, text: &str) -> Result<Self> {
-        let wrong = |e: String| bad(helped(&e));
-        match format.read::<Self>(text) {
-            Ok(config) => config.checked(|| format.read(text).map_err(wrong)),
-            Err(first) => {
-                // This parse comes first, because its errors have line numbers, which a `Value`
-                // lacks.
-                let mut value: Value = format.read(text).map_err(|_| wrong(first.clone()))?;
-                if !without_harmless(&mut value) {
-                    return Err(wrong(first));
-                }
-                let again = |e: serde_json::Error| wrong(e.to_string());
-                let config = Self::deserialize(&value).map_err(again)?;
-                config.checked(|| Written::deserialize(&value).map_err(again))
-            }
-        }
-    }
-
-    fn checked(mut self, written: impl FnOnce() -> Result<Written>) -> Result<Self> {
-        self.validate()?;
-        self.given = written()?.given();
-        Ok(self)
-    }
-
-    /// Checks every field.
-    ///
-    /// # Errors
-    /// `InvalidOption` naming the field, its value and the allowed values.
-    pub fn validate(&self) -> Result<()> {
-        let at_least_one = [
-            ("batch_size", self.batch_size as u64),
-            ("iters", self.iters),
-            ("steps_per_report", self.steps_per_report),
-            ("steps_per_eval", self.steps_per_eval),
-            ("save_every", self.save_every),
-            (
-                "grad_accumulation_steps",
-                self.grad_accumulation_steps as u64,
-            ),
-            ("lora_parameters.rank", self.lora_parameters.rank as u64),
-        ];
-        if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
-            return Err(bad(format!("{name} is 0; it must be at least 1")));
-        }
-        let counts = [
-            ("num_layers", self.num_layers),
-            ("val_batches", self.val_batches),
-            ("test_batches", self.test_batches),
-        ];
-        if let Some((name, value)) = counts.iter().find(|(_, value)| *value < -1) {
-            return Err(bad(format!(
-                "{name} is {value}; it must be a count, or -1 for all"
-            )));
-        }
-        if self.max_seq_length < 2 {
-            let have = self.max_seq_length;
-            return Err(bad(format!(
-                "max_seq_length is {have}; it must be at least 2"
-            )));
-        }
-        let rates = [
-            Some(("learning_rate", self.learning_rate)),
-            self.max_grad_norm.map(|n| ("max_grad_norm", n)),
-        ];
-        for (name, value) in rates.into_iter().flatten() {
-            if !(value.is_finite() && value > 0.0) {
-                return Err(bad(format!(
-                    "{name} is {value}; it must be a number above 0"
-                )));
-            }
-        }
-        let lora = &self.lora_parameters;
-        if !(0.0..1.0).contains(&lora.dropout) {
-            let have = lora.dropout;
-            return Err(bad(format!(
-                "lora_parameters.dropout is {have}; it must lie in 0 to below 1"
-            )));
-        }
-        if !lora.scale.is_finite() {
-            let have = lora.scale;
-            return Err(bad(format!(
-                "lora_parameters.scale is {have}; it must be a number"
-            )));
-        }
-        if lora
-            .keys
-            .as_ref()
-            .is_some_and(|k| k.is_empty() || k.iter().any(String::is_empty))
-        {
-            return Err(bad(
-                "lora_parameters.keys must name at least one projection, none empty; leave it out for all",
-            ));
-        }
-        if self.pack && self.keep_order {
-            // Packing already follows the file's order.
-            return Err(bad(
-                "pack keeps the order of lines already; leave keep_order out",
-            ));
-        }
-        if self.keep_order && self.batch_order == BatchOrder::MlxLm {
-            return Err(bad(
-                "keep_order and batch_order mlx-lm are two orders; leave one out",
-            ));
-        }
-        if self.pack && self.batch_order != BatchOrder::Length {
-            return Err(bad("pack has an order of its own; leave batch_order out"));
-        }
-        match self.method {
-            Method::Sft => {}
-            Method::Dpo if self.pack => {
-                return Err(bad("pairs of replies are not packed; leave pack out"));
-            }
-            Method::Dpo if self.batch_order == BatchOrder::MlxLm => {
-                return Err(bad(
-                    "mlx-lm has no dpo, so there is no order of its batches; leave batch_order out",
-                ));
-            }
-            Method::Dpo => {
-                let (beta, smoothing) = (self.beta, self.label_smoothing);
-                if !(beta.is_finite() && beta > 0.0) {
-                    return Err(bad(format!("beta is {beta}; it must be a number above 0")));
-                }
-                if !(0.0..0.5).contains(&smoothing) {
-                    return Err(bad(format!(
-                        "label_smoothing is {smoothing}; it must lie in 0 to below 0.5"
-                    )));
-                }
-            }
-        }
-        self.lr_schedule
-            .as_ref()
-            .map_or(Ok(()), LrSchedule::validate)
-    }
-
     /// The options for reading this run's data.
     #[must_use]
     pub fn data_options(&self) -> DataOptions {
@@ -535,61 +178,6 @@ impl TrainConfig {
                 // mlx-lm's order sorts by fields instead of tokens.
                 BatchOrder::Length | BatchOrder::MlxLm => Order::ByLength,
             })
-    }
-}
-
-impl LrSchedule {
-    fn validate(&self) -> Result<()> {
-        // The schedules of MLX and the allowed number of arguments of each.
-        let known = [
-            ("cosine_decay", 2..=3),
-            ("exponential_decay", 2..=2),
-            ("linear_schedule", 3..=3),
-            ("step_decay", 3..=3),
-            ("constant", 1..=1),
-        ];
-        let name = &self.name;
-        let Some((_, count)) = known.iter().find(|(known, _)| known == name) else {
-            let names = known.map(|(name, _)| name).join(", ");
-            return Err(bad(format!(
-                "lr_schedule.name is {name:?}; there are {names}"
-            )));
-        };
-        let have = self.arguments.len();
-        if !count.contains(&have) {
-            let (from, to) = (count.start(), count.end());
-            return Err(bad(format!(
-                "lr_schedule.arguments of {name} are {have}; it takes {from} to {to}"
-            )));
-        }
-        if !self.arguments.iter().all(|a| a.is_finite()) || !self.warmup_init.is_finite() {
-            return Err(bad("lr_schedule holds something that is no number"));
-        }
-        Ok(())
-    }
-}
-
-/// A parser's message, with a suggestion for an unknown name.
-fn helped(message: &str) -> String {
-    // Parsers append an excerpt of the file; the message alone is enough.
-    let message = message.trim().replace('\n', " ");
-    let hint = |name: &str| match name {
-        "hf_dataset" => {
-            Some("give `data`, a directory with train.jsonl; data sets are not downloaded")
-        }
-        "alpha" => Some("write `scale`, which is alpha / rank"),
-        _ => None,
-    };
-    let Some(name) = message
-        .split_once("unknown field `")
-        .and_then(|(_, rest)| rest.split_once('`'))
-        .map(|(name, _)| name.to_owned())
-    else {
-        return message;
-    };
-    match hint(&name) {
-        Some(hint) => format!("{message}; {hint}"),
-        None => message,
     }
 }
 

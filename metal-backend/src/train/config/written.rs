@@ -16,6 +16,21 @@ pub struct Given {
     pub keys: bool,
 }
 
+impl Given {
+    /// Records that an option was given.
+    pub(super) fn mark(&mut self, option: &str) {
+        match option {
+            "fine_tune_type" => self.fine_tune_type = true,
+            "num_layers" => self.num_layers = true,
+            "rank" => self.rank = true,
+            "dropout" => self.dropout = true,
+            "scale" => self.scale = true,
+            "keys" => self.keys = true,
+            _ => {}
+        }
+    }
+}
+
 /// Configs with equal values are equal, whether or not options were given explicitly.
 impl PartialEq for Given {
     fn eq(&self, _: &Self) -> bool {

@@ -1,15 +1,15 @@
 //! The flags of `mlx train`. They override a config file with the same options. Names are mlx-lm's
-//! where it has them.
+//! where it has them. [`TrainConfig`] declares the options; only flags that stand for several
+//! options, or for a part of one, are declared here.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
-use clap::ValueEnum;
-use inference::ComputeType;
-use metal_backend::train::Compile;
-use metal_backend::train::config::{
-    BatchOrder, FineTuneType, LrSchedule, Method, OptimizerName, TrainConfig,
-};
-use metal_backend::train::report::Report;
+use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum};
+use metal_backend::train::config::{LrSchedule, Method, TrainConfig, TrainOption};
 
 use crate::cli::learn::train::directory;
 use crate::cli::terminal::failure::{Failure, chain};
@@ -21,61 +21,8 @@ pub struct Flags {
     /// it
     #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The model: a directory, a .gguf file, a known name or owner/name on the Hugging Face Hub
-    #[arg(long, short, value_name = "MODEL")]
-    model: Option<String>,
-    /// The directory with train.jsonl, and valid.jsonl and test.jsonl if wanted
-    #[arg(long, short, value_name = "DIR", value_parser = directory)]
-    data: Option<PathBuf>,
-    /// Train; implied unless --test is given
-    #[arg(long)]
-    train: bool,
-    /// Measure on test.jsonl: with --train afterwards, alone instead of training, with the adapter
-    /// in --adapter-path ("" for the model alone)
-    #[arg(long)]
-    test: bool,
-    /// What is learned from: sft, texts and replies; dpo, pairs of replies of which one is better
-    /// [default: sft]
-    #[arg(long, value_name = "METHOD")]
-    method: Option<MethodFlag>,
-    /// The backend (see `mlx backends`); without it, MLX_BACKEND, else the best available
-    #[arg(long, value_name = "NAME")]
-    backend: Option<String>,
-    /// Compute in this type instead of the backend's choice: float32, float16 or bfloat16
-    #[arg(long, value_name = "TYPE", value_parser = compute_type)]
-    dtype: Option<ComputeType>,
-    /// Where the adapter, the log and the plot go [default: adapters]
-    #[arg(long, value_name = "DIR", value_parser = maybe_empty, help_heading = "Files")]
-    adapter_path: Option<PathBuf>,
-    /// Begin with this adapter (a directory or a .safetensors file) instead of a fresh one; flags
-    /// must not contradict the shape in its adapter_config.json
-    #[arg(long, value_name = "PATH", help_heading = "Files")]
-    resume_adapter_file: Option<PathBuf>,
-    /// Save every N steps [default: 100]
-    #[arg(long, value_name = "N", help_heading = "Files")]
-    save_every: Option<u64>,
-    /// Kind of training [default: lora]
-    #[arg(long, value_name = "TYPE", help_heading = "Adapter")]
-    fine_tune_type: Option<Kind>,
-    /// Train this many of the last blocks; -1 for all [default: 16]
-    #[arg(
-        long,
-        value_name = "N",
-        allow_hyphen_values = true,
-        help_heading = "Adapter"
-    )]
-    num_layers: Option<i64>,
-    /// Rank: rows of A and columns of B [default: 8]
-    #[arg(long, value_name = "N", help_heading = "Adapter")]
-    rank: Option<usize>,
-    /// The factor on the adapter's output [default: 20]
-    #[arg(
-        long,
-        value_name = "X",
-        allow_hyphen_values = true,
-        help_heading = "Adapter"
-    )]
-    scale: Option<f32>,
+    #[command(flatten)]
+    options: OptionFlags,
     /// The same as rank times --scale
     #[arg(
         long,
@@ -85,41 +32,6 @@ pub struct Flags {
         help_heading = "Adapter"
     )]
     alpha: Option<f32>,
-    /// Share of the inputs dropped in training [default: 0]
-    #[arg(long, value_name = "X", help_heading = "Adapter")]
-    dropout: Option<f32>,
-    /// Projections to adapt, such as `self_attn.q_proj,self_attn.v_proj` [default: all of a block]
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        help_heading = "Adapter"
-    )]
-    keys: Option<Vec<String>>,
-    /// Batches to learn from [default: 1000]
-    #[arg(long, value_name = "N", help_heading = "Steps")]
-    iters: Option<u64>,
-    /// Examples of a batch [default: 4]
-    #[arg(long, value_name = "N", help_heading = "Steps")]
-    batch_size: Option<usize>,
-    /// Batches whose gradients make one step [default: 1]
-    #[arg(long, value_name = "N", help_heading = "Steps")]
-    grad_accumulation_steps: Option<usize>,
-    /// Compute blocks again in the backward pass: less memory, more time
-    #[arg(long, help_heading = "Steps")]
-    grad_checkpoint: bool,
-    /// Trace a step once for each form of its batch and replay it; auto: on a GPU [default: auto]
-    #[arg(long, value_name = "WHEN", help_heading = "Steps")]
-    compile: Option<CompileFlag>,
-    /// Scale gradients down to this norm, all of them together
-    #[arg(long, value_name = "X", help_heading = "Steps")]
-    max_grad_norm: Option<f64>,
-    /// What turns gradients into steps [default: adam]
-    #[arg(long, value_name = "NAME", help_heading = "Steps")]
-    optimizer: Option<OptimizerFlag>,
-    /// Learning rate [default: 1e-5]
-    #[arg(long, value_name = "X", help_heading = "Steps")]
-    learning_rate: Option<f64>,
     /// How the learning rate goes on from --learning-rate: constant, linear or cosine
     #[arg(long, value_name = "NAME", help_heading = "Steps")]
     lr_schedule: Option<ScheduleFlag>,
@@ -145,122 +57,9 @@ pub struct Flags {
     /// The learning rate at the beginning of the rise [default: 0]
     #[arg(long, value_name = "X", requires = "warmup", help_heading = "Steps")]
     warmup_init: Option<f64>,
-    /// Decides the order of batches, the fresh adapter and dropout [default: 0]
-    #[arg(long, value_name = "N", help_heading = "Steps")]
-    seed: Option<u32>,
-    /// Of dpo: how dear leaving the model without its adapter is [default: 0.1]
-    #[arg(long, value_name = "X", help_heading = "Steps")]
-    beta: Option<f32>,
-    /// Of dpo: the share of pairs whose order is wrong [default: 0]
-    #[arg(long, value_name = "X", help_heading = "Steps")]
-    label_smoothing: Option<f32>,
-    /// Learn only the last message of a chat, or the completion
-    #[arg(long, help_heading = "Data")]
-    mask_prompt: bool,
-    /// Tokens of an example at most; longer ones are cut [default: 2048]
-    #[arg(long, value_name = "N", help_heading = "Data")]
-    max_seq_length: Option<usize>,
-    /// Go on without lines that cannot be used, instead of stopping
-    #[arg(long, help_heading = "Data")]
-    skip_bad_lines: bool,
-    /// Put short examples together up to --max-seq-length tokens; they do not see each other
-    #[arg(long, help_heading = "Data")]
-    pack: bool,
-    /// Make batches of neighboring lines instead of examples of like length; as --batch-order file
-    #[arg(long, conflicts_with_all = ["pack", "batch_order"], help_heading = "Data")]
-    keep_order: bool,
-    /// Which examples share a batch: length, those of like length; file, neighboring lines; mlx-lm,
-    /// those that share one in mlx-lm with this seed, in its order [default: length]
-    #[arg(
-        long,
-        value_name = "ORDER",
-        conflicts_with = "pack",
-        help_heading = "Data"
-    )]
-    batch_order: Option<OrderFlag>,
-    /// The field of a line that holds a chat [default: messages]
-    #[arg(long, value_name = "NAME", help_heading = "Data")]
-    chat_feature: Option<String>,
-    /// The field of a line that holds a prompt [default: prompt]
-    #[arg(long, value_name = "NAME", help_heading = "Data")]
-    prompt_feature: Option<String>,
-    /// The field of a line that holds a completion [default: completion]
-    #[arg(long, value_name = "NAME", help_heading = "Data")]
-    completion_feature: Option<String>,
-    /// The field of a line that holds a text [default: text]
-    #[arg(long, value_name = "NAME", help_heading = "Data")]
-    text_feature: Option<String>,
-    /// Further files with the figures, beside train_log.jsonl: jsonl (metrics.jsonl, with mlx-lm's
-    /// names), tensorboard (an event file); both with a comma
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        help_heading = "Reports"
-    )]
-    report_to: Option<Vec<Report>>,
     /// Of mlx-lm: the title of reports to services, of which there are none here
     #[arg(long, value_name = "NAME", hide = true)]
     project_name: Option<String>,
-    /// Report the loss every N steps [default: 10]
-    #[arg(long, value_name = "N", help_heading = "Reports")]
-    steps_per_report: Option<u64>,
-    /// Validate every N steps [default: 200]
-    #[arg(long, value_name = "N", help_heading = "Reports")]
-    steps_per_eval: Option<u64>,
-    /// Batches of a validation; -1 for all, 0 for none [default: 25]
-    #[arg(
-        long,
-        value_name = "N",
-        allow_hyphen_values = true,
-        help_heading = "Reports"
-    )]
-    val_batches: Option<i64>,
-    /// Batches of the test; -1 for all [default: 500]
-    #[arg(
-        long,
-        value_name = "N",
-        allow_hyphen_values = true,
-        help_heading = "Reports"
-    )]
-    test_batches: Option<i64>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Kind {
-    Lora,
-    Dora,
-    Full,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum MethodFlag {
-    Sft,
-    Dpo,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum OrderFlag {
-    Length,
-    File,
-    MlxLm,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum CompileFlag {
-    Auto,
-    On,
-    Off,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum OptimizerFlag {
-    Adam,
-    Adamw,
-    Muon,
-    Sgd,
-    Adafactor,
-    Lion,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -272,20 +71,109 @@ enum ScheduleFlag {
     Cosine,
 }
 
-fn compute_type(text: &str) -> Result<ComputeType, String> {
-    text.parse()
-        .map_err(|_| "must be float32, float16 or bfloat16".to_owned())
+/// A flag for each [`TrainOption`], and the texts of those that were given.
+#[derive(Debug, Clone, Default)]
+struct OptionFlags {
+    given: BTreeMap<&'static str, OsString>,
 }
 
-/// Parses a path that may be empty. clap's own parser refuses an empty path.
-fn maybe_empty(text: &str) -> Result<PathBuf, std::convert::Infallible> {
-    Ok(PathBuf::from(text))
+impl OptionFlags {
+    fn has(&self, name: &str) -> bool {
+        self.given.contains_key(name)
+    }
+
+    fn apply(&self, config: &mut TrainConfig) -> Result<(), Failure> {
+        for option in TrainOption::all() {
+            if let Some(text) = self.given.get(option.name()) {
+                option
+                    .set(config, text)
+                    .map_err(|e| Failure::usage(e.message()))?;
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Replaces the value of the file or the default by the flag, if given.
-fn put<T: Clone>(place: &mut T, flag: &Option<T>) {
-    if let Some(value) = flag {
-        place.clone_from(value);
+/// The flags without dashes, by the names of options: `batch-size` for `batch_size`.
+static NAMES: LazyLock<BTreeMap<&'static str, String>> = LazyLock::new(|| {
+    TrainOption::all()
+        .map(|option| (option.name(), option.name().replace('_', "-")))
+        .collect()
+});
+
+fn argument(option: &'static TrainOption) -> Arg {
+    let name = option.name();
+    let mut help = option.documentation().trim_end_matches('.').to_owned();
+    if let Some(default) = option.default_text() {
+        help.push_str(&format!(" [default: {default}]"));
+    }
+    let argument = Arg::new(name)
+        .long(NAMES.get(name).map_or(name, String::as_str))
+        .short(option.short())
+        .help(help)
+        .help_heading(option.group().heading())
+        .conflicts_with_all(option.conflicts());
+    if option.is_switch() {
+        return argument.action(ArgAction::SetTrue);
+    }
+    let action = match option.is_list() {
+        true => ArgAction::Append,
+        false => ArgAction::Set,
+    };
+    argument
+        .action(action)
+        .value_name(option.placeholder())
+        .allow_negative_numbers(true)
+        .value_parser(parser(option))
+}
+
+/// Texts that the option takes.
+fn parser(option: &'static TrainOption) -> ValueParser {
+    if !option.choices().is_empty() {
+        let names = PossibleValuesParser::new(option.choices().iter().copied());
+        return names.map(OsString::from).into();
+    }
+    ValueParser::from(OsStringValueParser::new().try_map(move |text| {
+        match option.set(&mut TrainConfig::default(), &text) {
+            Ok(()) => Ok(text),
+            Err(e) => Err(e.message().to_owned()),
+        }
+    }))
+}
+
+impl clap::Args for OptionFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(TrainOption::all().map(argument))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for OptionFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut flags = Self::default();
+        flags.update_from_arg_matches(matches)?;
+        Ok(flags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for option in TrainOption::all() {
+            let name = option.name();
+            let text = match option.is_switch() {
+                true => matches.get_flag(name).then(OsString::new),
+                // A list that is given twice goes on.
+                false => matches.get_many::<OsString>(name).map(|texts| {
+                    let texts: Vec<OsString> = texts.cloned().collect();
+                    texts.join(",".as_ref())
+                }),
+            };
+            if let Some(text) = text {
+                self.given.insert(name, text);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -296,7 +184,12 @@ impl Flags {
             Some(path) => TrainConfig::read(path).map_err(|e| Failure::usage(chain(&e)))?,
             None => TrainConfig::default(),
         };
-        self.put_over(&mut c);
+        self.options.apply(&mut c)?;
+        if let Some(alpha) = self.alpha {
+            c.lora_parameters.scale = alpha / c.lora_parameters.rank.max(1) as f32;
+            c.given.scale = true;
+        }
+        self.put_schedule(&mut c);
         // mlx-lm requires one of the two flags. With `test` alone, it does not train either.
         c.train |= !c.test;
         if c.data.is_none() {
@@ -305,7 +198,7 @@ impl Flags {
                 "--data is missing: a directory with {file}"
             )));
         }
-        if c.resume_adapter_file.is_some() && self.alpha.is_some() && self.rank.is_none() {
+        if c.resume_adapter_file.is_some() && self.alpha.is_some() && !self.options.has("rank") {
             return Err(Failure::usage(
                 "--alpha means nothing without the rank of the adapter to begin with; add --rank, or give --scale",
             ));
@@ -313,7 +206,9 @@ impl Flags {
         if c.train && c.adapter_path.as_os_str().is_empty() {
             return Err(Failure::usage("--adapter-path must name a directory"));
         }
-        if c.method != Method::Dpo && (self.beta.is_some() || self.label_smoothing.is_some()) {
+        if c.method != Method::Dpo
+            && (self.options.has("beta") || self.options.has("label_smoothing"))
+        {
             return Err(Failure::usage(
                 "--beta and --label-smoothing are about preferences; add --method dpo",
             ));
@@ -326,77 +221,6 @@ impl Flags {
         c.validate().map_err(|e| Failure::usage(e.to_string()))?;
         metal_backend::train::plan::check(&c).map_err(|e| Failure::usage(format!("{e:#}")))?;
         Ok(c)
-    }
-
-    fn put_over(&self, c: &mut TrainConfig) {
-        c.train |= self.train;
-        c.test |= self.test;
-        c.mask_prompt |= self.mask_prompt;
-        c.skip_bad_lines |= self.skip_bad_lines;
-        c.pack |= self.pack;
-        c.keep_order |= self.keep_order;
-        c.grad_checkpoint |= self.grad_checkpoint;
-        for (place, flag) in [
-            (&mut c.data, &self.data),
-            (&mut c.resume_adapter_file, &self.resume_adapter_file),
-        ] {
-            if flag.is_some() {
-                place.clone_from(flag);
-            }
-        }
-        for (place, flag) in [(&mut c.model, &self.model), (&mut c.backend, &self.backend)] {
-            if flag.is_some() {
-                place.clone_from(flag);
-            }
-        }
-        c.dtype = self.dtype.or(c.dtype);
-        put(&mut c.adapter_path, &self.adapter_path);
-        put(&mut c.save_every, &self.save_every);
-        put(&mut c.num_layers, &self.num_layers);
-        put(&mut c.iters, &self.iters);
-        put(&mut c.batch_size, &self.batch_size);
-        put(
-            &mut c.grad_accumulation_steps,
-            &self.grad_accumulation_steps,
-        );
-        put(&mut c.learning_rate, &self.learning_rate);
-        put(&mut c.seed, &self.seed);
-        put(&mut c.max_seq_length, &self.max_seq_length);
-        put(&mut c.chat_feature, &self.chat_feature);
-        put(&mut c.prompt_feature, &self.prompt_feature);
-        put(&mut c.completion_feature, &self.completion_feature);
-        put(&mut c.text_feature, &self.text_feature);
-        put(&mut c.steps_per_report, &self.steps_per_report);
-        put(&mut c.steps_per_eval, &self.steps_per_eval);
-        put(&mut c.val_batches, &self.val_batches);
-        put(&mut c.test_batches, &self.test_batches);
-        c.max_grad_norm = self.max_grad_norm.or(c.max_grad_norm);
-        put(&mut c.method, &self.method.map(MethodFlag::of));
-        put(&mut c.beta, &self.beta);
-        put(&mut c.label_smoothing, &self.label_smoothing);
-        put(&mut c.batch_order, &self.batch_order.map(OrderFlag::of));
-        put(&mut c.report_to, &self.report_to);
-        let given = &mut c.given;
-        given.fine_tune_type |= self.fine_tune_type.is_some();
-        given.num_layers |= self.num_layers.is_some();
-        given.rank |= self.rank.is_some();
-        given.dropout |= self.dropout.is_some();
-        given.scale |= self.scale.is_some() || self.alpha.is_some();
-        given.keys |= self.keys.is_some();
-        let lora = &mut c.lora_parameters;
-        put(&mut lora.rank, &self.rank);
-        put(&mut lora.dropout, &self.dropout);
-        put(&mut lora.scale, &self.scale);
-        if let Some(alpha) = self.alpha {
-            lora.scale = alpha / lora.rank.max(1) as f32;
-        }
-        if self.keys.is_some() {
-            lora.keys.clone_from(&self.keys);
-        }
-        put(&mut c.fine_tune_type, &self.fine_tune_type.map(Kind::of));
-        put(&mut c.compile, &self.compile.map(CompileFlag::of));
-        put(&mut c.optimizer, &self.optimizer.map(OptimizerFlag::of));
-        self.put_schedule(c);
     }
 
     /// A schedule in flags replaces that of the file. A learning rate alone replaces only its first
@@ -422,64 +246,13 @@ impl Flags {
                 warmup_init: self.warmup_init.unwrap_or(0.0),
             });
         } else if let Some(schedule) = &mut c.lr_schedule {
-            if let (Some(rate), Some(first)) = (self.learning_rate, schedule.arguments.first_mut())
+            if let Some(first) = schedule.arguments.first_mut()
+                && self.options.has("learning_rate")
             {
                 *first = rate;
             }
-            put(&mut schedule.warmup, &self.warmup);
-            put(&mut schedule.warmup_init, &self.warmup_init);
-        }
-    }
-}
-
-impl Kind {
-    fn of(self) -> FineTuneType {
-        match self {
-            Self::Lora => FineTuneType::Lora,
-            Self::Dora => FineTuneType::Dora,
-            Self::Full => FineTuneType::Full,
-        }
-    }
-}
-
-impl MethodFlag {
-    fn of(self) -> Method {
-        match self {
-            Self::Sft => Method::Sft,
-            Self::Dpo => Method::Dpo,
-        }
-    }
-}
-
-impl OrderFlag {
-    fn of(self) -> BatchOrder {
-        match self {
-            Self::Length => BatchOrder::Length,
-            Self::File => BatchOrder::File,
-            Self::MlxLm => BatchOrder::MlxLm,
-        }
-    }
-}
-
-impl CompileFlag {
-    fn of(self) -> Compile {
-        match self {
-            Self::Auto => Compile::Auto,
-            Self::On => Compile::On,
-            Self::Off => Compile::Off,
-        }
-    }
-}
-
-impl OptimizerFlag {
-    fn of(self) -> OptimizerName {
-        match self {
-            Self::Adam => OptimizerName::Adam,
-            Self::Adamw => OptimizerName::AdamW,
-            Self::Muon => OptimizerName::Muon,
-            Self::Sgd => OptimizerName::Sgd,
-            Self::Adafactor => OptimizerName::Adafactor,
-            Self::Lion => OptimizerName::Lion,
+            schedule.warmup = self.warmup.unwrap_or(schedule.warmup);
+            schedule.warmup_init = self.warmup_init.unwrap_or(schedule.warmup_init);
         }
     }
 }
