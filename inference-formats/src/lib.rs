@@ -14,6 +14,7 @@
 //! | [`footprint`] | bytes in memory of each tensor, before any is read |
 //! | [`split`] | which part of each tensor a process has, where several compute one model |
 //! | [`pipeline`] | which layers a process has, where several compute one after another |
+//! | [`atomic`] | nothing: it writes files that get their names when they are complete |
 //! | [`files`] | which files a model has; names that stay inside its directory |
 //! | [`identity`] | a hash that tells one model from another |
 //!
@@ -21,7 +22,7 @@
 //! decoding of blocks; an engine copies the bytes into its arrays.
 //!
 //! Files are untrusted. Every length is compared with the file before memory is allocated. Names
-//! cannot lead out of the model's directory, and nothing is executed or written. A truncated or
+//! cannot lead out of the model's directory, and reading executes and writes nothing. A truncated or
 //! malformed file is always an [`Error`], which names the file and, where there is one, the tensor.
 
 #![forbid(unsafe_code)]
@@ -30,6 +31,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("model files are little-endian and are read without conversion");
 
+pub mod atomic;
 pub mod config;
 mod error;
 pub mod family;

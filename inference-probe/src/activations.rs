@@ -4,14 +4,14 @@
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use inference_formats::atomic::AtomicFile;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tempfile::NamedTempFile;
 
 use crate::Matrix;
 use crate::behavior::Correctness;
 use crate::error::{Error, Result};
-use crate::files::{MAX_TEXT, persist, read_numbers, read_text, temporary, write_whole};
+use crate::files::{MAX_TEXT, read_numbers, read_text, write_whole};
 use crate::npy;
 
 /// The origin of a file of activations.
@@ -74,7 +74,7 @@ pub fn sha256_of(path: &Path) -> Result<String> {
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<AtomicFile>,
     /// `[stimuli, layers, width]`.
     shape: [usize; 3],
     rows: usize,
@@ -86,9 +86,11 @@ impl Writer {
     /// # Errors
     /// [`Error::Io`].
     pub fn begin(path: &Path, shape: [usize; 3]) -> Result<Self> {
-        let mut file = BufWriter::new(temporary(path)?);
-        file.write_all(&npy::header(&shape))
-            .map_err(|e| Error::io(path, e))?;
+        let begin = || {
+            let mut file = BufWriter::new(AtomicFile::create(path)?);
+            file.write_all(&npy::header(&shape)).map(|()| file)
+        };
+        let file = begin().map_err(|e| Error::io(path, e))?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -140,10 +142,10 @@ impl Writer {
         let io = |e| Error::io(&self.path, e);
         let file = self.file.into_inner().map_err(|e| io(e.into_error()))?;
         metadata.activation_shape = self.shape;
-        metadata.activations_sha256 = sha256_of(file.path())?;
+        metadata.activations_sha256 = sha256_of(file.unfinished())?;
         let text = serde_json::to_string_pretty(&metadata)
             .map_err(|e| Error::file(&self.path, e.to_string()))?;
-        persist(file, &self.path)?;
+        file.commit().map_err(io)?;
         write_whole(&metadata_path(&self.path), (text + "\n").as_bytes())?;
         Ok(metadata)
     }

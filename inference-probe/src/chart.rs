@@ -7,8 +7,31 @@ use std::fmt::Write as _;
 pub struct Curve {
     /// Its name in the legend.
     pub name: String,
-    /// One value for each layer. Values that are not finite are left out.
-    pub values: Vec<f64>,
+    /// Points from left to right. The curve is interrupted at values that are not finite.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Curve {
+    /// A curve with one value at each of the places 0, 1, ...
+    pub fn new(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Self {
+        let places = (0u32..).map(f64::from);
+        Self {
+            name: name.into(),
+            points: places.zip(values).collect(),
+        }
+    }
+}
+
+/// What a chart's axes mean.
+struct Axes<'a> {
+    /// The label of the horizontal axis, whose marks are whole numbers.
+    across: &'a str,
+    /// The names of the places 0, 1, ..., instead of their numbers.
+    names: Option<&'a [String]>,
+    /// The label of the vertical axis.
+    up: &'a str,
+    /// Whether the vertical axis begins at 0.
+    from_zero: bool,
 }
 
 const COLORS: [&str; 6] = [
@@ -54,7 +77,24 @@ fn open(width: f64, height: f64, title: &str) -> String {
 
 /// Curves over the layers, `0, 1, ...`. The axis covers all values.
 pub fn lines(title: &str, axis: &str, curves: &[Curve]) -> String {
-    over(title, ("layer", None), axis, curves)
+    let axes = Axes {
+        across: "layer",
+        names: None,
+        up: axis,
+        from_zero: false,
+    };
+    over(title, &axes, curves)
+}
+
+/// Losses over the steps of a training run, from 0.
+pub fn losses(title: &str, axis: &str, curves: &[Curve]) -> String {
+    let axes = Axes {
+        across: "step",
+        names: None,
+        up: axis,
+        from_zero: true,
+    };
+    over(title, &axes, curves)
 }
 
 /// [`lines`] with a note below the title that must be noticed; an empty note is left out.
@@ -77,37 +117,31 @@ pub fn lines_at(
     axis: &str,
     curves: &[Curve],
 ) -> String {
-    over(title, (places, Some(names)), axis, curves)
+    let axes = Axes {
+        across: places,
+        names: Some(names),
+        up: axis,
+        from_zero: false,
+    };
+    over(title, &axes, curves)
 }
 
-fn over(
-    title: &str,
-    (places, names): (&str, Option<&[String]>),
-    axis: &str,
-    curves: &[Curve],
-) -> String {
-    let values = || {
-        curves
-            .iter()
-            .flat_map(|c| &c.values)
-            .copied()
-            .filter(|v| v.is_finite())
-    };
-    let (low, high) = values().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| {
-        (l.min(v), h.max(v))
-    });
+fn over(title: &str, axes: &Axes<'_>, curves: &[Curve]) -> String {
+    let points = || curves.iter().flat_map(|curve| &curve.points);
+    let zero = axes.from_zero.then_some(0.0);
+    let values = points().map(|point| point.1).filter(|v| v.is_finite());
+    let (low, high) = values
+        .chain(zero)
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| {
+            (l.min(v), h.max(v))
+        });
     let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
     let tick = step((high - low).max(1e-9 * high.abs()).max(1e-12), 5.0);
     let low = (low / tick).floor() * tick;
     let high = ((high / tick).ceil() * tick).max(low + tick);
-    let count = curves
-        .iter()
-        .map(|c| c.values.len())
-        .max()
-        .unwrap_or(0)
-        .max(2);
+    let end = points().map(|point| point.0).fold(1.0, f64::max);
     let right = WIDTH - RIGHT;
-    let x = |i: usize| LEFT + (right - LEFT) * i as f64 / (count - 1) as f64;
+    let x = |at: f64| LEFT + (right - LEFT) * at / end;
     let y = |v: f64| HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (v - low) / (high - low);
 
     let mut svg = open(WIDTH, HEIGHT, title);
@@ -124,16 +158,16 @@ fn over(
             at + 4.0
         ));
     }
-    // Layers are whole numbers, so the steps of their axis are, too.
-    let every = step((count - 1) as f64, 10.0).max(1.0) as usize;
-    for i in (0..count).step_by(every) {
-        let name = match names {
+    // Layers and steps are whole numbers, and so are the marks of their axis.
+    let every = step(end, 10.0).max(1.0) as usize;
+    for i in (0..=end as usize).step_by(every) {
+        let name = match axes.names {
             Some(names) => names.get(i).map(|name| escaped(name)).unwrap_or_default(),
             None => i.to_string(),
         };
         write(format!(
             "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>\n",
-            x(i),
+            x(i as f64),
             HEIGHT - BOTTOM + 18.0
         ));
     }
@@ -142,12 +176,13 @@ fn over(
          <text x=\"14\" y=\"{:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {:.1})\">{}</text>\n",
         0.5 * (LEFT + right),
         HEIGHT - 8.0,
-        escaped(places),
+        escaped(axes.across),
         0.5 * (TOP + HEIGHT - BOTTOM),
         0.5 * (TOP + HEIGHT - BOTTOM),
-        escaped(axis)
+        escaped(axes.up)
     ));
-    for (n, curve) in curves.iter().enumerate() {
+    let drawn = curves.iter().filter(|curve| !curve.points.is_empty());
+    for (n, curve) in drawn.enumerate() {
         let color = COLORS[n % COLORS.len()];
         let dash = if n >= COLORS.len() {
             " stroke-dasharray=\"5 3\""
@@ -156,9 +191,9 @@ fn over(
         };
         let mut path = String::new();
         let mut pen = 'M';
-        for (i, value) in curve.values.iter().enumerate() {
+        for (at, value) in &curve.points {
             if value.is_finite() {
-                let _ = write!(path, "{pen}{:.1} {:.1}", x(i), y(*value));
+                let _ = write!(path, "{pen}{:.1} {:.1}", x(*at), y(*value));
                 pen = 'L';
             } else {
                 pen = 'M';
@@ -245,10 +280,7 @@ mod tests {
 
     #[test]
     fn curves_and_names_are_in_the_chart() {
-        let curve = Curve {
-            name: String::from("a<b"),
-            values: vec![0.0, f64::NAN, 1.0, 0.5],
-        };
+        let curve = Curve::new("a<b", [0.0, f64::NAN, 1.0, 0.5]);
         let svg = lines("t & u", "value", std::slice::from_ref(&curve));
         assert!(svg.contains("a&lt;b") && svg.contains("t &amp; u"));
         // The line is interrupted where a value is missing.
@@ -260,6 +292,29 @@ mod tests {
         let svg = lines_at("t", ("features", &names), "value", &[curve]);
         assert!(svg.contains("&lt;all&gt;") && svg.contains(">features<"));
         assert!(!svg.contains(">layer<"));
+    }
+
+    #[test]
+    fn points_stand_where_the_axes_say() {
+        let curve = Curve {
+            name: String::from("training"),
+            points: vec![(0.0, 4.0), (5.0, 2.0), (10.0, 0.0)],
+        };
+        let none = Curve::new("validation", []);
+        let svg = losses("loss", "nats", &[curve, none]);
+        // The corners of the plot, and its middle.
+        assert!(
+            svg.contains("d=\"M56.0 40.0L278.0 158.0L500.0 276.0\""),
+            "{svg}"
+        );
+        assert!(svg.contains(">training</text>") && !svg.contains("validation"));
+        assert!(
+            svg.contains(">10</text>") && svg.contains(">4</text>"),
+            "{svg}"
+        );
+        // From 0, though no value is near it.
+        let high = losses("loss", "nats", &[Curve::new("a", [3.0, 4.0])]);
+        assert!(high.contains(">0</text>"), "{high}");
     }
 
     #[test]

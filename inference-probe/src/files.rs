@@ -1,30 +1,12 @@
-//! Writes files that get their names only when they are complete, and identifies models by their
-//! files.
+//! Reads and writes whole files, and identifies models by their files.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom, Write};
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use tempfile::NamedTempFile;
 
 use crate::error::{Error, Result};
-
-pub(crate) fn temporary(path: &Path) -> Result<NamedTempFile> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    NamedTempFile::new_in(dir.unwrap_or(Path::new("."))).map_err(|e| Error::io(path, e))
-}
-
-pub(crate) fn persist(file: NamedTempFile, path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let mode = std::fs::Permissions::from_mode(0o644);
-    file.as_file()
-        .set_permissions(mode)
-        .and_then(|()| file.as_file().sync_all())
-        .map_err(|e| Error::io(path, e))?;
-    file.persist(path).map_err(|e| Error::io(path, e.error))?;
-    Ok(())
-}
 
 /// The maximum size of a text: stimuli, metadata, results.
 #[cfg(feature = "statistics")]
@@ -70,9 +52,7 @@ pub(crate) fn read_numbers(path: &Path) -> Result<Vec<u8>> {
 /// # Errors
 /// [`Error::Io`].
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut file = temporary(path)?;
-    file.write_all(bytes).map_err(|e| Error::io(path, e))?;
-    persist(file, path)
+    inference_formats::atomic::replace(path, bytes).map_err(|e| Error::io(path, e))
 }
 
 /// The number of bytes that a thread hashes at a time.

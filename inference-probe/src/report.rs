@@ -98,10 +98,7 @@ pub struct Report {
 
 /// The charts of a result: name, SVG.
 fn charts(name: &str, analysis: &Analysis) -> Vec<(String, String)> {
-    let curve = |name: &str, values: Vec<f64>| Curve {
-        name: name.to_owned(),
-        values,
-    };
+    let curve = |name: &str, values: Vec<f64>| Curve::new(name, values);
     match analysis {
         Analysis::Linear {
             label,

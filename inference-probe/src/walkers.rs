@@ -13,8 +13,8 @@ use std::cmp::Ordering;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
+use inference_formats::atomic::AtomicFile;
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use crate::error::{Error, Result};
 use crate::files::{persist, temporary};
@@ -91,7 +91,7 @@ pub fn counts(values: &[f64], thresholds: &[f64]) -> Vec<usize> {
 /// A file with one JSON value per line. It gets its name when it is complete.
 #[derive(Debug)]
 pub struct Lines {
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<AtomicFile>,
     path: PathBuf,
 }
 
@@ -101,8 +101,9 @@ impl Lines {
     /// # Errors
     /// [`Error::Io`].
     pub fn create(path: &Path) -> Result<Self> {
+        let file = AtomicFile::create(path).map_err(|e| Error::io(path, e))?;
         Ok(Self {
-            file: BufWriter::new(temporary(path)?),
+            file: BufWriter::new(file),
             path: path.to_owned(),
         })
     }
@@ -122,9 +123,9 @@ impl Lines {
     /// # Errors
     /// [`Error::Io`].
     pub fn finish(self) -> Result<()> {
-        let file = self.file.into_inner();
-        let file = file.map_err(|e| Error::io(&self.path, e.into_error()))?;
-        persist(file, &self.path)
+        let file = self.file.into_inner().map_err(|e| e.into_error());
+        file.and_then(AtomicFile::commit)
+            .map_err(|e| Error::io(&self.path, e))
     }
 }
 

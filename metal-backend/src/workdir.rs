@@ -11,6 +11,8 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use inference::{Error, ErrorKind, Result};
+use inference_formats::atomic::AtomicFile;
+pub(crate) use inference_formats::atomic::parent_of;
 use tempfile::TempDir;
 
 /// The number of attempts; an attempt fails if another process removes the directory as a leftover.
@@ -90,42 +92,19 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
 
 /// The same, with the unfinished file in `work`, which is on the same file system.
 pub(crate) fn replace_by(work: &Path, path: &Path, content: &[u8]) -> Result<()> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // The permissions of a new file, reduced by the process's umask.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    replace_with(&builder, work, path, |file| file.write_all(content))
-}
-
-/// The same for content that `write` writes; `builder` creates the file.
-pub(crate) fn replace_with(
-    builder: &tempfile::Builder<'_, '_>,
-    work: &Path,
-    path: &Path,
-    write: impl FnOnce(&mut tempfile::NamedTempFile) -> std::io::Result<()>,
-) -> Result<()> {
-    let replace = || {
-        let mut file = builder.tempfile_in(work)?;
-        write(&mut file)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|e| e.error)
+    let write = || {
+        let mut file = AtomicFile::create_in(work, path)?;
+        file.write_all(content)?;
+        file.commit()
     };
-    replace().map(drop).map_err(|e| {
-        Error::new(ErrorKind::Io, "cannot write the file")
-            .with_path(path)
-            .with_source(e)
-    })
+    write().map_err(|e| unwritten(path, e))
 }
 
-/// The directory that a file is in, or will be.
-pub(crate) fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    }
+/// The error for a file that cannot be written.
+pub(crate) fn unwritten(path: &Path, e: io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot write the file")
+        .with_path(path)
+        .with_source(e)
 }
 
 #[cfg(all(test, unix))]
@@ -133,23 +112,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_whole_or_stays() {
-        use std::error::Error as _;
+    fn a_file_that_cannot_be_written_is_named_once() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        replace(&path, b"old").unwrap();
-        let builder = tempfile::Builder::new();
-        let full = |_: &mut tempfile::NamedTempFile| Err(std::io::Error::other("disk full"));
-        let e = replace_with(&builder, dir.path(), &path, full).unwrap_err();
-        assert_eq!(e.source().unwrap().to_string(), "disk full");
-        let said = format!("{e:#}");
-        assert!(said.starts_with("cannot write the file"), "{said}");
-        assert_eq!(said.matches("disk full").count(), 1, "{said}");
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        // No partial file remains.
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        replace(&path, b"new").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new");
+        let error = replace(&dir.path().join("absent/file"), b"x").unwrap_err();
+        let told = format!("{error:#}");
+        assert!(told.starts_with("cannot write the file"), "{told}");
+        assert_eq!(told.matches("absent/file").count(), 1, "{told}");
     }
 
     #[test]

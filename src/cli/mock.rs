@@ -5,9 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use inference::{
-    Backend, BatchResult, Capabilities, ClassifyResult, Error, ErrorKind, FinishReason,
-    GenerateMetrics, GenerateOptions, LoadOptions, LogitsOutput, Message, ModelInfo, Prompt,
-    Result, TextModel, Token, TokenLogprobs, TokenModel, TokenSource, TokenStream,
+    Backend, BatchResult, Capabilities, ChatPrompt, ClassifyResult, Error, ErrorKind, FinishReason,
+    GenerateMetrics, GenerateOptions, Interrupt, LoadOptions, LogitsOutput, Message, ModelInfo,
+    PreparedPrompt, Prompt, Result, TextModel, Token, TokenLogprobs, TokenModel, TokenSource,
+    TokenStream,
 };
 
 use crate::cli::terminal::console::Console;
@@ -231,11 +232,14 @@ impl TokenModel for Mock {
         Ok(String::new())
     }
 
-    fn render_chat(&self, _: &[Message], _: bool) -> Result<String> {
-        Ok(String::new())
+    fn prepare_chat(&self, _: &ChatPrompt) -> Result<PreparedPrompt> {
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "the mock has no ids of conversations",
+        ))
     }
 
-    fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
+    fn logits(&self, prompt: &Prompt, all: bool, _: &Interrupt) -> Result<LogitsOutput> {
         let tokens = match prompt {
             Prompt::Tokens(ids) => ids.clone(),
             _ => vec![1, 2],

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use inference::{Error, ErrorKind, Result};
+use inference_formats::atomic::AtomicFile;
 use inference_formats::gguf_config::GgufNames;
 use inference_formats::safetensors::{SafetensorsCheckpoint, TensorInfo};
 use serde_json::{Map, Value};
@@ -98,19 +99,8 @@ pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Export
     })?;
     vocabulary::write(model, rows, &mut metadata)?;
 
-    let dir = match output.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // Like any new file, others may read it if the process's umask allows it.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let file = builder.tempfile_in(dir).map_err(|e| failed(output, e))?;
-    let mut out = BufWriter::with_capacity(1 << 20, &file);
+    let file = AtomicFile::create(output).map_err(|e| failed(output, e))?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
     let mut written = header(&metadata, &tensors)?;
     pad(&mut written, ALIGNMENT);
     let start = written.len() as u64;
@@ -126,12 +116,12 @@ pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Export
     }
     let end = vec![0; (at.next_multiple_of(ALIGNMENT) - at) as usize];
     out.write_all(&end)
-        .and_then(|()| out.flush())
+        .and_then(|()| {
+            out.into_inner()
+                .map_err(std::io::IntoInnerError::into_error)
+        })
+        .and_then(AtomicFile::commit_new)
         .map_err(|e| failed(output, e))?;
-    drop(out);
-    file.as_file().sync_all().map_err(|e| failed(output, e))?;
-    file.persist_noclobber(output)
-        .map_err(|e| failed(output, e.error))?;
     Ok(Exported {
         tensors: tensors.len(),
         bytes: start + at.next_multiple_of(ALIGNMENT),

@@ -5,10 +5,11 @@
 //! the verification, so later runs compare only size and date.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
+use inference_formats::atomic;
 
 use super::catalog::{self, KnownModel};
 use super::progress::{Progress, Silent, Stage};
@@ -312,14 +313,9 @@ impl Store<'_> {
     /// Writes the stamp of a file that was just verified.
     fn write_stamp(&self, model: &KnownModel) -> Result<()> {
         let path = self.stamp(model);
-        let part = self.dir(model).join(format!("{TEMP_PREFIX}stamp"));
-        let write = || -> io::Result<()> {
-            let mut file = File::create(&part)?;
-            writeln!(file, "{}  {}", model.sha256, model.file)?;
-            file.sync_all()?;
-            std::fs::rename(&part, &path)
-        };
-        write().map_err(|e| cannot_write("the stamp of the cached model", e).with_path(&path))
+        let line = format!("{}  {}\n", model.sha256, model.file);
+        atomic::replace(&path, line.as_bytes())
+            .map_err(|e| cannot_write("the stamp of the cached model", e).with_path(&path))
     }
 
     /// Instructions to get the model without this program.

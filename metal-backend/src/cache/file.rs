@@ -17,7 +17,7 @@ use super::{Caches, Snapshot, mlx_lm};
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::error::engine;
-use crate::workdir::{WorkDir, parent_of, replace_with};
+use crate::workdir::{WorkDir, parent_of, unwritten};
 
 /// The tensor with the description of the file.
 const ABOUT: &str = "about";
@@ -135,10 +135,13 @@ pub(super) fn write(
             .with_source(e)
     })?;
     // Only the owner may read it, because it contains conversations.
-    let builder = tempfile::Builder::new();
-    replace_with(&builder, work.path(), path, |file| {
-        safetensors::serialize_to_file(views, metadata, file.path()).map_err(std::io::Error::other)
-    })
+    let write = || {
+        let file = AtomicFile::create_private_in(work.path(), path)?;
+        safetensors::serialize_to_file(views, metadata, file.unfinished())
+            .map_err(std::io::Error::other)?;
+        file.commit()
+    };
+    write().map_err(|e| unwritten(path, e))
 }
 
 /// The number of positions that a file holds, by its headers.

@@ -30,7 +30,7 @@ pub use written::Given;
 
 options! {
     /// The adapters' shape, with mlx-lm's names.
-    LoraParameters, at config.lora_parameters {
+    LoraParameters, at (config.lora_parameters) {
         /// Rank: rows of A and columns of B.
         rank: usize = 8, Flag::new(Adapter, "N");
         /// Fraction of inputs dropped in training.
@@ -46,7 +46,7 @@ options! {
 
 options! {
     /// All options of a run. A field missing in a file has its default, which is mlx-lm's.
-    TrainConfig, at config {
+    TrainConfig, at (config) {
         /// The model: a directory, a .gguf file, a known name or owner/name on the Hugging Face
         /// Hub.
         model: Option<String> = None, Flag::new(General, "MODEL").short('m');

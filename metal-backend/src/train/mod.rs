@@ -27,7 +27,6 @@ mod fuse;
 pub mod loss;
 pub mod optim;
 pub mod plan;
-mod plot;
 pub mod report;
 pub mod run;
 mod run_dir;

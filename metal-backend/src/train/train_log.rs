@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
+use inference_probe::chart::{Curve, losses};
 use serde::{Deserialize, Serialize};
 
-use super::plot::{Curve, svg};
 use super::step::PreferenceReport;
 use crate::workdir::replace_by;
 
@@ -183,37 +183,29 @@ pub fn plot(entries: &[Entry], path: &Path) -> Result<()> {
 
 /// The same, with the unfinished file in `work`.
 pub(super) fn plot_by(work: &Path, entries: &[Entry], path: &Path) -> Result<()> {
-    let points = |which: fn(&Entry) -> Option<(u64, f64)>| -> Vec<(u64, f64)> {
-        let found = entries.iter().filter_map(which);
-        found.filter(|(_, loss)| loss.is_finite()).collect()
+    let curve = |name: &str, which: fn(&Entry) -> Option<(u64, f64)>| {
+        let points = entries.iter().filter_map(which);
+        let finite = points.filter(|(_, loss)| loss.is_finite());
+        Curve {
+            name: name.to_owned(),
+            points: finite.map(|(step, loss)| (step as f64, loss)).collect(),
+        }
     };
-    let train = points(|entry| match entry {
-        Entry::Train(report) => Some((report.step, report.loss)),
-        _ => None,
-    });
-    let valid = points(|entry| match entry {
-        Entry::Validation(score) => Some((score.step, score.loss)),
-        _ => None,
-    });
-    let all = || train.iter().chain(&valid);
-    let last = all().map(|p| p.0).max().unwrap_or(0);
-    let highest = all().map(|p| p.1).fold(0.0, f64::max);
-    if last == 0 {
+    let curves = [
+        curve("training", |entry| match entry {
+            Entry::Train(report) => Some((report.step, report.loss)),
+            _ => None,
+        }),
+        curve("validation", |entry| match entry {
+            Entry::Validation(score) => Some((score.step, score.loss)),
+            _ => None,
+        }),
+    ];
+    let steps = curves.iter().flat_map(|curve| &curve.points);
+    if steps.map(|point| point.0).fold(0.0, f64::max) == 0.0 {
         return Ok(());
     }
-    let curves = [
-        Curve {
-            name: "training",
-            color: "blue",
-            points: &train,
-        },
-        Curve {
-            name: "validation",
-            color: "red",
-            points: &valid,
-        },
-    ];
-    let picture = svg(&curves, last, highest.max(1e-3) * 1.05);
+    let picture = losses("Loss", "loss (nats per token)", &curves);
     replace_by(work, path, picture.as_bytes())
 }
 
@@ -307,7 +299,7 @@ mod tests {
         plot(&entries, &path).unwrap();
         let picture = std::fs::read_to_string(&path).unwrap();
         assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
-        for part in ["training", "validation", "polyline", "step"] {
+        for part in ["training", "validation", "<path", ">step<"] {
             assert!(picture.contains(part), "{part}");
         }
         assert!(!picture.contains("NaN"));
@@ -345,35 +337,20 @@ mod tests {
                 numbers.clone().all(|text| text.parse::<u64>().is_ok()),
                 "{steps}: {marks:?}"
             );
-            let legend = texts(&picture, "");
-            let legend = legend
-                .iter()
-                .filter(|(_, text)| ["training", "validation"].contains(text));
-            let lowest = legend.map(|(y, _)| *y).fold(0.0, f64::max);
-            assert!(lowest > 0.0, "{picture}");
-            for curve in picture
-                .split("<polyline")
+            // The legend stands to the right of all curves.
+            let legend: Vec<f64> = picture
+                .split("<text x=\"")
                 .skip(1)
-                .filter(|c| c.contains("stroke-width=\"2\""))
-            {
-                let points = curve
-                    .split_once("points=\"")
-                    .unwrap()
-                    .1
-                    .split_once('"')
-                    .unwrap()
-                    .0;
-                let heights = points
-                    .split_whitespace()
-                    .map(|p| p.split_once(',').unwrap().1);
-                let highest = heights
-                    .map(|y| y.parse::<f64>().unwrap())
-                    .fold(f64::MAX, f64::min);
-                // Above the plot are only the legend's lines, beside its labels.
-                assert!(
-                    highest > lowest || points.split_whitespace().count() == 2,
-                    "{steps}: {points}"
-                );
+                .filter(|text| text.contains(">training<") || text.contains(">validation<"))
+                .map(|text| text.split_once('"').unwrap().0.parse().unwrap())
+                .collect();
+            assert_eq!(legend.len(), 2, "{picture}");
+            let curves = picture.split("<path d=\"").skip(1);
+            for curve in curves.map(|rest| rest.split_once('"').unwrap().0) {
+                for point in curve.split(['M', 'L']).skip(1) {
+                    let x: f64 = point.split_once(' ').unwrap().0.parse().unwrap();
+                    assert!(legend.iter().all(|left| x < *left), "{steps}: {curve}");
+                }
             }
         }
     }

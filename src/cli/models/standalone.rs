@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use inference_formats::atomic::AtomicFile;
 use mlx_rs_core::library::{self, Package, Pin};
 use rust_mlx::hub;
 
@@ -93,11 +94,10 @@ fn install_linked(built: &Path, prefix: &Path) -> Result<PathBuf, Failure> {
             )));
         }
         let copy = || {
-            let temporary = tempfile::NamedTempFile::new_in(&to)?;
-            fs::copy(&from, temporary.path())?;
-            share(temporary.path())?;
-            temporary.persist(&target)?;
-            io::Result::Ok(())
+            let file = AtomicFile::create(&target)?;
+            fs::copy(&from, file.unfinished())?;
+            share(file.unfinished())?;
+            file.commit()
         };
         copy().map_err(|e| cannot("write", &target, &e))?;
     }
@@ -275,12 +275,11 @@ fn copy_program(from: &Path, to: &Path) -> io::Result<()> {
     let dir = to.parent().unwrap_or(to);
     fs::create_dir_all(dir)?;
     // A running program's file cannot be overwritten, but it can be replaced.
-    let temporary = tempfile::NamedTempFile::new_in(dir)?;
-    fs::copy(from, temporary.path())?;
+    let file = AtomicFile::create(to)?;
+    fs::copy(from, file.unfinished())?;
     use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o755))?;
-    temporary.persist(to)?;
-    Ok(())
+    fs::set_permissions(file.unfinished(), fs::Permissions::from_mode(0o755))?;
+    file.commit()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use inference::{GenerateOptions, Message};
+use inference_formats::atomic::AtomicFile;
 use rust_mlx::hub;
 use serde::{Deserialize, Serialize};
 
@@ -115,13 +116,12 @@ pub fn write(path: &Path, preset: &Preset) -> Result<(), Failure> {
     let put = || {
         let dir = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir)?;
-        // Temporary files are private from the start.
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        let mut file = AtomicFile::create_private(path)?;
         serde_json::to_writer_pretty(&mut file, preset)?;
         file.write_all(b"\n")?;
-        file.persist(path).map_err(|e| e.error)
+        file.commit()
     };
-    put().map(drop).map_err(|e: std::io::Error| {
+    put().map_err(|e: std::io::Error| {
         Failure::failed(format!("cannot write {}: {e}", path.display()))
     })
 }

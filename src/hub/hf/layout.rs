@@ -3,10 +3,11 @@
 //! Python's `huggingface_hub`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use inference::{Error, ErrorKind, Result};
+use inference_formats::atomic;
 
 use super::ModelSpec;
 use crate::hub::progress::{Progress, Stage};
@@ -81,11 +82,7 @@ impl Repository {
         let write = || -> io::Result<()> {
             let dir = path.parent().unwrap_or(&self.root);
             fs::create_dir_all(dir)?;
-            let mut file = tempfile::Builder::new().prefix(".ref-").tempfile_in(dir)?;
-            file.write_all(commit.as_bytes())?;
-            readable(file.as_file())?;
-            file.persist(&path)?;
-            Ok(())
+            atomic::replace(&path, commit.as_bytes())
         };
         write().map_err(|e| failed("cannot write the revision", &path, e))
     }
@@ -143,18 +140,6 @@ impl Repository {
         }
         Ok(file)
     }
-}
-
-/// Makes a private temporary file readable for all users of a shared cache.
-#[cfg(unix)]
-fn readable(file: &File) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn readable(_: &File) -> io::Result<()> {
-    Ok(())
 }
 
 #[cfg(unix)]

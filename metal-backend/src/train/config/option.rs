@@ -327,7 +327,7 @@ impl OptionValue for Vec<Report> {
 macro_rules! options {
     (
         $(#[$meta:meta])*
-        $group:ident, at $($place:ident).+ {
+        $group:ident, at $place:tt {
             $(
                 $(#[doc = $doc:literal])+
                 $(#[serde($serde:meta)])?
@@ -350,13 +350,13 @@ macro_rules! options {
 
         impl $group {
             pub(super) const OPTIONS: &[Option<TrainOption>] =
-                &[$(option!($group ($($place).+) $field: $type, [$($doc)+] $($flag)?),)*];
+                &[$(option!($group $place $field: $type, [$($doc)+] $($flag)?),)*];
         }
     };
 }
 
 macro_rules! option {
-    ($group:ident ($($place:ident).+) $field:ident: $type:ty, [$($doc:literal)+]) => { None };
+    ($group:ident $place:tt $field:ident: $type:ty, [$($doc:literal)+]) => { None };
     (
         $group:ident ($config:ident $(. $place:ident)*) $field:ident: $type:ty,
         [$($doc:literal)+] $flag:expr

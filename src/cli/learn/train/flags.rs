@@ -11,7 +11,6 @@ use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser,
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum};
 use metal_backend::train::config::{LrSchedule, Method, TrainConfig, TrainOption};
 
-use crate::cli::learn::train::directory;
 use crate::cli::terminal::failure::{Failure, chain};
 
 /// What and how to train. A flag beats the config file.

@@ -487,10 +487,8 @@ fn boundaries(given: &[String], layers: usize) -> Result<Vec<usize>, Failure> {
 /// A plot of agreement and speed over the number of features.
 fn plot(report: &Report) -> String {
     let names: Vec<String> = report.widths.iter().map(|w| w.top_k.to_string()).collect();
-    let curve = |name: &str, of: &dyn Fn(&Width) -> f64| Curve {
-        name: name.to_owned(),
-        values: report.widths.iter().map(of).collect(),
-    };
+    let curve =
+        |name: &str, of: &dyn Fn(&Width) -> f64| Curve::new(name, report.widths.iter().map(of));
     let curves = [
         curve("agreement", &|w| w.agreement),
         curve("reply speed", &|w| w.speed.reply / w.dense_speed.reply),
