@@ -32,7 +32,6 @@ pub mod activations;
 pub mod behavior;
 #[cfg(feature = "statistics")]
 pub mod cca;
-#[cfg(feature = "statistics")]
 pub mod chart;
 #[cfg(feature = "statistics")]
 pub mod direction;

@@ -17,7 +17,6 @@ use inference_formats::atomic::AtomicFile;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::files::{persist, temporary};
 
 /// A token, or another element of a list, and its score.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
