@@ -8,11 +8,11 @@
 //! # Ok(()) }
 //! ```
 
-use super::full;
+use super::{full, where_};
 use crate::array::Array;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::{call, compat};
+use crate::{call, closure, compat};
 
 /// The value of a running reduction before its first element.
 #[derive(Clone, Copy)]
@@ -70,13 +70,17 @@ macro_rules! scans {
                 /// data type does not fit.
                 pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
                     let at = self.axis(stringify!($name), axis)?;
-                    call::array(stringify!($name), |out, s| {
-                        // SAFETY: all handles are live. The axis exists, and its result is not
-                        // computed when the axis has one element.
-                        unsafe { compat::$c(out, self.raw(), axis, reverse, inclusive, s) }
-                    })
-                    .and_then(|scan| self.unless_single(scan, at, inclusive, Start::$start))
-                    .map_err(|e| e.with_inputs(&[self]))
+                    let scan = |x: &Array| {
+                        call::array(stringify!($name), |out, s| {
+                            // SAFETY: all handles are live. The axis exists, and its result is not
+                            // computed when the axis has one element. Gradients look only at
+                            // numbers: see `without_nan`.
+                            unsafe { compat::$c(out, x.raw(), axis, reverse, inclusive, s) }
+                        })
+                        .and_then(|scan| x.unless_single(scan, at, inclusive, Start::$start))
+                    };
+                    self.without_nan(Start::$start, scan, |nan| nan.cummax(axis, reverse, inclusive))
+                        .map_err(|e| e.with_inputs(&[self]))
                 }
             )*
         }
@@ -146,6 +150,33 @@ impl Array {
         })
         .and_then(|scan| this.unless_single(scan, at, inclusive, Start::Least))
         .map_err(|e| e.with_inputs(&[self]))
+    }
+
+    /// `scan` of this array. A running extreme that may get a gradient is computed of numbers alone,
+    /// and NaN is put back where `after` says that one came before.
+    ///
+    /// MLX 0.32 gives a gradient to the element that equals the extreme. NaN equals nothing: where
+    /// no element is found, MLX writes outside of the gradient's memory. Earlier versions have no
+    /// such gradient.
+    fn without_nan(
+        &self,
+        start: Start,
+        scan: impl Fn(&Array) -> Result<Array>,
+        after: impl Fn(&Array) -> Result<Array>,
+    ) -> Result<Array> {
+        let dtype = self.dtype();
+        let is_extreme = matches!(start, Start::Least | Start::Greatest);
+        let has_nan = dtype.is_float() || dtype == Dtype::Complex64;
+        if !(cfg!(mlx_c_0_7) && closure::inside() && is_extreme && has_nan) {
+            return scan(self);
+        }
+        if self.size() == 0 {
+            return Ok(self.clone());
+        }
+        let nan = self.isnan()?;
+        let numbers = where_(&nan, &start.of(dtype)?, self)?;
+        let undefined = Array::scalar(f32::NAN)?.astype(dtype)?;
+        where_(&after(&nan)?, &undefined, &scan(&numbers)?)
     }
 
     /// `scan`, not computed where `axis` has one element. MLX's CPU kernel divides by the stride of
