@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use inference::{LoadOptions, LoraConfig, Prompt, TextModel};
 use inference_formats::Gguf;
 use inference_formats::gguf::testing::Writer;
-use inference_formats::gguf_quant::dequantize;
+use inference_formats::quantization::dequantize;
 use metal_backend::model_report::ModelReport;
 use metal_backend::train::{AdapterKind, Sequence, Trainer, Tuning};
 

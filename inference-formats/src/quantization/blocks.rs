@@ -1,19 +1,12 @@
-//! The block layouts: converts bytes to small integers with their scale and bias.
+//! Blocks whose codes are integers: converts bytes to small integers with their scale and bias.
 //!
 //! Products of an `f16` scale with the small integers of a block are exact in `f32`. Therefore the
 //! order of operations here gives the same bits as the reference.
 
 use half::f16;
 
-use super::GROUP;
-use crate::gguf::GgmlType;
-
-/// 16 weights of a K block: `scale * q + bias`.
-pub(super) struct Group16 {
-    pub q: [i8; 16],
-    pub scale: f32,
-    pub bias: f32,
-}
+use super::coding::{AffineBlocks, SuperAffineBlocks, SymmetricBlocks};
+use super::layout::GROUP;
 
 fn half(bytes: &[u8; 2]) -> f32 {
     half_of(bytes).to_f32()
@@ -37,90 +30,148 @@ pub(super) fn part<const AT: usize, const LEN: usize, const N: usize>(
         .unwrap_or(&[0; LEN])
 }
 
-/// Calls `f` with integers, scale and bias of each group of 32 in `data`. `None` when `ty` has no
-/// such groups.
-pub(super) fn affine(
-    ty: GgmlType,
-    data: &[u8],
-    mut f: impl FnMut(&[u8; GROUP], f32, f32),
-) -> Option<()> {
-    match ty {
-        GgmlType::Q4_0 => {
-            for block in data.as_chunks::<18>().0 {
-                let d = half(part::<0, 2, 18>(block));
-                f(&nibbles(part::<2, 16, 18>(block)), d, -8.0 * d);
-            }
+/// `d, q: 32 x 4 bits`.
+pub(super) struct Q4_0;
+
+impl SymmetricBlocks for Q4_0 {
+    const BITS: u32 = 4;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
+        for block in data.as_chunks::<18>().0 {
+            let d = half_of(part::<0, 2, 18>(block));
+            f(&nibbles(part::<2, 16, 18>(block)), d);
         }
-        GgmlType::Q4_1 => {
-            for block in data.as_chunks::<20>().0 {
-                let (d, m) = (half(part::<0, 2, 20>(block)), half(part::<2, 2, 20>(block)));
-                f(&nibbles(part::<4, 16, 20>(block)), d, m);
-            }
-        }
-        GgmlType::Q5_0 => {
-            for block in data.as_chunks::<22>().0 {
-                let d = half(part::<0, 2, 22>(block));
-                let high = u32::from_le_bytes(*part::<2, 4, 22>(block));
-                f(&five_bits(part::<6, 16, 22>(block), high), d, -16.0 * d);
-            }
-        }
-        GgmlType::Q5_1 => {
-            for block in data.as_chunks::<24>().0 {
-                let (d, m) = (half(part::<0, 2, 24>(block)), half(part::<2, 2, 24>(block)));
-                let high = u32::from_le_bytes(*part::<4, 4, 24>(block));
-                f(&five_bits(part::<8, 16, 24>(block), high), d, m);
-            }
-        }
-        GgmlType::Q8_0 => {
-            for block in data.as_chunks::<34>().0 {
-                let d = half(part::<0, 2, 34>(block));
-                // Signed -128..=127 to unsigned 0..=255.
-                let q = part::<2, 32, 34>(block).map(|b| b ^ 0x80);
-                f(&q, d, -128.0 * d);
-            }
-        }
-        GgmlType::TQ1_0 => {
-            for block in data.as_chunks::<54>().0 {
-                let d = half(part::<52, 2, 54>(block));
-                for q in ternary(part::<0, 52, 54>(block)).as_chunks::<GROUP>().0 {
-                    f(q, d, -d);
-                }
-            }
-        }
-        GgmlType::TQ2_0 => {
-            for block in data.as_chunks::<66>().0 {
-                let d = half(part::<64, 2, 66>(block));
-                for bytes in part::<0, 64, 66>(block).as_chunks::<GROUP>().0 {
-                    for shift in [0, 2, 4, 6] {
-                        f(&bytes.map(|byte| byte >> shift & 3), d, -d);
-                    }
-                }
-            }
-        }
-        GgmlType::Q4K => {
-            for block in data.as_chunks::<144>().0 {
-                let qs = part::<16, 128, 144>(block);
-                k_groups(part::<0, 16, 144>(block), |g, scale, bias| {
-                    f(&k_nibbles(qs, g), scale, bias);
-                });
-            }
-        }
-        GgmlType::Q5K => {
-            for block in data.as_chunks::<176>().0 {
-                let high = part::<16, 32, 176>(block);
-                let qs = part::<48, 128, 176>(block);
-                k_groups(part::<0, 16, 176>(block), |g, scale, bias| {
-                    let mut q = k_nibbles(qs, g);
-                    for (q, high) in q.iter_mut().zip(high) {
-                        *q |= (high >> g & 1) << 4;
-                    }
-                    f(&q, scale, bias);
-                });
-            }
-        }
-        _ => return None,
     }
-    Some(())
+}
+
+/// `d, m, q: 32 x 4 bits`.
+pub(super) struct Q4_1;
+
+impl AffineBlocks for Q4_1 {
+    const BITS: u32 = 4;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f32, f32)) {
+        for block in data.as_chunks::<20>().0 {
+            let (d, m) = (half(part::<0, 2, 20>(block)), half(part::<2, 2, 20>(block)));
+            f(&nibbles(part::<4, 16, 20>(block)), d, m);
+        }
+    }
+}
+
+/// `d, fifth bits: 32, q: 32 x 4 bits`.
+pub(super) struct Q5_0;
+
+impl SymmetricBlocks for Q5_0 {
+    const BITS: u32 = 5;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
+        for block in data.as_chunks::<22>().0 {
+            let d = half_of(part::<0, 2, 22>(block));
+            let high = u32::from_le_bytes(*part::<2, 4, 22>(block));
+            f(&five_bits(part::<6, 16, 22>(block), high), d);
+        }
+    }
+}
+
+/// `d, m, fifth bits: 32, q: 32 x 4 bits`.
+pub(super) struct Q5_1;
+
+impl AffineBlocks for Q5_1 {
+    const BITS: u32 = 5;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f32, f32)) {
+        for block in data.as_chunks::<24>().0 {
+            let (d, m) = (half(part::<0, 2, 24>(block)), half(part::<2, 2, 24>(block)));
+            let high = u32::from_le_bytes(*part::<4, 4, 24>(block));
+            f(&five_bits(part::<8, 16, 24>(block), high), d, m);
+        }
+    }
+}
+
+/// `d, q: 32 signed bytes`.
+pub(super) struct Q8_0;
+
+impl SymmetricBlocks for Q8_0 {
+    const BITS: u32 = 8;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
+        for block in data.as_chunks::<34>().0 {
+            let d = half_of(part::<0, 2, 34>(block));
+            // Signed -128..=127 to unsigned 0..=255.
+            f(&part::<2, 32, 34>(block).map(|b| b ^ 0x80), d);
+        }
+    }
+}
+
+/// `240 numbers, five to a byte; 16 numbers, four to a byte; d`. See [`ternary`].
+pub(super) struct TQ1_0;
+
+impl SymmetricBlocks for TQ1_0 {
+    const BITS: u32 = 2;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
+        for block in data.as_chunks::<54>().0 {
+            let d = half_of(part::<52, 2, 54>(block));
+            for q in ternary(part::<0, 52, 54>(block)).as_chunks::<GROUP>().0 {
+                f(q, d);
+            }
+        }
+    }
+}
+
+/// `q: 256 x 2 bits, d`. A group has the same two bits of 32 bytes.
+pub(super) struct TQ2_0;
+
+impl SymmetricBlocks for TQ2_0 {
+    const BITS: u32 = 2;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
+        for block in data.as_chunks::<66>().0 {
+            let d = half_of(part::<64, 2, 66>(block));
+            for bytes in part::<0, 64, 66>(block).as_chunks::<GROUP>().0 {
+                for shift in [0, 2, 4, 6] {
+                    f(&bytes.map(|byte| byte >> shift & 3), d);
+                }
+            }
+        }
+    }
+}
+
+/// `d, dmin, scales and minima: 16 x 6 bits, q: 256 x 4 bits`.
+pub(super) struct Q4K;
+
+impl SuperAffineBlocks for Q4K {
+    const BITS: u32 = 4;
+
+    fn blocks(data: &[u8], mut f: impl FnMut(&[u8; 16], [[u8; GROUP]; 8])) {
+        for block in data.as_chunks::<144>().0 {
+            let qs = part::<16, 128, 144>(block);
+            let groups = std::array::from_fn(|g| k_nibbles(qs, g));
+            f(part::<0, 16, 144>(block), groups);
+        }
+    }
+}
+
+/// `d, dmin, scales and minima: 16 x 6 bits, fifth bits: 256, q: 256 x 4 bits`.
+pub(super) struct Q5K;
+
+impl SuperAffineBlocks for Q5K {
+    const BITS: u32 = 5;
+
+    fn blocks(data: &[u8], mut f: impl FnMut(&[u8; 16], [[u8; GROUP]; 8])) {
+        for block in data.as_chunks::<176>().0 {
+            let high = part::<16, 32, 176>(block);
+            let qs = part::<48, 128, 176>(block);
+            let groups = std::array::from_fn(|g| {
+                let mut q = k_nibbles(qs, g);
+                for (q, high) in q.iter_mut().zip(high) {
+                    *q |= (high >> g & 1) << 4;
+                }
+                q
+            });
+            f(part::<0, 16, 176>(block), groups);
+        }
+    }
 }
 
 /// Elements 0..16 are the low nibbles, elements 16..32 the high ones.
@@ -167,17 +218,8 @@ fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     bytes.map(|b| b >> shift & 15)
 }
 
-/// Scale and bias of the 8 groups of a `Q4_K` or `Q5_K` block. Its first 16 bytes hold `d`, `dmin`,
-/// and 6-bit scales and minima. Groups 4..8 have their upper bits in other bytes.
-fn k_groups(start: &[u8; 16], mut f: impl FnMut(usize, f32, f32)) {
-    let d = half(part::<0, 2, 16>(start));
-    let dmin = half(part::<2, 2, 16>(start));
-    for (g, (scale, min)) in k_scales(start).into_iter().enumerate() {
-        f(g, d * f32::from(scale), -(dmin * f32::from(min)));
-    }
-}
-
-/// The 6-bit scales and minima of the 8 groups of [`k_groups`].
+/// The 6-bit scales and minima of the 8 groups of a `Q4_K` or `Q5_K` block, from its first 16 bytes:
+/// `d`, `dmin`, scales and minima. Groups 4..8 have their upper bits in other bytes.
 pub(super) fn k_scales(start: &[u8; 16]) -> [(u8, u8); 8] {
     let s = part::<4, 12, 16>(start);
     std::array::from_fn(|g| {
@@ -200,8 +242,8 @@ fn groups_of_16(mut f: impl FnMut(usize, usize, usize, usize)) {
     }
 }
 
-/// `scale: 16 x 4+4 bits, q: 256 x 2 bits, d, dmin`; groups in order.
-pub(super) fn q2_k(data: &[u8], mut f: impl FnMut(Group16)) {
+/// Decodes `scale and minimum: 16 x 4+4 bits, q: 256 x 2 bits, d, dmin`.
+pub(super) fn q2_k(data: &[u8], out: &mut Vec<f32>) {
     for block in data.as_chunks::<84>().0 {
         let scales = part::<0, 16, 84>(block);
         let qs = part::<16, 64, 84>(block);
@@ -210,13 +252,10 @@ pub(super) fn q2_k(data: &[u8], mut f: impl FnMut(Group16)) {
             half(part::<82, 2, 84>(block)),
         );
         groups_of_16(|g, n, quarter, first| {
-            let q = std::array::from_fn(|l| (qs[32 * n + first + l] >> (2 * quarter) & 3) as i8);
             let scale = d * f32::from(scales[g] & 15);
-            f(Group16 {
-                q,
-                scale,
-                bias: -(dmin * f32::from(scales[g] >> 4)),
-            });
+            let bias = -(dmin * f32::from(scales[g] >> 4));
+            let code = |l: usize| qs[32 * n + first + l] >> (2 * quarter) & 3;
+            out.extend((0..16).map(|l| scale * f32::from(code(l)) + bias));
         });
     }
 }
