@@ -30,6 +30,24 @@ pub(super) fn part<const AT: usize, const LEN: usize, const N: usize>(
         .unwrap_or(&[0; LEN])
 }
 
+/// `d, q: 128 x 1 bit`: a set bit is a plus, the lowest bit of a byte is first.
+pub(super) struct Q1_0;
+
+impl SymmetricBlocks for Q1_0 {
+    /// As the ternary types, without zeros.
+    const BITS: u32 = 2;
+
+    fn groups(data: &[u8], mut f: impl FnMut(&[u8; GROUP], f16)) {
+        for block in data.as_chunks::<18>().0 {
+            let d = half_of(part::<0, 2, 18>(block));
+            for bytes in part::<2, 16, 18>(block).as_chunks::<4>().0 {
+                let signs = u32::from_le_bytes(*bytes);
+                f(&std::array::from_fn(|i| 2 * (signs >> i & 1) as u8), d);
+            }
+        }
+    }
+}
+
 /// `d, q: 32 x 4 bits`.
 pub(super) struct Q4_0;
 

@@ -1,7 +1,7 @@
 //! The table of GGUF's element types. All that the program knows of a type is its row here: readers,
 //! writers, the loader, estimates of memory and lists of types ask for it.
 
-use super::blocks::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0, TQ1_0, TQ2_0, q2_k};
+use super::blocks::{Q1_0, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q8_0, TQ1_0, TQ2_0, q2_k};
 use super::codes::{IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, IQ4NL, IQ4XS, Q3K};
 use super::coding::{Coding, affine, floats, powers, super_affine, super_scaled, symmetric, table};
 use super::encode::{self, Encode};
@@ -224,6 +224,11 @@ block_types! {
         .halves(&[64]);
     /// 32 weights: floats of 4 bits, and a scale that is a power of two.
     MXFP4 = BlockType::row(39, "MXFP4", 32, 17, powers()).file_types(&[(38, "MXFP4")]);
+    /// 128 weights: -1 or 1 in 1 bit, a scale.
+    Q1_0 = BlockType::row(41, "Q1_0", 128, 18, symmetric::<Q1_0>())
+        .file_types(&[(40, "Q1_0")])
+        .uniform(1, 128)
+        .halves(&[0]);
 }
 
 /// Types of which only names are known: number, name, number of `general.file_type`.
