@@ -12,15 +12,22 @@ use super::layout::{GROUP, Layout, Misfit};
 /// Scales and biases of groups, in MLX's affine form.
 pub(super) type Factors<'a> = (&'a mut [f32], &'a mut [f32]);
 
+/// Appends the numbers of blocks.
+pub(super) type Decode = fn(&[u8], &mut Vec<f32>);
+
+/// Writes the parts of a layout, which have the lengths for this data.
+pub(super) type Pack = fn(&[u8], &mut [&mut [u8]]) -> Result<(), Misfit>;
+
+/// Writes codes and factors of MLX's affine form.
+pub(super) type Repack = fn(&[u8], &mut [u32], Factors<'_>);
+
 /// The functions of a type. All take whole blocks.
 pub(super) struct Coding {
     pub layout: Layout,
-    /// Appends the numbers.
-    pub decode: fn(&[u8], &mut Vec<f32>),
-    /// Writes the parts of the layout, which have the lengths for this data.
-    pub pack: fn(&[u8], &mut [&mut [u8]]) -> Result<(), Misfit>,
-    /// Writes MLX's affine form where the layout has [`Layout::affine_bits`].
-    pub affine: Option<fn(&[u8], &mut [u32], Factors<'_>)>,
+    pub decode: Decode,
+    pub pack: Pack,
+    /// Where the layout has [`Layout::affine_bits`].
+    pub affine: Option<Repack>,
 }
 
 /// Blocks of groups of 32 with a scale and a bias each.
@@ -73,7 +80,7 @@ pub(super) trait TableBlocks {
 }
 
 /// A type that becomes floats.
-pub(super) const fn floats(decode: fn(&[u8], &mut Vec<f32>)) -> Coding {
+pub(super) const fn floats(decode: Decode) -> Coding {
     Coding {
         layout: Layout::Floats,
         decode,

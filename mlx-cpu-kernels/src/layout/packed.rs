@@ -68,7 +68,7 @@ pub enum ScaleFormat {
     /// A float16 scale and bias for each group.
     F16,
     /// A float16 scale for each group. The bias is [`symmetric_bias`] times the scale. These are
-    /// GGUF's Q4_0, Q5_0, Q8_0, TQ1_0 and TQ2_0.
+    /// GGUF's types with a scale and no minimum, such as Q4_0.
     Symmetric,
     /// A signed byte per group, times a float16 per [`GROUPS_PER_SUPER`] groups. The bias is -32
     /// times the scale. With 6 bits and groups of 16 this is GGUF's Q6_K.
