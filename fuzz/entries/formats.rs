@@ -10,8 +10,9 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use inference_formats::gguf::GgufSummary;
+use inference_formats::quantization::Misfit;
 use inference_formats::safetensors::SafetensorsCheckpoint;
-use inference_formats::{Gguf, ModelConfig, gguf_config, gguf_quant};
+use inference_formats::{Gguf, ModelConfig, gguf_config, quantization};
 
 /// A directory for this process's inputs; in memory where the system has that.
 fn scratch(name: &str) -> PathBuf {
@@ -41,13 +42,26 @@ pub fn gguf(data: &[u8]) {
     for tensor in file.tensors().values() {
         if let Ok(bytes) = file.read(tensor) {
             total += bytes.len();
-            let numbers = gguf_quant::dequantize(tensor.kind, &bytes);
-            let packed = gguf_quant::repack(tensor.kind, &bytes);
-            if let Some(packed) = gguf_quant::repack_nibbles(tensor.kind, &bytes) {
+            let numbers = quantization::dequantize(tensor.kind, &bytes);
+            let packed = quantization::repack(tensor.kind, &bytes);
+            let layout = tensor.kind.layout();
+            if let Some(numbers) = &numbers {
+                let sizes: Vec<_> = (layout.parts().iter())
+                    .map(|part| part.bytes(numbers.len()))
+                    .collect();
                 assert_eq!(
-                    numbers.as_ref().map(Vec::len),
-                    Some(packed.packed.len() * 8)
+                    sizes.iter().sum::<usize>() as u64,
+                    layout.bytes(numbers.len() as u64)
                 );
+                // Words, so that the parts are aligned.
+                let mut memory: Vec<Vec<u32>> =
+                    sizes.iter().map(|size| vec![0; size.div_ceil(4)]).collect();
+                let mut parts: Vec<&mut [u8]> = (memory.iter_mut().zip(&sizes))
+                    .map(|(memory, size)| &mut bytemuck::cast_slice_mut(memory)[..*size])
+                    .collect();
+                let done = quantization::pack_into(tensor.kind, &bytes, &mut parts);
+                let expected = [Ok(()), Err(Misfit::Layout), Err(Misfit::Scale)];
+                assert!(expected.contains(&done), "{done:?}");
             }
             if let (Some(numbers), Some(packed)) = (numbers, packed) {
                 assert_eq!(

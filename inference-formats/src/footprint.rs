@@ -12,9 +12,7 @@ use serde::Serialize;
 use crate::config::{ModelConfig, QuantConfig};
 use crate::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::gguf_config::GgufNames;
-use crate::gguf_quant::{
-    NibbleFormat, affine_bits, has_super_scales, super_affine_bits, symmetric_bits,
-};
+use crate::quantization::{self, Layout};
 use crate::safetensors::{SafetensorsCheckpoint, TensorInfo, TensorNames};
 
 /// How an engine holds weights in memory.
@@ -496,9 +494,6 @@ impl Stored<'_> {
     }
 }
 
-/// Weights that share a scale, in every format that is converted to MLX's packing.
-const GGUF_GROUP: i32 = 32;
-
 fn of_gguf(
     names: &GgufNames,
     stored: &str,
@@ -513,48 +508,29 @@ fn of_gguf(
     let part = Part::of(&name);
     let is_packed = tensor.kind.block().is_some_and(|(weights, _)| weights > 1);
     let mut expanded = false;
-    // MLX has MXFP4, too.
-    let keeps_nibbles = match tensor.kind {
-        GgmlType::MXFP4 => tensor.shape.len() >= 2,
+    let layout = tensor.kind.layout();
+    let is_kept = match layout {
+        Layout::Floats | Layout::Affine { .. } => false,
+        // MLX has MXFP4, too.
+        Layout::Powers => tensor.shape.len() >= 2,
         _ => storage.keeps_gguf_bits && is_matrix,
     };
-    let nibbles = NibbleFormat::of(tensor.kind).filter(|_| keeps_nibbles);
-    let loaded_bytes = match (affine_bits(tensor.kind), nibbles) {
+    let loaded_bytes = match layout.affine_bits() {
         // The configuration has these numbers already.
         _ if stored.starts_with("rope_factors_") => 0,
-        (None, _) if storage.keeps_gguf_bits && has_super_scales(tensor.kind) && is_matrix => {
-            stored_bytes
-        }
-        // Codes, two bytes for each group, and two halves for each block.
-        (Some(bits), _)
-            if storage.keeps_gguf_bits && is_matrix && super_affine_bits(tensor.kind).is_some() =>
-        {
-            let blocks = parameters / 256;
-            blocks.saturating_mul(32 * u64::from(bits.unsigned_abs()) + 16 + 4)
-        }
-        // Codes and a half for each group.
-        (Some(bits), _)
-            if storage.keeps_gguf_bits && is_matrix && symmetric_bits(tensor.kind).is_some() =>
-        {
-            let groups = parameters / u64::from(GGUF_GROUP.unsigned_abs());
-            groups.saturating_mul(4 * u64::from(bits.unsigned_abs()) + 2)
-        }
+        _ if is_kept => layout.bytes(parameters),
         // A vector becomes floats, whatever its format.
-        (Some(bits), _) if tensor.shape.len() >= 2 => {
-            // Factors of the K types are products of two 16-bit floats, which do not fit into 16
-            // bits.
-            let product = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
-            let kept = (storage.keeps_half_factors)("affine", bits, GGUF_GROUP);
-            let factor = if kept && !product && is_matrix {
+        Some(bits) if tensor.shape.len() >= 2 => {
+            let group = quantization::GROUP as u64;
+            let kept = (storage.keeps_half_factors)("affine", bits.cast_signed(), group as i32);
+            let factor = if kept && !layout.has_product_scales() && is_matrix {
                 2
             } else {
                 storage.compute_bytes
             };
-            let packed = parameters.saturating_mul(u64::from(bits.unsigned_abs())) / 8;
-            let groups = parameters / u64::from(GGUF_GROUP.unsigned_abs());
-            packed.saturating_add(groups.saturating_mul(2 * factor))
+            let packed = parameters.saturating_mul(u64::from(bits)) / 8;
+            packed.saturating_add((parameters / group).saturating_mul(2 * factor))
         }
-        (_, Some(format)) => parameters.saturating_mul(format.bytes_of_256()) / 256,
         _ => {
             let is_half = matches!(tensor.kind, GgmlType::F16 | GgmlType::BF16);
             if storage.keeps_halves && storage.compute_bytes > 2 && is_half && is_matrix {

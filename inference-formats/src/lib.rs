@@ -8,7 +8,7 @@
 //! | [`safetensors`] | headers and the shard index of safetensors files; exact reads of tensors |
 //! | [`gguf`] | GGUF headers, metadata and tensors, versions 2 and 3 |
 //! | [`gguf_config`] | GGUF metadata as a [`ModelConfig`], tensor names, and parts of a tokenizer |
-//! | [`gguf_quant`] | ggml blocks as `f32`, or repacked without loss to MLX's affine layout |
+//! | [`quantization`] | the table of GGUF's types; blocks as `f32`, or packed without loss |
 //! | [`npy`] | arrays of numpy |
 //! | [`sentence`] | directories of sentence-transformers: modules after the network, prompts |
 //! | [`footprint`] | bytes in memory of each tensor, before any is read |
@@ -40,12 +40,12 @@ pub mod footprint;
 mod generation;
 pub mod gguf;
 pub mod gguf_config;
-pub mod gguf_quant;
 mod identity;
 pub mod limits;
 pub mod npy;
 pub mod pipeline;
 pub mod python_json;
+pub mod quantization;
 pub mod safetensors;
 pub mod sentence;
 pub mod split;

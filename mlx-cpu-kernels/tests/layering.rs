@@ -30,6 +30,7 @@ const ORDER: &[&str] = &[
     "layout::table",
     "layout::float_codes",
     "layout::packed",
+    "layout::formats",
     // Instruction sets, each extending the ones before.
     "simd::prefetch",
     "simd::portable",

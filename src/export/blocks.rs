@@ -1,77 +1,85 @@
-//! Encoding of tensors' numbers in GGUF's types.
+//! The types that tensors are written in: those of the table of GGUF's types that have an encoder.
 
-use half::{bf16, f16};
+use inference_formats::quantization::{GgmlType, TYPES, encode};
 
 /// The type of matrices. Vectors, such as the weights of norms, are always float32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum GgufType {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GgufType(GgmlType);
+
+impl GgufType {
     /// 32 bits.
-    F32,
+    pub const F32: Self = Self(GgmlType::F32);
     /// 16 bits, as mlx-lm exports them.
-    #[default]
-    F16,
+    pub const F16: Self = Self(GgmlType::F16);
     /// The upper half of a float32.
-    Bf16,
+    pub const BF16: Self = Self(GgmlType::BF16);
     /// 8 bits in blocks of 32, which share a scale. Rows are F16 if their length is not a multiple
     /// of 32.
-    Q8_0,
+    pub const Q8_0: Self = Self(GgmlType::Q8_0);
+
+    /// All types, by number.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let written = TYPES.iter().filter(|row| row.is_written());
+        written.map(|row| Self(row.kind))
+    }
+
+    /// The names of all types, as a part of a sentence.
+    ///
+    /// ```
+    /// assert_eq!(rust_mlx::export::GgufType::names(), "f32, f16, q8_0 or bf16");
+    /// ```
+    pub fn names() -> String {
+        let mut names: Vec<_> = Self::all().map(|kind| kind.to_string()).collect();
+        let last = names.pop().unwrap_or_default();
+        format!("{} or {last}", names.join(", "))
+    }
 }
 
-/// The count of numbers that share a scale in [`GgufType::Q8_0`].
-pub(super) const BLOCK: usize = 32;
+impl Default for GgufType {
+    fn default() -> Self {
+        Self::F16
+    }
+}
 
 impl std::str::FromStr for GgufType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.to_ascii_lowercase().as_str() {
-            "f32" => Ok(Self::F32),
-            "f16" => Ok(Self::F16),
-            "bf16" => Ok(Self::Bf16),
-            "q8_0" => Ok(Self::Q8_0),
-            other => {
-                // Such types are Q4_K_M and the i-quants, for example.
-                let is_quant = other.contains("_k") || other.starts_with(['q', 'i']);
-                let how = match is_quant {
-                    true => "; llama.cpp's `llama-quantize` makes others of an f16 or bf16 file",
-                    false => "",
-                };
-                Err(format!("must be f16, q8_0, bf16 or f32{how}"))
-            }
+        if let Some(known) = Self::all().find(|kind| kind.0.name().eq_ignore_ascii_case(text)) {
+            return Ok(known);
         }
+        // Such types are Q4_K_M and the i-quants, for example.
+        let other = text.to_ascii_lowercase();
+        let is_quant = other.contains("_k") || other.starts_with(['q', 'i']);
+        let how = match is_quant {
+            true => "; llama.cpp's `llama-quantize` makes others of an f16 or bf16 file",
+            false => "",
+        };
+        Err(format!("must be {}{how}", Self::names()))
     }
 }
 
 impl std::fmt::Display for GgufType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-        })
+        f.write_str(&self.0.name().to_ascii_lowercase())
     }
 }
 
 impl GgufType {
     /// The type's number in ggml.
     pub(super) fn id(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q8_0 => 8,
-            Self::Bf16 => 30,
-        }
+        self.0.id()
     }
 
     /// The value of `general.file_type`, the type of most matrices.
-    pub(super) fn file_type(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q8_0 => 7,
-            Self::Bf16 => 32,
-        }
+    pub(super) fn file_type(self) -> Option<u32> {
+        let names = self.0.row()?.file_types;
+        names.first().map(|(number, _)| *number)
+    }
+
+    /// Numbers and bytes of a block.
+    fn block(self) -> (usize, usize) {
+        self.0.block().unwrap_or((1, 1))
     }
 
     /// The type of a tensor of this shape.
@@ -79,58 +87,20 @@ impl GgufType {
         let row = shape.last().copied().unwrap_or(0);
         match self {
             _ if shape.len() < 2 => Self::F32,
-            Self::Q8_0 if !row.is_multiple_of(BLOCK) => Self::F16,
+            own if !row.is_multiple_of(own.block().0) => Self::F16,
             own => own,
         }
     }
 
     /// The bytes of `numbers` numbers.
     pub(super) fn bytes(self, numbers: u64) -> u64 {
-        match self {
-            Self::F32 => 4 * numbers,
-            Self::F16 | Self::Bf16 => 2 * numbers,
-            Self::Q8_0 => numbers / BLOCK as u64 * 34,
-        }
+        let (block, bytes) = self.block();
+        numbers / block as u64 * bytes as u64
     }
 
     /// The encoded numbers; `None` if one is out of the type's range.
     pub(super) fn encode(self, numbers: &[f32]) -> Option<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(numbers.len() * 4);
-        match self {
-            Self::F32 => bytes.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
-            Self::F16 => {
-                for x in numbers {
-                    let half = f16::from_f32(*x);
-                    if half.is_infinite() && x.is_finite() {
-                        return None;
-                    }
-                    bytes.extend(half.to_le_bytes());
-                }
-            }
-            Self::Bf16 => {
-                bytes.extend(
-                    numbers
-                        .iter()
-                        .flat_map(|x| bf16::from_f32(*x).to_le_bytes()),
-                );
-            }
-            Self::Q8_0 => {
-                for block in numbers.chunks(BLOCK) {
-                    // As in ggml, the largest number becomes 127, and codes are rounded before the
-                    // scale.
-                    let most = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-                    let scale = most / 127.0;
-                    let stored = f16::from_f32(scale);
-                    if stored.is_infinite() {
-                        return None;
-                    }
-                    bytes.extend(stored.to_le_bytes());
-                    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-                    bytes.extend(block.iter().map(|x| ((x * inverse).round() as i8) as u8));
-                }
-            }
-        }
-        Some(bytes)
+        encode(self.0, numbers)
     }
 }
 
@@ -140,29 +110,30 @@ mod tests {
 
     #[test]
     fn types_have_names_and_others_are_told_a_way() {
+        let all: Vec<String> = GgufType::all().map(|kind| kind.to_string()).collect();
+        assert_eq!(all, ["f32", "f16", "q8_0", "bf16"]);
         for name in ["f32", "f16", "bf16", "q8_0"] {
             assert_eq!(name.parse::<GgufType>().unwrap().to_string(), name);
+            let upper = name.to_ascii_uppercase();
+            assert_eq!(upper.parse::<GgufType>().unwrap().to_string(), name);
         }
         for name in ["q4_K_M", "IQ3_S", "q5_0"] {
             let error = name.parse::<GgufType>().unwrap_err();
             assert!(error.contains("llama-quantize"), "{name}: {error}");
         }
-        assert!(!"x".parse::<GgufType>().unwrap_err().contains("llama"));
+        let error = "x".parse::<GgufType>().unwrap_err();
+        assert_eq!(error, "must be f32, f16, q8_0 or bf16");
     }
 
     #[test]
-    fn blocks_are_ggml_s() {
-        let mut numbers = vec![0.0f32; 64];
-        (numbers[0], numbers[1], numbers[2]) = (127.0, -127.0, 63.4);
-        let bytes = GgufType::Q8_0.encode(&numbers).unwrap();
-        assert_eq!(bytes.len(), 68);
-        assert_eq!(bytes[..2], f16::from_f32(1.0).to_le_bytes());
-        assert_eq!(bytes[2..5], [127, 0x81, 63]);
-        assert!(bytes[34..].iter().all(|b| *b == 0));
+    fn blocks_are_counted() {
         assert_eq!(GgufType::Q8_0.bytes(64), 68);
+        assert_eq!(GgufType::Q8_0.encode(&[1.0; 64]).unwrap().len(), 68);
         assert!(GgufType::F16.encode(&[70_000.0]).is_none());
-        assert!(GgufType::F16.encode(&[f32::INFINITY]).is_some());
         assert_eq!(GgufType::Q8_0.of(&[4, 48]), GgufType::F16);
         assert_eq!(GgufType::Q8_0.of(&[64]), GgufType::F32);
+        let numbers = GgufType::all().map(|kind| (kind.id(), kind.file_type()));
+        let expected = [(0, Some(0)), (1, Some(1)), (8, Some(7)), (30, Some(32))];
+        assert_eq!(numbers.collect::<Vec<_>>(), expected);
     }
 }

@@ -83,7 +83,9 @@ pub fn export_gguf(model: &Path, output: &Path, kind: GgufType) -> Result<Export
     metadata.text("general.architecture", config.architecture);
     let name = model.file_name().and_then(|name| name.to_str());
     metadata.text("general.name", name.unwrap_or("model"));
-    metadata.u32("general.file_type", kind.file_type());
+    if let Some(file_type) = kind.file_type() {
+        metadata.u32("general.file_type", file_type);
+    }
     metadata.u32("general.quantization_version", 2);
     metadata.u32("general.alignment", ALIGNMENT as u32);
     let factors = config

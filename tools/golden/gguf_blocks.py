@@ -3,7 +3,7 @@
 
 Writes random blocks of every quantized type the engine reads, as hex, with the float32 numbers that the
 independent Python package `gguf` decodes them to (as the hex of their little-endian bytes, so that the
-comparison is exact), and, for the types MLX has a layout for, checks that MLX itself reads our packing.
+comparison is exact; Q1_0, which the package cannot decode yet, by its written format), and, for the types MLX has a layout for, checks that MLX itself reads our packing.
 
 Pins: gguf==0.19.0, numpy, mlx==0.30.6 with mlx-cpu==0.30.6 (optional: only for the check).
 Run: python tools/golden/gguf_blocks.py > inference-formats/tests/fixtures/gguf_blocks.json
@@ -20,6 +20,7 @@ from gguf.quants import dequantize
 TYPES = [
     T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.BF16, T.F16,
     T.MXFP4, T.IQ4_NL, T.IQ4_XS, T.TQ1_0, T.TQ2_0, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS, T.IQ3_S, T.IQ1_S, T.IQ1_M,
+    T.Q1_0,
 ]
 # Byte offsets of float16 numbers in a block: random bytes there could be NaN or infinity.
 HALVES = {
@@ -27,6 +28,7 @@ HALVES = {
     T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208],
     T.IQ4_NL: [0], T.IQ4_XS: [0], T.TQ1_0: [52], T.TQ2_0: [64], T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0],
     T.IQ3_XXS: [0], T.IQ3_S: [0], T.IQ1_S: [0], T.MXFP4: [], T.IQ1_M: [],
+    T.Q1_0: [0],
 }
 
 
@@ -51,6 +53,16 @@ def blocks(kind, count, rng):
         words |= np.stack([(scale >> (4 * i) & 15) << 12 for i in range(4)], axis=1)
         data[:, 48:56] = words.astype("<u2").view(np.uint8)
     return data
+
+
+def decode(data, kind):
+    """The numbers of blocks as float32."""
+    if kind != T.Q1_0:
+        return dequantize(data, kind).astype(np.float32).reshape(-1)
+    # A float16 scale, and a bit for each weight from the lowest of the first byte on: 1 is plus, 0 is minus.
+    scale = data[:, :2].copy().view(np.float16).astype(np.float32)
+    bits = np.unpackbits(data[:, 2:], axis=1, bitorder="little")
+    return np.where(bits == 1, scale, -scale).reshape(-1)
 
 
 def check_mlx_layout():
@@ -81,7 +93,7 @@ def main():
     cases = []
     for kind in TYPES:
         data = blocks(kind, 3, rng)
-        numbers = dequantize(data.copy(), kind).astype(np.float32).reshape(-1)
+        numbers = decode(data.copy(), kind)
         assert np.isfinite(numbers).all(), kind
         cases.append({"type": int(kind), "name": kind.name, "data": data.tobytes().hex(),
                       "f32": numbers.tobytes().hex()})

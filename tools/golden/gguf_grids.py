@@ -2,12 +2,12 @@
 """The tables of GGUF's IQ types, as Rust source.
 
 Groups of 8 (IQ1, IQ2) or 4 (IQ3) weights of these types are entries of a table that is a part of the format. The
-independent Python package `gguf` has the tables; here they are written in the form that `gguf_quant/iq.rs` reads:
+independent Python package `gguf` has the tables; here they are written in the form that `quantization/codes.rs` reads:
 an entry is a number with 2 bits (8 weights) or 3 bits (4 weights) for each weight, the first in the lowest bits. The
 bits are an index into the few magnitudes that the table uses.
 
 Pins: gguf==0.19.0, numpy.
-Run: python tools/golden/gguf_grids.py > inference-formats/src/gguf_quant/grids.rs && cargo fmt
+Run: python tools/golden/gguf_grids.py > inference-formats/src/quantization/grids.rs && cargo fmt
 """
 
 import gguf.quants as quants
@@ -22,7 +22,7 @@ def main():
     print("//! Tables of the IQ types. Made by `tools/golden/gguf_grids.py`; not to be edited.")
     print("//!")
     print("//! An entry has 2 bits for each of 8 weights (IQ1, IQ2), or 3 bits for each of 4 (IQ3), the first")
-    print("//! in the lowest bits. They index the magnitudes in `iq.rs`.")
+    print("//! in the lowest bits. They index the magnitudes in `codes.rs`.")
     for name, kind in TABLES:
         kind.init_grid()
         grid = kind.grid.reshape(kind.grid_shape)

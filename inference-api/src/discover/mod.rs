@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use inference_formats::files::read_capped;
 use inference_formats::gguf::GgufSummary;
+use inference_formats::quantization::TYPES;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -236,13 +237,10 @@ fn follows_another(path: &Path) -> bool {
 
 fn describe_gguf(path: &Path) -> Result<DiscoveredModel> {
     let found = GgufSummary::open(path)?;
-    let quantization = match found.quantization.as_deref() {
-        Some("Q4_0" | "Q4_1") => Some((4, 32)),
-        Some("Q5_0" | "Q5_1") => Some((5, 32)),
-        Some("Q8_0") => Some((8, 32)),
-        // Other types have nested scales or mix types, so no single pair describes them.
-        _ => None,
-    };
+    // Other types have nested scales or mix types, so no single pair describes them.
+    let name = found.quantization.as_deref();
+    let row = TYPES.iter().find(|row| Some(row.name) == name);
+    let quantization = row.and_then(|row| row.uniform);
     let mut model = DiscoveredModel {
         path: path.to_owned(),
         model_type: found.architecture.unwrap_or_default(),

@@ -6,8 +6,8 @@ use super::gguf::{TANH_GELU, add};
 use super::{ChatFormat, Defaults, Family, GgufFamily, GgufHeader, Windows, fill};
 use crate::error::Result;
 use crate::files::invalid;
-use crate::gguf_quant::dequantize;
 use crate::limits;
+use crate::quantization::dequantize;
 
 /// Base of the rotation in sliding layers, for files whose metadata do not give it.
 const LOCAL_BASE: f32 = 10_000.0;

@@ -1,6 +1,6 @@
 //! GGUF files, versions 2 and 3: the header and its tensors. [`Gguf::open`] checks the whole header
 //! against the file. The bytes of tensors are read later, at their exact positions. [`GgufSummary`]
-//! reads only what is shown in a list of models. Blocks are decoded in [`crate::gguf_quant`];
+//! reads only what is shown in a list of models. Blocks are decoded in [`crate::quantization`];
 //! metadata becomes a configuration in [`crate::gguf_config`].
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
@@ -13,16 +13,15 @@ mod summary;
 pub mod testing;
 #[cfg(test)]
 mod tests;
-mod types;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::error::{ErrorKind, Result};
 
+pub use crate::quantization::GgmlType;
 pub use metadata::{GgufArray, GgufMetadata, GgufValue};
 pub use summary::GgufSummary;
-pub use types::GgmlType;
 
 use super::files::{CheckedFile, invalid};
 use reader::Reader;

@@ -9,44 +9,7 @@ use super::reader::Reader;
 use super::{read_info, read_start};
 use crate::error::Result;
 use crate::files::CheckedFile;
-
-/// `general.file_type` numbers and their names (`llama_ftype` in llama.cpp).
-const FILE_TYPES: [(u32, &str); 34] = [
-    (0, "F32"),
-    (1, "F16"),
-    (2, "Q4_0"),
-    (3, "Q4_1"),
-    (7, "Q8_0"),
-    (8, "Q5_0"),
-    (9, "Q5_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K_S"),
-    (12, "Q3_K_M"),
-    (13, "Q3_K_L"),
-    (14, "Q4_K_S"),
-    (15, "Q4_K_M"),
-    (16, "Q5_K_S"),
-    (17, "Q5_K_M"),
-    (18, "Q6_K"),
-    (19, "IQ2_XXS"),
-    (20, "IQ2_XS"),
-    (21, "Q2_K_S"),
-    (22, "IQ3_XS"),
-    (23, "IQ3_XXS"),
-    (24, "IQ1_S"),
-    (25, "IQ4_NL"),
-    (26, "IQ3_S"),
-    (27, "IQ3_M"),
-    (28, "IQ2_S"),
-    (29, "IQ2_M"),
-    (30, "IQ4_XS"),
-    (31, "IQ1_M"),
-    (32, "BF16"),
-    (36, "TQ1_0"),
-    (37, "TQ2_0"),
-    (38, "MXFP4"),
-    (39, "NVFP4"),
-];
+use crate::quantization::file_type_name;
 
 const ARCHITECTURE: &str = "general.architecture";
 const FILE_TYPE: &str = "general.file_type";
@@ -103,11 +66,7 @@ impl GgufSummary {
 }
 
 fn file_type(found: &GgufMetadata) -> Option<&'static str> {
-    let number = found.u32(FILE_TYPE).ok().flatten()?;
-    FILE_TYPES
-        .iter()
-        .find(|(n, _)| *n == number)
-        .map(|(_, name)| *name)
+    file_type_name(found.u32(FILE_TYPE).ok().flatten()?)
 }
 
 /// The type of most weights. Of equal shares, the type with the lower number wins.

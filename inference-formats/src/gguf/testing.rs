@@ -1,6 +1,8 @@
-//! A writer of small GGUF files for tests: valid ones, and ones with a wrong header.
+//! For tests: a writer of small GGUF files, valid ones and ones with a wrong header; and blocks.
 
 use std::path::PathBuf;
+
+use super::GgmlType;
 
 /// A file under construction. The header counts the added entries, unless a test patches the bytes.
 #[derive(Clone, Default)]
@@ -104,4 +106,25 @@ pub fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, bytes).unwrap();
     (dir, path)
+}
+
+/// `count` blocks of arbitrary bytes, with scales that are finite.
+pub fn blocks(kind: GgmlType, count: usize) -> Vec<u8> {
+    let row = kind.row().unwrap();
+    let mut bytes: Vec<u8> = (0..count * row.bytes)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
+    for block in bytes.chunks_exact_mut(row.bytes) {
+        for &at in row.halves {
+            block[at + 1] &= 0xbf;
+        }
+        match kind {
+            // An exponent.
+            GgmlType::MXFP4 => block[0] = 64 + block[0] % 128,
+            // The upper bits of the last word belong to the scale.
+            GgmlType::IQ1M => block[55] &= 0xbf,
+            _ => {}
+        }
+    }
+    bytes
 }

@@ -211,7 +211,7 @@ fn rope_scaling(keys: &Keys<'_>, file: &Gguf) -> Result<Value> {
     let long = file.tensors().get("rope_factors_long.weight");
     if let (Some(long), Some(short)) = (long, file.tensors().get("rope_factors_short.weight")) {
         let values = |tensor: &super::gguf::GgufTensor| -> Result<Vec<f32>> {
-            crate::gguf_quant::dequantize(tensor.kind, &file.read(tensor)?)
+            crate::quantization::dequantize(tensor.kind, &file.read(tensor)?)
                 .ok_or_else(|| invalid(file.path(), "the rope factors are of an unknown type"))
         };
         return Ok(json!({

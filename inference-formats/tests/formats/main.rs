@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod documented;
 mod families;
 mod footprint;
 mod fuzz;

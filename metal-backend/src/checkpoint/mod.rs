@@ -5,6 +5,6 @@
 pub mod files;
 
 pub use inference_formats::{
-    Family, Gguf, ModelConfig, ModelFiles, config, family, gguf, gguf_config, gguf_quant, identity,
-    locate, python_json, safetensors,
+    Family, Gguf, ModelConfig, ModelFiles, config, family, gguf, gguf_config, identity, locate,
+    python_json, quantization, safetensors,
 };

@@ -12,7 +12,7 @@ use crate::checkpoint::family::GgufFamily;
 use crate::checkpoint::files::invalid;
 use crate::checkpoint::gguf::{GgmlType, Gguf};
 use crate::checkpoint::gguf_config::{self, GgufNames};
-use crate::checkpoint::gguf_quant;
+use crate::checkpoint::quantization;
 use crate::text::Tokenizer;
 
 /// Factors of wavelengths; in a `config.json` they are described or listed.
@@ -58,7 +58,7 @@ pub(super) fn tensors(file: &Gguf, config: &Map<String, Value>) -> Result<Vec<Te
             _ if minus_one => Dtype::F32,
             GgmlType::F16 => Dtype::F16,
             GgmlType::BF16 => Dtype::BF16,
-            kind if gguf_quant::dequantize(kind, &[]).is_some() => Dtype::F32,
+            kind if quantization::dequantize(kind, &[]).is_some() => Dtype::F32,
             other => {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
@@ -190,7 +190,7 @@ fn rope_scaling(file: &Gguf, architecture: &str) -> Result<Option<Value>> {
     let Some(tensor) = file.tensors().get(name) else {
         return Ok(None);
     };
-    let factors = gguf_quant::dequantize(tensor.kind, &file.read(tensor)?).unwrap_or_default();
+    let factors = quantization::dequantize(tensor.kind, &file.read(tensor)?).unwrap_or_default();
     let theta = file
         .metadata()
         .f32(&format!("{architecture}.rope.freq_base"))?

@@ -9,7 +9,7 @@ use super::rules::Format;
 use super::source::Source;
 use super::tensor::Tensor;
 use crate::checkpoint::gguf::GgmlType;
-use crate::checkpoint::gguf_quant;
+use crate::checkpoint::quantization::GROUP;
 
 /// Weights read between two checks; nearly always the first few decide.
 const CHUNK: usize = 1 << 18;
@@ -22,8 +22,8 @@ pub(super) fn is_block(kind: GgmlType) -> bool {
 /// The format of MLX that represents a GGUF type without loss.
 pub(super) fn packing(kind: GgmlType) -> Option<Format> {
     Some(Format {
-        bits: gguf_quant::repack(kind, &[])?.bits,
-        group_size: 32,
+        bits: kind.layout().affine_bits()?.cast_signed(),
+        group_size: GROUP as i32, // a small constant
         mode: QuantMode::Affine,
     })
 }

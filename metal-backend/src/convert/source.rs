@@ -11,7 +11,7 @@ use super::tensor::{Stored, Tensor};
 use super::{FloatType, gguf, wrong};
 use crate::checkpoint::files::{invalid, read_capped};
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
-use crate::checkpoint::gguf_quant::{self, AffinePacked, unpermute_rows};
+use crate::checkpoint::quantization::{self, AffinePacked, unpermute_rows};
 use crate::checkpoint::safetensors::SafetensorsCheckpoint;
 use crate::checkpoint::{ModelFiles, locate, python_json};
 
@@ -193,7 +193,7 @@ impl Source {
         if let Stored::Gguf {
             minus_one: true, ..
         } = &tensor.stored
-            && let Some(values) = gguf_quant::dequantize(kind, &bytes)
+            && let Some(values) = quantization::dequantize(kind, &bytes)
         {
             return Ok(Floats::F32(values.into_iter().map(|x| x - 1.0).collect()));
         }
@@ -202,7 +202,7 @@ impl Source {
             Dtype::F16 => Ok(Floats::F16(elements(&bytes, f16::from_le_bytes))),
             Dtype::BF16 => Ok(Floats::BF16(elements(&bytes, bf16::from_le_bytes))),
             Dtype::F32 if is_plain => Ok(Floats::F32(elements(&bytes, f32::from_le_bytes))),
-            _ => gguf_quant::dequantize(kind, &bytes)
+            _ => quantization::dequantize(kind, &bytes)
                 .map(Floats::F32)
                 .ok_or_else(|| {
                     wrong(
@@ -223,7 +223,7 @@ impl Source {
     ) -> Result<AffinePacked> {
         let bytes = self.raw(tensor, first, rows)?;
         let packed = match &tensor.stored {
-            Stored::Gguf { kind, .. } => gguf_quant::repack(*kind, &bytes),
+            Stored::Gguf { kind, .. } => quantization::repack(*kind, &bytes),
             Stored::Safetensors => None,
         };
         packed.ok_or_else(|| wrong(&self.path, &tensor.name, "cannot be repacked"))

@@ -2,9 +2,9 @@
 //! the layout of a tensor.
 
 use inference_formats::footprint::WeightStorage;
-use inference_formats::gguf_quant::NibbleCodes;
+use inference_formats::quantization::{GROUP, Layout, NibbleCodes};
 use mlx_rs_core::cpu::{self, Prompts};
-use mlx_rs_core::{Array, Dtype, QuantMode, Quantized, Result};
+use mlx_rs_core::{Array, Dtype, Error, ErrorKind, QuantMode, Quantized, Result};
 
 /// A weight matrix `[out, in]` in memory.
 #[derive(Debug, Clone)]
@@ -194,39 +194,34 @@ impl Weight {
         cpu::QuantizedMatrix::from_interleaved(words, factors, format).map(Self::Interleaved)
     }
 
-    /// From the integers, scales and scales of scales of Q6_K for `rows` rows, in the kernels'
-    /// layout; `None` if they do not support it.
-    pub fn from_super_scaled(parts: [Array; 3], rows: i32) -> Result<Option<Self>> {
-        let matrix = cpu::QuantizedMatrix::from_super_scaled(parts, rows)?;
-        Ok(matrix.map(Self::Interleaved))
-    }
-
-    /// From the codes, the byte scales and biases, and their factors of Q4_K or Q5_K for `rows`
-    /// rows, in the kernels' layout; `None` if they do not support it.
-    pub fn from_super_affine(parts: [Array; 3], rows: i32, bits: i32) -> Result<Option<Self>> {
-        let matrix = cpu::QuantizedMatrix::from_super_affine(parts, rows, bits)?;
-        Ok(matrix.map(Self::Interleaved))
-    }
-
-    /// From codes and float16 scales without biases (Q4_0, Q5_0, Q8_0) for `rows` rows, in the
-    /// kernels' layout; `None` if they do not support it.
-    pub fn from_symmetric(parts: [Array; 2], rows: i32, bits: i32) -> Result<Option<Self>> {
-        let matrix = cpu::QuantizedMatrix::from_symmetric(parts, rows, bits)?;
-        Ok(matrix.map(Self::Interleaved))
-    }
-
-    /// From 4-bit codes, scales and, if those are bytes, scales of scales for `rows` rows, in the
-    /// kernels' layout. `format` is the meaning of codes, and the group size. `None` if the kernels
-    /// do not support it.
-    pub fn from_table_codes(
-        parts: Vec<Array>,
-        rows: i32,
-        (codes, group): (NibbleCodes, i32),
-    ) -> Result<Option<Self>> {
-        let Some(table) = table_of(codes) else {
-            return Ok(None);
+    /// From the interleaved parts of a layout for `rows` rows. This is where the layouts of files
+    /// meet those of the kernels. `None` if these do not support it.
+    ///
+    /// # Errors
+    /// When the parts do not fit each other.
+    pub fn from_layout(parts: Vec<Array>, rows: i32, layout: Layout) -> Result<Option<Self>> {
+        use cpu::QuantizedMatrix as Matrix;
+        let of_table = |parts: Vec<Array>, codes: NibbleCodes, group: usize| {
+            // The group is 16 or 32.
+            let table = table_of(codes).map(|table| (table, group as i32));
+            table.map_or(Ok(None), |table| {
+                Matrix::from_table_codes(parts, rows, table)
+            })
         };
-        let matrix = cpu::QuantizedMatrix::from_table_codes(parts, rows, (table, group))?;
+        let matrix = match layout {
+            Layout::Floats | Layout::Affine { .. } => None,
+            Layout::Symmetric { bits } => {
+                Matrix::from_symmetric(fixed(parts)?, rows, bits.cast_signed())?
+            }
+            Layout::SuperAffine { bits } => {
+                Matrix::from_super_affine(fixed(parts)?, rows, bits.cast_signed())?
+            }
+            Layout::SuperScaled => Matrix::from_super_scaled(fixed(parts)?, rows)?,
+            Layout::Powers => Matrix::from_float_codes(fixed(parts)?, rows, QuantMode::Mxfp4)?,
+            Layout::Table { codes } => of_table(parts, codes, GROUP)?,
+            Layout::TableSuper { codes, group } => of_table(parts, codes, group)?,
+            _ => None,
+        };
         Ok(matrix.map(Self::Interleaved))
     }
 
@@ -316,6 +311,14 @@ fn table_of(codes: NibbleCodes) -> Option<cpu::Table> {
         NibbleCodes::Iq1 => cpu::Table::Iq1,
         NibbleCodes::Q3k => cpu::Table::Q3k,
         _ => return None,
+    })
+}
+
+/// The parts of a layout as an array of length `N`.
+fn fixed<const N: usize>(parts: Vec<Array>) -> Result<[Array; N]> {
+    parts.try_into().map_err(|parts: Vec<Array>| {
+        let message = format!("there are {} parts; the layout has {N}", parts.len());
+        Error::new(ErrorKind::Shape, "weights", message)
     })
 }
 

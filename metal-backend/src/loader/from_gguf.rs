@@ -1,5 +1,5 @@
 //! Tensors of GGUF files as arrays. Matrices stay quantized if MLX or the CPU kernels have an equal
-//! format (`gguf_quant`; `gguf_packed.rs` for types that are not affine). All others become dense.
+//! format (`gguf_packed.rs` for layouts that are not affine). All others become dense.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +17,7 @@ use super::{Source, Weights, dimension, mlx_shape};
 use crate::checkpoint::files::wrong_tensor;
 use crate::checkpoint::gguf::{GgmlType, Gguf, GgufTensor};
 use crate::checkpoint::gguf_config::GgufNames;
-use crate::checkpoint::gguf_quant::{dequantize, repack, repack_into, unpermute_rows};
+use crate::checkpoint::quantization::{Misfit, dequantize, repack_into, unpermute_rows};
 use crate::error::engine;
 use crate::exec;
 use crate::nn::Weight;
@@ -188,32 +188,11 @@ impl Weights {
         shape: &[usize],
         for_kernels: bool,
     ) -> Result<Weight> {
-        if tensor.kind == GgmlType::Q6K
-            && for_kernels
-            && exec::keeps_gguf_bits(self.dtype)
-            && let Some((rows, cols)) = kernel_rows(shape)
-            && let Some(matrix) = self.gguf_super_scaled(gguf, stored, tensor, [rows, cols])?
-        {
-            return Ok(packed_weight(matrix, shape));
-        }
-        if for_kernels
-            && exec::keeps_gguf_bits(self.dtype)
-            && let Some((rows, cols)) = kernel_rows(shape)
-            && let Some(matrix) = self.gguf_super_affine(gguf, stored, tensor, [rows, cols])?
-        {
-            return Ok(packed_weight(matrix, shape));
-        }
-        if for_kernels
-            && exec::keeps_gguf_bits(self.dtype)
-            && let Some((rows, cols)) = kernel_rows(shape)
-            && let Some(matrix) = self.gguf_symmetric(gguf, stored, tensor, [rows, cols])?
-        {
-            return Ok(packed_weight(matrix, shape));
-        }
-        if let Some(weight) = self.gguf_nibbles(gguf, stored, tensor, shape, for_kernels)? {
+        if let Some(weight) = self.gguf_packed(gguf, stored, tensor, shape, for_kernels)? {
             return Ok(weight);
         }
-        let Some(bits) = repack(tensor.kind, &[]).map(|packed| packed.bits) else {
+        let layout = tensor.kind.layout();
+        let Some(bits) = layout.affine_bits().map(u32::cast_signed) else {
             let dtype = self.gguf_float_type(tensor, shape, for_kernels);
             return self
                 .gguf_dense(gguf, stored, tensor, shape, dtype)
@@ -226,16 +205,16 @@ impl Weights {
         let kernel_rows = kernel_rows(shape)
             .filter(|_| for_kernels && exec::keeps_packed(QuantMode::Affine, bits, 32, self.dtype));
         let kernel = kernel_rows.is_some();
-        let layout = |cols, dtype| PartLayout {
+        let part = |cols, dtype| PartLayout {
             interleaved: kernel,
             ..PartLayout::rows(cols, dtype)
         };
         let in_f16 = AtomicBool::new(true);
         let read = |factors: Dtype| {
             let parts = [
-                layout(words, Dtype::Uint32),
-                layout(groups, factors),
-                layout(groups, factors),
+                part(words, Dtype::Uint32),
+                part(groups, factors),
+                part(groups, factors),
             ];
             self.gguf_chunks(gguf, stored, tensor, &parts, |bytes, out, values| {
                 let [words, scales, biases] = out else {
@@ -244,9 +223,8 @@ impl Weights {
                 let n = scales.len() / factors.size();
                 let values = sized(values, 2 * n);
                 let (s, b) = values.split_at_mut(n);
-                repack_into(tensor.kind, bytes, cast_mut(words), s, b).ok_or_else(|| {
-                    wrong_tensor(gguf.path(), stored, "is no whole number of blocks a row")
-                })?;
+                repack_into(tensor.kind, bytes, cast_mut(words), s, b)
+                    .ok_or_else(|| wrong_tensor(gguf.path(), stored, Misfit::Size.to_string()))?;
                 if kernel && in_f16.load(Ordering::Relaxed) && !(fit_in_f16(s) && fit_in_f16(b)) {
                     in_f16.store(false, Ordering::Relaxed);
                 }
@@ -256,7 +234,7 @@ impl Weights {
             })
         };
         // Scales of blocks are float16. Scales of K types are products with 6-bit factors.
-        let products = matches!(tensor.kind, GgmlType::Q4K | GgmlType::Q5K);
+        let products = layout.has_product_scales();
         let mut made = match kernel && !products {
             true => read(Dtype::Float16)?,
             false => read(self.dtype)?,
@@ -299,31 +277,14 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::ModelConfig;
-    use crate::checkpoint::gguf::testing::Writer;
+    use crate::checkpoint::gguf::testing::{Writer, blocks};
+    use crate::checkpoint::quantization::{Layout, TYPES};
 
     const ROWS: usize = 300;
     const COLS: usize = 512;
     const PREFIX: &str = "model.layers.0.mlp.up_proj";
     const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 1,
         "intermediate_size": 300, "num_attention_heads": 4, "vocab_size": 40}"#;
-
-    /// Blocks of arbitrary bytes, except the float16 numbers at `halves`, which are finite.
-    fn blocks(block: usize, weights: usize, halves: &[usize]) -> Vec<u8> {
-        let n = ROWS * COLS / weights * block;
-        let mut bytes: Vec<u8> = (0..n)
-            .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
-            .collect();
-        for block in bytes.chunks_mut(block) {
-            for &at in halves {
-                block[at + 1] &= 0xbf;
-            }
-            // MXFP4 has an exponent instead of a float16 scale.
-            if halves.is_empty() {
-                block[0] = 64 + block[0] % 128;
-            }
-        }
-        bytes
-    }
 
     fn on_cpu(run: impl FnOnce()) {
         Stream::default_of(Device::cpu()).unwrap().scope(run);
@@ -332,33 +293,17 @@ mod tests {
     #[test]
     fn blocks_reach_the_kernels_as_they_are() {
         on_cpu(|| {
-            // Type number, bytes and weights of a block, offsets of float16 numbers; bits and group
-            // size in memory. Q4_0, Q8_0, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K; types with one bit more
-            // than their two values need; and types with tables: MXFP4, IQ4, IQ3, IQ2, IQ1 and
-            // Q3_K.
-            for (kind, block, weights, halves, format) in [
-                (2, 18, 32, &[0][..], (4, 32)),
-                (8, 34, 32, &[0], (8, 32)),
-                (6, 22, 32, &[0], (5, 32)),
-                (7, 24, 32, &[0, 2], (5, 32)),
-                (12, 144, 256, &[0, 2], (4, 32)),
-                (13, 176, 256, &[0, 2], (5, 32)),
-                (14, 210, 256, &[208], (6, 16)),
-                (34, 54, 256, &[52], (2, 32)),
-                (35, 66, 256, &[64], (2, 32)),
-                (39, 17, 32, &[], (4, 32)),
-                (20, 18, 32, &[0], (4, 32)),
-                (23, 136, 256, &[0], (4, 32)),
-                (18, 98, 256, &[0], (4, 32)),
-                (21, 110, 256, &[0], (4, 32)),
-                (16, 66, 256, &[0], (4, 32)),
-                (17, 74, 256, &[0], (4, 16)),
-                (22, 82, 256, &[0], (4, 16)),
-                (19, 50, 256, &[0], (4, 32)),
-                (29, 56, 256, &[54], (4, 16)),
-                (11, 110, 256, &[108], (4, 16)),
-            ] {
-                let bytes = blocks(block, weights, halves);
+            // All types that stay packed.
+            for row in TYPES {
+                let format = match row.layout() {
+                    Layout::Floats => continue,
+                    Layout::SuperScaled => (6, 16),
+                    Layout::Powers | Layout::Table { .. } => (4, 32),
+                    Layout::TableSuper { group, .. } => (4, group as i32),
+                    other => (other.affine_bits().unwrap().cast_signed(), 32),
+                };
+                let (kind, layout) = (row.id, row.layout());
+                let bytes = blocks(row.kind, ROWS * COLS / row.weights);
                 let dims = [COLS as u64, ROWS as u64];
                 let (_dir, path) = Writer::default()
                     .tensor("blk.0.ffn_up.weight", &dims, kind, &bytes)
@@ -388,7 +333,7 @@ mod tests {
                     let Weight::Interleaved(matrix) = &weight else {
                         assert!(!kernels || !cpu::enabled(), "{name} is not for the kernels");
                         // MLX has affine codes and MXFP4, but no other tables and no groups of 16.
-                        let in_mlx = matches!(kind, 2 | 6 | 7 | 8 | 12 | 13 | 34 | 35 | 39);
+                        let in_mlx = layout.affine_bits().is_some() || layout == Layout::Powers;
                         assert_eq!(weight.format().is_some(), in_mlx, "{name}");
                         continue;
                     };
@@ -396,15 +341,12 @@ mod tests {
                     assert_eq!((matrix.bits(), matrix.group_size()), format, "{name}");
                     // The last row block is padded.
                     let bits = weight.nbytes() as f64 * 8.0 / (ROWS * COLS) as f64;
-                    let wide = match kind {
-                        2 => 4.5..4.6,
-                        6 => 5.5..5.65,
-                        8 => 8.5..8.75,
-                        12 => 4.6..4.75,
-                        13 => 5.6..5.75,
-                        14 => 6.5..6.7,
-                        _ => 0.0..10.0,
+                    let (few, most) = match layout {
+                        // Float16 factors if they fit, else float32.
+                        Layout::Affine { bits } => (f64::from(bits) + 1.0, f64::from(bits) + 2.0),
+                        _ => [layout.bytes(256) as f64 * 8.0 / 256.0; 2].into(),
                     };
+                    let wide = few..most * 1.025;
                     assert!(wide.contains(&bits), "{name}: {bits} bits a weight");
                     let ids = Array::from_slice(&[299i32, 0, 17], &[3]).unwrap();
                     let rows = matrix.take_rows(&ids).unwrap().to_f32_vec().unwrap();
@@ -423,7 +365,7 @@ mod tests {
     #[test]
     fn exponents_that_are_no_numbers_are_errors() {
         on_cpu(|| {
-            let mut bytes = blocks(17, 32, &[]);
+            let mut bytes = blocks(GgmlType::MXFP4, ROWS * COLS / 32);
             bytes[17 * 16 * 123] = 255;
             let dims = [COLS as u64, ROWS as u64];
             let (_dir, path) = Writer::default()
@@ -449,27 +391,26 @@ mod tests {
         let prefix = "model.layers.0.mlp.switch_mlp.up_proj";
         let config = CONFIG.replace("llama", "qwen3_moe");
         on_cpu(|| {
-            // Q4_0, Q8_0, Q6_K, F16, MXFP4, IQ4_NL and IQ3_S.
-            for (kind, block, weights, halves) in [
-                (2, 18, 32, &[0][..]),
-                (8, 34, 32, &[0]),
-                (14, 210, 256, &[208]),
-                (1, 2, 1, &[0]),
-                (39, 17, 32, &[]),
-                (20, 18, 32, &[0]),
-                (21, 110, 256, &[0]),
+            for stored in [
+                GgmlType::Q4_0,
+                GgmlType::Q8_0,
+                GgmlType::Q6K,
+                GgmlType::F16,
+                GgmlType::MXFP4,
+                GgmlType::IQ4NL,
+                GgmlType::IQ3S,
             ] {
-                let bytes = blocks(block, weights, halves);
+                let (weights, block) = stored.block().unwrap();
+                let bytes = blocks(stored, ROWS * COLS / weights);
                 let rows = ROWS / EXPERTS / 2; // 30: not a multiple of a row block
                 for (experts, rows) in [(EXPERTS, 2 * rows - 4), (EXPERTS, rows)] {
                     let bytes = &bytes[..experts * rows * COLS / weights * block];
                     let dims = [COLS as u64, rows as u64, experts as u64];
                     let (_dir, path) = Writer::default()
-                        .tensor("blk.0.ffn_up_exps.weight", &dims, kind, bytes)
+                        .tensor("blk.0.ffn_up_exps.weight", &dims, stored.id(), bytes)
                         .file();
                     let file = || Gguf::open(&path).unwrap();
                     let config = ModelConfig::from_json(config.as_bytes()).unwrap();
-                    let stored = file().tensors()["blk.0.ffn_up_exps.weight"].kind;
                     let wanted = dequantize(stored, bytes).unwrap();
                     for chunk in [1, 1 << 20] {
                         let mut all = Weights::from_gguf(file(), &config, Dtype::Float32);

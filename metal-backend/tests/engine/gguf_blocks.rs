@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use inference::{Interrupt, LoadOptions, LoraConfig, Prompt, TextModel};
 use inference_formats::Gguf;
 use inference_formats::gguf::testing::Writer;
-use inference_formats::gguf_quant::dequantize;
+use inference_formats::quantization::dequantize;
 use metal_backend::model_report::ModelReport;
 use metal_backend::train::{AdapterKind, Sequence, Trainer, Tuning};
 
@@ -16,6 +16,7 @@ const VOCAB: usize = 64;
 /// float16 numbers with their values.
 struct Kind(u32, usize, usize, &'static [(usize, f32)]);
 
+const Q1_0: Kind = Kind(41, 18, 128, &[(0, 0.1)]);
 const Q5_0: Kind = Kind(6, 22, 32, &[(0, 0.006)]);
 const Q5_1: Kind = Kind(7, 24, 32, &[(0, 0.006), (2, -0.095)]);
 const Q5_K: Kind = Kind(13, 176, 256, &[(0, 2e-4), (2, 3e-3)]);
@@ -115,7 +116,7 @@ fn logits(model: &dyn TextModel, tokens: usize) -> Vec<f32> {
 fn logits_are_those_of_the_expanded_numbers() {
     let options = LoadOptions::new().with_backend("cpu");
     for kind in [
-        Q5_0, Q5_1, Q5_K, Q6_K, Q3_K, TQ2_0, MXFP4, IQ4_NL, IQ4_XS, IQ3_S, IQ2_XXS, IQ1_S,
+        Q1_0, Q5_0, Q5_1, Q5_K, Q6_K, Q3_K, TQ2_0, MXFP4, IQ4_NL, IQ4_XS, IQ3_S, IQ2_XXS, IQ1_S,
     ] {
         let [packed, plain] = twins(&kind);
         let [ours, floats] = [&packed, &plain].map(|(_, path)| {

@@ -7,7 +7,6 @@ use std::cell::RefCell;
 use crate::gemm::packed_gemm::GemmTask;
 use crate::gemm::product::{MatrixData, Product};
 use crate::isa::Isa;
-use crate::layout::float_codes::Codes;
 use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::partition::{SharedOutput, parallel_parts, parallel_ranges};
 use crate::pool;
@@ -55,10 +54,7 @@ impl GemmTask<'_> {
     /// Whether [`Self::run_amx_quantized`] supports the product.
     pub(crate) fn fits_amx_quantized(&self) -> bool {
         let quantized = |(data, _): &(MatrixData<'_>, _)| match data {
-            // The code widths that the assembly decodes.
-            MatrixData::Quantized { matrix, .. } => {
-                matches!(matrix.bits, 4 | 8) && matrix.codes() == Codes::Integers
-            }
+            MatrixData::Quantized { matrix, .. } => matrix.kernels().amx,
             MatrixData::Dense(_) => false,
         };
         let together = self.product.gate.is_none() || self.form_of(0) == self.form_of(1);

@@ -11,7 +11,6 @@ use crate::gemm::packed_gemm::{BLOCK_M, ColumnBlock, GemmTask, MIN_GEMM_ROWS};
 use crate::gemm::product::{MatrixData, Product};
 use crate::layout::aligned::AlignedVec;
 use crate::layout::byte_panel::{ByteColumns, ByteColumnsMut, BytePanel, BytePanelMut, HALF, UNIT};
-use crate::layout::float_codes::Codes;
 use crate::layout::packed::INTERLEAVED_ROWS;
 use crate::layout::tile::LANES;
 use crate::partition::{MIN_PARALLEL_WORK, SharedOutput, parallel_ranges};
@@ -148,7 +147,7 @@ impl GemmTask<'_> {
         let fits = self.product.rows >= MIN_GEMM_ROWS
             && self.product.k.is_multiple_of(UNIT)
             && self.data.iter().all(|(data, _)| match data {
-                MatrixData::Quantized { matrix, .. } => matrix.codes() != Codes::E4m3,
+                MatrixData::Quantized { matrix, .. } => matrix.kernels().integers,
                 MatrixData::Dense(_) => false,
             });
         Dot::of(self.product.isa).filter(|_| fits)

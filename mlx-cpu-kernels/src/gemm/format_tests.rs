@@ -19,24 +19,24 @@ const TABLES: [Table; 6] = [
     Table::Q3k,
 ];
 
-/// The widths and group sizes allowed with these scales. The match has no default, so that new
-/// formats are not forgotten.
+/// The widths and group sizes of the table with these scales, and one of two for those of tables.
 fn sizes(scales: ScaleFormat) -> Vec<(u32, usize)> {
-    match scales {
-        ScaleFormat::F32 | ScaleFormat::F16 => [2, 3, 4, 5, 6, 8]
-            .into_iter()
-            .flat_map(|bits| [32, 64, 128].map(|group| (bits, group)))
-            .collect(),
-        ScaleFormat::Symmetric => vec![(2, 32), (4, 32), (5, 32), (8, 32)],
-        ScaleFormat::Super => vec![(6, 16)],
-        ScaleFormat::SuperAffine => vec![(4, 32), (5, 32)],
-        ScaleFormat::E8m0 => vec![(4, 32), (8, 32)],
-        ScaleFormat::E4m3 => vec![(4, 16)],
+    let all = (1..=8).flat_map(|bits| scales.groups(bits).iter().map(move |group| (bits, *group)));
+    let wanted = match scales {
         ScaleFormat::Table(table) | ScaleFormat::TableSuper(table) => match table {
-            Table::Iq4 | Table::Iq3Xxs | Table::Iq3S => vec![(4, 32)],
-            Table::Iq2 | Table::Iq1 | Table::Q3k => vec![(4, 16)],
+            Table::Iq4 | Table::Iq3Xxs | Table::Iq3S => Some(32),
+            Table::Iq2 | Table::Iq1 | Table::Q3k => Some(16),
         },
-    }
+        _ => None,
+    };
+    let all: Vec<_> = all
+        .filter(|(_, group)| wanted.is_none_or(|wanted| wanted == *group))
+        .collect();
+    assert!(
+        !all.is_empty(),
+        "{scales:?} has no row in the table of formats"
+    );
+    all
 }
 
 /// All formats of matrices.

@@ -12,7 +12,6 @@ use crate::gemm::packed_gemm::{BLOCK_M, ColumnBlock, GemmTask, MIN_GEMM_ROWS};
 use crate::gemm::product::{MatrixData, Product};
 use crate::isa::Isa;
 use crate::layout::aligned::AlignedVec;
-use crate::layout::float_codes::Codes;
 use crate::layout::integer_panel::{
     CodePanel, CodePanelMut, InputColumns, InputColumnsMut, STEP, SUM,
 };
@@ -70,7 +69,7 @@ impl GemmTask<'_> {
         matches!(self.product.isa, Isa::Avx512 | Isa::Amx)
             && self.product.rows >= MIN_GEMM_ROWS
             && self.data.iter().all(|(data, _)| match data {
-                MatrixData::Quantized { matrix, .. } => matrix.codes() != Codes::E4m3,
+                MatrixData::Quantized { matrix, .. } => matrix.kernels().integers,
                 MatrixData::Dense(_) => false,
             })
     }

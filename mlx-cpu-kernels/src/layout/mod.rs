@@ -5,6 +5,7 @@ pub(crate) mod aligned;
 pub(crate) mod byte_panel;
 pub(crate) mod dense;
 pub(crate) mod float_codes;
+pub(crate) mod formats;
 pub(crate) mod input_panel;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod integer_panel;

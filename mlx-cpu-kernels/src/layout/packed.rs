@@ -68,7 +68,7 @@ pub enum ScaleFormat {
     /// A float16 scale and bias for each group.
     F16,
     /// A float16 scale for each group. The bias is [`symmetric_bias`] times the scale. These are
-    /// GGUF's Q4_0, Q5_0, Q8_0, TQ1_0 and TQ2_0.
+    /// GGUF's types with a scale and no minimum, such as Q4_0.
     Symmetric,
     /// A signed byte per group, times a float16 per [`GROUPS_PER_SUPER`] groups. The bias is -32
     /// times the scale. With 6 bits and groups of 16 this is GGUF's Q6_K.
@@ -105,8 +105,7 @@ impl ScaleFormat {
     }
 }
 
-/// The formats as constants for generic functions; only the x86-64 kernels use them.
-#[cfg(target_arch = "x86_64")]
+/// The formats as constants for generic functions, and for the table in `formats.rs`.
 impl ScaleFormat {
     pub(crate) const F32_ID: u32 = 0;
     pub(crate) const F16_ID: u32 = 1;
@@ -118,7 +117,23 @@ impl ScaleFormat {
     pub(crate) const SUPER_AFFINE_ID: u32 = 7;
     pub(crate) const SYMMETRIC_ID: u32 = 8;
 
+    /// The format's constant.
+    pub(crate) const fn id(self) -> u32 {
+        match self {
+            Self::F32 => Self::F32_ID,
+            Self::F16 => Self::F16_ID,
+            Self::Symmetric => Self::SYMMETRIC_ID,
+            Self::Super => Self::SUPER_ID,
+            Self::SuperAffine => Self::SUPER_AFFINE_ID,
+            Self::E8m0 => Self::E8M0_ID,
+            Self::E4m3 => Self::E4M3_ID,
+            Self::Table(_) => Self::TABLE_ID,
+            Self::TableSuper(_) => Self::TABLE_SUPER_ID,
+        }
+    }
+
     /// The kind of numbers that 4-bit codes represent in a format.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) const fn nibbles(format: u32) -> u32 {
         match format {
             Self::E8M0_ID | Self::E4M3_ID => Codes::E2M1_ID,
@@ -285,6 +300,27 @@ impl<'a> GroupParams<'a> {
                     })
                 }
             }
+        }
+    }
+
+    /// The constant of the format; see [`ScaleFormat::id`].
+    pub(crate) const fn format_id(self) -> u32 {
+        match self {
+            Self::F32(_) => ScaleFormat::F32_ID,
+            Self::F16(_) => ScaleFormat::F16_ID,
+            Self::Symmetric { .. } => ScaleFormat::SYMMETRIC_ID,
+            Self::Super { table: None, .. } => ScaleFormat::SUPER_ID,
+            Self::Super { table: Some(_), .. } => ScaleFormat::TABLE_SUPER_ID,
+            Self::SuperAffine { .. } => ScaleFormat::SUPER_AFFINE_ID,
+            Self::Table { .. } => ScaleFormat::TABLE_ID,
+            Self::Bytes {
+                scales: ByteScales::E8m0,
+                ..
+            } => ScaleFormat::E8M0_ID,
+            Self::Bytes {
+                scales: ByteScales::E4m3,
+                ..
+            } => ScaleFormat::E4M3_ID,
         }
     }
 

@@ -2,7 +2,7 @@
 //! float32.
 
 use crate::isa::Isa;
-use crate::layout::float_codes::Codes;
+use crate::layout::formats::with_codes;
 use crate::layout::input_panel::{InputPanel, InputPanelMut, inputs_per_sum};
 use crate::layout::packed::{FLOAT_INPUTS, PackedMatrix};
 use crate::partition::OutputBlock;
@@ -72,7 +72,7 @@ pub(crate) fn qgemv(
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx2`, on processors with avx2, fma and f16c.
-        Isa::Avx2 if matrix.codes() == Codes::E4m3 => unsafe {
+        Isa::Avx2 if !matrix.kernels().integers => unsafe {
             avx2::qgemv_fp8::qgemv(matrix, x, out);
         },
         #[cfg(target_arch = "x86_64")]
@@ -80,21 +80,20 @@ pub(crate) fn qgemv(
         Isa::Avx2 => unsafe { avx2::qgemv::qgemv(matrix, x, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx512`, on processors with all of its features.
-        Isa::Avx512 | Isa::Amx if matrix.codes() == Codes::E4m3 => unsafe {
+        Isa::Avx512 | Isa::Amx if !matrix.kernels().integers => unsafe {
             avx512::qgemv_fp8::qgemv(matrix, x, out);
         },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only `detect` makes `Isa::Avx512`, on processors with all of its features.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::qgemv::qgemv(matrix, x, out) },
         #[cfg(any(target_arch = "aarch64", test))]
-        Isa::Neon | Isa::Dot if matrix.codes() != Codes::Integers => portable_qgemv(matrix, x, out),
+        Isa::Neon | Isa::Dot if !matrix.kernels().neon => portable_qgemv(matrix, x, out),
         // SAFETY: the processor has neon, or neon is emulated; see `Isa::Neon`.
         #[cfg(any(target_arch = "aarch64", test))]
         Isa::Neon => unsafe {
             match matrix.bits {
                 4 => neon::f32::qgemv::<4>(matrix, x, out),
-                8 => neon::f32::qgemv::<8>(matrix, x, out),
-                _ => portable_qgemv(matrix, x, out),
+                _ => neon::f32::qgemv::<8>(matrix, x, out),
             }
         },
         // SAFETY: the processor has neon and dotprod, or they are emulated; see `Isa::Dot`.
@@ -102,8 +101,7 @@ pub(crate) fn qgemv(
         Isa::Dot => unsafe {
             match matrix.bits {
                 4 => neon::qgemv_dotprod::qgemv::<4>(matrix, x, out),
-                8 => neon::qgemv_dotprod::qgemv::<8>(matrix, x, out),
-                _ => portable_qgemv(matrix, x, out),
+                _ => neon::qgemv_dotprod::qgemv::<8>(matrix, x, out),
             }
         },
         Isa::Portable => portable_qgemv(matrix, x, out),
@@ -111,24 +109,8 @@ pub(crate) fn qgemv(
 }
 
 fn portable_qgemv(matrix: PackedMatrix<'_>, x: InputPanel<'_>, out: &mut OutputBlock<'_>) {
-    const INTEGERS: u32 = Codes::INTEGERS_ID;
-    match matrix.bits {
-        2 => portable::qgemv::qgemv::<2, INTEGERS>(matrix, x, out),
-        3 => portable::qgemv::qgemv::<3, INTEGERS>(matrix, x, out),
-        4 if matrix.codes() == Codes::E2m1 => {
-            portable::qgemv::qgemv::<4, { Codes::E2M1_ID }>(matrix, x, out);
-        }
-        4 if matches!(matrix.codes(), Codes::Table(_)) => {
-            portable::qgemv::qgemv::<4, { Codes::TABLE_ID }>(matrix, x, out);
-        }
-        4 => portable::qgemv::qgemv::<4, INTEGERS>(matrix, x, out),
-        5 => portable::qgemv::qgemv::<5, INTEGERS>(matrix, x, out),
-        6 => portable::qgemv::qgemv::<6, INTEGERS>(matrix, x, out),
-        _ if matrix.codes() == Codes::E4m3 => {
-            portable::qgemv::qgemv::<8, { Codes::E4M3_ID }>(matrix, x, out);
-        }
-        _ => portable::qgemv::qgemv::<8, INTEGERS>(matrix, x, out),
-    }
+    use portable::qgemv::qgemv;
+    with_codes!(qgemv(matrix, x, out));
 }
 
 /// Whether the dotprod kernels support this width; [`qgemv`] runs others in portable code, which

@@ -33,6 +33,7 @@ pub const ELSEWHERE: &[(&str, &str, &[&str])] = &[
         "not(target_arch = \"x86_64\")",
         AARCH64,
         &[
+            "mlx-cpu-kernels/src/layout/formats.rs",
             "mlx-cpu-kernels/src/simd/dequantize.rs",
             "mlx-cpu-kernels/src/simd/prefetch.rs",
         ],

@@ -83,7 +83,7 @@ impl QuantizedMatrix {
         let per_super = GROUPS_PER_AFFINE_SUPER as i32; // a small constant
         let groups = bytes.shape().get(1).copied().unwrap_or(0) / 2;
         let k = groups.checked_mul(GROUP).unwrap_or(0);
-        let known = matches!(bits, 4 | 5) && groups % per_super == 0;
+        let known = groups % per_super == 0;
         let widths = [
             (Dtype::Uint32, words_of(k, bits)),
             (Dtype::Int8, 2 * groups),
@@ -107,7 +107,10 @@ impl QuantizedMatrix {
             let is = |(part, &(dtype, width)): (&Array, &(Dtype, i32))| {
                 part.dtype() == dtype && part.shape() == [blocks, width, INTERLEAVED_ROWS as i32]
             };
-            known && parts.len() == widths.len() && parts.iter().zip(widths).all(is)
+            known
+                && takes(format.scales, format.bits, format.group)
+                && parts.len() == widths.len()
+                && parts.iter().zip(widths).all(is)
         };
         let Some(size) = size_of(&[n, k]).filter(fits) else {
             let PackedFormat {
@@ -180,8 +183,7 @@ impl QuantizedMatrix {
         let k = groups.checked_mul(GROUP).unwrap_or(0);
         let widths = [(Dtype::Uint32, words_of(k, bits)), (Dtype::Float16, groups)];
         let format = PackedFormat::new(bits, GROUP, ScaleFormat::Symmetric);
-        let known = matches!(bits, 2 | 4 | 5 | 8);
-        Self::of_parts(vec![words, scales], &widths, (n, k), known, format)
+        Self::of_parts(vec![words, scales], &widths, (n, k), true, format)
     }
 
     /// A matrix of `n` rows in MXFP4, MXFP8 or NVFP4: codes and byte scales in MLX's packing, both
@@ -262,7 +264,7 @@ impl QuantizedMatrix {
                 (ScaleFormat::TableSuper(table), per_super, widths)
             }
         };
-        let known = matches!(group, 16 | 32) && k % unit == 0;
+        let known = k % unit == 0;
         let format = PackedFormat::new(BITS, group, scales);
         Self::of_parts(parts, &widths, (n, k), known, format)
     }
@@ -283,6 +285,12 @@ impl PackedFormat {
             scales,
         }
     }
+}
+
+/// Whether the kernels have codes of `bits` bits in groups of this size with these scales.
+pub(super) fn takes(scales: ScaleFormat, bits: i32, group: i32) -> bool {
+    let groups = u32::try_from(bits).map_or(&[][..], |bits| scales.groups(bits));
+    usize::try_from(group).is_ok_and(|group| groups.contains(&group))
 }
 
 /// The number of words per row of `k` codes in MLX's packing.

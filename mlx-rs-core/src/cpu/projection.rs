@@ -99,23 +99,17 @@ impl<'a> Projection<'a> {
         let meaning = match work.parts.as_slice() {
             [part] if alone => match part.kind {
                 MatrixFormat::Dense(_) => OpKind::DenseProduct,
-                // Excludes formats that MLX cannot differentiate or batch.
                 MatrixFormat::Quantized {
-                    scales:
-                        ScaleFormat::Super
-                        | ScaleFormat::SuperAffine
-                        | ScaleFormat::Symmetric
-                        | ScaleFormat::E8m0
-                        | ScaleFormat::E4m3
-                        | ScaleFormat::Table(_)
-                        | ScaleFormat::TableSuper(_),
-                    ..
-                } => OpKind::Opaque,
-                MatrixFormat::Quantized { bits, group, .. } => OpKind::QuantizedProduct {
+                    bits,
+                    group,
+                    scales: ScaleFormat::F32 | ScaleFormat::F16,
+                } => OpKind::QuantizedProduct {
                     rows: part.size.n as i32, // all of them were i32 in the matrix
                     group_size: group as i32,
                     bits: bits as i32,
                 },
+                // MLX cannot differentiate or batch the other formats.
+                MatrixFormat::Quantized { .. } => OpKind::Opaque,
             },
             _ => OpKind::Opaque,
         };

@@ -16,7 +16,7 @@ use mlx_cpu_kernels::{
 use super::enabled;
 use super::host_op::{self, OpKind, input_of};
 use super::matrix::{Matrix, size_of};
-use super::packed_formats::float_format;
+use super::packed_formats::{float_format, takes};
 use crate::array::Array;
 use crate::closure;
 use crate::dtype::Dtype;
@@ -99,7 +99,7 @@ impl QuantizedMatrix {
     #[must_use]
     pub fn supports(mode: QuantMode, bits: i32, group_size: i32, scales: Dtype) -> bool {
         let known = match mode {
-            QuantMode::Affine => matches!((bits, group_size), (2..=6 | 8, 32 | 64 | 128)),
+            QuantMode::Affine => takes(ScaleFormat::F32, bits, group_size),
             QuantMode::Mxfp4 | QuantMode::Mxfp8 | QuantMode::Nvfp4 => {
                 float_format(mode).is_some_and(|known| known == (bits, group_size))
             }

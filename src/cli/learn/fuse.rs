@@ -33,9 +33,9 @@ pub struct Args {
     /// The GGUF file, in the new directory [default: `ggml-model-TYPE.gguf`]
     #[arg(long, value_name = "FILE", requires = "export_gguf")]
     gguf_path: Option<PathBuf>,
-    /// How the GGUF file stores matrices: f16, q8_0, bf16 or f32
     #[arg(
         long,
+        help = format!("How the GGUF file stores matrices: {}", GgufType::names()),
         value_name = "TYPE",
         default_value = "f16",
         requires = "export_gguf"

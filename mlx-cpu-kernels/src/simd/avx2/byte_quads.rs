@@ -9,6 +9,7 @@ use std::arch::x86_64::{
 
 use crate::layout::byte_panel::{BytePanelMut, CodeBytes};
 use crate::layout::float_codes::{Codes, FP4_CODES};
+use crate::layout::formats::with_codes;
 use crate::layout::packed::{INTERLEAVED_ROWS, PackedMatrix};
 use crate::simd::avx2::dequantize::{code_at, codes_of_whole_words, group_params};
 
@@ -28,25 +29,15 @@ fn offset(codes: Codes, bits: u32, bytes: CodeBytes) -> i8 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn byte_quads(matrix: PackedMatrix<'_>, bytes: CodeBytes, to: BytePanelMut<'_>) {
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        match (matrix.bits, matrix.codes()) {
-            (2, _) => byte_quads_bits::<2, false>(matrix, bytes, to),
-            (3, _) => byte_quads_bits::<3, false>(matrix, bytes, to),
-            (4, Codes::Integers) => byte_quads_bits::<4, false>(matrix, bytes, to),
-            (4, _) => byte_quads_bits::<4, true>(matrix, bytes, to),
-            (5, _) => byte_quads_bits::<5, false>(matrix, bytes, to),
-            (6, _) => byte_quads_bits::<6, false>(matrix, bytes, to),
-            _ => byte_quads_bits::<8, false>(matrix, bytes, to),
-        }
-    }
+    unsafe { with_codes!(byte_quads_bits(matrix, bytes, to)) }
 }
 
-/// [`byte_quads`] for codes of this bit width, which index a table if `LOOKUP`.
+/// [`byte_quads`] for codes of this bit width and kind.
 ///
 /// # Safety
 /// As [`byte_quads`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn byte_quads_bits<const BITS: u32, const LOOKUP: bool>(
+unsafe fn byte_quads_bits<const BITS: u32, const CODES: u32>(
     matrix: PackedMatrix<'_>,
     bytes: CodeBytes,
     to: BytePanelMut<'_>,
@@ -75,7 +66,8 @@ unsafe fn byte_quads_bits<const BITS: u32, const LOOKUP: bool>(
         CodeBytes::Unsigned => -f32::from(offset.cast_unsigned()),
         CodeBytes::Signed => -f32::from(offset),
     };
-    let flip = _mm256_set1_epi8(if LOOKUP { 0 } else { offset });
+    let lookup = CODES == Codes::E2M1_ID || CODES == Codes::TABLE_ID;
+    let flip = _mm256_set1_epi8(if lookup { 0 } else { offset });
     let mask = _mm256_set1_epi32((u32::MAX >> (32 - BITS)).cast_signed());
     for i in 0..count {
         for g in 0..groups {
@@ -99,7 +91,7 @@ unsafe fn byte_quads_bits<const BITS: u32, const LOOKUP: bool>(
                     let first = (g * size + c * chunk) / 4;
                     for j in 0..chunk / 4 {
                         let mut four = quad::<BITS>(&q, 4 * j, mask);
-                        if LOOKUP {
+                        if lookup {
                             four = _mm256_shuffle_epi8(table, four);
                         }
                         let four = _mm256_xor_si256(four, flip);

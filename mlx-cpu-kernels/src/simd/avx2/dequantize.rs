@@ -1,6 +1,7 @@
 //! Dequantization for AVX2.
 
 use crate::layout::float_codes::Codes;
+use crate::layout::formats::with_codes;
 use crate::layout::integer_panel::CodePanelMut;
 use crate::layout::packed::{
     GROUPS_PER_AFFINE_SUPER, GroupParams, INTERLEAVED_ROWS, PackedMatrix, PackedRow, code_position,
@@ -31,27 +32,8 @@ pub(crate) unsafe fn dequantize_row(row: PackedRow<'_>, bits: u32, out: &mut [f3
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn dequantize_transposed(matrix: PackedMatrix<'_>, out: &mut [f32]) {
-    const INTEGERS: u32 = Codes::INTEGERS_ID;
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        match matrix.bits {
-            2 => dequantize_transposed_bits::<2, INTEGERS>(matrix, out),
-            3 => dequantize_transposed_bits::<3, INTEGERS>(matrix, out),
-            4 if matrix.codes() == Codes::E2m1 => {
-                dequantize_transposed_bits::<4, { Codes::E2M1_ID }>(matrix, out);
-            }
-            4 if matches!(matrix.codes(), Codes::Table(_)) => {
-                dequantize_transposed_bits::<4, { Codes::TABLE_ID }>(matrix, out);
-            }
-            4 => dequantize_transposed_bits::<4, INTEGERS>(matrix, out),
-            5 => dequantize_transposed_bits::<5, INTEGERS>(matrix, out),
-            6 => dequantize_transposed_bits::<6, INTEGERS>(matrix, out),
-            _ if matrix.codes() == Codes::E4m3 => {
-                dequantize_transposed_bits::<8, { Codes::E4M3_ID }>(matrix, out);
-            }
-            _ => dequantize_transposed_bits::<8, INTEGERS>(matrix, out),
-        }
-    }
+    unsafe { with_codes!(dequantize_transposed_bits(matrix, out)) }
 }
 
 /// [`dequantize_transposed`] for codes of this bit width.
@@ -150,24 +132,8 @@ fn integer<const BITS: u32, const CODES: u32>(
 /// The processor must have avx2, fma and f16c.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn integer_pairs(matrix: PackedMatrix<'_>, to: CodePanelMut<'_>) {
-    const INTEGERS: u32 = Codes::INTEGERS_ID;
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        match (matrix.bits, matrix.codes()) {
-            (2, _) => integer_pairs_bits::<2, INTEGERS>(matrix, to),
-            (3, _) => integer_pairs_bits::<3, INTEGERS>(matrix, to),
-            (4, Codes::E2m1) => {
-                integer_pairs_bits::<4, { Codes::E2M1_ID }>(matrix, to);
-            }
-            (4, Codes::Table(_)) => {
-                integer_pairs_bits::<4, { Codes::TABLE_ID }>(matrix, to);
-            }
-            (4, _) => integer_pairs_bits::<4, INTEGERS>(matrix, to),
-            (5, _) => integer_pairs_bits::<5, INTEGERS>(matrix, to),
-            (6, _) => integer_pairs_bits::<6, INTEGERS>(matrix, to),
-            _ => integer_pairs_bits::<8, INTEGERS>(matrix, to),
-        }
-    }
+    unsafe { with_codes!(integer_pairs_bits(matrix, to)) }
 }
 
 /// [`integer_pairs`] for codes of this bit width.

@@ -205,7 +205,8 @@ impl RowBlock {
 /// Generates `qgemv` for `$features`. It passes bits, the type of factors and the number of input
 /// rows as constants to the function `row_blocks` beside it.
 macro_rules! qgemv_for_constants {
-    ($features:literal) => {
+    // `$d` is a dollar sign, for the macro inside.
+    ($features:literal, $d:tt) => {
         /// Multiplies row blocks with each of the inputs; see [`crate::simd::qgemv::qgemv`].
         ///
         /// # Safety
@@ -218,81 +219,22 @@ macro_rules! qgemv_for_constants {
         ) {
             let count = matrix.row_blocks();
             let (first, format) = RowBlock::first(matrix, x, out);
-            // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
-            unsafe {
-                match (matrix.bits, format) {
-                    (4, ScaleFormat::F16) => {
-                        rows::<4, { ScaleFormat::F16_ID }>(first, count, x, out)
+            /// One arm for each row of the table with kernels in integers.
+            macro_rules! arms {
+                (
+                    integers { $d($d id:ident, $d bits:literal, $d groups:expr, $d kernels:expr;)* }
+                    $d($d rest:tt)*
+                ) => {
+                    match (format.id(), matrix.bits) {
+                        $d((ScaleFormat::$d id, $d bits) => {
+                            rows::<$d bits, { ScaleFormat::$d id }>(first, count, x, out)
+                        })*
+                        _ => unreachable!("a format of the table"),
                     }
-                    (4, ScaleFormat::F32) => {
-                        rows::<4, { ScaleFormat::F32_ID }>(first, count, x, out)
-                    }
-                    (4, ScaleFormat::E8m0) => {
-                        rows::<4, { ScaleFormat::E8M0_ID }>(first, count, x, out)
-                    }
-                    (4, ScaleFormat::E4m3) => {
-                        rows::<4, { ScaleFormat::E4M3_ID }>(first, count, x, out)
-                    }
-                    (4, ScaleFormat::Table(_)) => {
-                        rows::<4, { ScaleFormat::TABLE_ID }>(first, count, x, out)
-                    }
-                    (4, ScaleFormat::TableSuper(_)) => {
-                        rows::<4, { ScaleFormat::TABLE_SUPER_ID }>(first, count, x, out)
-                    }
-                    (2, ScaleFormat::Symmetric) => {
-                        rows::<2, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
-                    }
-                    (4, ScaleFormat::Symmetric) => {
-                        rows::<4, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
-                    }
-                    (5, ScaleFormat::Symmetric) => {
-                        rows::<5, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
-                    }
-                    (8, ScaleFormat::Symmetric) => {
-                        rows::<8, { ScaleFormat::SYMMETRIC_ID }>(first, count, x, out)
-                    }
-                    (4, ScaleFormat::SuperAffine) => {
-                        rows::<4, { ScaleFormat::SUPER_AFFINE_ID }>(first, count, x, out)
-                    }
-                    (5, ScaleFormat::SuperAffine) => {
-                        rows::<5, { ScaleFormat::SUPER_AFFINE_ID }>(first, count, x, out)
-                    }
-                    (8, ScaleFormat::F16) => {
-                        rows::<8, { ScaleFormat::F16_ID }>(first, count, x, out)
-                    }
-                    (8, ScaleFormat::F32) => {
-                        rows::<8, { ScaleFormat::F32_ID }>(first, count, x, out)
-                    }
-                    (2, ScaleFormat::F16) => {
-                        rows::<2, { ScaleFormat::F16_ID }>(first, count, x, out)
-                    }
-                    (2, ScaleFormat::F32) => {
-                        rows::<2, { ScaleFormat::F32_ID }>(first, count, x, out)
-                    }
-                    (3, ScaleFormat::F16) => {
-                        rows::<3, { ScaleFormat::F16_ID }>(first, count, x, out)
-                    }
-                    (3, ScaleFormat::F32) => {
-                        rows::<3, { ScaleFormat::F32_ID }>(first, count, x, out)
-                    }
-                    (5, ScaleFormat::F16) => {
-                        rows::<5, { ScaleFormat::F16_ID }>(first, count, x, out)
-                    }
-                    (5, ScaleFormat::F32) => {
-                        rows::<5, { ScaleFormat::F32_ID }>(first, count, x, out)
-                    }
-                    (6, ScaleFormat::F16) => {
-                        rows::<6, { ScaleFormat::F16_ID }>(first, count, x, out)
-                    }
-                    (6, ScaleFormat::F32) => {
-                        rows::<6, { ScaleFormat::F32_ID }>(first, count, x, out)
-                    }
-                    (6, ScaleFormat::Super) => {
-                        rows::<6, { ScaleFormat::SUPER_ID }>(first, count, x, out);
-                    }
-                    _ => unreachable!("a width that `QuantizedMatrix::supports`"),
-                }
+                };
             }
+            // SAFETY: the caller guarantees the features; `RowBlock::first` asserted the lengths.
+            unsafe { crate::layout::formats::packed_formats!(arms) }
         }
 
         /// Multiplies all row blocks with all rows.
@@ -326,7 +268,7 @@ macro_rules! qgemv_for_constants {
 }
 pub(crate) use qgemv_for_constants;
 
-qgemv_for_constants!("avx2,fma,f16c");
+qgemv_for_constants!("avx2,fma,f16c", $);
 
 /// Multiplies all row blocks with `M` rows.
 ///

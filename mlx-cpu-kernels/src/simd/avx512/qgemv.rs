@@ -24,7 +24,7 @@ use crate::partition::OutputBlock;
 use crate::simd::avx2::float_codes::{e4m3, e8m0, integers, super_affine};
 use crate::simd::avx2::qgemv::{InputPtrs, PREFETCH_BYTES, RowBlock, qgemv_for_constants};
 
-qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni");
+qgemv_for_constants!("avx2,fma,f16c,avx512f,avx512bw,avx512vnni", $);
 
 /// Multiplies all row blocks with `M` rows.
 ///

@@ -1,4 +1,4 @@
-//! Types of one to four bits whose codes stand for integers of a table (IQ, Q3_K, MXFP4), group
+//! Blocks of one to four bits whose codes stand for integers of a table (IQ, Q3_K, MXFP4), group
 //! after group. Layouts are those of ggml. Codes here have four bits: a magnitude and, mostly, a
 //! sign above it. A scale has few enough digits for its products with these integers to be exact in
 //! `f32`.
@@ -6,8 +6,9 @@
 use half::f16;
 
 use super::blocks::{self, half_of, nibbles, part};
+use super::coding::TableBlocks;
 use super::grids;
-use crate::gguf::GgmlType;
+use super::layout::Layout;
 
 /// The integers that 4-bit codes stand for. A weight is the integer times a unit and the scale of
 /// its group.
@@ -31,20 +32,6 @@ pub enum NibbleCodes {
 }
 
 impl NibbleCodes {
-    /// The codes of a type; `None` for a type with others.
-    pub fn of(kind: GgmlType) -> Option<Self> {
-        Some(match kind {
-            GgmlType::MXFP4 => Self::E2m1,
-            GgmlType::IQ4NL | GgmlType::IQ4XS => Self::Iq4,
-            GgmlType::IQ3XXS => Self::Iq3Xxs,
-            GgmlType::IQ3S => Self::Iq3S,
-            GgmlType::IQ2XXS | GgmlType::IQ2XS | GgmlType::IQ2S => Self::Iq2,
-            GgmlType::IQ1S | GgmlType::IQ1M => Self::Iq1,
-            GgmlType::Q3K => Self::Q3k,
-            _ => return None,
-        })
-    }
-
     /// The integers of all codes, and the unit that they are multiplied by.
     pub fn integers(self) -> ([i8; 16], f32) {
         match self {
@@ -76,34 +63,11 @@ fn with_signs(magnitudes: [i8; 8]) -> [i8; 16] {
 }
 
 /// `2^(exponent - 127)`, for exponents below 255.
-fn power_of_two(exponent: u8) -> f32 {
+pub(super) fn power_of_two(exponent: u8) -> f32 {
     match exponent {
         0 => f32::MIN_POSITIVE / 2.0,
         _ => f32::from_bits(u32::from(exponent) << 23),
     }
-}
-
-/// Decodes whole blocks of a type with [`NibbleCodes`]. `None` for other types.
-pub(super) fn dequantize(kind: GgmlType, data: &[u8], out: &mut Vec<f32>) -> Option<()> {
-    let (integers, unit) = NibbleCodes::of(kind)?.integers();
-    let mut add = |scale: f32, codes: &[u8]| {
-        let weight = |code: &u8| scale * f32::from(integers[usize::from(code & 15)]);
-        out.extend(codes.iter().map(weight));
-    };
-    if kind == GgmlType::MXFP4 {
-        mxfp4(data, |exponent, codes| {
-            // Multiplied by half of the power first, because the largest power exceeds float32.
-            let scale = match exponent {
-                0 | 1 => power_of_two(exponent) * unit,
-                _ => power_of_two(exponent - 1),
-            };
-            add(scale, &codes);
-        });
-        return Some(());
-    }
-    groups(kind, data, |d, scale, codes| {
-        add(d.to_f32() * f32::from(scale) * unit, codes);
-    })
 }
 
 /// Calls `f` with the exponent and the codes of each block: `exponent, q: 32 x 4 bits`.
@@ -113,23 +77,61 @@ pub(super) fn mxfp4(data: &[u8], mut f: impl FnMut(u8, [u8; 32])) {
     }
 }
 
-/// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is `d` times the
-/// scale, the integer of its code and the unit. `None` for types without such groups.
-pub(super) fn groups(kind: GgmlType, data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) -> Option<()> {
-    match kind {
-        GgmlType::IQ4NL => iq4_nl(data, f),
-        GgmlType::IQ4XS => iq4_xs(data, f),
-        GgmlType::IQ2XXS => iq2_xxs(data, f),
-        GgmlType::IQ2XS => iq2_xs(data, f),
-        GgmlType::IQ2S => iq2_s(data, f),
-        GgmlType::IQ3XXS => iq3_xxs(data, f),
-        GgmlType::IQ3S => iq3_s(data, f),
-        GgmlType::IQ1S => iq1_s(data, f),
-        GgmlType::IQ1M => iq1_m(data, f),
-        GgmlType::Q3K => blocks::q3_k(data, |d, scale, codes| f(d, scale, &codes)),
-        _ => return None,
-    }
-    Some(())
+/// Declares types of [`TableBlocks`]: name, integers, codes in a group (`none` where each group has
+/// only a float16), and the function that reads blocks.
+macro_rules! table_blocks {
+    ($($(#[$doc:meta])* $name:ident: $codes:ident, $group:tt, $read:path;)*) => {$(
+        $(#[$doc])*
+        pub(super) struct $name;
+
+        impl TableBlocks for $name {
+            const LAYOUT: Layout = table_blocks!(@layout $codes, $group);
+            const CODES: NibbleCodes = NibbleCodes::$codes;
+
+            fn groups(data: &[u8], f: impl FnMut(f16, i8, &[u8])) {
+                $read(data, f);
+            }
+        }
+    )*};
+    (@layout $codes:ident, none) => {
+        Layout::Table {
+            codes: NibbleCodes::$codes,
+        }
+    };
+    (@layout $codes:ident, $group:literal) => {
+        Layout::TableSuper {
+            codes: NibbleCodes::$codes,
+            group: $group,
+        }
+    };
+}
+
+table_blocks! {
+    /// See [`iq4_nl`].
+    IQ4NL: Iq4, none, iq4_nl;
+    /// See [`iq4_xs`].
+    IQ4XS: Iq4, 32, iq4_xs;
+    /// See [`iq3_xxs`].
+    IQ3XXS: Iq3Xxs, 32, iq3_xxs;
+    /// See [`iq3_s`].
+    IQ3S: Iq3S, 32, iq3_s;
+    /// See [`iq2_xxs`].
+    IQ2XXS: Iq2, 32, iq2_xxs;
+    /// See [`iq2_xs`].
+    IQ2XS: Iq2, 16, iq2_xs;
+    /// See [`iq2_s`].
+    IQ2S: Iq2, 16, iq2_s;
+    /// See [`iq1_s`].
+    IQ1S: Iq1, 32, iq1_s;
+    /// See [`iq1_m`].
+    IQ1M: Iq1, 16, iq1_m;
+    /// See [`blocks::q3_k`].
+    Q3K: Q3k, 16, q3_k;
+}
+
+/// See [`blocks::q3_k`].
+fn q3_k(data: &[u8], mut f: impl FnMut(f16, i8, &[u8])) {
+    blocks::q3_k(data, |d, scale, codes| f(d, scale, &codes));
 }
 
 /// `d, q: 32 x 4 bits`.

@@ -1,0 +1,343 @@
+//! What is done with blocks, for each kind of them: decoding to floats, and packing into a
+//! [`Layout`]. A type implements one of the traits; the functions here do the rest, compiled for
+//! each type.
+
+use half::f16;
+
+use super::bits::{pack_group, pack_nibbles, pack_six};
+use super::blocks::{half_of, k_scales, part, q6_k};
+use super::codes::{NibbleCodes, mxfp4, power_of_two};
+use super::layout::{GROUP, Layout, Misfit};
+
+/// Scales and biases of groups, in MLX's affine form.
+pub(super) type Factors<'a> = (&'a mut [f32], &'a mut [f32]);
+
+/// Appends the numbers of blocks.
+pub(super) type Decode = fn(&[u8], &mut Vec<f32>);
+
+/// Writes the parts of a layout, which have the lengths for this data.
+pub(super) type Pack = fn(&[u8], &mut [&mut [u8]]) -> Result<(), Misfit>;
+
+/// Writes codes and factors of MLX's affine form.
+pub(super) type Repack = fn(&[u8], &mut [u32], Factors<'_>);
+
+/// The functions of a type. All take whole blocks.
+pub(super) struct Coding {
+    pub layout: Layout,
+    pub decode: Decode,
+    pub pack: Pack,
+    /// Where the layout has [`Layout::affine_bits`].
+    pub affine: Option<Repack>,
+}
+
+/// Blocks of groups of 32 with a scale and a bias each.
+pub(super) trait AffineBlocks {
+    /// Bits of a code in memory.
+    const BITS: u32;
+
+    /// Calls `f` with codes, scale and bias of each group.
+    fn groups(data: &[u8], f: impl FnMut(&[u8; GROUP], f32, f32));
+}
+
+/// Blocks of groups of 32 with a float16 scale, and a code that stands for zero.
+pub(super) trait SymmetricBlocks {
+    /// Bits of a code in memory.
+    const BITS: u32;
+
+    /// Calls `f` with codes and scale of each group.
+    fn groups(data: &[u8], f: impl FnMut(&[u8; GROUP], f16));
+}
+
+/// The code that stands for zero in [`Layout::Symmetric`].
+const fn zero_code(bits: u32) -> u8 {
+    match bits {
+        // Codes 0, 1 and 2.
+        2 => 1,
+        _ => 1 << (bits - 1),
+    }
+}
+
+/// K blocks of 256 weights: eight groups with 6-bit scales and minima.
+pub(super) trait SuperAffineBlocks {
+    /// Bits of a code in memory.
+    const BITS: u32;
+
+    /// Calls `f` with the first 16 bytes (`d`, `dmin`, scales and minima) and the codes of each
+    /// block.
+    fn blocks(data: &[u8], f: impl FnMut(&[u8; 16], [[u8; GROUP]; 8]));
+}
+
+/// Blocks of 4-bit codes that index a table of integers.
+pub(super) trait TableBlocks {
+    /// The layout: [`Layout::Table`] or [`Layout::TableSuper`].
+    const LAYOUT: Layout;
+    /// The integers.
+    const CODES: NibbleCodes;
+
+    /// Calls `f` with `d`, the scale and the 16 or 32 codes of each group. A weight is `d` times
+    /// the scale, the integer of its code and the unit.
+    fn groups(data: &[u8], f: impl FnMut(f16, i8, &[u8]));
+}
+
+/// A type that becomes floats.
+pub(super) const fn floats(decode: Decode) -> Coding {
+    Coding {
+        layout: Layout::Floats,
+        decode,
+        pack: |_, _| Err(Misfit::Layout),
+        affine: None,
+    }
+}
+
+/// See [`AffineBlocks`].
+pub(super) const fn affine<B: AffineBlocks>() -> Coding {
+    Coding {
+        layout: Layout::Affine { bits: B::BITS },
+        decode: |data, out| {
+            B::groups(data, |q, scale, bias| {
+                out.extend(q.iter().map(|&q| scale * f32::from(q) + bias));
+            });
+        },
+        pack: |_, _| Err(Misfit::Layout),
+        affine: Some(|data, words, factors| {
+            let mut add = affine_writer(B::BITS, words, factors);
+            B::groups(data, |q, scale, bias| add(q, scale, bias));
+        }),
+    }
+}
+
+/// See [`SymmetricBlocks`].
+pub(super) const fn symmetric<B: SymmetricBlocks>() -> Coding {
+    Coding {
+        layout: Layout::Symmetric { bits: B::BITS },
+        decode: |data, out| {
+            // The integer is computed first, so that a zero keeps the sign of the scale.
+            let zero = f32::from(zero_code(B::BITS));
+            B::groups(data, |q, scale| {
+                let scale = scale.to_f32();
+                out.extend(q.iter().map(|&q| scale * (f32::from(q) - zero)));
+            });
+        },
+        pack: |data, out| {
+            let [words, scales] = parts(out)?;
+            let mut words = cast::<u32>(words)?.chunks_exact_mut(B::BITS as usize);
+            let mut scales = cast::<f16>(scales)?.iter_mut();
+            B::groups(data, |q, scale| {
+                if let (Some(words), Some(to)) = (words.next(), scales.next()) {
+                    pack_group(B::BITS, q, words);
+                    *to = scale;
+                }
+            });
+            Ok(())
+        },
+        affine: Some(|data, words, factors| {
+            let zero = f32::from(zero_code(B::BITS));
+            let mut add = affine_writer(B::BITS, words, factors);
+            B::groups(data, |q, scale| {
+                let scale = scale.to_f32();
+                add(q, scale, -zero * scale);
+            });
+        }),
+    }
+}
+
+/// See [`SuperAffineBlocks`].
+pub(super) const fn super_affine<B: SuperAffineBlocks>() -> Coding {
+    Coding {
+        layout: Layout::SuperAffine { bits: B::BITS },
+        decode: |data, out| {
+            B::blocks(data, |start, groups| {
+                for ((scale, bias), q) in k_factors(start).into_iter().zip(&groups) {
+                    out.extend(q.iter().map(|&q| scale * f32::from(q) + bias));
+                }
+            });
+        },
+        pack: |data, out| {
+            let [words, bytes, supers] = parts(out)?;
+            let mut words = cast::<u32>(words)?.chunks_exact_mut(B::BITS as usize);
+            let mut bytes = cast::<i8>(bytes)?.as_chunks_mut::<2>().0.iter_mut();
+            let mut supers = cast::<f16>(supers)?.as_chunks_mut::<2>().0.iter_mut();
+            B::blocks(data, |start, groups| {
+                if let Some(supers) = supers.next() {
+                    *supers = k_halves(start);
+                }
+                for ((scale, min), q) in k_scales(start).into_iter().zip(&groups) {
+                    if let (Some(words), Some(bytes)) = (words.next(), bytes.next()) {
+                        pack_group(B::BITS, q, words);
+                        // Six bits each.
+                        *bytes = [scale as i8, min as i8];
+                    }
+                }
+            });
+            Ok(())
+        },
+        affine: Some(|data, words, factors| {
+            let mut add = affine_writer(B::BITS, words, factors);
+            B::blocks(data, |start, groups| {
+                for ((scale, bias), q) in k_factors(start).into_iter().zip(&groups) {
+                    add(q, scale, bias);
+                }
+            });
+        }),
+    }
+}
+
+/// `Q6_K`.
+pub(super) const fn super_scaled() -> Coding {
+    Coding {
+        layout: Layout::SuperScaled,
+        decode: |data, out| {
+            q6_k(data, |d, scale, codes| {
+                let scale = d.to_f32() * f32::from(scale);
+                out.extend(codes.map(|q| scale * (f32::from(q) - 32.0)));
+            });
+        },
+        pack: |data, out| {
+            let [words, scales, supers] = parts(out)?;
+            let mut words = cast::<u32>(words)?.as_chunks_mut::<3>().0.iter_mut();
+            let mut scales = cast::<i8>(scales)?.iter_mut();
+            let mut supers = cast::<f16>(supers)?.iter_mut();
+            let mut groups = 0usize;
+            q6_k(data, |d, scale, codes| {
+                if groups.is_multiple_of(16)
+                    && let Some(to) = supers.next()
+                {
+                    *to = d;
+                }
+                groups += 1;
+                if let (Some(words), Some(to)) = (words.next(), scales.next()) {
+                    *words = pack_six(&codes);
+                    *to = scale;
+                }
+            });
+            Ok(())
+        },
+        affine: None,
+    }
+}
+
+/// `MXFP4`.
+pub(super) const fn powers() -> Coding {
+    Coding {
+        layout: Layout::Powers,
+        decode: |data, out| {
+            let (integers, unit) = NibbleCodes::E2m1.integers();
+            mxfp4(data, |exponent, codes| {
+                // Multiplied by half of the power first, because the largest power exceeds float32.
+                let scale = match exponent {
+                    0 | 1 => power_of_two(exponent) * unit,
+                    _ => power_of_two(exponent - 1),
+                };
+                let weight = |code: &u8| scale * f32::from(integers[usize::from(code & 15)]);
+                out.extend(codes.iter().map(weight));
+            });
+        },
+        pack: |data, out| {
+            let [words, powers] = parts(out)?;
+            let mut words = cast::<u32>(words)?.as_chunks_mut::<4>().0.iter_mut();
+            let mut to = powers.iter_mut();
+            mxfp4(data, |power, codes| {
+                if let (Some(words), Some(to)) = (words.next(), to.next()) {
+                    pack_group(4, &codes, words);
+                    *to = power;
+                }
+            });
+            match powers.contains(&u8::MAX) {
+                true => Err(Misfit::Scale),
+                false => Ok(()),
+            }
+        },
+        affine: None,
+    }
+}
+
+/// See [`TableBlocks`].
+pub(super) const fn table<B: TableBlocks>() -> Coding {
+    Coding {
+        layout: B::LAYOUT,
+        decode: |data, out| {
+            let (integers, unit) = B::CODES.integers();
+            B::groups(data, |d, scale, codes| {
+                let scale = d.to_f32() * f32::from(scale) * unit;
+                let weight = |code: &u8| scale * f32::from(integers[usize::from(code & 15)]);
+                out.extend(codes.iter().map(weight));
+            });
+        },
+        pack: |data, out| {
+            let (words, scales, supers, per_super) = match B::LAYOUT {
+                Layout::TableSuper { group, .. } => {
+                    let [words, scales, supers] = parts(out)?;
+                    (words, Some(cast::<i8>(scales)?), supers, 256 / group.max(1))
+                }
+                _ => {
+                    let [words, halves] = parts(out)?;
+                    (words, None, halves, 1)
+                }
+            };
+            let mut words = cast::<u32>(words)?.iter_mut();
+            let mut scales = scales.into_iter().flatten();
+            let mut supers = cast::<f16>(supers)?.iter_mut();
+            let mut groups = 0usize;
+            B::groups(data, |d, scale, codes| {
+                if groups.is_multiple_of(per_super)
+                    && let Some(to) = supers.next()
+                {
+                    *to = d;
+                }
+                groups += 1;
+                if let Some(to) = scales.next() {
+                    *to = scale;
+                }
+                for (eight, word) in codes.as_chunks::<8>().0.iter().zip(&mut words) {
+                    *word = pack_nibbles(eight);
+                }
+            });
+            Ok(())
+        },
+        affine: None,
+    }
+}
+
+/// Writes group after group in MLX's affine form.
+#[inline(always)]
+fn affine_writer<'a>(
+    bits: u32,
+    words: &'a mut [u32],
+    (scales, biases): Factors<'a>,
+) -> impl FnMut(&[u8; GROUP], f32, f32) + 'a {
+    let mut words = words.chunks_exact_mut(bits as usize);
+    let mut factors = scales.iter_mut().zip(biases);
+    move |q, scale, bias| {
+        if let (Some(words), Some((s, b))) = (words.next(), factors.next()) {
+            pack_group(bits, q, words);
+            *s = scale;
+            *b = bias;
+        }
+    }
+}
+
+/// `d` and `dmin` of a K block.
+fn k_halves(start: &[u8; 16]) -> [f16; 2] {
+    [
+        half_of(part::<0, 2, 16>(start)),
+        half_of(part::<2, 2, 16>(start)),
+    ]
+}
+
+/// Scale and bias of the 8 groups of a K block. Products of an `f16` with small integers are exact.
+fn k_factors(start: &[u8; 16]) -> [(f32, f32); 8] {
+    let [d, dmin] = k_halves(start).map(f16::to_f32);
+    k_scales(start).map(|(scale, min)| (d * f32::from(scale), -(dmin * f32::from(min))))
+}
+
+/// The parts as an array of length `N`.
+fn parts<'a, 'b, const N: usize>(
+    out: &'a mut [&'b mut [u8]],
+) -> Result<&'a mut [&'b mut [u8]; N], Misfit> {
+    out.try_into().map_err(|_| Misfit::Size)
+}
+
+/// Bytes of a part as elements. They are aligned in the memory of arrays.
+fn cast<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T], Misfit> {
+    bytemuck::try_cast_slice_mut(bytes).map_err(|_| Misfit::Size)
+}

@@ -1,0 +1,181 @@
+//! What blocks become in memory: packed matrices of a few parts, in the form that kernels read.
+//! `coding.rs` writes them.
+
+use std::fmt;
+
+use super::NibbleCodes;
+
+/// Weights that share a scale in every layout with integer codes, but [`Layout::SuperScaled`].
+pub const GROUP: usize = 32;
+
+/// The layout in memory of a type's matrices. Codes have MLX's packing: code `i` of a row is at bit
+/// `i * bits` of a little-endian stream of 32-bit words.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Numbers: such a type is decoded to floats.
+    Floats,
+    /// `w = scale * q + bias`, with a scale and a bias for each [`GROUP`]: MLX's affine form. An
+    /// engine chooses the type of scales and biases.
+    Affine {
+        /// Bits of a code.
+        bits: u32,
+    },
+    /// `w = scale * (q - zero)`, with a float16 scale for each [`GROUP`]. The zero is the code in
+    /// the middle: 1 for 2 bits, else half of the number of codes.
+    Symmetric {
+        /// Bits of a code.
+        bits: u32,
+    },
+    /// `w = d * scale * q - m * minimum`. Two bytes for each [`GROUP`] (scale, minimum) and two
+    /// float16 for each 256 weights (`d`, `m`).
+    SuperAffine {
+        /// Bits of a code.
+        bits: u32,
+    },
+    /// `w = d * scale * (q - 32)` with codes of 6 bits. A signed byte for each 16 weights (scale)
+    /// and a float16 for each 256 (`d`).
+    SuperScaled,
+    /// 4-bit floats (E2M1) with a power of two for each [`GROUP`], a byte with the exponent plus
+    /// 127. MLX has it as `mxfp4`.
+    Powers,
+    /// 4-bit codes that index a table of integers, with a float16 for each [`GROUP`].
+    Table {
+        /// The integers.
+        codes: NibbleCodes,
+    },
+    /// 4-bit codes that index a table of integers. A signed byte for each group (scale), times a
+    /// float16 for each 256 weights.
+    TableSuper {
+        /// The integers.
+        codes: NibbleCodes,
+        /// Weights that share a byte: 16 or 32.
+        group: usize,
+    },
+}
+
+/// The type of a part's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartType {
+    /// Words of packed codes.
+    U32,
+    /// Exponents.
+    U8,
+    /// Scales, and minima.
+    I8,
+    /// IEEE half precision.
+    F16,
+}
+
+impl PartType {
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::U32 => 4,
+            Self::U8 | Self::I8 => 1,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// One array of a packed matrix. Each row of the matrix has a row in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The type of its elements.
+    pub kind: PartType,
+    /// Elements for each 256 weights.
+    per_256: usize,
+}
+
+impl Part {
+    const fn new(kind: PartType, per_256: usize) -> Self {
+        Self { kind, per_256 }
+    }
+
+    /// Elements of `weights` weights, a whole number of groups.
+    pub const fn elements(self, weights: usize) -> usize {
+        // No product with all weights, which could overflow.
+        weights / 256 * self.per_256 + weights % 256 * self.per_256 / 256
+    }
+
+    /// Bytes of `weights` weights.
+    pub const fn bytes(self, weights: usize) -> usize {
+        self.elements(weights).saturating_mul(self.kind.size())
+    }
+}
+
+impl Layout {
+    /// The arrays of a packed matrix, in order: codes, scales, scales of scales. Empty for
+    /// [`Self::Floats`] and [`Self::Affine`], whose numbers have the types that an engine computes
+    /// in.
+    pub fn parts(self) -> Vec<Part> {
+        let words = |bits: u32| Part::new(PartType::U32, 8 * bits as usize);
+        match self {
+            Self::Floats | Self::Affine { .. } => Vec::new(),
+            Self::Symmetric { bits } => vec![words(bits), Part::new(PartType::F16, 8)],
+            Self::SuperAffine { bits } => vec![
+                words(bits),
+                Part::new(PartType::I8, 16),
+                Part::new(PartType::F16, 2),
+            ],
+            Self::SuperScaled => vec![
+                words(6),
+                Part::new(PartType::I8, 16),
+                Part::new(PartType::F16, 1),
+            ],
+            Self::Powers => vec![words(4), Part::new(PartType::U8, 8)],
+            Self::Table { .. } => vec![words(4), Part::new(PartType::F16, 8)],
+            Self::TableSuper { group, .. } => vec![
+                words(4),
+                Part::new(PartType::I8, 256 / group.max(1)),
+                Part::new(PartType::F16, 1),
+            ],
+        }
+    }
+
+    /// Bytes of `weights` weights in all [parts](Self::parts).
+    pub fn bytes(self, weights: u64) -> u64 {
+        let parts = self.parts();
+        let per_256: usize = parts.iter().map(|part| part.bytes(256)).sum();
+        weights.saturating_mul(per_256 as u64) / 256
+    }
+
+    /// Bits of a code where MLX's affine form holds the same numbers, in groups of [`GROUP`].
+    pub const fn affine_bits(self) -> Option<u32> {
+        match self {
+            Self::Affine { bits } | Self::Symmetric { bits } | Self::SuperAffine { bits } => {
+                Some(bits)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether scales and biases of the affine form are products, which 16 bits do not hold.
+    pub const fn has_product_scales(self) -> bool {
+        matches!(self, Self::SuperAffine { .. })
+    }
+}
+
+/// Why blocks were not packed.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Misfit {
+    /// The type has no layout with parts.
+    Layout,
+    /// The data is no whole number of blocks, or the parts have other lengths.
+    Size,
+    /// The exponent of a scale is 255, which stands for NaN.
+    Scale,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Layout => "is of a type that is not packed",
+            Self::Size => "is no whole number of blocks a row",
+            Self::Scale => "has a scale that is no number (exponent 255)",
+        })
+    }
+}
+
+impl std::error::Error for Misfit {}
