@@ -40,6 +40,7 @@ pub enum Norm {
 /// [`ErrorKind::Index`] for axes that do not exist or are repeated; [`ErrorKind::Shape`] for
 /// another number of axes; [`ErrorKind::Value`] for a norm that matrices do not have;
 /// [`ErrorKind::Dtype`] for a `p`-norm of values that are no floats.
+#[doc(alias("mlx_linalg_norm", "mlx_linalg_norm_matrix", "mlx_linalg_norm_l2"))]
 pub fn norm<'a>(
     a: &Array,
     which: Norm,
@@ -159,6 +160,7 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
 /// # Errors
 /// [`ErrorKind::Index`] when the axis does not exist; [`ErrorKind::Shape`] when it has another
 /// length or the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
+#[doc(alias = "mlx_linalg_cross")]
 pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
     let op = "cross";
     let (la, lb) = (a.shape()[a.axis(op, axis)?], b.shape()[b.axis(op, axis)?]);

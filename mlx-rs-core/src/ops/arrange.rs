@@ -30,6 +30,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count or an axis too long to be counted.
+    #[doc(alias = "mlx_tile")]
     pub fn tile(&self, reps: &[i32]) -> Result<Array> {
         let op = "tile";
         let axes = self.ndim().max(reps.len());
@@ -66,6 +67,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice.
+    #[doc(alias("mlx_roll_axis", "mlx_roll"))]
     pub fn roll<'a>(&self, shift: i32, axes: impl Into<Axes<'a>>) -> Result<Array> {
         let op = "roll";
         match axes.into() {
@@ -102,6 +104,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one shift per axis; [`ErrorKind::Index`] for axes
     /// that do not exist or are named twice.
+    #[doc(alias = "mlx_roll_axes")]
     pub fn roll_axes(&self, shifts: &[i32], axes: &[i32]) -> Result<Array> {
         let op = "roll";
         let axes = self.distinct_axes(op, axes)?;
@@ -144,6 +147,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count or more elements than one axis can count.
+    #[doc(alias = "mlx_repeat")]
     pub fn repeat_flat(&self, repeats: i32) -> Result<Array> {
         let op = "repeat";
         let n = self.count(op)?;
@@ -173,6 +177,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
+    #[doc(alias = "mlx_moveaxis")]
     pub fn move_axis(&self, from: i32, to: i32) -> Result<Array> {
         self.axis("move_axis", from)?;
         self.axis("move_axis", to)?;
@@ -193,6 +198,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths do
     /// not multiply to its.
+    #[doc(alias = "mlx_unflatten")]
     pub fn unflatten(&self, axis: i32, shape: &[i32]) -> Result<Array> {
         let op = "unflatten";
         let length = i64::from(self.shape()[self.axis(op, axis)?]);
@@ -230,6 +236,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when a position is beyond the end or named twice.
+    #[doc(alias = "mlx_expand_dims_axes")]
     pub fn expand_dims_axes(&self, axes: &[i32]) -> Result<Array> {
         let op = "expand_dims";
         let total = self.ndim() + axes.len();
@@ -268,6 +275,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; MLX's message when one
     /// is longer.
+    #[doc(alias = "mlx_squeeze_axes")]
     pub fn squeeze_axes(&self, axes: &[i32]) -> Result<Array> {
         let axes = self.distinct_axes("squeeze", axes)?;
         call::array("squeeze", |out, s| {
@@ -288,6 +296,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] without the axis, or for positions that do not ascend inside it.
+    #[doc(alias = "mlx_split_sections")]
     pub fn split_at(&self, positions: &[i32], axis: i32) -> Result<Vec<Array>> {
         let op = "split_at";
         let length = self.shape()[self.axis(op, axis)?];
@@ -331,6 +340,7 @@ impl Array {
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than one axis can
 /// count.
+#[doc(alias = "mlx_concatenate")]
 pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
     let op = "concatenate";
     let total: usize = arrays.iter().map(|a| a.size()).sum();
@@ -366,6 +376,7 @@ pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
 ///
 /// # Errors
 /// MLX's message when the shapes do not broadcast.
+#[doc(alias = "mlx_broadcast_arrays")]
 pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
     let vec = ArrayVec::new("broadcast_arrays", arrays.iter().copied())?;
     call::arrays("broadcast_arrays", |out, s| {
@@ -389,6 +400,7 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for arrays of more than one axis.
+#[doc(alias = "mlx_meshgrid")]
 pub fn meshgrid(arrays: &[&Array], sparse: bool, indexing: GridIndexing) -> Result<Vec<Array>> {
     let op = "meshgrid";
     if arrays.is_empty() {
@@ -436,6 +448,7 @@ pub enum GridIndexing {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without inputs.
+#[doc(alias = "mlx_depends")]
 pub fn depends(inputs: &[&Array], dependencies: &[&Array]) -> Result<Vec<Array>> {
     let op = "depends";
     if inputs.is_empty() {

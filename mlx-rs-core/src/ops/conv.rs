@@ -409,6 +409,7 @@ impl Array {
     /// Of the mixed second derivatives, take the one with respect to the input first. For a
     /// convolution without dilation, groups and flip, MLX cannot derive the kernel's derivative by
     /// the input. The result is wrong, or an error says that shapes do not broadcast.
+    #[doc(alias = "mlx_conv_general")]
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
         let plan = conv.plan(op, self, weight, false)?;
@@ -431,6 +432,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::conv`].
+    #[doc(alias = "mlx_conv_general")]
     pub fn conv_transpose(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv_transpose";
         let plan = conv.plan(op, self, weight, true)?;

@@ -110,6 +110,7 @@ reductions! {
     /// assert_eq!(a.all(1, false)?.to_vec::<bool>()?, [true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_all_axes", "mlx_all_axis", "mlx_all"))]
     all = mlx_all, mlx_all_axis, mlx_all_axes;
     /// Whether some value is true.
     example:
@@ -119,6 +120,7 @@ reductions! {
     /// assert_eq!(a.any(1, false)?.to_vec::<bool>()?, [true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_any_axes", "mlx_any_axis", "mlx_any"))]
     any = mlx_any, mlx_any_axis, mlx_any_axes;
     /// The sum.
     example:
@@ -130,6 +132,7 @@ reductions! {
     /// assert_eq!(a.sum(&[0, 1], true)?.shape(), [1, 1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_sum_axes", "mlx_sum_axis", "mlx_sum"))]
     sum = mlx_sum, mlx_sum_axis, mlx_sum_axes;
     /// The product.
     example:
@@ -138,6 +141,7 @@ reductions! {
     /// assert_eq!(array!([[1, 2], [3, 4]])?.prod(-1, false)?.to_vec::<i32>()?, [2, 12]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_prod_axes", "mlx_prod_axis", "mlx_prod"))]
     prod = mlx_prod, mlx_prod_axis, mlx_prod_axes;
     /// The arithmetic mean.
     example:
@@ -146,6 +150,7 @@ reductions! {
     /// assert_eq!(array!([[1.0, 2.0], [3.0, 4.0]])?.mean(0, false)?.to_vec::<f32>()?, [2.0, 3.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_mean_axes", "mlx_mean_axis", "mlx_mean"))]
     mean = mlx_mean, mlx_mean_axis, mlx_mean_axes;
     /// The greatest value.
     example:
@@ -154,6 +159,7 @@ reductions! {
     /// assert_eq!(array!([[1, 5], [3, 4]])?.max(0, false)?.to_vec::<i32>()?, [3, 5]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_max_axes", "mlx_max_axis", "mlx_max"))]
     max = mlx_max, mlx_max_axis, mlx_max_axes;
     /// The least value.
     example:
@@ -162,6 +168,7 @@ reductions! {
     /// assert_eq!(array!([[1, 5], [3, 4]])?.min(All, false)?.item::<i32>()?, 1);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_min_axes", "mlx_min_axis", "mlx_min"))]
     min = mlx_min, mlx_min_axis, mlx_min_axes;
 }
 
@@ -181,6 +188,7 @@ impl Array {
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when nothing is left
     /// to reduce.
+    #[doc(alias("mlx_logsumexp_axes", "mlx_logsumexp"))]
     pub fn logsumexp<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
         let op = "logsumexp";
         let axes = axes.into();
@@ -236,6 +244,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
+    #[doc(alias = "mlx_argmax_axis")]
     pub fn argmax(&self, axis: i32, keepdims: bool) -> Result<Array> {
         self.axis("argmax", axis)?;
         call::array("argmax", |out, s| {
@@ -255,6 +264,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
+    #[doc(alias = "mlx_argmin_axis")]
     pub fn argmin(&self, axis: i32, keepdims: bool) -> Result<Array> {
         self.axis("argmin", axis)?;
         call::array("argmin", |out, s| {
@@ -274,6 +284,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    #[doc(alias = "mlx_argmax")]
     pub fn argmax_flat(&self, keepdims: bool) -> Result<Array> {
         self.count("argmax")?;
         let keepdims = keepdims && self.ndim() > 0;
@@ -294,6 +305,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    #[doc(alias = "mlx_argmin")]
     pub fn argmin_flat(&self, keepdims: bool) -> Result<Array> {
         self.count("argmin")?;
         let keepdims = keepdims && self.ndim() > 0;
@@ -316,6 +328,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis.
+    #[doc(alias("mlx_softmax_axes", "mlx_softmax_axis", "mlx_softmax"))]
     pub fn softmax<'a>(&self, axes: impl Into<Axes<'a>>, precise: bool) -> Result<Array> {
         let op = "softmax";
         let this = self.inexact()?;
@@ -422,6 +435,7 @@ impl Array {
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Value`] when
     /// nothing would be inverted.
+    #[doc(alias = "mlx_number_of_elements")]
     pub fn number_of_elements(
         &self,
         axes: &[i32],
@@ -521,6 +535,7 @@ spreads! {
     /// assert_eq!(a.var(All, false, 1)?.item::<f32>()?, 2.0); // of a sample
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_var_axes", "mlx_var_axis", "mlx_var"))]
     var = mlx_var, mlx_var_axis, mlx_var_axes;
     /// The standard deviation.
     example:
@@ -529,5 +544,6 @@ spreads! {
     /// assert_eq!(array!([[1.0, 3.0], [2.0, 8.0]])?.std(-1, false, 0)?.to_vec::<f32>()?, [1.0, 3.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_std_axes", "mlx_std_axis", "mlx_std"))]
     std = mlx_std, mlx_std_axis, mlx_std_axes;
 }

@@ -152,6 +152,7 @@ impl Array {
     /// [`ErrorKind::Shape`] when there is not one index array per axis and one size per axis of the
     /// array, or a size is not within its axis; [`ErrorKind::Index`] for axes that do not exist,
     /// are named twice, or are empty; [`ErrorKind::Dtype`] for indices that are not integers.
+    #[doc(alias = "mlx_gather")]
     pub fn gather(&self, indices: &[&Array], axes: &[i32], slice_sizes: &[i32]) -> Result<Array> {
         let op = "gather";
         let axes = index_axes(op, self, indices, axes)?;
@@ -241,6 +242,13 @@ impl Array {
     /// [`ErrorKind::Index`] for axes that do not exist, are named twice, or are empty;
     /// [`ErrorKind::Dtype`] for indices that are not integers; MLX's message for types the device
     /// cannot scatter (64-bit ones on a GPU).
+    #[doc(alias(
+        "mlx_scatter",
+        "mlx_scatter_add",
+        "mlx_scatter_max",
+        "mlx_scatter_min",
+        "mlx_scatter_prod"
+    ))]
     pub fn scatter(
         &self,
         indices: &[&Array],
@@ -375,6 +383,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
+    #[doc(alias = "mlx_scatter_add_axis")]
     pub fn scatter_add_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
         let op = "scatter_add_axis";
         let length = self.shape()[self.axis(op, axis)?];
@@ -402,6 +411,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when sizes or starts do not fit; [`ErrorKind::Index`] for axes that do
     /// not exist or are named twice; [`ErrorKind::Dtype`] for a start that is not integers.
+    #[doc(alias = "mlx_slice_dynamic")]
     pub fn slice_at(&self, start: &Array, axes: &[i32], sizes: &[i32]) -> Result<Array> {
         let op = "slice_at";
         let axes = self.distinct_axes(op, axes)?;
@@ -454,6 +464,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::slice_at`].
+    #[doc(alias = "mlx_slice_update_dynamic")]
     pub fn slice_update_at(&self, update: &Array, start: &Array, axes: &[i32]) -> Result<Array> {
         let op = "slice_update_at";
         let axes = self.distinct_axes(op, axes)?;

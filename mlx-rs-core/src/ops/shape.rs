@@ -16,6 +16,7 @@ unary_ops! {
     /// assert_eq!(a.transpose()?.to_vec::<i32>()?, [1, 4, 2, 5, 3, 6]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_transpose")]
     transpose = mlx_transpose;
     /// Without the axes of length one.
     ///
@@ -24,6 +25,7 @@ unary_ops! {
     /// assert_eq!(array!([[[1], [2]]])?.squeeze()?.shape(), [2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_squeeze")]
     squeeze = mlx_squeeze;
     /// A copy that shares no memory.
     ///
@@ -32,6 +34,7 @@ unary_ops! {
     /// assert_eq!(array!([1, 2])?.copy()?.to_vec::<i32>()?, [1, 2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_copy")]
     copy = mlx_copy;
 }
 
@@ -66,6 +69,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the sizes differ.
+    #[doc(alias = "mlx_reshape")]
     pub fn reshape(&self, shape: &[i32]) -> Result<Array> {
         if shape.iter().any(|&d| d < -1) {
             return Err(Error::new(
@@ -103,6 +107,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; MLX's message when one is named twice.
+    #[doc(alias = "mlx_transpose_axes")]
     pub fn transpose_axes(&self, axes: &[i32]) -> Result<Array> {
         for &axis in axes {
             self.axis("transpose_axes", axis)?;
@@ -124,6 +129,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
+    #[doc(alias = "mlx_swapaxes")]
     pub fn swap_axes(&self, a: i32, b: i32) -> Result<Array> {
         self.axis("swap_axes", a)?;
         self.axis("swap_axes", b)?;
@@ -144,6 +150,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when the position is beyond the end.
+    #[doc(alias = "mlx_expand_dims")]
     pub fn expand_dims(&self, axis: i32) -> Result<Array> {
         axis_of("expand_dims", axis, self.ndim() + 1)?;
         call::array("expand_dims", |out, s| {
@@ -162,6 +169,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; MLX's message when it is longer.
+    #[doc(alias = "mlx_squeeze_axis")]
     pub fn squeeze_axis(&self, axis: i32) -> Result<Array> {
         self.axis("squeeze_axis", axis)?;
         call::array("squeeze_axis", |out, s| {
@@ -184,6 +192,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when the joined axis cannot be counted; MLX's message when there are no
     /// such axes.
+    #[doc(alias = "mlx_flatten")]
     pub fn flatten(&self, start: i32, end: i32) -> Result<Array> {
         if self.count("flatten").is_err() {
             // Rare, so it may take longer: the product of the joined axes must fit.
@@ -223,6 +232,7 @@ impl Array {
     /// # Errors
     /// MLX's message when the shapes do not broadcast; [`ErrorKind::Shape`] for a shape that
     /// cannot be counted.
+    #[doc(alias = "mlx_broadcast_to")]
     pub fn broadcast_to(&self, shape: &[i32]) -> Result<Array> {
         if memory::checked_bytes(shape, 1).is_none() {
             return Err(Error::new(
@@ -248,6 +258,7 @@ impl Array {
     ///
     /// # Errors
     /// When MLX cannot allocate the copy.
+    #[doc(alias = "mlx_contiguous")]
     pub fn contiguous(&self) -> Result<Array> {
         call::array("contiguous", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -269,6 +280,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when shape and strides differ in length or a dimension is negative;
     /// [`ErrorKind::Index`] when the view would reach outside the array.
+    #[doc(alias = "mlx_as_strided")]
     pub fn as_strided(&self, shape: &[i32], strides: &[i64], offset: usize) -> Result<Array> {
         let op = "as_strided";
         let shape_error = |why: &str| {
@@ -347,6 +359,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the
     /// axis.
+    #[doc(alias = "mlx_split")]
     pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
         let length = self.shape()[self.axis("split", axis)?];
         // An empty axis can have any number of parts, limited by the memory of the handles.
@@ -375,6 +388,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::Index`] without the axis.
+    #[doc(alias = "mlx_repeat_axis")]
     pub fn repeat(&self, repeats: i32, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("repeat", axis)?];
         if repeats < 0 || repeats.checked_mul(length).is_none() {
@@ -407,6 +421,7 @@ impl Array {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; MLX's message when the other axes differ.
+#[doc(alias = "mlx_concatenate_axis")]
 pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
     let Some(first) = arrays.first() else {
         return Err(Error::new(
@@ -450,6 +465,7 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; MLX's message when the shapes differ.
+#[doc(alias = "mlx_stack_axis")]
 pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     let Some(first) = arrays.first() else {
         return Err(Error::new(

@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// For an impossible shape or another width.
+#[doc(alias = "mlx_random_bits")]
 pub fn bits(shape: &[i32], width: i32, key: &Key) -> Result<Array> {
     let op = "random_bits";
     countable(op, shape)?;
@@ -71,6 +72,7 @@ const EXACT: i64 = 1 << 24;
 /// # Errors
 /// [`ErrorKind::Value`] for an empty interval, or bounds that `dtype` cannot hold;
 /// [`ErrorKind::Dtype`] for a type that is no integer; for an impossible shape.
+#[doc(alias = "mlx_random_randint")]
 pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     let op = "random_randint";
     countable(op, shape)?;
@@ -151,6 +153,7 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
 ///
 /// # Errors
 /// For an impossible shape; MLX's message when `p` is no float or does not broadcast.
+#[doc(alias = "mlx_random_bernoulli")]
 pub fn bernoulli(p: &Array, shape: &[i32], key: &Key) -> Result<Array> {
     let op = "random_bernoulli";
     countable(op, shape)?;
@@ -187,6 +190,7 @@ fn choices(logits: &Array, axis: i32) -> Result<usize> {
 ///
 /// # Errors
 /// [`ErrorKind::Index`] when there is no such axis or it is empty.
+#[doc(alias = "mlx_random_categorical")]
 pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
     choices(logits, axis)?;
     call::array("categorical", |out, s| {
@@ -207,6 +211,7 @@ pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
 ///
 /// # Errors
 /// As [`categorical`]; [`ErrorKind::Shape`] for a negative number or more than the budget.
+#[doc(alias = "mlx_random_categorical_num_samples")]
 pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -> Result<Array> {
     let op = "categorical";
     choices(logits, axis)?;
@@ -239,6 +244,7 @@ pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -
 ///
 /// # Errors
 /// As [`categorical`]; for an impossible shape; MLX's message when the axes do not broadcast to it.
+#[doc(alias = "mlx_random_categorical_shape")]
 pub fn categorical_shaped(logits: &Array, axis: i32, shape: &[i32], key: &Key) -> Result<Array> {
     let op = "categorical";
     let at = choices(logits, axis)?;
@@ -292,6 +298,7 @@ pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for a negative count or more than the budget.
+#[doc(alias = "mlx_random_permutation_arange")]
 pub fn permutation_of(count: i32, key: &Key) -> Result<Array> {
     let op = "random_permutation";
     countable(op, &[count])?;

@@ -36,6 +36,7 @@ const OP: &str = "custom_function";
 /// assert_eq!(g[0].item::<f32>()?, 1.0);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "mlx_custom_function")]
 pub struct CustomFunction<E> {
     function: Arc<Payload<Function>>,
     vjp: Option<Arc<Payload<Vjp>>>,

@@ -43,6 +43,7 @@ use crate::stack;
     clippy::type_complexity,
     reason = "spelled out, so that a reader sees what the function returns"
 )]
+#[doc(alias = "mlx_value_and_grad")]
 pub fn value_and_grad<F, E>(
     mut f: F,
     argnums: &[usize],
