@@ -144,10 +144,10 @@ impl Device {
             CPU => Self::cpu(),
             GPU => Self::gpu(),
             _ => {
-                let found = if Self::gpu().is_available() { GPU } else { CPU };
+                let initial = if Self::gpu().is_available() { GPU } else { CPU };
                 // A concurrent `set_default` wins.
                 let _ =
-                    DEFAULT.compare_exchange(UNSET, found, Ordering::Relaxed, Ordering::Relaxed);
+                    DEFAULT.compare_exchange(UNSET, initial, Ordering::Relaxed, Ordering::Relaxed);
                 Self::default_device()
             }
         }

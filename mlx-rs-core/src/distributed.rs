@@ -229,7 +229,7 @@ impl Group {
             return Err(Error::new(
                 ErrorKind::Shape,
                 op,
-                "the first axis would be too long to be counted",
+                "the first axis of the result would exceed i32::MAX",
             )
             .with_inputs(&[a]));
         }

@@ -108,7 +108,7 @@ pub fn rope(
         return Err(Error::new(
             ErrorKind::Value,
             "rope",
-            format!("positions from {offset} on cannot be counted"),
+            format!("the offset {offset} is negative, or the positions from it on exceed i32::MAX"),
         ));
     }
     call::array("rope", |out, s| {

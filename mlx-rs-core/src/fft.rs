@@ -48,7 +48,11 @@ fn plan(
         Some(lengths) => {
             return bad(
                 ErrorKind::Shape,
-                format!("{} lengths for {} axes", lengths.len(), axes.len()),
+                format!(
+                    "{} lengths were given for {} axes; give one for each",
+                    lengths.len(),
+                    axes.len()
+                ),
             );
         }
         None => {
@@ -63,7 +67,7 @@ fn plan(
     if let Some(n) = lengths.iter().find(|&&n| n <= 0) {
         return bad(
             ErrorKind::Value,
-            format!("a transform of length {n} is not possible"),
+            format!("the length {n} of a transform must be at least 1"),
         );
     }
     // The padded input is allocated along with the result, so it counts too.

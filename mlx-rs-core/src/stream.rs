@@ -403,7 +403,7 @@ fn refuse_more(made: usize) -> Result<()> {
     let refused = |why: String| Err(Error::new(ErrorKind::Unsupported, "stream", why));
     if made >= MOST {
         return refused(format!(
-            "{made} streams exist, which is the most; drop some, or share one between threads"
+            "{made} streams exist, the maximum; drop some, or share one between threads"
         ));
     }
     // If MLX cannot start a thread, it keeps a stream without one, and crashes later.

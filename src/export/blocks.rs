@@ -80,7 +80,7 @@ impl GgufType {
         match self {
             _ if shape.len() < 2 => Self::F32,
             Self::Q8_0 if !row.is_multiple_of(BLOCK) => Self::F16,
-            own => own,
+            unchanged => unchanged,
         }
     }
 

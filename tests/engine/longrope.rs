@@ -259,11 +259,11 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     );
     let all = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
-        let mut found = tokens.logits(&prompt, true).unwrap().logits;
-        found.extend(tokens.logits(&prompt, false).unwrap().logits);
-        found.extend(tokens.token_logprobs(&prompt).unwrap());
+        let mut actual = tokens.logits(&prompt, true).unwrap().logits;
+        actual.extend(tokens.logits(&prompt, false).unwrap().logits);
+        actual.extend(tokens.token_logprobs(&prompt).unwrap());
         let vectors = model.as_embedding_model().unwrap();
-        found.extend(
+        actual.extend(
             vectors
                 .embed(
                     std::slice::from_ref(&prompt),
@@ -274,14 +274,14 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
                 .concat(),
         );
         let inside = model.as_attention_inspector().unwrap();
-        found.extend(
+        actual.extend(
             inside
                 .hidden_states(&prompt, &[0, 300, 599])
                 .unwrap()
                 .blocks
                 .concat(),
         );
-        found.extend(
+        actual.extend(
             inside
                 .inspect_attention(&prompt)
                 .unwrap()
@@ -289,7 +289,7 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
                 .concat()
                 .concat(),
         );
-        found
+        actual
     };
     let difference = max_difference(&all(switching.as_ref()), &all(long.as_ref()));
     assert!(difference < 1e-4, "{difference}");

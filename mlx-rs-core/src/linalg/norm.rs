@@ -73,7 +73,10 @@ pub fn norm<'a>(
         }
         Norm::P(_) | Norm::Frobenius | Norm::Nuclear if axes.is_empty() || axes.len() > 2 => bad(
             ErrorKind::Shape,
-            format!("{} axes; vectors have one, matrices two", axes.len()),
+            format!(
+                "{} axes were given; a norm of vectors takes one, of matrices two",
+                axes.len()
+            ),
         ),
         Norm::P(p) => {
             let special = [1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY].contains(&p);
@@ -96,7 +99,7 @@ pub fn norm<'a>(
         }
         Norm::Frobenius | Norm::Nuclear if axes.len() != 2 => bad(
             ErrorKind::Shape,
-            String::from("this norm is one of matrices: give two axes"),
+            String::from("this norm is defined for matrices: give two axes"),
         ),
         Norm::Frobenius => call::array(op, |out, s| {
             // SAFETY: pointer and length describe the axes, which exist; the name is a static

@@ -112,7 +112,11 @@ impl Array {
             return Err(Error::new(
                 ErrorKind::Shape,
                 op,
-                format!("{} shifts for {} axes", shifts.len(), axes.len()),
+                format!(
+                    "{} shifts were given for {} axes; give one for each",
+                    shifts.len(),
+                    axes.len()
+                ),
             ));
         }
         let shifts: Vec<i32> = shifts
@@ -310,14 +314,14 @@ impl Array {
             ));
         }
         // See `split`.
-        let this = self.contiguous()?;
+        let row_major = self.contiguous()?;
         call::arrays(op, |out, s| {
             // SAFETY: pointer and length describe the positions, which ascend inside the axis; no
             // axis runs backwards.
             unsafe {
                 sys::mlx_split_sections(
                     out,
-                    this.raw(),
+                    row_major.raw(),
                     positions.as_ptr(),
                     positions.len(),
                     axis,

@@ -130,33 +130,33 @@ impl Axis {
 
     /// An equivalent computation that MLX does correctly.
     fn lower(self, plain: bool) -> Lowered {
-        let own = Lowered {
+        let unchanged = Lowered {
             stuff: 1,
             around: (0, 0),
             axis: self,
             from: 0,
         };
         if self.is_sound(plain) {
-            return own;
+            return unchanged;
         }
         if self.input_dilation > 1 && self.stride == 1 {
             // Everything that the input reaches; the result is a part of it. Zeros in front and
             // behind stand for unreached places.
-            let whole = self.span() - 1;
+            let reach = self.span() - 1;
             let step = self.input_dilation;
-            let missing = |pad: i64| ((pad - whole).max(0) + step - 1) / step;
+            let missing = |pad: i64| ((pad - reach).max(0) + step - 1) / step;
             let around = (missing(self.low), missing(self.high));
             let axis = Axis {
                 length: self.length + around.0 + around.1,
-                low: whole,
-                high: whole,
+                low: reach,
+                high: reach,
                 ..self
             };
             return Lowered {
                 around,
                 axis: axis.with_out(),
-                from: whole - self.low + step * around.0,
-                ..own
+                from: reach - self.low + step * around.0,
+                ..unchanged
             };
         }
         let axis = Axis {
@@ -170,7 +170,7 @@ impl Axis {
             stuff: self.input_dilation,
             around: (self.low, self.high),
             axis,
-            ..own
+            ..unchanged
         }
     }
 }
@@ -202,7 +202,10 @@ fn spread(
             return Err(Error::new(
                 ErrorKind::Shape,
                 op,
-                format!("{} values of {name} for {axes} spatial axes", many.len()),
+                format!(
+                    "{} values of {name} were given for {axes} spatial axes; give none, one, or one for each",
+                    many.len()
+                ),
             ));
         }
     };

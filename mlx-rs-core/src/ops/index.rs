@@ -366,8 +366,8 @@ impl Array {
             return true;
         }
         let long = (0..self.ndim()).rfind(|&axis| size(axis) > 1).unwrap_or(0);
-        let whole = (0..long).all(|axis| size(axis) == self.shape()[axis]);
-        whole && (0..long).any(|axis| size(axis) > 1)
+        let full_before = (0..long).all(|axis| size(axis) == self.shape()[axis]);
+        full_before && (0..long).any(|axis| size(axis) > 1)
     }
 
     /// This array as indices, detached from gradients. MLX 0.32 refuses the gradient with respect
@@ -382,12 +382,12 @@ impl Array {
     /// [`Array::take`] of indices that are known to lie inside the axis.
     pub(crate) fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
         let at = self.axis(op, axis)?;
-        let this = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
+        let laid_out = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
         let indices = &*indices.without_slope()?;
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axis exists and every index lies inside it, which
             // the callers check or enforce.
-            unsafe { mlx_sys::mlx_take_axis(out, this.raw(), indices.raw(), axis, s) }
+            unsafe { mlx_sys::mlx_take_axis(out, laid_out.raw(), indices.raw(), axis, s) }
         })
         .map_err(|e| e.with_inputs(&[self, indices]))
     }

@@ -91,8 +91,8 @@ impl Array {
             }
             // As in `unless_of_nothing`; the addend stays.
             let beta = Array::scalar(beta)?.astype(sum.dtype())?;
-            let own = self.astype(sum.dtype())?.multiply(&beta)?;
-            own.broadcast_to(sum.shape())
+            let scaled = self.astype(sum.dtype())?.multiply(&beta)?;
+            scaled.broadcast_to(sum.shape())
         })
         .map_err(|e| e.with_inputs(&[self, a, b]))
     }

@@ -348,13 +348,13 @@ impl Array {
                 Error::new(
                     ErrorKind::Index,
                     op,
-                    format!("{axes} axes to sum over, where both have at least {most}"),
+                    format!("cannot sum over {axes} axes; give 0 to {most}"),
                 )
                 .with_inputs(&[self, other])
             })?;
-        let own: Vec<i32> = (self.ndim() - n..self.ndim()).map(|i| i as i32).collect();
+        let last_axes: Vec<i32> = (self.ndim() - n..self.ndim()).map(|i| i as i32).collect();
         let others: Vec<i32> = (0..n).map(|i| i as i32).collect();
-        self.tensordot_axes(other, &own, &others)
+        self.tensordot_axes(other, &last_axes, &others)
     }
 
     /// Sum of products over `axes` of `self`, paired with `other_axes` of `other`. The other axes
@@ -373,12 +373,12 @@ impl Array {
     #[doc(alias = "mlx_tensordot")]
     pub fn tensordot_axes(&self, other: &Array, axes: &[i32], other_axes: &[i32]) -> Result<Array> {
         let op = "tensordot";
-        let own = self.distinct_axes(op, axes)?;
+        let own_axes = self.distinct_axes(op, axes)?;
         let others = other.distinct_axes(op, other_axes)?;
         self.count(op)?;
         other.count(op)?;
-        let paired = own.len() == others.len()
-            && own
+        let paired = own_axes.len() == others.len()
+            && own_axes
                 .iter()
                 .zip(&others)
                 .all(|(&i, &j)| self.shape()[i as usize] == other.shape()[j as usize]);
@@ -397,8 +397,8 @@ impl Array {
                     out,
                     self.raw(),
                     other.raw(),
-                    own.as_ptr(),
-                    own.len(),
+                    own_axes.as_ptr(),
+                    own_axes.len(),
                     others.as_ptr(),
                     others.len(),
                     s,

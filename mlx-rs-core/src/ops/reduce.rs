@@ -65,21 +65,21 @@ macro_rules! reductions {
                 /// type does not fit or nothing is left to reduce.
                 pub fn $name<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
                     let op = stringify!($name);
-                    let mut this = std::borrow::Cow::Borrowed(self);
+                    let mut input = std::borrow::Cow::Borrowed(self);
                     if matches!(stringify!($name), "all" | "any") && self.dtype().is_float() {
                         // MLX checks the bits, and minus zero has one set.
-                        this = std::borrow::Cow::Owned(this.astype(crate::Dtype::Bool)?);
+                        input = std::borrow::Cow::Owned(input.astype(crate::Dtype::Bool)?);
                     }
                     match axes.into() {
                         Axes::All => call::array(op, |out, s| {
                             // SAFETY: all handles are live for the length of the call.
-                            unsafe { mlx_sys::$all(out, this.raw(), keepdims, s) }
+                            unsafe { mlx_sys::$all(out, input.raw(), keepdims, s) }
                         }),
                         Axes::One(axis) => {
                             self.axis(op, axis)?;
                             call::array(op, |out, s| {
                                 // SAFETY: all handles are live; the axis exists.
-                                unsafe { mlx_sys::$one(out, this.raw(), axis, keepdims, s) }
+                                unsafe { mlx_sys::$one(out, input.raw(), axis, keepdims, s) }
                             })
                         }
                         Axes::Many(axes) => {
@@ -89,7 +89,7 @@ macro_rules! reductions {
                             call::array(op, |out, s| {
                                 // SAFETY: pointer and length describe the slice; the axes exist.
                                 unsafe {
-                                    mlx_sys::$many(out, this.raw(), axes.as_ptr(), axes.len(), keepdims, s)
+                                    mlx_sys::$many(out, input.raw(), axes.as_ptr(), axes.len(), keepdims, s)
                                 }
                             })
                         }
@@ -199,14 +199,14 @@ impl Array {
         for &axis in &listed {
             self.axis(op, axis)?;
         }
-        let this = self.inexact()?;
+        let inexact = self.inexact()?;
         call::array(op, |out, s| match axes {
             // SAFETY: all handles are live for the length of the call.
-            Axes::All => unsafe { mlx_sys::mlx_logsumexp(out, this.raw(), keepdims, s) },
+            Axes::All => unsafe { mlx_sys::mlx_logsumexp(out, inexact.raw(), keepdims, s) },
             // SAFETY: as above; pointer and length describe the list, whose axes exist.
             Axes::One(_) | Axes::Many(_) => unsafe {
                 let (axes, n) = (listed.as_ptr(), listed.len());
-                mlx_sys::mlx_logsumexp_axes(out, this.raw(), axes, n, keepdims, s)
+                mlx_sys::mlx_logsumexp_axes(out, inexact.raw(), axes, n, keepdims, s)
             },
         })
         .and_then(|sum| {
@@ -214,10 +214,10 @@ impl Array {
             if keepdims || sum.ndim() + listed.len() == self.ndim() {
                 return Ok(sum);
             }
-            let own = self.distinct_axes(op, &self.listed(axes))?;
-            let kept = self.shape().iter().enumerate();
-            let kept = kept.filter(|(axis, _)| !own.contains(&(*axis as i32)));
-            let shape: Vec<i32> = kept.map(|(_, &length)| length).collect();
+            let reduced = self.distinct_axes(op, &self.listed(axes))?;
+            let remaining = self.shape().iter().enumerate();
+            let remaining = remaining.filter(|(axis, _)| !reduced.contains(&(*axis as i32)));
+            let shape: Vec<i32> = remaining.map(|(_, &length)| length).collect();
             if sum.shape() != shape {
                 return sum.reshape(&shape);
             }
@@ -331,17 +331,17 @@ impl Array {
     #[doc(alias("mlx_softmax_axes", "mlx_softmax_axis", "mlx_softmax"))]
     pub fn softmax<'a>(&self, axes: impl Into<Axes<'a>>, precise: bool) -> Result<Array> {
         let op = "softmax";
-        let this = self.inexact()?;
+        let inexact = self.inexact()?;
         match axes.into() {
             Axes::All => call::array(op, |out, s| {
                 // SAFETY: all handles are live.
-                unsafe { mlx_sys::mlx_softmax(out, this.raw(), precise, s) }
+                unsafe { mlx_sys::mlx_softmax(out, inexact.raw(), precise, s) }
             }),
             Axes::One(axis) => {
                 self.axis(op, axis)?;
                 call::array(op, |out, s| {
                     // SAFETY: all handles are live; the axis exists.
-                    unsafe { mlx_sys::mlx_softmax_axis(out, this.raw(), axis, precise, s) }
+                    unsafe { mlx_sys::mlx_softmax_axis(out, inexact.raw(), axis, precise, s) }
                 })
             }
             Axes::Many(axes) => {
@@ -351,7 +351,7 @@ impl Array {
                     unsafe {
                         mlx_sys::mlx_softmax_axes(
                             out,
-                            this.raw(),
+                            inexact.raw(),
                             axes.as_ptr(),
                             axes.len(),
                             precise,
@@ -393,9 +393,9 @@ impl Array {
         // As in MLX, but with a sort whose gradient is right.
         let mut order: Vec<i32> = (0..self.ndim() as i32).collect();
         order.retain(|axis| !axes.contains(axis));
-        let kept = order.len() as i32;
+        let first = order.len() as i32;
         order.extend(&axes);
-        let sorted = self.transpose_axes(&order)?.flatten(kept, -1)?.sort(-1)?;
+        let sorted = self.transpose_axes(&order)?.flatten(first, -1)?.sort(-1)?;
         let (length, at) = (sorted.dim(-1)?, sorted.dim(-1)? / 2);
         let middle = |at: i32| -> Result<Array> {
             let one = sorted.slice_axis(-1, at, at + 1)?.squeeze_axis(-1)?;
@@ -448,7 +448,7 @@ impl Array {
             return Err(Error::new(
                 ErrorKind::Value,
                 op,
-                "one divided by the number needs a float type and something to count",
+                "the inverted number needs a float type and at least one element",
             )
             .with_inputs(&[self]));
         }

@@ -143,13 +143,13 @@ impl Array {
     #[doc(alias("mlx_logcumsumexp", "mlx_logcumsumexp_axis"))]
     pub fn logcumsumexp(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
         let at = self.axis("logcumsumexp", axis)?;
-        let this = self.inexact()?;
+        let inexact = self.inexact()?;
         call::array("logcumsumexp", |out, s| {
             // SAFETY: all handles are live. The axis exists, and its result is not computed when
             // the axis has one element.
-            unsafe { compat::mlx_logcumsumexp(out, this.raw(), axis, reverse, inclusive, s) }
+            unsafe { compat::mlx_logcumsumexp(out, inexact.raw(), axis, reverse, inclusive, s) }
         })
-        .and_then(|scan| this.unless_single(scan, at, inclusive, Start::Least))
+        .and_then(|scan| inexact.unless_single(scan, at, inclusive, Start::Least))
         .map_err(|e| e.with_inputs(&[self]))
     }
 

@@ -189,14 +189,14 @@ impl Array {
         }
         let safe = (safe.iter().map(Array::without_slope)).collect::<Result<Vec<_>>>()?;
         let vec = ArrayVec::new(op, safe.iter().map(|i| &**i))?;
-        let this = self.for_blocks(|axis| slice_sizes[axis])?;
+        let laid_out = self.for_blocks(|axis| slice_sizes[axis])?;
         call::array(op, |out, s| {
             // SAFETY: pointers and lengths describe live slices of one entry per index or axis. The
             // indices are clamped so that every block lies inside the array.
             unsafe {
                 mlx_sys::mlx_gather(
                     out,
-                    this.raw(),
+                    laid_out.raw(),
                     vec.raw(),
                     axes.as_ptr(),
                     axes.len(),
@@ -298,7 +298,7 @@ impl Array {
             let indices: Vec<&Array> = each.indices.iter().collect();
             return self.scatter(&indices, &each.of_blocks(updates)?, &axes, mode);
         }
-        let (this, updates, safe) = if mapped::inside() {
+        let (target, updates, safe) = if mapped::inside() {
             let safe = safe.iter().map(mapped::batch_first);
             let safe = safe.collect::<Result<Vec<_>>>()?;
             (
@@ -311,7 +311,7 @@ impl Array {
         };
         let vec = ArrayVec::new(op, &safe)?;
         call::array(op, |out, s| {
-            let (a, i, u) = (this.raw(), vec.raw(), updates.raw());
+            let (a, i, u) = (target.raw(), vec.raw(), updates.raw());
             let (at, n) = (axes.as_ptr(), axes.len());
             // SAFETY: pointer and length describe the axes, which exist. The indices are clamped so
             // that every block of the updates lies inside the array.

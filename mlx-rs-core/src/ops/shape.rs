@@ -209,7 +209,7 @@ impl Array {
                 return Err(Error::new(
                     ErrorKind::Shape,
                     "flatten",
-                    "the joined axis would be too long to be counted",
+                    "the joined axis would exceed i32::MAX",
                 )
                 .with_inputs(&[self]));
             }
@@ -323,13 +323,13 @@ impl Array {
             .with_inputs(&[self]));
         }
         // MLX fails for a vector with gaps.
-        let this = self.contiguous()?;
+        let row_major = self.contiguous()?;
         let view = call::array(op, |out, s| {
             // SAFETY: both slices have the same length; every element lies inside the array.
             unsafe {
                 mlx_sys::mlx_as_strided(
                     out,
-                    this.raw(),
+                    row_major.raw(),
                     shape.as_ptr(),
                     shape.len(),
                     strides.as_ptr(),
@@ -371,10 +371,10 @@ impl Array {
             ));
         }
         // MLX would treat parts of a reversed array as scalars, and read out of bounds.
-        let this = self.contiguous()?;
+        let row_major = self.contiguous()?;
         call::arrays("split", |out, s| {
             // SAFETY: all handles are live; the axis exists and divides; no axis runs backwards.
-            unsafe { mlx_sys::mlx_split(out, this.raw(), parts, axis, s) }
+            unsafe { mlx_sys::mlx_split(out, row_major.raw(), parts, axis, s) }
         })
     }
 
@@ -441,7 +441,7 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
         return Err(Error::new(
             ErrorKind::Shape,
             "concatenate",
-            format!("an axis of {length} elements is too long to be counted"),
+            format!("an axis of {length} elements exceeds i32::MAX"),
         )
         .with_inputs(arrays));
     }
@@ -492,15 +492,15 @@ fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
         return false;
     }
     let mut parts = to.iter().filter(|&&d| d != 1);
-    from.iter().all(|&whole| {
+    from.iter().all(|&length| {
         let mut product = 1;
-        while product < i64::from(whole) {
+        while product < i64::from(length) {
             match parts.next() {
                 Some(&part) => product *= i64::from(part),
                 None => return false,
             }
         }
-        product == i64::from(whole)
+        product == i64::from(length)
     })
 }
 

@@ -64,10 +64,10 @@ impl Array {
             // MLX divides by the length.
             return super::zeros(self.shape(), Dtype::Uint32);
         }
-        let this = self.ordered()?;
+        let ordered = self.ordered()?;
         call::array("argsort", |out, s| {
             // SAFETY: all handles are live; the axis exists and is not empty.
-            unsafe { mlx_sys::mlx_argsort_axis(out, this.raw(), axis, s) }
+            unsafe { mlx_sys::mlx_argsort_axis(out, ordered.raw(), axis, s) }
         })
     }
 
@@ -127,10 +127,10 @@ impl Array {
             // MLX would drop the axis and use it as the rank.
             return self.argsort(axis);
         }
-        let this = self.ordered()?;
+        let ordered = self.ordered()?;
         call::array("argpartition", |out, s| {
             // SAFETY: all handles are live; axis and rank exist.
-            unsafe { mlx_sys::mlx_argpartition_axis(out, this.raw(), rank, axis, s) }
+            unsafe { mlx_sys::mlx_argpartition_axis(out, ordered.raw(), rank, axis, s) }
         })
     }
 

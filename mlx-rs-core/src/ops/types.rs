@@ -52,10 +52,10 @@ impl Array {
         // MLX 0.30.6 reads doubles as if they were float32.
         let narrow = (self.dtype() == Dtype::Float64).then(|| self.astype(Dtype::Float32));
         let narrow = narrow.transpose()?;
-        let this = narrow.as_ref().unwrap_or(self);
+        let input = narrow.as_ref().unwrap_or(self);
         call::array("to_fp8", |out, s| {
             // SAFETY: all handles are live for the length of the call.
-            unsafe { mlx_sys::mlx_to_fp8(out, this.raw(), s) }
+            unsafe { mlx_sys::mlx_to_fp8(out, input.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
     }

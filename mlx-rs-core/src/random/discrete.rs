@@ -27,7 +27,7 @@ pub fn bits(shape: &[i32], width: i32, key: &Key) -> Result<Array> {
         return Err(Error::new(
             ErrorKind::Value,
             op,
-            format!("integers of 1, 2 or 4 bytes, not {width}"),
+            format!("the width must be 1, 2 or 4 bytes, not {width}"),
         ));
     }
     let key = apart(&key.0, width)?;
@@ -93,7 +93,7 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
         return Err(Error::new(
             ErrorKind::Value,
             op,
-            format!("no integers of {dtype} from {low} up to, and without, {high}"),
+            format!("there is no integer of {dtype} from {low} to below {high}"),
         ));
     }
     if low >= 0 && high <= EXACT {
@@ -129,9 +129,8 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
             let upper = super::bits(shape, 4, &first)?
                 .astype(Dtype::Uint64)?
                 .left_shift(&Array::scalar(32u64)?)?;
-            let whole =
-                upper.bitwise_or(&super::bits(shape, 4, &second)?.astype(Dtype::Uint64)?)?;
-            whole.remainder(&Array::scalar(width)?)?
+            let word = upper.bitwise_or(&super::bits(shape, 4, &second)?.astype(Dtype::Uint64)?)?;
+            word.remainder(&Array::scalar(width)?)?
         }
     };
     // Integers wrap, so that a negative start comes out right in the type asked for.
@@ -171,10 +170,12 @@ fn choices(logits: &Array, axis: i32) -> Result<usize> {
     let op = "categorical";
     let at = logits.axis(op, axis)?;
     if logits.shape()[at] == 0 {
-        return Err(
-            Error::new(ErrorKind::Index, op, "there is nothing to draw from")
-                .with_inputs(&[logits]),
-        );
+        return Err(Error::new(
+            ErrorKind::Index,
+            op,
+            "an axis without logits cannot be drawn from",
+        )
+        .with_inputs(&[logits]));
     }
     Ok(at)
 }

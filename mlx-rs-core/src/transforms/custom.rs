@@ -319,7 +319,7 @@ fn checked_vmap(vmap: &Arc<Payload<UserVmap>>, form: &Form) -> Result<CustomVmap
                 ErrorKind::Value,
                 OP,
                 format!(
-                    "{} outputs were returned with {} axes",
+                    "{} outputs were returned with {} batch axes; return one for each",
                     outputs.len(),
                     out_axes.len()
                 ),

@@ -446,7 +446,7 @@ fn c_path(op: &'static str, path: &Path) -> Result<CString> {
         Error::new(
             ErrorKind::Value,
             op,
-            format!("the path {path:?} has a NUL in it"),
+            format!("the path {path:?} contains a NUL"),
         )
     })
 }
@@ -459,7 +459,7 @@ fn c_keys(op: &'static str, kwargs: &Kwargs) -> Result<Vec<CString>> {
                 Error::new(
                     ErrorKind::Value,
                     op,
-                    format!("the name {key:?} has a NUL in it"),
+                    format!("the name {key:?} contains a NUL"),
                 )
             })
         })

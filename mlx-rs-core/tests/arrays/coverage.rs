@@ -358,8 +358,8 @@ impl<'a> Calls<'a> {
         let first = &self.items[start];
         let mut level = BTreeSet::from([start]);
         if first.kind == Kind::Type {
-            let own = |item: &Item| item.kind == Kind::Impl && item.names == first.names;
-            level.extend((0..self.items.len()).filter(|&i| own(&self.items[i])));
+            let implements = |item: &Item| item.kind == Kind::Impl && item.names == first.names;
+            level.extend((0..self.items.len()).filter(|&i| implements(&self.items[i])));
         }
         let mut seen = level.clone();
         for _ in 0..=DEPTH {

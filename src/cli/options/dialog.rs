@@ -253,7 +253,7 @@ impl Dialog {
         use inference_text::reply;
         let tokens = token_model(model)?;
         let template = match &self.text {
-            Some(text) => text.template().map(|own| own.for_tools().source()),
+            Some(text) => text.template().map(|parsed| parsed.for_tools().source()),
             None => tokens.chat_template(),
         };
         let template = template.unwrap_or_default();
