@@ -324,8 +324,8 @@ class Other:
 
     def batch(self) -> float:
         sizes = ["--max-tokens", str(max(2, self._args.generate_tokens)), "--rows", str(self._args.batch)]
-        found = json.loads(output_of(self._of("batch", "--tokens", "-", *sizes), self._batch_prompt))
-        return found["batch_tokens_per_second"]
+        result = json.loads(output_of(self._of("batch", "--tokens", "-", *sizes), self._batch_prompt))
+        return result["batch_tokens_per_second"]
 
     def tokens(self, ids: str) -> list[int]:
         return json.loads(output_of(self._of("tokens", "--tokens", ids, "--max-tokens", str(SAME_TOKENS))))
@@ -364,8 +364,8 @@ def earlier(args: argparse.Namespace, about: dict[str, Any]) -> dict[str, list[d
         for key in SIZES:
             if before[key] != about[key]:
                 raise SystemExit(f"{path} is of {key} {before[key]!r}, this run of {about[key]!r}")
-        for name, found in before["rounds"].items():
-            rounds.setdefault(name, []).extend(found)
+        for name, measured in before["rounds"].items():
+            rounds.setdefault(name, []).extend(measured)
         about["llama"] = about["llama"] or before["llama"]
     return rounds
 
@@ -377,9 +377,9 @@ def measure(
     for number in range(args.rounds):
         turn = number % len(sides)
         for side in sides[turn:] + sides[:turn]:
-            found = figures(args, side.bench(), side.batch(), side.start(ids))
-            rounds.setdefault(side.name, []).append(found)
-            shown = ", ".join(f"{key} {found[key] / MEASURES[key][2]:.{MEASURES[key][3]}f}" for key in MEASURES)
+            measured = figures(args, side.bench(), side.batch(), side.start(ids))
+            rounds.setdefault(side.name, []).append(measured)
+            shown = ", ".join(f"{key} {measured[key] / MEASURES[key][2]:.{MEASURES[key][3]}f}" for key in MEASURES)
             note(f"round {number + 1}, {side.name}: {shown}")
     return rounds
 
@@ -395,7 +395,7 @@ def wanted(bar: tuple[float | None, float | None]) -> str:
 
 def summarize(rounds: dict[str, list[dict[str, float]]], same: dict[str, int]) -> dict[str, Any]:
     """Medians, ratios of ours to the others and the bars missed."""
-    medians = {name: {key: statistics.median(r[key] for r in found) for key in MEASURES} for name, found in rounds.items()}
+    medians = {name: {key: statistics.median(r[key] for r in measured) for key in MEASURES} for name, measured in rounds.items()}
     order = [name for name in medians if name not in (MLX_LM, LLAMA)] + [name for name in (MLX_LM, LLAMA) if name in medians]
     medians = {name: medians[name] for name in order}
     others = [name for name in (MLX_LM, LLAMA) if name in medians]
@@ -422,7 +422,7 @@ def table(args: argparse.Namespace, summary: dict[str, Any], about: dict[str, An
     header = ["", *medians, *(f"{name} / {other} (bar)" for name, other in pairs)]
     lines = [" | ".join(header), " | ".join(["---"] + ["---:"] * (len(header) - 1))]
     for key, (label, unit, divisor, digits) in MEASURES.items():
-        cells = [f"{label} ({unit})", *(f"{found[key] / divisor:.{digits}f}" for found in medians.values())]
+        cells = [f"{label} ({unit})", *(f"{row[key] / divisor:.{digits}f}" for row in medians.values())]
         for name, other in pairs:
             bar = BARS.get((other, key))
             cells.append(f"{ratios[name][other][key]:.2f}" + (f" ({wanted(bar)})" if bar else ""))
@@ -455,20 +455,20 @@ def compare_shapes(args: argparse.Namespace) -> int:
             for side in (ours, other):
                 side.start(prompts[2])  # fills the page cache
             rounds = measure(args, [ours, other], prompts[2], {})
-            medians = {name: {key: statistics.median(r[key] for r in found) for key in MEASURES} for name, found in rounds.items()}
+            medians = {name: {key: statistics.median(r[key] for r in measured) for key in MEASURES} for name, measured in rounds.items()}
             cells, missed = [], []
             for key, (label, _, divisor, digits) in MEASURES.items():
-                own, theirs = medians["mlx"][key], medians[LLAMA][key]
-                good = passes(bars[LLAMA, key], own / theirs)
-                cell = f"{own / divisor:.{digits}f} / {theirs / divisor:.{digits}f}"
+                mlx_value, theirs = medians["mlx"][key], medians[LLAMA][key]
+                good = passes(bars[LLAMA, key], mlx_value / theirs)
+                cell = f"{mlx_value / divisor:.{digits}f} / {theirs / divisor:.{digits}f}"
                 cells.append(cell if good else f"**{cell}**")
                 if not good:
-                    missed.append(f"{label.lower()} {own / theirs:.2f} (wanted {wanted(bars[LLAMA, key])})")
+                    missed.append(f"{label.lower()} {mlx_value / theirs:.2f} (wanted {wanted(bars[LLAMA, key])})")
             # A mixture reads some experts only, so its share says nothing.
             if "experts" in random_gguf.SHAPES[shape]:
                 cells.append("")
             else:
-                share = statistics.median(found["share"] for found in rounds["mlx"])
+                share = statistics.median(measured["share"] for measured in rounds["mlx"])
                 cells.append(f"{100 * share:.0f}" if share >= BANDWIDTH_BAR else f"**{100 * share:.0f}**")
                 if share < BANDWIDTH_BAR:
                     missed.append(f"decode reads at {share:.2f} of the memory's rate (wanted ≥ {BANDWIDTH_BAR})")
@@ -537,8 +537,8 @@ def main() -> int:
     # Not measured: the same tokens on all sides; also fills the page cache and mlx-lm's cache of compiled kernels.
     tokens = {side.name: side.tokens(ids) for side in sides}
     same = {}
-    for name, found in tokens.items():
-        pairs = list(zip(found, tokens.get(MLX_LM, found)))
+    for name, replies in tokens.items():
+        pairs = list(zip(replies, tokens.get(MLX_LM, replies)))
         same[name] = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
     about = {
@@ -553,7 +553,7 @@ def main() -> int:
         "pins": [line for line in REQUIREMENTS.read_text().splitlines() if line and not line.startswith("#")],
     }
     rounds = measure(args, sides, ids, earlier(args, about))
-    counts = sorted({len(found) for found in rounds.values()})
+    counts = sorted({len(replies) for replies in rounds.values()})
     about["rounds_of"] = " to ".join(map(str, counts[:: max(1, len(counts) - 1)]))
     summary = summarize(rounds, same)
     everything = about | {"same_greedy_tokens": same, "rounds": rounds} | summary

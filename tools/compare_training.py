@@ -151,22 +151,22 @@ def theirs(args: argparse.Namespace, python: Path, model: Path) -> dict[str, Any
         }
         device = "cpu" if args.backend == "cpu" else "default"
         printed, wall, rss = run([str(python), str(SIDE), "--device", device, json.dumps(options)])
-    found = json.loads(printed)
-    return {"steps": found["steps"], "peak": found["peak_memory_bytes"], "wall": wall, "rss": rss}
+    result = json.loads(printed)
+    return {"steps": result["steps"], "peak": result["peak_memory_bytes"], "wall": wall, "rss": rss}
 
 
-def figures(args: argparse.Namespace, found: dict[str, Any], tokens: int) -> dict[str, float]:
+def figures(args: argparse.Namespace, result: dict[str, Any], tokens: int) -> dict[str, float]:
     """One round of one side; `tokens` are those of the measured batches, counted alike for both."""
-    measured = found["steps"][args.warmup :]
+    measured = result["steps"][args.warmup :]
     seconds = sum(step["seconds"] for step in measured)
     return {
         "steps": len(measured) / seconds,
         "tokens": tokens / seconds,
-        "peak": found["peak"],
-        "peak_rss": found["rss"],
-        "wall": found["wall"],
-        "first_loss": found["steps"][0]["loss"],
-        "last_loss": found["steps"][-1]["loss"],
+        "peak": result["peak"],
+        "peak_rss": result["rss"],
+        "wall": result["wall"],
+        "first_loss": result["steps"][0]["loss"],
+        "last_loss": result["steps"][-1]["loss"],
     }
 
 
@@ -174,19 +174,19 @@ def measure(args: argparse.Namespace, python: Path, source: Path, directory: Pat
     """Figures of both sides in every round; who begins changes from round to round."""
     rounds: dict[str, list[dict[str, float]]] = {MLX_LM: [], OURS: []}
     for number in range(args.rounds):
-        found: dict[str, dict[str, Any]] = {}
+        results: dict[str, dict[str, Any]] = {}
         for name in [OURS, MLX_LM][:: 1 if number % 2 == 0 else -1]:
             note(f"round {number + 1}, {name}")
-            found[name] = ours(args, source if args.ours == "source" else directory) if name == OURS else theirs(args, python, directory)
-            if (steps := len(found[name]["steps"])) != args.warmup + args.steps:
+            results[name] = ours(args, source if args.ours == "source" else directory) if name == OURS else theirs(args, python, directory)
+            if (steps := len(results[name]["steps"])) != args.warmup + args.steps:
                 raise SystemExit(f"{name} made {steps} steps of {args.warmup + args.steps}")
-        for at, (mine, other) in enumerate(zip(found[OURS]["steps"], found[MLX_LM]["steps"])):
+        for at, (mine, other) in enumerate(zip(results[OURS]["steps"], results[MLX_LM]["steps"])):
             # mlx-lm counts one token of the padding of each row that has some.
             if not 0 <= other["tokens"] - mine["tokens"] <= args.batch_size:
                 raise SystemExit(f"batch {at + 1} has {mine['tokens']} tokens here and {other['tokens']} in mlx-lm: not the same work")
-        tokens = sum(step["tokens"] for step in found[OURS]["steps"][args.warmup :])
+        tokens = sum(step["tokens"] for step in results[OURS]["steps"][args.warmup :])
         for name in rounds:
-            rounds[name].append(figures(args, found[name], tokens))
+            rounds[name].append(figures(args, results[name], tokens))
             last = rounds[name][-1]
             note(f"  {name}: " + ", ".join(f"{label.lower()} {last[key] / by:.{n}f}" for key, (label, _, by, n) in MEASURES.items()))
     return rounds
@@ -194,7 +194,7 @@ def measure(args: argparse.Namespace, python: Path, source: Path, directory: Pat
 
 def summarize(rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Medians, ratios of ours to mlx-lm's, and the bars missed."""
-    medians = {name: {key: statistics.median(r[key] for r in found) for key in MEASURES} for name, found in rounds.items()}
+    medians = {name: {key: statistics.median(r[key] for r in measured) for key in MEASURES} for name, measured in rounds.items()}
     a, b = medians[MLX_LM], medians[OURS]
     ratios = {key: b[key] / a[key] for key in COMPARED}
     missed = []

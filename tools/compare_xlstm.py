@@ -182,10 +182,10 @@ def transformers(args: argparse.Namespace, model: Path, prompt: int, tokens: int
 
 def rounds(args: argparse.Namespace, xlstm: Path, steps: Path, llama: Path, tiny: Path) -> dict[str, list[float]]:
     """Every figure of every round."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
 
     def add(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
+        values.setdefault(name, []).append(value)
 
     for _ in range(args.rounds):
         add("chunks", bench(args, xlstm, 2048, 2)["prefill_tokens_per_second"])
@@ -195,15 +195,15 @@ def rounds(args: argparse.Namespace, xlstm: Path, steps: Path, llama: Path, tiny
                 run = bench(args, model, prompt, REPLY)
                 add(f"{name} {place} decode", run["decode_tokens_per_second"])
                 add(f"{name} {place} memory", run["peak_memory_bytes"] / 2**20)
-            whole = bench(args, model, WHOLE_STEP, 2)
-            add(f"{name} step memory", whole["peak_memory_bytes"] / 2**20)
+            full_step = bench(args, model, WHOLE_STEP, 2)
+            add(f"{name} step memory", full_step["peak_memory_bytes"] / 2**20)
         for name, model in (("tiny", tiny), ("162M", xlstm)) if args.python else ():
             run = bench(args, model, 512, 64)
             other = transformers(args, model, 512, 64)
             for phase in ("prefill", "decode"):
                 add(f"{name} {phase}", run[f"{phase}_tokens_per_second"])
                 add(f"{name} {phase}, transformers", other[phase])
-    return found
+    return values
 
 
 def main() -> None:
@@ -214,15 +214,15 @@ def main() -> None:
     write_checkpoint(llama, LLAMA, llama_shapes(LLAMA))
     if not tiny.is_dir():
         shutil.copytree(TINY, tiny)
-    found = rounds(args, xlstm, one_by_one(xlstm), llama, tiny)
+    measured = rounds(args, xlstm, one_by_one(xlstm), llama, tiny)
     if args.json:
-        args.json.write_text(json.dumps(found, indent=2))
-    median = {name: statistics.median(values) for name, values in found.items()}
+        args.json.write_text(json.dumps(measured, indent=2))
+    median = {name: statistics.median(values) for name, values in measured.items()}
     missed = []
     print("| Figure | `mlx` | Other | Ratio | Bar |\n|---|--:|--:|--:|--:|")
 
-    def row(figure: str, own: float, other: str, against: float, bar: str, met: bool) -> None:
-        print(f"| {figure} | {own:,.1f} | {other} {against:,.1f} | {own / against:.2f} | {bar} |")
+    def row(figure: str, ours: float, other: str, against: float, bar: str, met: bool) -> None:
+        print(f"| {figure} | {ours:,.1f} | {other} {against:,.1f} | {ours / against:.2f} | {bar} |")
         if not met:
             missed.append(figure)
 
@@ -240,9 +240,9 @@ def main() -> None:
             row(label, late, f"at {at}", early, "within 5 %" if has_bar else "", met)
     for model in ("tiny", "162M") if args.python else ():
         for phase in ("prefill", "decode"):
-            own, other = median[f"{model} {phase}"], median[f"{model} {phase}, transformers"]
+            ours, other = median[f"{model} {phase}"], median[f"{model} {phase}, transformers"]
             label = f"{phase.capitalize()}, {model}, tok/s"
-            row(label, own, "transformers", other, f"{TRANSFORMERS:g}", own >= TRANSFORMERS * other)
+            row(label, ours, "transformers", other, f"{TRANSFORMERS:g}", ours >= TRANSFORMERS * other)
     if missed:
         sys.exit(f"missed: {', '.join(missed)}")
 

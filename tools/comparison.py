@@ -35,7 +35,7 @@ def number(text):
 
 def figures():
     """For each figure the rate of each program, in tokens a second."""
-    found = {}
+    medians = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) < 8 or cells[-1] != COMMAND:
@@ -44,14 +44,14 @@ def figures():
         other = re.fullmatch(r"(llama\.cpp|mlx-lm) ([\d.,]+)", cells[2])
         if name is None or other is None or "tok/s" not in cells[0]:
             continue
-        rates = found.setdefault(name, {})
+        rates = medians.setdefault(name, {})
         rates.setdefault("mlx", number(cells[1]))
         if rates["mlx"] == number(cells[1]):
             rates.setdefault(other[1], number(other[2]))
     for name in FIGURES:
-        if set(found.get(name, ())) != set(PROGRAMS):
-            sys.exit(f"{TABLE.name} lacks a figure of {COMMAND} for {name}: {found.get(name)}")
-    return found
+        if set(medians.get(name, ())) != set(PROGRAMS):
+            sys.exit(f"{TABLE.name} lacks a figure of {COMMAND} for {name}: {medians.get(name)}")
+    return medians
 
 
 def rounded(value):
@@ -59,9 +59,9 @@ def rounded(value):
 
 
 def picture():
-    found = figures()
+    measured = figures()
     group = HEAD + len(PROGRAMS) * (BAR + GAP) + 14
-    height = len(found) * group + 10
+    height = len(measured) * group + 10
     room = WIDTH - NAME - VALUE
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
@@ -71,7 +71,7 @@ def picture():
     ]
     for i, (name, title) in enumerate(FIGURES.items()):
         top = i * group + 10
-        rates = found[name]
+        rates = measured[name]
         parts.append(
             f'<text x="12" y="{top + 16}" fill="#1f2328" font-weight="bold">{escape(title)}'
             '<tspan font-weight="normal" fill="#59636e">, tokens a second</tspan></text>'

@@ -174,11 +174,11 @@ def make_deb(options):
 
 def system_libraries(files):
     """The system's libraries that some files need, by the loader's own answer."""
-    found = set()
+    needed = set()
     for path in files:
         result = subprocess.run(["ldd", path], capture_output=True, text=True, check=False)
-        found.update(re.findall(r"(/\S+) \(0x", result.stdout))
-    return {name for name in found if not name.startswith(str(OUT))}
+        needed.update(re.findall(r"(/\S+) \(0x", result.stdout))
+    return {name for name in needed if not name.startswith(str(OUT))}
 
 
 def empty_root(directory, package, model):

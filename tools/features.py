@@ -24,10 +24,10 @@ def packages(names):
     text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     data = json.loads(text)
     members = set(data["workspace_members"])
-    found = {p["name"]: p["features"] for p in data["packages"] if p["id"] in members}
-    if unknown := set(names) - set(found):
-        sys.exit(f"error: {', '.join(sorted(unknown))}: no such crate; there are {', '.join(found)}")
-    return {name: found[name] for name in names or found}
+    features = {p["name"]: p["features"] for p in data["packages"] if p["id"] in members}
+    if unknown := set(names) - set(features):
+        sys.exit(f"error: {', '.join(sorted(unknown))}: no such crate; there are {', '.join(features)}")
+    return {name: features[name] for name in names or features}
 
 
 def main():

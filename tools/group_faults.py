@@ -41,7 +41,7 @@ def commands(folder):
 
 def processes(mark):
     """The processes with a mark in their environment: their ids, and their ranks."""
-    found = {}
+    children = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -53,15 +53,15 @@ def processes(mark):
         if state in "ZX" or b"GROUP_FAULTS=" + mark.encode() not in environment:
             continue
         ranks = [int(e[9:]) for e in environment if e.startswith(b"MLX_RANK=")]
-        found[int(entry.name)] = ranks[0] if ranks else None
-    return found
+        children[int(entry.name)] = ranks[0] if ranks else None
+    return children
 
 
 def ring(folder, count):
     """A file with free ports of this machine."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in held]
-    for one in held:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in sockets]
+    for one in sockets:
         one.close()
     path = folder / "ring.json"
     path.write_text(json.dumps(hosts))
@@ -97,15 +97,15 @@ class Round:
         environment = dict(os.environ, GROUP_FAULTS=self.mark, MLX_NUM_THREADS="1")
         environment.pop("MLX_RANK", None)
         limit = str(self.options.join)
-        own = commands(self.folder)[self.what]
+        program = commands(self.folder)[self.what]
         if self.launched:
             flags = ["launch", "-n", str(self.count), "--join-timeout", limit]
             flags += ["--pipeline"] if self.split == "pipeline" else []
-            return [self.open(command + flags + ["--"] + own, environment, "launcher")]
+            return [self.open(command + flags + ["--"] + program, environment, "launcher")]
         environment.update(MLX_HOSTFILE=str(ring(self.folder, self.count)), MLX_SPLIT=self.split)
         environment.update(MLX_JOIN_TIMEOUT=limit)
         return [
-            self.open(command + own, dict(environment, MLX_RANK=str(rank)), rank)
+            self.open(command + program, dict(environment, MLX_RANK=str(rank)), rank)
             for rank in range(self.count)
         ]
 

@@ -149,9 +149,9 @@ class Proxy:
 async def group(options, split, count, tokens, delay):
     """Bytes on MLX's connections, and seconds of all tokens but the first."""
     with tempfile.TemporaryDirectory() as folder:
-        held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-        ports = [one.getsockname()[1] for one in held]
-        for one in held:
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        ports = [one.getsockname()[1] for one in sockets]
+        for one in sockets:
             one.close()
         proxies = [Proxy(port, delay) for port in ports]
         before = [await one.start() for one in proxies]

@@ -116,10 +116,10 @@ def compiler_headers():
     command = [os.environ.get("CXX", "c++"), "-E", "-x", "c++", "-v", os.devnull]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     listed = text.split("#include <...> search starts here:")[1].split("End of search list")[0]
-    found = [line.strip() for line in listed.splitlines() if "/c++" in line]
-    if not found:
+    libraries = [line.strip() for line in listed.splitlines() if "/c++" in line]
+    if not libraries:
         sys.exit("error: the compiler of this machine has no libstdc++, which MLX on Linux uses")
-    return found
+    return libraries
 
 
 def compile_and_link(name, source, mlx, out):

@@ -44,8 +44,8 @@ def members():
     """The workspace's packages that are published, by name."""
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--locked"]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
-    own = {p["name"]: p for p in metadata["packages"] if p["publish"] is None}
-    return own, Path(metadata["target_directory"])
+    packages = {p["name"]: p for p in metadata["packages"] if p["publish"] is None}
+    return packages, Path(metadata["target_directory"])
 
 
 def manifest_faults(package):
@@ -105,27 +105,27 @@ def main():
     parser.add_argument("--verify", action="store_true", help="build each package from its own files")
     parser.add_argument("--docs", action="store_true", help="build the documentation as docs.rs does")
     options = parser.parse_args()
-    own, target = members()
+    packages, target = members()
     command = ["cargo", "package", "--quiet", "--locked", "--allow-dirty"]
-    command += [part for name in own for part in ("-p", name)]
+    command += [part for name in packages for part in ("-p", name)]
     if not options.verify:
         command.append("--no-verify")
     result = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     # Cargo warns about each test and measurement that stays behind.
-    kept = [line for line in result.stderr.splitlines() if "is not included in the published" not in line]
-    print("\n".join(kept), file=sys.stderr, end="\n" if kept else "")
+    lines = [line for line in result.stderr.splitlines() if "is not included in the published" not in line]
+    print("\n".join(lines), file=sys.stderr, end="\n" if lines else "")
     if result.returncode != 0:
         sys.exit(result.returncode)
     faults = []
-    for name, package in sorted(own.items()):
+    for name, package in sorted(packages.items()):
         path = target / "package" / f"{name}-{package['version']}.crate"
-        found = [*manifest_faults(package), *archive_faults(package, path)]
-        faults += [f"{name}: {fault}" for fault in found]
+        package_faults = [*manifest_faults(package), *archive_faults(package, path)]
+        faults += [f"{name}: {fault}" for fault in package_faults]
         print(f"{name} {package['version']}: {path.stat().st_size // 1024} KiB")
     if faults:
         sys.exit("\n".join(faults))
     if options.docs:
-        document(own)
+        document(packages)
 
 
 if __name__ == "__main__":

@@ -569,7 +569,7 @@ def room(step, a, expected):
 
 def main():
     count, skipped = collections.Counter(), collections.Counter()
-    found = collections.Counter()
+    counts = collections.Counter()
     for line in open(sys.argv[1], encoding="utf-8"):
         try:
             step = json.loads(line)
@@ -585,8 +585,8 @@ def main():
             try:
                 expected = compute(step, a, [v.dtype.type for v in out])
             except Exception as e:
-                found[name, "failed"] += 1
-                if found[name, "failed"] <= 2:
+                counts[name, "failed"] += 1
+                if counts[name, "failed"] <= 2:
                     print(f"{name} failed: {e!r} p {step['p']} args {[(v.dtype.name, v.shape) for v in a]}")
                 continue
         if expected is SKIP:
@@ -621,16 +621,16 @@ def main():
                     why = (f"{(~same).sum()} of {o.size}, first {np.atleast_1d(w)[tuple(i)]}, "
                            f"not {np.atleast_1d(e)[tuple(i)]}, room {limit:.2e}")
             if why:
-                found[name, o.dtype.name] += 1
-                if found[name, o.dtype.name] <= 2:
+                counts[name, o.dtype.name] += 1
+                if counts[name, o.dtype.name] <= 2:
                     args = [(v.dtype.name, v.shape) for v in a]
                     print(f"seed {step['seed']} {name} {step['p']} {args}: {why}")
                 break
     total, left = sum(count.values()), sum(skipped.values())
-    print(f"{total} steps, {left} without a reference, {sum(found.values())} differ")
-    for key, n in sorted(found.items()):
+    print(f"{total} steps, {left} without a reference, {sum(counts.values())} differ")
+    for key, n in sorted(counts.items()):
         print("differ", n, *key)
-    sys.exit(bool(found))
+    sys.exit(bool(counts))
 
 
 if __name__ == "__main__":

@@ -168,13 +168,13 @@ class OpenAi:
         assert len(first.top_logprobs) == 3 and first.logprob <= 0
 
     def stream(self):
-        whole = self.ask(self.server.hello())
+        reply = self.ask(self.server.hello())
         chunks = list(
             self.ask(self.server.hello(), stream=True, stream_options={"include_usage": True})
         )
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-        assert text == whole.choices[0].message.content, text
-        assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+        assert text == reply.choices[0].message.content, text
+        assert chunks[-1].usage.total_tokens == reply.usage.total_tokens
 
     def tools(self):
         question = self.server.call()

@@ -98,11 +98,11 @@ class Server:
                 text = self.get("/metrics")
                 names = ["requests_running", "requests_queued", "kv_reserved_bytes", "connections"]
                 parts = [text.split(f"\ninference_{name} ")[1] for name in names]
-                held = [requests, *(int(part.split()[0]) for part in parts)]
+                counts = [requests, *(int(part.split()[0]) for part in parts)]
                 # The one connection is that of this question.
-                if held == [0, 0, 0, 0, 1]:
+                if counts == [0, 0, 0, 0, 1]:
                     return None
-                state = ", ".join(f"{n} {name}" for n, name in zip(held, ["requests", *names]))
+                state = ", ".join(f"{n} {name}" for n, name in zip(counts, ["requests", *names]))
             except OSError as e:
                 state = f"no answer: {e}"
             time.sleep(0.2)
@@ -294,12 +294,12 @@ class Attacks:
         """A good request, left after a random number of bytes sent or of answers read."""
         story = self.dice.choice(["!long Tell a story.", "!prefill Tell a story."])
         body = json.dumps(chat(story, stream=self.dice.random() < 0.7, n=2))
-        whole = self.head(CHAT, len(body)) + body.encode()
+        request = self.head(CHAT, len(body)) + body.encode()
         with self.server.connect() as connection:
             if self.dice.random() < 0.3:
-                connection.sendall(whole[: self.dice.randrange(len(whole))])
+                connection.sendall(request[: self.dice.randrange(len(request))])
                 return
-            connection.sendall(whole)
+            connection.sendall(request)
             for _ in range(self.dice.randrange(4)):
                 connection.recv(200)
             time.sleep(self.dice.random() * 0.1)
@@ -445,18 +445,18 @@ def main():
     print(f"connections of a crowd: {crowd_size}", file=sys.stderr)
     server = Server(options.program, options.model)
     served, faults, counts = [], [], collections.Counter()
-    until, held = time.monotonic() + options.minutes * 60, []
-    while not faults and (len(held) < 3 or time.monotonic() < until):
+    until, sockets = time.monotonic() + options.minutes * 60, []
+    while not faults and (len(sockets) < 3 or time.monotonic() < until):
         seconds = min(ROUND, options.minutes * 20)
-        seed = f"{options.seed}-{len(held)}"
+        seed = f"{options.seed}-{len(sockets)}"
         round_of(server, seconds, seed, options.pause, crowd_size, served, faults, counts)
         if not faults:
-            held.append(server.held())
-            print(f"round {len(held)}: files, threads, KiB: {held[-1]}", file=sys.stderr)
+            sockets.append(server.held())
+            print(f"round {len(sockets)}: files, threads, KiB: {sockets[-1]}", file=sys.stderr)
     if not faults:
         print(f"attacks: {dict(counts)}; good requests served: {len(served)}", file=sys.stderr)
         for i, (what, more) in enumerate((("files", 4), ("threads", 8), ("KiB", 32 << 10))):
-            before, after = max(h[i] for h in held[:2]), held[-1][i]
+            before, after = max(h[i] for h in sockets[:2]), sockets[-1][i]
             if after > before + more:
                 faults.append(f"{what}: {before} became {after}")
         if not served:

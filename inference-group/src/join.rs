@@ -131,10 +131,10 @@ impl Joining<'_> {
     }
 
     fn join(&self) -> Result<Neighbors, String> {
-        let own = self.address(self.rank);
-        let listener = TcpListener::bind(own)
+        let address = self.address(self.rank);
+        let listener = TcpListener::bind(address)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|e| format!("cannot listen at {own}, its address: {e}"))?;
+            .map_err(|e| format!("cannot listen at {address}, its address: {e}"))?;
         let (left, right) = thread::scope(|scope| {
             let connecting = scope.spawn(|| self.connect());
             let left = self.accept(&listener);
@@ -283,7 +283,7 @@ impl Joining<'_> {
                 Err(self.did_not_come(rank as usize))
             }
             _ if self.is_late() => Err(format!(
-                "not all came within {} s: rank {} waits for one before it",
+                "not all processes joined within {} s: rank {} still waits for a lower rank",
                 self.timeout.as_secs(),
                 self.left()
             )),

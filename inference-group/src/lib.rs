@@ -138,7 +138,7 @@ impl Member {
     /// A member of a ring, read from the text of MLX's file: a list of addresses for each member.
     fn on_ring(rank: &str, text: &str, split: Split) -> Result<Option<Self>, String> {
         let nodes: Vec<Vec<String>> = serde_json::from_str(text)
-            .map_err(|e| format!("it is no list of lists of addresses: {e}"))?;
+            .map_err(|e| format!("it is not a list of lists of addresses: {e}"))?;
         let size = nodes.len();
         let rank: usize = rank
             .parse()
@@ -224,7 +224,7 @@ pub fn order(bytes: &[u8]) -> inference::Result<()> {
     let fault = |message| inference::Error::new(inference::ErrorKind::Engine, message);
     let links = LINKS
         .get()
-        .ok_or_else(|| fault("this process is in no ring"))?;
+        .ok_or_else(|| fault("this process is not part of a ring"))?;
     links
         .order(bytes)
         .map_err(|e| fault("the other processes cannot be reached").with_source(e))

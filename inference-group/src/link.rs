@@ -285,8 +285,8 @@ fn listen(
             }
             // The fault lies in this process, not in the neighbor.
             Err(e) if e.kind() == io::ErrorKind::QuotaExceeded => {
-                let own = relay.map_or(rank, |relay| relay.rank);
-                return Some((own, e.to_string()));
+                let this_rank = relay.map_or(rank, |relay| relay.rank);
+                return Some((this_rank, e.to_string()));
             }
             Err(_) => return Some((rank, format!("rank {neighbor} ({address}) was lost"))),
         }

@@ -37,7 +37,7 @@ pub fn free_ports(count: usize) -> Result<Vec<u16>, String> {
         .collect();
     if ports.len() < count {
         return Err(format!(
-            "{count} free ports are needed, more than {FIRST} to 31999 have"
+            "{count} free ports are needed, but there are fewer from {FIRST} to 31999"
         ));
     }
     Ok(ports)
@@ -61,12 +61,13 @@ mod tests {
     #[test]
     fn ports_that_someone_listens_at_are_left_out() {
         let next = free_ports(1).unwrap()[0];
-        let held: Vec<_> = (next + 1..next + 4)
+        let listeners: Vec<_> = (next + 1..next + 4)
             .filter_map(|p| TcpListener::bind(("127.0.0.1", p)).ok())
             .collect();
         let ports = free_ports(8).unwrap();
         assert!(
-            held.iter()
+            listeners
+                .iter()
                 .all(|l| !ports.contains(&l.local_addr().unwrap().port()))
         );
     }

@@ -107,7 +107,7 @@ impl Writer {
         let [rows, depth, width] = self.shape;
         if self.rows == rows || layers.len() != depth {
             return Err(Error::data(format!(
-                "row {} of {} layers for activations of shape {:?}",
+                "cannot add row {} with {} layers to activations of shape {:?}",
                 self.rows,
                 layers.len(),
                 self.shape
@@ -117,7 +117,7 @@ impl Writer {
             let layer = layer.as_ref();
             if layer.len() != width {
                 return Err(Error::data(format!(
-                    "a state of {} elements where there are {width}",
+                    "a state has {} elements; the activations have {width}",
                     layer.len()
                 )));
             }
@@ -135,7 +135,7 @@ impl Writer {
     pub fn finish(self, mut metadata: Metadata) -> Result<Metadata> {
         if self.rows != self.shape[0] {
             return Err(Error::data(format!(
-                "{} of {} rows were written",
+                "only {} of {} rows were added; add all before finishing",
                 self.rows, self.shape[0]
             )));
         }
@@ -168,7 +168,7 @@ impl Activations {
         let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         if count != Some(data.len()) || data.is_empty() {
             return Err(Error::data(format!(
-                "{} numbers for activations of shape {shape:?}",
+                "{} numbers do not fill activations of shape {shape:?}",
                 data.len()
             )));
         }

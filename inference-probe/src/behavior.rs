@@ -30,7 +30,7 @@ pub fn correctness(continuation: &str, expected: &str) -> Correctness {
             contains: false,
         };
     }
-    let whole = normalized(continuation);
+    let all_text = normalized(continuation);
     // The expected text may have several words: takes the same number of characters, extended to
     // the end of a word.
     let mut text = String::new();
@@ -45,7 +45,7 @@ pub fn correctness(continuation: &str, expected: &str) -> Correctness {
     }
     Correctness {
         exact,
-        contains: whole.contains(&expected),
+        contains: all_text.contains(&expected),
     }
 }
 
@@ -64,9 +64,9 @@ mod tests {
             ("", "Paris", false, false),
             ("anything", "", false, false),
         ] {
-            let found = correctness(continuation, expected);
+            let actual = correctness(continuation, expected);
             assert_eq!(
-                (found.exact, found.contains),
+                (actual.exact, actual.contains),
                 (exact, contains),
                 "{continuation:?}"
             );

@@ -61,21 +61,23 @@ impl Components {
         // the SVD of the transposed matrix costs the same as that of the matrix.
         let svd = nalgebra::linalg::SVD::new(centered.clone(), false, true);
         let Some(right) = svd.v_t else {
-            return Err(Error::data("the singular value decomposition did not end"));
+            return Err(Error::data(
+                "the singular value decomposition did not converge",
+            ));
         };
         let values = svd.singular_values;
         let largest = values.max();
         let least = f64::EPSILON * n.max(width) as f64 * largest;
-        let mut kept: Vec<usize> = (0..values.len()).filter(|i| values[*i] > least).collect();
-        kept.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
-        if kept.is_empty() {
+        let mut retained: Vec<usize> = (0..values.len()).filter(|i| values[*i] > least).collect();
+        retained.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+        if retained.is_empty() {
             return Err(Error::data(
-                "all rows are alike: nothing varies with anything",
+                "all rows are equal; a correlation needs rows that differ",
             ));
         }
-        let axes = right.select_rows(&kept).transpose();
+        let axes = right.select_rows(&retained).transpose();
         let scores = &centered * &axes;
-        let variances = kept
+        let variances = retained
             .iter()
             .map(|i| values[*i].powi(2) / (n - 1) as f64)
             .collect();
@@ -120,7 +122,7 @@ impl Components {
 fn cross(x: &Components, y: &Components, ridge: f64) -> Result<Matrix> {
     if x.scores.nrows() != y.scores.nrows() {
         return Err(Error::data(format!(
-            "{} rows on one side and {} on the other",
+            "the sides have {} and {} rows; both need the same number",
             x.scores.nrows(),
             y.scores.nrows()
         )));
@@ -163,7 +165,9 @@ pub fn held_out(
 ) -> Result<f64> {
     let svd = nalgebra::linalg::SVD::new(cross(x, y, options.ridge)?, true, true);
     let (Some(u), Some(v_t)) = (svd.u, svd.v_t) else {
-        return Err(Error::data("the singular value decomposition did not end"));
+        return Err(Error::data(
+            "the singular value decomposition did not converge",
+        ));
     };
     let mut order: Vec<usize> = (0..svd.singular_values.len()).collect();
     order.sort_by(|a, b| svd.singular_values[*b].total_cmp(&svd.singular_values[*a]));
@@ -210,12 +214,12 @@ mod tests {
             ridge: 0.0,
             components: 4,
         };
-        let own = Components::of(&x).unwrap();
+        let original = Components::of(&x).unwrap();
         for other in [
             Components::of(&x).unwrap(),
             Components::of(&(&x * map)).unwrap(),
         ] {
-            for value in correlations(&own, &other, &options).unwrap() {
+            for value in correlations(&original, &other, &options).unwrap() {
                 assert!((value - 1.0).abs() < 1e-9, "{value}");
             }
         }

@@ -40,7 +40,7 @@ pub fn direction(positive: &Matrix, negative: &Matrix, method: Method) -> Result
     let (p, n) = (positive.nrows(), negative.nrows());
     if positive.ncols() != negative.ncols() {
         return Err(Error::data(format!(
-            "states of {} and of {} numbers have no direction between them",
+            "the two sets have states of {} and {} elements; both need the same width",
             positive.ncols(),
             negative.ncols()
         )));
@@ -132,23 +132,27 @@ mod tests {
     fn each_method_finds_the_axis_that_was_planted() {
         let (positive, negative) = sets(0.5);
         for method in [Method::Means, Method::Probe, Method::Pca] {
-            let found = direction(&positive, &negative, method).unwrap();
-            assert!((found.separated - 1.0).abs() < 1e-12);
-            let along = found.vector[0] * 0.6 + found.vector[2] * 0.8;
+            let actual = direction(&positive, &negative, method).unwrap();
+            assert!((actual.separated - 1.0).abs() < 1e-12);
+            let along = actual.vector[0] * 0.6 + actual.vector[2] * 0.8;
             // The penalty of a regression changes the direction of its weights a little.
             let least = if method == Method::Probe {
                 0.95
             } else {
                 0.9999
             };
-            assert!(along > least * found.norm, "{method:?}: {:?}", found.vector);
             assert!(
-                (found.norm - 4.0 * along / found.norm).abs() < 1e-9,
+                along > least * actual.norm,
+                "{method:?}: {:?}",
+                actual.vector
+            );
+            assert!(
+                (actual.norm - 4.0 * along / actual.norm).abs() < 1e-9,
                 "{method:?}"
             );
             // Exchanging the sets gives the opposite direction.
             let back = direction(&negative, &positive, method).unwrap();
-            for (a, b) in found.vector.iter().zip(&back.vector) {
+            for (a, b) in actual.vector.iter().zip(&back.vector) {
                 assert!((a + b).abs() < 1e-3, "{method:?}");
             }
         }

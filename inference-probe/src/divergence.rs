@@ -32,7 +32,7 @@ pub fn entropy(p: &[f64]) -> f64 {
 pub fn jensen_shannon(p: &[f64], q: &[f64]) -> Result<f64> {
     if p.len() != q.len() {
         return Err(Error::data(format!(
-            "distributions over {} and {} tokens",
+            "the distributions have {} and {} tokens; both need the same vocabulary",
             p.len(),
             q.len()
         )));
@@ -71,7 +71,7 @@ impl MeanDistribution {
             }
         } else {
             return Err(Error::data(format!(
-                "distributions over {} and {} tokens",
+                "the distributions have {} and {} tokens; both need the same vocabulary",
                 self.sum.len(),
                 p.len()
             )));
@@ -107,7 +107,7 @@ pub struct MeanDistance {
 pub fn mean_distance(rows: &Matrix, group: &[bool]) -> Result<MeanDistance> {
     if rows.nrows() != group.len() {
         return Err(Error::data(format!(
-            "{} rows and {} groups",
+            "there are {} rows but {} group entries; give one for each row",
             rows.nrows(),
             group.len()
         )));

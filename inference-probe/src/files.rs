@@ -36,13 +36,13 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
 pub(crate) fn read_numbers(path: &Path) -> Result<Vec<u8>> {
     let io = |e| Error::io(path, e);
     // Checked before opening, because opening a pipe waits.
-    let found = std::fs::metadata(path).map_err(io)?;
-    if !found.is_file() {
+    let metadata = std::fs::metadata(path).map_err(io)?;
+    if !metadata.is_file() {
         return Err(Error::file(path, "it is not a regular file"));
     }
     let mut bytes = Vec::new();
     File::open(path)
-        .and_then(|file| file.take(found.len()).read_to_end(&mut bytes))
+        .and_then(|file| file.take(metadata.len()).read_to_end(&mut bytes))
         .map_err(io)?;
     Ok(bytes)
 }

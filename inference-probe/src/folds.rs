@@ -106,7 +106,7 @@ pub fn grouped(labels: &[usize], groups: &[usize], folds: usize, seed: u64) -> R
     check_count(labels.len(), folds)?;
     if labels.len() != groups.len() {
         return Err(Error::data(format!(
-            "{} labels and {} groups",
+            "there are {} labels but {} groups; give one group for each label",
             labels.len(),
             groups.len()
         )));

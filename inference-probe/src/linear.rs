@@ -100,14 +100,15 @@ fn accuracies(
         .map(|fold| {
             let train = rows(matrix, &fold.train);
             let scaler = Standardizer::of(&train);
-            let own: Vec<usize> = fold.train.iter().map(|r| labels[*r]).collect();
-            let fit = LogisticRegression::fit(&scaler.apply(&train), &own, classes, options)?;
+            let train_labels: Vec<usize> = fold.train.iter().map(|r| labels[*r]).collect();
+            let fit =
+                LogisticRegression::fit(&scaler.apply(&train), &train_labels, classes, options)?;
             converged &= fit.converged;
-            let found = fit.predict(&scaler.apply(&rows(matrix, &fold.test)))?;
-            let right = found
+            let predicted = fit.predict(&scaler.apply(&rows(matrix, &fold.test)))?;
+            let right = predicted
                 .iter()
                 .zip(&fold.test)
-                .filter(|(found, row)| **found == labels[**row])
+                .filter(|(predicted, row)| **predicted == labels[**row])
                 .count();
             Ok(right as f64 / fold.test.len() as f64)
         })
@@ -132,7 +133,7 @@ pub fn probe(
     let n = labels.len();
     if matrix.nrows() != n {
         return Err(Error::data(format!(
-            "{} rows and {n} labels",
+            "there are {} rows but {n} labels; give one label for each row",
             matrix.nrows()
         )));
     }
@@ -141,7 +142,9 @@ pub fn probe(
         return Err(Error::data("each fold needs a row to test"));
     }
     if let Some(row) = named.copied().find(|row| *row >= n) {
-        return Err(Error::data(format!("a fold names row {row} of {n}")));
+        return Err(Error::data(format!(
+            "a fold names row {row}; there are {n} rows, counted from 0"
+        )));
     }
     let classes = labels.iter().max().map_or(0, |m| m + 1);
     let (fold_accuracies, mut converged) =

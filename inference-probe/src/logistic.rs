@@ -65,7 +65,9 @@ impl LogisticRegression {
             return Err(Error::data("a regression needs two labels that differ"));
         }
         if let Some(label) = labels.iter().find(|label| **label >= classes) {
-            return Err(Error::data(format!("label {label} of {classes} classes")));
+            return Err(Error::data(format!(
+                "label {label} is not below the number of classes, {classes}"
+            )));
         }
         if !(options.c > 0.0 && options.c.is_finite() && options.tolerance > 0.0) {
             return Err(Error::data(
@@ -123,7 +125,7 @@ impl LogisticRegression {
     pub fn predict(&self, rows: &Matrix) -> Result<Vec<usize>> {
         if rows.ncols() != self.weights.ncols() {
             return Err(Error::data(format!(
-                "rows of {} features for weights of {}",
+                "the rows have {} features; the weights have {}",
                 rows.ncols(),
                 self.weights.ncols()
             )));
@@ -165,13 +167,13 @@ fn softmax_loss(scores: &mut Matrix, labels: &[usize]) -> f64 {
     let mut loss = 0.0;
     for (mut row, label) in scores.row_iter_mut().zip(labels) {
         let max = row.max();
-        let own = row[*label];
+        let label_score = row[*label];
         let mut sum = 0.0;
         for v in row.iter_mut() {
             *v = (*v - max).exp();
             sum += *v;
         }
-        loss += sum.ln() + max - own;
+        loss += sum.ln() + max - label_score;
         row /= sum;
         row[*label] -= 1.0;
     }

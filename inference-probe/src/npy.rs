@@ -17,7 +17,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> Result<()> {
     if shape.iter().product::<usize>() != values.len() {
         return Err(Error::data(format!(
-            "{} numbers for an array of shape {shape:?}",
+            "{} numbers do not fill an array of shape {shape:?}",
             values.len()
         )));
     }

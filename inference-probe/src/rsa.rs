@@ -58,7 +58,7 @@ pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
     let n = rows.nrows();
     if n < 3 {
         return Err(Error::data(format!(
-            "{n} rows: similarities of fewer than three tell nothing"
+            "{n} rows are too few; similarities need at least three"
         )));
     }
     let mut rows = rows.clone();
@@ -72,7 +72,9 @@ pub fn similarities(rows: &Matrix, metric: Metric) -> Result<Vec<f64>> {
         for (i, mut row) in rows.row_iter_mut().enumerate() {
             let norm = row.norm();
             if norm <= 0.0 || !norm.is_finite() {
-                return Err(Error::data(format!("row {i} has no direction")));
+                return Err(Error::data(format!(
+                    "row {i} has a norm that is zero or not finite, and cannot be normalized"
+                )));
             }
             row /= norm;
         }

@@ -42,12 +42,12 @@ impl Stimulus {
             )));
         };
         // Overlapping occurrences are counted as well.
-        let mut found = self
+        let mut matches = self
             .text
             .char_indices()
             .map(|(i, _)| i)
             .filter(|i| self.text[*i..].starts_with(part.as_str()));
-        match (found.next(), found.next()) {
+        match (matches.next(), matches.next()) {
             (Some(start), None) => Ok(start..start + part.len()),
             (None, _) => Err(Error::data(format!(
                 "`{field}` ({part:?}) does not occur in {:?}",
@@ -138,7 +138,7 @@ fn stimulus(
         })?,
         (Some(name), None) => {
             return Err(format!(
-                "no `prompts`, of which template `{name}` was to be taken"
+                "there are no `prompts` to take template `{name}` from"
             ));
         }
         (None, _) => value

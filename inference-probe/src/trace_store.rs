@@ -61,7 +61,7 @@ impl TraceStore {
     pub fn push(&mut self, embedding: &[f32], blocks: &[[&[f32]; PARTS]]) -> Result<()> {
         if blocks.len() != self.blocks {
             return Err(Error::data(format!(
-                "{} blocks where the store has {}",
+                "the trace has {} blocks; the store has {}",
                 blocks.len(),
                 self.blocks
             )));
@@ -72,7 +72,7 @@ impl TraceStore {
             .find(|v| v.len() != self.width)
         {
             return Err(Error::data(format!(
-                "a vector of {} elements where the store has {}",
+                "a vector has {} elements; the store has {}",
                 v.len(),
                 self.width
             )));
@@ -229,12 +229,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.trac");
         store().write(&path).unwrap();
-        let whole = std::fs::read(&path).unwrap();
-        for n in 0..whole.len() {
-            assert!(TraceStore::parse(&whole[..n]).is_err(), "{n}");
+        let complete = std::fs::read(&path).unwrap();
+        for n in 0..complete.len() {
+            assert!(TraceStore::parse(&complete[..n]).is_err(), "{n}");
         }
         let changed = |at: usize, byte: u8| {
-            let mut bytes = whole.clone();
+            let mut bytes = complete.clone();
             bytes[at] = byte;
             TraceStore::parse(&bytes).unwrap_err()
         };

@@ -45,16 +45,16 @@ pub fn top_k(scores: &[f32], k: usize, least: f32) -> Vec<Scored> {
     let all = (0u32..)
         .zip(scores)
         .map(|(id, &score)| Scored { id, score });
-    let mut kept: Vec<Scored> = all.filter(|s| s.score >= least).collect();
+    let mut candidates: Vec<Scored> = all.filter(|s| s.score >= least).collect();
     if k == 0 {
         return Vec::new();
     }
-    if k < kept.len() {
-        kept.select_nth_unstable_by(k - 1, better);
-        kept.truncate(k);
+    if k < candidates.len() {
+        candidates.select_nth_unstable_by(k - 1, better);
+        candidates.truncate(k);
     }
-    kept.sort_unstable_by(better);
-    kept
+    candidates.sort_unstable_by(better);
+    candidates
 }
 
 /// `x` rounded to this number of decimal places, with ties away from zero. Values that are not

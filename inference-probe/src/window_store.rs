@@ -181,7 +181,7 @@ impl WindowStore {
         };
         if let Some(v) = vectors().find(|v| v.len() != self.width) {
             return Err(Error::data(format!(
-                "a vector of {} elements where the store has {}",
+                "a vector has {} elements; the store has {}",
                 v.len(),
                 self.width
             )));
@@ -250,8 +250,8 @@ impl WindowStore {
     /// the layers have gaps.
     #[must_use]
     pub fn reconstruct(&self, index: usize) -> Option<Vec<f32>> {
-        let whole = self.layers().windows(2).all(|l| l[0] + 1 == l[1]);
-        if self.tier() != Some(Tier::Full) || self.layers().is_empty() || !whole {
+        let contiguous = self.layers().windows(2).all(|l| l[0] + 1 == l[1]);
+        if self.tier() != Some(Tier::Full) || self.layers().is_empty() || !contiguous {
             return None;
         }
         let window = self.window(index)?;
@@ -403,11 +403,11 @@ impl WindowStore {
             };
             let reserved = entry.get(if context { 16 } else { 12 }..).unwrap_or(&[]);
             let (start, length) = (field(0), field(4));
-            let whole = start == store.tokens()
+            let consistent = start == store.tokens()
                 && (1..=store.window).contains(&length)
                 && offset == data + i * size
                 && reserved.iter().all(|b| *b == 0);
-            if !whole {
+            if !consistent {
                 return Err(format!(
                     "entry {i} is damaged: {length} tokens from {start}, vectors at {offset}"
                 ));

@@ -47,15 +47,15 @@ impl Tokenizer {
             (Some((before, after)), _) => before.len() + after.len(),
             (None, processor) => processor.map_or(0, |p| p.added_tokens(pair.is_some())),
         };
-        let own = first.get_ids().len() + second.as_ref().map_or(0, |s| s.get_ids().len());
+        let text_tokens = first.get_ids().len() + second.as_ref().map_or(0, |s| s.get_ids().len());
         if let Some(most) = most
-            && own + around > most
+            && text_tokens + around > most
         {
             let bad = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
             if !truncate {
                 return bad(format!(
                     "the text has {} tokens; at most {most} are read, and truncate cuts the rest",
-                    own + around
+                    text_tokens + around
                 ));
             }
             let Some(left) = most.checked_sub(around).filter(|n| *n > 0) else {

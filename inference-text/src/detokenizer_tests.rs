@@ -128,10 +128,10 @@ fn a_stop_string_ends_the_stream_and_is_left_out() {
 #[test]
 fn the_stop_string_that_is_complete_first_wins_however_tokens_fall() {
     let tokenizer = Arc::new(byte_level());
-    let whole = tokenizer.encode("xhello", false).unwrap();
+    let merged = tokenizer.encode("xhello", false).unwrap();
     let single = bytes(&tokenizer, b"xhello");
-    assert!(whole.len() < single.len());
-    for ids in [&whole, &single] {
+    assert!(merged.len() < single.len());
+    for ids in [&merged, &single] {
         let (ready, stopped) = stream(&tokenizer, ids, &["hello", "el", "hel"]);
         assert_eq!(
             (joined(&ready).as_str(), stopped.as_deref()),
@@ -207,8 +207,8 @@ const STOPS: [&str; 12] = [
 
 fn check(tokenizer: &Arc<Tokenizer>, ids: &[u32], stop: &[&str]) -> Result<(), TestCaseError> {
     let (ready, stopped) = stream(tokenizer, ids, stop);
-    let whole = tokenizer.decode(ids).unwrap();
-    let (text, hit) = reference(&whole, stop);
+    let complete = tokenizer.decode(ids).unwrap();
+    let (text, hit) = reference(&complete, stop);
     prop_assert_eq!(joined(&ready), text);
     prop_assert_eq!(stopped.is_some(), hit);
     // Each token is returned once, in order.

@@ -286,7 +286,7 @@ fn the_last_message_can_be_continued() {
 fn a_conversation_can_begin_with_its_last_message() {
     let p = chatml();
     for (before, after) in [("The answer", " is "), ("The", " <|im_end|> is")] {
-        let whole = ChatPrompt::new([Message::user(format!("{before}{after}"))]);
+        let complete = ChatPrompt::new([Message::user(format!("{before}{after}"))]);
         let first = ChatPrompt::new([Message::user(before)]).with_end(ChatEnd::LastMessage);
         let rest = ChatPrompt::new([Message::user(after)]).with_start(ChatStart::LastMessage);
         let text = p.prepare_chat(&rest).unwrap().text;
@@ -298,7 +298,7 @@ fn a_conversation_can_begin_with_its_last_message() {
             1,
             "{after:?} spells no control token"
         );
-        assert_eq!(ids.concat(), p.prepare_chat(&whole).unwrap().ids);
+        assert_eq!(ids.concat(), p.prepare_chat(&complete).unwrap().ids);
     }
 }
 

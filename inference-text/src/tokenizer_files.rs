@@ -159,10 +159,11 @@ fn affixes(config: &Value) -> Option<(bool, bool)> {
         config["add_bos_token"].as_bool(),
         config["add_eos_token"].as_bool(),
     );
-    let own = ["LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"]
+    let has_flags = ["LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"]
         .iter()
         .any(|c| class.starts_with(c));
-    (own && (bos.is_some() || eos.is_some())).then(|| (bos.unwrap_or(true), eos.unwrap_or(false)))
+    (has_flags && (bos.is_some() || eos.is_some()))
+        .then(|| (bos.unwrap_or(true), eos.unwrap_or(false)))
 }
 
 /// Adds the tokens that are declared only in `tokenizer_config.json`.
@@ -353,7 +354,7 @@ impl Outline {
             .continuing_subword_prefix
             .as_deref()
             .unwrap_or_default();
-        let mut whole = String::new();
+        let mut merged = String::new();
         for (n, merge) in merges.iter().enumerate() {
             let (left, right) = match merge {
                 MergeOutline::Pair(left, right) => (left.as_str(), right.as_str()),
@@ -369,10 +370,10 @@ impl Outline {
                     "merge rule {n}: {right:?} lacks the prefix {prefix:?}"
                 ));
             };
-            whole.clear();
-            whole.push_str(left);
-            whole.push_str(end);
-            if let Some(missing) = [left, right, &whole]
+            merged.clear();
+            merged.push_str(left);
+            merged.push_str(end);
+            if let Some(missing) = [left, right, &merged]
                 .into_iter()
                 .find(|t| !vocab.contains_key(*t))
             {

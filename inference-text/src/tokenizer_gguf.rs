@@ -352,8 +352,8 @@ fn merges(parts: &GgufTokenizerParts, vocab: &Vocab) -> Result<Merges> {
             )));
         };
         let (left, right) = (&merge[..at], &merge[at + 1..]);
-        let whole = format!("{left}{right}");
-        if let Some(missing) = [left, right, &whole]
+        let merged = format!("{left}{right}");
+        if let Some(missing) = [left, right, &merged]
             .into_iter()
             .find(|t| !vocab.contains_key(*t))
         {
@@ -409,7 +409,7 @@ fn merges_by_score(
         )));
     }
     let learned = |id: u32| !matches!(kind(parts, id), UNKNOWN | CONTROL | BYTE);
-    let mut found: Vec<(f32, String, String)> = Vec::new();
+    let mut candidates: Vec<(f32, String, String)> = Vec::new();
     for ((id, token), score) in (0u32..).zip(&parts.tokens).zip(scores) {
         if !learned(id) || vocab.get(token) != Some(&id) {
             continue;
@@ -424,19 +424,19 @@ fn merges_by_score(
             })
             .collect();
         here.sort_unstable();
-        found.extend(here.into_iter().map(|(_, _, at)| {
+        candidates.extend(here.into_iter().map(|(_, _, at)| {
             let (left, right) = token.split_at(at);
             (*score, left.to_owned(), right.to_owned())
         }));
-        if found.len() > limits.merges {
+        if candidates.len() > limits.merges {
             let most = limits.merges;
             return Err(bad(format!(
                 "the vocabulary needs more than {most} merge rules, the most that are built"
             )));
         }
     }
-    found.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let rules = found.into_iter().map(|(_, left, right)| (left, right));
+    candidates.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let rules = candidates.into_iter().map(|(_, left, right)| (left, right));
     Ok(rules.collect())
 }
 

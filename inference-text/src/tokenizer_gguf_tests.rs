@@ -143,8 +143,8 @@ fn a_letter_of_byte_level_vocabularies_does_not_make_one() {
     let ids = t.encode_plain("Ġhello").unwrap();
     assert_eq!(ids[0] as usize, parts.tokens.len() - 1);
     assert_eq!(t.decode(&ids).unwrap(), "Ġhello");
-    let whole = u32::try_from(parts.tokens.len() - 2).unwrap();
-    assert_eq!(t.decode(&[whole]).unwrap(), "Ġthe");
+    let merged = u32::try_from(parts.tokens.len() - 2).unwrap();
+    assert_eq!(t.decode(&[merged]).unwrap(), "Ġthe");
     assert_eq!(tokens(&t, "hello world"), ["h", "el", "lo", "▁world"]);
 }
 

@@ -232,14 +232,14 @@ fn damaged_directories_are_errors_that_name_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_dir(dir.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ModelNotFound);
-    let whole = tokenizer_json().to_string().into_bytes();
-    for cut in (0..whole.len()).step_by(211) {
-        std::fs::write(dir.path().join("tokenizer.json"), &whole[..cut]).unwrap_or_default();
+    let bytes = tokenizer_json().to_string().into_bytes();
+    for cut in (0..bytes.len()).step_by(211) {
+        std::fs::write(dir.path().join("tokenizer.json"), &bytes[..cut]).unwrap_or_default();
         let error = Tokenizer::from_dir(dir.path()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidModel);
         assert!(error.to_string().contains("tokenizer.json"), "{error}");
     }
-    std::fs::write(dir.path().join("tokenizer.json"), &whole).unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), &bytes).unwrap();
     for (file, text, says) in [
         ("tokenizer_config.json", "{", "tokenizer_config.json"),
         (

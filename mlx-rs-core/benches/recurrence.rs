@@ -103,7 +103,7 @@ fn main() -> Result<()> {
                 scale: (key_dim as f32).powf(-0.5),
                 chunk,
             };
-            let whole = |chunk: i32| {
+            let in_chunks = |chunk: i32| {
                 timed(|| {
                     let (h, mut after) =
                         prompt.scan(&memory(chunk), (0, POSITIONS), &empty(sizes)?)?;
@@ -111,8 +111,8 @@ fn main() -> Result<()> {
                     Ok(after)
                 })
             };
-            let (chunks, found) = whole(CHUNK)?;
-            let (single, same) = whole(1)?;
+            let (chunks, actual) = in_chunks(CHUNK)?;
+            let (single, same) = in_chunks(1)?;
             let (calls, again) = timed(|| {
                 let mut state = empty(sizes)?;
                 for at in 0..POSITIONS {
@@ -124,7 +124,7 @@ fn main() -> Result<()> {
             })?;
             // All ways compute the same function.
             for other in [&same, &again] {
-                for (a, b) in found.iter().zip(other) {
+                for (a, b) in actual.iter().zip(other) {
                     assert!((a - b).abs() <= 1e-3 * b.abs().max(1.0), "{a} {b}");
                 }
             }

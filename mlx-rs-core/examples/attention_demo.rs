@@ -70,10 +70,10 @@ pub fn main() -> Result<()> {
     let last = |shares: &Array| shares.slice_axis(1, length - 1, length);
     let capped = weights(&q, &k, scale, Some(0.5))?;
     for (name, shares) in [("plain", &shares), ("capped", &capped)] {
-        let own = last(shares)?;
-        let sums = own.sum(-1, false)?.to_vec::<f32>()?;
+        let last_shares = last(shares)?;
+        let sums = last_shares.sum(-1, false)?.to_vec::<f32>()?;
         assert!(sums.iter().all(|s| (s - 1.0).abs() < 1e-5), "{sums:?}");
-        let greatest = own.max(All, false)?.item::<f32>()?;
+        let greatest = last_shares.max(All, false)?.item::<f32>()?;
         println!("{name}: the last position's greatest share is {greatest:.3}");
     }
     let greatest = |shares: &Array| last(shares)?.max(All, false)?.item::<f32>();

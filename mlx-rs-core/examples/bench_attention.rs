@@ -102,20 +102,20 @@ impl Inputs {
     }
 
     /// The maximum error of `found` relative to float64, which only the CPU supports.
-    fn error(&self, found: &Array) -> Result<f32> {
+    fn error(&self, actual: &Array) -> Result<f32> {
         let (length, dim) = self.size;
         // In blocks it is [1, L, H * D] on the CPU.
-        let found = match found.shape() {
+        let actual = match actual.shape() {
             [1, _, width] if *width == HEADS * dim => {
-                found.reshape(&[1, length, HEADS, dim])?.swap_axes(1, 2)?
+                actual.reshape(&[1, length, HEADS, dim])?.swap_axes(1, 2)?
             }
-            _ => found.clone(),
+            _ => actual.clone(),
         };
-        found.eval()?;
+        actual.eval()?;
         Stream::default_of(Device::cpu())?.scope(|| {
             let exact = self.materialized_in(Dtype::Float64)?;
-            let found = found.reshape(exact.shape())?.astype(Dtype::Float64)?;
-            let worst = found.subtract(&exact)?.abs()?.max(All, false)?;
+            let actual = actual.reshape(exact.shape())?.astype(Dtype::Float64)?;
+            let worst = actual.subtract(&exact)?.abs()?.max(All, false)?;
             worst.astype(Dtype::Float32)?.item()
         })
     }
@@ -189,10 +189,10 @@ pub fn run(timed: &[Size], measured: &[i32], runs: usize) -> Result<f32> {
         for &size in timed {
             let inputs = Inputs::new(size)?;
             let fused = median(runs, &|| inputs.fused())?;
-            let whole = median(runs, &|| inputs.materialized())?;
-            let ratio = whole.as_secs_f64() / fused.as_secs_f64();
+            let materialized_time = median(runs, &|| inputs.materialized())?;
+            let ratio = materialized_time.as_secs_f64() / fused.as_secs_f64();
             println!(
-                "{:>9}  {:>4}  {fused:>12.1?}  {whole:>12.1?}  {ratio:.2}",
+                "{:>9}  {:>4}  {fused:>12.1?}  {materialized_time:>12.1?}  {ratio:.2}",
                 size.0, size.1
             );
         }
@@ -200,16 +200,16 @@ pub fn run(timed: &[Size], measured: &[i32], runs: usize) -> Result<f32> {
         for &length in measured {
             let inputs = Inputs::new((length, 256))?;
             let fused = peak(&|| inputs.fused())?;
-            let whole = peak(&|| inputs.materialized())?;
-            println!("{length:>9}  {fused:>15}  {whole:>21}");
+            let materialized_peak = peak(&|| inputs.materialized())?;
+            println!("{length:>9}  {fused:>15}  {materialized_peak:>21}");
         }
         println!("positions  error in blocks  error with all scores, beside float64");
         let mut worst = 0.0f32;
         for &length in measured {
             let inputs = Inputs::new((length, 256))?;
             let fused = inputs.error(&inputs.fused()?)?;
-            let whole = inputs.error(&inputs.materialized()?)?;
-            println!("{length:>9}  {fused:>15.1e}  {whole:>21.1e}");
+            let materialized_error = inputs.error(&inputs.materialized()?)?;
+            println!("{length:>9}  {fused:>15.1e}  {materialized_error:>21.1e}");
             worst = worst.max(fused);
         }
         Ok(worst)

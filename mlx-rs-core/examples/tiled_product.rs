@@ -68,12 +68,12 @@ fn product(a: &Array, b: &Array) -> Result<Array> {
         return a.matmul(b);
     };
     // Whole tiles, so that all threads of a group reach each barrier.
-    let whole = |n: i32| n.unsigned_abs().next_multiple_of(TILE);
+    let padded = |n: i32| n.unsigned_abs().next_multiple_of(TILE);
     let launch = Launch::new()
         .input(a)
         .input(b)
         .output(&[rows, cols], Dtype::Float32)
-        .grid(whole(cols), whole(rows), 1)
+        .grid(padded(cols), padded(rows), 1)
         .thread_group(TILE, TILE, 1)
         .template("ROWS", rows)
         .template("COLS", cols)

@@ -126,7 +126,7 @@ mod tests {
                 }
             }
         }
-        let whole = Array::vector(&[3i32]).unwrap().gelu().unwrap();
-        assert_eq!(whole.dtype(), Dtype::Float32);
+        let integer = Array::vector(&[3i32]).unwrap().gelu().unwrap();
+        assert_eq!(integer.dtype(), Dtype::Float32);
     }
 }

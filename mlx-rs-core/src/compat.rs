@@ -103,12 +103,12 @@ mod new {
 
     /// A subgroup, or null after a failure.
     pub(crate) unsafe fn mlx_distributed_group_split(
-        whole: sys::mlx_distributed_group,
+        parent: sys::mlx_distributed_group,
         color: c_int,
         key: c_int,
     ) -> sys::mlx_distributed_group {
         // SAFETY: the result is writable; the requirements are those of the mlx-c function.
-        group(|out| unsafe { sys::mlx_distributed_group_split(out, whole, color, key) })
+        group(|out| unsafe { sys::mlx_distributed_group_split(out, parent, color, key) })
     }
 
     fn group(

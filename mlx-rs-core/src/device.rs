@@ -125,6 +125,7 @@ impl Device {
     ///
     /// # Errors
     /// When MLX cannot tell.
+    #[doc(alias = "mlx_device_count")]
     pub fn count(self) -> Result<i32> {
         count(self)
     }
@@ -143,10 +144,10 @@ impl Device {
             CPU => Self::cpu(),
             GPU => Self::gpu(),
             _ => {
-                let found = if Self::gpu().is_available() { GPU } else { CPU };
+                let initial = if Self::gpu().is_available() { GPU } else { CPU };
                 // A concurrent `set_default` wins.
                 let _ =
-                    DEFAULT.compare_exchange(UNSET, found, Ordering::Relaxed, Ordering::Relaxed);
+                    DEFAULT.compare_exchange(UNSET, initial, Ordering::Relaxed, Ordering::Relaxed);
                 Self::default_device()
             }
         }
@@ -167,6 +168,7 @@ impl Device {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when this build of MLX cannot use the device.
+    #[doc(alias = "mlx_set_default_device")]
     pub fn set_default(self) -> Result<Self> {
         if !self.is_available() {
             return Err(Error::new(
@@ -227,6 +229,16 @@ impl Device {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when there is no such device.
+    #[doc(alias(
+        "mlx_device_info_new",
+        "mlx_device_info_get",
+        "mlx_device_info_free",
+        "mlx_device_info_is_string",
+        "mlx_device_info_get_string",
+        "mlx_device_info_get_size",
+        "mlx_device_info_get_keys",
+        "mlx_metal_device_info"
+    ))]
     pub fn info(self) -> Result<BTreeMap<String, DeviceInfo>> {
         if !self.is_available() {
             return Err(Error::new(
@@ -283,6 +295,7 @@ fn flag(op: &'static str, f: impl FnOnce(*mut bool) -> i32) -> Result<bool> {
 ///     assert!(cfg!(target_os = "macos"));
 /// }
 /// ```
+#[doc(alias = "mlx_metal_is_available")]
 #[must_use]
 pub fn metal_is_available() -> bool {
     // SAFETY: the out-pointer is a live bool for the length of the call.
@@ -299,6 +312,7 @@ pub fn metal_is_available() -> bool {
 ///     assert!(!mlx_rs_core::metal_is_available());
 /// }
 /// ```
+#[doc(alias = "mlx_cuda_is_available")]
 #[must_use]
 pub fn cuda_is_available() -> bool {
     cuda_flag().unwrap_or(false)

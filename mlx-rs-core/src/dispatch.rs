@@ -376,8 +376,11 @@ impl<C: MatMulBackend, G: MatMulBackend> MatMulBackend for HybridBackend<C, G> {
     fn matmul_batch(&self, ops: &[MatMulOp]) -> Result<Vec<Array>> {
         let routes: Vec<Route> = ops.iter().map(|op| self.route(op.flops())).collect();
         let of = |route: Route| -> Vec<MatMulOp> {
-            let own = ops.iter().zip(&routes).filter(|(_, own)| **own == route);
-            own.map(|(op, _)| op.clone()).collect()
+            let routed = ops
+                .iter()
+                .zip(&routes)
+                .filter(|(_, routed)| **routed == route);
+            routed.map(|(op, _)| op.clone()).collect()
         };
         let mut large = self.gpu.matmul_batch(&of(Route::Gpu))?.into_iter();
         let mut small = self.cpu.matmul_batch(&of(Route::Cpu))?.into_iter();

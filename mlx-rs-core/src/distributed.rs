@@ -51,6 +51,7 @@ unsafe impl Sync for Group {}
 /// println!("can reach other processes: {}", distributed::is_available());
 /// # Ok::<(), mlx_rs_core::Error>(())
 /// ```
+#[doc(alias = "mlx_distributed_is_available")]
 #[must_use]
 pub fn is_available() -> bool {
     let Ok(_guard) = call::enter("distributed_is_available") else {
@@ -73,6 +74,7 @@ pub fn is_available() -> bool {
 /// # Errors
 /// MLX's message when the other processes cannot be reached, or there are none and the call is
 /// `strict`.
+#[doc(alias = "mlx_distributed_init")]
 pub fn init(strict: bool) -> Result<Group> {
     static WORLD: OnceLock<Group> = OnceLock::new();
     let _guard = call::enter("distributed_init")?;
@@ -119,6 +121,7 @@ impl Group {
     /// assert!(distributed::init(false)?.rank() >= 0);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_distributed_group_rank")]
     #[must_use]
     pub fn rank(&self) -> i32 {
         let _guard = call::lock();
@@ -133,6 +136,7 @@ impl Group {
     /// assert!(distributed::init(false)?.size() >= 1);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_distributed_group_size")]
     #[must_use]
     pub fn size(&self) -> i32 {
         let _guard = call::lock();
@@ -156,6 +160,7 @@ impl Group {
     /// # Errors
     /// [`ErrorKind::Unsupported`] for a group of one; MLX's message when the kind of group cannot
     /// be split.
+    #[doc(alias = "mlx_distributed_group_split")]
     pub fn split(&self, color: i32, key: i32) -> Result<Self> {
         let op = "distributed_split";
         if self.size() <= 1 {
@@ -181,6 +186,7 @@ impl Group {
         /// assert_eq!(sum.at::<f32>(&[0])?, group.size() as f32);
         /// # Ok::<(), mlx_rs_core::Error>(())
         /// ```
+        #[doc(alias = "mlx_distributed_all_sum")]
         all_sum = mlx_distributed_all_sum;
         /// The maximum of all members' values, for all members.
         ///
@@ -190,6 +196,7 @@ impl Group {
         /// assert_eq!(group.all_max(&array!([group.rank()])?)?.item::<i32>()?, group.size() - 1);
         /// # Ok::<(), mlx_rs_core::Error>(())
         /// ```
+        #[doc(alias = "mlx_distributed_all_max")]
         all_max = mlx_distributed_all_max;
         /// The minimum of all members' values, for all members.
         ///
@@ -199,6 +206,7 @@ impl Group {
         /// assert_eq!(group.all_min(&array!([group.rank()])?)?.item::<i32>()?, 0);
         /// # Ok::<(), mlx_rs_core::Error>(())
         /// ```
+        #[doc(alias = "mlx_distributed_all_min")]
         all_min = mlx_distributed_all_min;
     }
 
@@ -213,6 +221,7 @@ impl Group {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] when the axis would exceed `i32`.
+    #[doc(alias = "mlx_distributed_all_gather")]
     pub fn all_gather(&self, a: &Array) -> Result<Array> {
         let op = "all_gather";
         let first = a.shape().first().copied().unwrap_or(1);
@@ -220,7 +229,7 @@ impl Group {
             return Err(Error::new(
                 ErrorKind::Shape,
                 op,
-                "the first axis would be too long to be counted",
+                "the first axis of the result would exceed i32::MAX",
             )
             .with_inputs(&[a]));
         }
@@ -245,6 +254,7 @@ impl Group {
     /// # Errors
     /// [`ErrorKind::Shape`] when the first axis is not divisible by the number of members; MLX's
     /// message when the kind of group does not support it.
+    #[doc(alias = "mlx_distributed_sum_scatter")]
     pub fn sum_scatter(&self, a: &Array) -> Result<Array> {
         let op = "sum_scatter";
         let divides = a
@@ -297,6 +307,7 @@ impl Group {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when the member does not exist or is this process.
+    #[doc(alias = "mlx_distributed_send")]
     pub fn send(&self, a: &Array, to: i32) -> Result<Array> {
         let op = "send";
         self.partner(op, to)?;
@@ -323,6 +334,7 @@ impl Group {
     /// # Errors
     /// [`ErrorKind::Index`] when the member does not exist or is this process; [`ErrorKind::Shape`]
     /// for an invalid shape.
+    #[doc(alias = "mlx_distributed_recv")]
     pub fn recv(&self, shape: &[i32], dtype: Dtype, from: i32) -> Result<Array> {
         let op = "recv";
         self.partner(op, from)?;
@@ -364,6 +376,7 @@ impl Group {
     ///
     /// # Errors
     /// As [`Group::recv`].
+    #[doc(alias = "mlx_distributed_recv_like")]
     pub fn recv_like(&self, like: &Array, from: i32) -> Result<Array> {
         let op = "recv";
         self.partner(op, from)?;

@@ -22,6 +22,7 @@ use crate::{call, compat};
 ///
 /// # Errors
 /// MLX's message when the weight does not have the length of the last axis.
+#[doc(alias = "mlx_fast_rms_norm")]
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     call::array("rms_norm", |out, s| {
         // SAFETY: all handles are live; null means no weight.
@@ -42,6 +43,7 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
 ///
 /// # Errors
 /// MLX's message when weight or bias do not have the length of the last axis.
+#[doc(alias = "mlx_fast_layer_norm")]
 pub fn layer_norm(
     x: &Array,
     weight: Option<&Array>,
@@ -89,6 +91,7 @@ pub enum RopeBase<'a> {
 /// # Errors
 /// [`ErrorKind::Shape`] when `x` has fewer than three axes or the frequencies do not fit;
 /// [`ErrorKind::Value`] when `dims` is odd or not within the last axis.
+#[doc(alias = "mlx_fast_rope")]
 pub fn rope(
     x: &Array,
     dims: i32,
@@ -105,7 +108,7 @@ pub fn rope(
         return Err(Error::new(
             ErrorKind::Value,
             "rope",
-            format!("positions from {offset} on cannot be counted"),
+            format!("the offset {offset} is negative, or the positions from it on exceed i32::MAX"),
         ));
     }
     call::array("rope", |out, s| {
@@ -143,6 +146,7 @@ pub fn rope(
 ///
 /// # Errors
 /// As [`rope`]; [`ErrorKind::Shape`] or [`ErrorKind::Dtype`] for unsuitable offsets.
+#[doc(alias = "mlx_fast_rope_dynamic")]
 pub fn rope_at(
     x: &Array,
     dims: i32,
@@ -306,6 +310,7 @@ pub fn scaled_dot_product_attention(
 /// # Errors
 /// [`ErrorKind::Shape`] without heads or when there is not one sink per query head; otherwise MLX's
 /// message when shapes, types or the mask do not fit.
+#[doc(alias = "mlx_fast_scaled_dot_product_attention")]
 pub fn scaled_dot_product_attention_with_sinks(
     queries: &Array,
     keys: &Array,

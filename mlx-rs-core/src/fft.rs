@@ -48,7 +48,11 @@ fn plan(
         Some(lengths) => {
             return bad(
                 ErrorKind::Shape,
-                format!("{} lengths for {} axes", lengths.len(), axes.len()),
+                format!(
+                    "{} lengths were given for {} axes; give one for each",
+                    lengths.len(),
+                    axes.len()
+                ),
             );
         }
         None => {
@@ -63,7 +67,7 @@ fn plan(
     if let Some(n) = lengths.iter().find(|&&n| n <= 0) {
         return bad(
             ErrorKind::Value,
-            format!("a transform of length {n} is not possible"),
+            format!("the length {n} of a transform must be at least 1"),
         );
     }
     // The padded input is allocated along with the result, so it counts too.
@@ -226,6 +230,7 @@ transforms! {
     /// assert_eq!(fft::fft(&x, None, -1)?.abs()?.to_vec::<f32>()?, [4.0, 0.0, 0.0, 0.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_fft")]
     example:
     /// ```
     /// use mlx_rs_core::{Dtype, fft, ones};
@@ -233,6 +238,7 @@ transforms! {
     /// assert_eq!(y.abs()?.to_vec::<f32>()?, [4.0, 0.0, 0.0, 0.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_fft2")]
     example:
     /// ```
     /// use mlx_rs_core::{All, Dtype, fft, ones};
@@ -240,6 +246,7 @@ transforms! {
     /// assert_eq!(y.abs()?.at::<f32>(&[0, 0, 0])?, 8.0);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_fftn")]
     fft, fft2, fftn = mlx_fft_fft, mlx_fft_fft2, mlx_fft_fftn, Complex;
     /// Inverse Fourier transform, `complex64`, divided by the length.
     example:
@@ -250,6 +257,7 @@ transforms! {
     /// assert!(back.real()?.all_close(&x, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_ifft")]
     example:
     /// ```
     /// use mlx_rs_core::{array, fft};
@@ -258,6 +266,7 @@ transforms! {
     /// assert!(back.real()?.all_close(&x, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_ifft2")]
     example:
     /// ```
     /// use mlx_rs_core::{All, array, fft};
@@ -266,6 +275,7 @@ transforms! {
     /// assert!(back.real()?.all_close(&x, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_ifftn")]
     ifft, ifft2, ifftn = mlx_fft_ifft, mlx_fft_ifft2, mlx_fft_ifftn, Complex;
     /// Fourier transform of real values: the last axis keeps `n / 2 + 1` frequencies.
     example:
@@ -276,6 +286,7 @@ transforms! {
     /// assert_eq!(fft::rfft(&x, Some(8), -1)?.shape(), [5]); // filled with zeros to 8
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_rfft")]
     example:
     /// ```
     /// use mlx_rs_core::{Dtype, fft, ones};
@@ -283,6 +294,7 @@ transforms! {
     /// assert_eq!((y.shape(), y.dtype()), (&[4, 4][..], Dtype::Complex64));
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_rfft2")]
     example:
     /// ```
     /// use mlx_rs_core::{Dtype, fft, ones};
@@ -290,6 +302,7 @@ transforms! {
     /// assert_eq!(y.shape(), [2, 4, 4]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_rfftn")]
     rfft, rfft2, rfftn = mlx_fft_rfft, mlx_fft_rfft2, mlx_fft_rfftn, FromReal;
     /// Inverse of the transform of real values, `float32`; `n` is the number of real values on the
     /// last axis, by default `2 * (length - 1)`.
@@ -300,6 +313,7 @@ transforms! {
     /// assert!(fft::irfft(&fft::rfft(&x, None, -1)?, None, -1)?.all_close(&x, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_irfft")]
     example:
     /// ```
     /// use mlx_rs_core::{array, fft};
@@ -308,6 +322,7 @@ transforms! {
     /// assert!(back.all_close(&x, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_irfft2")]
     example:
     /// ```
     /// use mlx_rs_core::{array, fft};
@@ -316,6 +331,7 @@ transforms! {
     /// assert!(back.all_close(&x, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_irfftn")]
     irfft, irfft2, irfftn = mlx_fft_irfft, mlx_fft_irfft2, mlx_fft_irfftn, ToReal;
 }
 
@@ -350,6 +366,7 @@ shifts! {
     /// assert_eq!(fft::fftshift(&array!([0, 1, 2, -2, -1])?, 0)?.to_vec::<i32>()?, [-2, -1, 0, 1, 2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_fftshift")]
     fftshift = mlx_fft_fftshift;
     /// The inverse of [`fftshift`].
     ///
@@ -358,5 +375,6 @@ shifts! {
     /// assert_eq!(fft::ifftshift(&array!([-2, -1, 0, 1, 2])?, 0)?.to_vec::<i32>()?, [0, 1, 2, -2, -1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_fft_ifftshift")]
     ifftshift = mlx_fft_ifftshift;
 }

@@ -170,6 +170,7 @@ fn get(op: &'static str, f: impl FnOnce(*mut usize) -> i32) -> Result<usize> {
 ///
 /// # Errors
 /// When MLX cannot say.
+#[doc(alias = "mlx_get_active_memory")]
 pub fn active() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
     get("active_memory", |out| unsafe {
@@ -189,6 +190,7 @@ pub fn active() -> Result<usize> {
 ///
 /// # Errors
 /// When MLX cannot say.
+#[doc(alias = "mlx_get_peak_memory")]
 pub fn peak() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
     get("peak_memory", |out| unsafe {
@@ -211,6 +213,7 @@ pub fn peak() -> Result<usize> {
 ///
 /// # Errors
 /// When MLX cannot reset it.
+#[doc(alias = "mlx_reset_peak_memory")]
 pub fn reset_peak() -> Result<()> {
     // SAFETY: takes nothing.
     call::status("reset_peak_memory", || unsafe {
@@ -260,6 +263,7 @@ pub fn keep_freed(bytes: usize) -> bool {
 ///
 /// # Errors
 /// When MLX cannot say.
+#[doc(alias = "mlx_get_cache_memory")]
 pub fn cache() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
     get("cache_memory", |out| unsafe {
@@ -278,6 +282,7 @@ pub fn cache() -> Result<usize> {
 ///
 /// # Errors
 /// When MLX cannot.
+#[doc(alias = "mlx_clear_cache")]
 pub fn clear_cache() -> Result<()> {
     closure::drop_discarded();
     // SAFETY: takes nothing.
@@ -294,6 +299,7 @@ pub fn clear_cache() -> Result<()> {
 ///
 /// # Errors
 /// When MLX cannot say.
+#[doc(alias = "mlx_get_memory_limit")]
 pub fn limit() -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
     get("memory_limit", |out| unsafe {
@@ -312,6 +318,7 @@ pub fn limit() -> Result<usize> {
 ///
 /// # Errors
 /// When MLX cannot.
+#[doc(alias = "mlx_set_memory_limit")]
 pub fn set_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
     get("set_memory_limit", |out| unsafe {
@@ -330,6 +337,7 @@ pub fn set_limit(bytes: usize) -> Result<usize> {
 ///
 /// # Errors
 /// When MLX cannot.
+#[doc(alias = "mlx_set_cache_limit")]
 pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
     get("set_cache_limit", |out| unsafe {
@@ -349,6 +357,7 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
 ///
 /// # Errors
 /// When the limit exceeds what the device allows.
+#[doc(alias = "mlx_set_wired_limit")]
 pub fn set_wired_limit(bytes: usize) -> Result<usize> {
     // SAFETY: the out-pointer is live for the length of the call.
     get("set_wired_limit", |out| unsafe {

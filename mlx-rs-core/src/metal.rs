@@ -34,6 +34,7 @@ pub struct Capture {
 /// # Errors
 /// [`ErrorKind::Unsupported`] without Metal; [`ErrorKind::Value`] for a path that is not a new
 /// `.gputrace` file; MLX's message when Metal cannot capture.
+#[doc(alias = "mlx_metal_start_capture")]
 pub fn start_capture(path: impl AsRef<Path>) -> Result<Capture> {
     let op = "start_capture";
     let path = path.as_ref();
@@ -74,6 +75,7 @@ impl Capture {
     ///
     /// # Errors
     /// When Metal cannot write it.
+    #[doc(alias = "mlx_metal_stop_capture")]
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }

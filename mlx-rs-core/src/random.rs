@@ -45,6 +45,7 @@ impl Key {
     ///
     /// # Errors
     /// When MLX cannot allocate it.
+    #[doc(alias = "mlx_random_key")]
     pub fn new(seed: u64) -> Result<Self> {
         call::adopt("random_key", |out| {
             // SAFETY: `out` is a writable handle.
@@ -90,6 +91,7 @@ impl Key {
     ///
     /// # Errors
     /// When MLX cannot allocate them.
+    #[doc(alias = "mlx_random_split")]
     pub fn split(&self) -> Result<(Self, Self)> {
         let (first, second) = call::pair("random_split", |first, second, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -108,6 +110,7 @@ impl Key {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count.
+    #[doc(alias = "mlx_random_split_num")]
     pub fn split_into(&self, count: i32) -> Result<Vec<Self>> {
         let op = "random_split";
         if count < 0 {
@@ -237,6 +240,7 @@ pub fn uniform(low: f32, high: f32, shape: &[i32], dtype: Dtype, key: &Key) -> R
 ///
 /// # Errors
 /// As [`uniform`]; MLX's message when the limits do not broadcast to the shape.
+#[doc(alias = "mlx_random_uniform")]
 pub fn uniform_between(
     low: &Array,
     high: &Array,
@@ -274,6 +278,7 @@ pub fn uniform_between(
 ///
 /// # Errors
 /// For an impossible shape, or a type that is not a float.
+#[doc(alias = "mlx_random_normal")]
 pub fn normal(mean: f32, std: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     countable("random_normal", shape)?;
     float_only("random_normal", dtype)?;
@@ -305,6 +310,7 @@ pub fn normal(mean: f32, std: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Re
 ///
 /// # Errors
 /// For an impossible shape, or a type that is not a float.
+#[doc(alias = "mlx_random_gumbel")]
 pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     countable("random_gumbel", shape)?;
     float_only("random_gumbel", dtype)?;
@@ -337,6 +343,7 @@ pub fn gumbel(shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
 /// # Errors
 /// For an impossible shape, or a type that is neither a float nor complex; MLX's message when the
 /// parameters do not broadcast.
+#[doc(alias = "mlx_random_normal_broadcast")]
 pub fn normal_with(
     mean: Option<&Array>,
     std: Option<&Array>,
@@ -387,6 +394,7 @@ pub fn normal_with(
 ///
 /// # Errors
 /// For an impossible shape, or a type that is not a float.
+#[doc(alias = "mlx_random_laplace")]
 pub fn laplace(location: f32, scale: f32, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     countable("random_laplace", shape)?;
     float_only("random_laplace", dtype)?;
@@ -420,6 +428,7 @@ pub fn laplace(location: f32, scale: f32, shape: &[i32], dtype: Dtype, key: &Key
 /// # Errors
 /// For an impossible shape, or a type that is not a float; MLX's message when the limits do not
 /// broadcast.
+#[doc(alias = "mlx_random_truncated_normal")]
 pub fn truncated_normal(
     lower: &Array,
     upper: &Array,
@@ -462,6 +471,7 @@ pub fn truncated_normal(
 /// # Errors
 /// For an impossible shape, or when mean and covariance do not fit each other; [`ErrorKind::Dtype`]
 /// for those that are not `float32`.
+#[doc(alias = "mlx_random_multivariate_normal")]
 pub fn multivariate_normal(
     mean: &Array,
     covariance: &Array,

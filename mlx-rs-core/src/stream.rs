@@ -33,6 +33,7 @@ pub(crate) fn cpu_in_use() -> bool {
 const MOST: usize = 512;
 
 /// An ordered queue of work on one device. Work on different streams may run at the same time.
+#[doc(alias = "mlx_stream_tostring")]
 pub struct Stream {
     raw: sys::mlx_stream,
     device: Device,
@@ -65,6 +66,7 @@ impl Stream {
     /// # Errors
     /// When this build of MLX cannot use the device; [`ErrorKind::Unsupported`] when 512 streams
     /// exist, or the system cannot start a thread.
+    #[doc(alias("mlx_stream_new_device", "mlx_stream_new_thread_unsafe"))]
     pub fn new(device: Device) -> Result<Self> {
         let _guard = call::enter("stream")?;
         let mut made = MADE.lock();
@@ -132,6 +134,7 @@ impl Stream {
     ///
     /// # Errors
     /// When this build of MLX cannot use the device.
+    #[doc(alias = "mlx_get_default_stream")]
     pub fn default_of(device: Device) -> Result<Self> {
         default_for(device)?.copy()
     }
@@ -209,6 +212,7 @@ impl Stream {
     ///
     /// # Errors
     /// When the default device cannot be used.
+    #[doc(alias = "mlx_stream_get_device")]
     pub fn current() -> Result<Self> {
         let _guard = call::enter("stream")?;
         let raw = current_raw()?;
@@ -256,6 +260,7 @@ impl Stream {
     /// assert_ne!(a.index(), b.index());
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_stream_get_index")]
     #[must_use]
     pub fn index(&self) -> i32 {
         let _guard = call::lock();
@@ -313,6 +318,7 @@ impl Stream {
     ///
     /// # Errors
     /// When that work failed.
+    #[doc(alias = "mlx_synchronize")]
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the handle is live.
         call::status("synchronize", || unsafe { sys::mlx_synchronize(self.raw) })
@@ -397,7 +403,7 @@ fn refuse_more(made: usize) -> Result<()> {
     let refused = |why: String| Err(Error::new(ErrorKind::Unsupported, "stream", why));
     if made >= MOST {
         return refused(format!(
-            "{made} streams exist, which is the most; drop some, or share one between threads"
+            "{made} streams exist, the maximum; drop some, or share one between threads"
         ));
     }
     // If MLX cannot start a thread, it keeps a stream without one, and crashes later.

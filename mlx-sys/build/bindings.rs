@@ -58,8 +58,9 @@ fn declare(env: &Env, bindings: &Path) -> Result<(), String> {
 /// Copies the committed bindings; nothing is built or linked.
 pub fn use_committed(env: &Env, pins: &Pins) -> Result<(), String> {
     let minor = minor_version(env, pins)?;
-    let version = parse_version(&pins.mlx_c(&minor, "version")?)
-        .ok_or_else(|| format!("pins.json: the version of mlx-c {minor} is none"))?;
+    let version = parse_version(&pins.mlx_c(&minor, "version")?).ok_or_else(|| {
+        format!("pins.json: the version of mlx-c {minor} is not a version number")
+    })?;
     let from = env.manifest_dir.join(format!("src/bindings/{minor}.rs"));
     let to = env.out_dir.join("bindings.rs");
     fs::copy(&from, &to).map_err(|e| format!("cannot copy {}: {e}", from.display()))?;

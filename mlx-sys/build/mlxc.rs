@@ -136,8 +136,8 @@ pub fn minor_version(env: &Env, pins: &Pins) -> Result<String, String> {
                 .mlx_c(minor, "version")
                 .is_ok_and(|version| version == *wanted)
     };
-    let found = all.iter().copied().find(pinned);
-    found.map(str::to_owned).ok_or_else(|| {
+    let pinned_version = all.iter().copied().find(pinned);
+    pinned_version.map(str::to_owned).ok_or_else(|| {
         format!(
             "MLX_C_VERSION is `{wanted}`; it can be {}, or unset for the default. For 0.4.1 set \
              MLX_C_FETCH=upstream, for a checkout MLX_C_SOURCE_DIR.",

@@ -53,10 +53,10 @@ fn own_directory(root: &Path) -> Result<PathBuf, String> {
     let entries = fs::read_dir(&nvidia)
         .map_err(|e| format!("cannot list {}: {e}", nvidia.display()))?
         .flatten();
-    let mut found = entries
+    let mut directories = entries
         .map(|entry| entry.path())
         .filter(|path| path.join("lib").is_dir() || path.join("include").is_dir());
-    match (found.next(), found.next()) {
+    match (directories.next(), directories.next()) {
         (Some(path), None) => Ok(path),
         _ => Err(format!("{} does not hold one library", nvidia.display())),
     }
@@ -67,15 +67,18 @@ fn link(target: &Path, link: &Path) -> Result<(), String> {
     let fail = |e: std::io::Error| format!("cannot link {}: {e}", link.display());
     // CACHE/MLX/nvidia/NAME -> CACHE/PACKAGE/nvidia/OWN
     let mut parts = target.iter().rev();
-    let own = parts.next().zip(parts.next()).zip(parts.next());
-    let ((own, nvidia), package) =
-        own.ok_or_else(|| format!("{} is no package", target.display()))?;
-    let relative = Path::new("../..").join(package).join(nvidia).join(own);
+    let names = parts.next().zip(parts.next()).zip(parts.next());
+    let ((directory, nvidia), package) =
+        names.ok_or_else(|| format!("{} is no package", target.display()))?;
+    let relative = Path::new("../..")
+        .join(package)
+        .join(nvidia)
+        .join(directory);
     if fs::read_link(link).is_ok_and(|old| old == relative) {
         return Ok(());
     }
-    if let Some(directory) = link.parent() {
-        fs::create_dir_all(directory).map_err(fail)?;
+    if let Some(parent) = link.parent() {
+        fs::create_dir_all(parent).map_err(fail)?;
     }
     if fs::symlink_metadata(link).is_ok() {
         fs::remove_file(link).map_err(fail)?;

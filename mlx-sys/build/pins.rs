@@ -114,17 +114,17 @@ impl Pins {
         let empty = Vec::new();
         let wheels = self.0["wheels"].as_array().unwrap_or(&empty);
         for wheel in wheels {
-            let found = Wheel {
+            let parsed = Wheel {
                 package: Self::text(wheel, "package")?,
                 version: Self::text(wheel, "version")?,
                 platform: Self::text(wheel, "platform")?,
                 sha256: Self::text(wheel, "sha256")?,
             };
-            if found.package == package
-                && version.is_none_or(|v| v == found.version)
+            if parsed.package == package
+                && version.is_none_or(|v| v == parsed.version)
                 && Self::text(wheel, "target")? == target
             {
-                return Ok(found);
+                return Ok(parsed);
             }
         }
         Err(format!(

@@ -143,12 +143,12 @@ fn python_in(dir: &Path, python: &OsStr) -> Command {
 
 /// Fails unless the file has this SHA-256.
 pub fn check_hash(file: &Path, expected: &str) -> Result<(), String> {
-    let found = sha256_file(file)?;
-    if found == expected {
+    let actual = sha256_file(file)?;
+    if actual == expected {
         return Ok(());
     }
     Err(format!(
-        "{} has SHA-256 {found}, not the pinned {expected}; it is damaged or not what was pinned",
+        "{} has SHA-256 {actual}, not the pinned {expected}; it is damaged or not what was pinned",
         file.display()
     ))
 }

@@ -112,9 +112,9 @@ impl Tools {
 fn system_has_libclang() -> bool {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let found = std::panic::catch_unwind(bindgen::clang_version).is_ok();
+    let loads = std::panic::catch_unwind(bindgen::clang_version).is_ok();
     std::panic::set_hook(hook);
-    found
+    loads
 }
 
 /// The directory of GCC's own headers, such as stddef.h.

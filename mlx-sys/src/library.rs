@@ -222,10 +222,10 @@ fn find_any(
 ) -> Result<(Library, Option<PathBuf>, Option<String>), LoadError> {
     let mut faults: Vec<LoadError> = Vec::new();
     for places in builds {
-        let found = places
+        let loaded = places
             .map_err(LoadError::new)
             .and_then(|places| find(&places));
-        match found {
+        match loaded {
             Ok((library, file)) => {
                 let set_aside = faults.into_iter().next().map(|e| e.message);
                 return Ok((library, file, set_aside));
@@ -342,18 +342,18 @@ fn check_version(library: &Library, path: &Path) -> Result<(), LoadError> {
     let version = unsafe {
         library.get::<unsafe extern "C" fn() -> *const c_char>(b"_ZN3mlx4core7versionEv\0")
     };
-    let found = version.ok().map(|version| {
+    let actual = version.ok().map(|version| {
         // SAFETY: it takes nothing and returns a static string.
         unsafe { CStr::from_ptr(version()) }.to_string_lossy()
     });
     // MLX's own builds may append to the version, such as `.dev1` or `+abc`.
-    match found {
-        Some(found) if found.starts_with(MLX_VERSION) => Ok(()),
-        found => Err(LoadError::new(format!(
+    match actual {
+        Some(actual) if actual.starts_with(MLX_VERSION) => Ok(()),
+        actual => Err(LoadError::new(format!(
             "{} is MLX {}, and this program was built against MLX {MLX_VERSION}. \
              Set {VARIABLE} to the directory of that version, or build this program again",
             path.display(),
-            found.as_deref().unwrap_or("of an unknown version")
+            actual.as_deref().unwrap_or("of an unknown version")
         ))),
     }
 }

@@ -242,8 +242,8 @@ fn cache_with_nvidia(root: &Path, pins: &pins::Pins, of: (&str, &str)) {
         let name = format!("{package}-{}-{}", wheel.version, &wheel.sha256[..12]);
         // Those of CUDA 13 share a directory; cuDNN and NCCL have their own.
         let shared = cuda == "13" && !["cudnn", "nccl"].contains(&&*directory);
-        let own = if shared { "cu13" } else { &*directory };
-        let lib = root.join(name).join("nvidia").join(own).join("lib");
+        let package_dir = if shared { "cu13" } else { &*directory };
+        let lib = root.join(name).join("nvidia").join(package_dir).join("lib");
         std::fs::create_dir_all(&lib).unwrap();
         std::fs::write(lib.join("which"), &package).unwrap();
     }
@@ -278,8 +278,8 @@ fn nvidias_libraries_are_where_mlx_looks_for_them() {
                     .join("nvidia")
                     .join(&library.directory)
                     .join("lib/which");
-                let found = std::fs::read_to_string(&file).unwrap();
-                assert_eq!(found, library.pin[0], "{}", library.directory);
+                let actual = std::fs::read_to_string(&file).unwrap();
+                assert_eq!(actual, library.pin[0], "{}", library.directory);
             }
         }
         // The links survive a move of the cache.

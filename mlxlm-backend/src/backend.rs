@@ -59,13 +59,13 @@ impl MlxLmBackend {
         if let Some(known) = known.as_ref().filter(fresh) {
             return known.found.clone();
         }
-        let found = self.probe(&interpreter);
+        let probed = self.probe(&interpreter);
         *known = Some(Known {
             interpreter,
             at: Instant::now(),
-            found: found.clone(),
+            found: probed.clone(),
         });
-        found
+        probed
     }
 
     fn probe(&self, interpreter: &OsString) -> Result<String, String> {

@@ -33,11 +33,11 @@ pub(crate) fn keep_apart(command: &mut Command, variable: impl Fn(&str) -> Optio
 fn without_mlx(paths: &OsStr) -> Option<OsString> {
     let has_mlx = |dir: &Path| LIBRARIES.iter().any(|name| dir.join(name).exists());
     let all: Vec<_> = split_paths(paths).collect();
-    let kept: Vec<_> = all.iter().filter(|dir| !has_mlx(dir)).collect();
-    if kept.len() == all.len() {
+    let remaining: Vec<_> = all.iter().filter(|dir| !has_mlx(dir)).collect();
+    if remaining.len() == all.len() {
         return None;
     }
-    join_paths(kept).ok()
+    join_paths(remaining).ok()
 }
 
 #[cfg(test)]

@@ -69,23 +69,23 @@ impl Tail {
     }
 
     fn add(&self, bytes: &[u8]) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.extend(bytes);
-        let over = kept.len().saturating_sub(TAIL);
-        kept.drain(..over);
+        let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.extend(bytes);
+        let over = tail.len().saturating_sub(TAIL);
+        tail.drain(..over);
     }
 }
 
 /// Starts a thread that reads standard error and keeps its tail. It ends with the pipe.
 pub fn keep_tail(mut from: impl Read + Send + 'static) -> io::Result<(Tail, JoinHandle<()>)> {
     let tail = Tail::default();
-    let kept = tail.clone();
+    let writer = tail.clone();
     let thread = Builder::new().name("mlxlm-err".into()).spawn(move || {
         let mut buffer = [0; 4096];
         loop {
             match from.read(&mut buffer) {
                 Ok(0) => return,
-                Ok(n) => kept.add(&buffer[..n]),
+                Ok(n) => writer.add(&buffer[..n]),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return,
             }

@@ -145,7 +145,7 @@ impl Process {
         match line {
             Line::Whole(bytes) => Reply::parse(&bytes).map_err(|reason| {
                 self.fault(&format!(
-                    "the Python process sent what is no message ({reason})"
+                    "the Python process sent an invalid message ({reason})"
                 ))
             }),
             Line::TooLong => {
@@ -254,8 +254,8 @@ fn last_words(tail: &str) -> String {
         .map(str::trim)
         .filter(|l| !l.is_empty())
         .collect();
-    let kept = &lines[lines.len().saturating_sub(3)..];
-    let text: Vec<char> = kept
+    let last = &lines[lines.len().saturating_sub(3)..];
+    let text: Vec<char> = last
         .join(" | ")
         .chars()
         .filter(|c| !c.is_control())

@@ -142,10 +142,13 @@ impl Reply {
 pub fn floats(text: &str) -> Result<Vec<f32>, String> {
     let body = text.trim_end_matches('=').as_bytes();
     if !text.len().is_multiple_of(4) || text.len() - body.len() > 2 {
-        return Err(format!("{} characters are no base64", text.len()));
+        return Err(format!(
+            "a text of {} characters is not base64: its length or padding is wrong",
+            text.len()
+        ));
     }
     let mut bytes = Vec::with_capacity(body.len() * 3 / 4);
-    let (mut bits, mut held) = (0u32, 0);
+    let (mut bits, mut bit_count) = (0u32, 0);
     for &c in body {
         let six = match c {
             b'A'..=b'Z' => c - b'A',
@@ -156,15 +159,18 @@ pub fn floats(text: &str) -> Result<Vec<f32>, String> {
             _ => return Err(format!("{:?} is not base64", char::from(c))),
         };
         bits = (bits << 6) | u32::from(six);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
+        bit_count += 6;
+        if bit_count >= 8 {
+            bit_count -= 8;
+            bytes.push((bits >> bit_count) as u8);
         }
     }
     let (words, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
-        return Err(format!("{} bytes are no float32 values", bytes.len()));
+        return Err(format!(
+            "{} bytes are not a whole number of float32 values",
+            bytes.len()
+        ));
     }
     Ok(words.iter().map(|w| f32::from_le_bytes(*w)).collect())
 }

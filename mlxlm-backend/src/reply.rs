@@ -183,7 +183,7 @@ impl<'a> Reader<'a> {
         }
         let (Some(text), Some(token)) = (reply.token, reply.token_id) else {
             return Some(Over::Lost(process.fault(
-                "the Python process sent a message that is no part of a reply",
+                "the Python process sent a message that cannot be part of a reply",
             )));
         };
         let numbers = reply.logits.as_deref().map(floats).transpose();
@@ -227,7 +227,7 @@ fn probable(
         return Ok(None);
     };
     let values = floats(&values)?;
-    let Some((own, rest)) = values.split_first().filter(|(_, r)| r.len() == top.len()) else {
+    let Some((chosen, rest)) = values.split_first().filter(|(_, r)| r.len() == top.len()) else {
         return Err(format!(
             "{} log-probabilities for {} tokens",
             values.len(),
@@ -236,7 +236,7 @@ fn probable(
     };
     let top = top.into_iter().zip(rest);
     let top = top.map(|((id, text), &logprob)| TopLogprob::new(id, text, logprob));
-    Ok(Some(TokenLogprobs::new(*own, top.collect())))
+    Ok(Some(TokenLogprobs::new(*chosen, top.collect())))
 }
 
 /// Requests the logits of a prompt's positions.
@@ -296,7 +296,7 @@ fn read_rows(
             rows.values.extend(values);
         } else {
             return Err(process.fault(
-                "the Python process sent a message that is no part of an answer with logits",
+                "the Python process sent a message that cannot be part of an answer with logits",
             ));
         }
     }

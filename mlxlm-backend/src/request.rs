@@ -147,7 +147,7 @@ impl Request {
         catch_unwind(AssertUnwindSafe(|| progress.report(done.min(total), total))).map_err(|_| {
             Error::new(
                 ErrorKind::Engine,
-                "the function that is told of the prompt's progress panicked",
+                "the callback for the prompt's progress panicked",
             )
         })
     }

@@ -35,7 +35,7 @@ pub fn probe(settings: &Settings) -> Result<Reply> {
     let patience = settings.start_timeout;
     let reply = wait(&mut process, patience, "mlx_lm to be imported", &|| Ok(()))?;
     if !reply.ok && reply.error.is_none() {
-        return Err(process.fault("the Python process did not say what it has"));
+        return Err(process.fault("the Python process did not report its versions and abilities"));
     }
     Ok(reply)
 }

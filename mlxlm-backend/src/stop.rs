@@ -68,13 +68,13 @@ impl<T> StopText<T> {
                 return self.stop_at(end - stop.len());
             }
         }
-        let held = self.stops.iter().map(|s| overlap(bytes, s.as_bytes()));
-        let held = held.max().unwrap_or(0);
+        let overlaps = self.stops.iter().map(|s| overlap(bytes, s.as_bytes()));
+        let overlaps = overlaps.max().unwrap_or(0);
         let mut ready = Vec::new();
         let mut released = 0;
         while self.waiting.len() > self.open {
             match self.waiting.front() {
-                Some((_, text)) if self.text.len() - released - text.len() >= held => {
+                Some((_, text)) if self.text.len() - released - text.len() >= overlaps => {
                     released += text.len();
                 }
                 _ => break,
@@ -106,8 +106,8 @@ impl<T> StopText<T> {
 /// The length of the longest proper prefix of `stop` that ends `text`.
 fn overlap(text: &[u8], stop: &[u8]) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
-    let found = (1..=most).rev().find(|&n| text.ends_with(&stop[..n]));
-    found.unwrap_or(0)
+    let length = (1..=most).rev().find(|&n| text.ends_with(&stop[..n]));
+    length.unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -171,15 +171,15 @@ mod tests {
 
     #[test]
     fn text_is_what_it_was_however_it_is_cut() {
-        let whole = "aabaabaaé€c";
+        let text = "aabaabaaé€c";
         for stop in ["aabaac", "€d", "ba€"] {
-            let pieces: Vec<String> = whole.chars().map(String::from).collect();
+            let pieces: Vec<String> = text.chars().map(String::from).collect();
             let pieces: Vec<(&str, bool)> = pieces.iter().map(|p| (p.as_str(), false)).collect();
             let (out, stopped) = run(&[stop], &pieces, "");
             assert!(!stopped, "{stop}");
-            assert_eq!(joined(&out), whole);
+            assert_eq!(joined(&out), text);
         }
-        let pieces: Vec<String> = whole.chars().map(String::from).collect();
+        let pieces: Vec<String> = text.chars().map(String::from).collect();
         let pieces: Vec<(&str, bool)> = pieces.iter().map(|p| (p.as_str(), false)).collect();
         assert_eq!(joined(&run(&["aabaa"], &pieces, "").0), "");
         assert_eq!(joined(&run(&["é€"], &pieces, "").0), "aabaabaa");

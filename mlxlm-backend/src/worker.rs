@@ -270,7 +270,7 @@ impl Drop for Ended<'_> {
     fn drop(&mut self) {
         self.0.end(Err(Error::new(
             ErrorKind::Engine,
-            "the request was given up by a fault of the backend",
+            "a fault of the backend ended the request",
         )));
     }
 }

@@ -87,8 +87,8 @@ impl GgufType {
         let row = shape.last().copied().unwrap_or(0);
         match self {
             _ if shape.len() < 2 => Self::F32,
-            own if !row.is_multiple_of(own.block().0) => Self::F16,
-            own => own,
+            blocked if !row.is_multiple_of(blocked.block().0) => Self::F16,
+            unchanged => unchanged,
         }
     }
 

@@ -124,7 +124,9 @@ impl<'a> Config<'a> {
                 Some(n) => Ok(Some(n)),
                 None => Err(Error::new(
                     ErrorKind::InvalidModel,
-                    format!("config.json: {name} is {value}, which is no count"),
+                    format!(
+                        "config.json: {name} is {value}; it must be a whole number from 0 to 4294967295"
+                    ),
                 )),
             },
         }

@@ -45,8 +45,8 @@ pub(super) fn write(dir: &Path, rows: usize, to: &mut Metadata) -> Result<()> {
         })
     };
     let json = read(&path)?;
-    let own = Tokenizer::from_dir(dir)?;
-    let mut parts = parts(&json, &own, rows).map_err(|e| e.with_path(&path))?;
+    let tokenizer = Tokenizer::from_dir(dir)?;
+    let mut parts = parts(&json, &tokenizer, rows).map_err(|e| e.with_path(&path))?;
     let settings = dir.join("tokenizer_config.json");
     if settings.is_file() {
         let template = &read(&settings)?["chat_template"];
@@ -57,7 +57,7 @@ pub(super) fn write(dir: &Path, rows: usize, to: &mut Metadata) -> Result<()> {
         let text = inference_formats::files::read_text(&template, 16 << 20)?;
         parts.chat_template = Some(text);
     }
-    parts.pre = Some(split(&parts, &own)?.to_owned());
+    parts.pre = Some(split(&parts, &tokenizer)?.to_owned());
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     to.text(&key("model"), &parts.model);
     to.text(&key("pre"), parts.pre.as_deref().unwrap_or_default());
@@ -85,7 +85,7 @@ pub(super) fn write(dir: &Path, rows: usize, to: &mut Metadata) -> Result<()> {
     Ok(())
 }
 
-fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerParts> {
+fn parts(json: &Value, tokenizer: &Tokenizer, rows: usize) -> Result<GgufTokenizerParts> {
     let model = &json["model"];
     if model["type"] != "BPE" || model["byte_fallback"] == true {
         return Err(unsupported(
@@ -130,7 +130,7 @@ fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerPart
             ))),
         },
     });
-    let (begins, ends) = own.affixes();
+    let (begins, ends) = tokenizer.affixes();
     let tokens = tokens.into_iter().enumerate();
     Ok(GgufTokenizerParts {
         model: Tokenizer::GGUF_BYTE_LEVEL.to_owned(),
@@ -139,10 +139,10 @@ fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerPart
             .map(|(id, token)| token.unwrap_or_else(|| format!("[PAD{id}]")))
             .collect(),
         token_types: Some(types),
-        bos_id: own.bos_id(),
-        eos_id: own.eos_ids().first().copied(),
-        pad_id: own.pad_id(),
-        unk_id: own.unk_id(),
+        bos_id: tokenizer.bos_id(),
+        eos_id: tokenizer.eos_ids().first().copied(),
+        pad_id: tokenizer.pad_id(),
+        unk_id: tokenizer.unk_id(),
         add_bos: Some(begins),
         add_eos: Some(ends),
         ..GgufTokenizerParts::default()
@@ -151,14 +151,15 @@ fn parts(json: &Value, own: &Tokenizer, rows: usize) -> Result<GgufTokenizerPart
 
 /// The pre-tokenizer with which a reader of the file gets the same tokens as the model's own
 /// tokenizer.
-fn split(parts: &GgufTokenizerParts, own: &Tokenizer) -> Result<&'static str> {
+fn split(parts: &GgufTokenizerParts, tokenizer: &Tokenizer) -> Result<&'static str> {
     for name in Tokenizer::GGUF_SPLITS {
         let mut parts = parts.clone();
         parts.pre = Some(name.to_owned());
         let Ok(theirs) = Tokenizer::from_gguf(&parts) else {
             continue;
         };
-        let same = |probe: &&str| match (own.encode(probe, true), theirs.encode(probe, true)) {
+        let same = |probe: &&str| match (tokenizer.encode(probe, true), theirs.encode(probe, true))
+        {
             (Ok(a), Ok(b)) => a == b,
             _ => false,
         };

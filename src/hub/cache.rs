@@ -96,8 +96,8 @@ mod tests {
 
     fn at(vars: &[(&str, &str)], home: Option<&str>) -> Result<PathBuf> {
         let get = |name: &str| {
-            let found = vars.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| OsString::from(value))
+            let variable = vars.iter().find(|(key, _)| *key == name);
+            variable.map(|(_, value)| OsString::from(value))
         };
         locate(&get, "XDG_CACHE_HOME", ".cache", home.map(PathBuf::from))
     }

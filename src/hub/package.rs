@@ -52,13 +52,13 @@ pub fn fetch_package(
 }
 
 fn check(file: &Path, sha256: &str) -> Result<()> {
-    let found = digest::of_file(file, &mut Silent)?;
-    if found == sha256 {
+    let actual = digest::of_file(file, &mut Silent)?;
+    if actual == sha256 {
         return Ok(());
     }
     Err(Error::new(
         ErrorKind::InvalidModel,
-        format!("the package has SHA-256 {found}, not the pinned {sha256}"),
+        format!("the package has SHA-256 {actual}, not the pinned {sha256}"),
     )
     .with_path(file))
 }

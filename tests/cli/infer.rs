@@ -16,14 +16,14 @@ fn model(name: &str) -> String {
 
 /// Builds the features of the tiny Llama in `dir`.
 fn build(dir: &Path) -> String {
-    let (own, to) = (model("llama"), dir.join("v").display().to_string());
+    let (model_path, to) = (model("llama"), dir.join("v").display().to_string());
     let args = [
         "vindex",
         "build",
         "--backend",
         "cpu",
         "--model",
-        &own,
+        &model_path,
         "-o",
         &to,
     ];
@@ -107,9 +107,9 @@ fn a_server_walks() {
         let output = model.generate(&prompt, &greedy(9)).unwrap();
         output.collect_output().unwrap().text
     };
-    let own = said(walking(&vindex).as_ref());
-    assert_eq!(answer["choices"][0]["text"], own);
-    assert_ne!(own, said(tiny("llama").as_ref()));
+    let actual = said(walking(&vindex).as_ref());
+    assert_eq!(answer["choices"][0]["text"], actual);
+    assert_ne!(actual, said(tiny("llama").as_ref()));
 
     let gpt2 = model("gpt2");
     let two = [&["serve", "--port", "0"], &flags[..], &[&llama, &gpt2]].concat();
@@ -123,7 +123,7 @@ fn a_server_walks() {
 /// The most probable token after `the cat` and its probability with four digits, by the model's
 /// plan and as the model was trained.
 fn expected(vindex: &str) -> (Value, Value) {
-    let (own, trained) = (walking(vindex), tiny("llama"));
+    let (walking_model, trained) = (walking(vindex), tiny("llama"));
     let ids = (trained.as_token_model().unwrap())
         .encode("the cat", true)
         .unwrap();
@@ -139,9 +139,9 @@ fn expected(vindex: &str) -> (Value, Value) {
         let text = tokens.decode(&[id]).unwrap();
         json!({"token": text, "probability": (1e4 / sum).round() / 1e4})
     };
-    let found = (first(own.as_ref()), first(trained.as_ref()));
-    assert_ne!(found.0, found.1, "both ways give one number");
-    found
+    let answers = (first(walking_model.as_ref()), first(trained.as_ref()));
+    assert_ne!(answers.0, answers.1, "both ways give one number");
+    answers
 }
 
 #[test]
@@ -167,8 +167,8 @@ fn the_program_compares_both_ways() {
     );
     assert_eq!(one["predictions"].as_array().unwrap().len(), 2);
     let plain = infer(&["--backend", "cpu"]);
-    let found = (&plain["predictions"][0], &plain["mode"]);
-    assert_eq!(found, (&dense, &json!("dense")));
+    let actual = (&plain["predictions"][0], &plain["mode"]);
+    assert_eq!(actual, (&dense, &json!("dense")));
     let sparse = ["--backend", "cpu", "--ffn", "sparse:3", "--compare"];
     assert_eq!(infer(&sparse)["dense"][0], dense);
     assert_eq!(infer(&sparse[..4])["mode"], "plan");
@@ -242,9 +242,9 @@ fn the_server_compares_both_ways() {
 #[test]
 fn a_vindex_alone_is_served() {
     let dir = tempfile::tempdir().unwrap();
-    let (own, to) = (model("llama"), dir.path().join("all").display().to_string());
+    let (model_path, to) = (model("llama"), dir.path().join("all").display().to_string());
     let build = ["vindex", "build", "--backend", "cpu", "--level", "all"];
-    let build = [&build[..], &["--model", &own, "-o", &to]].concat();
+    let build = [&build[..], &["--model", &model_path, "-o", &to]].concat();
     stdout(&mlx(dir.path(), &build).output().unwrap());
     let (_, dense) = expected(&to);
     let server = Server::start(dir.path(), &["--backend", "cpu", &to]);

@@ -204,10 +204,10 @@ fn keys_of_a_token_are_those_that_are_kept() {
         let model = load(&path);
         let keeper = model.as_prompt_cache().unwrap();
         let prompt = inference::Prompt::Tokens(vec![9, 10, 11, 12, 13]);
-        let kept = keeper
+        let saved = keeper
             .save_prompt_cache(&prompt, &file, &Interrupt::new())
             .unwrap();
-        assert_eq!(kept as u64, TOKENS);
+        assert_eq!(saved as u64, TOKENS);
         let bytes = std::fs::read(&file).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let numbers: usize = (file.iter())
@@ -402,8 +402,8 @@ fn memory_is_one_figure_and_room_ends_with_the_context() {
     let tokens = report(dir.path())["memory"]["room_for_tokens"]
         .as_u64()
         .unwrap();
-    let whole = tokens >= i32::MAX.unsigned_abs().into();
-    assert_eq!(fits.contains("whole context"), whole, "{fits}");
+    let full = tokens >= i32::MAX.unsigned_abs().into();
+    assert_eq!(fits.contains("whole context"), full, "{fits}");
 }
 
 #[test]

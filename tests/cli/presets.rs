@@ -213,6 +213,6 @@ fn presets_are_private_files() {
     use std::os::unix::fs::PermissionsExt;
     let (home, file) = home_with(PIRATE);
     run(home.path(), &["create", "pirate", "-f", &file]);
-    let kept = std::fs::metadata(home.path().join("presets/pirate.json")).unwrap();
-    assert_eq!(kept.permissions().mode() & 0o777, 0o600);
+    let metadata = std::fs::metadata(home.path().join("presets/pirate.json")).unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
 }

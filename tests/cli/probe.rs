@@ -335,7 +335,11 @@ fn results_of_every_analysis_become_a_report() {
         "--group",
         "correct",
     ];
-    refused(&[&["divergence"], &flags[..]].concat(), 1, "both need one");
+    refused(
+        &[&["divergence"], &flags[..]].concat(),
+        1,
+        "both need at least one",
+    );
 }
 
 #[test]

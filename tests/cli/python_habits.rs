@@ -119,8 +119,11 @@ fn other_tokens_end_the_reply_too() {
     let ended = generated(&model, &["--extra-eos-token", "0", &last, "-p", "hi"]);
     assert_eq!(ended["finish_reason"], "stop");
     // The end token counts, as the model's own end tokens do.
-    let kept = ended["tokens"].as_array().unwrap();
-    assert!(kept.len() == first || kept.len() == first + 1, "{ended}");
+    let reply_tokens = ended["tokens"].as_array().unwrap();
+    assert!(
+        reply_tokens.len() == first || reply_tokens.len() == first + 1,
+        "{ended}"
+    );
     let told = output(&[
         "generate",
         "-m",

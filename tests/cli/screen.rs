@@ -113,8 +113,8 @@ fn a_killed_chat_keeps_its_history() {
         terminal.signal("KILL");
         assert!(!terminal.end().success());
     }
-    let kept = history();
-    assert!(kept.contains("line 0\nline 1\n"), "{kept}");
+    let saved = history();
+    assert!(saved.contains("line 0\nline 1\n"), "{saved}");
 }
 
 /// The text of the screen without escape sequences. A bar is drawn many times in the same place.

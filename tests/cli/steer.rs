@@ -34,11 +34,11 @@ fn commands_edit_as_the_engine_does() {
     let home = tempfile::tempdir().unwrap();
     let (file, steering) = edits(home.path());
     let model = tiny("llama");
-    let own = tiny_path();
+    let model_path = tiny_path();
     let run = |args: &[&str]| {
         let all = [
             args,
-            &["--backend", "cpu", "--model", &own, "--steer", &file],
+            &["--backend", "cpu", "--model", &model_path, "--steer", &file],
         ]
         .concat();
         stdout(&mlx(home.path(), &all).output().unwrap())
@@ -87,7 +87,7 @@ fn commands_edit_as_the_engine_does() {
         "--backend",
         "cpu",
         "--model",
-        &own,
+        &model_path,
         "--steer",
         &file,
     ];
@@ -123,12 +123,15 @@ fn commands_edit_as_the_engine_does() {
         "--steer",
         &file,
     ];
-    let one = mlx(home.path(), &[&["run", &own, "hello"], &flags[..]].concat());
+    let one = mlx(
+        home.path(),
+        &[&["run", &model_path, "hello"], &flags[..]].concat(),
+    );
     let one = stdout(&piped(one, ""));
     assert_eq!(one.trim(), expected.trim());
     let many = mlx(
         home.path(),
-        &[&["batch", "--model", &own], &flags[..]].concat(),
+        &[&["batch", "--model", &model_path], &flags[..]].concat(),
     );
     let line = json!({"messages": [{"role": "user", "content": "hello"}]});
     let many = stdout(&piped(many, &format!("{line}\n{line}\n")));
@@ -139,13 +142,13 @@ fn commands_edit_as_the_engine_does() {
     assert_eq!(many.lines().count(), 2);
 
     let long = "hello the capital of one two three x";
-    let found: Value = serde_json::from_str(&run(&["perplexity", "--prompt", long])).unwrap();
+    let actual: Value = serde_json::from_str(&run(&["perplexity", "--prompt", long])).unwrap();
     let ids = Prompt::Tokens(tokens.encode(long, true).unwrap());
     let logprobs = steerable
         .steered_logprobs(&ids, &steering, &interrupt)
         .unwrap();
     let mean = -logprobs.iter().map(|v| f64::from(*v)).sum::<f64>() / logprobs.len() as f64;
-    let ours = found["perplexity"].as_f64().unwrap();
+    let ours = actual["perplexity"].as_f64().unwrap();
     assert!(
         (ours / mean.exp() - 1.0).abs() < 1e-5,
         "{ours} {}",
@@ -158,12 +161,19 @@ fn a_trace_is_that_of_the_edited_model() {
     let home = tempfile::tempdir().unwrap();
     let (file, steering) = edits(home.path());
     let model = tiny("llama");
-    let own = tiny_path();
-    let args = ["trace", "--backend", "cpu", "--model", &own, "--tokens"];
+    let model_path = tiny_path();
+    let args = [
+        "trace",
+        "--backend",
+        "cpu",
+        "--model",
+        &model_path,
+        "--tokens",
+    ];
     let run = |more: &[&str]| {
         let all = [&args[..], &["5,17,42,99,7,63", "--json"], more].concat();
-        let found = stdout(&mlx(home.path(), &all).output().unwrap());
-        serde_json::from_str::<Value>(&found).unwrap()
+        let actual = stdout(&mlx(home.path(), &all).output().unwrap());
+        serde_json::from_str::<Value>(&actual).unwrap()
     };
     let shown = ["--attention", "--activations", "2"];
     let (plain, edited) = (
@@ -199,13 +209,13 @@ fn edits_that_cannot_be_are_refused_with_the_file() {
     let path = home.path().join("edits.json");
     let run = |edits: Value, code: i32| {
         std::fs::write(&path, edits.to_string()).unwrap();
-        let (own, file) = (tiny_path(), path.display().to_string());
+        let (model_path, file) = (tiny_path(), path.display().to_string());
         let args = [
             "generate",
             "--backend",
             "cpu",
             "--model",
-            &own,
+            &model_path,
             "--tokens",
             "5,6",
         ];
@@ -233,8 +243,8 @@ fn a_backend_without_edits_says_so() {
             .as_array()
             .or_else(|| all["backends"].as_array())
             .unwrap();
-        let own = list.iter().find(|b| b["name"] == name).unwrap();
-        own["capabilities"]["steering"] == json!(true)
+        let backend = list.iter().find(|b| b["name"] == name).unwrap();
+        backend["capabilities"]["steering"] == json!(true)
     };
     assert!(has("cpu"));
     assert!(!has("mlx_lm"));
@@ -265,7 +275,7 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
         .collect();
     assert_eq!(tables.len(), 11);
     let texts = [0, 1].map(|at| golden["texts"][at].as_str().unwrap());
-    let own = tiny_path();
+    let model_path = tiny_path();
     let plot = home.path().join("patch.svg").display().to_string();
     let run = |more: &[&str]| {
         let args = [
@@ -273,7 +283,7 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
             "--backend",
             "cpu",
             "--model",
-            &own,
+            &model_path,
             "--prompt",
             texts[0],
         ];
@@ -308,7 +318,7 @@ fn patched_states_bring_back_what_they_do_elsewhere() {
         "--backend",
         "cpu",
         "--model",
-        &own,
+        &model_path,
         "--prompt",
         texts[0],
     ];
@@ -349,9 +359,16 @@ fn a_direction_is_what_lies_between_two_sets_of_prompts() {
             .map(|(a, b)| (a + b) / 2.0)
             .collect()
     };
-    let (own, output) = (tiny_path(), file("d.json"));
+    let (model_path, output) = (tiny_path(), file("d.json"));
     let (positive, negative) = (file("positive"), file("negative"));
-    let args = ["probe", "direction", "--backend", "cpu", "--model", &own];
+    let args = [
+        "probe",
+        "direction",
+        "--backend",
+        "cpu",
+        "--model",
+        &model_path,
+    ];
     let sets_of = [
         "--positive",
         &positive,

@@ -121,7 +121,10 @@ fn a_chat_answers_calls() {
     assert_eq!(calls.len(), 4, "{said}");
     calls.into_iter().for_each(check);
     let told = text(&output.stderr);
-    assert!(told.contains("the model waits for no tool"), "{told}");
+    assert!(
+        told.contains("the model is not waiting for the result of a tool"),
+        "{told}"
+    );
     // The messages are the question, the call, its answer and the next call.
     assert!(told.contains("chat: 4 messages, 2 replies"), "{told}");
 }

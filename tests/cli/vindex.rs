@@ -45,11 +45,11 @@ fn files_are_those_of_numpy() {
         let path = build(name, dir.path(), &[]);
         for (file, expected) in golden["sha256"].as_object().unwrap() {
             let bytes = std::fs::read(Path::new(&path).join(file)).unwrap();
-            let own: String = Sha256::digest(&bytes)
+            let actual: String = Sha256::digest(&bytes)
                 .iter()
                 .map(|b| format!("{b:02x}"))
                 .collect();
-            assert_eq!(&own, expected.as_str().unwrap(), "{name}, {file}");
+            assert_eq!(&actual, expected.as_str().unwrap(), "{name}, {file}");
             files += 1;
         }
     }
@@ -234,8 +234,8 @@ fn a_build_has_what_it_was_asked_for() {
             (&level.into(), &tensors.into())
         );
         bytes.push(about["bytes"].as_u64().unwrap());
-        let found: Value = serde_json::from_str(&stdout(&walk(&path, "llama"))).unwrap();
-        let first = &found["layers"][0];
+        let walked: Value = serde_json::from_str(&stdout(&walk(&path, "llama"))).unwrap();
+        let first = &walked["layers"][0];
         assert_eq!(first["error"].is_null(), level == "browse");
         assert_eq!(
             first["features"][0]["activation"].is_null(),
@@ -282,24 +282,24 @@ fn a_build_has_what_it_was_asked_for() {
     let about = info(&experts);
     assert_eq!(about["layers_with_experts"], about["layers"]);
     assert_eq!(about["features"], 2 * 4 * 48);
-    let found: Value = serde_json::from_str(&stdout(&walk(&experts, "mixtral"))).unwrap();
-    for feature in found["layers"][1]["features"].as_array().unwrap() {
+    let walked: Value = serde_json::from_str(&stdout(&walk(&experts, "mixtral"))).unwrap();
+    for feature in walked["layers"][1]["features"].as_array().unwrap() {
         assert!(feature["expert"].as_u64().unwrap() < 4);
         assert!(feature["feature"].as_u64().unwrap() < 48);
     }
     let wrong = run("llama", &at("x"), &["--level", "some"]);
     assert!(refused(&wrong, 2).contains("browse, inference, all"));
     // The build continues from the rest of an interrupted one.
-    let kept = Vindex::open(Path::new(&at("all"))).unwrap();
+    let opened = Vindex::open(Path::new(&at("all"))).unwrap();
     let resumed = at("resumed");
     let begun = Build {
         level: Level::All,
         resume: true,
         ..Build::default()
     };
-    let begun = Writer::begin(Path::new(&resumed), kept.about().clone(), begun);
+    let begun = Writer::begin(Path::new(&resumed), opened.about().clone(), begun);
     let mut begun = begun.unwrap();
-    let (layer, said) = (kept.layer(0).unwrap(), kept.tokens(0).unwrap());
+    let (layer, said) = (opened.layer(0).unwrap(), opened.tokens(0).unwrap());
     begun.push(&layer, &said).unwrap();
     let flags = ["--level", "all", "--resume"];
     let wrong = refused(&run("llama", &resumed, &flags), 1);
@@ -311,8 +311,8 @@ fn a_build_has_what_it_was_asked_for() {
     info(&resumed);
     let resumed = Vindex::open(Path::new(&resumed)).unwrap();
     for i in 0..3 {
-        assert_eq!(resumed.layer(i).unwrap(), kept.layer(i).unwrap());
-        assert_eq!(resumed.tokens(i).unwrap(), kept.tokens(i).unwrap());
+        assert_eq!(resumed.layer(i).unwrap(), opened.layer(i).unwrap());
+        assert_eq!(resumed.tokens(i).unwrap(), opened.tokens(i).unwrap());
     }
 }
 
@@ -340,7 +340,10 @@ fn directories_are_whole_or_refused() {
         &path,
     ];
     let wrong = refused(&output(&again), 1);
-    assert!(wrong.contains("there is something already"), "{wrong}");
+    assert!(
+        wrong.contains("already exists; choose another path"),
+        "{wrong}"
+    );
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     let file = Path::new(&path).join("up_features.bin");
     let mut bytes = std::fs::read(&file).unwrap();

@@ -89,18 +89,21 @@ fn boundaries_answer_as_the_dense_pass_or_fail() {
         &vindex,
         &[&fast[..], &["--json"]].concat(),
     ));
-    let found = report["boundaries"].as_array().unwrap();
-    assert_eq!(found.len(), 3);
-    let own = |b: &Value| b["probability"].as_f64().unwrap();
-    for (i, b) in found.iter().enumerate() {
+    let boundaries = report["boundaries"].as_array().unwrap();
+    assert_eq!(boundaries.len(), 3);
+    let probability = |b: &Value| b["probability"].as_f64().unwrap();
+    for (i, b) in boundaries.iter().enumerate() {
         assert_eq!(
             (&b["boundary"], &b["identical"], &b["prompts"]),
             (&i.into(), &5.into(), &5.into())
         );
-        assert!((own(b) - own(&found[0])).abs() < 1e-5, "{b}");
-        assert!(own(b) > 0.0 && own(b) < 1.0, "{b}");
+        assert!(
+            (probability(b) - probability(&boundaries[0])).abs() < 1e-5,
+            "{b}"
+        );
+        assert!(probability(b) > 0.0 && probability(b) < 1.0, "{b}");
     }
-    assert_eq!(found[0]["walking"], 100.0);
+    assert_eq!(boundaries[0]["walking"], 100.0);
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, format!("{TEXT}\n\nand the\n")).unwrap();
     let plot = dir.path().join("sweep.svg");
@@ -198,10 +201,13 @@ fn plans_are_measured_in_turns() {
     }
     assert_eq!(plans[0]["prefill_ratio"], 1.0);
     let report = json(&bench("dense;0=dense,1-=walk:3", &["--walk-only"]));
-    let own = report["plans"].as_array().unwrap();
-    assert_eq!(own[1]["ffn"], "0=dense,1-=walk:3");
+    let measured_plans = report["plans"].as_array().unwrap();
+    assert_eq!(measured_plans[1]["ffn"], "0=dense,1-=walk:3");
     let bytes = |plan: &Value| plan["weight_bytes"].as_u64().unwrap();
-    assert!(bytes(&own[1]) < bytes(&own[0]), "{report}");
+    assert!(
+        bytes(&measured_plans[1]) < bytes(&measured_plans[0]),
+        "{report}"
+    );
     let one = json(&bench("walk:3", &[]));
     assert!(one["plans"].is_null() && one["runs"].is_array());
     assert!(refused(&bench("dense,walk", &["--batch", "2"]), 2).contains("one plan"));

@@ -59,8 +59,8 @@ fn edges_are_those_of_numpy() {
     let all = lines(&path);
     for (layer, expected) in golden["layers"].as_array().unwrap().iter().enumerate() {
         let (expected, stats) = (&expected["mlp"], &stats[layer]);
-        let own: Vec<&Value> = all.iter().filter(|e| e["layer"] == layer).collect();
-        assert_eq!(Some(own.len() as u64), expected["count"].as_u64());
+        let actual: Vec<&Value> = all.iter().filter(|e| e["layer"] == layer).collect();
+        assert_eq!(Some(actual.len() as u64), expected["count"].as_u64());
         assert_eq!(stats["edges"], expected["count"]);
         near(&stats["mean_c"], &expected["mean_c"]);
         for (pair, n) in stats["at_least"]
@@ -71,7 +71,7 @@ fn edges_are_those_of_numpy() {
         {
             assert_eq!(&pair[1], n);
         }
-        for (ours, edge) in own.iter().zip(expected["edges"].as_array().unwrap()) {
+        for (ours, edge) in actual.iter().zip(expected["edges"].as_array().unwrap()) {
             assert_eq!(ours["relation"], format!("L{layer}-F{}", edge[0]));
             assert_eq!((&ours["input"], &ours["output"]), (&edge[1], &edge[2]));
             near(&ours["c_in"], &edge[3]);
@@ -107,11 +107,11 @@ fn circuits_are_those_of_numpy() {
     for (layer, expected) in golden["layers"].as_array().unwrap().iter().enumerate() {
         for (head, expected) in expected["heads"].as_array().unwrap().iter().enumerate() {
             let relation = format!("L{layer}-H{head}");
-            let own: Vec<&Value> = all.iter().filter(|r| r["relation"] == relation).collect();
-            let mut own = own.into_iter();
+            let actual: Vec<&Value> = all.iter().filter(|r| r["relation"] == relation).collect();
+            let mut actual = actual.into_iter();
             for input in expected.as_array().unwrap() {
                 for output in input[2].as_array().unwrap() {
-                    let ours = own.next().unwrap();
+                    let ours = actual.next().unwrap();
                     assert_eq!(
                         (&ours["input"], &ours["output"]),
                         (&input[0], &output[0]),
@@ -122,7 +122,7 @@ fn circuits_are_those_of_numpy() {
                     seen += 1;
                 }
             }
-            assert!(own.next().is_none(), "{relation}");
+            assert!(actual.next().is_none(), "{relation}");
         }
     }
     assert!(seen > 100);
@@ -153,16 +153,16 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
     let said = stdout(&command("extract", "llama-tied-gqa", &out, &flags));
     assert_eq!(said.lines().count(), 6);
     let vectors = |lines: &[Value], layer: usize, field: &str| -> Vec<f32> {
-        let own = lines
+        let matching = lines
             .iter()
             .filter(|l| l["layer"] == layer && l["vector"].is_array());
-        let numbers = own.flat_map(|l| l[field].as_array().unwrap().clone());
+        let numbers = matching.flat_map(|l| l[field].as_array().unwrap().clone());
         numbers.map(|n| number(&n) as f32).collect()
     };
-    let mut whole = Vec::new();
+    let mut originals = Vec::new();
     for name in all {
         let path = out.join(format!("{name}.ndjson"));
-        whole.push(std::fs::read(&path).unwrap());
+        originals.push(std::fs::read(&path).unwrap());
         let lines = lines(&path);
         assert_eq!(lines[0]["component"], name);
         let scores = inspector
@@ -210,7 +210,7 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
     // Without --resume, no file is overwritten. With it, the files end up the same.
     let wrong = refused(&command("extract", "llama-tied-gqa", &out, &flags), 1);
     assert!(wrong.contains("ffn_gate.ndjson"), "{wrong}");
-    for (name, bytes) in all.iter().zip(&whole).step_by(2) {
+    for (name, bytes) in all.iter().zip(&originals).step_by(2) {
         let cut = bytes.len() * 2 / 3;
         std::fs::write(out.join(format!("{name}.ndjson")), &bytes[..cut]).unwrap();
     }
@@ -220,7 +220,7 @@ fn vectors_are_the_weights_and_go_on_where_they_were_cut() {
         &out,
         &[&flags[..], &["--resume"]].concat(),
     ));
-    for (name, bytes) in all.iter().zip(&whole) {
+    for (name, bytes) in all.iter().zip(&originals) {
         let again = std::fs::read(out.join(format!("{name}.ndjson"))).unwrap();
         assert!(again == *bytes, "{name}");
     }

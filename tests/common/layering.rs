@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// The text of each module below `root`, by path.
 pub fn modules(root: &Path) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
+    let mut modules = BTreeMap::new();
     let mut folders = vec![root.to_path_buf()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
@@ -20,17 +20,17 @@ pub fn modules(root: &Path) -> BTreeMap<String, String> {
             let parts: Vec<_> = relative.iter().map(|p| p.to_str().unwrap()).collect();
             let name = parts.join("::");
             let name = name.strip_suffix("::mod").unwrap_or(&name).to_owned();
-            found.insert(name, fs::read_to_string(&path).unwrap());
+            modules.insert(name, fs::read_to_string(&path).unwrap());
         }
     }
-    found
+    modules
 }
 
 /// The text of a file without comments and without its last module of tests.
 pub fn code(text: &str) -> String {
-    let own = text.find("\nmod tests {").unwrap_or(text.len());
-    let own = text[..own].find("\npub(crate) mod tests {").unwrap_or(own);
-    text[..own]
+    let end = text.find("\nmod tests {").unwrap_or(text.len());
+    let end = text[..end].find("\npub(crate) mod tests {").unwrap_or(end);
+    text[..end]
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"))
         .fold(String::new(), |all, line| all + line + "\n")
@@ -75,13 +75,13 @@ fn paths(module: &str, text: &str) -> Vec<String> {
 
 /// The position of a module in `order`: its own, or that of the innermost `module::*`.
 fn place(order: &[&str], module: &str) -> Option<usize> {
-    if let Some(own) = order.iter().position(|o| *o == module) {
-        return Some(own);
+    if let Some(position) = order.iter().position(|o| *o == module) {
+        return Some(position);
     }
     let mut room = module;
     loop {
-        let whole = format!("{room}::*");
-        if let Some(at) = order.iter().position(|o| *o == whole) {
+        let pattern = format!("{room}::*");
+        if let Some(at) = order.iter().position(|o| *o == pattern) {
             return Some(at);
         }
         (room, _) = room.rsplit_once("::")?;
@@ -93,7 +93,7 @@ fn place(order: &[&str], module: &str) -> Option<usize> {
 pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String> {
     let mut faults = Vec::new();
     for (module, text) in modules {
-        let Some(own) = place(order, module) else {
+        let Some(position) = place(order, module) else {
             faults.push(format!("{module} has no place in the order"));
             continue;
         };
@@ -112,7 +112,7 @@ pub fn upward(order: &[&str], modules: &BTreeMap<String, String>) -> Vec<String>
             let others = modules.contains_key(used) && used != module;
             // A path to a function's module may pass through a `mod.rs` that only declares
             // children.
-            if others && !own_room && place(order, used).is_some_and(|used| used > own) {
+            if others && !own_room && place(order, used).is_some_and(|used| used > position) {
                 faults.push(format!("{module} uses {path}, which stands above it"));
             }
         }

@@ -54,7 +54,7 @@ impl Terminal {
         command.stderr(std::process::Stdio::null());
         let seen = Arc::new(Mutex::new(Vec::new()));
         let mut screen = File::from(master.try_clone().unwrap());
-        let kept = Arc::clone(&seen);
+        let output = Arc::clone(&seen);
         std::thread::spawn(move || {
             let mut part = [0; 4096];
             // Linux returns EIO once the last end is closed.
@@ -62,7 +62,7 @@ impl Terminal {
                 if n == 0 {
                     break;
                 }
-                kept.lock().unwrap().extend_from_slice(&part[..n]);
+                output.lock().unwrap().extend_from_slice(&part[..n]);
             }
         });
         Self {
@@ -95,8 +95,8 @@ impl Terminal {
             {
                 let seen = self.seen.lock().unwrap();
                 let new = &seen[self.past..];
-                let found = new.windows(text.len()).position(|w| w == text.as_bytes());
-                if let Some(at) = found {
+                let position = new.windows(text.len()).position(|w| w == text.as_bytes());
+                if let Some(at) = position {
                     let shown = String::from_utf8_lossy(&new[..at]).into_owned();
                     self.past += at + text.len();
                     return shown;

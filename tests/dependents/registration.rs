@@ -31,15 +31,15 @@ fn lines(program: &Path, args: &[&Path]) -> Vec<String> {
 }
 
 /// Links `main.c` with the static library, normally or with all its members.
-fn c_program(dir: &Path, purpose: &str, whole: bool) -> PathBuf {
+fn c_program(dir: &Path, purpose: &str, whole_archive: bool) -> PathBuf {
     let archive = dir.join("liblibrary.a");
     // Concurrent tests must not overwrite a program that another test is running.
-    let name = format!("c-{purpose}{}", if whole { "-whole" } else { "" });
+    let name = format!("c-{purpose}{}", if whole_archive { "-whole" } else { "" });
     let program = dir.join(name);
     let mut cc = Command::new("cc");
     cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/registration/main.c"));
     if cfg!(target_os = "macos") {
-        if whole {
+        if whole_archive {
             cc.arg("-Wl,-force_load").arg(&archive);
         } else {
             cc.arg(&archive);
@@ -47,9 +47,9 @@ fn c_program(dir: &Path, purpose: &str, whole: bool) -> PathBuf {
         cc.args(["-framework", "CoreFoundation", "-lSystem"]);
     } else {
         let (begin, end) = ("-Wl,--whole-archive", "-Wl,--no-whole-archive");
-        cc.args(whole.then_some(begin));
+        cc.args(whole_archive.then_some(begin));
         cc.arg(&archive);
-        cc.args(whole.then_some(end));
+        cc.args(whole_archive.then_some(end));
         cc.args(["-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
     }
     crate::dependant::stdout(cc.arg("-o").arg(&program));
@@ -90,9 +90,9 @@ fn a_static_library_keeps_registrations_only_as_a_whole() {
         let dir = built(profile);
         let plain = c_program(&dir, "static", false);
         assert_eq!(lines(&plain, &[]), ["[]", "[called]"], "{profile:?}");
-        let whole = c_program(&dir, "static", true);
+        let linked_whole = c_program(&dir, "static", true);
         let expected = ["[linked]", "[called linked]"];
-        assert_eq!(lines(&whole, &[]), expected, "{profile:?}");
+        assert_eq!(lines(&linked_whole, &[]), expected, "{profile:?}");
     }
 }
 

@@ -86,8 +86,8 @@ fn encoders_have_it_too() {
         let [native, wide] = [AttentionSums::Native, AttentionSums::Float64].map(|sums| {
             let model = load(&path, sums);
             let embedder = model.as_embedding_model().unwrap();
-            let found = embedder.embed(&texts, &EmbedOptions::new(), &Interrupt::new());
-            found.unwrap().concat()
+            let actual = embedder.embed(&texts, &EmbedOptions::new(), &Interrupt::new());
+            actual.unwrap().concat()
         });
         let apart = max_difference(&native, &wide);
         assert!(apart > 0.0 && apart < 1e-5, "{name}: {apart}");

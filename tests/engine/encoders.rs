@@ -60,8 +60,8 @@ fn vectors_are_those_of_sentence_transformers() {
         let embedder = model.as_embedding_model().unwrap();
         let plain = options.clone().with_prompt(EmbedPrompt::None);
         for (prompt, expected) in prompts.iter().zip(golden["tokens"].as_array().unwrap()) {
-            let found = embedder.embedding_tokens(prompt, &plain).unwrap();
-            assert_eq!(found, ids(expected), "{name}: {prompt:?}");
+            let actual = embedder.embedding_tokens(prompt, &plain).unwrap();
+            assert_eq!(actual, ids(expected), "{name}: {prompt:?}");
         }
         let vectors = embed(model.as_ref(), &prompts, &options);
         for (i, expected) in golden["vectors"].as_array().unwrap().iter().enumerate() {
@@ -79,8 +79,8 @@ fn vectors_are_those_of_sentence_transformers() {
             let named = options
                 .clone()
                 .with_prompt(EmbedPrompt::Named(prompt.clone()));
-            let found = embed(model.as_ref(), &prompts[1..2], &named);
-            assert!(off(&found[0], expected) < 1e-5, "{name}: {prompt}");
+            let actual = embed(model.as_ref(), &prompts[1..2], &named);
+            assert!(off(&actual[0], expected) < 1e-5, "{name}: {prompt}");
         }
     }
 }
@@ -94,8 +94,8 @@ fn a_gguf_file_has_the_tokens_and_vectors_of_its_directory() {
     let options = EmbedOptions::new().with_truncate(true).with_max_length(48);
     let embedder = model.as_embedding_model().unwrap();
     for (prompt, expected) in prompts.iter().zip(golden["tokens"].as_array().unwrap()) {
-        let found = embedder.embedding_tokens(prompt, &options).unwrap();
-        assert_eq!(found, ids(expected), "{prompt:?}");
+        let actual = embedder.embedding_tokens(prompt, &options).unwrap();
+        assert_eq!(actual, ids(expected), "{prompt:?}");
     }
     let vectors = embed(model.as_ref(), &prompts, &options);
     for (i, expected) in golden["vectors"].as_array().unwrap().iter().enumerate() {
@@ -183,8 +183,8 @@ fn an_encoder_says_that_it_writes_no_text() {
     assert!(model.as_rerank_model().is_none());
     assert!(model.as_trainable().is_none() && model.as_attention_inspector().is_none());
     let tokens = model.as_token_model().unwrap();
-    let found = tokens.encode("The rivers, of water.", true).unwrap();
-    assert_eq!(tokens.decode(&found).unwrap(), "the rivers, of water.");
+    let ids = tokens.encode("The rivers, of water.", true).unwrap();
+    assert_eq!(tokens.decode(&ids).unwrap(), "the rivers, of water.");
     for options in [
         LoadOptions::new().with_kv_bits(4),
         LoadOptions::new().with_context_len(8),
@@ -252,9 +252,9 @@ fn options_change_the_vector_as_they_say() {
         &prompts,
         &EmbedOptions::new().with_dimensions(8),
     );
-    for (short, whole) in short.iter().zip(&usual) {
-        let length = whole[..8].iter().map(|v| v * v).sum::<f32>().sqrt();
-        let expected: Vec<f32> = whole[..8].iter().map(|v| v / length).collect();
+    for (short, full) in short.iter().zip(&usual) {
+        let length = full[..8].iter().map(|v| v * v).sum::<f32>().sqrt();
+        let expected: Vec<f32> = full[..8].iter().map(|v| v / length).collect();
         assert!(max_difference(short, &expected) < 1e-6);
     }
     let mut seen = Vec::new();
@@ -291,8 +291,8 @@ fn all_minilm_is_what_sentence_transformers_makes_of_it() {
     let options = EmbedOptions::new().with_truncate(true);
     let embedder = model.as_embedding_model().unwrap();
     for (prompt, expected) in prompts.iter().zip(golden["tokens"].as_array().unwrap()) {
-        let found = embedder.embedding_tokens(prompt, &options).unwrap();
-        assert_eq!(found, ids(expected), "{prompt:?}");
+        let actual = embedder.embedding_tokens(prompt, &options).unwrap();
+        assert_eq!(actual, ids(expected), "{prompt:?}");
     }
     let vectors = embed(model.as_ref(), &prompts, &options);
     for (i, expected) in golden["vectors"].as_array().unwrap().iter().enumerate() {

@@ -133,17 +133,17 @@ fn what_is_left_out_adds_nothing_and_gains_scale() {
             trace(model.as_ref(), &tokens),
             trace(tiny(&name).as_ref(), &tokens),
         );
-        let [first, own] = [&ours, &dense].map(|t| &t.layers[0]);
+        let [first, dense_layer] = [&ours, &dense].map(|t| &t.layers[0]);
         let bound = match model.info().quantization_bits {
             Some(_) => 2e-3,
             None => order_bound(1e-5),
         };
-        assert!(relative(&first.mixer, &own.mixer) < bound, "{name}");
+        assert!(relative(&first.mixer, &dense_layer.mixer) < bound, "{name}");
         // The first block of Nemotron-H is only a mixer, and so are all blocks of Mamba-2.
         let mixer_alone = name == "mamba2" || name.starts_with("nemotron-h");
         if !name.starts_with("gemma4") && !mixer_alone {
             assert!(first.feed_forward.iter().all(|x| *x == 0.0), "{name}");
-            assert!(own.feed_forward.iter().any(|x| *x != 0.0), "{name}");
+            assert!(dense_layer.feed_forward.iter().any(|x| *x != 0.0), "{name}");
             left_out += 1;
         }
 
@@ -192,14 +192,14 @@ fn steps_with_caches_are_one_pass() {
                 .unwrap();
             let mut all = prompt.clone();
             for token in output.tokens {
-                let whole = logits(model.as_ref(), &all);
-                let own = whole[token as usize];
-                let best = whole.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
+                let one_pass = logits(model.as_ref(), &all);
+                let expected = one_pass[token as usize];
+                let best = one_pass.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
                 // Tokens may differ only if their logits are equal up to rounding.
                 let close = if name.contains("q4") { 2e-2 } else { 1e-4 };
                 assert!(
-                    best - own < close,
-                    "{name}, {plan}, steps of {step}: {best} {own}"
+                    best - expected < close,
+                    "{name}, {plan}, steps of {step}: {best} {expected}"
                 );
                 all.push(token);
             }

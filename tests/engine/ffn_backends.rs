@@ -83,7 +83,7 @@ fn backends_are_what_plans_are() {
             let model = inference::load_model(fixture("tiny").join(name), &options).unwrap();
             logits(model.as_ref(), &tokens)
         };
-        let own = logits(tiny(name).as_ref(), &tokens);
+        let expected = logits(tiny(name).as_ref(), &tokens);
         let none = logits(uniform(name, HighwayFfn).unwrap().as_ref(), &tokens);
         assert_eq!(none, plan("attention-only"), "{name}");
         let few = logits(
@@ -91,7 +91,7 @@ fn backends_are_what_plans_are() {
             &tokens,
         );
         assert_eq!(few, plan("sparse:9"), "{name}");
-        assert!(relative(&few, &own) > 1e-3, "{name}");
+        assert!(relative(&few, &expected) > 1e-3, "{name}");
         // A router and a plan may not cover the same layers.
         let router = FfnRouter::new().with_layers(1, Some(1), Arc::new(HighwayFfn));
         let options = cpu().with_feed_forward("0=sparse:9".parse().unwrap());
@@ -128,8 +128,8 @@ fn a_recorded_prompt_is_replayed_bit_for_bit() {
             Some(_) => 2e-3,
             None => order_bound(1e-5),
         };
-        let own = logits(tiny(name).as_ref(), &longer);
-        assert!(relative(&ours, &own) < bound, "{name}");
+        let expected = logits(tiny(name).as_ref(), &longer);
+        assert!(relative(&ours, &expected) < bound, "{name}");
         assert!(cached.misses() > misses, "{name}");
         cached.clear();
         assert!(cached.is_empty());
@@ -172,10 +172,14 @@ fn a_backend_of_the_program_computes_its_layers() {
         .with_layers(1, Some(1), twice.clone())
         .unwrap();
     let model = routed("llama", &router).unwrap();
-    let (ours, own) = (trace(model.as_ref()), trace(tiny("llama").as_ref()));
+    let (ours, dense_trace) = (trace(model.as_ref()), trace(tiny("llama").as_ref()));
     assert_eq!(twice.1.load(Ordering::Relaxed), 1);
-    assert_eq!(ours.layers[0].residual, own.layers[0].residual);
-    let doubled: Vec<f32> = own.layers[1].feed_forward.iter().map(|x| 2.0 * x).collect();
+    assert_eq!(ours.layers[0].residual, dense_trace.layers[0].residual);
+    let doubled: Vec<f32> = dense_trace.layers[1]
+        .feed_forward
+        .iter()
+        .map(|x| 2.0 * x)
+        .collect();
     assert!(relative(&ours.layers[1].feed_forward, &doubled) < 1e-5);
     // It has no activations to inspect, and reports that.
     let inspector = model.as_attention_inspector().unwrap();
@@ -186,9 +190,9 @@ fn a_backend_of_the_program_computes_its_layers() {
     let output = output.unwrap().collect_output().unwrap();
     let mut all = tokens.clone();
     for token in output.tokens {
-        let whole = logits(model.as_ref(), &all);
-        let best = whole.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
-        assert!(best - whole[token as usize] < 1e-4);
+        let one_pass = logits(model.as_ref(), &all);
+        let best = one_pass.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
+        assert!(best - one_pass[token as usize] < 1e-4);
         all.push(token);
     }
     // Prompt caches on disk belong to one engine, because a backend's name does not determine what

@@ -117,12 +117,12 @@ fn a_bounded_context_goes_on_however_the_prompt_is_cut() {
             let options = LoadOptions::new().with_context_len(bound);
             let model = tiny_with(name, &options);
             let prompt = ids(5, 60);
-            let whole = reply(model.as_ref(), &prompt, &fresh(40).with_ignore_eos(true));
-            assert_eq!(whole.len(), 40);
+            let one_pass = reply(model.as_ref(), &prompt, &fresh(40).with_ignore_eos(true));
+            assert_eq!(one_pass.len(), 40);
             for step in [1, 7, 30] {
                 let options = fresh(40).with_ignore_eos(true).with_prefill_step_size(step);
                 let got = reply(model.as_ref(), &prompt, &options);
-                assert_eq!(got, whole, "{name}, bound {bound}, step {step}");
+                assert_eq!(got, one_pass, "{name}, bound {bound}, step {step}");
             }
         }
         // A reply that fits into the bound is exact up to the last position.
@@ -221,17 +221,17 @@ fn a_prompt_cache_on_disk_belongs_to_its_model() {
     let Prompt::Tokens(start) = ids(9, 30) else {
         unreachable!()
     };
-    let mut whole = start.clone();
-    whole.extend([33, 34]);
-    let whole = Prompt::Tokens(whole);
+    let mut full_prompt = start.clone();
+    full_prompt.extend([33, 34]);
+    let full_prompt = Prompt::Tokens(full_prompt);
     for name in ["llama", "gemma3"] {
         let writer = tiny(name);
-        let kept = writer.as_prompt_cache().unwrap();
-        let n = kept
+        let prompt_cache = writer.as_prompt_cache().unwrap();
+        let n = prompt_cache
             .save_prompt_cache(&Prompt::Tokens(start.clone()), &path, &Interrupt::new())
             .unwrap();
         assert_eq!(n, start.len());
-        let expected = reply(writer.as_ref(), &whole, &fresh(10));
+        let expected = reply(writer.as_ref(), &full_prompt, &fresh(10));
         let reader = tiny(name);
         let tokens = reader
             .as_prompt_cache()
@@ -240,7 +240,7 @@ fn a_prompt_cache_on_disk_belongs_to_its_model() {
             .unwrap();
         assert_eq!(tokens, start);
         let output = reader
-            .generate(&whole, &greedy(10))
+            .generate(&full_prompt, &greedy(10))
             .unwrap()
             .collect_output()
             .unwrap();

@@ -217,12 +217,12 @@ fn the_last_hidden_states_become_the_logits() {
             .unwrap()
             .logits;
         let vocab = model.info().vocab_size;
-        for (own, position) in lens.iter().zip([4, 19]) {
+        for (lens_logits, position) in lens.iter().zip([4, 19]) {
             let expected = &logits[position * vocab..][..vocab];
             assert!(
-                near(own, expected, 1e-3),
+                near(lens_logits, expected, 1e-3),
                 "{name}: {}",
-                max_difference(own, expected)
+                max_difference(lens_logits, expected)
             );
         }
         // More rows than one pass computes.
@@ -435,19 +435,19 @@ fn calls_end_between_the_steps_of_a_prompt() {
         ),
     ];
     for (name, call) in &calls {
-        let mut whole = Duration::ZERO;
+        let mut total = Duration::ZERO;
         // A busy machine may delay the current step, but not each time.
         let ended_early = (0..8).any(|_| {
             let start = Instant::now();
             call(&Interrupt::new()).unwrap();
-            whole = start.elapsed();
+            total = start.elapsed();
             std::fs::remove_file(&path).ok();
             let start = Instant::now();
-            let error = call(&Interrupt::new().with_deadline(start + whole / 10)).unwrap_err();
+            let error = call(&Interrupt::new().with_deadline(start + total / 10)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{name}");
             let took = start.elapsed();
-            assert!(took >= whole / 10, "{name}");
-            took < whole * 7 / 10
+            assert!(took >= total / 10, "{name}");
+            took < total * 7 / 10
         });
         assert!(ended_early, "{name}: the prompt was computed to its end");
         // Another thread cancels.
@@ -455,7 +455,7 @@ fn calls_end_between_the_steps_of_a_prompt() {
         let interrupt = Interrupt::new().with_cancel(cancel.clone());
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(whole / 10);
+                std::thread::sleep(total / 10);
                 cancel.cancel();
             });
             call(&interrupt).unwrap_err()

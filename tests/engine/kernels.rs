@@ -27,7 +27,7 @@ fn compute() {
     let Some(out) = std::env::var_os(OUT) else {
         return;
     };
-    let mut found = serde_json::Map::new();
+    let mut results = serde_json::Map::new();
     for name in tiny_names() {
         let model = tiny(&name);
         let vocab = u32::try_from(model.info().vocab_size).unwrap();
@@ -47,7 +47,7 @@ fn compute() {
             .unwrap()
             .collect_output()
             .unwrap();
-        found.insert(
+        results.insert(
             name,
             json!({
                 "logits": logits(&prompt),
@@ -57,8 +57,8 @@ fn compute() {
         );
     }
     let devices: Vec<String> = inference::backends().iter().map(|b| b.device()).collect();
-    found.insert("devices".into(), json!(devices));
-    std::fs::write(out, Value::Object(found).to_string()).unwrap();
+    results.insert("devices".into(), json!(devices));
+    std::fs::write(out, Value::Object(results).to_string()).unwrap();
 }
 
 #[test]
@@ -78,34 +78,33 @@ fn kernels_change_nothing() {
             (mode, out, child)
         })
         .collect();
-    let mut found = Vec::new();
+    let mut runs = Vec::new();
     for (mode, out, mut child) in started {
         assert!(child.wait().unwrap().success(), "{mode}");
         let text = std::fs::read_to_string(out).unwrap();
-        found.push((mode, serde_json::from_str::<Value>(&text).unwrap()));
+        runs.push((mode, serde_json::from_str::<Value>(&text).unwrap()));
     }
-    let (_, plain) = found.pop().unwrap();
-    for (mode, found) in &found {
+    let (_, plain) = runs.pop().unwrap();
+    for (mode, runs) in &runs {
         for name in tiny_names() {
             for which in ["logits", "few"] {
-                let logits =
-                    [&found[&name][which], &plain[&name][which]].map(crate::common::floats);
+                let logits = [&runs[&name][which], &plain[&name][which]].map(crate::common::floats);
                 let difference = max_difference(&logits[0], &logits[1]);
                 assert!(difference < 2e-3, "{name}, {mode}, {which}: {difference}");
             }
             assert_eq!(
-                found[&name]["tokens"], plain[&name]["tokens"],
+                runs[&name]["tokens"], plain[&name]["tokens"],
                 "{name}, {mode}"
             );
         }
     }
     // The report of devices says so, too.
-    let said = |found: &Value| found["devices"].to_string();
+    let said = |runs: &Value| runs["devices"].to_string();
     assert!(
         said(&plain).contains("kernels off by MLX_CPU_KERNELS"),
         "{}",
         said(&plain)
     );
-    assert!(said(&found[1].1).contains("kernels: portable as MLX_CPU_KERNELS says"));
-    assert!(said(&found[0].1).contains("kernels: "));
+    assert!(said(&runs[1].1).contains("kernels: portable as MLX_CPU_KERNELS says"));
+    assert!(said(&runs[0].1).contains("kernels: "));
 }

@@ -261,19 +261,19 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
     );
     let all = |model: &dyn TextModel| {
         let tokens = model.as_token_model().unwrap();
-        let mut found = tokens
+        let mut actual = tokens
             .logits(&prompt, true, &Interrupt::new())
             .unwrap()
             .logits;
-        found.extend(
+        actual.extend(
             tokens
                 .logits(&prompt, false, &Interrupt::new())
                 .unwrap()
                 .logits,
         );
-        found.extend(tokens.token_logprobs(&prompt, &Interrupt::new()).unwrap());
+        actual.extend(tokens.token_logprobs(&prompt, &Interrupt::new()).unwrap());
         let vectors = model.as_embedding_model().unwrap();
-        found.extend(
+        actual.extend(
             vectors
                 .embed(
                     std::slice::from_ref(&prompt),
@@ -284,14 +284,14 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
                 .concat(),
         );
         let inside = model.as_attention_inspector().unwrap();
-        found.extend(
+        actual.extend(
             inside
                 .hidden_states(&prompt, &[0, 300, 599], &Interrupt::new())
                 .unwrap()
                 .blocks
                 .concat(),
         );
-        found.extend(
+        actual.extend(
             inside
                 .inspect_attention(&prompt, &Interrupt::new())
                 .unwrap()
@@ -299,7 +299,7 @@ fn logits_and_vectors_of_long_prompts_are_of_one_pass() {
                 .concat()
                 .concat(),
         );
-        found
+        actual
     };
     let difference = max_difference(&all(switching.as_ref()), &all(long.as_ref()));
     assert!(difference < 1e-4, "{difference}");

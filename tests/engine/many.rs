@@ -113,17 +113,23 @@ fn an_interrupted_batch_goes_on_where_it_was() {
     let flags = ["--max-tokens", "5", "-i", input, "-o", output];
     let run = with("batch", &name, &flags);
     assert!(printed(&run, "").is_empty(), "results go to the file");
-    let whole = std::fs::read(output).unwrap();
-    let expected = by_index(lines(&whole));
+    let uninterrupted = std::fs::read(output).unwrap();
+    let expected = by_index(lines(&uninterrupted));
     assert_eq!(expected.len(), 4);
     // The file is cut off within the third line, as by a crash.
-    let ends: Vec<usize> = (0..whole.len()).filter(|&i| whole[i] == b'\n').collect();
-    std::fs::write(output, &whole[..ends[1] + 9]).unwrap();
+    let ends: Vec<usize> = (0..uninterrupted.len())
+        .filter(|&i| uninterrupted[i] == b'\n')
+        .collect();
+    std::fs::write(output, &uninterrupted[..ends[1] + 9]).unwrap();
     let again = mlx(&run, "");
     assert!(again.status.success(), "{}", stderr(&again));
     assert!(stderr(&again).contains("2 prompts"), "{}", stderr(&again));
     let after = std::fs::read(output).unwrap();
-    assert_eq!(after[..=ends[1]], whole[..=ends[1]], "what was there stays");
+    assert_eq!(
+        after[..=ends[1]],
+        uninterrupted[..=ends[1]],
+        "what was there stays"
+    );
     assert_eq!(by_index(lines(&after)), expected);
     // Another run has nothing left to do.
     assert!(mlx(&run, "").status.success());
@@ -317,7 +323,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
     let file = dir.path().join("kept.safetensors");
     let file = file.to_str().unwrap();
     let name = model("llama");
-    let kept = with(
+    let cached = with(
         "cache-prompt",
         &name,
         &[
@@ -328,7 +334,7 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
             file,
         ],
     );
-    let about = printed(&kept, "");
+    let about = printed(&cached, "");
     let n = about[0]["tokens"].as_u64().unwrap();
     assert!(n > 3);
     assert_eq!(
@@ -351,10 +357,12 @@ fn a_kept_prompt_gives_the_reply_of_the_whole_and_is_not_computed_again() {
     assert_eq!(got["metrics"]["cached_tokens"], n);
     let ours = tiny("llama");
     let tokens = ours.as_token_model().unwrap();
-    let mut whole = tokens.encode("Once upon a time", true).unwrap();
-    assert_eq!(whole.len() as u64, n);
-    whole.extend(tokens.encode(" there was", false).unwrap());
-    let expected = ours.generate(&Prompt::Tokens(whole), &greedy(8)).unwrap();
+    let mut full_prompt = tokens.encode("Once upon a time", true).unwrap();
+    assert_eq!(full_prompt.len() as u64, n);
+    full_prompt.extend(tokens.encode(" there was", false).unwrap());
+    let expected = ours
+        .generate(&Prompt::Tokens(full_prompt), &greedy(8))
+        .unwrap();
     assert_eq!(
         got["tokens"],
         json!(expected.collect_output().unwrap().tokens)
@@ -383,10 +391,10 @@ fn perplexity_is_of_the_whole_pieces_of_the_text() {
     let ids = tokens.encode(&text, true).unwrap();
     let run = with("perplexity", &name, &["-p", "-", "--sequence-length", "33"]);
     let got = &printed(&run, &text)[0];
-    let whole = ids.len() / 33 * 33;
-    assert!(whole > 33 && ids.len() - whole > 1);
-    assert_eq!(got["skipped_tokens"], ids.len() - whole);
-    let scores: Vec<f64> = ids[..whole]
+    let evaluated = ids.len() / 33 * 33;
+    assert!(evaluated > 33 && ids.len() - evaluated > 1);
+    assert_eq!(got["skipped_tokens"], ids.len() - evaluated);
+    let scores: Vec<f64> = ids[..evaluated]
         .chunks(33)
         .flat_map(|piece| {
             tokens

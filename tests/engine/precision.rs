@@ -65,11 +65,11 @@ fn prompts_are_integers_of_16_bits_by_default() {
         let exact = load(name, Precision::Exact);
         let options = LoadOptions::new().with_backend("cpu");
         let usual = inference::load_model(fixture("tiny").join(name), &options).unwrap();
-        let (wanted, found) = (
+        let (wanted, actual) = (
             logits(exact.as_ref(), PROMPT),
             logits(usual.as_ref(), PROMPT),
         );
-        let difference = max_difference(&wanted, &found);
+        let difference = max_difference(&wanted, &actual);
         let largest = wanted.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         assert!(
             difference < 2e-3 * largest,
@@ -102,8 +102,8 @@ fn half_types_keep_weights_and_compute_by_the_kernels() {
             let half = load(name, dtype);
             assert_eq!(half.info().compute_type, Some(ComputeType::Float32));
             assert!(half.info().weight_bytes <= plain.info().weight_bytes);
-            let found = logits(half.as_ref(), PROMPT);
-            let difference = max_difference(&found, &wanted);
+            let actual = logits(half.as_ref(), PROMPT);
+            let difference = max_difference(&actual, &wanted);
             assert!(
                 difference <= allowed * largest,
                 "{name} {dtype}: {difference} {largest}"

@@ -49,8 +49,8 @@ fn the_parts_are_the_step_in_every_family() {
             .collect();
         assert_eq!(profile.tokens, tokens, "{name}");
         let layers = model.info().num_layers;
-        let found: BTreeSet<usize> = profile.parts.iter().filter_map(|p| p.layer).collect();
-        assert!(found.into_iter().eq(0..layers), "{name}");
+        let timed_layers: BTreeSet<usize> = profile.parts.iter().filter_map(|p| p.layer).collect();
+        assert!(timed_layers.into_iter().eq(0..layers), "{name}");
         for layer in 0..layers {
             let has = |part| {
                 let mut times = profile.parts.iter();

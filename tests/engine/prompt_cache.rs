@@ -35,9 +35,11 @@ fn model(case: &Value) -> Box<dyn TextModel> {
 }
 
 fn tokens(model: &dyn TextModel, file: &Path, more: &[u32], n: usize) -> (Vec<u32>, usize) {
-    let kept = model.as_prompt_cache().unwrap();
+    let prompt_cache = model.as_prompt_cache().unwrap();
     let more = Prompt::Tokens(more.to_vec());
-    let stream = kept.continue_prompt_cache(file, &more, &greedy(n)).unwrap();
+    let stream = prompt_cache
+        .continue_prompt_cache(file, &more, &greedy(n))
+        .unwrap();
     let output = stream.collect_output().unwrap();
     (output.tokens, output.metrics.cached_tokens)
 }
@@ -53,8 +55,8 @@ fn files_of_mlx_lm_are_gone_on_from() {
         let file = dir.join(case["file"].as_str().unwrap());
         let model = model(&case);
         let (prompt, expected) = (ids(&case["prompt"]), ids(&case["greedy"]));
-        let kept = model.as_prompt_cache().unwrap();
-        assert_eq!(kept.prompt_cache_len(&file).unwrap(), prompt.len());
+        let prompt_cache = model.as_prompt_cache().unwrap();
+        assert_eq!(prompt_cache.prompt_cache_len(&file).unwrap(), prompt.len());
         // The second run shows that nothing of the first one remains.
         for _ in 0..2 {
             let (got, cached) = tokens(model.as_ref(), &file, &ids(&case["more"]), expected.len());
@@ -62,10 +64,11 @@ fn files_of_mlx_lm_are_gone_on_from() {
             assert_eq!(cached, prompt.len());
         }
         // The file does not contain its tokens.
-        let error = kept.load_prompt_cache(&file).unwrap_err();
+        let error = prompt_cache.load_prompt_cache(&file).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         // Without further tokens, there is nothing to compute.
-        let none = kept.continue_prompt_cache(&file, &Prompt::Tokens(Vec::new()), &greedy(1));
+        let none =
+            prompt_cache.continue_prompt_cache(&file, &Prompt::Tokens(Vec::new()), &greedy(1));
         assert_eq!(none.err().unwrap().kind(), ErrorKind::InvalidOption);
     }
 }
@@ -101,8 +104,12 @@ fn files_of_ours_have_the_form_of_theirs() {
         let (ours, theirs) = (dir.path().join(name), fixture("prompt-cache").join(name));
         let writer = model(&case);
         let prompt = ids(&case["prompt"]);
-        let kept = writer.as_prompt_cache().unwrap();
-        let n = kept.save_prompt_cache(&Prompt::Tokens(prompt.clone()), &ours, &Interrupt::new());
+        let written_cache = writer.as_prompt_cache().unwrap();
+        let n = written_cache.save_prompt_cache(
+            &Prompt::Tokens(prompt.clone()),
+            &ours,
+            &Interrupt::new(),
+        );
         assert_eq!(n.unwrap(), prompt.len());
         let [a, b] = [&ours, &theirs].map(|path| texts(path));
         assert_eq!(a, b, "{name}");
@@ -159,10 +166,10 @@ fn files_of_ours_have_the_form_of_theirs() {
         let (got, cached) = tokens(writer.as_ref(), &ours, &ids(&case["more"]), expected.len());
         assert_eq!((got, cached), (expected.clone(), prompt.len()), "{name}");
         let reader = model(&case);
-        let kept = reader.as_prompt_cache().unwrap();
-        assert_eq!(kept.load_prompt_cache(&ours).unwrap(), prompt);
+        let read_cache = reader.as_prompt_cache().unwrap();
+        assert_eq!(read_cache.load_prompt_cache(&ours).unwrap(), prompt);
         strip(&ours);
-        assert!(kept.load_prompt_cache(&ours).is_err());
+        assert!(read_cache.load_prompt_cache(&ours).is_err());
         let (got, _) = tokens(reader.as_ref(), &ours, &ids(&case["more"]), expected.len());
         assert_eq!(got, expected, "{name}: stripped");
     }
@@ -207,9 +214,9 @@ fn changed(from: &Path, to: &Path, key: &str, value: &str) {
 }
 
 fn refused(model: &dyn TextModel, file: &Path) -> inference::Error {
-    let kept = model.as_prompt_cache().unwrap();
+    let prompt_cache = model.as_prompt_cache().unwrap();
     let more = Prompt::Tokens(vec![7]);
-    let error = kept.continue_prompt_cache(file, &more, &greedy(1));
+    let error = prompt_cache.continue_prompt_cache(file, &more, &greedy(1));
     let error = error.map(drop).expect_err("it is refused");
     assert_eq!(error.kind(), ErrorKind::InvalidModel, "{error}");
     error
@@ -240,9 +247,9 @@ fn damaged_files_and_those_of_others_are_refused() {
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("damaged.safetensors");
-    let whole = std::fs::read(file("growing")).unwrap();
+    let original = std::fs::read(file("growing")).unwrap();
     for eighths in 0..8 {
-        std::fs::write(&path, &whole[..whole.len() * eighths / 8]).unwrap();
+        std::fs::write(&path, &original[..original.len() * eighths / 8]).unwrap();
         refused(llama.as_ref(), &path);
     }
     for (key, value, text) in [
@@ -283,9 +290,9 @@ fn damaged_files_and_those_of_others_are_refused() {
         ("0.1.3", "x"),
     ] {
         changed(&file("bounded"), &path, key, value);
-        let kept = bounded.as_prompt_cache().unwrap();
+        let prompt_cache = bounded.as_prompt_cache().unwrap();
         let more = Prompt::Tokens(vec![7]);
-        let run = kept.continue_prompt_cache(&path, &more, &greedy(1));
+        let run = prompt_cache.continue_prompt_cache(&path, &more, &greedy(1));
         assert!(run.is_err(), "{key} = {value}");
     }
     let packed_case = cases.iter().find(|c| c["file"] == "packed.safetensors");
@@ -325,13 +332,13 @@ fn numbers_of_a_file_that_do_not_fit_are_refused() {
     for case in cases() {
         let file = fixture("prompt-cache").join(case["file"].as_str().unwrap());
         let model = model(&case);
-        let own: &[(&str, i32)] = match case["file"].as_str().unwrap() {
+        let edits: &[(&str, i32)] = match case["file"].as_str().unwrap() {
             "growing.safetensors" => &[("1.2", 0), ("1.2", 21), ("1.2", -1), ("1.2", 257)],
             "packed.safetensors" => &[("1.2", 21), ("1.3", 0), ("1.4", 0), ("1.4", 3)],
             "bounded.safetensors" => &[("1.2", 21), ("1.3", 24), ("1.4", 0), ("1.4", -5)],
             _ => &[("0.2", 0), ("0.2", i32::MAX), ("0.4", i32::MIN)],
         };
-        for (tensor, value) in own {
+        for (tensor, value) in edits {
             renumbered(&file, &path, tensor, *value);
             refused(model.as_ref(), &path);
         }
@@ -364,21 +371,21 @@ fn a_message_is_begun_in_a_file_and_ended_by_the_prompt() {
     let path = path.to_str().unwrap();
     let flags = ["--model", path, "--backend", "cpu", "--quiet"];
     let of_file = ["--prompt-cache-file", file, "--prompt"];
-    let kept = json(&[&["cache-prompt"], &flags[..], &of_file, &["Once upon"]].concat());
+    let cached = json(&[&["cache-prompt"], &flags[..], &of_file, &["Once upon"]].concat());
     let limits = ["--max-tokens", "8", "--ignore-eos", "--json"];
     let ended = [&["generate"], &flags[..], &limits, &of_file, &[" a time"]].concat();
     let ended = json(&ended);
-    let whole = [
+    let full_prompt = [
         &["generate"],
         &flags[..],
         &limits,
         &["--prompt", "Once upon a time"],
     ]
     .concat();
-    let whole = json(&whole);
-    assert_eq!(ended["metrics"]["cached_tokens"], kept["tokens"]);
-    assert_eq!(ended["prompt_tokens"], whole["prompt_tokens"]);
-    assert_eq!(ended["tokens"], whole["tokens"]);
+    let full_prompt = json(&full_prompt);
+    assert_eq!(ended["metrics"]["cached_tokens"], cached["tokens"]);
+    assert_eq!(ended["prompt_tokens"], full_prompt["prompt_tokens"]);
+    assert_eq!(ended["tokens"], full_prompt["tokens"]);
     // `--raw` omits the template in both.
     let raw = ["--raw"];
     let plain = json(
@@ -392,7 +399,7 @@ fn a_message_is_begun_in_a_file_and_ended_by_the_prompt() {
         .concat(),
     );
     assert!(
-        plain["tokens"].as_u64() < kept["tokens"].as_u64(),
+        plain["tokens"].as_u64() < cached["tokens"].as_u64(),
         "{plain}"
     );
 }

@@ -38,8 +38,8 @@ fn compare(directory: &Path) -> usize {
         let sure = sure.unwrap_or(margins.len());
         let expected = &ids(&case["greedy"])[..sure];
         let stream = model.generate(&Prompt::Tokens(prompt), &greedy(sure.max(1)));
-        let found = stream.unwrap().collect_output().unwrap().tokens;
-        assert_eq!(&found[..sure], expected, "{what}");
+        let actual = stream.unwrap().collect_output().unwrap().tokens;
+        assert_eq!(&actual[..sure], expected, "{what}");
         compared += sure;
     }
     assert!(compared > 0, "{}: no token is sure", path.display());

@@ -46,8 +46,8 @@ fn a_prompt_in_pieces_equals_one_pass() {
         // Steps of one token use the recurrence, others chunks of any length.
         for step in [1, 7, 16, 33, 99] {
             let options = fresh(12).with_prefill_step_size(step);
-            let (found, _) = reply(model.as_ref(), &prompt, &options);
-            assert_eq!(found, expected, "{name}, steps of {step}");
+            let (actual, _) = reply(model.as_ref(), &prompt, &options);
+            assert_eq!(actual, expected, "{name}, steps of {step}");
         }
         // The logits of all positions in one pass equal those of each prefix.
         let tokens = model.as_token_model().unwrap();
@@ -58,8 +58,8 @@ fn a_prompt_in_pieces_equals_one_pass() {
         for n in [1, 2, 16, 17, 64, 99] {
             let part = Prompt::Tokens(prompt[..n].to_vec());
             let last = tokens.logits(&part, false, &Interrupt::new()).unwrap();
-            let own = &all.logits[(n - 1) * width..n * width];
-            let difference = max_difference(&last.logits, own);
+            let last_row = &all.logits[(n - 1) * width..n * width];
+            let difference = max_difference(&last.logits, last_row);
             assert!(difference < 1e-3, "{name}, {n}: {difference}");
         }
     }
@@ -82,16 +82,16 @@ fn a_prefix_is_used_again_as_a_whole_or_not_at_all() {
         assert_eq!(cached, 0);
         let mut second = [first.as_slice(), &answer, &[20, 21, 22]].concat();
         let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
-        let (found, cached) = reply(model.as_ref(), &second, &greedy(8));
-        assert_eq!(found, expected, "{name}");
+        let (actual, cached) = reply(model.as_ref(), &second, &greedy(8));
+        assert_eq!(actual, expected, "{name}");
         // The last token of a reply is never computed.
         assert_eq!(cached, 16, "{name}");
         // A state cannot be trimmed to a shorter prefix.
         second.truncate(9);
         second.push(30);
         let (expected, _) = reply(model.as_ref(), &second, &fresh(8));
-        let (found, cached) = reply(model.as_ref(), &second, &greedy(8));
-        assert_eq!((found, cached), (expected, 0), "{name}");
+        let (actual, cached) = reply(model.as_ref(), &second, &greedy(8));
+        assert_eq!((actual, cached), (expected, 0), "{name}");
     }
 }
 
@@ -123,10 +123,10 @@ fn a_batch_of_a_hybrid_gives_what_each_gets_alone() {
             })
             .collect();
         let outputs = model.batch_generate(&prompts, &fresh(12)).unwrap();
-        let found: Vec<Vec<u32>> = (outputs.iter())
+        let actual: Vec<Vec<u32>> = (outputs.iter())
             .map(|output| output.tokens.iter().map(|t| t.id).collect())
             .collect();
-        assert_eq!(found, expected, "{name}");
+        assert_eq!(actual, expected, "{name}");
     }
 }
 
@@ -136,10 +136,11 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
     let path = dir.path().join("prompt.safetensors");
     let start = ids(9, 30);
     let writer = tiny("xlstm");
-    let kept = writer.as_prompt_cache().unwrap();
+    let writer_cache = writer.as_prompt_cache().unwrap();
     let prompt = Prompt::Tokens(start.clone());
     assert_eq!(
-        kept.save_prompt_cache(&prompt, &path, &Interrupt::new())
+        writer_cache
+            .save_prompt_cache(&prompt, &path, &Interrupt::new())
             .unwrap(),
         30
     );
@@ -156,13 +157,13 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
         .with_parallel_slots(4);
     let reader = inference::load_model(fixture("tiny/xlstm"), &options).unwrap();
     let file = dir.path().join("prompt.safetensors");
-    let kept = reader.as_prompt_cache().unwrap();
-    assert_eq!(kept.load_prompt_cache(&file).unwrap(), start);
+    let reader_cache = reader.as_prompt_cache().unwrap();
+    assert_eq!(reader_cache.load_prompt_cache(&file).unwrap(), start);
     for more in [[33, 34], [50, 51]] {
-        let whole = [start.as_slice(), &more].concat();
-        let (expected, _) = reply(writer.as_ref(), &whole, &fresh(10));
-        let (found, cached) = reply(reader.as_ref(), &whole, &greedy(10));
-        assert_eq!((found, cached), (expected, 30), "{more:?}");
+        let full_prompt = [start.as_slice(), &more].concat();
+        let (expected, _) = reply(writer.as_ref(), &full_prompt, &fresh(10));
+        let (actual, cached) = reply(reader.as_ref(), &full_prompt, &greedy(10));
+        assert_eq!((actual, cached), (expected, 30), "{more:?}");
     }
     // One file has both kinds of layers.
     for name in [
@@ -173,19 +174,20 @@ fn a_state_survives_a_file_and_serves_many_prompts() {
         "nemotron-h",
     ] {
         let hybrid = tiny(name);
-        let kept = hybrid.as_prompt_cache().unwrap();
+        let hybrid_cache = hybrid.as_prompt_cache().unwrap();
         assert_eq!(
-            kept.save_prompt_cache(&prompt, &path, &Interrupt::new())
+            hybrid_cache
+                .save_prompt_cache(&prompt, &path, &Interrupt::new())
                 .unwrap(),
             30
         );
         let reader = tiny(name);
-        let kept = reader.as_prompt_cache().unwrap();
-        assert_eq!(kept.load_prompt_cache(&path).unwrap(), start);
-        let whole = [start.as_slice(), &[33, 34]].concat();
-        let (expected, _) = reply(hybrid.as_ref(), &whole, &fresh(10));
-        let (found, cached) = reply(reader.as_ref(), &whole, &greedy(10));
-        assert_eq!((found, cached), (expected, 30), "{name}");
+        let second_cache = reader.as_prompt_cache().unwrap();
+        assert_eq!(second_cache.load_prompt_cache(&path).unwrap(), start);
+        let second_prompt = [start.as_slice(), &[33, 34]].concat();
+        let (expected, _) = reply(hybrid.as_ref(), &second_prompt, &fresh(10));
+        let (second_reply, cached) = reply(reader.as_ref(), &second_prompt, &greedy(10));
+        assert_eq!((second_reply, cached), (expected, 30), "{name}");
     }
     let other = tiny("llama");
     let error = other
@@ -370,15 +372,15 @@ fn alone_memory_does_not_grow() {
     let model = tiny("xlstm");
     let prompt = Prompt::Tokens(ids(5, 20));
     let mut stream = model.generate(&prompt, &fresh(1200)).unwrap();
-    let held: Vec<usize> = (0..1000)
+    let live_bytes: Vec<usize> = (0..1000)
         .map(|_| {
             stream.next().unwrap().unwrap();
             mlx_rs_core::memory::active().unwrap()
         })
         .collect();
     // The minimum is used, since a step in progress holds more: two states of 17 KiB, and outputs.
-    let least = |held: &[usize]| held.iter().min().copied().unwrap();
-    let (first, last) = (least(&held[..500]), least(&held[500..]));
+    let least = |live_bytes: &[usize]| live_bytes.iter().min().copied().unwrap();
+    let (first, last) = (least(&live_bytes[..500]), least(&live_bytes[500..]));
     // Keys and values of 500 tokens would take some 100 KB.
     assert!(last < first + 8192, "{first} grew to {last}");
 }
@@ -429,7 +431,7 @@ fn biases_of_xlstm_are_those_of_numpy() {
         let difference = max_difference(&ours.logits, &expected);
         assert!(difference < 1e-3, "{difference}");
         let said = crate::common::ids(&case["greedy"]);
-        let own = reply(model.as_ref(), &prompt, &fresh(said.len()));
-        assert_eq!(own.0, said);
+        let actual = reply(model.as_ref(), &prompt, &fresh(said.len()));
+        assert_eq!(actual.0, said);
     }
 }

@@ -237,9 +237,9 @@ fn a_chat_says_where_a_reply_is_cut() {
     let told = chat(&[]);
     let (_, rest) = told.split_once("prompt: ").unwrap();
     let prompt: usize = rest.split(' ').next().unwrap().parse().unwrap();
-    let whole = context - prompt;
+    let limit = context - prompt;
     assert!(
-        told.contains(&format!("(cut after {whole} tokens;")),
+        told.contains(&format!("(cut after {limit} tokens;")),
         "{told}"
     );
     assert!(!told.contains("warning"), "{told}");

@@ -110,17 +110,17 @@ fn the_same_seed_gives_the_same_reply_whatever_else_runs() {
 #[test]
 fn stop_tokens_and_strings_and_limits_end_a_reply() {
     let model = tiny("llama");
-    let whole = model
+    let full_reply = model
         .generate(&prompt(), &greedy(24))
         .unwrap()
         .collect_output()
         .unwrap();
-    assert_eq!(whole.finish_reason, Some(FinishReason::Length));
-    assert_eq!(whole.metrics.prompt_tokens, 20);
-    assert_eq!(whole.metrics.generated_tokens, 24);
+    assert_eq!(full_reply.finish_reason, Some(FinishReason::Length));
+    assert_eq!(full_reply.metrics.prompt_tokens, 20);
+    assert_eq!(full_reply.metrics.generated_tokens, 24);
 
-    let stop = whole.tokens[5];
-    let at = whole.tokens.iter().position(|&t| t == stop).unwrap();
+    let stop = full_reply.tokens[5];
+    let at = full_reply.tokens.iter().position(|&t| t == stop).unwrap();
     let cut = model
         .generate(&prompt(), &greedy(24).with_stop_tokens(vec![stop]))
         .unwrap();
@@ -130,12 +130,15 @@ fn stop_tokens_and_strings_and_limits_end_a_reply() {
         (at, Some(FinishReason::Stop))
     );
 
-    let middle: String = whole.text.chars().skip(4).take(3).collect();
+    let middle: String = full_reply.text.chars().skip(4).take(3).collect();
     let cut = model
         .generate(&prompt(), &greedy(24).with_stop(vec![middle.clone()]))
         .unwrap();
     let cut = cut.collect_output().unwrap();
-    assert_eq!(cut.text, whole.text[..whole.text.find(&middle).unwrap()]);
+    assert_eq!(
+        cut.text,
+        full_reply.text[..full_reply.text.find(&middle).unwrap()]
+    );
     assert_eq!(cut.finish_reason, Some(FinishReason::Stop));
 
     let none = model
@@ -203,7 +206,7 @@ fn closing_frees_the_weights_and_ends_what_runs() {
     alone(
         "requests::closing_frees_the_weights_and_ends_what_runs",
         || {
-            let held = || (memory::live_arrays(), memory::active().unwrap());
+            let memory_use = || (memory::live_arrays(), memory::active().unwrap());
             // The first model leaves data that all later ones use, which is not their leak.
             let model = tiny("llama");
             model
@@ -213,9 +216,9 @@ fn closing_frees_the_weights_and_ends_what_runs() {
                 .unwrap();
             model.close().unwrap();
             drop(model);
-            let before = held();
+            let before = memory_use();
             let model = tiny("llama");
-            let loaded = held();
+            let loaded = memory_use();
             let weights = model.info().weight_bytes as usize;
             assert!(
                 loaded.0 > before.0 + 20 && loaded.1 >= before.1 + weights,
@@ -226,23 +229,27 @@ fn closing_frees_the_weights_and_ends_what_runs() {
             model.close().unwrap();
             model.close().unwrap();
             // The running request keeps its weights until it notices that the model was closed.
-            assert!(held().1 >= before.1 + weights, "{before:?} {:?}", held());
+            assert!(
+                memory_use().1 >= before.1 + weights,
+                "{before:?} {:?}",
+                memory_use()
+            );
             assert_eq!(
                 stream.next().unwrap().unwrap_err().kind(),
                 ErrorKind::Closed
             );
             // Both handles still exist. The engine's thread answers before it drops its data.
             let until = Instant::now() + Duration::from_secs(60);
-            while held() != before && Instant::now() < until {
+            while memory_use() != before && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            assert_eq!(held(), before);
+            assert_eq!(memory_use(), before);
             assert_eq!(
                 model.generate(&prompt(), &greedy(1)).unwrap_err().kind(),
                 ErrorKind::Closed
             );
             drop((stream, model));
-            assert_eq!(held(), before);
+            assert_eq!(memory_use(), before);
         },
     );
 }
@@ -251,7 +258,7 @@ fn closing_frees_the_weights_and_ends_what_runs() {
 #[test]
 fn closing_frees_all_that_a_model_brings() {
     alone("requests::closing_frees_all_that_a_model_brings", || {
-        let held = || (memory::live_arrays(), memory::active().unwrap());
+        let memory_use = || (memory::live_arrays(), memory::active().unwrap());
         let options = LoadOptions::new()
             .with_backend("cpu")
             .with_draft_model(fixture("tiny/llama"))
@@ -268,22 +275,22 @@ fn closing_frees_all_that_a_model_brings() {
         assert_eq!(cached, 0);
         model.close().unwrap();
         drop(model);
-        let before = held();
+        let before = memory_use();
         let model = load();
         assert_eq!(reply(model.as_ref()).0, tokens);
         // The second run begins from the cache.
         let (again, cached) = reply(model.as_ref());
         assert!(again == tokens && cached > 0, "{cached}");
-        let loaded = held();
+        let loaded = memory_use();
         let weights = model.info().weight_bytes as usize;
         assert!(loaded.1 > before.1 + weights, "{before:?} {loaded:?}");
         model.close().unwrap();
         // The handle still exists. The engine's thread answers before it drops its data.
         let until = Instant::now() + Duration::from_secs(60);
-        while held() != before && Instant::now() < until {
+        while memory_use() != before && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(held(), before);
+        assert_eq!(memory_use(), before);
         drop(model);
     });
 }

@@ -70,12 +70,12 @@ fn logprobs_stay_with_their_tokens_while_text_is_held_back() {
     // A stop string that often begins but never completes makes tokens wait.
     let first: String = plain[3].text.chars().take(1).collect();
     let stops = vec![format!("{first}\u{1}\u{2}"), String::from(" \u{1}")];
-    let held: Vec<_> = model
+    let delayed: Vec<_> = model
         .generate(&prompt(), &request.clone().with_stop(stops))
         .unwrap()
         .map(Result::unwrap)
         .collect();
-    assert_eq!(held, plain);
+    assert_eq!(delayed, plain);
 }
 
 #[test]

@@ -33,8 +33,8 @@ fn reply(model: &dyn TextModel, prompt: &Prompt, options: &GenerateOptions) -> V
 
 fn logits(model: &dyn TextModel, prompt: &Prompt, steering: &Steering) -> Vec<f32> {
     let steerable = model.as_steerable().unwrap();
-    let found = steerable.steered_logits(prompt, false, steering, &Interrupt::new());
-    found.unwrap().logits
+    let steered = steerable.steered_logits(prompt, false, steering, &Interrupt::new());
+    steered.unwrap().logits
 }
 
 fn plain(model: &dyn TextModel, prompt: &Prompt) -> Vec<f32> {
@@ -237,21 +237,21 @@ fn batch(
         .iter()
         .map(|(prompt, options)| session.add(prompt, options).unwrap())
         .collect();
-    let mut found = vec![Vec::new(); rows.len()];
+    let mut results = vec![Vec::new(); rows.len()];
     while !session.is_empty() {
         for event in session.step().unwrap() {
             let at = rows.iter().position(|row| *row == event.row()).unwrap();
             match event {
                 BatchEvent::Token { token, .. } => {
                     let bits = token.logits.unwrap().iter().map(|v| v.to_bits()).collect();
-                    found[at].push((token.id, bits));
+                    results[at].push((token.id, bits));
                 }
                 BatchEvent::Failed { error, .. } => panic!("{error}"),
                 _ => {}
             }
         }
     }
-    found
+    results
 }
 
 #[test]
@@ -269,8 +269,8 @@ fn plain_requests_of_a_batch_keep_their_bits_beside_edited_ones() {
         let simple: Vec<_> = [1, 2].map(|n| (prompt(n), options.clone())).into();
         let steered: Vec<_> = [(1, 0), (2, 1), (1, 1)]
             .map(|(n, at): (u32, usize)| {
-                let own = options.clone().with_steering(edits[at].clone());
-                (prompt(n), own)
+                let edited = options.clone().with_steering(edits[at].clone());
+                (prompt(n), edited)
             })
             .into();
         let alone = batch(model.as_ref(), &simple);
@@ -287,9 +287,9 @@ fn plain_requests_of_a_batch_keep_their_bits_beside_edited_ones() {
         );
         assert_eq!([&mixed[1], &mixed[3]], [&alone[0], &alone[1]], "{name}");
         // Edited requests get the same as alone, which differs from plain ones.
-        for (row, own) in [(0, 0), (2, 1), (4, 2)] {
+        for (row, edit_index) in [(0, 0), (2, 1), (4, 2)] {
             let tokens: Vec<u32> = mixed[row].iter().map(|(id, _)| *id).collect();
-            let (prompt, options) = &steered[own];
+            let (prompt, options) = &steered[edit_index];
             assert_eq!(tokens, reply(model.as_ref(), prompt, options), "{name}");
         }
         assert_ne!(mixed[0], mixed[1], "{name}");
@@ -386,7 +386,7 @@ fn a_trace_shows_the_edited_model() {
         {"layers": 2, "hook": "z", "heads": [0], "op": "scale", "factor": 3},
     ]));
     let trace = |steering: Option<&Steering>| match steering {
-        Some(own) => steerable.steered_residuals(&prompt, &[0, 5], own, &interrupt),
+        Some(edit) => steerable.steered_residuals(&prompt, &[0, 5], edit, &interrupt),
         None => inspector.trace_residuals(&prompt, &[0, 5], &interrupt),
     };
     let (edited, before) = (trace(Some(&edits)).unwrap(), trace(None).unwrap());
@@ -494,8 +494,8 @@ fn patched_heads_bring_back_what_transformer_lens_and_nnsight_say() {
                 for (head, wanted) in floats(heads).into_iter().enumerate() {
                     let patch = steering(json!([{"layers": layer, "hook": "z", "heads": [head],
                         "positions": [position], "op": "patch", "tokens": golden["tokens"]}]));
-                    let found = logits(model.as_ref(), &corrupted, &patch);
-                    let difference = found[answer] - found[against];
+                    let actual = logits(model.as_ref(), &corrupted, &patch);
+                    let difference = actual[answer] - actual[against];
                     let recovered = (difference - ends[1]) / (ends[0] - ends[1]);
                     let what = format!("{library}, layer {layer}, head {head} at {position}");
                     assert!((recovered - wanted).abs() < 1e-4, "{what}: {recovered}");

@@ -152,12 +152,12 @@ fn parts_add_up_to_the_residual_stream() {
         // The last residual gives the model's own logits.
         let last = trace.hidden_size * (positions.len() - 1);
         let logits = inspector.unembed(&before[last..]).unwrap();
-        let own = model
+        let actual = model
             .as_token_model()
             .unwrap()
             .logits(&prompt, false, &Interrupt::new())
             .unwrap();
-        assert!(relative(&logits[0], &own.logits) < 2e-3, "{name}");
+        assert!(relative(&logits[0], &actual.logits) < 2e-3, "{name}");
     }
 }
 
@@ -253,9 +253,9 @@ fn logits_as_numpy_reads_them() {
     ]);
     assert_eq!(stdout(&run), "");
     let bytes = std::fs::read(&file).unwrap();
-    let own = tiny("llama");
+    let tiny_model = tiny("llama");
     let prompt = Prompt::Tokens(vec![5, 6, 7]);
-    let expected = own
+    let expected = tiny_model
         .as_token_model()
         .unwrap()
         .logits(&prompt, true, &Interrupt::new())
@@ -301,8 +301,8 @@ fn activations_are_those_of_numpy() {
     let prompt = Prompt::Tokens((3..20).collect());
     let seen = |model: &dyn inference::TextModel| {
         let inspector = model.as_attention_inspector().unwrap();
-        let found = inspector.feed_forward_activations(&prompt, &[4, 16], &Interrupt::new());
-        found.unwrap().layers
+        let actual = inspector.feed_forward_activations(&prompt, &[4, 16], &Interrupt::new());
+        actual.unwrap().layers
     };
     let options = inference::LoadOptions::new().with_backend("cpu");
     let options = options.with_feed_forward("1=sparse:5,2=attention-only".parse().unwrap());
@@ -340,14 +340,17 @@ fn the_program_shows_activations() {
     let all = inspector.feed_forward_activations(&prompt, &[2], &Interrupt::new());
     let all = all.unwrap().layers;
     for layer in shown {
-        let own = &all[layer["layer"].as_u64().unwrap() as usize];
-        assert_eq!(layer["features"], own.len());
+        let expected = &all[layer["layer"].as_u64().unwrap() as usize];
+        assert_eq!(layer["features"], expected.len());
         let top = layer["top"].as_array().unwrap();
         assert_eq!(top.len(), 3);
         for feature in top {
             let at = feature["feature"].as_u64().unwrap() as usize;
-            assert!((feature["activation"].as_f64().unwrap() as f32 - own[at]).abs() < 1e-6);
-            let greater = own.iter().filter(|x| x.abs() > own[at].abs()).count();
+            assert!((feature["activation"].as_f64().unwrap() as f32 - expected[at]).abs() < 1e-6);
+            let greater = expected
+                .iter()
+                .filter(|x| x.abs() > expected[at].abs())
+                .count();
             assert!(greater < 3, "{greater} are worth more");
         }
     }

@@ -21,9 +21,9 @@ fn checkpoints() -> serde_json::Map<String, Value> {
 fn without(file: &Path, dropped: &[Value]) -> Vec<u8> {
     let bytes = fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let kept = |name: &str| !dropped.iter().any(|other| other == name);
-    let kept = tensors.iter().filter(|(name, _)| kept(name));
-    safetensors::serialize(kept, None).unwrap()
+    let is_kept = |name: &str| !dropped.iter().any(|other| other == name);
+    let is_kept = tensors.iter().filter(|(name, _)| is_kept(name));
+    safetensors::serialize(is_kept, None).unwrap()
 }
 
 /// Logits after a prompt longer than the windows.

@@ -85,8 +85,8 @@ fn what_is_missing_or_damaged_is_said() {
     assert!(load(&all).is_ok());
     for name in ["attn_weights.bin", "down_features.bin", "config.json"] {
         let path = all.join(name);
-        let whole = std::fs::read(&path).unwrap();
-        let mut bytes = whole.clone();
+        let original = std::fs::read(&path).unwrap();
+        let mut bytes = original.clone();
         let at = bytes.len() / 2;
         bytes[at] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
@@ -96,7 +96,7 @@ fn what_is_missing_or_damaged_is_said() {
             format!("{wrong:#}").contains("damaged"),
             "{name}: {wrong:#}"
         );
-        std::fs::write(&path, &whole).unwrap();
+        std::fs::write(&path, &original).unwrap();
     }
     assert!(load(&all).is_ok());
 }

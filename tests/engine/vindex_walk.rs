@@ -18,8 +18,8 @@ fn model(name: &str) -> String {
 /// Writes the features of a tiny model to `dir`, without the tokens of features.
 fn build(name: &str, dir: &Path) -> std::result::Result<PathBuf, String> {
     let path = dir.join(name);
-    let (own, to) = (model(name), path.display().to_string());
-    let mut command = mlx(dir, &["vindex", "build", "--model", &own, "-o", &to]);
+    let (model_path, to) = (model(name), path.display().to_string());
+    let mut command = mlx(dir, &["vindex", "build", "--model", &model_path, "-o", &to]);
     let done = (command.args(["--backend", "cpu", "--down-top-k", "0"]))
         .output()
         .unwrap();
@@ -145,9 +145,9 @@ fn steps_with_caches_are_one_pass() {
             assert!(!output.tokens.is_empty());
             let mut all = prompt.clone();
             for token in output.tokens {
-                let whole = logits(model.as_ref(), &all);
-                let best = whole.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
-                let away = best - whole[token as usize];
+                let one_pass = logits(model.as_ref(), &all);
+                let best = one_pass.iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
+                let away = best - one_pass[token as usize];
                 assert!(away < 1e-4, "{name}, steps of {step}: {away}");
                 all.push(token);
             }
@@ -227,9 +227,12 @@ fn mlx_walks_as_the_kernels_do() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["llama", "gpt2"] {
         let vindex = build(name, dir.path()).unwrap().display().to_string();
-        let own = model(name);
+        let model_path = model(name);
         let run = |kernels: Option<&str>, tokens: &str| -> Vec<f32> {
-            let mut command = mlx(dir.path(), &["logits", "--model", &own, "--backend", "cpu"]);
+            let mut command = mlx(
+                dir.path(),
+                &["logits", "--model", &model_path, "--backend", "cpu"],
+            );
             command.args(["--tokens", tokens, "--ffn", "walk:9", "--vindex", &vindex]);
             if let Some(kernels) = kernels {
                 command.env("MLX_CPU_KERNELS", kernels);
@@ -261,8 +264,8 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
     for file in std::fs::read_dir(&gpt2).unwrap() {
         let name = file.unwrap().file_name();
         let shown = name.display().to_string();
-        let whole = std::fs::read(gpt2.join(&name)).unwrap();
-        let n = whole.len();
+        let original = std::fs::read(gpt2.join(&name)).unwrap();
+        let n = original.len();
         // Some files are read and others are not, such as the gate's rows, because the layer has
         // its own.
         let read = matches!(&*shown, "index.json" | "down_features.bin" | "biases.bin");
@@ -279,14 +282,14 @@ fn files_that_are_damaged_or_of_another_model_are_errors() {
             assert_eq!(error.kind(), ErrorKind::InvalidModel, "{shown}: {error}");
         };
         fails("is gone", None);
-        fails("is longer", Some(&[&whole[..], &[0]].concat()));
+        fails("is longer", Some(&[&original[..], &[0]].concat()));
         if n > 0 {
             fails("is empty", Some(&[]));
-            fails("is cut", Some(&whole[..n - 1]));
+            fails("is cut", Some(&original[..n - 1]));
         }
         for at in [0, 1, n / 3, n / 2, n.saturating_sub(2), n.saturating_sub(1)] {
             if read && at < n {
-                let mut bytes = whole.clone();
+                let mut bytes = original.clone();
                 bytes[at] ^= 0x41;
                 fails(&format!("byte {at}"), Some(&bytes));
                 files += 1;

@@ -79,9 +79,9 @@ fn parts(name: &str) -> Vec<u64> {
         }
     };
     let of = |layer| {
-        let own = footprint.tensors().iter();
-        let own = own.filter(|t| feed_forward_layer(&t.name) == Some(layer));
-        own.map(|t| t.loaded_bytes).sum()
+        let layer_tensors = footprint.tensors().iter();
+        let layer_tensors = layer_tensors.filter(|t| feed_forward_layer(&t.name) == Some(layer));
+        layer_tensors.map(|t| t.loaded_bytes).sum()
     };
     (0..layers).map(of).collect()
 }
@@ -108,17 +108,17 @@ fn nothing_of_the_part_is_loaded_and_the_logits_stay() {
         "llama-gguf",
         "qwen3-q4",
     ] {
-        let (own, vindex) = (dense(name), build(name, dir.path()));
-        let expected = logits(own.as_ref());
+        let (dense_model, vindex) = (dense(name), build(name, dir.path()));
+        let expected = logits(dense_model.as_ref());
         let all = walking(name, "walk", &vindex).unwrap();
-        let packed = own.info().quantization_bits.is_some();
+        let packed = dense_model.info().quantization_bits.is_some();
         let bound = if packed { 2e-2 } else { order_bound(1e-5) };
         let difference = relative(&logits(all.as_ref()), &expected);
         assert!(difference < bound, "{name}: {difference}");
         let one = walking(name, "0=walk", &vindex).unwrap();
         assert!(relative(&logits(one.as_ref()), &expected) < bound, "{name}");
         let left = |model: &dyn TextModel| model.info().weight_bytes;
-        let less = |model: &dyn TextModel| left(own.as_ref()) - left(model);
+        let less = |model: &dyn TextModel| left(dense_model.as_ref()) - left(model);
         if packed {
             assert!(less(all.as_ref()) > less(one.as_ref()) && less(one.as_ref()) > 0);
             continue;
@@ -149,11 +149,11 @@ fn the_memory_of_the_part_is_free_alone() {
         drop(model);
         after.saturating_sub(before)
     };
-    let whole = loaded(&|| dense("llama"));
+    let dense_memory = loaded(&|| dense("llama"));
     let few = loaded(&|| walking("llama", "walk:7", &vindex).unwrap());
     let part = usize::try_from(parts("llama").iter().sum::<u64>()).unwrap();
     // Arrays are rounded up to pages.
-    let saved = whole.saturating_sub(few);
+    let saved = dense_memory.saturating_sub(few);
     assert!(saved >= part * 9 / 10, "{saved} of {part}");
 }
 
@@ -178,8 +178,8 @@ fn an_estimate_counts_what_is_loaded() {
             )
         };
         for kernels in ["on", "off"] {
-            let (whole, loaded) = inspect(kernels, &[]);
-            assert_eq!(whole, loaded, "{name}");
+            let (full_estimate, loaded) = inspect(kernels, &[]);
+            assert_eq!(full_estimate, loaded, "{name}");
             let (walk, loaded) = inspect(kernels, &["--ffn", "walk:3"]);
             assert_eq!(walk, loaded, "{name}");
             let (only, loaded) = inspect(kernels, &["--ffn", "walk:3", "--walk-only"]);
@@ -187,11 +187,17 @@ fn an_estimate_counts_what_is_loaded() {
             let (one, loaded) = inspect(kernels, &["--ffn", "1=walk", "--walk-only"]);
             assert_eq!(one, loaded, "{name}");
             if kernels == "on" {
-                assert_eq!((walk, whole - only), (whole, parts(name).iter().sum()));
-                assert_eq!(whole - one, parts(name)[1]);
+                assert_eq!(
+                    (walk, full_estimate - only),
+                    (full_estimate, parts(name).iter().sum())
+                );
+                assert_eq!(full_estimate - one, parts(name)[1]);
             } else {
                 // MLX's operations use a copy of the features.
-                assert!(walk > whole && only == whole && one == whole, "{name}");
+                assert!(
+                    walk > full_estimate && only == full_estimate && one == full_estimate,
+                    "{name}"
+                );
             }
         }
     }
@@ -231,10 +237,10 @@ fn gates_that_are_damaged_and_parts_that_are_not_there_are_errors() {
     assert!(error.to_string().contains("not loaded"), "{error}");
 
     let file = vindex.join("gate_vectors.bin");
-    let whole = std::fs::read(&file).unwrap();
-    let n = whole.len();
+    let original = std::fs::read(&file).unwrap();
+    let n = original.len();
     for at in [0, 1, n / 2, n - 1] {
-        let mut bytes = whole.clone();
+        let mut bytes = original.clone();
         bytes[at] ^= 0x80;
         std::fs::write(&file, bytes).unwrap();
         let error = walking("llama", "walk:3", &vindex).err().unwrap();

@@ -53,7 +53,7 @@ fn q_quantizes() {
 
 /// Type, shape and digest of every tensor in a directory.
 fn tensors(dir: &Path) -> BTreeMap<String, (String, Value, String)> {
-    let mut found = BTreeMap::new();
+    let mut tensors = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|e| e != "safetensors") {
@@ -71,23 +71,23 @@ fn tensors(dir: &Path) -> BTreeMap<String, (String, Value, String)> {
             let digest = Sha256::digest(&bytes[at(0)..at(1)]);
             let digest: String = digest.iter().map(|b| format!("{b:02x}")).collect();
             let dtype = entry["dtype"].as_str().unwrap().to_owned();
-            found.insert(
+            tensors.insert(
                 name.clone(),
                 (dtype, entry["shape"].clone(), digest[..32].to_owned()),
             );
         }
     }
-    found
+    tensors
 }
 
 /// The group size, bits and mode of a layer, in any form of the configuration.
 fn format(quantization: &Value, layer: &str) -> (i64, i64, String) {
     let of = |field: &str| {
-        let own = &quantization[layer][field];
-        if own.is_null() {
+        let layer_value = &quantization[layer][field];
+        if layer_value.is_null() {
             quantization[field].clone()
         } else {
-            own.clone()
+            layer_value.clone()
         }
     };
     let number = |field: &str| of(field).as_i64().unwrap();
@@ -260,9 +260,9 @@ fn a_gguf_file_becomes_a_directory_with_its_numbers_and_its_tokenizer() {
 fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let dir = tempfile::tempdir().unwrap();
     let file = fixture("tiny/llama-gguf/model.gguf");
-    let kept = dir.path().join("kept");
-    convert(&file, &kept, &[]);
-    let quantization = &json(&kept.join("config.json"))["quantization"];
+    let packed_dir = dir.path().join("kept");
+    convert(&file, &packed_dir, &[]);
+    let quantization = &json(&packed_dir.join("config.json"))["quantization"];
     assert_eq!(
         format(quantization, "model.layers.0.mlp.up_proj"),
         (32, 4, "affine".into())
@@ -304,7 +304,7 @@ fn a_gguf_file_keeps_its_blocks_packed_or_is_quantized_anew() {
     let run = mlx(&file, &same, &["--quantize", "--group-size", "32"]);
     assert!(run.status.success());
     let weight = "model.layers.0.mlp.up_proj.weight";
-    assert_eq!(tensors(&same)[weight], tensors(&kept)[weight]);
+    assert_eq!(tensors(&same)[weight], tensors(&packed_dir)[weight]);
     assert_eq!(kind(&same, scales), "F16");
 }
 
@@ -339,15 +339,15 @@ fn a_quantized_directory_is_not_quantized_again() {
 #[test]
 fn shards_are_no_larger_than_asked_and_the_index_names_every_tensor() {
     let dir = tempfile::tempdir().unwrap();
-    let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
-    convert(&fixture("tiny/llama"), &whole, &[]);
+    let (single, parts) = (dir.path().join("whole"), dir.path().join("parts"));
+    convert(&fixture("tiny/llama"), &single, &[]);
     convert(
         &fixture("tiny/llama"),
         &parts,
         &["--max-shard-size", "20 KB"],
     );
-    assert!(whole.join("model.safetensors").is_file());
-    assert_eq!(tensors(&whole), tensors(&parts));
+    assert!(single.join("model.safetensors").is_file());
+    assert_eq!(tensors(&single), tensors(&parts));
     let index = json(&parts.join("model.safetensors.index.json"));
     let map = index["weight_map"].as_object().unwrap();
     assert_eq!(map.len(), tensors(&parts).len());

@@ -50,10 +50,10 @@ fn files_have_the_logits_of_their_models() {
                 .unwrap_or_else(|e| panic!("{name} as {kind:?}: {e}"));
             assert_eq!(exported.bytes, std::fs::metadata(&path).unwrap().len());
             let model = load(&path);
-            let found = max_difference(&logits(model.as_ref()), &expected);
+            let difference = max_difference(&logits(model.as_ref()), &expected);
             assert!(
-                found <= error * scale,
-                "{name} as {kind:?}: {found} of {scale}"
+                difference <= error * scale,
+                "{name} as {kind:?}: {difference} of {scale}"
             );
         }
     }
@@ -66,9 +66,9 @@ fn files_have_the_tokenizer_of_their_models() {
     let source = fixture("tiny/llama");
     let path = dir.path().join("model.gguf");
     export_gguf(&source, &path, GgufType::F16).unwrap();
-    let (own, theirs) = (load(&source), load(&path));
-    let (own, theirs) = (
-        own.as_token_model().unwrap(),
+    let (expected, theirs) = (load(&source), load(&path));
+    let (expected, theirs) = (
+        expected.as_token_model().unwrap(),
         theirs.as_token_model().unwrap(),
     );
     for text in [
@@ -78,20 +78,20 @@ fn files_have_the_tokenizer_of_their_models() {
         "<|im_end|> x",
     ] {
         assert_eq!(
-            own.encode(text, true).unwrap(),
+            expected.encode(text, true).unwrap(),
             theirs.encode(text, true).unwrap(),
             "{text}"
         );
     }
     let chat = ChatPrompt::new([inference::Message::user("hi")]);
     assert_eq!(
-        own.prepare_chat(&chat).unwrap(),
+        expected.prepare_chat(&chat).unwrap(),
         theirs.prepare_chat(&chat).unwrap()
     );
     // A reader of GGUF adds tokens that usually end a text.
     let ends = theirs.eos_tokens();
     assert!(
-        own.eos_tokens().iter().all(|id| ends.contains(id)),
+        expected.eos_tokens().iter().all(|id| ends.contains(id)),
         "{ends:?}"
     );
     let error = export_gguf(&source, &path, GgufType::F16).unwrap_err();
@@ -190,6 +190,6 @@ print(json.dumps({'architecture': fields['general.architecture'], 'tokens': len(
         .iter()
         .map(|x| x.abs())
         .sum();
-    let found = embedding[2].as_f64().unwrap() as f32;
-    assert!((found - sum).abs() < 1e-2 * sum, "{found} {sum}");
+    let actual = embedding[2].as_f64().unwrap() as f32;
+    assert!((actual - sum).abs() < 1e-2 * sum, "{actual} {sum}");
 }

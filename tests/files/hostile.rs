@@ -54,11 +54,11 @@ fn refused(path: &Path, what: &str) {
 }
 
 fn damage(path: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let whole = fs::read(path).unwrap();
-    let mut bytes = whole.clone();
+    let original = fs::read(path).unwrap();
+    let mut bytes = original.clone();
     change(&mut bytes);
     fs::write(path, bytes).unwrap();
-    whole
+    original
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn truncation_anywhere_is_an_error() {
             .chain((64..length).step_by(1009))
             .chain([length - 1]);
         for cut in cuts {
-            let whole = damage(&path, |b| b.truncate(cut));
+            let damaged = damage(&path, |b| b.truncate(cut));
             refused(
                 if name.ends_with("gguf") {
                     &path
@@ -85,13 +85,13 @@ fn truncation_anywhere_is_an_error() {
                 },
                 &format!("{name} cut to {cut}"),
             );
-            fs::write(&path, whole).unwrap();
+            fs::write(&path, damaged).unwrap();
         }
-        let whole = damage(&path, |b| b.extend([0; 64]));
+        let extended = damage(&path, |b| b.extend([0; 64]));
         if name == "llama-q4" {
             refused(dir.path(), "bytes after the end");
         }
-        fs::write(&path, whole).unwrap();
+        fs::write(&path, extended).unwrap();
     }
 }
 
@@ -160,13 +160,13 @@ fn flipped_bytes_of_a_header_never_crash() {
             dir.path().to_owned()
         };
         for at in (0..2000).step_by(13) {
-            let whole = damage(&path, |b| b[at] ^= 0x55);
+            let damaged = damage(&path, |b| b[at] ^= 0x55);
             // The file may still load if the byte is in a comment or an unused name.
             drop(inference::load_model(
                 &target,
                 &LoadOptions::new().with_backend("cpu"),
             ));
-            fs::write(&path, whole).unwrap();
+            fs::write(&path, damaged).unwrap();
         }
     }
 }

@@ -480,8 +480,8 @@ fn files_that_are_cut_short_at_every_boundary() {
     ] {
         let (_dir, model) = copy(name);
         let path = model.join(file);
-        let whole = fs::read(&path).unwrap();
-        let n = whole.len();
+        let original = fs::read(&path).unwrap();
+        let n = original.len();
         for cut in [
             0,
             1,
@@ -497,7 +497,7 @@ fn files_that_are_cut_short_at_every_boundary() {
             n - 33,
             n - 1,
         ] {
-            fs::write(&path, &whole[..cut]).unwrap();
+            fs::write(&path, &original[..cut]).unwrap();
             let target = if name == "llama-gguf" { &path } else { &model };
             ends_with_an_error(
                 2,

@@ -28,10 +28,10 @@ fn server(answer: Answer) -> (String, Arc<Mutex<Vec<Request>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let log = Arc::new(Mutex::new(Vec::new()));
-    let (theirs, own) = (Arc::clone(&log), address.clone());
+    let (theirs, own_address) = (Arc::clone(&log), address.clone());
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let _ = serve(stream, &theirs, &own, &answer);
+            let _ = serve(stream, &theirs, &own_address, &answer);
         }
     });
     (address, log)
@@ -40,7 +40,7 @@ fn server(answer: Answer) -> (String, Arc<Mutex<Vec<Request>>>) {
 fn serve(
     stream: TcpStream,
     log: &Mutex<Vec<Request>>,
-    own: &str,
+    own_address: &str,
     answer: &Answer,
 ) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
@@ -69,7 +69,7 @@ fn serve(
         headers,
         body,
     };
-    let (status, value) = answer(&request, own);
+    let (status, value) = answer(&request, own_address);
     log.lock().unwrap().push(request);
     let text = value.to_string();
     let mut out = stream;
@@ -126,7 +126,7 @@ fn parse(body: &[u8]) -> Value {
 /// A hub with the API of `huggingface_hub`. Weights go to the store, which already has `known`.
 /// Files above 1000 bytes come in parts.
 fn hub(known: Vec<String>) -> (String, Arc<Mutex<Vec<Request>>>) {
-    server(Box::new(move |request, own| {
+    server(Box::new(move |request, own_address| {
         let path = request.path.split('?').next().unwrap_or_default();
         match (request.method.as_str(), path) {
             ("POST", "/api/repos/create") => (409, json!({"error": "you have it already"})),
@@ -149,7 +149,7 @@ fn hub(known: Vec<String>) -> (String, Arc<Mutex<Vec<Request>>>) {
                         return json!({"oid": oid});
                     }
                     let size = object["size"].as_u64().unwrap();
-                    let href = format!("{own}/store/{oid}");
+                    let href = format!("{own_address}/store/{oid}");
                     let upload = if size > 1000 {
                         let parts = (0..size.div_ceil(1000))
                             .map(|n| ((n + 1).to_string(), json!(format!("{href}/{}", n + 1))));
@@ -159,7 +159,7 @@ fn hub(known: Vec<String>) -> (String, Arc<Mutex<Vec<Request>>>) {
                     } else {
                         json!({"href": href, "header": {"x-kind": "whole"}})
                     };
-                    let verify = json!({"href": format!("{own}/verify/{oid}")});
+                    let verify = json!({"href": format!("{own_address}/verify/{oid}")});
                     json!({"oid": oid, "actions": {"upload": upload, "verify": verify}})
                 };
                 let objects: Vec<Value> = objects.as_array().unwrap().iter().map(object).collect();
@@ -167,7 +167,7 @@ fn hub(known: Vec<String>) -> (String, Arc<Mutex<Vec<Request>>>) {
             }
             ("POST", "/api/models/own/tiny/commit/main") => (
                 200,
-                json!({"commitUrl": format!("{own}/own/tiny/commit/abc")}),
+                json!({"commitUrl": format!("{own_address}/own/tiny/commit/abc")}),
             ),
             ("PUT" | "POST", path)
                 if path.starts_with("/store/") || path.starts_with("/verify/") =>
@@ -322,10 +322,10 @@ fn refusals_name_the_way_out() {
 /// A server with two models, of which it unloads one on request.
 #[test]
 fn models_of_a_server_are_listed_and_stopped() {
-    let held = Arc::new(Mutex::new(vec!["stays", "goes"]));
-    let theirs = Arc::clone(&held);
+    let loaded = Arc::new(Mutex::new(vec!["stays", "goes"]));
+    let theirs = Arc::clone(&loaded);
     let (address, log) = server(Box::new(move |request, _| {
-        let mut held = theirs.lock().unwrap();
+        let mut loaded = theirs.lock().unwrap();
         match (request.method.as_str(), request.path.as_str()) {
             ("GET", "/api/ps") => {
                 let model = |name: &&str| {
@@ -334,13 +334,13 @@ fn models_of_a_server_are_listed_and_stopped() {
                 };
                 (
                     200,
-                    json!({"models": held.iter().map(model).collect::<Vec<_>>()}),
+                    json!({"models": loaded.iter().map(model).collect::<Vec<_>>()}),
                 )
             }
             ("POST", "/api/generate") => {
                 let asked = parse(&request.body);
                 assert_eq!(asked["keep_alive"], 0);
-                held.retain(|name| *name != asked["model"] || *name == "stays");
+                loaded.retain(|name| *name != asked["model"] || *name == "stays");
                 (200, json!({"done": true}))
             }
             _ => (404, json!({"error": "no such thing"})),
@@ -361,7 +361,7 @@ fn models_of_a_server_are_listed_and_stopped() {
     assert_eq!(rows[1], ["stays", "1.0", "MiB", "CPU", "8192", "forever"]);
     let stopped = at(&["stop", "goes"]);
     assert_eq!(stopped.status.code(), Some(0), "{}", stderr(&stopped));
-    assert_eq!(*held.lock().unwrap(), ["stays"]);
+    assert_eq!(*loaded.lock().unwrap(), ["stays"]);
     let unknown = at(&["stop", "goes"]);
     assert_eq!(unknown.status.code(), Some(1));
     assert!(

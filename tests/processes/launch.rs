@@ -66,11 +66,11 @@ fn same_with(flags: &[&str], path: &str, counts: &[usize], kernels: &str, bound:
         let value: Value = serde_json::from_str(&stdout(output)).unwrap();
         (value["text"].clone(), value["tokens"].clone())
     };
-    let (whole, alone) = (logits(&command(&asked)), reply(&command(&greedy)));
+    let (expected, alone) = (logits(&command(&asked)), reply(&command(&greedy)));
     for &n in counts {
         let parts = logits(&parts_of(n, &asked));
-        assert_eq!(parts.len(), whole.len(), "{name}, {n}");
-        let off = parts.iter().zip(&whole).map(|(a, b)| (a - b).abs());
+        assert_eq!(parts.len(), expected.len(), "{name}, {n}");
+        let off = parts.iter().zip(&expected).map(|(a, b)| (a - b).abs());
         let most = off.fold(0.0, f64::max);
         assert!(most < bound, "{name} in {n} processes is off by {most}");
         assert_eq!(reply(&parts_of(n, &greedy)), alone, "{name}, {n}");
@@ -174,12 +174,12 @@ fn the_plan_tells_what_each_process_holds() {
     let sum: u64 = tensors.iter().map(|t| bytes(t, "bytes_per_process")).sum();
     assert_eq!(sum, bytes(plan, "bytes_per_process"));
     for tensor in tensors {
-        let (part, whole) = (
+        let (part, full) = (
             bytes(tensor, "bytes_per_process"),
             bytes(tensor, "bytes_whole"),
         );
         let share = if tensor["share"] == "whole" { 1 } else { 2 };
-        assert_eq!(part * share, whole, "{tensor}");
+        assert_eq!(part * share, full, "{tensor}");
     }
     let table = stdout(&run(&["inspect", &path, "--split", "2"]));
     let line = table
@@ -225,8 +225,13 @@ fn other_machines_are_reached_by_ssh() {
         .env("PATH", search)
         .output()
         .unwrap();
-    let (parts, whole) = (logits(&output), logits(&run(&asked)));
-    assert!(parts.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-4));
+    let (parts, expected) = (logits(&output), logits(&run(&asked)));
+    assert!(
+        parts
+            .iter()
+            .zip(&expected)
+            .all(|(a, b)| (a - b).abs() < 1e-4)
+    );
     let reached = std::fs::read_to_string(dir.path().join("ssh.hosts")).unwrap();
     assert_eq!(reached, "other\n");
 }
@@ -363,7 +368,7 @@ mod processes {
 
     /// The child processes of `parent`, with their ranks.
     fn children(parent: u32) -> Vec<(u32, Option<usize>)> {
-        let mut found = Vec::new();
+        let mut children = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
             let Some(pid) = entry
                 .file_name()
@@ -385,10 +390,10 @@ mod processes {
                     let text = std::str::from_utf8(one).ok()?;
                     text.strip_prefix("MLX_RANK=")?.parse().ok()
                 });
-                found.push((pid, rank));
+                children.push((pid, rank));
             }
         }
-        found
+        children
     }
 
     fn is_alive(pid: u32) -> bool {

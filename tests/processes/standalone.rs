@@ -53,7 +53,7 @@ fn a_bundle_works_for_another_user_in_another_place() {
         .args(["logits", "--tokens", "1,2,3", "--model"])
         .arg(&model);
     if std::fs::metadata("/proc/self")
-        .is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
+        .is_ok_and(|metadata| std::os::unix::fs::MetadataExt::uid(&metadata) == 0)
     {
         // This user may not read the home directory of the user that built it.
         command.uid(65534).gid(65534);
@@ -70,9 +70,9 @@ fn a_bundle_works_for_another_user_in_another_place() {
             .filter(|line| line.contains("calling init: "))
     };
     for name in ["libmlx.so", "libblas", "liblapack"] {
-        let found: Vec<_> = lines().filter(|line| line.contains(name)).collect();
-        assert!(!found.is_empty(), "{name} is not opened");
-        for line in found {
+        let matches: Vec<_> = lines().filter(|line| line.contains(name)).collect();
+        assert!(!matches.is_empty(), "{name} is not opened");
+        for line in matches {
             assert!(line.contains(&*moved.to_string_lossy()), "{line}");
         }
     }

@@ -385,13 +385,13 @@ fn flags_hold_for_requests_that_do_not_say_it() {
     let packed = serve_args(&[&bits[..], &[model.to_str().unwrap()]].concat());
     let body =
         json!({"prompt": "hello there", "max_tokens": 20, "temperature": 0, "ignore_eos": true});
-    let found = packed.json("/v1/completions", &body);
+    let actual = packed.json("/v1/completions", &body);
     let options = LoadOptions::new().with_kv_bits(4).with_kv_group_size(32);
     let model = inference::load_model(model, &options.with_backend("cpu")).unwrap();
-    let own = model
+    let expected = model
         .generate(&Prompt::from("hello there"), &common::greedy(20))
         .unwrap();
-    assert_eq!(found["choices"][0]["text"], own.text().unwrap());
+    assert_eq!(actual["choices"][0]["text"], expected.text().unwrap());
 
     let key = key.to_str().unwrap();
     let locked = serve(&[

@@ -170,9 +170,9 @@ fn an_earlier_adapter_keeps_its_shape() {
     let made = run(&second, &["--resume-adapter-file", from, "--scale", "5"]);
     assert!(stderr(&made).contains("its scale is taken to be 5"));
     assert_eq!(json(&made)["base"]["loss"], loss);
-    let found = config(&second);
+    let actual = config(&second);
     for name in ["fine_tune_type", "num_layers"] {
-        assert_eq!(found[name], config(&first)[name]);
+        assert_eq!(actual[name], config(&first)[name]);
     }
     let refused = run(&second, &["--resume-adapter-file", from, "--rank", "8"]);
     assert!(

@@ -112,8 +112,8 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     let more = "iters: 14\nsave_every: 5\ngrad_accumulation_steps: 2\noptimizer: adamw\n\
                 lr_schedule: {name: cosine_decay, arguments: [5e-3, 7], warmup: 2}";
     let dirs = tempfile::tempdir().unwrap();
-    let (whole, parts) = (dirs.path().join("whole"), dirs.path().join("parts"));
-    let expected = train(config(&whole, more), Start::Fresh, None);
+    let (uninterrupted, parts) = (dirs.path().join("whole"), dirs.path().join("parts"));
+    let expected = train(config(&uninterrupted, more), Start::Fresh, None);
     assert_eq!(expected.len(), 14 + 4);
     let stopped = train(config(&parts, more), Start::Fresh, Some(5));
     // The gradients of the fifth batch wait for those of the sixth.
@@ -123,7 +123,7 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     assert_eq!(numbers(&resumed), numbers(&expected));
     for file in [WEIGHTS_FILE, "0000014_adapters.safetensors"] {
         let read = |dir: &Path| std::fs::read(dir.join(file)).unwrap();
-        assert!(read(&whole) == read(&parts), "{file}");
+        assert!(read(&uninterrupted) == read(&parts), "{file}");
     }
     assert!(parts.join("0000010_adapters.safetensors").is_file());
     let picture = std::fs::read_to_string(parts.join(PLOT_FILE)).unwrap();
@@ -158,13 +158,13 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
 fn so_does_one_that_trains_the_weights_themselves() {
     let more = "iters: 4\nfine_tune_type: full\nnum_layers: 2\ngrad_checkpoint: true";
     let dirs = tempfile::tempdir().unwrap();
-    let (whole, parts) = (dirs.path().join("whole"), dirs.path().join("parts"));
-    let expected = train(config(&whole, more), Start::Fresh, None);
+    let (uninterrupted, parts) = (dirs.path().join("whole"), dirs.path().join("parts"));
+    let expected = train(config(&uninterrupted, more), Start::Fresh, None);
     train(config(&parts, more), Start::Fresh, Some(2));
     let resumed = train(config(&parts, more), Start::Resume, None);
     assert_eq!(numbers(&resumed), numbers(&expected));
     let read = |dir: &Path| std::fs::read(dir.join(WEIGHTS_FILE)).unwrap();
-    assert!(read(&whole) == read(&parts));
+    assert!(read(&uninterrupted) == read(&parts));
 }
 
 /// The tiny model learns a reply, which the program gives only with the adapter.

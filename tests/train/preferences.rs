@@ -136,7 +136,7 @@ fn the_better_replies_are_learned() {
 #[test]
 fn a_run_of_pairs_goes_on_as_if_it_had_not_been_interrupted() {
     let place = Place::new();
-    let whole = place.adapters.with_file_name("whole");
+    let uninterrupted = place.adapters.with_file_name("whole");
     let more = [
         "--iters",
         "8",
@@ -148,7 +148,7 @@ fn a_run_of_pairs_goes_on_as_if_it_had_not_been_interrupted() {
         "--report-to",
         "jsonl",
     ];
-    let straight = json(&mlx("train", &place.args(&whole, &more)));
+    let straight = json(&mlx("train", &place.args(&uninterrupted, &more)));
     let mut half = more;
     half[1] = "4";
     json(&mlx("train", &place.args(&place.adapters, &half)));

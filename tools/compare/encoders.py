@@ -115,19 +115,19 @@ def main() -> None:
         done = subprocess.run(command, input=json.dumps(inputs), text=True, capture_output=True, check=True)
         return float(done.stdout)
 
-    found: dict[tuple[int, int], dict[str, float]] = {}
+    rows: dict[tuple[int, int], dict[str, float]] = {}
     for turn in range(args.rounds):
         for tokens in SIZES:
             for count in COUNTS:
                 inputs = texts(tokens, count)
-                row = found.setdefault((tokens, count), {})
+                row = rows.setdefault((tokens, count), {})
                 order = ["mlx", *engines]
                 for name in order if turn % 2 == 0 else order[::-1]:
                     speed = ours(inputs) if name == "mlx" else best(engines[name], inputs, args.seconds)
                     row[name] = max(row.get(name, 0.0), speed)
     print("| tokens | texts | " + " | ".join(["mlx", *engines]) + " | mlx / best |")
     print("|--:|--:|" + "--:|" * (len(engines) + 2))
-    for (tokens, count), row in found.items():
+    for (tokens, count), row in rows.items():
         others = max(speed for name, speed in row.items() if name != "mlx")
         speeds = " | ".join(f"{row[name]:.1f}" for name in ["mlx", *engines])
         print(f"| {tokens} | {count} | {speeds} | {row['mlx'] / others:.2f} |")

@@ -111,11 +111,11 @@ def tensors(shape: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes; one dimension means a norm or a bias."""
     architecture, hidden, inner = shape["architecture"], shape["hidden"], shape["inner"]
     query, key = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
-    found: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (shape["vocab"], hidden)), ("output_norm.weight", (hidden,))]
+    tensors: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (shape["vocab"], hidden)), ("output_norm.weight", (hidden,))]
     block: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (hidden,)), ("ffn_norm.weight", (hidden,))]
     if architecture == "gpt2":
-        found += [("output_norm.bias", (hidden,)), ("position_embd.weight", (shape["context"], hidden))]
-        found += [("output.weight", (shape["vocab"], hidden))]  # the converter writes it twice
+        tensors += [("output_norm.bias", (hidden,)), ("position_embd.weight", (shape["context"], hidden))]
+        tensors += [("output.weight", (shape["vocab"], hidden))]  # the converter writes it twice
         block += [("attn_norm.bias", (hidden,)), ("ffn_norm.bias", (hidden,))]
         for name, size in {
             "attn_qkv": (3 * hidden, hidden), "attn_output": (hidden, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
@@ -135,7 +135,7 @@ def tensors(shape: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
         else:
             block += [(f"ffn_{part}.weight", (inner, hidden)) for part in ("gate", "up")]
             block += [("ffn_down.weight", (hidden, inner))]
-    return found + [(f"blk.{layer}.{name}", size) for layer in range(shape["layers"]) for name, size in block]
+    return tensors + [(f"blk.{layer}.{name}", size) for layer in range(shape["layers"]) for name, size in block]
 
 
 def write(shape: dict[str, Any], out: Path, vocabulary: Path) -> None:

@@ -22,10 +22,10 @@ def shares(model: Any, ids: torch.Tensor, tokens: int, rounds: int) -> dict[str,
     torch.set_num_threads(1)
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     head = model.get_output_embeddings()
-    found: dict[str, dict[str, list[float]]] = {"prefill": {}, "token": {}}
+    seconds: dict[str, dict[str, list[float]]] = {"prefill": {}, "token": {}}
 
     def add(phase: str, what: str, begin: float) -> None:
-        found[phase].setdefault(what, []).append(time.thread_time() - begin)
+        seconds[phase].setdefault(what, []).append(time.thread_time() - begin)
 
     def products(phase: str, length: int) -> None:
         inputs = {layer.in_features: torch.randn(1, length, layer.in_features) for layer in layers}
@@ -49,7 +49,7 @@ def shares(model: Any, ids: torch.Tensor, tokens: int, rounds: int) -> dict[str,
     skipped = {"prefill": 1, "token": tokens}
     return {
         phase: {what: statistics.median(times[skipped[phase] :]) for what, times in all_of.items()}
-        for phase, all_of in found.items()
+        for phase, all_of in seconds.items()
     }
 
 

@@ -545,10 +545,10 @@ def greedy_of(model: torch.nn.Module, ids: list[int], cached: bool) -> tuple[lis
         if len(tokens) == GREEDY_TOKENS:
             break
         # Recurrent models have a state in place of keys and values.
-        held = "cache_params" if hasattr(out, "cache_params") else "past_key_values"
-        out = model(input_ids=torch.tensor([tokens[-1:]]), use_cache=True, **{held: getattr(out, held)})
-    whole = logits_of(model, ids + tokens[:-1])[len(ids) - 1 :]
-    if whole.argmax(axis=-1).tolist() != tokens:
+        cache_name = "cache_params" if hasattr(out, "cache_params") else "past_key_values"
+        out = model(input_ids=torch.tensor([tokens[-1:]]), use_cache=True, **{cache_name: getattr(out, cache_name)})
+    one_pass = logits_of(model, ids + tokens[:-1])[len(ids) - 1 :]
+    if one_pass.argmax(axis=-1).tolist() != tokens:
         return None
     return tokens, min(margins)
 
@@ -557,10 +557,10 @@ def numbers(model: torch.nn.Module, seed: int, cached: bool = True) -> dict[str,
     """The golden numbers, or None if this seed gives no clear ones."""
     results = []
     for ids in prompts(seed):
-        found = greedy_of(model, ids, cached)
-        if found is None:
+        greedy = greedy_of(model, ids, cached)
+        if greedy is None:
             return None
-        tokens, margin = found
+        tokens, margin = greedy
         clear = margin >= MIN_MARGIN and min(tokens) >= len(tiny_tokenizer.SPECIALS)
         if not clear or len(set(tokens)) < MIN_DISTINCT:
             return None
@@ -617,8 +617,8 @@ def make(spec: Spec, out_root: Path, first_seed: int) -> int:
     """Writes one fixture; returns its size in bytes."""
     for seed in range(first_seed, first_seed + 500):
         model = build(spec, seed)
-        found = numbers(model, seed, cached=not spec.slstm)
-        if found is None:
+        result = numbers(model, seed, cached=not spec.slstm)
+        if result is None:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / spec.name
@@ -637,7 +637,7 @@ def make(spec: Spec, out_root: Path, first_seed: int) -> int:
                     "compute": "float32",
                 },
                 "seed": seed,
-                **found,
+                **result,
                 "text": text_goldens(spec, files["tokenizer.json"]),
             }
             write_json(out / "tokenizer.json", files["tokenizer.json"], compact=True)

@@ -22,11 +22,11 @@ SHOWN_HEADS = [0, 3]
 
 def numbers(count: int, seed: int) -> np.ndarray:
     """Pseudo-random numbers in -1..1, 24 bits each."""
-    state, found = seed, []
+    state, values = seed, []
     for _ in range(count):
         state = (state * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % 2**64
-        found.append(np.float32(state >> 40) / np.float32(2**23) - np.float32(1))
-    return np.array(found, np.float32)
+        values.append(np.float32(state >> 40) / np.float32(2**23) - np.float32(1))
+    return np.array(values, np.float32)
 
 
 def main() -> None:
@@ -35,16 +35,16 @@ def main() -> None:
     rows[:, : HEADS * DIM] *= FACTOR
     rows = rows.astype(np.float64).reshape(LENGTH, HEADS + 2 * KV_HEADS, DIM)
     queries, keys, values = np.split(rows, [HEADS, HEADS + KV_HEADS], axis=1)
-    found = []
+    heads_out = []
     for position in POSITIONS:
         for head in SHOWN_HEADS:
-            own = head // (HEADS // KV_HEADS)
+            group = head // (HEADS // KV_HEADS)
             seen = slice(0, position + 1)
-            scores = keys[seen, own] @ queries[position, head] / np.sqrt(np.float64(DIM))
+            scores = keys[seen, group] @ queries[position, head] / np.sqrt(np.float64(DIM))
             weights = np.exp(scores - scores.max())
-            outputs = weights @ values[seen, own] / weights.sum()
-            found.append({"position": position, "head": head, "outputs": outputs.tolist()})
-    golden = {"made_by": "tools/golden/attention.py", "numpy": np.__version__, "length": LENGTH, "found": found}
+            outputs = weights @ values[seen, group] / weights.sum()
+            heads_out.append({"position": position, "head": head, "outputs": outputs.tolist()})
+    golden = {"made_by": "tools/golden/attention.py", "numpy": np.__version__, "length": LENGTH, "found": heads_out}
     path = ROOT / "metal-backend/tests/fixtures/attention.json"
     path.write_text(json.dumps(golden, separators=(",", ":")) + "\n")
 

@@ -58,7 +58,7 @@ CASES: list[tuple[str, list[str], dict[str, Any]]] = [
 
 def described(directory: Path) -> dict[str, Any]:
     """The tensors in the safetensors files of a directory."""
-    found = {}
+    tensors = {}
     for path in sorted(directory.glob("*.safetensors")):
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
@@ -67,8 +67,8 @@ def described(directory: Path) -> dict[str, Any]:
                 continue
             start, end = (8 + length + at for at in entry["data_offsets"])
             digest = hashlib.sha256(data[start:end]).hexdigest()[:32]
-            found[name] = [entry["dtype"], entry["shape"], digest]
-    return dict(sorted(found.items()))
+            tensors[name] = [entry["dtype"], entry["shape"], digest]
+    return dict(sorted(tensors.items()))
 
 
 def make() -> None:

@@ -98,12 +98,12 @@ def run(model: Model, start: Params, batches: list[list[dict[str, Any]]], smooth
         for name, value in params.items():
             slope = np.zeros_like(value)
             for at in np.ndindex(value.shape):
-                kept = value[at]
+                element = value[at]
                 ends = []
                 for side in (DIFFERENCE, -DIFFERENCE):
-                    value[at] = kept + side
+                    value[at] = element + side
                     ends.append(loss_of(model.rewards(params, batch, base), smoothing))
-                value[at] = kept
+                value[at] = element
                 slope[at] = (ends[0] - ends[1]) / (2 * DIFFERENCE)
             slopes[name] = slope
         for name, slope in slopes.items():

@@ -668,10 +668,10 @@ def build(spec: Spec, seed: int) -> hybrids.Built:
     """mlx-lm's model, and its weights as transformers has them, rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     model = reference.empty_model(spec.config)
-    own = {
+    weights = {
         name: as_bfloat16(drawn(spec, name, tuple(like.shape), rng)) for name, like in tree_flatten(model.parameters())
     }
-    published = spec.published(own)
+    published = spec.published(weights)
     stored = {name: mx.array(value) for name, value in published.items()}
     sanitized = model.sanitize(stored) if hasattr(model, "sanitize") else stored
     model.load_weights(list(sanitized.items()), strict=True)

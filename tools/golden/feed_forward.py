@@ -45,7 +45,7 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
-    found = {}
+    results = {}
     for name, about in header.items():
         if name == "__metadata__":
             continue
@@ -55,8 +55,8 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
             values = bits.view("<f4")
         else:
             values = np.frombuffer(data[begin:end], {"F32": "<f4", "F16": "<f2"}[about["dtype"]])
-        found[name] = values.astype(np.float64).reshape(about["shape"])
-    return found
+        results[name] = values.astype(np.float64).reshape(about["shape"])
+    return results
 
 
 def layer_norm(x: np.ndarray, w: dict[str, np.ndarray], at: str, eps: float) -> np.ndarray:

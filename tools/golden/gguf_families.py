@@ -165,7 +165,7 @@ def gemma4_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     else:
         writer.add_feed_forward_length(width)
     heads, full_heads = config["num_key_value_heads"], config.get("num_global_key_value_heads")
-    writer.add_head_count_kv(heads if full_heads is None else [heads if own else full_heads for own in slides])
+    writer.add_head_count_kv(heads if full_heads is None else [heads if slides_here else full_heads for slides_here in slides])
     if config["enable_moe_block"]:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["top_k_experts"])
@@ -287,8 +287,8 @@ def mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Blocks of 32 as GGUF has them, from OpenAI's: the same bits, with halves of a block in the two halves of bytes."""
     codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
     packed = codes[..., :16] | codes[..., 16:] << 4
-    whole = np.concatenate([scales[..., None], packed], axis=-1)
-    return np.ascontiguousarray(whole.reshape(*scales.shape[:-1], -1))
+    joined = np.concatenate([scales[..., None], packed], axis=-1)
+    return np.ascontiguousarray(joined.reshape(*scales.shape[:-1], -1))
 
 
 def packed_experts(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -300,9 +300,9 @@ def packed_experts(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         stack = mxfp4(weights.pop(name), weights.pop(f"{stem}_scales"))
         bias = weights.pop(f"{stem}_bias").astype(np.float32)
         if part == "gate_up_proj":
-            for first, own in enumerate(("gate", "up")):
-                out[f"blk.{layer}.ffn_{own}_exps.weight"] = np.ascontiguousarray(stack[:, first::2])
-                out[f"blk.{layer}.ffn_{own}_exps.bias"] = np.ascontiguousarray(bias[:, first::2])
+            for first, part_name in enumerate(("gate", "up")):
+                out[f"blk.{layer}.ffn_{part_name}_exps.weight"] = np.ascontiguousarray(stack[:, first::2])
+                out[f"blk.{layer}.ffn_{part_name}_exps.bias"] = np.ascontiguousarray(bias[:, first::2])
         else:
             out[f"blk.{layer}.ffn_down_exps.weight"] = stack
             out[f"blk.{layer}.ffn_down_exps.bias"] = bias
@@ -340,8 +340,8 @@ def llama3_factors(config: dict[str, Any]) -> np.ndarray:
     waves = 2 * np.pi * config["rope_theta"] ** (np.arange(0, config["head_dim"], 2) / config["head_dim"])
     turns = rope["original_max_position_embeddings"] / waves
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1.0 / (kept + (1.0 - kept) / rope["factor"])).astype(np.float32)
+    ramp = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 / (ramp + (1.0 - ramp) / rope["factor"])).astype(np.float32)
 
 
 def make(name: str) -> int:

@@ -116,7 +116,7 @@ def metadata(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any])
 
 def falcon(config: dict[str, Any], name: str, value: np.ndarray) -> np.ndarray:
     """A tensor of Falcon-H1 with its factors."""
-    own = {
+    factors = {
         "down_proj": config["mlp_multipliers"][1],
         "gate_proj": config["mlp_multipliers"][0],
         "k_proj": config["key_multiplier"] * config["attention_in_multiplier"],
@@ -133,7 +133,7 @@ def falcon(config: dict[str, Any], name: str, value: np.ndarray) -> np.ndarray:
         widths = (inner, inner, shared, shared, config["mamba_n_heads"])
         rows = np.repeat(np.float32(config["ssm_multipliers"]), widths) * np.float32(config["ssm_in_multiplier"])
         return value * rows[:, None]
-    return value * np.float32(own.get(part, 1.0))
+    return value * np.float32(factors.get(part, 1.0))
 
 
 def heads_apart(config: dict[str, Any], layer: str, value: np.ndarray) -> dict[str, np.ndarray]:

@@ -515,10 +515,10 @@ def build(spec: Spec, seed: int) -> tuple[nn.Module, dict[str, np.ndarray]]:
     """mlx-lm's model, and its weights as transformers has them, rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     model = reference.empty_model(spec.config)
-    own = {
+    weights = {
         name: as_bfloat16(drawn(spec, name, tuple(like.shape), rng)) for name, like in tree_flatten(model.parameters())
     }
-    published = spec.published(own)
+    published = spec.published(weights)
     stored = {name: mx.array(value) for name, value in published.items()}
     model.load_weights(list(model.sanitize(stored).items()), strict=True)
     with_own_routers(model)
@@ -543,17 +543,17 @@ def make(
     for seed in range(first_seed, first_seed + 500):
         model, published = built(spec, seed)
         try:
-            found = numbers(model, seed)
+            result = numbers(model, seed)
         except ValueError:  # the margins are too small
             continue
-        if found is None:
+        if result is None:
             continue
         files = tiny_tokenizer.files(spec.pre)
         golden = {
             "made_by": f"tools/golden/{script}",
             "reference": reference.versions() | ({"replaced": spec.replaced} if spec.replaced else {}),
             "seed": seed,
-            **found,
+            **result,
             "text": text_goldens(spec, files["tokenizer.json"]),
         }
         with tempfile.TemporaryDirectory() as scratch:

@@ -50,9 +50,9 @@ def main() -> None:
         for seed in range(1000):
             random = np.random.default_rng([length, seed])
             ids = random.integers(len(tiny_tokenizer.SPECIALS), model.config.vocab_size, length).tolist()
-            found = reply(model, ids)
-            if found is not None:
-                tokens, margin = found
+            answer = reply(model, ids)
+            if answer is not None:
+                tokens, margin = answer
                 cases.append({"tokens": ids, "greedy": tokens, "min_margin": float(f"{margin:.4g}")})
                 break
         else:

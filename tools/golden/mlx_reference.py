@@ -69,7 +69,7 @@ def greedy(model: nn.Module, ids: list[int], count: int) -> Greedy:
         top = np.sort(np.array(logprobs))[-2:]
         tokens.append(int(token))
         margins.append(float(top[1] - top[0]))
-    whole = logits(model, ids + tokens[:-1])[len(ids) - 1 :]
-    if (again := whole.argmax(axis=-1).tolist()) != tokens:
+    one_pass = logits(model, ids + tokens[:-1])[len(ids) - 1 :]
+    if (again := one_pass.argmax(axis=-1).tolist()) != tokens:
         raise ValueError(f"with a cache mlx-lm generates {tokens}, without one {again}: the margins are too small")
     return Greedy(tokens, margins)

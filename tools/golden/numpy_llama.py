@@ -33,9 +33,9 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 def keep_greatest(gate: np.ndarray, activations: np.ndarray, count: int) -> np.ndarray:
     """Of each row the activations of the `count` features with the greatest gate by magnitude, else 0."""
     best = np.argsort(-np.abs(gate), axis=-1, kind="stable")[:, :count]
-    kept = np.zeros_like(activations)
-    np.put_along_axis(kept, best, np.take_along_axis(activations, best, axis=-1), axis=-1)
-    return kept
+    masked = np.zeros_like(activations)
+    np.put_along_axis(masked, best, np.take_along_axis(activations, best, axis=-1), axis=-1)
+    return masked
 
 
 def forward(

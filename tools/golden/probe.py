@@ -83,8 +83,8 @@ def main():
     folds = list(folder.split(rows[:, 0], three))
 
     # scikit-learn's own CCA for the case without a ridge.
-    own = CCA(n_components=3, scale=False, max_iter=5000, tol=1e-12).fit(rows[:, 0], rows[:, 1])
-    p, q = own.transform(rows[:, 0], rows[:, 1])
+    fitted = CCA(n_components=3, scale=False, max_iter=5000, tol=1e-12).fit(rows[:, 0], rows[:, 1])
+    p, q = fitted.transform(rows[:, 0], rows[:, 1])
     sklearn_cca = [float(np.corrcoef(p[:, i], q[:, i])[0, 1]) for i in range(3)]
 
     def rsm(layer, metric):

@@ -48,11 +48,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24, metavar="N", help="greedy tokens after each prompt; default: 24")
     args = parser.parse_args()
     for directory in args.directories:
-        found = answers(directory, args.tokens)
+        measured = answers(directory, args.tokens)
         path = directory / "greedy.json"
-        path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        least = min(min(case["margins"]) for case in found["cases"])
-        print(f"{path}: {len(found['cases'])} prompts, the smallest margin {least:.2g}")
+        path.write_text(json.dumps(measured, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        least = min(min(case["margins"]) for case in measured["cases"])
+        print(f"{path}: {len(measured['cases'])} prompts, the smallest margin {least:.2g}")
 
 
 if __name__ == "__main__":

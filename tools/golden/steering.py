@@ -41,8 +41,8 @@ def numbers(which: Any, count: int) -> set[int]:
 def positions(edit: dict[str, Any], total: int, prompt: int) -> list[int]:
     which = edit.get("positions", "all")
     words = {"prompt": range(prompt), "last": [prompt - 1], "reply": range(prompt - 1, total)}
-    found = words[which] if isinstance(which, str) and which in words else numbers(which, total)
-    return sorted(p for p in found if p < total)
+    positions = words[which] if isinstance(which, str) and which in words else numbers(which, total)
+    return sorted(p for p in positions if p < total)
 
 
 class Edited:
@@ -83,8 +83,8 @@ class Edited:
                 return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
             def attention(_: Any, __: Any, out: Any, layer: int = layer, seen: dict = seen) -> Any:
-                found = change(layer, "attn_out", first(out))
-                middle = change(layer, "resid_mid", seen["x"] + found)
+                changed = change(layer, "attn_out", first(out))
+                middle = change(layer, "resid_mid", seen["x"] + changed)
                 return like(out, middle - seen["x"])
 
             def hook(name: str, layer: int = layer) -> Any:
@@ -109,14 +109,14 @@ class Edited:
                 handle.remove()
 
     def capture(self, tokens: list[int]) -> dict[tuple[int, str], torch.Tensor]:
-        found: dict[tuple[int, str], torch.Tensor] = {}
+        captured: dict[tuple[int, str], torch.Tensor] = {}
 
         def keep(layer: int, hook: str, x: torch.Tensor) -> torch.Tensor:
-            found[layer, hook] = x.clone()
+            captured[layer, hook] = x.clone()
             return x
 
         self.run(tokens, keep)
-        return found
+        return captured
 
     def edited(self, tokens: list[int], edits: list[dict[str, Any]], prompt: int) -> torch.Tensor:
         sources = [self.capture(e["tokens"]) if e["op"] == "patch" else None for e in edits]
@@ -234,7 +234,7 @@ def main() -> None:
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         shape = (config.hidden_size, config.num_attention_heads, edited.head_dim, inner)
         plain = edited.edited(PROMPT, [], len(PROMPT))[-1]
-        found = {}
+        result = {}
         for case, edits in cases(*shape).items():
             tokens, logits = list(PROMPT), None
             for _ in range(GENERATED):
@@ -243,9 +243,9 @@ def main() -> None:
                 tokens.append(int(out.argmax()))
             assert (logits - plain).abs().max() > 1e-2, f"{name}, {case}: the edit changes nothing"
             values = [float(f"{x:.7g}") for x in logits[::STRIDE].tolist()]
-            found[case] = {"steering": {"edits": edits}, "logits": values, "reply": tokens[len(PROMPT) :]}
-        models[name] = found
-        print(f"{name}: {len(found)} cases")
+            result[case] = {"steering": {"edits": edits}, "logits": values, "reply": tokens[len(PROMPT) :]}
+        models[name] = result
+        print(f"{name}: {len(result)} cases")
     reference = {"transformers": version("transformers"), "torch": version("torch"), "compute": "float32"}
     golden = {
         "made_by": "tools/golden/steering.py",

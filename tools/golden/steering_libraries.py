@@ -45,33 +45,33 @@ class Lens:
     """TransformerLens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        own = model.config
-        gemma = own.model_type.startswith("gemma")
+        config = model.config
+        gemma = config.model_type.startswith("gemma")
         known: dict[str, Any] = {
-            "d_model": own.hidden_size,
-            "n_heads": own.num_attention_heads,
-            "n_layers": own.num_hidden_layers,
-            "n_ctx": own.max_position_embeddings,
-            "d_vocab": own.vocab_size,
+            "d_model": config.hidden_size,
+            "n_heads": config.num_attention_heads,
+            "n_layers": config.num_hidden_layers,
+            "n_ctx": config.max_position_embeddings,
+            "d_vocab": config.vocab_size,
             "default_prepend_bos": False,
         }
-        if own.model_type == "gpt2":
+        if config.model_type == "gpt2":
             known |= {
-                "d_head": own.hidden_size // own.num_attention_heads,
-                "d_mlp": 4 * own.hidden_size,
-                "act_fn": own.activation_function,
-                "eps": own.layer_norm_epsilon,
+                "d_head": config.hidden_size // config.num_attention_heads,
+                "d_mlp": 4 * config.hidden_size,
+                "act_fn": config.activation_function,
+                "eps": config.layer_norm_epsilon,
                 "normalization_type": "LN",
             }
             convert: Callable[..., dict[str, torch.Tensor]] = convert_gpt2_weights
         else:
-            heads, groups = own.num_attention_heads, own.num_key_value_heads
-            dim = getattr(own, "head_dim", None) or own.hidden_size // heads
+            heads, groups = config.num_attention_heads, config.num_key_value_heads
+            dim = getattr(config, "head_dim", None) or config.hidden_size // heads
             known |= {
                 "d_head": dim,
-                "d_mlp": own.intermediate_size,
-                "act_fn": "gelu_pytorch_tanh" if gemma else own.hidden_act,
-                "eps": own.rms_norm_eps,
+                "d_mlp": config.intermediate_size,
+                "act_fn": "gelu_pytorch_tanh" if gemma else config.hidden_act,
+                "eps": config.rms_norm_eps,
                 "n_key_value_heads": groups if groups != heads or gemma else None,
                 "normalization_type": "RMS",
                 "final_rms": True,
@@ -80,18 +80,18 @@ class Lens:
                 "rotary_dim": dim,
             }
             convert = convert_llama_weights
-        if own.model_type == "llama":
-            known["rotary_base"] = own.rope_parameters["rope_theta"]
+        if config.model_type == "llama":
+            known["rotary_base"] = config.rope_parameters["rope_theta"]
         if gemma:
-            rope = own.rope_parameters
+            rope = config.rope_parameters
             known |= {
                 "rotary_base": rope["full_attention"]["rope_theta"],
                 "rotary_base_local": rope["sliding_attention"]["rope_theta"],
                 "use_normalization_before_and_after": True,
                 "use_qk_norm": True,
-                "window_size": own.sliding_window,
+                "window_size": config.sliding_window,
                 "use_local_attn": True,
-                "attn_types": ["global" if kind == "full_attention" else "local" for kind in own.layer_types],
+                "attn_types": ["global" if kind == "full_attention" else "local" for kind in config.layer_types],
             }
             convert = convert_gemma_weights
         self.model = HookedTransformer(HookedTransformerConfig(**known))
@@ -188,8 +188,8 @@ class Insight:
 
     def captured(self, tokens: list[int], layer: int, hook: str) -> torch.Tensor:
         with torch.no_grad(), self.model.trace(torch.tensor([tokens]), use_cache=False):
-            found = self.states(self.blocks()[layer], hook).clone().save()
-        return found
+            states = self.states(self.blocks()[layer], hook).clone().save()
+        return states
 
     def run(self, tokens: list[int], edits: Edits, prompt: int) -> torch.Tensor:
         layers = self.config.num_hidden_layers
@@ -271,15 +271,15 @@ def patched(name: str, model: PreTrainedModel, lens: Lens, insight: Insight) -> 
     for hook in functions:
         rows = []
         for layer in range(layers):
-            own = {"layers": layer, "hook": hook, "op": "patch", "tokens": clean}
-            edits = [own | {"positions": at} for at in range(len(corrupted))]
+            patch = {"layers": layer, "hook": hook, "op": "patch", "tokens": clean}
+            edits = [patch | {"positions": at} for at in range(len(corrupted))]
             rows.append([float(recovered(insight.run(corrupted, [one], len(corrupted))[None])) for one in edits])
         others[hook] = rows
-    own = {"hook": "z", "op": "patch", "tokens": clean}
+    patch = {"hook": "z", "op": "patch", "tokens": clean}
     heads_too = [
         [
             [
-                float(recovered(insight.run(corrupted, [own | {"layers": n, "positions": at, "heads": [h]}], 1)[None]))
+                float(recovered(insight.run(corrupted, [patch | {"layers": n, "positions": at, "heads": [h]}], 1)[None]))
                 for h in range(heads)
             ]
             for at in range(len(corrupted))
@@ -308,7 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "tests/fixtures/steering_libraries.json")
     args = parser.parse_args()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     worst, table = 0.0, {}
     for name in MODELS:
         model = AutoModelForCausalLM.from_pretrained(
@@ -317,7 +317,7 @@ def main() -> None:
         lens, insight = Lens(model), Insight(model)
         cfg = lens.model.cfg
         plain = lens.run(PROMPT, [], len(PROMPT))[-1]
-        found[name] = {}
+        results[name] = {}
         for case, edits in cases(cfg.d_model, cfg.n_heads, cfg.d_head, cfg.d_mlp).items():
             by_lens, by_insight = reply(lens, edits), reply(insight, edits)
             greatest = max(1.0, float(by_lens[0].abs().max()))
@@ -326,14 +326,14 @@ def main() -> None:
             assert by_lens[1] == by_insight[1], f"{name}, {case}"
             assert (by_lens[0] - plain).abs().max() > 1e-2, f"{name}, {case}: the edit changes nothing"
             worst = max(worst, off)
-            kept = lambda logits: [float(f"{x:.7g}") for x in logits[::STRIDE].tolist()]  # noqa: E731
-            found[name][case] = {
+            sampled = lambda logits: [float(f"{x:.7g}") for x in logits[::STRIDE].tolist()]  # noqa: E731
+            results[name][case] = {
                 "steering": {"edits": edits},
-                "transformer_lens": kept(by_lens[0]),
-                "nnsight": kept(by_insight[0]),
+                "transformer_lens": sampled(by_lens[0]),
+                "nnsight": sampled(by_insight[0]),
                 "reply": by_lens[1],
             }
-        print(f"{name}: {len(found[name])} cases")
+        print(f"{name}: {len(results[name])} cases")
         if name == "llama":
             table = patched(name, model, lens, insight)
     libraries = ("transformer-lens", "nnsight", "transformers", "torch")
@@ -342,7 +342,7 @@ def main() -> None:
         "reference": {library: version(library) for library in libraries} | {"compute": "float32"},
         "prompt": PROMPT,
         "stride": STRIDE,
-        "models": found,
+        "models": results,
         "patching": table,
     }
     print(f"the two libraries differ by {worst:.1e} of the greatest logit")

@@ -320,15 +320,15 @@ def make(spec: Spec, out_root: Path, first_seed: int) -> int:
                 model = save_quantized(spec, weights, out)
             else:
                 model = save_dense(spec, weights, out)
-            found = numbers(model, seed)
-            if found is None:
+            result = numbers(model, seed)
+            if result is None:
                 continue
             tokenizer_files = tiny_tokenizer.files(spec.pre)
             golden = {
                 "made_by": "tools/golden/tiny_models.py",
                 "reference": reference.versions(),
                 "seed": seed,
-                **found,
+                **result,
                 "text": text_goldens(spec, tokenizer_files["tokenizer.json"]),
             }
             if not spec.is_gguf:

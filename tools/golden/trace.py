@@ -69,17 +69,17 @@ def trace(path: Path) -> dict[str, Any] | None:
             handles.append(norm.register_forward_pre_hook(lambda _, args: between.append(args[0])))
     with torch.no_grad():
         out = model(torch.tensor([tokens]), output_attentions=not recurrent, use_cache=False)
-    found: dict[str, Any] = {
+    traced: dict[str, Any] = {
         "tokens": tokens,
         "embedding": digits7(first[0][0, -1]),
         "blocks": [digits7(x[0, -1]) for x in after],
     }
     # A norm that is called once a block, with the stream of all positions.
     if len(between) == len(after) and all(x.shape == after[0].shape for x in between):
-        found["between"] = [digits7(x[0, -1]) for x in between]
+        traced["between"] = [digits7(x[0, -1]) for x in between]
     if not recurrent and out.attentions and all(a is not None for a in out.attentions):
-        found["weights"] = [[digits7(head) for head in layer[0, :, -1, : len(tokens)]] for layer in out.attentions]
-    return found
+        traced["weights"] = [[digits7(head) for head in layer[0, :, -1, : len(tokens)]] for layer in out.attentions]
+    return traced
 
 
 def main() -> None:
@@ -94,13 +94,13 @@ def main() -> None:
         if path.name == "xlstm-slstm" or (args.names and path.name not in args.names):
             continue
         try:
-            found = trace(path)
+            traced = trace(path)
         except (ValueError, KeyError, OSError, RuntimeError) as error:
             print(f"{path.name}: left out: {str(error).splitlines()[0]}")
             continue
-        if found is not None:
-            models[path.name] = found
-            print(f"{path.name}: {len(found['blocks'])} blocks, {sorted(found)}")
+        if traced is not None:
+            models[path.name] = traced
+            print(f"{path.name}: {len(traced['blocks'])} blocks, {sorted(traced)}")
     reference = {"transformers": version("transformers"), "torch": version("torch"), "compute": "float32"}
     golden = {"made_by": "tools/golden/trace.py", "reference": reference, "models": models}
     args.out.write_text(json.dumps(golden, separators=(",", ":")) + "\n")

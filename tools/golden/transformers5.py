@@ -58,9 +58,9 @@ def main() -> None:
         match saved(source):
             case str(reason):
                 print(f"{source.name}: left out, {reason}")
-            case found:
-                checkpoints[source.name] = found
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in checkpoints.items())
+            case keys:
+                checkpoints[source.name] = keys
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(keys)}" for name, keys in checkpoints.items())
     reference = {"transformers": version("transformers"), "torch": version("torch")}
     args.out.write_text(f'{{"reference": {json.dumps(reference)}, "checkpoints": {{\n{lines}\n}}}}\n')
     print(f"{len(checkpoints)} configurations in {args.out}")

@@ -36,18 +36,18 @@ def llama() -> dict[str, Any]:
     tokens = max((p["tokens"] for p in golden["prompts"]), key=len)
     inputs: list[np.ndarray] = []
     forward(config, w, tokens, seen=inputs)
-    found = []
+    features = []
     for i, x in zip(layers, inputs, strict=True):
         gates = part(i, "gate") @ x[-1]
         activations = gates / (1 + np.exp(-gates)) * (part(i, "up") @ x[-1])
         best = np.argsort(-np.abs(gates), kind="stable")[:TOP]
-        whole, few = part(i, "down") @ activations, part(i, "down")[:, best] @ activations[best]
-        found.append(
+        full, few = part(i, "down") @ activations, part(i, "down")[:, best] @ activations[best]
+        features.append(
             {
                 "features": best.tolist(),
                 "gates": gates[best].tolist(),
                 "activations": activations[best].tolist(),
-                "error": float(np.linalg.norm(few - whole) / np.linalg.norm(whole)),
+                "error": float(np.linalg.norm(few - full) / np.linalg.norm(full)),
             }
         )
     return {
@@ -57,7 +57,7 @@ def llama() -> dict[str, Any]:
             "down_features.bin": digest([part(i, "down").T for i in layers]),
         },
         "tokens": tokens,
-        "layers": found,
+        "layers": features,
     }
 
 

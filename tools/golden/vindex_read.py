@@ -42,9 +42,9 @@ def main() -> None:
     level = index.get("level", "inference")
     counted = {"level": level, "features": 0, "tensors": 0, "tokens": 0, "files": 0}
 
-    def same(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    def same(values: np.ndarray, wanted: np.ndarray, what: str) -> None:
         wanted = wanted.astype("<f4").astype(numbers)
-        assert found.shape == wanted.shape and np.array_equal(found, wanted), f"{what} differs"
+        assert values.shape == wanted.shape and np.array_equal(values, wanted), f"{what} differs"
 
     files = {"gate": "gate_vectors.bin", "up": "up_features.bin", "down": "down_features.bin"}
     for name, file in files.items():
@@ -54,9 +54,9 @@ def main() -> None:
                 continue
             n = layer["num_features"]
             experts = layer.get("experts", {"count": 0})["count"]
-            found = data[at : at + n * hidden].reshape(n, hidden)
-            same(found, matrix(w, i, name, experts), f"{file}, layer {i}")
-            part = hashlib.sha256(found.tobytes()).hexdigest()
+            values = data[at : at + n * hidden].reshape(n, hidden)
+            same(values, matrix(w, i, name, experts), f"{file}, layer {i}")
+            part = hashlib.sha256(values.tobytes()).hexdigest()
             assert part == layer["sha256"][file], f"{file}, layer {i}: another hash"
             at += n * hidden
             counted["features"] += n
@@ -65,8 +65,8 @@ def main() -> None:
     ends: dict[str, int] = {}
     for t in manifest:
         dtype = {"float32": "<f4", "float16": "<f2"}[t["dtype"]]
-        found = np.fromfile(directory / t["file"], dtype, int(np.prod(t["shape"])), offset=t["offset"])
-        same(found.reshape(t["shape"]), w[t["name"]], t["name"])
+        values = np.fromfile(directory / t["file"], dtype, int(np.prod(t["shape"])), offset=t["offset"])
+        same(values.reshape(t["shape"]), w[t["name"]], t["name"])
         ends[t["file"]] = t["offset"] + t["bytes"]
         counted["tensors"] += 1
     for file, end in ends.items():

@@ -27,16 +27,16 @@ def best(scores: np.ndarray, k: int, least: float) -> list[tuple[int, float]]:
 def edges(e: np.ndarray, gate: np.ndarray, down: np.ndarray) -> dict[str, Any]:
     """`gate` is [features, hidden], `down` [hidden, features]."""
     before, behind = e @ gate.T, e @ down
-    found = []
+    edges = []
     for feature in range(gate.shape[0]):
         for i, c_in in best(before[:, feature], TOP, LEAST):
             for o, c_out in best(behind[:, feature], TOP, LEAST):
-                found.append([feature, i, o, c_in, c_out, c_in * c_out])
-    most, most_in = max(f[5] for f in found), max(f[3] for f in found)
-    c = np.array([f[5] for f in found]) / most
+                edges.append([feature, i, o, c_in, c_out, c_in * c_out])
+    most, most_in = max(f[5] for f in edges), max(f[3] for f in edges)
+    c = np.array([f[5] for f in edges]) / most
     return {
-        "edges": [[*f[:5], f[5] / most, f[3] / most_in] for f in sorted(found, key=lambda f: -f[5])[:20]],
-        "count": len(found),
+        "edges": [[*f[:5], f[5] / most, f[3] / most_in] for f in sorted(edges, key=lambda f: -f[5])[:20]],
+        "count": len(edges),
         "mean_c": float(c.mean()),
         "at_least": [int((c >= t).sum()) for t in THRESHOLDS],
     }
@@ -59,11 +59,11 @@ def main() -> None:
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}"
         v, o = w[f"{at}.self_attn.v_proj.weight"], w[f"{at}.self_attn.o_proj.weight"]
-        own = [
+        of_head = [
             circuit(e, v[h * kv_heads // heads * dim :][:dim], o[:, h * dim : (h + 1) * dim]) for h in range(heads)
         ]
         mlp = edges(e, w[f"{at}.mlp.gate_proj.weight"], w[f"{at}.mlp.down_proj.weight"])
-        layers.append({"mlp": mlp, "heads": own})
+        layers.append({"mlp": mlp, "heads": of_head})
     golden = {
         "made_by": "tools/golden/walkers.py",
         "reference": {"numpy": version("numpy"), "compute": "float64"},

@@ -29,15 +29,15 @@ def read(path: Path) -> Arrays:
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
-    found = {}
+    golden = {}
     for name, about in header.items():
         if name == "__metadata__":
             continue
         assert about["dtype"] == "BF16", about
         begin, end = (8 + size + at for at in about["data_offsets"])
         bits = np.frombuffer(data[begin:end], "<u2").astype("<u4") << 16
-        found[name] = bits.view("<f4").astype(np.float64).reshape(about["shape"])
-    return found
+        golden[name] = bits.view("<f4").astype(np.float64).reshape(about["shape"])
+    return golden
 
 
 def write(path: Path, tensors: Arrays) -> None:
@@ -61,13 +61,13 @@ def short(values: np.ndarray) -> np.ndarray:
 def with_biases(tensors: Arrays) -> Arrays:
     """A bias beside each weight that has one with `use_bias` and none without."""
     draw = np.random.default_rng(SEED)
-    found = dict(tensors)
+    tensors_by_name = dict(tensors)
     for name, values in tensors.items():
         bias = name.replace(".weight", ".bias")
         if name.startswith(("lm_head", "backbone.embeddings", "backbone.out_norm")) or bias in tensors:
             continue
-        found[bias] = short(draw.normal(0.0, 0.2, values.shape[0]))
-    return found
+        tensors_by_name[bias] = short(draw.normal(0.0, 0.2, values.shape[0]))
+    return tensors_by_name
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

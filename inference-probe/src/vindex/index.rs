@@ -89,8 +89,8 @@ impl std::str::FromStr for Level {
 
     fn from_str(name: &str) -> std::result::Result<Self, String> {
         let all = [Self::Browse, Self::Inference, Self::All];
-        let found = all.into_iter().find(|level| level.name() == name);
-        found.ok_or_else(|| format!("`{name}` is not one of browse, inference, all"))
+        let matching = all.into_iter().find(|level| level.name() == name);
+        matching.ok_or_else(|| format!("`{name}` is not one of browse, inference, all"))
     }
 }
 
@@ -258,11 +258,11 @@ impl Index {
     pub fn part(&self, name: &str, layer: &LayerIndex) -> u64 {
         let (features, hidden) = (layer.num_features as u64, self.about.hidden_size as u64);
         let matrix = self.dtype.size() * features * hidden;
-        let whole = self.level >= Level::Inference;
+        let has_projections = self.level >= Level::Inference;
         match name {
             GATE => matrix,
-            DOWN if whole => matrix,
-            UP if layer.gated && whole => matrix,
+            DOWN if has_projections => matrix,
+            UP if layer.gated && has_projections => matrix,
             BIASES if layer.biased => {
                 let up = if layer.gated { features } else { 0 };
                 // Each expert has one vector of down biases.

@@ -11,15 +11,15 @@ pub(super) fn bytes_of(parts: &[&[f32]], numbers: Numbers) -> Vec<u8> {
     let mut bytes = vec![0; count * size];
     let mut rest = bytes.as_mut_slice();
     for part in parts {
-        let (own, after) = rest.split_at_mut(part.len() * size);
+        let (target, after) = rest.split_at_mut(part.len() * size);
         match numbers {
             Numbers::Float32 => {
-                for (to, value) in own.as_chunks_mut::<4>().0.iter_mut().zip(*part) {
+                for (to, value) in target.as_chunks_mut::<4>().0.iter_mut().zip(*part) {
                     *to = value.to_le_bytes();
                 }
             }
             Numbers::Float16 => {
-                for (to, value) in own.as_chunks_mut::<2>().0.iter_mut().zip(*part) {
+                for (to, value) in target.as_chunks_mut::<2>().0.iter_mut().zip(*part) {
                     *to = f16::from_f32(*value).to_le_bytes();
                 }
             }

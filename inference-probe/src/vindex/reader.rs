@@ -201,14 +201,14 @@ impl Vindex {
         };
         for (name, wanted) in vindex.sizes() {
             let path = dir.join(&name);
-            let own = std::fs::metadata(&path).map_err(|e| Error::io(&path, e))?;
-            if own.len() != wanted {
-                let message = format!("has {} bytes; the index says {wanted}", own.len());
+            let metadata = std::fs::metadata(&path).map_err(|e| Error::io(&path, e))?;
+            if metadata.len() != wanted {
+                let message = format!("has {} bytes; the index says {wanted}", metadata.len());
                 return Err(Error::file(&path, message));
             }
         }
-        let found = vindex.bytes(META, 0, META_HEADER)?;
-        if found != vindex.index.header() {
+        let header = vindex.bytes(META, 0, META_HEADER)?;
+        if header != vindex.index.header() {
             let message = "does not begin as the index says";
             return Err(Error::file(&dir.join(META), message));
         }
@@ -220,8 +220,8 @@ impl Vindex {
         let layers = FILES.map(|name| (name.to_owned(), self.index.size_of(name)));
         let files = (self.index.files.iter()).map(|(name, about)| (name.clone(), about.bytes));
         let tensors = TensorKind::ALL.into_iter().filter_map(|kind| {
-            let own = self.tensors.iter().filter(|t| t.kind == kind);
-            let bytes: u64 = own.map(|t| t.bytes).sum();
+            let of_kind = self.tensors.iter().filter(|t| t.kind == kind);
+            let bytes: u64 = of_kind.map(|t| t.bytes).sum();
             (bytes > 0).then(|| (kind.file().to_owned(), bytes))
         });
         layers.into_iter().chain(files).chain(tensors).collect()
@@ -308,8 +308,9 @@ impl Vindex {
 
     fn layer_index(&self, layer: usize) -> Result<&LayerIndex> {
         let count = self.index.layers.len();
-        let found = self.index.layers.get(layer);
-        found.ok_or_else(|| Error::data(format!("there is no layer {layer}; there are {count}")))
+        let layer_entry = self.index.layers.get(layer);
+        layer_entry
+            .ok_or_else(|| Error::data(format!("there is no layer {layer}; there are {count}")))
     }
 
     /// The model of the vindex.

@@ -52,7 +52,7 @@ impl Drop for Writer {
 
 /// The directory next to `path` in which it is built.
 fn beside(path: &Path) -> Result<PathBuf> {
-    let name = (path.file_name()).ok_or_else(|| Error::file(path, "is no name of a directory"))?;
+    let name = (path.file_name()).ok_or_else(|| Error::file(path, "does not name a directory"))?;
     let mut name = name.to_owned();
     name.push(".partial");
     Ok(path.with_file_name(name))
@@ -80,7 +80,7 @@ impl Writer {
     /// another model or kind.
     pub fn begin(path: &Path, about: About, build: Build) -> Result<Self> {
         if path.exists() {
-            return Err(Error::file(path, "there is something already"));
+            return Err(Error::file(path, "already exists; choose another path"));
         }
         if !(1..=MAX_WIDTH).contains(&about.hidden_size) || build.down_top_k > MAX_TOKENS {
             return Err(Error::data(format!(
@@ -91,7 +91,7 @@ impl Writer {
         let dir = beside(path)?;
         let io = |e| Error::io(&dir, e);
         let there = match std::fs::symlink_metadata(&dir) {
-            Ok(found) if found.is_dir() && dir.join(LOCK).is_file() => true,
+            Ok(metadata) if metadata.is_dir() && dir.join(LOCK).is_file() => true,
             Ok(_) => {
                 let message = "is no build that was interrupted; a build would need this name";
                 return Err(Error::file(&dir, message));
@@ -133,8 +133,8 @@ impl Writer {
             lock: Some(lock),
             done: false,
         };
-        let found = writer.dir.join(JOURNAL).is_file();
-        if there && build.resume && found {
+        let has_journal = writer.dir.join(JOURNAL).is_file();
+        if there && build.resume && has_journal {
             if let Err(e) = writer.take_up() {
                 // Files of another build must not be removed.
                 writer.done = true;
@@ -220,13 +220,13 @@ impl Writer {
     fn open_files(&mut self) -> Result<()> {
         let tensors = TensorKind::ALL.map(TensorKind::file);
         for name in FILES.into_iter().chain(tensors) {
-            let own = self.length(name);
+            let length = self.length(name);
             // Files of tensors are created with their first tensor.
-            if own == 0 && !FILES.contains(&name) {
+            if length == 0 && !FILES.contains(&name) {
                 let _ = std::fs::remove_file(self.dir.join(name));
                 continue;
             }
-            self.open(name, own)?;
+            self.open(name, length)?;
         }
         if self.index.layers.is_empty() {
             // The number of layers is written at the end.
@@ -258,8 +258,8 @@ impl Writer {
         match FILES.contains(&name) {
             true => self.index.size_of(name),
             false => {
-                let own = self.tensors.iter().filter(|t| t.kind.file() == name);
-                own.map(|t| t.bytes).sum()
+                let of_file = self.tensors.iter().filter(|t| t.kind.file() == name);
+                of_file.map(|t| t.bytes).sum()
             }
         }
     }
@@ -351,12 +351,12 @@ impl Writer {
     /// [`Error::Io`]; [`Error::Data`] for a name that the vindex itself uses.
     pub fn push_file(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let tensors = TensorKind::ALL.map(TensorKind::file);
-        let own = FILES.contains(&name)
+        let reserved = FILES.contains(&name)
             || tensors.contains(&name)
             || name == INDEX
             || name.starts_with("partial");
         let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
-        if own || !plain {
+        if reserved || !plain {
             return Err(Error::data(format!(
                 "a vindex has no room for a file {name:?}"
             )));
@@ -407,7 +407,7 @@ impl Writer {
             (Err(e), _) => {
                 return match self.forget() {
                     Ok(()) => Err(e),
-                    Err(own) => Ok(Err(own)),
+                    Err(io_error) => Ok(Err(io_error)),
                 };
             }
         };
@@ -441,9 +441,9 @@ impl Writer {
         if self.index.layers.len() >= MAX_LAYERS {
             return Err(Error::data(format!("more than {MAX_LAYERS} layers")));
         }
-        let whole = self.index.level >= Level::Inference;
+        let has_projections = self.index.level >= Level::Inference;
         let mut matrices = vec![(GATE, layer.gate.as_slice())];
-        if whole {
+        if has_projections {
             matrices.extend(layer.up.as_deref().map(|up| (UP, up)));
             matrices.push((DOWN, layer.down.as_slice()));
         }

@@ -21,9 +21,9 @@ impl Head<'_> {
     /// # Errors
     /// [`Error::Data`] when the two matrices have different shapes or are empty.
     pub fn dim(&self) -> Result<usize> {
-        let whole = |m: &[f32]| self.hidden > 0 && m.len().is_multiple_of(self.hidden);
+        let divides = |m: &[f32]| self.hidden > 0 && m.len().is_multiple_of(self.hidden);
         let alike = self.values.len() == self.outputs.len() && !self.values.is_empty();
-        if !alike || !whole(self.values) {
+        if !alike || !divides(self.values) {
             return Err(Error::data(format!(
                 "a head has {} numbers of values and {} of outputs; both must be a number of rows of {}",
                 self.values.len(),

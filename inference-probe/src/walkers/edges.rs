@@ -68,13 +68,13 @@ pub fn edges(
     inputs: &[Vec<Scored>],
     outputs: &[Vec<Scored>],
 ) -> (Vec<Edge>, EdgeStats) {
-    let mut found: Vec<Edge> = Vec::new();
+    let mut accepted: Vec<Edge> = Vec::new();
     let mut connected = 0;
     for (feature, (inputs, outputs)) in inputs.iter().zip(outputs).enumerate() {
-        let before = found.len();
+        let before = accepted.len();
         for input in inputs.iter().filter(|s| s.score > 0.0) {
             for output in outputs.iter().filter(|s| s.score > 0.0) {
-                found.push(Edge {
+                accepted.push(Edge {
                     layer,
                     feature,
                     input: input.id,
@@ -86,31 +86,31 @@ pub fn edges(
                 });
             }
         }
-        connected += usize::from(found.len() > before);
+        connected += usize::from(accepted.len() > before);
     }
-    let greatest = |of: fn(&Edge) -> f64| found.iter().map(of).fold(0.0, f64::max);
+    let greatest = |of: fn(&Edge) -> f64| accepted.iter().map(of).fold(0.0, f64::max);
     let (max_product, max_c_in) = (greatest(|e| e.c), greatest(|e| e.c_in));
-    for edge in &mut found {
+    for edge in &mut accepted {
         edge.c /= max_product;
         edge.selectivity /= max_c_in;
     }
-    found.sort_by(order);
-    let confidences: Vec<f64> = found.iter().map(|e| e.c).collect();
+    accepted.sort_by(order);
+    let confidences: Vec<f64> = accepted.iter().map(|e| e.c).collect();
     let at_least = counts(&confidences, &THRESHOLDS);
     let stats = EdgeStats {
         layer,
         features: inputs.len().min(outputs.len()),
         connected,
-        edges: found.len(),
+        edges: accepted.len(),
         max_c_in,
         max_product,
-        mean_c: match found.len() {
+        mean_c: match accepted.len() {
             0 => 0.0,
             n => confidences.iter().sum::<f64>() / n as f64,
         },
         at_least: THRESHOLDS.into_iter().zip(at_least).collect(),
     };
-    (found, stats)
+    (accepted, stats)
 }
 
 /// The order by decreasing confidence.

@@ -116,14 +116,14 @@ impl Extraction {
             });
         }
         let file = OpenOptions::new().write(true).create_new(true).open(path);
-        let mut this = Self {
+        let mut writer = Self {
             file: BufWriter::new(file.map_err(io)?),
             path: path.to_owned(),
             done: Vec::new(),
             vectors: 0,
         };
-        this.write(header)?;
-        Ok(this)
+        writer.write(header)?;
+        Ok(writer)
     }
 
     /// Whether the file contains a layer.
@@ -186,12 +186,13 @@ fn whole(path: &Path, header: &Header) -> Result<(u64, Vec<usize>)> {
         limited.read_until(b'\n', text).map_err(io)?;
         Ok(text.last() == Some(&b'\n'))
     };
-    let found: Option<Header> = match next(&mut text)? {
+    let actual: Option<Header> = match next(&mut text)? {
         true => serde_json::from_slice(&text).ok(),
         false => None,
     };
-    let found = found.ok_or_else(|| bad("the first line is no header of such a file"))?;
-    if found != *header {
+    let actual =
+        actual.ok_or_else(|| bad("the first line is not the header of a file of vectors"))?;
+    if actual != *header {
         return Err(bad(
             "it is of another model, component, version or number of tokens; take another directory",
         ));
@@ -205,7 +206,11 @@ fn whole(path: &Path, header: &Header) -> Result<(u64, Vec<usize>)> {
                 (end, vectors) = (at, 0);
                 done.push(layer.done);
             }
-            Ok(_) => return Err(bad("a layer has not as many vectors as it says")),
+            Ok(_) => {
+                return Err(bad(
+                    "a layer does not have the number of vectors that it declares",
+                ));
+            }
             Err(_) => vectors += 1,
         }
     }

@@ -65,12 +65,12 @@ fn golden() -> (Golden, Activations) {
     (golden, activations)
 }
 
-fn close(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (found, expected) in found.iter().zip(expected) {
+fn close(actual: &[f64], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (actual, expected) in actual.iter().zip(expected) {
         assert!(
-            (found - expected).abs() <= tolerance,
-            "{what}: {found} and {expected}"
+            (actual - expected).abs() <= tolerance,
+            "{what}: {actual} and {expected}"
         );
     }
 }
@@ -88,8 +88,8 @@ fn regressions_have_the_weights_and_accuracies_of_scikit_learn() {
                 ..LogisticOptions::default()
             };
             let scaled = Standardizer::of(&rows).apply(&rows);
-            let own = LogisticRegression::fit(&scaled, &fit.labels, classes, &options).unwrap();
-            for (row, expected) in own.weights.row_iter().zip(&fit.weights) {
+            let fitted = LogisticRegression::fit(&scaled, &fit.labels, classes, &options).unwrap();
+            for (row, expected) in fitted.weights.row_iter().zip(&fit.weights) {
                 close(
                     &row.iter().copied().collect::<Vec<_>>(),
                     expected,
@@ -97,7 +97,7 @@ fn regressions_have_the_weights_and_accuracies_of_scikit_learn() {
                     &what,
                 );
             }
-            close(&own.intercepts, &fit.intercepts, 1e-4, &what);
+            close(&fitted.intercepts, &fit.intercepts, 1e-4, &what);
             let result = probe(&rows, &fit.labels, &fit.folds, &ProbeOptions::default()).unwrap();
             assert!(result.converged);
             close(&result.fold_accuracies, &fit.accuracies, 1e-12, &what);
@@ -115,21 +115,21 @@ fn canonical_correlations_are_those_of_numpy_and_scikit_learn() {
         ridge: 0.0,
         components: 3,
     };
-    let own = correlations(&of(0), &of(1), &plain).unwrap();
-    close(&own, &golden.cca.sklearn_0_1, 1e-6, "scikit-learn");
-    let own = correlations(&of(0), &of(1), &ridge).unwrap();
-    close(&own, &golden.cca.ridge_0_1, 1e-6, "0, 1");
-    let own = correlations(&of(1), &of(2), &ridge).unwrap();
-    close(&own, &golden.cca.ridge_1_2, 1e-6, "1, 2");
+    let actual = correlations(&of(0), &of(1), &plain).unwrap();
+    close(&actual, &golden.cca.sklearn_0_1, 1e-6, "scikit-learn");
+    let actual = correlations(&of(0), &of(1), &ridge).unwrap();
+    close(&actual, &golden.cca.ridge_0_1, 1e-6, "0, 1");
+    let actual = correlations(&of(1), &of(2), &ridge).unwrap();
+    close(&actual, &golden.cca.ridge_1_2, 1e-6, "1, 2");
     let labels = one_hot(&golden.logistic.three[0].labels, 3);
-    let own = correlations(&of(2), &Components::of(&labels).unwrap(), &ridge).unwrap();
-    close(&own, &golden.cca.labels_2, 1e-6, "labels");
+    let actual = correlations(&of(2), &Components::of(&labels).unwrap(), &ridge).unwrap();
+    close(&actual, &golden.cca.labels_2, 1e-6, "labels");
 
     let four = CcaOptions {
         components: 4,
         ..ridge
     };
-    let own: Vec<f64> = golden.logistic.three[0]
+    let probabilities: Vec<f64> = golden.logistic.three[0]
         .folds
         .iter()
         .map(|fold| {
@@ -137,7 +137,7 @@ fn canonical_correlations_are_those_of_numpy_and_scikit_learn() {
             held_out((&of(1), &layers[1]), (&of(2), &layers[2]), fold, &four).unwrap()
         })
         .collect();
-    close(&own, &golden.cca.held_out_1_2, 1e-6, "held out");
+    close(&probabilities, &golden.cca.held_out_1_2, 1e-6, "held out");
 }
 
 #[test]
@@ -145,12 +145,12 @@ fn similarities_are_those_of_scipy() {
     let (golden, activations) = golden();
     for (name, expected) in &golden.rsa {
         let metric: Metric = name.parse().unwrap();
-        let own: Vec<_> = (0..3)
+        let actual: Vec<_> = (0..3)
             .map(|i| similarities(&activations.layer(i), metric).unwrap())
             .collect();
-        close(&own[0][..10], &expected.first, 1e-9, name);
-        for (a, row) in own.iter().zip(&expected.matrix) {
-            let values: Vec<f64> = own.iter().map(|b| agreement(a, b).unwrap()).collect();
+        close(&actual[0][..10], &expected.first, 1e-9, name);
+        for (a, row) in actual.iter().zip(&expected.matrix) {
+            let values: Vec<f64> = actual.iter().map(|b| agreement(a, b).unwrap()).collect();
             close(&values, row, 1e-9, name);
         }
     }
@@ -165,11 +165,11 @@ fn divergences_are_those_of_scipy() {
         .iter()
         .map(|l| softmax(l))
         .collect();
-    let own: Vec<f64> = p
+    let actual: Vec<f64> = p
         .windows(2)
         .map(|w| jensen_shannon(&w[0], &w[1]).unwrap())
         .collect();
-    close(&own, &golden.divergence.pairs, 1e-9, "pairs");
+    close(&actual, &golden.divergence.pairs, 1e-9, "pairs");
     let distance = mean_distance(&activations.layer(1), &golden.divergence.group).unwrap();
     let expected = [golden.divergence.cosine, golden.divergence.euclidean];
     close(

@@ -212,8 +212,8 @@ fn levels_have_what_they_say() {
         }
         // Gates alone are sufficient to search, for many states at once.
         let states = noise(3 * HIDDEN, 50);
-        let found = vindex.nearest(2, &states, 4).unwrap();
-        for (hits, x) in found.iter().zip(states.chunks(HIDDEN)) {
+        let nearest = vindex.nearest(2, &states, 4).unwrap();
+        for (hits, x) in nearest.iter().zip(states.chunks(HIDDEN)) {
             assert_eq!(hits, &layers()[2].0.nearest(x, 4).unwrap());
         }
         assert!(vindex.nearest(2, &states[1..], 4).is_err());
@@ -244,9 +244,9 @@ fn half_precision_is_the_nearest() {
     };
     write_all(&path, build, 0).finish().unwrap();
     let vindex = Vindex::open(&path).unwrap();
-    let (ours, own) = (vindex.layer(0).unwrap(), layers().remove(0).0);
+    let (ours, exact) = (vindex.layer(0).unwrap(), layers().remove(0).0);
     let mut changed = 0;
-    for (a, b) in ours.gate.iter().zip(&own.gate) {
+    for (a, b) in ours.gate.iter().zip(&exact.gate) {
         assert!((a - b).abs() <= b.abs() / 2048.0 + 1e-7, "{a} {b}");
         changed += usize::from(a != b);
     }
@@ -271,8 +271,8 @@ fn half_precision_is_the_nearest() {
 #[test]
 fn an_interrupted_build_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = dir.path().join("whole");
-    write_all(&whole, all(), 0).finish().unwrap();
+    let uninterrupted = dir.path().join("whole");
+    write_all(&uninterrupted, all(), 0).finish().unwrap();
     let read = |dir: &Path| {
         let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
         let mut all: Vec<_> = entries
@@ -321,7 +321,7 @@ fn an_interrupted_build_goes_on() {
         assert!(error.to_string().contains("another process"), "{error}");
         writer.finish().unwrap();
         assert!(!partial.exists());
-        assert_eq!(read(&path), read(&whole), "{stop}");
+        assert_eq!(read(&path), read(&uninterrupted), "{stop}");
     }
     // Without `resume`, the rest of another build is replaced, and nothing of it remains.
     let path = dir.path().join("c");
@@ -439,30 +439,30 @@ fn no_damaged_byte_goes_unseen() {
     let mut bytes_seen = 0;
     for entry in std::fs::read_dir(&path).unwrap() {
         let file = entry.unwrap().path();
-        let whole = std::fs::read(&file).unwrap();
-        for at in 0..whole.len() {
-            let mut bytes = whole.clone();
+        let original = std::fs::read(&file).unwrap();
+        for at in 0..original.len() {
+            let mut bytes = original.clone();
             bytes[at] ^= 1 << (at % 8);
             std::fs::write(&file, &bytes).unwrap();
-            let found = Vindex::open(&path).and_then(|v| v.verify());
+            let result = Vindex::open(&path).and_then(|v| v.verify());
             // White space in the index may be replaced by other white space.
-            let harmless = whole[at].is_ascii_whitespace() && bytes[at].is_ascii_whitespace();
-            assert!(found.is_err() || harmless, "{}, byte {at}", file.display());
+            let harmless = original[at].is_ascii_whitespace() && bytes[at].is_ascii_whitespace();
+            assert!(result.is_err() || harmless, "{}, byte {at}", file.display());
             bytes_seen += 1;
         }
-        for length in [0, 1, whole.len() / 2, whole.len().saturating_sub(1)] {
-            if length == whole.len() {
+        for length in [0, 1, original.len() / 2, original.len().saturating_sub(1)] {
+            if length == original.len() {
                 continue;
             }
-            std::fs::write(&file, &whole[..length]).unwrap();
+            std::fs::write(&file, &original[..length]).unwrap();
             assert!(Vindex::open(&path).is_err(), "{}, {length}", file.display());
         }
-        let longer = [whole.as_slice(), &[0]].concat();
+        let longer = [original.as_slice(), &[0]].concat();
         std::fs::write(&file, &longer).unwrap();
         assert!(Vindex::open(&path).is_err(), "{}", file.display());
         std::fs::remove_file(&file).unwrap();
         assert!(Vindex::open(&path).is_err(), "{}", file.display());
-        std::fs::write(&file, &whole).unwrap();
+        std::fs::write(&file, &original).unwrap();
     }
     Vindex::open(&path).unwrap().verify().unwrap();
     assert!(bytes_seen > 2000, "{bytes_seen}");

@@ -28,9 +28,9 @@ proptest! {
         expected.retain(|(score, _)| *score >= least);
         expected.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         expected.truncate(k);
-        let found = top_k(&scores, k, least);
-        let found: Vec<(f32, u32)> = found.iter().map(|s| (s.score, s.id)).collect();
-        prop_assert_eq!(found, expected);
+        let actual = top_k(&scores, k, least);
+        let actual: Vec<(f32, u32)> = actual.iter().map(|s| (s.score, s.id)).collect();
+        prop_assert_eq!(actual, expected);
     }
 
     /// A rounded number is close, has no further digits, and does not change when it is rounded
@@ -47,9 +47,9 @@ proptest! {
     /// Counts decrease with increasing thresholds, and match those of a filter.
     #[test]
     fn counts_are_those_of_a_filter(values in prop::collection::vec(0.0f64..1.0, 0..50)) {
-        let found = counts(&values, &THRESHOLDS);
-        prop_assert!(found.is_sorted_by(|a, b| a >= b));
-        for (n, t) in found.iter().zip(THRESHOLDS) {
+        let actual = counts(&values, &THRESHOLDS);
+        prop_assert!(actual.is_sorted_by(|a, b| a >= b));
+        for (n, t) in actual.iter().zip(THRESHOLDS) {
             prop_assert_eq!(*n, values.iter().filter(|v| **v >= t).count());
         }
     }
@@ -65,17 +65,17 @@ proptest! {
         };
         let inputs: Vec<_> = features.iter().map(|(a, _)| keep(best(a))).collect();
         let outputs: Vec<_> = features.iter().map(|(_, b)| keep(best(b))).collect();
-        let (found, stats) = edges(2, &inputs, &outputs);
+        let (actual, stats) = edges(2, &inputs, &outputs);
         let pairs: usize = inputs.iter().zip(&outputs).map(|(a, b)| a.len() * b.len()).sum();
-        prop_assert_eq!(found.len(), pairs);
+        prop_assert_eq!(actual.len(), pairs);
         prop_assert_eq!(stats.edges, pairs);
-        prop_assert!(found.is_sorted_by(|a, b| a.c >= b.c));
-        prop_assert!(found.iter().all(|e| e.c > 0.0 && e.c <= 1.0 && e.selectivity <= 1.0));
-        for edge in &found {
+        prop_assert!(actual.is_sorted_by(|a, b| a.c >= b.c));
+        prop_assert!(actual.iter().all(|e| e.c > 0.0 && e.c <= 1.0 && e.selectivity <= 1.0));
+        for edge in &actual {
             let product = edge.c_in * edge.c_out;
             prop_assert!((edge.c * stats.max_product - product).abs() <= 1e-12 * product);
         }
-        prop_assert_eq!(found.first().map_or(1.0, |e| e.c), 1.0);
+        prop_assert_eq!(actual.first().map_or(1.0, |e| e.c), 1.0);
         prop_assert!(stats.connected <= stats.features);
     }
 
@@ -219,13 +219,13 @@ fn another_file_is_not_gone_on_with() {
     refused(b"", "no header");
     refused(b"{}\n", "no header");
     refused(&[0xff; 100], "no header");
-    let whole = serde_json::to_string(&header()).unwrap();
-    refused(whole.as_bytes(), "no header"); // without its line end
+    let header_json = serde_json::to_string(&header()).unwrap();
+    refused(header_json.as_bytes(), "no header"); // without its line end
     refused(
-        format!("{}\n", whole.replace("\"00\"", "\"01\"")).as_bytes(),
+        format!("{}\n", header_json.replace("\"00\"", "\"01\"")).as_bytes(),
         "another model",
     );
-    let lies = format!("{whole}\n{{\"done\":0,\"vectors\":1}}\n");
+    let lies = format!("{header_json}\n{{\"done\":0,\"vectors\":1}}\n");
     refused(lies.as_bytes(), "not as many vectors");
     std::fs::remove_file(&path).unwrap();
     let mut file = Extraction::open(&path, &header(), true).unwrap();

@@ -135,14 +135,14 @@ fn parts_add_up_where_all_are_there() {
 fn damage_at_every_byte_and_every_truncation_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     for store in stores() {
-        let whole = written(&store, dir.path());
-        for at in 0..whole.len() {
-            let mut bytes = whole.clone();
+        let original = written(&store, dir.path());
+        for at in 0..original.len() {
+            let mut bytes = original.clone();
             bytes[at] ^= 0x40;
             assert!(read(&bytes, dir.path()).is_err(), "byte {at}");
-            assert!(read(&whole[..at], dir.path()).is_err(), "{at} bytes");
+            assert!(read(&original[..at], dir.path()).is_err(), "{at} bytes");
         }
-        let longer = [whole.as_slice(), &[0]].concat();
+        let longer = [original.as_slice(), &[0]].concat();
         assert!(read(&longer, dir.path()).is_err());
     }
 }

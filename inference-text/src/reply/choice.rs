@@ -414,8 +414,8 @@ mod tests {
     #[test]
     fn descriptors_name_families_that_exist() {
         for known in ModelFamily::all() {
-            let found = known.reply.map(Family::from_name);
-            assert_ne!(found, Some(None), "{}", known.model_type);
+            let family = known.reply.map(Family::from_name);
+            assert_ne!(family, Some(None), "{}", known.model_type);
             let twice = (OTHER_MODELS.iter()).any(|(name, _)| *name == known.model_type);
             assert!(!twice, "a model has its family from its descriptor only");
         }

@@ -236,16 +236,18 @@ impl Engine {
             return false;
         }
         let mut text = String::new();
-        let found = self.hold.push(c, &self.in_content.0, &mut |c| text.push(c));
+        let marker_index = self.hold.push(c, &self.in_content.0, &mut |c| text.push(c));
         text.chars().for_each(|c| self.content(c));
-        let Some(found) = found else { return false };
-        let meaning = self.in_content.1[found];
+        let Some(marker_index) = marker_index else {
+            return false;
+        };
+        let meaning = self.in_content.1[marker_index];
         let (when, text) = match meaning {
             Meaning::Open | Meaning::Close => {
                 let anywhere = self.reasoning.is_some_and(|tags| tags.anywhere);
                 (
                     if anywhere { When::Always } else { When::Fresh },
-                    self.in_content.0[found],
+                    self.in_content.0[marker_index],
                 )
             }
             Meaning::Marker(marker) => (marker.when, marker.text),
@@ -324,11 +326,11 @@ impl Engine {
 
     fn push_reasoning(&mut self, c: char) {
         let sink = &mut self.sink;
-        let found = self
+        let marker = self
             .hold
             .push(c, &self.in_reasoning.0, &mut |c| sink.reasoning(c));
-        let Some(found) = found else { return };
-        match self.in_reasoning.1[found] {
+        let Some(marker) = marker else { return };
+        match self.in_reasoning.1[marker] {
             Meaning::Marker(Marker {
                 action: Action::Call(body),
                 text,
@@ -425,10 +427,10 @@ impl ReplyParser for Engine {
             return Vec::new();
         }
         self.finished = true;
-        let held = self.hold.take();
+        let pending = self.hold.take();
         match &mut self.state {
-            State::Content => held.chars().for_each(|c| self.content(c)),
-            State::Reasoning => held.chars().for_each(|c| self.sink.reasoning(c)),
+            State::Content => pending.chars().for_each(|c| self.content(c)),
+            State::Reasoning => pending.chars().for_each(|c| self.sink.reasoning(c)),
             State::Label(read) => {
                 let read = std::mem::take(read);
                 read.chars().for_each(|c| self.sink.reasoning(c));

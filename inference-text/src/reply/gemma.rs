@@ -63,13 +63,13 @@ impl GemmaCall {
         match self.state {
             State::Call => {
                 let mut stray = false;
-                let found = self
+                let marker = self
                     .hold
                     .push(c, &["call:"], &mut |c| stray |= !c.is_whitespace());
                 if stray {
                     return Err(Fault::Syntax);
                 }
-                if found.is_some() {
+                if marker.is_some() {
                     self.state = State::Name;
                 }
             }

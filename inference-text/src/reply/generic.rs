@@ -260,10 +260,10 @@ mod tests {
 
     #[test]
     fn calls_go_together_with_the_models_own_reasoning() {
-        let own = Format::none().with_reasoning(ReasoningTags::THINK);
-        let format = own.with_calls();
+        let reasoning = Format::none().with_reasoning(ReasoningTags::THINK);
+        let format = reasoning.with_calls();
         assert_eq!(format.family, Family::Hermes);
-        assert_eq!(format.reasoning, own.reasoning);
+        assert_eq!(format.reasoning, reasoning.reasoning);
         let mistral = Format::of(Family::Pythonic);
         assert_eq!(mistral.with_calls(), mistral);
     }

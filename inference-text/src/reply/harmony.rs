@@ -95,15 +95,15 @@ impl Harmony {
 
     fn push(&mut self, c: char) {
         let mut text = String::new();
-        let found = if self.hold.passes(c, MARKERS) {
+        let marker = if self.hold.passes(c, MARKERS) {
             text.push(c);
             None
         } else {
             self.hold.push(c, MARKERS, &mut |c| text.push(c))
         };
         text.chars().for_each(|c| self.text(c));
-        if let Some(found) = found {
-            self.marker(MARKERS[found]);
+        if let Some(marker) = marker {
+            self.marker(MARKERS[marker]);
         }
         self.sink.offset += c.len_utf8();
     }

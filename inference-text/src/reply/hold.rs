@@ -23,9 +23,9 @@ impl Hold {
         }
         self.pending.push(c);
         while !self.pending.is_empty() {
-            if let Some(found) = markers.iter().position(|marker| *marker == self.pending) {
+            if let Some(index) = markers.iter().position(|marker| *marker == self.pending) {
                 self.pending.clear();
-                return Some(found);
+                return Some(index);
             }
             if markers
                 .iter()
@@ -59,11 +59,11 @@ mod tests {
     use super::*;
 
     fn run(text: &str, markers: &[&str]) -> (String, Vec<usize>, String) {
-        let (mut hold, mut plain, mut found) = (Hold::default(), String::new(), Vec::new());
+        let (mut hold, mut plain, mut markers_seen) = (Hold::default(), String::new(), Vec::new());
         for c in text.chars() {
-            found.extend(hold.push(c, markers, &mut |c| plain.push(c)));
+            markers_seen.extend(hold.push(c, markers, &mut |c| plain.push(c)));
         }
-        (plain, found, hold.take())
+        (plain, markers_seen, hold.take())
     }
 
     #[test]

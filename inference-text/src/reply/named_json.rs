@@ -105,7 +105,7 @@ impl NamedJson {
     fn name(&mut self, c: char, sink: &mut Sink) -> Step {
         let (ends, next) = self.syntax.ends();
         let name = &mut self.name;
-        let Some(found) = self.hold.push(c, ends, &mut |c| name.push(c)) else {
+        let Some(end) = self.hold.push(c, ends, &mut |c| name.push(c)) else {
             let begins = |tool: &super::Tool| tool.name.starts_with(self.name.as_str());
             let by_tool = self.tentative && self.syntax == Syntax::Glm;
             let too_long = self.name.len() > sink.limits.max_name_bytes;
@@ -115,7 +115,7 @@ impl NamedJson {
                 Step::More
             };
         };
-        if next[found] == Next::TypeOrName && self.name.trim() == "function" {
+        if next[end] == Next::TypeOrName && self.name.trim() == "function" {
             self.name.clear();
             return Step::More;
         }
@@ -133,7 +133,7 @@ impl NamedJson {
             return Step::Fail(Fault::BadName);
         }
         self.scan = JsonScan::new(sink.limits.max_depth);
-        match next[found] {
+        match next[end] {
             Next::Id => self.state = State::Id,
             Next::Arguments | Next::TypeOrName => self.state = State::Arguments,
             Next::Brace => {

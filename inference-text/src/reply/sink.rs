@@ -131,13 +131,13 @@ impl Sink {
 
     /// Handles the end of the reply, where white space after content is part of it.
     pub(super) fn end_of_reply(&mut self) {
-        let held = std::mem::take(&mut self.content.held);
-        if held.is_empty() || (self.content.strip && !self.content.seen) {
+        let pending = std::mem::take(&mut self.content.held);
+        if pending.is_empty() || (self.content.strip && !self.content.seen) {
             return;
         }
         match self.events.last_mut() {
-            Some(Event::Content(last)) => last.push_str(&held),
-            _ => self.events.push(Event::Content(held)),
+            Some(Event::Content(last)) => last.push_str(&pending),
+            _ => self.events.push(Event::Content(pending)),
         }
     }
 

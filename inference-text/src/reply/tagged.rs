@@ -124,8 +124,8 @@ impl TaggedCall {
     }
 
     /// After a marker of `next`.
-    fn next_found(&mut self, found: usize, sink: &mut Sink) -> Step {
-        if found == 0 {
+    fn next_found(&mut self, marker: usize, sink: &mut Sink) -> Step {
+        if marker == 0 {
             self.key.clear();
             self.state = State::Key;
             return Step::More;
@@ -149,10 +149,14 @@ impl TaggedCall {
     /// Reads text in which only white space may come before one of `markers`.
     fn expect(&mut self, c: char, markers: &[&str]) -> Result<Option<usize>, Fault> {
         let mut stray = false;
-        let found = self
+        let marker = self
             .hold
             .push(c, markers, &mut |c| stray |= !c.is_whitespace());
-        if stray { Err(Fault::Syntax) } else { Ok(found) }
+        if stray {
+            Err(Fault::Syntax)
+        } else {
+            Ok(marker)
+        }
     }
 
     /// Reads a name or a key up to one of `markers`.
@@ -163,11 +167,11 @@ impl TaggedCall {
         word: &mut String,
         limits: Limits,
     ) -> Result<Option<usize>, Fault> {
-        let found = hold.push(c, markers, &mut |c| word.push(c));
+        let marker = hold.push(c, markers, &mut |c| word.push(c));
         if word.len() > limits.max_name_bytes {
             return Err(Fault::BadName);
         }
-        Ok(found)
+        Ok(marker)
     }
 
     fn try_step(&mut self, c: char, sink: &mut Sink) -> Result<Step, Fault> {
@@ -181,24 +185,24 @@ impl TaggedCall {
             State::Name => {
                 let own_end = !tags.name_end.is_empty();
                 let ends = if own_end { tags.name_end } else { tags.next };
-                let found = Self::word(&mut self.hold, c, ends, &mut self.name, sink.limits)?;
-                if let Some(found) = found {
+                let marker = Self::word(&mut self.hold, c, ends, &mut self.name, sink.limits)?;
+                if let Some(marker) = marker {
                     self.name_ended(sink)?;
                     self.state = State::Next;
                     if !own_end {
-                        return Ok(self.next_found(found, sink));
+                        return Ok(self.next_found(marker, sink));
                     }
                 }
             }
             State::Next => {
-                if let Some(found) = self.expect(c, tags.next)? {
-                    return Ok(self.next_found(found, sink));
+                if let Some(marker) = self.expect(c, tags.next)? {
+                    return Ok(self.next_found(marker, sink));
                 }
             }
             State::Key => {
                 let ends = tags.key_end;
-                let found = Self::word(&mut self.hold, c, ends, &mut self.key, sink.limits)?;
-                if found.is_some() {
+                let marker = Self::word(&mut self.hold, c, ends, &mut self.key, sink.limits)?;
+                if marker.is_some() {
                     if tags.value_begin.is_empty() {
                         self.value_begins(sink);
                     } else {
@@ -213,9 +217,9 @@ impl TaggedCall {
             }
             State::Value => {
                 let value = &mut self.value;
-                let found = self.hold.push(c, tags.value_end, &mut |c| value.push(c));
+                let marker = self.hold.push(c, tags.value_end, &mut |c| value.push(c));
                 sink.arguments(&std::mem::take(&mut self.value.ready));
-                if found.is_some() {
+                if marker.is_some() {
                     let rest = self.value.end(sink.limits.max_depth);
                     sink.arguments(&rest);
                     self.state = State::Next;

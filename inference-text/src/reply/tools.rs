@@ -172,7 +172,7 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value) -> Option<&'a Value> {
 
 /// The types that a schema allows; none if it does not list any.
 fn kinds(schema: &Value, root: &Value) -> Kinds {
-    let mut found = Kinds::NONE;
+    let mut allowed = Kinds::NONE;
     let mut waiting = vec![schema];
     for _ in 0..MAX_SCHEMAS {
         let Some(schema) = waiting.pop() else { break };
@@ -181,19 +181,19 @@ fn kinds(schema: &Value, root: &Value) -> Kinds {
         };
         match schema.get("type") {
             Some(Value::String(name)) => {
-                found |= of_name(name);
+                allowed |= of_name(name);
                 continue;
             }
             Some(Value::Array(names)) => {
                 for name in names.iter().take(MAX_SCHEMAS).filter_map(Value::as_str) {
-                    found |= of_name(name);
+                    allowed |= of_name(name);
                 }
                 continue;
             }
             _ => {}
         }
         if let Some(value) = schema.get("const") {
-            found |= of_value(value);
+            allowed |= of_value(value);
         }
         let values = schema
             .get("enum")
@@ -201,7 +201,7 @@ fn kinds(schema: &Value, root: &Value) -> Kinds {
             .into_iter()
             .flatten();
         for value in values.take(MAX_SCHEMAS) {
-            found |= of_value(value);
+            allowed |= of_value(value);
         }
         for word in ["anyOf", "oneOf", "allOf"] {
             let parts = schema
@@ -212,7 +212,7 @@ fn kinds(schema: &Value, root: &Value) -> Kinds {
             waiting.extend(parts.take(MAX_SCHEMAS.saturating_sub(waiting.len())));
         }
     }
-    found
+    allowed
 }
 
 /// The JSON text of an argument that the model wrote as plain text.
@@ -247,8 +247,8 @@ pub(super) fn from_text(text: &str, kinds: Kinds, max_depth: usize) -> String {
     if kinds.has(Kinds::INTEGER) && (first.is_ascii_digit() || matches!(first, '-' | '+')) {
         let number = json_scan::normalized(word.strip_prefix('+').unwrap_or(word), 0);
         if let Some(number) = number {
-            let whole = number.bytes().all(|b| b.is_ascii_digit() || b == b'-');
-            if whole || kinds.has(Kinds::NUMBER) {
+            let is_integer = number.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+            if is_integer || kinds.has(Kinds::NUMBER) {
                 return number;
             }
             if let Some(number) = without_zero_fraction(&number) {
@@ -286,11 +286,11 @@ pub(super) fn from_literal(json: &str, text: &str, kinds: Kinds, max_depth: usiz
 
 /// `3.0` as `3`; `None` if the fraction is not zero.
 fn without_zero_fraction(number: &str) -> Option<String> {
-    let (whole, fraction) = number.split_once('.')?;
+    let (integer, fraction) = number.split_once('.')?;
     fraction
         .bytes()
         .all(|b| b == b'0')
-        .then(|| whole.to_owned())
+        .then(|| integer.to_owned())
 }
 
 #[cfg(test)]

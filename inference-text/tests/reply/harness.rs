@@ -119,8 +119,8 @@ impl<'a> Golden<'a> {
     /// `open INDEX ID NAME ARGUMENTS` for a call without an end, `fault …`.
     #[track_caller]
     pub fn says(&self, reply: &str, expected: &[&str]) -> &Self {
-        let whole = render(self.events(&[(reply, false)]));
-        assert_eq!(whole, expected, "in one piece: {reply}");
+        let actual = render(self.events(&[(reply, false)]));
+        assert_eq!(actual, expected, "in one piece: {reply}");
         for at in 0..=reply.len() {
             let parts = decode(&[&reply.as_bytes()[..at], &reply.as_bytes()[at..]]);
             let parts: Vec<_> = parts.iter().map(|part| (part.as_str(), false)).collect();
@@ -156,18 +156,18 @@ impl<'a> Golden<'a> {
 
 /// Pieces of bytes as a streaming detokenizer returns them: only whole characters.
 fn decode(parts: &[&[u8]]) -> Vec<String> {
-    let mut held = Vec::new();
+    let mut buffered = Vec::new();
     let mut out = Vec::new();
     for part in parts {
-        held.extend_from_slice(part);
-        let whole = match std::str::from_utf8(&held) {
+        buffered.extend_from_slice(part);
+        let valid = match std::str::from_utf8(&buffered) {
             Ok(text) => text.len(),
             Err(error) => error.valid_up_to(),
         };
-        let rest = held.split_off(whole);
-        out.push(String::from_utf8(std::mem::replace(&mut held, rest)).expect("valid"));
+        let rest = buffered.split_off(valid);
+        out.push(String::from_utf8(std::mem::replace(&mut buffered, rest)).expect("valid"));
     }
-    assert!(held.is_empty());
+    assert!(buffered.is_empty());
     out
 }
 

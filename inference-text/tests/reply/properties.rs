@@ -253,9 +253,9 @@ proptest! {
         if with_tools {
             golden = golden.tools(typed_tools());
         }
-        let whole = golden.events(&[(&reply, false)]);
+        let uncut = golden.events(&[(&reply, false)]);
         let parts = golden.events(&cut(&reply, &cuts));
-        let whole_lines = render(whole.clone());
+        let whole_lines = render(uncut.clone());
         prop_assert_eq!(&whole_lines, &render(parts));
         // Without a call or a removed marker, all visible text remains.
         let taken = whole_lines.iter().any(|line| line.starts_with("call "))
@@ -263,7 +263,7 @@ proptest! {
                 .iter()
                 .any(|part| part.len() > 3 && part.starts_with(['<', '[']) && reply.contains(part));
         if !taken && format.family != Family::Harmony {
-            prop_assert_eq!(kept(whole), reply.chars().filter(|c| !c.is_whitespace()).count());
+            prop_assert_eq!(kept(uncut), reply.chars().filter(|c| !c.is_whitespace()).count());
         }
     }
 

@@ -22,6 +22,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
     /// `values.len()` elements.
+    #[doc(alias = "mlx_array_new_data")]
     pub fn from_slice<T: Element>(values: &[T], shape: &[i32]) -> Result<Self> {
         let expected = memory::checked_bytes(shape, 1);
         if expected != Some(values.len() as u64) {

@@ -91,15 +91,15 @@ impl Array {
     }
 }
 
-fn render<T: Shown>(corners: &Array, whole: &Array, digits: usize) -> Result<String> {
+fn render<T: Shown>(corners: &Array, full: &Array, digits: usize) -> Result<String> {
     let data = corners.data::<T>()?;
     let mut out = String::new();
-    if whole.ndim() == 0 {
+    if full.ndim() == 0 {
         data[0].show(digits, &mut out);
         return Ok(out);
     }
     let mut values = data.iter();
-    lists(whole.shape(), 0, digits, &mut values, &mut out);
+    lists(full.shape(), 0, digits, &mut values, &mut out);
     Ok(out)
 }
 

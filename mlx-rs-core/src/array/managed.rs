@@ -27,6 +27,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when a dimension is negative or the shape does not hold exactly
     /// `values.len()` elements. The vector is then dropped.
+    #[doc(alias = "mlx_array_new_data_managed_payload")]
     pub fn from_vec<T: Element>(values: Vec<T>, shape: &[i32]) -> Result<Self> {
         if memory::checked_bytes(shape, 1) != Some(values.len() as u64) {
             return Err(Error::new(

@@ -65,6 +65,7 @@ impl Array {
     /// assert_eq!(mlx_rs_core::array!([[1, 2, 3]])?.shape(), [1, 3]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_array_shape")]
     #[must_use]
     pub fn shape(&self) -> &[i32] {
         let n = self.ndim();
@@ -97,6 +98,7 @@ impl Array {
     /// assert_eq!(mlx_rs_core::array!([[1, 2, 3]])?.ndim(), 2);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_array_ndim")]
     #[must_use]
     pub fn ndim(&self) -> usize {
         // SAFETY: the handle is live; the count is written only when the array is made.
@@ -109,6 +111,7 @@ impl Array {
     /// assert_eq!(mlx_rs_core::array!([[1, 2, 3], [4, 5, 6]])?.size(), 6);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_array_size")]
     #[must_use]
     pub fn size(&self) -> usize {
         // SAFETY: the handle is live; the size is written only when the array is made.
@@ -133,6 +136,7 @@ impl Array {
     /// assert_eq!(array!([1.5])?.dtype(), Dtype::Float32);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_array_dtype")]
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         // SAFETY: the handle is live; the type is written only when the array is made.
@@ -157,6 +161,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's own message when an operation of its graph fails.
+    #[doc(alias = "mlx_array_eval")]
     pub fn eval(&self) -> Result<()> {
         let _guard = call::enter("eval")?;
         crate::transforms::before_waiting([self])?;

@@ -129,8 +129,8 @@ macro_rules! custom_closure {
                 Ok(Self(cls))
             }
 
-            pub(crate) fn raw_or_null(this: Option<&Self>) -> sys::$raw {
-                this.map_or(
+            pub(crate) fn raw_or_null(closure: Option<&Self>) -> sys::$raw {
+                closure.map_or(
                     sys::$raw {
                         ctx: std::ptr::null_mut(),
                     },

@@ -121,8 +121,9 @@ pub(super) fn total(rows: impl Iterator<Item = (i32, i32)>) -> Result<i32> {
     let mut total = 0i32;
     for (length, offset) in rows {
         let possible = length >= 0 && offset.checked_add(length).is_some();
-        total = (total.checked_add(length).filter(|_| possible))
-            .ok_or_else(|| fault("a row has impossible positions"))?;
+        total = (total.checked_add(length).filter(|_| possible)).ok_or_else(|| {
+            fault("a sequence has a length, offset or order that does not fit its cache")
+        })?;
     }
     Ok(total)
 }
@@ -152,14 +153,14 @@ impl Heads {
     pub(super) fn check_parts(&self) -> Result<usize> {
         let Some(width) = self.width() else {
             return Err(fault(format!(
-                "{} query heads and {} key heads of {} elements cannot be",
+                "{} query heads and {} key heads of {} elements are not possible",
                 self.n_heads, self.n_kv_heads, self.head_dim
             )));
         };
         if let Some(rotation) = &self.rotation
             && rotation.radians.len() * 2 > dim(self.head_dim)
         {
-            return Err(fault("more elements rotate than a head has"));
+            return Err(fault("the rotation has more elements than a head"));
         }
         for (norm, n) in [
             (self.q_norm.as_ref().map(|n| &n.weight), self.head_dim),
@@ -286,7 +287,7 @@ impl Heads {
         } = tokens;
         let within = |from: i32, most: i32| from >= 0 && from <= most - length;
         if length < 1 || length > room || !within(from, total) || !within(offset, room) {
-            return Err(fault("tokens that are not there, or no room for them"));
+            return Err(fault("the range is outside the tokens or the cache"));
         }
         Ok(KvWrite {
             heads: dim(n),
@@ -361,15 +362,17 @@ impl Heads {
         let mut at = 0;
         let mut plans = Vec::with_capacity(sequences.len());
         for (i, sequence) in sequences.iter().enumerate() {
-            let kept = sequence.order.map_or(0, |(kept, _)| kept);
+            let fixed = sequence.order.map_or(0, |(fixed, _)| fixed);
             let filled = sequence.filled;
             if sequence.length < 1
                 || sequence.offset < 0
-                || kept < 0
-                || kept > filled
+                || fixed < 0
+                || fixed > filled
                 || filled > sequence.room
             {
-                return Err(fault("a row has impossible positions"));
+                return Err(fault(
+                    "a sequence has a length, offset or order that does not fit its cache",
+                ));
             }
             let skipped = if last { sequence.length - 1 } else { 0 };
             for j in skipped..sequence.length {
@@ -382,7 +385,7 @@ impl Heads {
             at += sequence.length;
             plans.push(AttentionMask {
                 len: dim(filled),
-                order: sequence.order.map(|(kept, start)| (dim(kept), start)),
+                order: sequence.order.map(|(fixed, start)| (dim(fixed), start)),
                 window: sequence.window,
                 around: None,
             });

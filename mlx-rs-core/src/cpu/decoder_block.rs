@@ -252,7 +252,7 @@ impl Block<'_> {
         }
         let mut stores = Vec::with_capacity(rooms.len());
         let mut lanes = Vec::with_capacity(rooms.len());
-        let mut held = Vec::with_capacity(rooms.len());
+        let mut layers = Vec::with_capacity(rooms.len());
         let mut first = 0;
         for room in rooms {
             let tokens = TokenRange {
@@ -267,7 +267,7 @@ impl Block<'_> {
                 self.heads.plan_keys(shape, total, tokens)?,
                 self.heads.plan_values(shape, total, tokens)?,
             ));
-            held.push(room.memory.layer());
+            layers.push(room.memory.layer());
             lanes.push(KvViewShape {
                 length: room.length,
                 offset: room.offset,
@@ -285,7 +285,7 @@ impl Block<'_> {
                 + usize::from(self.heads.sinks.is_some()),
             attend: self.heads.plan_attention(&lanes, false)?,
             stores,
-            held,
+            held: layers,
             output,
             feed,
             down,
@@ -365,15 +365,15 @@ impl Work for BlockChain {
             let [from, to] = blocks;
             let mut x = first;
             for (i, step) in self.0.iter().enumerate() {
-                let own = next(&mut rest, step.inputs);
+                let step_inputs = next(&mut rest, step.inputs);
                 let Some(after) = self.0.get(i + 1) else {
                     // SAFETY: `steps` planned these inputs for this step, one after another.
-                    unsafe { step.run(x, own, parts, None, output) };
+                    unsafe { step.run(x, step_inputs, parts, None, output) };
                     break;
                 };
                 let y = room(to, step.down.work.outputs());
                 // SAFETY: as above.
-                unsafe { step.run(x, own, parts, Some(after), y) };
+                unsafe { step.run(x, step_inputs, parts, Some(after), y) };
                 x = Input::from_slice(y);
                 std::mem::swap(from, to);
             }
@@ -403,7 +403,7 @@ impl BlockPlan {
         after: Option<&BlockPlan>,
         output: &mut [f32],
     ) {
-        let (own, mut rest) = inputs.split_at(inputs.len().min(self.project.inputs));
+        let (projection_inputs, mut rest) = inputs.split_at(inputs.len().min(self.project.inputs));
         let norm = next(&mut rest, usize::from(self.k_norm)).first();
         let seen_with = next(&mut rest, self.attention_inputs);
         let _writing = PoisonOnPanic(&self.held);
@@ -413,9 +413,9 @@ impl BlockPlan {
         let prefetch = unsafe { self.attend.prefetch(&caches) };
         with_barrier_hook(&prefetch, || {
             // SAFETY: guaranteed by the caller.
-            unsafe { self.project.run(x, &mut &*own, None, packed) };
+            unsafe { self.project.run(x, &mut &*projection_inputs, None, packed) };
         });
-        let found = room(&mut between.found, self.attend.outputs());
+        let heads_output = room(&mut between.found, self.attend.outputs());
         let mut seen = vec![Input::from_slice(packed)];
         seen.extend(seen_with);
         seen.extend(&caches);
@@ -430,13 +430,13 @@ impl BlockPlan {
             // arrays only to this operation and to those that copy them. Each of these runs after
             // the earlier ones (`KvBuffer::before`), so none run concurrently. No reference to them
             // exists here yet.
-            unsafe { self.attend.run_with_new_kv(&seen, &fresh, found) };
+            unsafe { self.attend.run_with_new_kv(&seen, &fresh, heads_output) };
         });
         let attended = room(&mut between.attended, self.output.work.outputs());
-        let found = Input::from_slice(found);
+        let heads_output = Input::from_slice(heads_output);
         with_barrier_hook(&|me| self.feed.fetch(me), || {
             // SAFETY: as above.
-            unsafe { self.output.run(found, &mut rest, Some(x), attended) };
+            unsafe { self.output.run(heads_output, &mut rest, Some(x), attended) };
         });
         let attended = Input::from_slice(attended);
         let gated = room(&mut between.gated, self.feed.work.outputs());

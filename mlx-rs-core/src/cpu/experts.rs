@@ -46,12 +46,12 @@ impl ExpertMatrix {
     pub fn new(matrix: Matrix, experts: i32) -> Result<Self> {
         let rows = matrix.outputs();
         let n = rows.checked_div(experts).unwrap_or(0);
-        let whole = match matrix {
+        let divisible = match matrix {
             Matrix::Quantized(_) => Self::fits(n),
             Matrix::Dense(_) => true,
         };
         let count = usize::try_from(experts).unwrap_or(0);
-        if n == 0 || count == 0 || n.checked_mul(experts) != Some(rows) || !whole {
+        if n == 0 || count == 0 || n.checked_mul(experts) != Some(rows) || !divisible {
             let message = format!("{rows} rows do not divide into {experts} experts");
             return Err(Error::new(ErrorKind::Shape, "cpu::ExpertMatrix", message));
         }
@@ -243,11 +243,11 @@ impl ExpertMatrix {
         holds: bool,
         inputs: &mut Vec<&'a Array>,
     ) -> Result<ExpertStack> {
-        let held = match &self.matrix {
+        let packed = match &self.matrix {
             Matrix::Quantized(q) if holds => q.held(),
             _ => None,
         };
-        if held.is_none() {
+        if packed.is_none() {
             inputs.extend(self.matrix.arrays());
         }
         if let Some(bias) = bias {
@@ -263,7 +263,7 @@ impl ExpertMatrix {
             experts: self.experts,
             size: self.size(),
             bias: bias.is_some(),
-            held,
+            held: packed,
         })
     }
 

@@ -207,7 +207,7 @@ impl FeatureWalk<'_> {
         let op = "cpu::FeatureWalk";
         let Size { n: features, k } = self.down.size;
         let rows = rows_of(op, x, k)?;
-        let like_gates = |a: &Array| rows_of(op, a, features).is_ok_and(|own| own == rows);
+        let like_gates = |a: &Array| rows_of(op, a, features).is_ok_and(|actual| actual == rows);
         let fits = like_gates(gates)
             && activated.is_none_or(like_gates)
             && (self.activation.is_some() || activated.is_some())
@@ -248,9 +248,9 @@ fn rows_of(op: &'static str, x: &Array, k: usize) -> Result<usize> {
 
 fn held_vector(op: &'static str, bias: Option<&Floats>, n: usize) -> Result<Option<HeldFloats>> {
     let Some(bias) = bias else { return Ok(None) };
-    let own = bias.as_ref().len();
-    if own != n {
-        let message = format!("a bias of {own} numbers does not fit {n} outputs");
+    let length = bias.as_ref().len();
+    if length != n {
+        let message = format!("a bias of {length} numbers does not fit {n} outputs");
         return Err(Error::new(ErrorKind::Shape, op, message));
     }
     Ok(Some(Arc::new(bias.clone())))

@@ -68,11 +68,11 @@ impl OpKind {
 pub(super) unsafe fn input_of(array: &Array) -> Result<Input> {
     let (owner, data, size) = array.row_major("cpu::Matrix")?;
     if owner.is_some() {
-        let message = "the array was to be in order";
+        let message = "the array is not row-major";
         return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
     }
     if !data.addr().is_multiple_of(align_of_items(array.dtype())) {
-        let message = "the array begins at an odd address";
+        let message = "the memory of the array is not aligned for its type";
         return Err(Error::new(ErrorKind::Mlx, "cpu::Matrix", message));
     }
     // SAFETY: the array has this number of elements there, aligned for their type as checked above,

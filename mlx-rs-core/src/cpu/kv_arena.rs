@@ -224,8 +224,8 @@ impl Work for Take {
             output.fill(f32::NAN);
             return;
         }
-        let own = self.from.parts()[self.which];
+        let source = self.from.parts()[self.which];
         // SAFETY: the memory is float32; writers run before or after.
-        unsafe { self.plane.copy(&[own], output) };
+        unsafe { self.plane.copy(&[source], output) };
     }
 }

@@ -139,7 +139,9 @@ impl KvBuffer {
         let shape = with_room(keys, room)?;
         let there = keys.shape()[2];
         if filled > there {
-            return Err(fault(format!("there are {there} positions, not {filled}")));
+            return Err(fault(format!(
+                "the keys have {there} positions, fewer than the {filled} filled ones"
+            )));
         }
         if let Some(other) = [keys, values]
             .into_iter()
@@ -219,7 +221,7 @@ impl KvBuffer {
     pub fn copy(&self, n: i32) -> Result<(Array, Array)> {
         self.check(n)?;
         if n <= 0 {
-            return Err(fault(format!("a copy of {n} positions")));
+            return Err(fault(format!("cannot copy {n} positions; copy at least 1")));
         }
         let after = after([self]);
         let part = |which: usize| self.layer.copy(which, n, &arrays(&after));

@@ -63,7 +63,7 @@ pub fn log_probabilities(logits: &Array, chosen: &Array, k: usize) -> Result<Log
         return Err(Error::new(
             ErrorKind::Index,
             OP,
-            format!("{k} elements of rows of {n}"),
+            format!("cannot take {k} elements of rows of {n}"),
         ));
     }
     let (rows_i, k_i) = (rows as i32, k as i32); // both were dimensions, or are below one

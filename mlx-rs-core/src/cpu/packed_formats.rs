@@ -149,8 +149,8 @@ impl QuantizedMatrix {
         let supers = supers.astype(Dtype::Float32)?;
         let product = bytes.astype(Dtype::Float32)?.multiply(&supers)?;
         let part = |at: i32| {
-            let own = product.slice_axis(3, at, at + 1)?;
-            own.reshape(&[blocks, count * per, rows])
+            let factor = product.slice_axis(3, at, at + 1)?;
+            factor.reshape(&[blocks, count * per, rows])
         };
         Ok([part(0)?, part(1)?.negative()?])
     }

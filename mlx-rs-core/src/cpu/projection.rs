@@ -144,11 +144,11 @@ impl<'a> Projection<'a> {
         let mut n = 0;
         for (matrix, bias) in self.parts {
             let size = matrix.size();
-            let held = match matrix {
+            let packed = match matrix {
                 Matrix::Quantized(q) if holds => q.held(),
                 _ => None,
             };
-            if held.is_none() {
+            if packed.is_none() {
                 inputs.extend(matrix.arrays());
             }
             if let Some(bias) = bias {
@@ -161,7 +161,7 @@ impl<'a> Projection<'a> {
                 kind: matrix.kind(),
                 size,
                 bias: bias.is_some(),
-                held,
+                held: packed,
             });
             n += size.n;
         }

@@ -393,8 +393,8 @@ impl QuantizedMatrix {
     /// ```
     pub fn rows(&self, from: i32, to: i32) -> Result<Option<Self>> {
         let (n, band) = (self.outputs(), INTERLEAVED_ROWS as i32);
-        let whole = from % band == 0 && (to % band == 0 || to == n);
-        if !whole || from < 0 || from >= to || to > n {
+        let aligned = from % band == 0 && (to % band == 0 || to == n);
+        if !aligned || from < 0 || from >= to || to > n {
             return Ok(None);
         }
         let cut = |a: &Array| a.slice_axis(0, from / band, (to + band - 1) / band);
@@ -451,13 +451,13 @@ impl QuantizedMatrix {
         let wide = parts.iter().find(|m| m.scales == ScaleFormat::F32);
         let scales = wide.unwrap_or(first).scales;
         let all = |i: usize| -> Result<Array> {
-            let own = parts.iter().map(|m| match (m.arrays().get(i), scales) {
+            let same_part = parts.iter().map(|m| match (m.arrays().get(i), scales) {
                 (Some(a), ScaleFormat::F32) if i > 0 => a.astype(Dtype::Float32),
                 (Some(a), _) => Ok(a.clone()),
                 (None, _) => Err(lost()),
             });
-            let own = own.collect::<Result<Vec<_>>>()?;
-            let joined = crate::concatenate(&own.iter().collect::<Vec<_>>(), 0)?;
+            let same_part = same_part.collect::<Result<Vec<_>>>()?;
+            let joined = crate::concatenate(&same_part.iter().collect::<Vec<_>>(), 0)?;
             crate::eval([&joined])?;
             Ok(joined)
         };

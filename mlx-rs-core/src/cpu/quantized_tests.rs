@@ -52,11 +52,11 @@ fn small_floats_are_those_of_mlx() {
                 let q = Quantized::quantize(&noise(&[n, 32]), group, bits, mode).unwrap();
                 QuantizedMatrix::new(&q).unwrap().unwrap()
             };
-            let (whole, short) = (joined(16), joined(12));
-            let both = QuantizedMatrix::joined(&[&whole, &whole]).unwrap();
+            let (joined_16, short) = (joined(16), joined(12));
+            let both = QuantizedMatrix::joined(&[&joined_16, &joined_16]).unwrap();
             assert_eq!(both.map(|m| (m.mode(), m.shape())), Some((mode, [32, 32])));
             assert!(
-                QuantizedMatrix::joined(&[&whole, &short])
+                QuantizedMatrix::joined(&[&joined_16, &short])
                     .unwrap()
                     .is_none()
             );

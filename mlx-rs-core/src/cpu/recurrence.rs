@@ -132,10 +132,10 @@ impl Memory {
         }
         let shapes = self.state_shapes(rows);
         let count = |shape: &[i32]| shape.iter().fold(1i64, |n, &d| n.saturating_mul(d.into()));
-        let found = wide(self.heads, self.value_dim);
+        let output_shape = wide(self.heads, self.value_dim);
         let total = shapes
             .iter()
-            .fold(count(&found), |n, s| n.saturating_add(count(s)));
+            .fold(count(&output_shape), |n, s| n.saturating_add(count(s)));
         let total = i32::try_from(total)
             .map_err(|_| fault("the outputs have more elements than an array".into()))?;
         let work = MatrixMemory {
@@ -153,18 +153,18 @@ impl Memory {
         let mut from = 0;
         let mut part = |shape: &[i32]| {
             let to = from + shape.iter().product::<i32>();
-            let own = all.slice_axis(0, from, to)?.reshape(shape);
+            let part_array = all.slice_axis(0, from, to)?.reshape(shape);
             from = to;
-            own
+            part_array
         };
-        let y = part(&found)?;
+        let y = part(&output_shape)?;
         let after = shapes.iter().map(|shape| {
-            let own = part(shape)?;
+            let output = part(shape)?;
             // A view would keep the outputs of all positions in memory.
             if length == 1 {
-                Ok(own)
+                Ok(output)
             } else {
-                own.contiguous()
+                output.contiguous()
             }
         });
         let after = after.collect::<Result<_>>()?;
@@ -216,7 +216,7 @@ mod tests {
             let state: Vec<Array> = (MEMORY.state_shapes(2).iter().zip(5..))
                 .map(|(shape, seed)| random(shape, seed))
                 .collect();
-            let [found, expected] = [&views, &copies].map(|[q, k, v, f, i]| {
+            let [actual, expected] = [&views, &copies].map(|[q, k, v, f, i]| {
                 let positions = MemoryInputs {
                     q,
                     k,
@@ -230,8 +230,8 @@ mod tests {
                 all.extend(after.iter().map(|a| a.to_vec::<f32>().unwrap()));
                 all
             });
-            assert_eq!(found, expected);
-            assert!(found.iter().flatten().all(|x| x.is_finite()));
+            assert_eq!(actual, expected);
+            assert!(actual.iter().flatten().all(|x| x.is_finite()));
         });
     }
 
@@ -248,8 +248,8 @@ mod tests {
                     .collect();
                 let (mut from, mut all) = (0, Vec::new());
                 for piece in pieces {
-                    let own = |a: &Array| a.slice_axis(1, from, from + piece).unwrap();
-                    let (q, k, v, f, i) = (own(&q), own(&k), own(&v), own(&f), own(&i));
+                    let slice = |a: &Array| a.slice_axis(1, from, from + piece).unwrap();
+                    let (q, k, v, f, i) = (slice(&q), slice(&k), slice(&v), slice(&f), slice(&i));
                     let positions = MemoryInputs {
                         q: &q,
                         k: &k,
@@ -264,10 +264,10 @@ mod tests {
                 all.extend(state.iter().flat_map(|a| a.to_vec::<f32>().unwrap()));
                 all
             };
-            let whole = run(&[50]);
+            let one_pass = run(&[50]);
             for pieces in [&[1; 50][..], &[17, 1, 32], &[49, 1], &[2, 48]] {
-                for (piece, whole) in run(pieces).iter().zip(&whole) {
-                    assert!((piece - whole).abs() < 1e-5, "{piece} {whole}");
+                for (piece, one_pass) in run(pieces).iter().zip(&one_pass) {
+                    assert!((piece - one_pass).abs() < 1e-5, "{piece} {one_pass}");
                 }
             }
         });

@@ -48,7 +48,10 @@ pub fn sample(logits: &Array, rows: Vec<SampleRow>) -> Result<Array> {
     let (count, n) = size(OP, logits)?;
     let shape = |message: String| Err(Error::new(ErrorKind::Shape, OP, message));
     if rows.len() != count {
-        return shape(format!("{} rows for logits of {count}", rows.len()));
+        return shape(format!(
+            "{} rows were given for {count} rows of logits",
+            rows.len()
+        ));
     }
     // The kernel returns tokens as float32, which represents larger ones inexactly.
     let beyond =

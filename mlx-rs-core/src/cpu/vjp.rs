@@ -183,8 +183,11 @@ mod tests {
             assert_eq!(dw[0].dtype(), dtype);
             let (rows, columns) = (c.squeeze_axis(0).unwrap(), x.squeeze_axis(0).unwrap());
             let expected = rows.swap_axes(0, 1).unwrap().matmul(&columns).unwrap();
-            let found = dw[0].astype(Dtype::Float32).unwrap();
-            assert!(found.all_close(&expected, 1e-2, 1e-2).unwrap(), "{dtype:?}");
+            let actual = dw[0].astype(Dtype::Float32).unwrap();
+            assert!(
+                actual.all_close(&expected, 1e-2, 1e-2).unwrap(),
+                "{dtype:?}"
+            );
         }
     }
 }

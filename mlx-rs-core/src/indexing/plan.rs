@@ -414,12 +414,12 @@ impl Builder<'_> {
             (Some(first), Some(last)) => columns[first..=last].iter().all(advanced),
             _ => false,
         };
-        let mut kept = Vec::new();
+        let mut entries = Vec::new();
         // Axis counts are far below i32::MAX.
         let mut sliced_axis = 0i32;
         for (i, column) in columns.into_iter().enumerate() {
             if together && Some(i) == first {
-                plan.place = kept.len();
+                plan.place = entries.len();
             }
             let axis = plan.view.len() as i32;
             match column {
@@ -427,13 +427,13 @@ impl Builder<'_> {
                 Column::New => {
                     plan.inserted.push(axis);
                     plan.view.push(1);
-                    kept.push(1);
+                    entries.push(1);
                     continue;
                 }
                 Column::Drop => plan.dropped.push(sliced_axis),
                 Column::Keep(count) => {
                     plan.view.push(count);
-                    kept.push(count);
+                    entries.push(count);
                 }
                 Column::Gather(indices) => {
                     plan.view.push(plan.merged[sliced_axis as usize]);
@@ -458,9 +458,9 @@ impl Builder<'_> {
         if plan.gathered.is_empty() {
             plan.place = 0;
         }
-        plan.result = kept[..plan.place].to_vec();
+        plan.result = entries[..plan.place].to_vec();
         plan.result.extend(&plan.broadcast);
-        plan.result.extend(&kept[plan.place..]);
+        plan.result.extend(&entries[plan.place..]);
         Ok(plan)
     }
 }
@@ -494,19 +494,19 @@ pub(super) fn lone_mask<'i, 'a>(
 ) -> Option<(&'i Entry<'a>, usize)> {
     let used: usize = index.iter().map(|i| i.0.axes()).sum();
     let left = array.ndim().checked_sub(used)?;
-    let (mut axis, mut found) = (0, None);
+    let (mut axis, mut mask_axis) = (0, None);
     for Index(entry) in index {
         match entry {
             Entry::Ellipsis => axis += left,
             Entry::Slice(span) if is_whole(*span, *array.shape().get(axis)?) => axis += 1,
             _ => {
                 let mask = entry.mask_shape()?;
-                if found.replace((entry, axis)).is_some() {
+                if mask_axis.replace((entry, axis)).is_some() {
                     return None;
                 }
                 axis += mask.len();
             }
         }
     }
-    found
+    mask_axis
 }

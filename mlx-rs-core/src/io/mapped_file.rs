@@ -102,8 +102,8 @@ impl MappedFile {
         if cfg!(target_endian = "big") {
             return Err(fault("this machine has another byte order".into()));
         }
-        let own = self.0.get(bytes.clone());
-        match own.is_some_and(|own| bytemuck::try_cast_slice::<u8, T>(own).is_ok()) {
+        let slice = self.0.get(bytes.clone());
+        match slice.is_some_and(|slice| bytemuck::try_cast_slice::<u8, T>(slice).is_ok()) {
             true => Ok(()),
             false => Err(fault(format!(
                 "bytes {} to {} are no numbers of {kind} in a file of {} bytes",
@@ -186,9 +186,9 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let file = MappedFile::open(&path).unwrap();
         assert_eq!(file.bytes(), bytes);
-        let found = file.floats(4..20).unwrap();
-        assert_eq!(found.as_ref(), &values[1..5]);
-        assert_eq!(format!("{found:?}"), "4 float32, mapped");
+        let actual = file.floats(4..20).unwrap();
+        assert_eq!(actual.as_ref(), &values[1..5]);
+        assert_eq!(format!("{actual:?}"), "4 float32, mapped");
         assert!(file.floats(0..0).unwrap().as_ref().is_empty());
         for wrong in [0..37, 1..5, 0..3, 36..40, 40..44, 4..usize::MAX] {
             let error = file.floats(wrong.clone()).unwrap_err();
@@ -204,7 +204,7 @@ mod tests {
         // The mapping outlives the name.
         std::fs::remove_file(&path).unwrap();
         drop(file);
-        assert_eq!(found.as_ref(), &values[1..5]);
+        assert_eq!(actual.as_ref(), &values[1..5]);
     }
 
     #[test]

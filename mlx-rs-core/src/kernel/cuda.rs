@@ -42,6 +42,11 @@ const OP: &str = "cuda_kernel";
 /// }
 /// # Ok(()) }
 /// ```
+#[doc(alias(
+    "mlx_fast_cuda_kernel_new",
+    "mlx_fast_cuda_kernel_free",
+    "mlx_fast_cuda_kernel_apply"
+))]
 #[derive(Debug)]
 pub struct CudaKernel {
     definition: Definition,
@@ -105,6 +110,18 @@ impl CudaKernel {
     ///
     /// # Errors
     /// As [`MetalKernel::launch`](super::MetalKernel::launch), with CUDA for Metal.
+    #[doc(alias(
+        "mlx_fast_cuda_kernel_config_new",
+        "mlx_fast_cuda_kernel_config_free",
+        "mlx_fast_cuda_kernel_config_add_output_arg",
+        "mlx_fast_cuda_kernel_config_set_grid",
+        "mlx_fast_cuda_kernel_config_set_thread_group",
+        "mlx_fast_cuda_kernel_config_set_init_value",
+        "mlx_fast_cuda_kernel_config_set_verbose",
+        "mlx_fast_cuda_kernel_config_add_template_arg_dtype",
+        "mlx_fast_cuda_kernel_config_add_template_arg_int",
+        "mlx_fast_cuda_kernel_config_add_template_arg_bool"
+    ))]
     pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
         let definition = &self.definition;
         definition.check(launch, cuda_is_available(), "CUDA")?;

@@ -37,6 +37,11 @@ const OP: &str = "metal_kernel";
 /// }
 /// # Ok(()) }
 /// ```
+#[doc(alias(
+    "mlx_fast_metal_kernel_new",
+    "mlx_fast_metal_kernel_free",
+    "mlx_fast_metal_kernel_apply"
+))]
 #[derive(Debug)]
 pub struct MetalKernel {
     pub(super) definition: Definition,
@@ -93,6 +98,18 @@ impl MetalKernel {
     /// [`ErrorKind::Shape`](crate::ErrorKind::Shape) when the launch does not match the kernel, or
     /// fits no device; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) without Metal, or
     /// if the current stream is on the CPU.
+    #[doc(alias(
+        "mlx_fast_metal_kernel_config_new",
+        "mlx_fast_metal_kernel_config_free",
+        "mlx_fast_metal_kernel_config_add_output_arg",
+        "mlx_fast_metal_kernel_config_set_grid",
+        "mlx_fast_metal_kernel_config_set_thread_group",
+        "mlx_fast_metal_kernel_config_set_init_value",
+        "mlx_fast_metal_kernel_config_set_verbose",
+        "mlx_fast_metal_kernel_config_add_template_arg_dtype",
+        "mlx_fast_metal_kernel_config_add_template_arg_int",
+        "mlx_fast_metal_kernel_config_add_template_arg_bool"
+    ))]
     pub unsafe fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
         let definition = &self.definition;
         definition.check(launch, metal_is_available(), "Metal")?;

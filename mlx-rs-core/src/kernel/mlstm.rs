@@ -169,7 +169,7 @@ impl MlstmSource {
             Dialect::Metal => ("thread_position_in_grid.x", "metal::exp"),
             Dialect::Cuda => ("cg::this_grid().thread_rank()", "expf"),
         };
-        let whole = |name, inputs, outputs, body: &str| Self {
+        let stage = |name, inputs, outputs, body: &str| Self {
             name,
             inputs,
             outputs,
@@ -179,25 +179,25 @@ impl MlstmSource {
             ),
         };
         [
-            whole(
+            stage(
                 "mlstm_gates",
                 &["i", "f", "m"],
                 &["most", "kept", "taken"],
                 GATES,
             ),
-            whole(
+            stage(
                 "mlstm_scores",
                 &["q", "k", "i", "f", "most"],
                 &["scores"],
                 SCORES,
             ),
-            whole(
+            stage(
                 "mlstm_memory",
                 &["k", "v", "kept", "taken", "c", "n"],
                 &["starts", "after"],
                 MEMORY,
             ),
-            whole(
+            stage(
                 "mlstm_outputs",
                 &["q", "v", "most", "kept", "scores", "starts", "eps"],
                 &["h"],
@@ -429,12 +429,12 @@ pub fn mlstm(
         )
     };
     let gates = run(0, &[i, f, &memory.m])?;
-    let [most, kept, taken] = <[Array; 3]>::try_from(gates).map_err(|_| lost())?;
+    let [most, decay, taken] = <[Array; 3]>::try_from(gates).map_err(|_| lost())?;
     let scores = run(1, &[q, k, i, f, &most])?.pop().ok_or_else(lost)?;
-    let memories = run(2, &[k, v, &kept, &taken, &memory.c, &memory.n])?;
+    let memories = run(2, &[k, v, &decay, &taken, &memory.c, &memory.n])?;
     let [starts, after] = <[Array; 2]>::try_from(memories).map_err(|_| lost())?;
     let eps = Array::vector(&[eps])?;
-    let h = run(3, &[q, v, &most, &kept, &scores, &starts, &eps])?
+    let h = run(3, &[q, v, &most, &decay, &scores, &starts, &eps])?
         .pop()
         .ok_or_else(lost)?;
     let (width, last) = (sizes.value_dim, sizes.length - 1);

@@ -185,7 +185,7 @@ impl Definition {
         }
         for what in inputs.iter().chain(outputs) {
             if names.contains(what) {
-                return Err(bad(format!("the name {what:?} is there twice")));
+                return Err(bad(format!("the name {what:?} is given twice")));
             }
             names.push(*what);
         }
@@ -247,7 +247,7 @@ impl Definition {
             if launch.template[..i].iter().any(|(other, _)| other == name) {
                 return bad(
                     ErrorKind::Value,
-                    format!("the constant {name:?} is there twice"),
+                    format!("the constant {name:?} is given twice"),
                 );
             }
         }
@@ -320,7 +320,7 @@ const MAX_THREADS: u32 = 1024;
 
 fn text(op: &'static str, text: &str) -> Result<CString> {
     CString::new(text)
-        .map_err(|_| Error::new(ErrorKind::Value, op, "the source or a name has a NUL in it"))
+        .map_err(|_| Error::new(ErrorKind::Value, op, "the source or a name contains a NUL"))
 }
 
 /// Checks a name, because names become part of the source.

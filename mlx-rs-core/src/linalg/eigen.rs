@@ -78,6 +78,7 @@ impl Triangle {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_eigh")]
 pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
     let op = "eigh";
     let n = square(op, a, true)?;
@@ -113,6 +114,7 @@ pub fn eigh(a: &Array, triangle: Triangle) -> Result<(Array, Array)> {
 ///
 /// # Errors
 /// As [`eigh`].
+#[doc(alias = "mlx_linalg_eigvalsh")]
 pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
     let op = "eigvalsh";
     let n = square(op, a, true)?;
@@ -140,6 +142,7 @@ pub fn eigvalsh(a: &Array, triangle: Triangle) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_eig")]
 pub fn eig(a: &Array) -> Result<(Array, Array)> {
     let op = "eig";
     let n = square(op, a, true)?;
@@ -165,6 +168,7 @@ pub fn eig(a: &Array) -> Result<(Array, Array)> {
 ///
 /// # Errors
 /// As [`eig`].
+#[doc(alias = "mlx_linalg_eigvals")]
 pub fn eigvals(a: &Array) -> Result<Array> {
     let op = "eigvals";
     let n = square(op, a, true)?;
@@ -193,6 +197,7 @@ pub fn eigvals(a: &Array) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_svd")]
 pub fn svd(a: &Array) -> Result<(Array, Array, Array)> {
     let op = "svd";
     let (sound, mut parts) = svd_parts(op, a, true)?;
@@ -215,6 +220,7 @@ pub fn svd(a: &Array) -> Result<(Array, Array, Array)> {
 ///
 /// # Errors
 /// As [`svd`].
+#[doc(alias = "mlx_linalg_svd")]
 pub fn singular_values(a: &Array) -> Result<Array> {
     let op = "singular_values";
     let (sound, mut parts) = svd_parts(op, a, false)?;
@@ -250,6 +256,7 @@ fn svd_parts(op: &'static str, a: &Array, vectors: bool) -> Result<(Sound, Vec<A
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_pinv")]
 pub fn pinv(a: &Array) -> Result<Array> {
     let op = "pinv";
     let (m, n) = matrices(op, a, false)?;

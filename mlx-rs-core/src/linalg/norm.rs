@@ -40,6 +40,7 @@ pub enum Norm {
 /// [`ErrorKind::Index`] for axes that do not exist or are repeated; [`ErrorKind::Shape`] for
 /// another number of axes; [`ErrorKind::Value`] for a norm that matrices do not have;
 /// [`ErrorKind::Dtype`] for a `p`-norm of values that are no floats.
+#[doc(alias("mlx_linalg_norm", "mlx_linalg_norm_matrix", "mlx_linalg_norm_l2"))]
 pub fn norm<'a>(
     a: &Array,
     which: Norm,
@@ -72,7 +73,10 @@ pub fn norm<'a>(
         }
         Norm::P(_) | Norm::Frobenius | Norm::Nuclear if axes.is_empty() || axes.len() > 2 => bad(
             ErrorKind::Shape,
-            format!("{} axes; vectors have one, matrices two", axes.len()),
+            format!(
+                "{} axes were given; a norm of vectors takes one, of matrices two",
+                axes.len()
+            ),
         ),
         Norm::P(p) => {
             let special = [1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY].contains(&p);
@@ -95,7 +99,7 @@ pub fn norm<'a>(
         }
         Norm::Frobenius | Norm::Nuclear if axes.len() != 2 => bad(
             ErrorKind::Shape,
-            String::from("this norm is one of matrices: give two axes"),
+            String::from("this norm is defined for matrices: give two axes"),
         ),
         Norm::Frobenius => call::array(op, |out, s| {
             // SAFETY: pointer and length describe the axes, which exist; the name is a static
@@ -159,6 +163,7 @@ fn spectral(a: &Array, axes: &[i32], keepdims: bool, greatest: bool) -> Result<A
 /// # Errors
 /// [`ErrorKind::Index`] when the axis does not exist; [`ErrorKind::Shape`] when it has another
 /// length or the arrays do not broadcast; [`ErrorKind::Dtype`] for booleans.
+#[doc(alias = "mlx_linalg_cross")]
 pub fn cross(a: &Array, b: &Array, axis: i32) -> Result<Array> {
     let op = "cross";
     let (la, lb) = (a.shape()[a.axis(op, axis)?], b.shape()[b.axis(op, axis)?]);

@@ -27,6 +27,7 @@ use crate::ops::where_;
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_cholesky")]
 pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
     let op = "cholesky";
     square(op, a, false)?;
@@ -62,6 +63,7 @@ pub fn cholesky(a: &Array, upper: bool) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_cholesky_inv")]
 pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
     let op = "cholesky_inv";
     let n = square(op, factor, false)?;
@@ -89,6 +91,7 @@ pub fn cholesky_inv(factor: &Array, upper: bool) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without square matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_tri_inv")]
 pub fn tri_inv(a: &Array, upper: bool) -> Result<Array> {
     let op = "tri_inv";
     let n = square(op, a, false)?;
@@ -119,6 +122,7 @@ pub fn tri_inv(a: &Array, upper: bool) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for arrays without matrices; [`ErrorKind::Dtype`] for other types.
+#[doc(alias = "mlx_linalg_qr")]
 pub fn qr(a: &Array) -> Result<(Array, Array)> {
     let op = "qr";
     matrices(op, a, false)?;
@@ -252,6 +256,7 @@ pub fn solve(a: &Array, b: &Array) -> Result<Array> {
 ///
 /// # Errors
 /// As [`solve`].
+#[doc(alias = "mlx_linalg_solve_triangular")]
 pub fn solve_triangular(a: &Array, b: &Array, upper: bool) -> Result<Array> {
     let op = "solve_triangular";
     let (right, vector) = right_side(op, a, b)?;

@@ -30,6 +30,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count or an axis too long to be counted.
+    #[doc(alias = "mlx_tile")]
     pub fn tile(&self, reps: &[i32]) -> Result<Array> {
         let op = "tile";
         let axes = self.ndim().max(reps.len());
@@ -66,6 +67,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice.
+    #[doc(alias("mlx_roll_axis", "mlx_roll"))]
     pub fn roll<'a>(&self, shift: i32, axes: impl Into<Axes<'a>>) -> Result<Array> {
         let op = "roll";
         match axes.into() {
@@ -102,6 +104,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one shift per axis; [`ErrorKind::Index`] for axes
     /// that do not exist or are named twice.
+    #[doc(alias = "mlx_roll_axes")]
     pub fn roll_axes(&self, shifts: &[i32], axes: &[i32]) -> Result<Array> {
         let op = "roll";
         let axes = self.distinct_axes(op, axes)?;
@@ -109,7 +112,11 @@ impl Array {
             return Err(Error::new(
                 ErrorKind::Shape,
                 op,
-                format!("{} shifts for {} axes", shifts.len(), axes.len()),
+                format!(
+                    "{} shifts were given for {} axes; give one for each",
+                    shifts.len(),
+                    axes.len()
+                ),
             ));
         }
         let shifts: Vec<i32> = shifts
@@ -144,6 +151,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count or more elements than one axis can count.
+    #[doc(alias = "mlx_repeat")]
     pub fn repeat_flat(&self, repeats: i32) -> Result<Array> {
         let op = "repeat";
         let n = self.count(op)?;
@@ -173,6 +181,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
+    #[doc(alias = "mlx_moveaxis")]
     pub fn move_axis(&self, from: i32, to: i32) -> Result<Array> {
         self.axis("move_axis", from)?;
         self.axis("move_axis", to)?;
@@ -193,6 +202,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; [`ErrorKind::Shape`] when the lengths do
     /// not multiply to its.
+    #[doc(alias = "mlx_unflatten")]
     pub fn unflatten(&self, axis: i32, shape: &[i32]) -> Result<Array> {
         let op = "unflatten";
         let length = i64::from(self.shape()[self.axis(op, axis)?]);
@@ -230,6 +240,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when a position is beyond the end or named twice.
+    #[doc(alias = "mlx_expand_dims_axes")]
     pub fn expand_dims_axes(&self, axes: &[i32]) -> Result<Array> {
         let op = "expand_dims";
         let total = self.ndim() + axes.len();
@@ -268,6 +279,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; MLX's message when one
     /// is longer.
+    #[doc(alias = "mlx_squeeze_axes")]
     pub fn squeeze_axes(&self, axes: &[i32]) -> Result<Array> {
         let axes = self.distinct_axes("squeeze", axes)?;
         call::array("squeeze", |out, s| {
@@ -288,6 +300,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] without the axis, or for positions that do not ascend inside it.
+    #[doc(alias = "mlx_split_sections")]
     pub fn split_at(&self, positions: &[i32], axis: i32) -> Result<Vec<Array>> {
         let op = "split_at";
         let length = self.shape()[self.axis(op, axis)?];
@@ -301,14 +314,14 @@ impl Array {
             ));
         }
         // See `split`.
-        let this = self.contiguous()?;
+        let row_major = self.contiguous()?;
         call::arrays(op, |out, s| {
             // SAFETY: pointer and length describe the positions, which ascend inside the axis; no
             // axis runs backwards.
             unsafe {
                 sys::mlx_split_sections(
                     out,
-                    this.raw(),
+                    row_major.raw(),
                     positions.as_ptr(),
                     positions.len(),
                     axis,
@@ -331,6 +344,7 @@ impl Array {
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for more elements than one axis can
 /// count.
+#[doc(alias = "mlx_concatenate")]
 pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
     let op = "concatenate";
     let total: usize = arrays.iter().map(|a| a.size()).sum();
@@ -366,6 +380,7 @@ pub fn concatenate_flat(arrays: &[&Array]) -> Result<Array> {
 ///
 /// # Errors
 /// MLX's message when the shapes do not broadcast.
+#[doc(alias = "mlx_broadcast_arrays")]
 pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
     let vec = ArrayVec::new("broadcast_arrays", arrays.iter().copied())?;
     call::arrays("broadcast_arrays", |out, s| {
@@ -389,6 +404,7 @@ pub fn broadcast_arrays(arrays: &[&Array]) -> Result<Vec<Array>> {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; [`ErrorKind::Shape`] for arrays of more than one axis.
+#[doc(alias = "mlx_meshgrid")]
 pub fn meshgrid(arrays: &[&Array], sparse: bool, indexing: GridIndexing) -> Result<Vec<Array>> {
     let op = "meshgrid";
     if arrays.is_empty() {
@@ -436,6 +452,7 @@ pub enum GridIndexing {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without inputs.
+#[doc(alias = "mlx_depends")]
 pub fn depends(inputs: &[&Array], dependencies: &[&Array]) -> Result<Vec<Array>> {
     let op = "depends";
     if inputs.is_empty() {

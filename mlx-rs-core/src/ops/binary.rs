@@ -30,6 +30,7 @@ binary_ops! {
     /// assert!(array!([1.0])?.arctan2(&array!([0.0])?)?.all_close(&array!([PI / 2.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_arctan2")]
     arctan2 = mlx_arctan2;
     /// Bitwise and, of integers or booleans.
     ///
@@ -38,6 +39,7 @@ binary_ops! {
     /// assert_eq!(array!([6])?.bitwise_and(&array!([3])?)?.to_vec::<i32>()?, [2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_bitwise_and")]
     bitwise_and = mlx_bitwise_and;
     /// Bitwise or, of integers or booleans.
     ///
@@ -46,6 +48,7 @@ binary_ops! {
     /// assert_eq!(array!([6])?.bitwise_or(&array!([3])?)?.to_vec::<i32>()?, [7]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_bitwise_or")]
     bitwise_or = mlx_bitwise_or;
     /// Bitwise exclusive or, of integers or booleans.
     ///
@@ -54,6 +57,7 @@ binary_ops! {
     /// assert_eq!(array!([6])?.bitwise_xor(&array!([3])?)?.to_vec::<i32>()?, [5]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_bitwise_xor")]
     bitwise_xor = mlx_bitwise_xor;
     /// Bits moved up by `other`, which must be below the number of bits of the type. Beyond it the
     /// value is unspecified.
@@ -63,6 +67,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 3])?.left_shift(&array!(2)?)?.to_vec::<i32>()?, [4, 12]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_left_shift")]
     left_shift = mlx_left_shift;
     /// Bits moved down by `other`, which must be below the number of bits of the type. Beyond it
     /// the value is unspecified.
@@ -72,6 +77,7 @@ binary_ops! {
     /// assert_eq!(array!([4, 13])?.right_shift(&array!(2)?)?.to_vec::<i32>()?, [1, 3]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_right_shift")]
     right_shift = mlx_right_shift;
     /// Sum.
     ///
@@ -81,6 +87,7 @@ binary_ops! {
     /// assert_eq!(column.add(&row)?.to_vec::<f32>()?, [11.0, 12.0, 21.0, 22.0]); // [2, 1] + [2] -> [2, 2]
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_add")]
     add = mlx_add;
     /// Difference.
     ///
@@ -89,6 +96,7 @@ binary_ops! {
     /// assert_eq!(array!([5, 7])?.subtract(&array!([2, 9])?)?.to_vec::<i32>()?, [3, -2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_subtract")]
     subtract = mlx_subtract;
     /// Product.
     ///
@@ -97,6 +105,7 @@ binary_ops! {
     /// assert_eq!(array!([2, 3])?.multiply(&array!(4)?)?.to_vec::<i32>()?, [8, 12]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_multiply")]
     multiply = mlx_multiply;
     /// Quotient; integers are divided as floats.
     ///
@@ -105,6 +114,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 3])?.divide(&array!(2)?)?.to_vec::<f32>()?, [0.5, 1.5]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_divide")]
     divide = mlx_divide;
     /// The greater of both values.
     ///
@@ -113,6 +123,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 5])?.maximum(&array!([3, 2])?)?.to_vec::<i32>()?, [3, 5]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_maximum")]
     maximum = mlx_maximum;
     /// The lesser of both values.
     ///
@@ -121,6 +132,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 5])?.minimum(&array!([3, 2])?)?.to_vec::<i32>()?, [1, 2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_minimum")]
     minimum = mlx_minimum;
     /// `log(exp(a) + exp(b))`, stable.
     ///
@@ -130,6 +142,7 @@ binary_ops! {
     /// assert!(y.all_close(&array!([2.0f32.ln(), 1000.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_logaddexp")]
     logaddexp = mlx_logaddexp;
     /// Whether the values are equal.
     ///
@@ -138,6 +151,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 2])?.equal(&array!([1, 3])?)?.to_vec::<bool>()?, [true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_equal")]
     equal = mlx_equal;
     /// Whether the values differ.
     ///
@@ -146,6 +160,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 2])?.not_equal(&array!([1, 3])?)?.to_vec::<bool>()?, [false, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_not_equal")]
     not_equal = mlx_not_equal;
     /// `a > b`.
     ///
@@ -154,6 +169,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 2, 3])?.greater(&array!(2)?)?.to_vec::<bool>()?, [false, false, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_greater")]
     greater = mlx_greater;
     /// `a >= b`.
     ///
@@ -162,6 +178,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 2, 3])?.greater_equal(&array!(2)?)?.to_vec::<bool>()?, [false, true, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_greater_equal")]
     greater_equal = mlx_greater_equal;
     /// `a < b`.
     ///
@@ -170,6 +187,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 2, 3])?.less(&array!(2)?)?.to_vec::<bool>()?, [true, false, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_less")]
     less = mlx_less;
     /// `a <= b`.
     ///
@@ -178,6 +196,7 @@ binary_ops! {
     /// assert_eq!(array!([1, 2, 3])?.less_equal(&array!(2)?)?.to_vec::<bool>()?, [true, true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_less_equal")]
     less_equal = mlx_less_equal;
     /// Logical and.
     ///
@@ -187,6 +206,7 @@ binary_ops! {
     /// assert_eq!(a.logical_and(&b)?.to_vec::<bool>()?, [true, false, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_logical_and")]
     logical_and = mlx_logical_and;
     /// Logical or.
     ///
@@ -196,6 +216,7 @@ binary_ops! {
     /// assert_eq!(a.logical_or(&b)?.to_vec::<bool>()?, [true, true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_logical_or")]
     logical_or = mlx_logical_or;
 }
 
@@ -212,6 +233,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
+    #[doc(alias = "mlx_floor_divide")]
     pub fn floor_divide(&self, other: &Array) -> Result<Array> {
         if self.floats(other) {
             return self.floor_divide_raw(other);
@@ -235,6 +257,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
+    #[doc(alias = "mlx_remainder")]
     pub fn remainder(&self, other: &Array) -> Result<Array> {
         if self.floats(other) {
             return self.remainder_raw(other);
@@ -338,6 +361,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
+    #[doc(alias = "mlx_power")]
     pub fn power(&self, other: &Array) -> Result<Array> {
         let endless = !self.floats(other) && other.dtype().is_signed_integer();
         if !endless {
@@ -374,6 +398,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when evaluation fails.
+    #[doc(alias = "mlx_array_equal")]
     pub fn array_equal(&self, other: &Array) -> Result<bool> {
         call::array("array_equal", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -394,6 +419,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast.
+    #[doc(alias = "mlx_allclose")]
     pub fn all_close(&self, other: &Array, rtol: f64, atol: f64) -> Result<bool> {
         call::array("all_close", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -414,6 +440,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast.
+    #[doc(alias = "mlx_isclose")]
     pub fn is_close(&self, other: &Array, rtol: f64, atol: f64, equal_nan: bool) -> Result<Array> {
         call::array("is_close", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -434,6 +461,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] when both ends are open; MLX's message when shapes do not broadcast.
+    #[doc(alias = "mlx_clip")]
     pub fn clip(&self, min: Option<&Array>, max: Option<&Array>) -> Result<Array> {
         if min.is_none() && max.is_none() {
             return Err(Error::new(
@@ -469,6 +497,7 @@ impl Array {
 ///
 /// # Errors
 /// MLX's message when the shapes do not broadcast.
+#[doc(alias = "mlx_where")]
 pub fn where_(condition: &Array, yes: &Array, no: &Array) -> Result<Array> {
     call::array("where", |out, s| {
         // SAFETY: all handles are live for the length of the call.

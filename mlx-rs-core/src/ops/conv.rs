@@ -130,33 +130,33 @@ impl Axis {
 
     /// An equivalent computation that MLX does correctly.
     fn lower(self, plain: bool) -> Lowered {
-        let own = Lowered {
+        let unchanged = Lowered {
             stuff: 1,
             around: (0, 0),
             axis: self,
             from: 0,
         };
         if self.is_sound(plain) {
-            return own;
+            return unchanged;
         }
         if self.input_dilation > 1 && self.stride == 1 {
             // Everything that the input reaches; the result is a part of it. Zeros in front and
             // behind stand for unreached places.
-            let whole = self.span() - 1;
+            let reach = self.span() - 1;
             let step = self.input_dilation;
-            let missing = |pad: i64| ((pad - whole).max(0) + step - 1) / step;
+            let missing = |pad: i64| ((pad - reach).max(0) + step - 1) / step;
             let around = (missing(self.low), missing(self.high));
             let axis = Axis {
                 length: self.length + around.0 + around.1,
-                low: whole,
-                high: whole,
+                low: reach,
+                high: reach,
                 ..self
             };
             return Lowered {
                 around,
                 axis: axis.with_out(),
-                from: whole - self.low + step * around.0,
-                ..own
+                from: reach - self.low + step * around.0,
+                ..unchanged
             };
         }
         let axis = Axis {
@@ -170,7 +170,7 @@ impl Axis {
             stuff: self.input_dilation,
             around: (self.low, self.high),
             axis,
-            ..own
+            ..unchanged
         }
     }
 }
@@ -202,7 +202,10 @@ fn spread(
             return Err(Error::new(
                 ErrorKind::Shape,
                 op,
-                format!("{} values of {name} for {axes} spatial axes", many.len()),
+                format!(
+                    "{} values of {name} were given for {axes} spatial axes; give none, one, or one for each",
+                    many.len()
+                ),
             ));
         }
     };
@@ -409,6 +412,7 @@ impl Array {
     /// Of the mixed second derivatives, take the one with respect to the input first. For a
     /// convolution without dilation, groups and flip, MLX cannot derive the kernel's derivative by
     /// the input. The result is wrong, or an error says that shapes do not broadcast.
+    #[doc(alias = "mlx_conv_general")]
     pub fn conv(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv";
         let plan = conv.plan(op, self, weight, false)?;
@@ -431,6 +435,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::conv`].
+    #[doc(alias = "mlx_conv_general")]
     pub fn conv_transpose(&self, weight: &Array, conv: &Conv) -> Result<Array> {
         let op = "conv_transpose";
         let plan = conv.plan(op, self, weight, true)?;

@@ -47,6 +47,7 @@ pub(super) fn check_shape(op: &'static str, shape: &[i32], dtype: Dtype) -> Resu
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+#[doc(alias = "mlx_zeros")]
 pub fn zeros(shape: &[i32], dtype: Dtype) -> Result<Array> {
     check_shape("zeros", shape, dtype)?;
     call::array("zeros", |out, s| {
@@ -65,6 +66,7 @@ pub fn zeros(shape: &[i32], dtype: Dtype) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+#[doc(alias = "mlx_ones")]
 pub fn ones(shape: &[i32], dtype: Dtype) -> Result<Array> {
     check_shape("ones", shape, dtype)?;
     call::array("ones", |out, s| {
@@ -100,6 +102,7 @@ pub fn full(shape: &[i32], value: &Array, dtype: Dtype) -> Result<Array> {
 /// # Errors
 /// [`ErrorKind::Value`] for a zero or non-finite step or bounds that are not finite;
 /// [`ErrorKind::OutOfMemory`] when there would be too many values.
+#[doc(alias = "mlx_arange")]
 pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
     if !(start.is_finite() && stop.is_finite() && step.is_finite() && step != 0.0) {
         return Err(Error::new(
@@ -137,6 +140,7 @@ pub fn arange(start: f64, stop: f64, step: f64, dtype: Dtype) -> Result<Array> {
 /// # Errors
 /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::OutOfMemory`] when there would be too
 /// many.
+#[doc(alias = "mlx_linspace")]
 pub fn linspace(start: f64, stop: f64, count: i32, dtype: Dtype) -> Result<Array> {
     if count < 0 {
         return Err(Error::new(
@@ -177,6 +181,7 @@ fn linspace_in_double(start: f64, stop: f64, count: i32) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+#[doc(alias = "mlx_eye")]
 pub fn eye(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
     check_shape("eye", &[rows, columns], dtype)?;
     if rows == 0 || columns == 0 {
@@ -200,6 +205,7 @@ pub fn eye(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+#[doc(alias = "mlx_identity")]
 pub fn identity(n: i32, dtype: Dtype) -> Result<Array> {
     check_shape("identity", &[n, n], dtype)?;
     if n == 0 {
@@ -221,6 +227,7 @@ pub fn identity(n: i32, dtype: Dtype) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] or [`ErrorKind::OutOfMemory`] when the shape is not possible.
+#[doc(alias = "mlx_tri")]
 pub fn tri(rows: i32, columns: i32, k: i32, dtype: Dtype) -> Result<Array> {
     check_shape("tri", &[rows, columns], dtype)?;
     let k = k.clamp(-rows, columns);
@@ -241,6 +248,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] when it would not fit the budget.
+    #[doc(alias = "mlx_zeros_like")]
     pub fn zeros_like(&self) -> Result<Array> {
         call::array("zeros_like", |out, s| {
             // SAFETY: all handles are live.
@@ -258,6 +266,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] when it would not fit the budget.
+    #[doc(alias = "mlx_ones_like")]
     pub fn ones_like(&self) -> Result<Array> {
         call::array("ones_like", |out, s| {
             // SAFETY: all handles are live.

@@ -107,10 +107,10 @@ pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
         .collect();
     let mut lengths: HashMap<char, i32> = HashMap::new();
     for (letters, shape) in inputs.iter().zip(shapes) {
-        let mut own: HashMap<char, i32> = HashMap::new();
+        let mut operand_sizes: HashMap<char, i32> = HashMap::new();
         for (&c, &d) in letters.iter().zip(*shape) {
             // Within one operand a letter is a diagonal, which does not broadcast.
-            if *own.entry(c).or_insert(d) != d {
+            if *operand_sizes.entry(c).or_insert(d) != d {
                 return Err(bad(
                     ErrorKind::Shape,
                     format!("'{c}' names axes of different lengths of one operand"),
@@ -158,7 +158,7 @@ pub(super) fn explicit(subscripts: &str, shapes: &[&[i32]]) -> Result<CString> {
     spelled.push_str("->");
     spelled.extend(&output);
     // Letters, commas and an arrow hold no NUL.
-    CString::new(spelled).map_err(|_| bad(ErrorKind::Value, "a NUL among the subscripts"))
+    CString::new(spelled).map_err(|_| bad(ErrorKind::Value, "the subscripts contain a NUL"))
 }
 
 #[cfg(test)]

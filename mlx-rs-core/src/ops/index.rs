@@ -99,6 +99,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when there is not one bound per axis; [`ErrorKind::Value`] for a zero
     /// stride.
+    #[doc(alias = "mlx_slice")]
     pub fn slice(&self, start: &[i32], stop: &[i32], strides: &[i32]) -> Result<Array> {
         let [start, stop, strides] = self.slice_args("slice", start, stop, strides)?;
         call::array("slice", |out, s| {
@@ -151,6 +152,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::slice`]; MLX's message when the update does not fit.
+    #[doc(alias = "mlx_slice_update")]
     pub fn slice_update(
         &self,
         update: &Array,
@@ -364,8 +366,8 @@ impl Array {
             return true;
         }
         let long = (0..self.ndim()).rfind(|&axis| size(axis) > 1).unwrap_or(0);
-        let whole = (0..long).all(|axis| size(axis) == self.shape()[axis]);
-        whole && (0..long).any(|axis| size(axis) > 1)
+        let full_before = (0..long).all(|axis| size(axis) == self.shape()[axis]);
+        full_before && (0..long).any(|axis| size(axis) > 1)
     }
 
     /// This array as indices, detached from gradients. MLX 0.32 refuses the gradient with respect
@@ -380,12 +382,12 @@ impl Array {
     /// [`Array::take`] of indices that are known to lie inside the axis.
     pub(crate) fn take_raw(&self, op: &'static str, indices: &Array, axis: i32) -> Result<Array> {
         let at = self.axis(op, axis)?;
-        let this = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
+        let laid_out = self.for_blocks(|i| if i == at { 1 } else { self.shape()[i] })?;
         let indices = &*indices.without_slope()?;
         call::array(op, |out, s| {
             // SAFETY: all handles are live; the axis exists and every index lies inside it, which
             // the callers check or enforce.
-            unsafe { mlx_sys::mlx_take_axis(out, this.raw(), indices.raw(), axis, s) }
+            unsafe { mlx_sys::mlx_take_axis(out, laid_out.raw(), indices.raw(), axis, s) }
         })
         .map_err(|e| e.with_inputs(&[self, indices]))
     }
@@ -405,6 +407,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] when an index or the axis is out of range; [`ErrorKind::Dtype`] for
     /// indices that are not integers.
+    #[doc(alias = "mlx_take_axis")]
     pub fn take(&self, indices: &Array, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("take", axis)?];
         Self::check_indices("take", indices, length)?;
@@ -421,6 +424,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::take`]; [`ErrorKind::Shape`] for more elements than one axis can count.
+    #[doc(alias = "mlx_take")]
     pub fn take_flat(&self, indices: &Array) -> Result<Array> {
         let length = self.count("take")?;
         Self::check_indices("take", indices, length)?;
@@ -443,6 +447,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when an index or the axis is out of range.
+    #[doc(alias = "mlx_take_axis")]
     pub fn take_ids(&self, ids: &[u32], axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("take_ids", axis)?];
         if let Some(bad) = ids.iter().find(|&&id| i64::from(id) >= i64::from(length)) {
@@ -468,6 +473,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; [`ErrorKind::Dtype`] for indices that are
     /// not integers.
+    #[doc(alias = "mlx_take_axis")]
     pub fn take_clamped(&self, indices: &Array, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("take_clamped", axis)?];
         let indices = Self::clamp_indices("take_clamped", indices, length)?;
@@ -486,6 +492,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
+    #[doc(alias = "mlx_take_along_axis")]
     pub fn take_along_axis(&self, indices: &Array, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("take_along_axis", axis)?];
         let indices = Self::clamp_indices("take_along_axis", indices, length)?;
@@ -516,6 +523,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
+    #[doc(alias = "mlx_put_along_axis")]
     pub fn put_along_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("put_along_axis", axis)?];
         let indices = Self::clamp_indices("put_along_axis", indices, length)?;

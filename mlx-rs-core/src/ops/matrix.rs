@@ -28,6 +28,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the shapes do not broadcast or the types do not fit.
+    #[doc(alias = "mlx_matmul")]
     pub fn matmul(&self, other: &Array) -> Result<Array> {
         call::array("matmul", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -47,6 +48,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the lengths differ.
+    #[doc(alias = "mlx_inner")]
     pub fn inner(&self, other: &Array) -> Result<Array> {
         call::array("inner", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -77,6 +79,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the shapes do not fit.
+    #[doc(alias = "mlx_addmm")]
     pub fn addmm(&self, a: &Array, b: &Array, alpha: f32, beta: f32) -> Result<Array> {
         call::array("addmm", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -88,8 +91,8 @@ impl Array {
             }
             // As in `unless_of_nothing`; the addend stays.
             let beta = Array::scalar(beta)?.astype(sum.dtype())?;
-            let own = self.astype(sum.dtype())?.multiply(&beta)?;
-            own.broadcast_to(sum.shape())
+            let scaled = self.astype(sum.dtype())?.multiply(&beta)?;
+            scaled.broadcast_to(sum.shape())
         })
         .map_err(|e| e.with_inputs(&[self, a, b]))
     }
@@ -104,6 +107,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message for fewer than two axes.
+    #[doc(alias = "mlx_tril")]
     pub fn tril(&self, k: i32) -> Result<Array> {
         let k = self.short_diagonal(k);
         call::array("tril", |out, s| {
@@ -123,6 +127,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message for fewer than two axes.
+    #[doc(alias = "mlx_triu")]
     pub fn triu(&self, k: i32) -> Result<Array> {
         let k = self.short_diagonal(k);
         call::array("triu", |out, s| {
@@ -151,6 +156,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for more elements than an axis can count.
+    #[doc(alias = "mlx_outer")]
     pub fn outer(&self, other: &Array) -> Result<Array> {
         self.count("outer")?;
         other.count("outer")?;
@@ -174,6 +180,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are the same; [`ErrorKind::Shape`] for an
     /// empty array.
+    #[doc(alias = "mlx_diagonal")]
     pub fn diagonal(&self, offset: i32, axis1: i32, axis2: i32) -> Result<Array> {
         let op = "diagonal";
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
@@ -228,6 +235,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::diagonal`].
+    #[doc(alias("mlx_trace", "mlx_trace_axes"))]
     pub fn trace(&self, offset: i32, axis1: i32, axis2: i32, dtype: Dtype) -> Result<Array> {
         let op = "trace";
         let (axes, offset) = self.check_diagonal(op, offset, axis1, axis2)?;
@@ -261,6 +269,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for other arrays, or a matrix that cannot be counted.
+    #[doc(alias = "mlx_diag")]
     pub fn diag(&self, k: i32) -> Result<Array> {
         let op = "diag";
         match self.shape() {

@@ -33,6 +33,7 @@ impl Array {
     /// when the lists differ in length or an axis is empty and has no edge; [`ErrorKind::Value`]
     /// for negative padding or an axis too long to be counted; MLX's message for a value that is no
     /// scalar.
+    #[doc(alias = "mlx_pad")]
     pub fn pad(&self, axes: &[i32], low: &[i32], high: &[i32], mode: Pad<'_>) -> Result<Array> {
         let op = "pad";
         let axes = self.distinct_axes(op, axes)?;
@@ -107,6 +108,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::pad`].
+    #[doc(alias = "mlx_pad_symmetric")]
     pub fn pad_symmetric(&self, width: i32, mode: Pad<'_>) -> Result<Array> {
         let op = "pad";
         let fits = width >= 0

@@ -160,6 +160,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] for fewer than two axes or an empty batch; [`ErrorKind::Dtype`] for
     /// indices that are not integers; MLX's message when the shapes or types do not fit.
+    #[doc(alias = "mlx_gather_mm")]
     pub fn gather_mm<'a>(
         &self,
         other: &Array,
@@ -206,6 +207,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] for fewer than two axes; [`ErrorKind::Value`] for another block size;
     /// MLX's message when shapes, masks or types do not fit.
+    #[doc(alias = "mlx_block_masked_mm")]
     pub fn block_masked_mm(
         &self,
         other: &Array,
@@ -287,6 +289,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when the matrices do not have two axes of fitting lengths or the
     /// segments are no pairs; [`ErrorKind::Dtype`] for segments that are not integers.
+    #[doc(alias = "mlx_segmented_mm")]
     pub fn segmented_mm(&self, other: &Array, segments: &Array) -> Result<Array> {
         let op = "segmented_mm";
         let (a, b, s) = (self.shape(), other.shape(), segments.shape());
@@ -345,13 +348,13 @@ impl Array {
                 Error::new(
                     ErrorKind::Index,
                     op,
-                    format!("{axes} axes to sum over, where both have at least {most}"),
+                    format!("cannot sum over {axes} axes; give 0 to {most}"),
                 )
                 .with_inputs(&[self, other])
             })?;
-        let own: Vec<i32> = (self.ndim() - n..self.ndim()).map(|i| i as i32).collect();
+        let last_axes: Vec<i32> = (self.ndim() - n..self.ndim()).map(|i| i as i32).collect();
         let others: Vec<i32> = (0..n).map(|i| i as i32).collect();
-        self.tensordot_axes(other, &own, &others)
+        self.tensordot_axes(other, &last_axes, &others)
     }
 
     /// Sum of products over `axes` of `self`, paired with `other_axes` of `other`. The other axes
@@ -367,14 +370,15 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Index`] for axes that do not exist or are named twice; [`ErrorKind::Shape`]
     /// when they cannot be paired.
+    #[doc(alias = "mlx_tensordot")]
     pub fn tensordot_axes(&self, other: &Array, axes: &[i32], other_axes: &[i32]) -> Result<Array> {
         let op = "tensordot";
-        let own = self.distinct_axes(op, axes)?;
+        let own_axes = self.distinct_axes(op, axes)?;
         let others = other.distinct_axes(op, other_axes)?;
         self.count(op)?;
         other.count(op)?;
-        let paired = own.len() == others.len()
-            && own
+        let paired = own_axes.len() == others.len()
+            && own_axes
                 .iter()
                 .zip(&others)
                 .all(|(&i, &j)| self.shape()[i as usize] == other.shape()[j as usize]);
@@ -393,8 +397,8 @@ impl Array {
                     out,
                     self.raw(),
                     other.raw(),
-                    own.as_ptr(),
-                    own.len(),
+                    own_axes.as_ptr(),
+                    own_axes.len(),
                     others.as_ptr(),
                     others.len(),
                     s,
@@ -416,6 +420,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for empty arrays, or when an axis of the result cannot be counted.
+    #[doc(alias = "mlx_kron")]
     pub fn kron(&self, other: &Array) -> Result<Array> {
         let op = "kron";
         let (a, b) = (self.shape(), other.shape());
@@ -449,6 +454,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Shape`] for an empty array or another length.
+    #[doc(alias = "mlx_hadamard_transform")]
     pub fn hadamard_transform(&self, scale: Option<f32>) -> Result<Array> {
         let op = "hadamard_transform";
         let n = self.shape().last().copied().unwrap_or(1);
@@ -496,6 +502,7 @@ impl Array {
 /// # Errors
 /// [`ErrorKind::Value`] for subscripts that cannot be read; [`ErrorKind::Shape`] when they do not
 /// fit the operands or axes of one letter differ in length (1 broadcasts).
+#[doc(alias = "mlx_einsum")]
 pub fn einsum(subscripts: &str, operands: &[&Array]) -> Result<Array> {
     let op = "einsum";
     let shapes: Vec<&[i32]> = operands.iter().map(|a| a.shape()).collect();

@@ -108,6 +108,7 @@ impl Quantized {
     /// # Errors
     /// [`ErrorKind::Value`] for bits or groups that the mode does not have; MLX's message when the
     /// last axis does not divide into groups.
+    #[doc(alias = "mlx_quantize")]
     pub fn quantize(weight: &Array, group_size: i32, bits: i32, mode: QuantMode) -> Result<Self> {
         check_format("quantize", group_size, bits, mode)?;
         single_or_half("quantize", weight.dtype())?;
@@ -249,6 +250,7 @@ impl Quantized {
     ///
     /// # Errors
     /// When the parts do not fit each other.
+    #[doc(alias = "mlx_dequantize")]
     pub fn dequantize(&self, dtype: Dtype) -> Result<Array> {
         self.validate("dequantize")?;
         single_or_half("dequantize", dtype)?;
@@ -285,6 +287,7 @@ impl Quantized {
     ///
     /// # Errors
     /// When the parts do not fit each other or `x`.
+    #[doc(alias = "mlx_quantized_matmul")]
     pub fn matmul_transposed(&self, x: &Array) -> Result<Array> {
         self.matmul_as(x, true)
     }
@@ -301,6 +304,7 @@ impl Quantized {
     ///
     /// # Errors
     /// When the parts do not fit each other or `x`.
+    #[doc(alias = "mlx_quantized_matmul")]
     pub fn matmul(&self, x: &Array) -> Result<Array> {
         self.matmul_as(x, false)
     }
@@ -365,6 +369,7 @@ impl Quantized {
     /// [`ErrorKind::Shape`] for an `x` of fewer than two axes or an empty batch;
     /// [`ErrorKind::Dtype`] for indices that are not integers; when the parts do not fit each other
     /// or `x`.
+    #[doc(alias = "mlx_gather_qmm")]
     pub fn gather_matmul<'a>(
         &self,
         x: &Array,
@@ -433,6 +438,7 @@ impl Quantized {
     /// # Errors
     /// [`ErrorKind::Unsupported`] without CUDA; [`ErrorKind::Shape`] when either has more than two
     /// axes; [`ErrorKind::Value`] for other modes; when the parts do not fit each other or `x`.
+    #[doc(alias = "mlx_qqmm")]
     pub fn matmul_quantized(&self, x: &Array) -> Result<Array> {
         let op = "qqmm";
         self.validate(op)?;

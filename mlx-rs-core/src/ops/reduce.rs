@@ -65,21 +65,21 @@ macro_rules! reductions {
                 /// type does not fit or nothing is left to reduce.
                 pub fn $name<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
                     let op = stringify!($name);
-                    let mut this = std::borrow::Cow::Borrowed(self);
+                    let mut input = std::borrow::Cow::Borrowed(self);
                     if matches!(stringify!($name), "all" | "any") && self.dtype().is_float() {
                         // MLX checks the bits, and minus zero has one set.
-                        this = std::borrow::Cow::Owned(this.astype(crate::Dtype::Bool)?);
+                        input = std::borrow::Cow::Owned(input.astype(crate::Dtype::Bool)?);
                     }
                     match axes.into() {
                         Axes::All => call::array(op, |out, s| {
                             // SAFETY: all handles are live for the length of the call.
-                            unsafe { mlx_sys::$all(out, this.raw(), keepdims, s) }
+                            unsafe { mlx_sys::$all(out, input.raw(), keepdims, s) }
                         }),
                         Axes::One(axis) => {
                             self.axis(op, axis)?;
                             call::array(op, |out, s| {
                                 // SAFETY: all handles are live; the axis exists.
-                                unsafe { mlx_sys::$one(out, this.raw(), axis, keepdims, s) }
+                                unsafe { mlx_sys::$one(out, input.raw(), axis, keepdims, s) }
                             })
                         }
                         Axes::Many(axes) => {
@@ -89,7 +89,7 @@ macro_rules! reductions {
                             call::array(op, |out, s| {
                                 // SAFETY: pointer and length describe the slice; the axes exist.
                                 unsafe {
-                                    mlx_sys::$many(out, this.raw(), axes.as_ptr(), axes.len(), keepdims, s)
+                                    mlx_sys::$many(out, input.raw(), axes.as_ptr(), axes.len(), keepdims, s)
                                 }
                             })
                         }
@@ -110,6 +110,7 @@ reductions! {
     /// assert_eq!(a.all(1, false)?.to_vec::<bool>()?, [true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_all_axes", "mlx_all_axis", "mlx_all"))]
     all = mlx_all, mlx_all_axis, mlx_all_axes;
     /// Whether some value is true.
     example:
@@ -119,6 +120,7 @@ reductions! {
     /// assert_eq!(a.any(1, false)?.to_vec::<bool>()?, [true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_any_axes", "mlx_any_axis", "mlx_any"))]
     any = mlx_any, mlx_any_axis, mlx_any_axes;
     /// The sum.
     example:
@@ -130,6 +132,7 @@ reductions! {
     /// assert_eq!(a.sum(&[0, 1], true)?.shape(), [1, 1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_sum_axes", "mlx_sum_axis", "mlx_sum"))]
     sum = mlx_sum, mlx_sum_axis, mlx_sum_axes;
     /// The product.
     example:
@@ -138,6 +141,7 @@ reductions! {
     /// assert_eq!(array!([[1, 2], [3, 4]])?.prod(-1, false)?.to_vec::<i32>()?, [2, 12]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_prod_axes", "mlx_prod_axis", "mlx_prod"))]
     prod = mlx_prod, mlx_prod_axis, mlx_prod_axes;
     /// The arithmetic mean.
     example:
@@ -146,6 +150,7 @@ reductions! {
     /// assert_eq!(array!([[1.0, 2.0], [3.0, 4.0]])?.mean(0, false)?.to_vec::<f32>()?, [2.0, 3.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_mean_axes", "mlx_mean_axis", "mlx_mean"))]
     mean = mlx_mean, mlx_mean_axis, mlx_mean_axes;
     /// The greatest value.
     example:
@@ -154,6 +159,7 @@ reductions! {
     /// assert_eq!(array!([[1, 5], [3, 4]])?.max(0, false)?.to_vec::<i32>()?, [3, 5]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_max_axes", "mlx_max_axis", "mlx_max"))]
     max = mlx_max, mlx_max_axis, mlx_max_axes;
     /// The least value.
     example:
@@ -162,6 +168,7 @@ reductions! {
     /// assert_eq!(array!([[1, 5], [3, 4]])?.min(All, false)?.item::<i32>()?, 1);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_min_axes", "mlx_min_axis", "mlx_min"))]
     min = mlx_min, mlx_min_axis, mlx_min_axes;
 }
 
@@ -181,6 +188,7 @@ impl Array {
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when nothing is left
     /// to reduce.
+    #[doc(alias("mlx_logsumexp_axes", "mlx_logsumexp"))]
     pub fn logsumexp<'a>(&self, axes: impl Into<Axes<'a>>, keepdims: bool) -> Result<Array> {
         let op = "logsumexp";
         let axes = axes.into();
@@ -191,14 +199,14 @@ impl Array {
         for &axis in &listed {
             self.axis(op, axis)?;
         }
-        let this = self.inexact()?;
+        let inexact = self.inexact()?;
         call::array(op, |out, s| match axes {
             // SAFETY: all handles are live for the length of the call.
-            Axes::All => unsafe { mlx_sys::mlx_logsumexp(out, this.raw(), keepdims, s) },
+            Axes::All => unsafe { mlx_sys::mlx_logsumexp(out, inexact.raw(), keepdims, s) },
             // SAFETY: as above; pointer and length describe the list, whose axes exist.
             Axes::One(_) | Axes::Many(_) => unsafe {
                 let (axes, n) = (listed.as_ptr(), listed.len());
-                mlx_sys::mlx_logsumexp_axes(out, this.raw(), axes, n, keepdims, s)
+                mlx_sys::mlx_logsumexp_axes(out, inexact.raw(), axes, n, keepdims, s)
             },
         })
         .and_then(|sum| {
@@ -206,10 +214,10 @@ impl Array {
             if keepdims || sum.ndim() + listed.len() == self.ndim() {
                 return Ok(sum);
             }
-            let own = self.distinct_axes(op, &self.listed(axes))?;
-            let kept = self.shape().iter().enumerate();
-            let kept = kept.filter(|(axis, _)| !own.contains(&(*axis as i32)));
-            let shape: Vec<i32> = kept.map(|(_, &length)| length).collect();
+            let reduced = self.distinct_axes(op, &self.listed(axes))?;
+            let remaining = self.shape().iter().enumerate();
+            let remaining = remaining.filter(|(axis, _)| !reduced.contains(&(*axis as i32)));
+            let shape: Vec<i32> = remaining.map(|(_, &length)| length).collect();
             if sum.shape() != shape {
                 return sum.reshape(&shape);
             }
@@ -236,6 +244,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
+    #[doc(alias = "mlx_argmax_axis")]
     pub fn argmax(&self, axis: i32, keepdims: bool) -> Result<Array> {
         self.axis("argmax", axis)?;
         call::array("argmax", |out, s| {
@@ -255,6 +264,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when it is empty.
+    #[doc(alias = "mlx_argmin_axis")]
     pub fn argmin(&self, axis: i32, keepdims: bool) -> Result<Array> {
         self.axis("argmin", axis)?;
         call::array("argmin", |out, s| {
@@ -274,6 +284,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    #[doc(alias = "mlx_argmax")]
     pub fn argmax_flat(&self, keepdims: bool) -> Result<Array> {
         self.count("argmax")?;
         let keepdims = keepdims && self.ndim() > 0;
@@ -294,6 +305,7 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Shape`] for more elements than can be counted; MLX's message for none.
+    #[doc(alias = "mlx_argmin")]
     pub fn argmin_flat(&self, keepdims: bool) -> Result<Array> {
         self.count("argmin")?;
         let keepdims = keepdims && self.ndim() > 0;
@@ -316,19 +328,20 @@ impl Array {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis.
+    #[doc(alias("mlx_softmax_axes", "mlx_softmax_axis", "mlx_softmax"))]
     pub fn softmax<'a>(&self, axes: impl Into<Axes<'a>>, precise: bool) -> Result<Array> {
         let op = "softmax";
-        let this = self.inexact()?;
+        let inexact = self.inexact()?;
         match axes.into() {
             Axes::All => call::array(op, |out, s| {
                 // SAFETY: all handles are live.
-                unsafe { mlx_sys::mlx_softmax(out, this.raw(), precise, s) }
+                unsafe { mlx_sys::mlx_softmax(out, inexact.raw(), precise, s) }
             }),
             Axes::One(axis) => {
                 self.axis(op, axis)?;
                 call::array(op, |out, s| {
                     // SAFETY: all handles are live; the axis exists.
-                    unsafe { mlx_sys::mlx_softmax_axis(out, this.raw(), axis, precise, s) }
+                    unsafe { mlx_sys::mlx_softmax_axis(out, inexact.raw(), axis, precise, s) }
                 })
             }
             Axes::Many(axes) => {
@@ -338,7 +351,7 @@ impl Array {
                     unsafe {
                         mlx_sys::mlx_softmax_axes(
                             out,
-                            this.raw(),
+                            inexact.raw(),
                             axes.as_ptr(),
                             axes.len(),
                             precise,
@@ -380,9 +393,9 @@ impl Array {
         // As in MLX, but with a sort whose gradient is right.
         let mut order: Vec<i32> = (0..self.ndim() as i32).collect();
         order.retain(|axis| !axes.contains(axis));
-        let kept = order.len() as i32;
+        let first = order.len() as i32;
         order.extend(&axes);
-        let sorted = self.transpose_axes(&order)?.flatten(kept, -1)?.sort(-1)?;
+        let sorted = self.transpose_axes(&order)?.flatten(first, -1)?.sort(-1)?;
         let (length, at) = (sorted.dim(-1)?, sorted.dim(-1)? / 2);
         let middle = |at: i32| -> Result<Array> {
             let one = sorted.slice_axis(-1, at, at + 1)?.squeeze_axis(-1)?;
@@ -422,6 +435,7 @@ impl Array {
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; [`crate::ErrorKind::Value`] when
     /// nothing would be inverted.
+    #[doc(alias = "mlx_number_of_elements")]
     pub fn number_of_elements(
         &self,
         axes: &[i32],
@@ -434,7 +448,7 @@ impl Array {
             return Err(Error::new(
                 ErrorKind::Value,
                 op,
-                "one divided by the number needs a float type and something to count",
+                "the inverted number needs a float type and at least one element",
             )
             .with_inputs(&[self]));
         }
@@ -521,6 +535,7 @@ spreads! {
     /// assert_eq!(a.var(All, false, 1)?.item::<f32>()?, 2.0); // of a sample
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_var_axes", "mlx_var_axis", "mlx_var"))]
     var = mlx_var, mlx_var_axis, mlx_var_axes;
     /// The standard deviation.
     example:
@@ -529,5 +544,6 @@ spreads! {
     /// assert_eq!(array!([[1.0, 3.0], [2.0, 8.0]])?.std(-1, false, 0)?.to_vec::<f32>()?, [1.0, 3.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_std_axes", "mlx_std_axis", "mlx_std"))]
     std = mlx_std, mlx_std_axis, mlx_std_axes;
 }

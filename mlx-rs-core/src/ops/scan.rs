@@ -98,6 +98,7 @@ scans! {
     /// assert_eq!(a.cumsum(0, true, true)?.to_vec::<i32>()?, [6, 5, 3]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_cumsum", "mlx_cumsum_axis"))]
     cumsum = mlx_cumsum from Zero;
     /// Running products.
     example:
@@ -106,6 +107,7 @@ scans! {
     /// assert_eq!(array!([2, 3, 4])?.cumprod(0, false, true)?.to_vec::<i32>()?, [2, 6, 24]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_cumprod", "mlx_cumprod_axis"))]
     cumprod = mlx_cumprod from One;
     /// The greatest value so far.
     example:
@@ -114,6 +116,7 @@ scans! {
     /// assert_eq!(array!([1, 3, 2])?.cummax(0, false, true)?.to_vec::<i32>()?, [1, 3, 3]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_cummax", "mlx_cummax_axis"))]
     cummax = mlx_cummax from Least;
     /// The least value so far.
     example:
@@ -122,6 +125,7 @@ scans! {
     /// assert_eq!(array!([3, 1, 2])?.cummin(0, false, true)?.to_vec::<i32>()?, [3, 1, 1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias("mlx_cummin", "mlx_cummin_axis"))]
     cummin = mlx_cummin from Greatest;
 }
 
@@ -140,15 +144,16 @@ impl Array {
     /// # Errors
     /// [`crate::ErrorKind::Index`] when there is no such axis; MLX's message when the data type
     /// does not fit.
+    #[doc(alias("mlx_logcumsumexp", "mlx_logcumsumexp_axis"))]
     pub fn logcumsumexp(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
         let at = self.axis("logcumsumexp", axis)?;
-        let this = self.inexact()?;
+        let inexact = self.inexact()?;
         call::array("logcumsumexp", |out, s| {
             // SAFETY: all handles are live. The axis exists, and its result is not computed when
             // the axis has one element.
-            unsafe { compat::mlx_logcumsumexp(out, this.raw(), axis, reverse, inclusive, s) }
+            unsafe { compat::mlx_logcumsumexp(out, inexact.raw(), axis, reverse, inclusive, s) }
         })
-        .and_then(|scan| this.unless_single(scan, at, inclusive, Start::Least))
+        .and_then(|scan| inexact.unless_single(scan, at, inclusive, Start::Least))
         .map_err(|e| e.with_inputs(&[self]))
     }
 

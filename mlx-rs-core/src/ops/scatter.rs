@@ -152,6 +152,7 @@ impl Array {
     /// [`ErrorKind::Shape`] when there is not one index array per axis and one size per axis of the
     /// array, or a size is not within its axis; [`ErrorKind::Index`] for axes that do not exist,
     /// are named twice, or are empty; [`ErrorKind::Dtype`] for indices that are not integers.
+    #[doc(alias = "mlx_gather")]
     pub fn gather(&self, indices: &[&Array], axes: &[i32], slice_sizes: &[i32]) -> Result<Array> {
         let op = "gather";
         let axes = index_axes(op, self, indices, axes)?;
@@ -188,14 +189,14 @@ impl Array {
         }
         let safe = (safe.iter().map(Array::without_slope)).collect::<Result<Vec<_>>>()?;
         let vec = ArrayVec::new(op, safe.iter().map(|i| &**i))?;
-        let this = self.for_blocks(|axis| slice_sizes[axis])?;
+        let laid_out = self.for_blocks(|axis| slice_sizes[axis])?;
         call::array(op, |out, s| {
             // SAFETY: pointers and lengths describe live slices of one entry per index or axis. The
             // indices are clamped so that every block lies inside the array.
             unsafe {
                 mlx_sys::mlx_gather(
                     out,
-                    this.raw(),
+                    laid_out.raw(),
                     vec.raw(),
                     axes.as_ptr(),
                     axes.len(),
@@ -241,6 +242,13 @@ impl Array {
     /// [`ErrorKind::Index`] for axes that do not exist, are named twice, or are empty;
     /// [`ErrorKind::Dtype`] for indices that are not integers; MLX's message for types the device
     /// cannot scatter (64-bit ones on a GPU).
+    #[doc(alias(
+        "mlx_scatter",
+        "mlx_scatter_add",
+        "mlx_scatter_max",
+        "mlx_scatter_min",
+        "mlx_scatter_prod"
+    ))]
     pub fn scatter(
         &self,
         indices: &[&Array],
@@ -290,7 +298,7 @@ impl Array {
             let indices: Vec<&Array> = each.indices.iter().collect();
             return self.scatter(&indices, &each.of_blocks(updates)?, &axes, mode);
         }
-        let (this, updates, safe) = if mapped::inside() {
+        let (target, updates, safe) = if mapped::inside() {
             let safe = safe.iter().map(mapped::batch_first);
             let safe = safe.collect::<Result<Vec<_>>>()?;
             (
@@ -303,7 +311,7 @@ impl Array {
         };
         let vec = ArrayVec::new(op, &safe)?;
         call::array(op, |out, s| {
-            let (a, i, u) = (this.raw(), vec.raw(), updates.raw());
+            let (a, i, u) = (target.raw(), vec.raw(), updates.raw());
             let (at, n) = (axes.as_ptr(), axes.len());
             // SAFETY: pointer and length describe the axes, which exist. The indices are clamped so
             // that every block of the updates lies inside the array.
@@ -375,6 +383,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] for an empty or missing axis; MLX's message when the shapes differ.
+    #[doc(alias = "mlx_scatter_add_axis")]
     pub fn scatter_add_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
         let op = "scatter_add_axis";
         let length = self.shape()[self.axis(op, axis)?];
@@ -402,6 +411,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when sizes or starts do not fit; [`ErrorKind::Index`] for axes that do
     /// not exist or are named twice; [`ErrorKind::Dtype`] for a start that is not integers.
+    #[doc(alias = "mlx_slice_dynamic")]
     pub fn slice_at(&self, start: &Array, axes: &[i32], sizes: &[i32]) -> Result<Array> {
         let op = "slice_at";
         let axes = self.distinct_axes(op, axes)?;
@@ -454,6 +464,7 @@ impl Array {
     ///
     /// # Errors
     /// As [`Array::slice_at`].
+    #[doc(alias = "mlx_slice_update_dynamic")]
     pub fn slice_update_at(&self, update: &Array, start: &Array, axes: &[i32]) -> Result<Array> {
         let op = "slice_update_at";
         let axes = self.distinct_axes(op, axes)?;

@@ -16,6 +16,7 @@ unary_ops! {
     /// assert_eq!(a.transpose()?.to_vec::<i32>()?, [1, 4, 2, 5, 3, 6]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_transpose")]
     transpose = mlx_transpose;
     /// Without the axes of length one.
     ///
@@ -24,6 +25,7 @@ unary_ops! {
     /// assert_eq!(array!([[[1], [2]]])?.squeeze()?.shape(), [2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_squeeze")]
     squeeze = mlx_squeeze;
     /// A copy that shares no memory.
     ///
@@ -32,6 +34,7 @@ unary_ops! {
     /// assert_eq!(array!([1, 2])?.copy()?.to_vec::<i32>()?, [1, 2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_copy")]
     copy = mlx_copy;
 }
 
@@ -66,6 +69,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the sizes differ.
+    #[doc(alias = "mlx_reshape")]
     pub fn reshape(&self, shape: &[i32]) -> Result<Array> {
         if shape.iter().any(|&d| d < -1) {
             return Err(Error::new(
@@ -103,6 +107,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; MLX's message when one is named twice.
+    #[doc(alias = "mlx_transpose_axes")]
     pub fn transpose_axes(&self, axes: &[i32]) -> Result<Array> {
         for &axis in axes {
             self.axis("transpose_axes", axis)?;
@@ -124,6 +129,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
+    #[doc(alias = "mlx_swapaxes")]
     pub fn swap_axes(&self, a: i32, b: i32) -> Result<Array> {
         self.axis("swap_axes", a)?;
         self.axis("swap_axes", b)?;
@@ -144,6 +150,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when the position is beyond the end.
+    #[doc(alias = "mlx_expand_dims")]
     pub fn expand_dims(&self, axis: i32) -> Result<Array> {
         axis_of("expand_dims", axis, self.ndim() + 1)?;
         call::array("expand_dims", |out, s| {
@@ -162,6 +169,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis; MLX's message when it is longer.
+    #[doc(alias = "mlx_squeeze_axis")]
     pub fn squeeze_axis(&self, axis: i32) -> Result<Array> {
         self.axis("squeeze_axis", axis)?;
         call::array("squeeze_axis", |out, s| {
@@ -184,6 +192,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when the joined axis cannot be counted; MLX's message when there are no
     /// such axes.
+    #[doc(alias = "mlx_flatten")]
     pub fn flatten(&self, start: i32, end: i32) -> Result<Array> {
         if self.count("flatten").is_err() {
             // Rare, so it may take longer: the product of the joined axes must fit.
@@ -200,7 +209,7 @@ impl Array {
                 return Err(Error::new(
                     ErrorKind::Shape,
                     "flatten",
-                    "the joined axis would be too long to be counted",
+                    "the joined axis would exceed i32::MAX",
                 )
                 .with_inputs(&[self]));
             }
@@ -223,6 +232,7 @@ impl Array {
     /// # Errors
     /// MLX's message when the shapes do not broadcast; [`ErrorKind::Shape`] for a shape that
     /// cannot be counted.
+    #[doc(alias = "mlx_broadcast_to")]
     pub fn broadcast_to(&self, shape: &[i32]) -> Result<Array> {
         if memory::checked_bytes(shape, 1).is_none() {
             return Err(Error::new(
@@ -248,6 +258,7 @@ impl Array {
     ///
     /// # Errors
     /// When MLX cannot allocate the copy.
+    #[doc(alias = "mlx_contiguous")]
     pub fn contiguous(&self) -> Result<Array> {
         call::array("contiguous", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -269,6 +280,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when shape and strides differ in length or a dimension is negative;
     /// [`ErrorKind::Index`] when the view would reach outside the array.
+    #[doc(alias = "mlx_as_strided")]
     pub fn as_strided(&self, shape: &[i32], strides: &[i64], offset: usize) -> Result<Array> {
         let op = "as_strided";
         let shape_error = |why: &str| {
@@ -311,13 +323,13 @@ impl Array {
             .with_inputs(&[self]));
         }
         // MLX fails for a vector with gaps.
-        let this = self.contiguous()?;
+        let row_major = self.contiguous()?;
         let view = call::array(op, |out, s| {
             // SAFETY: both slices have the same length; every element lies inside the array.
             unsafe {
                 mlx_sys::mlx_as_strided(
                     out,
-                    this.raw(),
+                    row_major.raw(),
                     shape.as_ptr(),
                     shape.len(),
                     strides.as_ptr(),
@@ -347,6 +359,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Shape`] when the length is not divisible; [`ErrorKind::Index`] without the
     /// axis.
+    #[doc(alias = "mlx_split")]
     pub fn split(&self, parts: i32, axis: i32) -> Result<Vec<Array>> {
         let length = self.shape()[self.axis("split", axis)?];
         // An empty axis can have any number of parts, limited by the memory of the handles.
@@ -358,10 +371,10 @@ impl Array {
             ));
         }
         // MLX would treat parts of a reversed array as scalars, and read out of bounds.
-        let this = self.contiguous()?;
+        let row_major = self.contiguous()?;
         call::arrays("split", |out, s| {
             // SAFETY: all handles are live; the axis exists and divides; no axis runs backwards.
-            unsafe { mlx_sys::mlx_split(out, this.raw(), parts, axis, s) }
+            unsafe { mlx_sys::mlx_split(out, row_major.raw(), parts, axis, s) }
         })
     }
 
@@ -375,6 +388,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Value`] for a negative count; [`ErrorKind::Index`] without the axis.
+    #[doc(alias = "mlx_repeat_axis")]
     pub fn repeat(&self, repeats: i32, axis: i32) -> Result<Array> {
         let length = self.shape()[self.axis("repeat", axis)?];
         if repeats < 0 || repeats.checked_mul(length).is_none() {
@@ -407,6 +421,7 @@ impl Array {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; MLX's message when the other axes differ.
+#[doc(alias = "mlx_concatenate_axis")]
 pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
     let Some(first) = arrays.first() else {
         return Err(Error::new(
@@ -426,7 +441,7 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
         return Err(Error::new(
             ErrorKind::Shape,
             "concatenate",
-            format!("an axis of {length} elements is too long to be counted"),
+            format!("an axis of {length} elements exceeds i32::MAX"),
         )
         .with_inputs(arrays));
     }
@@ -450,6 +465,7 @@ pub fn concatenate(arrays: &[&Array], axis: i32) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] without arrays; MLX's message when the shapes differ.
+#[doc(alias = "mlx_stack_axis")]
 pub fn stack(arrays: &[&Array], axis: i32) -> Result<Array> {
     let Some(first) = arrays.first() else {
         return Err(Error::new(
@@ -476,15 +492,15 @@ fn cuts_axes(from: &[i32], to: &[i32]) -> bool {
         return false;
     }
     let mut parts = to.iter().filter(|&&d| d != 1);
-    from.iter().all(|&whole| {
+    from.iter().all(|&length| {
         let mut product = 1;
-        while product < i64::from(whole) {
+        while product < i64::from(length) {
             match parts.next() {
                 Some(&part) => product *= i64::from(part),
                 None => return false,
             }
         }
-        product == i64::from(whole)
+        product == i64::from(length)
     })
 }
 

@@ -29,6 +29,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
+    #[doc(alias = "mlx_sort_axis")]
     pub fn sort(&self, axis: i32) -> Result<Array> {
         let axis = self.axis("sort", axis)? as i32; // an axis number is at most i32::MAX
         if self.dim(axis)? == 0 {
@@ -55,6 +56,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when there is no such axis.
+    #[doc(alias = "mlx_argsort_axis")]
     pub fn argsort(&self, axis: i32) -> Result<Array> {
         // MLX stores an axis counted from the end, and confuses it in a batch.
         let axis = self.axis("argsort", axis)? as i32; // an axis number is at most i32::MAX
@@ -62,10 +64,10 @@ impl Array {
             // MLX divides by the length.
             return super::zeros(self.shape(), Dtype::Uint32);
         }
-        let this = self.ordered()?;
+        let ordered = self.ordered()?;
         call::array("argsort", |out, s| {
             // SAFETY: all handles are live; the axis exists and is not empty.
-            unsafe { mlx_sys::mlx_argsort_axis(out, this.raw(), axis, s) }
+            unsafe { mlx_sys::mlx_argsort_axis(out, ordered.raw(), axis, s) }
         })
     }
 
@@ -117,6 +119,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Index`] when the axis or the rank does not exist.
+    #[doc(alias = "mlx_argpartition_axis")]
     pub fn argpartition(&self, rank: i32, axis: i32) -> Result<Array> {
         self.check_rank("argpartition", rank, axis)?;
         let axis = self.axis("argpartition", axis)? as i32; // an axis number is at most i32::MAX
@@ -124,10 +127,10 @@ impl Array {
             // MLX would drop the axis and use it as the rank.
             return self.argsort(axis);
         }
-        let this = self.ordered()?;
+        let ordered = self.ordered()?;
         call::array("argpartition", |out, s| {
             // SAFETY: all handles are live; axis and rank exist.
-            unsafe { mlx_sys::mlx_argpartition_axis(out, this.raw(), rank, axis, s) }
+            unsafe { mlx_sys::mlx_argpartition_axis(out, ordered.raw(), rank, axis, s) }
         })
     }
 

@@ -26,6 +26,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the device lacks the type.
+    #[doc(alias = "mlx_astype")]
     pub fn astype(&self, dtype: Dtype) -> Result<Array> {
         call::array("astype", |out, s| {
             // SAFETY: all handles are live for the length of the call.
@@ -46,14 +47,15 @@ impl Array {
     ///
     /// # Errors
     /// When MLX refuses the type.
+    #[doc(alias = "mlx_to_fp8")]
     pub fn to_fp8(&self) -> Result<Array> {
         // MLX 0.30.6 reads doubles as if they were float32.
         let narrow = (self.dtype() == Dtype::Float64).then(|| self.astype(Dtype::Float32));
         let narrow = narrow.transpose()?;
-        let this = narrow.as_ref().unwrap_or(self);
+        let input = narrow.as_ref().unwrap_or(self);
         call::array("to_fp8", |out, s| {
             // SAFETY: all handles are live for the length of the call.
-            unsafe { mlx_sys::mlx_to_fp8(out, this.raw(), s) }
+            unsafe { mlx_sys::mlx_to_fp8(out, input.raw(), s) }
         })
         .map_err(|e| e.with_inputs(&[self]))
     }
@@ -69,6 +71,7 @@ impl Array {
     ///
     /// # Errors
     /// [`ErrorKind::Dtype`] when this is not `uint8` or `dtype` is no float.
+    #[doc(alias = "mlx_from_fp8")]
     pub fn from_fp8(&self, dtype: Dtype) -> Result<Array> {
         if self.dtype() != Dtype::Uint8 || !dtype.is_float() {
             return Err(Error::new(
@@ -106,6 +109,7 @@ impl Array {
     /// # Errors
     /// [`ErrorKind::Dtype`] for a view as `bool`, which not every byte is; [`ErrorKind::Shape`]
     /// when the last axis is missing, too long, or does not divide.
+    #[doc(alias = "mlx_view")]
     pub fn view(&self, dtype: Dtype) -> Result<Array> {
         let op = "view";
         if dtype == Dtype::Bool && self.dtype() != Dtype::Bool {

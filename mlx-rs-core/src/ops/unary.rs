@@ -27,6 +27,7 @@ unary_ops! {
     /// assert!(x.all_close(&array!([PI / 2.0, 0.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_arccos")]
     arccos = mlx_arccos;
     /// Inverse hyperbolic cosine.
     ///
@@ -35,6 +36,7 @@ unary_ops! {
     /// assert!(array!([1.0f32.cosh()])?.arccosh()?.all_close(&array!([1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_arccosh")]
     arccosh = mlx_arccosh;
     /// Inverse sine, in radians.
     ///
@@ -44,6 +46,7 @@ unary_ops! {
     /// assert!(array!([0.0, 1.0])?.arcsin()?.all_close(&array!([0.0, PI / 2.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_arcsin")]
     arcsin = mlx_arcsin;
     /// Inverse hyperbolic sine.
     ///
@@ -52,6 +55,7 @@ unary_ops! {
     /// assert!(array!([1.0f32.sinh()])?.arcsinh()?.all_close(&array!([1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_arcsinh")]
     arcsinh = mlx_arcsinh;
     /// Inverse tangent, in radians.
     ///
@@ -61,6 +65,7 @@ unary_ops! {
     /// assert!(array!([0.0, 1.0])?.arctan()?.all_close(&array!([0.0, PI / 4.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_arctan")]
     arctan = mlx_arctan;
     /// Inverse hyperbolic tangent.
     ///
@@ -69,6 +74,7 @@ unary_ops! {
     /// assert!(array!([1.0f32.tanh()])?.arctanh()?.all_close(&array!([1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_arctanh")]
     arctanh = mlx_arctanh;
     /// Every bit flipped; booleans are negated.
     ///
@@ -77,6 +83,7 @@ unary_ops! {
     /// assert_eq!(array!([0, -1, 5])?.bitwise_invert()?.to_vec::<i32>()?, [-1, 0, -6]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_bitwise_invert")]
     bitwise_invert = mlx_bitwise_invert;
     /// The complex conjugate; real values stay.
     ///
@@ -86,6 +93,7 @@ unary_ops! {
     /// assert_eq!(z.conjugate()?.item::<Complex32>()?, Complex32::new(1.0, -2.0));
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_conjugate")]
     conjugate = mlx_conjugate;
     /// Hyperbolic cosine.
     ///
@@ -94,6 +102,7 @@ unary_ops! {
     /// assert!(array!([0.0, 1.0])?.cosh()?.all_close(&array!([1.0, 1.0f32.cosh()])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_cosh")]
     cosh = mlx_cosh;
     /// Radians to degrees.
     ///
@@ -103,6 +112,7 @@ unary_ops! {
     /// assert!(array!([0.0, PI])?.degrees()?.all_close(&array!([0.0, 180.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_degrees")]
     degrees = mlx_degrees;
     /// The imaginary part; zero for real values.
     ///
@@ -112,6 +122,7 @@ unary_ops! {
     /// assert_eq!(z.imag()?.item::<f32>()?, 2.0);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_imag")]
     imag = mlx_imag;
     /// Whether the value is infinite.
     ///
@@ -121,6 +132,7 @@ unary_ops! {
     /// assert_eq!(x.is_inf()?.to_vec::<bool>()?, [false, true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_isinf")]
     is_inf = mlx_isinf;
     /// Whether the value is negative infinity.
     ///
@@ -130,6 +142,7 @@ unary_ops! {
     /// assert_eq!(x.is_neg_inf()?.to_vec::<bool>()?, [false, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_isneginf")]
     is_neg_inf = mlx_isneginf;
     /// Whether the value is positive infinity.
     ///
@@ -139,6 +152,7 @@ unary_ops! {
     /// assert_eq!(x.is_pos_inf()?.to_vec::<bool>()?, [true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_isposinf")]
     is_pos_inf = mlx_isposinf;
     /// Logarithm to base 10.
     ///
@@ -147,6 +161,7 @@ unary_ops! {
     /// assert!(array!([1.0, 1000.0])?.log10()?.all_close(&array!([0.0, 3.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_log10")]
     log10 = mlx_log10;
     /// Logarithm to base 2.
     ///
@@ -155,6 +170,7 @@ unary_ops! {
     /// assert!(array!([1.0, 8.0])?.log2()?.all_close(&array!([0.0, 3.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_log2")]
     log2 = mlx_log2;
     /// Degrees to radians.
     ///
@@ -164,6 +180,7 @@ unary_ops! {
     /// assert!(array!([0.0, 180.0])?.radians()?.all_close(&array!([0.0, PI])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_radians")]
     radians = mlx_radians;
     /// The real part.
     ///
@@ -173,6 +190,7 @@ unary_ops! {
     /// assert_eq!(z.real()?.item::<f32>()?, 1.0);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_real")]
     real = mlx_real;
     /// Hyperbolic sine.
     ///
@@ -181,6 +199,7 @@ unary_ops! {
     /// assert!(array!([0.0, 1.0])?.sinh()?.all_close(&array!([0.0, 1.0f32.sinh()])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_sinh")]
     sinh = mlx_sinh;
     /// Tangent, in radians.
     ///
@@ -190,6 +209,7 @@ unary_ops! {
     /// assert!(array!([0.0, PI / 4.0])?.tan()?.all_close(&array!([0.0, 1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_tan")]
     tan = mlx_tan;
     /// With at least one axis.
     ///
@@ -198,6 +218,7 @@ unary_ops! {
     /// assert_eq!(array!(1.0)?.at_least_1d()?.shape(), [1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_atleast_1d")]
     at_least_1d = mlx_atleast_1d;
     /// With at least two axes, added at the front.
     ///
@@ -206,6 +227,7 @@ unary_ops! {
     /// assert_eq!(array!([1.0, 2.0])?.at_least_2d()?.shape(), [1, 2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_atleast_2d")]
     at_least_2d = mlx_atleast_2d;
     /// With at least three axes: `[n]` becomes `[1, n, 1]`, `[m, n]` becomes `[m, n, 1]`.
     ///
@@ -214,6 +236,7 @@ unary_ops! {
     /// assert_eq!(array!([1.0, 2.0])?.at_least_3d()?.shape(), [1, 2, 1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_atleast_3d")]
     at_least_3d = mlx_atleast_3d;
     /// Absolute value.
     ///
@@ -222,6 +245,7 @@ unary_ops! {
     /// assert_eq!(array!([-2, 0, 3])?.abs()?.to_vec::<i32>()?, [2, 0, 3]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_abs")]
     abs = mlx_abs;
     /// Smallest integer not below the value.
     ///
@@ -230,6 +254,7 @@ unary_ops! {
     /// assert_eq!(array!([1.2, -1.2])?.ceil()?.to_vec::<f32>()?, [2.0, -1.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_ceil")]
     ceil = mlx_ceil;
     /// Cosine, in radians.
     ///
@@ -239,6 +264,7 @@ unary_ops! {
     /// assert!(array!([0.0, PI])?.cos()?.all_close(&array!([1.0, -1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_cos")]
     cos = mlx_cos;
     /// Exponential.
     ///
@@ -247,6 +273,7 @@ unary_ops! {
     /// assert!(array!([0.0, 1.0])?.exp()?.all_close(&array!([1.0, 1.0f32.exp()])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_exp")]
     exp = mlx_exp;
     /// `exp(x) - 1`, exact near zero.
     ///
@@ -256,6 +283,7 @@ unary_ops! {
     /// assert!(array!([1e-10])?.expm1()?.all_close(&array!([1e-10])?, 1e-5, 0.0)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_expm1")]
     expm1 = mlx_expm1;
     /// Largest integer not above the value.
     ///
@@ -264,6 +292,7 @@ unary_ops! {
     /// assert_eq!(array!([1.2, -1.2])?.floor()?.to_vec::<f32>()?, [1.0, -2.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_floor")]
     floor = mlx_floor;
     /// Whether the value is neither infinite nor NaN.
     ///
@@ -273,6 +302,7 @@ unary_ops! {
     /// assert_eq!(x.is_finite()?.to_vec::<bool>()?, [true, false, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_isfinite")]
     is_finite = mlx_isfinite;
     /// Whether the value is NaN.
     ///
@@ -282,6 +312,7 @@ unary_ops! {
     /// assert_eq!(x.is_nan()?.to_vec::<bool>()?, [false, false, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_isnan")]
     is_nan = mlx_isnan;
     /// Natural logarithm.
     ///
@@ -290,6 +321,7 @@ unary_ops! {
     /// assert!(array!([1.0, 10.0])?.log()?.all_close(&array!([0.0, 10.0f32.ln()])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_log")]
     log = mlx_log;
     /// `log(1 + x)`, exact near zero.
     ///
@@ -299,6 +331,7 @@ unary_ops! {
     /// assert!(array!([1e-10])?.log1p()?.all_close(&array!([1e-10])?, 1e-5, 0.0)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_log1p")]
     log1p = mlx_log1p;
     /// Logical negation.
     ///
@@ -307,6 +340,7 @@ unary_ops! {
     /// assert_eq!(array!([true, false])?.logical_not()?.to_vec::<bool>()?, [false, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_logical_not")]
     logical_not = mlx_logical_not;
     /// Sign change.
     ///
@@ -315,6 +349,7 @@ unary_ops! {
     /// assert_eq!(array!([1, -2])?.negative()?.to_vec::<i32>()?, [-1, 2]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_negative")]
     negative = mlx_negative;
     /// `1 / x`.
     ///
@@ -323,6 +358,7 @@ unary_ops! {
     /// assert_eq!(array!([2.0, -4.0])?.reciprocal()?.to_vec::<f32>()?, [0.5, -0.25]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_reciprocal")]
     reciprocal = mlx_reciprocal;
     /// `1 / sqrt(x)`.
     ///
@@ -331,6 +367,7 @@ unary_ops! {
     /// assert!(array!([4.0, 16.0])?.rsqrt()?.all_close(&array!([0.5, 0.25])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_rsqrt")]
     rsqrt = mlx_rsqrt;
     /// Logistic function `1 / (1 + exp(-x))`.
     ///
@@ -339,6 +376,7 @@ unary_ops! {
     /// assert!(array!([0.0, 100.0])?.sigmoid()?.all_close(&array!([0.5, 1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_sigmoid")]
     sigmoid = mlx_sigmoid;
     /// -1, 0 or 1 by the sign.
     ///
@@ -347,6 +385,7 @@ unary_ops! {
     /// assert_eq!(array!([-7, 0, 7])?.sign()?.to_vec::<i32>()?, [-1, 0, 1]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_sign")]
     sign = mlx_sign;
     /// Sine, in radians.
     ///
@@ -356,6 +395,7 @@ unary_ops! {
     /// assert!(array!([0.0, PI / 2.0])?.sin()?.all_close(&array!([0.0, 1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_sin")]
     sin = mlx_sin;
     /// Square root.
     ///
@@ -364,6 +404,7 @@ unary_ops! {
     /// assert_eq!(array!([4.0, 9.0])?.sqrt()?.to_vec::<f32>()?, [2.0, 3.0]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_sqrt")]
     sqrt = mlx_sqrt;
     /// `x * x`.
     ///
@@ -372,6 +413,7 @@ unary_ops! {
     /// assert_eq!(array!([-2, 3])?.square()?.to_vec::<i32>()?, [4, 9]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_square")]
     square = mlx_square;
     /// Hyperbolic tangent.
     ///
@@ -380,6 +422,7 @@ unary_ops! {
     /// assert!(array!([0.0, 100.0])?.tanh()?.all_close(&array!([0.0, 1.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_tanh")]
     tanh = mlx_tanh;
     /// The same values with no gradient flowing through.
     ///
@@ -391,6 +434,7 @@ unary_ops! {
     /// assert_eq!(grad(f, &[0])(&[array!(3.0)?])?[0].item::<f32>()?, 3.0);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_stop_gradient")]
     stop_gradient = mlx_stop_gradient;
 }
 
@@ -431,6 +475,7 @@ real_ops! {
     /// assert!(array!([0.0, 1.0])?.erf()?.all_close(&array!([0.0, 0.842_700_8])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_erf")]
     erf = mlx_erf;
     /// The inverse of the error function.
     ///
@@ -439,6 +484,7 @@ real_ops! {
     /// assert!(array!([0.842_700_8])?.erfinv()?.all_close(&array!([1.0])?, 1e-4, 1e-4)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
+    #[doc(alias = "mlx_erfinv")]
     erfinv = mlx_erfinv;
 }
 
@@ -468,6 +514,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message when the data type does not fit.
+    #[doc(alias = "mlx_round")]
     pub fn round(&self, decimals: i32) -> Result<Array> {
         if decimals >= 0 && (self.dtype().is_integer() || self.dtype() == crate::Dtype::Bool) {
             // MLX converts to floats, which do not represent every integer.
@@ -492,6 +539,7 @@ impl Array {
     ///
     /// # Errors
     /// MLX's message for `float64` and complex types.
+    #[doc(alias = "mlx_nan_to_num")]
     pub fn nan_to_num(&self, nan: f32, posinf: Option<f32>, neginf: Option<f32>) -> Result<Array> {
         // MLX takes 0 for the greatest value of half types.
         let greatest = match self.dtype() {

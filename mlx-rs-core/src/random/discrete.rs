@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// For an impossible shape or another width.
+#[doc(alias = "mlx_random_bits")]
 pub fn bits(shape: &[i32], width: i32, key: &Key) -> Result<Array> {
     let op = "random_bits";
     countable(op, shape)?;
@@ -26,7 +27,7 @@ pub fn bits(shape: &[i32], width: i32, key: &Key) -> Result<Array> {
         return Err(Error::new(
             ErrorKind::Value,
             op,
-            format!("integers of 1, 2 or 4 bytes, not {width}"),
+            format!("the width must be 1, 2 or 4 bytes, not {width}"),
         ));
     }
     let key = apart(&key.0, width)?;
@@ -71,6 +72,7 @@ const EXACT: i64 = 1 << 24;
 /// # Errors
 /// [`ErrorKind::Value`] for an empty interval, or bounds that `dtype` cannot hold;
 /// [`ErrorKind::Dtype`] for a type that is no integer; for an impossible shape.
+#[doc(alias = "mlx_random_randint")]
 pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> Result<Array> {
     let op = "random_randint";
     countable(op, shape)?;
@@ -91,7 +93,7 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
         return Err(Error::new(
             ErrorKind::Value,
             op,
-            format!("no integers of {dtype} from {low} up to, and without, {high}"),
+            format!("there is no integer of {dtype} from {low} to below {high}"),
         ));
     }
     if low >= 0 && high <= EXACT {
@@ -127,9 +129,8 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
             let upper = super::bits(shape, 4, &first)?
                 .astype(Dtype::Uint64)?
                 .left_shift(&Array::scalar(32u64)?)?;
-            let whole =
-                upper.bitwise_or(&super::bits(shape, 4, &second)?.astype(Dtype::Uint64)?)?;
-            whole.remainder(&Array::scalar(width)?)?
+            let word = upper.bitwise_or(&super::bits(shape, 4, &second)?.astype(Dtype::Uint64)?)?;
+            word.remainder(&Array::scalar(width)?)?
         }
     };
     // Integers wrap, so that a negative start comes out right in the type asked for.
@@ -151,6 +152,7 @@ pub fn randint(low: i64, high: i64, shape: &[i32], dtype: Dtype, key: &Key) -> R
 ///
 /// # Errors
 /// For an impossible shape; MLX's message when `p` is no float or does not broadcast.
+#[doc(alias = "mlx_random_bernoulli")]
 pub fn bernoulli(p: &Array, shape: &[i32], key: &Key) -> Result<Array> {
     let op = "random_bernoulli";
     countable(op, shape)?;
@@ -168,10 +170,12 @@ fn choices(logits: &Array, axis: i32) -> Result<usize> {
     let op = "categorical";
     let at = logits.axis(op, axis)?;
     if logits.shape()[at] == 0 {
-        return Err(
-            Error::new(ErrorKind::Index, op, "there is nothing to draw from")
-                .with_inputs(&[logits]),
-        );
+        return Err(Error::new(
+            ErrorKind::Index,
+            op,
+            "an axis without logits cannot be drawn from",
+        )
+        .with_inputs(&[logits]));
     }
     Ok(at)
 }
@@ -187,6 +191,7 @@ fn choices(logits: &Array, axis: i32) -> Result<usize> {
 ///
 /// # Errors
 /// [`ErrorKind::Index`] when there is no such axis or it is empty.
+#[doc(alias = "mlx_random_categorical")]
 pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
     choices(logits, axis)?;
     call::array("categorical", |out, s| {
@@ -207,6 +212,7 @@ pub fn categorical(logits: &Array, axis: i32, key: &Key) -> Result<Array> {
 ///
 /// # Errors
 /// As [`categorical`]; [`ErrorKind::Shape`] for a negative number or more than the budget.
+#[doc(alias = "mlx_random_categorical_num_samples")]
 pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -> Result<Array> {
     let op = "categorical";
     choices(logits, axis)?;
@@ -239,6 +245,7 @@ pub fn categorical_samples(logits: &Array, axis: i32, samples: i32, key: &Key) -
 ///
 /// # Errors
 /// As [`categorical`]; for an impossible shape; MLX's message when the axes do not broadcast to it.
+#[doc(alias = "mlx_random_categorical_shape")]
 pub fn categorical_shaped(logits: &Array, axis: i32, shape: &[i32], key: &Key) -> Result<Array> {
     let op = "categorical";
     let at = choices(logits, axis)?;
@@ -292,6 +299,7 @@ pub fn permutation(a: &Array, axis: i32, key: &Key) -> Result<Array> {
 ///
 /// # Errors
 /// [`ErrorKind::Shape`] for a negative count or more than the budget.
+#[doc(alias = "mlx_random_permutation_arange")]
 pub fn permutation_of(count: i32, key: &Key) -> Result<Array> {
     let op = "random_permutation";
     countable(op, &[count])?;

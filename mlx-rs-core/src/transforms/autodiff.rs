@@ -29,6 +29,7 @@ use crate::stack;
 /// Errors of `f`; [`ErrorKind::Dtype`] for a primal that is not floating-point (capture it
 /// instead); [`ErrorKind::Shape`] when the cotangents do not match the outputs; MLX's message for
 /// an operation without a gradient.
+#[doc(alias = "mlx_vjp")]
 pub fn vjp<F, E>(
     f: F,
     primals: &[Array],

@@ -33,6 +33,7 @@ use mlx_sys as sys;
 /// From the returned function: errors of `f`, also from the backward pass, where the running
 /// transform returns them; [`ErrorKind::Value`](crate::ErrorKind::Value) when `f` returns no
 /// arrays.
+#[doc(alias = "mlx_checkpoint")]
 pub fn checkpoint<F, E>(f: F) -> impl Fn(&[Array]) -> Result<Vec<Array>, E> + Send + Sync + 'static
 where
     F: Fn(&[Array]) -> Result<Vec<Array>, E> + Send + 'static,

@@ -125,6 +125,7 @@ pub fn enable_compile() {
 ///
 /// # Errors
 /// [`ErrorKind::Value`] inside a function that is being traced, because its entry would be dropped.
+#[doc(alias = "mlx_detail_compile_clear_cache")]
 pub fn compile_clear_cache() -> Result<()> {
     const OP: &str = "compile_clear_cache";
     closure::run_here(OP, || {
@@ -270,6 +271,7 @@ const OP: &str = "compile";
 
 /// A function that is traced once per argument signature and then replayed; made by [`compile`].
 /// Dropping it drops its traces.
+#[doc(alias("mlx_detail_compile", "mlx_detail_compile_erase"))]
 pub struct Compiled<E> {
     function: Arc<Payload<Function>>,
     shapeless: bool,

@@ -36,6 +36,7 @@ const OP: &str = "custom_function";
 /// assert_eq!(g[0].item::<f32>()?, 1.0);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "mlx_custom_function")]
 pub struct CustomFunction<E> {
     function: Arc<Payload<Function>>,
     vjp: Option<Arc<Payload<Vjp>>>,
@@ -318,7 +319,7 @@ fn checked_vmap(vmap: &Arc<Payload<UserVmap>>, form: &Form) -> Result<CustomVmap
                 ErrorKind::Value,
                 OP,
                 format!(
-                    "{} outputs were returned with {} axes",
+                    "{} outputs were returned with {} batch axes; return one for each",
                     outputs.len(),
                     out_axes.len()
                 ),

@@ -56,6 +56,7 @@ fn once<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> impl Iterator<Item =
 ///
 /// # Errors
 /// MLX's own message when an operation of the graph fails.
+#[doc(alias = "mlx_eval")]
 pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("eval")?;
     let vec = ArrayVec::new("eval", once(arrays))?;
@@ -82,6 +83,7 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 /// MLX's own message when an operation cannot be started. Work started earlier is then complete and
 /// can be read. After such an error each evaluation of the process first waits for the earlier ones
 /// it depends on. So they no longer overlap.
+#[doc(alias = "mlx_async_eval")]
 pub fn async_eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let _guard = call::enter("async_eval")?;
     let vec = ArrayVec::new("async_eval", once(arrays))?;

@@ -47,6 +47,7 @@ const IMPORT: &str = "import_function";
 /// # Errors
 /// Errors of `f`; [`ErrorKind::Value`] when the file cannot be written; MLX's message for
 /// operations that cannot be exported, such as custom functions and kernels.
+#[doc(alias = "mlx_export_function")]
 pub fn export_function<F, E>(
     path: impl AsRef<Path>,
     f: F,
@@ -106,6 +107,7 @@ where
 ///
 /// # Errors
 /// As [`export_function`]; [`ErrorKind::Value`] for a name that contains a NUL.
+#[doc(alias = "mlx_export_function_kwargs")]
 pub fn export_function_kwargs<F, E>(
     path: impl AsRef<Path>,
     f: F,
@@ -181,6 +183,11 @@ fn called_twice() -> Error {
 /// assert_eq!(sum.call(&[two])?[0].item::<f32>()?, 3.0);
 /// # Ok(()) }
 /// ```
+#[doc(alias(
+    "mlx_function_exporter_new",
+    "mlx_function_exporter_free",
+    "mlx_function_exporter_apply"
+))]
 pub struct FunctionExporter<E> {
     /// Null once it is closed. Declared before `file`, because its drop writes there.
     raw: Exporter,
@@ -295,6 +302,12 @@ impl<E: ClosureError> FunctionExporter<E> {
 /// let y = f.call(&[Array::scalar(1.0f32)?])?;
 /// # Ok(()) }
 /// ```
+#[doc(alias(
+    "mlx_imported_function_new",
+    "mlx_imported_function_free",
+    "mlx_imported_function_apply",
+    "mlx_imported_function_apply_kwargs"
+))]
 pub struct ImportedFunction(sys::mlx_imported_function);
 
 // SAFETY: the handle is only used and freed with the lock held.
@@ -433,7 +446,7 @@ fn c_path(op: &'static str, path: &Path) -> Result<CString> {
         Error::new(
             ErrorKind::Value,
             op,
-            format!("the path {path:?} has a NUL in it"),
+            format!("the path {path:?} contains a NUL"),
         )
     })
 }
@@ -446,7 +459,7 @@ fn c_keys(op: &'static str, kwargs: &Kwargs) -> Result<Vec<CString>> {
                 Error::new(
                     ErrorKind::Value,
                     op,
-                    format!("the name {key:?} has a NUL in it"),
+                    format!("the name {key:?} contains a NUL"),
                 )
             })
         })

@@ -43,6 +43,7 @@ use crate::stack;
     clippy::type_complexity,
     reason = "spelled out, so that a reader sees what the function returns"
 )]
+#[doc(alias = "mlx_value_and_grad")]
 pub fn value_and_grad<F, E>(
     mut f: F,
     argnums: &[usize],
@@ -268,17 +269,22 @@ struct ValueAndGrad(sys::mlx_closure_value_and_grad);
 
 impl ValueAndGrad {
     fn new(op: &'static str, f: &closure::Closure, argnums: &[i32]) -> Result<Self> {
-        let mut this = Self(sys::mlx_closure_value_and_grad {
+        let mut function = Self(sys::mlx_closure_value_and_grad {
             ctx: std::ptr::null_mut(),
         });
         call::status(op, || {
             // SAFETY: the result is writable and null, the closure is live, pointer and length
             // describe the slice.
             unsafe {
-                sys::mlx_value_and_grad(&raw mut this.0, f.raw(), argnums.as_ptr(), argnums.len())
+                sys::mlx_value_and_grad(
+                    &raw mut function.0,
+                    f.raw(),
+                    argnums.as_ptr(),
+                    argnums.len(),
+                )
             }
         })?;
-        Ok(this)
+        Ok(function)
     }
 }
 

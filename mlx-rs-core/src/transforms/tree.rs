@@ -58,7 +58,7 @@ pub trait Tree: Sized {
             _ => Err(Error::new(
                 ErrorKind::Value,
                 op,
-                format!("{given} arrays do not fill a tree of {expected} leaves"),
+                format!("a tree has {expected} leaves, but {given} arrays were given"),
             )),
         }
     }

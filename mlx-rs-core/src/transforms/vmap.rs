@@ -82,6 +82,7 @@ impl VmapAxes {
 /// from that of arguments or outputs, no argument has a batch, or a batched output has the axis
 /// `None`; [`ErrorKind::Index`] for an unknown axis; [`ErrorKind::Shape`] when the batches differ
 /// in length; MLX's message when `f` reads values or uses an operation that cannot be vectorized.
+#[doc(alias = "mlx_detail_vmap_trace")]
 pub fn vmap<F, E>(
     mut f: F,
     in_axes: impl Into<VmapAxes>,

@@ -153,16 +153,21 @@ fn the_first_axis_is_iterated_from_both_ends() {
     let a = array!([[1, 2], [3, 4], [5, 6]]).unwrap();
     let rows: Vec<Vec<i32>> = a.iter().map(|r| r.unwrap().to_vec().unwrap()).collect();
     assert_eq!(rows, [[1, 2], [3, 4], [5, 6]]);
-    let mut it = a.iter();
-    assert_eq!(it.len(), 3);
+    let mut row_iter = a.iter();
+    assert_eq!(row_iter.len(), 3);
     assert_eq!(
-        it.next_back().unwrap().unwrap().to_vec::<i32>().unwrap(),
+        row_iter
+            .next_back()
+            .unwrap()
+            .unwrap()
+            .to_vec::<i32>()
+            .unwrap(),
         [5, 6]
     );
-    assert_eq!(it.next().unwrap().unwrap().shape(), [2]);
-    assert_eq!(it.len(), 1);
-    it.next();
-    assert!(it.next().is_none() && it.next_back().is_none());
+    assert_eq!(row_iter.next().unwrap().unwrap().shape(), [2]);
+    assert_eq!(row_iter.len(), 1);
+    row_iter.next();
+    assert!(row_iter.next().is_none() && row_iter.next_back().is_none());
     let mut count = 0;
     for row in &zeros(&[0, 4], Dtype::Float32).unwrap() {
         row.unwrap();

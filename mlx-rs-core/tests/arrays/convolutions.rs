@@ -207,10 +207,13 @@ impl Case {
         let cs = numbers(&direct.y, 3);
         let c = Array::from_slice(&cs, &direct.y).unwrap();
         let all = [x.clone(), w.clone(), c];
-        let own = self.clone();
+        let case_copy = self.clone();
         let total = move |a: &[Array]| -> Result<Vec<Array>> {
             Ok(vec![
-                own.run(&a[0], &a[1])?.multiply(&a[2])?.sum(All, false)?,
+                case_copy
+                    .run(&a[0], &a[1])?
+                    .multiply(&a[2])?
+                    .sum(All, false)?,
             ])
         };
         let first = grad(total.clone(), &[0, 1])(&all).unwrap();
@@ -255,8 +258,8 @@ impl Case {
         // Batched over the input, the kernel, and both, which makes groups of them.
         let twice = |a: &Array| mlx_rs_core::stack(&[a, &a.multiply(&Array::scalar(2.0f32)?)?], 0);
         let (xx, ww) = (twice(&x).unwrap(), twice(&w).unwrap());
-        let own = self.clone();
-        let f = move |a: &[Array]| -> Result<Vec<Array>> { Ok(vec![own.run(&a[0], &a[1])?]) };
+        let case = self.clone();
+        let f = move |a: &[Array]| -> Result<Vec<Array>> { Ok(vec![case.run(&a[0], &a[1])?]) };
         for (axes, factor, inputs) in [
             ([Some(0), None], 2.0, [xx.clone(), w.clone()]),
             ([None, Some(0)], 2.0, [x, ww.clone()]),

@@ -181,7 +181,7 @@ fn a_product_in_tiles_is_the_product() {
         let (a, b) = (noise(rows * inner, 1), noise(inner * cols, 2));
         for dialect in DIALECTS {
             let body = tiled_product::source(dialect);
-            let found = run(&Kernel {
+            let actual = run(&Kernel {
                 body: &body,
                 inputs: vec![("a", &a), ("b", &b)],
                 outputs: vec![("product", rows * cols)],
@@ -190,13 +190,13 @@ fn a_product_in_tiles_is_the_product() {
                 group: [32, 32],
                 waits: true,
             });
-            for (at, found) in found[0].iter().enumerate() {
+            for (at, actual) in actual[0].iter().enumerate() {
                 let (row, col) = (at / cols, at % cols);
                 let exact: f64 = (0..inner)
                     .map(|i| f64::from(a[row * inner + i]) * f64::from(b[i * cols + col]))
                     .sum();
-                let error = (f64::from(*found) - exact).abs();
-                assert!(error < 1e-5, "{dialect:?}, {row}, {col}: {found} {exact}");
+                let error = (f64::from(*actual) - exact).abs();
+                assert!(error < 1e-5, "{dialect:?}, {row}, {col}: {actual} {exact}");
             }
         }
     }
@@ -234,7 +234,12 @@ impl Case {
     }
 
     fn of(&self, name: &str) -> &[f32] {
-        &self.arrays.iter().find(|(own, _)| *own == name).unwrap().1
+        &self
+            .arrays
+            .iter()
+            .find(|(array_name, _)| *array_name == name)
+            .unwrap()
+            .1
     }
 
     /// Position by position, in float64: outputs, `C` with `n` as the last column, and `m`.
@@ -300,7 +305,7 @@ impl Case {
         for ((source, outputs), threads) in MlstmSource::all(dialect).iter().zip(sizes).zip(threads)
         {
             assert!(outputs.iter().map(|(name, _)| name).eq(source.outputs));
-            let found = run(&Kernel {
+            let actual = run(&Kernel {
                 body: &source.body,
                 inputs: source
                     .inputs
@@ -322,7 +327,7 @@ impl Case {
                 waits: false,
             });
             let names = outputs.iter().map(|(name, _)| *name);
-            self.arrays.extend(names.zip(found));
+            self.arrays.extend(names.zip(actual));
         }
         self
     }
@@ -338,9 +343,9 @@ fn mlstm_over_chunks_is_position_by_position() {
     ] {
         let (outputs, after, most) = Case::new(sizes, gate).exact();
         for dialect in DIALECTS {
-            let found = Case::new(sizes, gate).emulated(dialect, chunk);
+            let actual = Case::new(sizes, gate).emulated(dialect, chunk);
             let same = |name: &str, exact: &[f64]| {
-                let ours = found.of(name);
+                let ours = actual.of(name);
                 assert_eq!(ours.len(), exact.len());
                 for (at, (a, b)) in ours.iter().zip(exact).enumerate() {
                     let error = (f64::from(*a) - b).abs() / b.abs().max(1.0);
@@ -351,7 +356,7 @@ fn mlstm_over_chunks_is_position_by_position() {
             same("after", &after);
             let (_, l, _, _) = sizes;
             for (head, exact) in most.iter().enumerate() {
-                let ours = f64::from(found.of("most")[head * l + l - 1]);
+                let ours = f64::from(actual.of("most")[head * l + l - 1]);
                 assert!((ours - exact).abs() < 1e-3, "{ours} {exact}");
             }
         }

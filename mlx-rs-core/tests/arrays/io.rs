@@ -232,11 +232,11 @@ fn cut_at_every_byte_nothing_loads() {
         "numpy_compressed.npz",
         "mlx_no_metadata.safetensors",
     ] {
-        let whole = std::fs::read(fixture(name)).unwrap();
+        let bytes = std::fs::read(fixture(name)).unwrap();
         // Each length of the small ones, a sample of the larger.
-        let step = 1 + whole.len() / 400;
-        for length in (0..whole.len()).step_by(step) {
-            std::fs::write(&path, &whole[..length]).unwrap();
+        let step = 1 + bytes.len() / 400;
+        for length in (0..bytes.len()).step_by(step) {
+            std::fs::write(&path, &bytes[..length]).unwrap();
             let result = match name.rsplit_once('.').unwrap().1 {
                 "npy" => io::load_npy(&path).map(drop),
                 "npz" => io::load_npz(&path).map(drop),
@@ -245,7 +245,7 @@ fn cut_at_every_byte_nothing_loads() {
             let e = result.expect_err(&format!("{name} cut to {length} bytes"));
             assert_eq!(e.kind(), ErrorKind::Format, "{name} at {length}: {e}");
         }
-        let mut longer = whole.clone();
+        let mut longer = bytes.clone();
         longer.push(0);
         std::fs::write(&path, longer).unwrap();
         match name.rsplit_once('.').unwrap().1 {

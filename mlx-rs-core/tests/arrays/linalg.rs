@@ -106,7 +106,7 @@ fn what_is_no_matrix_is_refused() {
     let vector = Array::vector(&[1.0f32, 2.0]).unwrap();
     let wide = zeros(&[2, 3], Dtype::Float32).unwrap();
     let empty = zeros(&[0, 0], Dtype::Float32).unwrap();
-    let whole = zeros(&[2, 2], Dtype::Int32).unwrap();
+    let integers = zeros(&[2, 2], Dtype::Int32).unwrap();
     let half = zeros(&[2, 2], Dtype::Float16).unwrap();
     type Unary = fn(&Array) -> mlx_rs_core::Result<Array>;
     let functions: [Unary; 9] = [
@@ -123,7 +123,7 @@ fn what_is_no_matrix_is_refused() {
     for (i, f) in functions.iter().enumerate() {
         assert_eq!(f(&vector).unwrap_err().kind(), ErrorKind::Shape, "{i}");
         assert_eq!(f(&empty).unwrap_err().kind(), ErrorKind::Shape, "{i}");
-        assert_eq!(f(&whole).unwrap_err().kind(), ErrorKind::Dtype, "{i}");
+        assert_eq!(f(&integers).unwrap_err().kind(), ErrorKind::Dtype, "{i}");
         assert_eq!(f(&half).unwrap_err().kind(), ErrorKind::Dtype, "{i}");
         let rectangular = [1, 8].contains(&i);
         assert_eq!(f(&wide).is_ok(), rectangular, "{i}");
@@ -157,17 +157,17 @@ fn norms_of_matrices_that_mlx_lacks() {
     assert!((of(Norm::Nuclear) - 7.0).abs() < 1e-5);
     assert!((of(Norm::Frobenius) - 5.0).abs() < 1e-5);
     assert!((of(Norm::L2) - 5.0).abs() < 1e-5);
-    let kept = linalg::norm(&a, Norm::Nuclear, &[1, 0], true).unwrap();
-    assert_eq!(kept.shape(), [1, 1]);
+    let keepdims = linalg::norm(&a, Norm::Nuclear, &[1, 0], true).unwrap();
+    assert_eq!(keepdims.shape(), [1, 1]);
     assert!(linalg::norm(&a, Norm::P(3.0), All, false).is_err());
     assert!(linalg::norm(&a, Norm::P(f64::NAN), 0, false).is_err());
     assert!(linalg::norm(&a, Norm::Frobenius, 0, false).is_err());
     assert!(linalg::norm(&a, Norm::L2, &[0, 0], false).is_err());
     assert!(linalg::norm(&a, Norm::L2, 2, false).is_err());
     let cube = ones(&[2, 2, 2], Dtype::Float32).unwrap();
-    let whole = linalg::norm(&cube, Norm::L2, All, true).unwrap();
-    assert_eq!(whole.shape(), [1, 1, 1]);
-    assert!((whole.item::<f32>().unwrap() - 8f32.sqrt()).abs() < 1e-6);
+    let vector_norm = linalg::norm(&cube, Norm::L2, All, true).unwrap();
+    assert_eq!(vector_norm.shape(), [1, 1, 1]);
+    assert!((vector_norm.item::<f32>().unwrap() - 8f32.sqrt()).abs() < 1e-6);
     assert!(linalg::norm(&cube, Norm::P(1.0), All, false).is_err());
 }
 

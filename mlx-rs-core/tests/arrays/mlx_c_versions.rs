@@ -34,18 +34,18 @@ const PATHS: [(&str, usize, &str); 10] = [
     ),
 ];
 
-fn count(dir: &Path, below: &Path, found: &mut BTreeMap<String, usize>) {
+fn count(dir: &Path, below: &Path, counts: &mut BTreeMap<String, usize>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            count(&path, below, found);
+            count(&path, below, counts);
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
         let n = text.matches("(mlx_c_0_").count();
         if n > 0 {
             let name = path.strip_prefix(below).unwrap();
-            found.insert(name.to_string_lossy().replace('\\', "/"), n);
+            counts.insert(name.to_string_lossy().replace('\\', "/"), n);
         }
     }
 }
@@ -53,11 +53,11 @@ fn count(dir: &Path, below: &Path, found: &mut BTreeMap<String, usize>) {
 #[test]
 fn every_path_of_the_cfg_has_its_test() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut found = BTreeMap::new();
-    count(&src, &src, &mut found);
+    let mut counts = BTreeMap::new();
+    count(&src, &src, &mut counts);
     let listed = PATHS.map(|(file, n, _)| (file.to_owned(), n));
     assert_eq!(
-        found,
+        counts,
         listed.into(),
         "a path without a test, or a test without a path"
     );
@@ -112,9 +112,9 @@ fn the_last_query_meets_the_last_key() {
                 // A query that sees no key has no defined result.
                 continue;
             }
-            let own = row(&q, at);
+            let query = row(&q, at);
             let score = |j| {
-                let dot: f32 = row(&k, j).iter().zip(&own).map(|(a, b)| a * b).sum();
+                let dot: f32 = row(&k, j).iter().zip(&query).map(|(a, b)| a * b).sum();
                 (dot * 0.5).exp()
             };
             let all: f32 = (0..seen).map(score).sum();

@@ -115,17 +115,17 @@ fn scans_of_one_element_of_every_type() {
 fn parts_of_reversed_arrays() {
     for shape in [&[8][..], &[4, 6], &[2, 4, 6]] {
         let a = reversed(&count(shape));
-        let whole = copied(&a);
+        let reference = copied(&a);
         for axis in 0..shape.len() as i32 {
             for parts in [1, 2, shape[axis as usize]] {
                 let got = a.split(parts, axis).unwrap();
-                for (got, expected) in got.iter().zip(whole.split(parts, axis).unwrap()) {
+                for (got, expected) in got.iter().zip(reference.split(parts, axis).unwrap()) {
                     same(&got.square().unwrap(), &expected.square().unwrap());
                     same(&got.add(got).unwrap(), &expected.add(&expected).unwrap());
                 }
             }
             let got = a.split_at(&[1, 2], axis).unwrap();
-            for (got, expected) in got.iter().zip(whole.split_at(&[1, 2], axis).unwrap()) {
+            for (got, expected) in got.iter().zip(reference.split_at(&[1, 2], axis).unwrap()) {
                 same(&got.abs().unwrap(), &expected);
             }
         }
@@ -171,13 +171,13 @@ fn slices_at_computed_places_write_nowhere_else() {
         );
         // The derivative of an update is such a slice, and of a slice such an update.
         let weights = count(shape);
-        let (own, at, names, lengths) =
+        let (factors, at, names, lengths) =
             (weights.clone(), start.clone(), axes.clone(), sizes.clone());
         let update = move |x: &[Array]| -> Result<Vec<Array>> {
             let all = x[0].slice_update_at(&x[1], &at, &names)?;
             let part = all.slice_at(&at, &names, &lengths)?;
             Ok(vec![
-                all.multiply(&own)?
+                all.multiply(&factors)?
                     .sum(All, false)?
                     .add(&part.sum(All, false)?)?,
             ])
@@ -222,27 +222,30 @@ fn blocks_of_column_major_arrays() {
     let a = count(&[5, 2, 3]).transpose().unwrap();
     let i = Array::vector(&[1, 0]).unwrap();
     for axis in 0..3 {
-        let whole = copied(&a);
-        same(&a.take(&i, axis).unwrap(), &whole.take(&i, axis).unwrap());
+        let reference = copied(&a);
+        same(
+            &a.take(&i, axis).unwrap(),
+            &reference.take(&i, axis).unwrap(),
+        );
         same(
             &a.take_clamped(&i, axis).unwrap(),
-            &whole.take(&i, axis).unwrap(),
+            &reference.take(&i, axis).unwrap(),
         );
         let mut sizes = a.shape().to_vec();
         sizes[axis as usize] = 1;
         same(
             &a.gather(&[&i], &[axis], &sizes).unwrap(),
-            &whole.gather(&[&i], &[axis], &sizes).unwrap(),
+            &reference.gather(&[&i], &[axis], &sizes).unwrap(),
         );
         same(
             &a.scatter(
                 &[&i],
-                &whole.gather(&[&i], &[axis], &sizes).unwrap(),
+                &reference.gather(&[&i], &[axis], &sizes).unwrap(),
                 &[axis],
                 ScatterMode::Replace,
             )
             .unwrap(),
-            &whole,
+            &reference,
         );
     }
     same(
@@ -482,8 +485,8 @@ fn derivatives_of_scattered_blocks() {
         }
     };
     let derived = grad(f, &[0, 1])(&[a.clone(), updates.clone()]).unwrap();
-    let whole = |a: &Array| a.to_vec::<f32>().unwrap();
-    let (values, mut outer) = (whole(&a), whole(&a));
+    let to_vec = |a: &Array| a.to_vec::<f32>().unwrap();
+    let (values, mut outer) = (to_vec(&a), to_vec(&a));
     let mut put = values.clone();
     let (mut blocks, mut inner) = (Vec::new(), Vec::new());
     for (row, column) in [(0, 3), (2, 1)] {
@@ -590,8 +593,8 @@ fn empty_views_add_up_to_nothing() {
                     let slope = grad(
                         move |x: &[Array]| -> Result<Vec<Array>> {
                             let turned = wide(&x[0])?.transpose()?;
-                            let own = x[0].square()?.sum(All, false)?;
-                            Ok(vec![turned.square()?.sum(All, false)?.add(&own)?])
+                            let squares = x[0].square()?.sum(All, false)?;
+                            Ok(vec![turned.square()?.sum(All, false)?.add(&squares)?])
                         },
                         &[0],
                     )(std::slice::from_ref(&x));
@@ -647,22 +650,24 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
         Ok(())
     }
     let bytes: Vec<u8> = (0..64u8).map(|i| i.wrapping_mul(37) & 0x3f).collect();
-    let whole = Array::from_slice(&bytes, &[64])?;
+    let bytes_array = Array::from_slice(&bytes, &[64])?;
     for from in 0..9 {
         let part = &bytes[from as usize..from as usize + 32];
         let views = [
             // Computed, not computed, computed here, a slice of a slice, a donated buffer.
-            whole.slice_axis(0, from, from + 32)?,
-            whole.maximum(&whole)?.slice_axis(0, from, from + 32)?,
+            bytes_array.slice_axis(0, from, from + 32)?,
+            bytes_array
+                .maximum(&bytes_array)?
+                .slice_axis(0, from, from + 32)?,
             {
-                let a = whole.slice_axis(0, from, from + 32)?;
+                let a = bytes_array.slice_axis(0, from, from + 32)?;
                 a.eval()?;
                 a
             },
-            whole.slice_axis(0, from, 64)?.slice_axis(0, 0, 32)?,
+            bytes_array.slice_axis(0, from, 64)?.slice_axis(0, 0, 32)?,
             {
-                let own = whole.minimum(&whole)?;
-                own.slice_axis(0, from, from + 32)?.abs()?
+                let minimum = bytes_array.minimum(&bytes_array)?;
+                minimum.slice_axis(0, from, from + 32)?.abs()?
             },
             Array::from_vec(bytes.clone(), &[64])?.slice_axis(0, from, from + 32)?,
         ];
@@ -689,7 +694,7 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
         }
     }
     // Mapped over a batch of rows that begin anywhere.
-    let rows = whole.as_strided(&[3, 8], &[9, 1], 1)?;
+    let rows = bytes_array.as_strided(&[3, 8], &[9, 1], 1)?;
     let got = vmap(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]), 0, 0)(&[rows])?;
     let expected: Vec<u8> = [1, 10, 19]
         .iter()
@@ -699,7 +704,7 @@ fn views_as_wider_types_begin_where_the_type_can() -> Result<()> {
     // Traced: the place of an argument is not known.
     let compiled = compile(|x: &[Array]| Ok(vec![x[0].view(Dtype::Uint32)?]));
     for from in 0..4 {
-        let part = whole.slice_axis(0, from, from + 8)?;
+        let part = bytes_array.slice_axis(0, from, from + 8)?;
         let got = compiled.call(&[part])?;
         check::<u32>(&bytes[from as usize..from as usize + 8], &got[0])?;
     }

@@ -89,7 +89,7 @@ fn memory_made_inside_a_compiled_function_is_written_once() {
             Ok(vec![KvBuffer::holding(&x[0], &x[0], 4, 64)?.copy(4)?.0])
         });
         let first = keys(&[1.0, 2.0, 3.0, 4.0]);
-        let mut held = Vec::new();
+        let mut arrays = Vec::new();
         for call in 0..50 {
             let y = copied.call(std::slice::from_ref(&first)).unwrap().remove(0);
             let values = y.to_vec::<f32>().unwrap();
@@ -99,7 +99,7 @@ fn memory_made_inside_a_compiled_function_is_written_once() {
                 assert!(is_nan(&values), "call {call}: {values:?}");
             }
             // What another owner puts where memory was freed.
-            held.push(Array::from_slice(&[7.0f32; 4096], &[4096]).unwrap());
+            arrays.push(Array::from_slice(&[7.0f32; 4096], &[4096]).unwrap());
         }
     });
 }

@@ -286,7 +286,7 @@ proptest! {
         let changed = updated.unwrap().to_vec::<i32>().unwrap();
         let count = changed.iter().filter(|v| **v == -1).count();
         prop_assert_eq!(count, part.size());
-        let kept = a.to_vec::<i32>().unwrap();
-        prop_assert!(changed.iter().zip(&kept).all(|(c, k)| c == k || *c == -1));
+        let before = a.to_vec::<i32>().unwrap();
+        prop_assert!(changed.iter().zip(&before).all(|(c, k)| c == k || *c == -1));
     }
 }

@@ -60,13 +60,13 @@ fn empty_products_write_nowhere() {
             let weight = b.broadcast_to(&[1, 16, 64])?.squeeze_axis(0)?;
             let all = Quantized::quantize(&weight, 32, 4, QuantMode::Affine)?;
             let half = |part: &Array| part.slice(&[0, 0], part.shape(), &[2, 1]);
-            let own = Quantized {
+            let quantized = Quantized {
                 weight: half(&all.weight)?,
                 scales: half(&all.scales)?,
                 biases: all.biases.as_ref().map(half).transpose()?,
                 ..all
             };
-            own.matmul_transposed(&a.squeeze_axis(0)?)
+            quantized.matmul_transposed(&a.squeeze_axis(0)?)
         }),
         ("mapped over nothing", [0, 2, 3], [1, 3, 1], |a, b| {
             let product = |x: &[Array]| -> Result<Vec<Array>> { Ok(vec![x[0].matmul(&x[1])?]) };
@@ -89,10 +89,10 @@ fn empty_products_write_nowhere() {
             let other = ones(&other, Dtype::Float32).unwrap().add(&late).unwrap();
             let result = product(&empty, &other).unwrap();
             async_eval([&result]).unwrap();
-            let own: Vec<Vec<u8>> = (1..=16).map(|n| vec![7; 4 * n]).collect();
+            let buffers: Vec<Vec<u8>> = (1..=16).map(|n| vec![7; 4 * n]).collect();
             late.eval().unwrap();
             result.eval().unwrap();
-            if own.iter().flatten().any(|&byte| byte != 7) {
+            if buffers.iter().flatten().any(|&byte| byte != 7) {
                 touched.push(name);
                 break;
             }

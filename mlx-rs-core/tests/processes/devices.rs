@@ -12,12 +12,12 @@ fn the_default_is_settable_and_scopes_go_before_it() {
 }
 
 fn the_default_is_settable_and_scopes_go_before_it_alone() {
-    let found = Device::default_device();
+    let initial = Device::default_device();
     assert_eq!(
-        found.kind() == Device::gpu().kind(),
+        initial.kind() == Device::gpu().kind(),
         Device::gpu().is_available()
     );
-    assert_eq!(Device::cpu().set_default().unwrap(), found);
+    assert_eq!(Device::cpu().set_default().unwrap(), initial);
     assert_eq!(Device::default_device(), Device::cpu());
     let default = Stream::default_of(Device::cpu()).unwrap();
     assert_eq!(Stream::current().unwrap(), default);
@@ -68,5 +68,5 @@ fn the_default_is_settable_and_scopes_go_before_it_alone() {
     for (got, x) in got.iter().zip([1.0f32, 2.0]) {
         assert!((got - (x + (2.0 * x).exp())).abs() < 1e-4, "{got}");
     }
-    found.set_default().unwrap();
+    initial.set_default().unwrap();
 }

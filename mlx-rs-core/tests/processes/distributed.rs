@@ -84,22 +84,25 @@ fn member() {
     let group = distributed::init(true).unwrap();
     assert_eq!(group.size(), 2);
     let rank = group.rank();
-    let own = Array::vector(&[rank as f32, 10.0]).unwrap();
+    let member_values = Array::vector(&[rank as f32, 10.0]).unwrap();
     let read = |a: mlx_rs_core::Result<Array>| a.unwrap().to_vec::<f32>().unwrap();
-    assert_eq!(read(group.all_sum(&own)), [1.0, 20.0]);
-    assert_eq!(read(group.all_max(&own)), [1.0, 10.0]);
-    assert_eq!(read(group.all_min(&own)), [0.0, 10.0]);
-    assert_eq!(read(group.all_gather(&own)), [0.0, 10.0, 1.0, 10.0]);
+    assert_eq!(read(group.all_sum(&member_values)), [1.0, 20.0]);
+    assert_eq!(read(group.all_max(&member_values)), [1.0, 10.0]);
+    assert_eq!(read(group.all_min(&member_values)), [0.0, 10.0]);
+    assert_eq!(
+        read(group.all_gather(&member_values)),
+        [0.0, 10.0, 1.0, 10.0]
+    );
     let other = 1 - rank;
     if rank == 0 {
-        assert_eq!(read(group.send(&own, other)), [0.0, 10.0]);
-        assert_eq!(read(group.recv_like(&own, other)), [1.0, 10.0]);
+        assert_eq!(read(group.send(&member_values, other)), [0.0, 10.0]);
+        assert_eq!(read(group.recv_like(&member_values, other)), [1.0, 10.0]);
     } else {
         assert_eq!(read(group.recv(&[2], Dtype::Float32, other)), [0.0, 10.0]);
-        assert_eq!(read(group.send(&own, other)), [1.0, 10.0]);
+        assert_eq!(read(group.send(&member_values, other)), [1.0, 10.0]);
     }
     for wrong in [rank, 2, -1] {
-        assert!(group.send(&own, wrong).is_err());
+        assert!(group.send(&member_values, wrong).is_err());
     }
     assert!(group.recv(&[-1], Dtype::Float32, other).is_err());
     assert!(group.recv(&[i32::MAX; 4], Dtype::Float32, other).is_err());

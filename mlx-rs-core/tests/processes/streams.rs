@@ -33,18 +33,18 @@ fn streams_are_used_again_and_have_a_most_alone() {
     assert_ne!(Stream::new(Device::cpu()).unwrap().index(), index);
     drop(same);
 
-    let mut kept = Vec::new();
+    let mut streams = Vec::new();
     let e = loop {
         match Stream::new(Device::cpu()) {
-            Ok(stream) => kept.push(stream),
+            Ok(stream) => streams.push(stream),
             Err(e) => break e,
         }
-        assert!(kept.len() < 10_000);
+        assert!(streams.len() < 10_000);
     };
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-    assert!(kept.len() > 100, "{}", kept.len());
-    let all: std::collections::BTreeSet<i32> = kept.iter().map(Stream::index).collect();
-    assert_eq!(all.len(), kept.len(), "no two are the same");
-    kept.truncate(10);
+    assert!(streams.len() > 100, "{}", streams.len());
+    let all: std::collections::BTreeSet<i32> = streams.iter().map(Stream::index).collect();
+    assert_eq!(all.len(), streams.len(), "no two are the same");
+    streams.truncate(10);
     assert!(Stream::new(Device::cpu()).is_ok());
 }

@@ -23,17 +23,17 @@ pub trait Report {
 
 /// The part of a program that a step depends on, itself included.
 pub fn needed(program: &Program, step: usize) -> BTreeSet<usize> {
-    let mut found = BTreeSet::from([step]);
+    let mut reached = BTreeSet::from([step]);
     let mut open = vec![step];
     while let Some(at) = open.pop() {
         for &arg in &program.steps[at].args {
             let from = program.first.partition_point(|&f| f <= arg) - 1;
-            if found.insert(from) {
+            if reached.insert(from) {
                 open.push(from);
             }
         }
     }
-    found
+    reached
 }
 
 fn arrays(values: &[Value]) -> Result<Vec<Array>> {
@@ -161,36 +161,36 @@ impl Judge<'_> {
             random.once_in(4),
         ];
         report.at(k, "views");
-        let own = apply(step, args).and_then(|a| eval(&a).map(|()| a));
+        let actual = apply(step, args).and_then(|a| eval(&a).map(|()| a));
         if !checked {
-            return own;
+            return actual;
         }
         let given = values(args)?;
         // Floats that an integer type does not hold become any number.
         let cut =
             step.name == "astype" && given[0].numbers().iter().any(|v| !(0.0..100.0).contains(v));
         if cut && given[0].dtype.is_float() && step.dtype.is_integer() {
-            return own;
+            return actual;
         }
         report.at(k, "copies");
         let plain = apply(step, &arrays(&given)?).and_then(|a| values(&a));
-        let (own, plain) = match (own, plain) {
-            (Ok(own), Ok(plain)) => (own, plain),
-            (Err(own), Err(_)) => return Err(own),
-            (own, plain) => {
-                let text = format!("{:?} against {:?}", own.as_ref().err(), plain.err());
+        let (actual, plain) = match (actual, plain) {
+            (Ok(actual), Ok(plain)) => (actual, plain),
+            (Err(actual), Err(_)) => return Err(actual),
+            (actual, plain) => {
+                let text = format!("{:?} against {:?}", actual.as_ref().err(), plain.err());
                 report.found(k, "views", &format!("{} {text}", step.name));
-                return own;
+                return actual;
             }
         };
         report.at(k, "reading");
-        let got = values(&own)?;
+        let got = values(&actual)?;
         if let Some(text) = apart(&got, &plain, room(step, &given)) {
             report.found(k, "views", &format!("{} {text}", step.name));
         }
         self.tell(step, &given, &got);
         if is_random(step) {
-            return Ok(own);
+            return Ok(actual);
         }
         if phases[0] {
             report.at(k, "vmap");
@@ -217,8 +217,8 @@ impl Judge<'_> {
         }
         if phases[2] {
             report.at(k, "compile");
-            let own = step.clone();
-            let compiled = compile(move |a: &[Array]| apply(&own, a));
+            let candidate = step.clone();
+            let compiled = compile(move |a: &[Array]| apply(&candidate, a));
             match compiled.call(args).and_then(|a| values(&a)) {
                 Ok(compiled) => {
                     if let Some(text) = apart(&compiled, &got, room(step, &given)) {
@@ -228,7 +228,7 @@ impl Judge<'_> {
                 Err(e) => report.refused("compile", &format!("{} {e:?}", step.name)),
             }
         }
-        Ok(own)
+        Ok(actual)
     }
 
     /// One line for other implementations to check.

@@ -144,7 +144,7 @@ fn run(
             .collect::<Vec<_>>()
             .join(" ")
     });
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     let mut last = (seed, 0, String::new());
     let out = BufReader::new(child.stdout.take().expect("piped"));
     let (tell, told) = std::sync::mpsc::channel();
@@ -175,7 +175,7 @@ fn run(
                     word().to_owned(),
                 );
             }
-            "!" => found.push(Finding {
+            "!" => findings.push(Finding {
                 seed: word().parse().unwrap_or(0),
                 step: word().parse().unwrap_or(0),
                 phase: word().to_owned(),
@@ -198,7 +198,7 @@ fn run(
     let errors = errors.join().unwrap_or_default();
     if !status.success() {
         let at = last.0;
-        found.push(Finding {
+        findings.push(Finding {
             seed: at,
             step: last.1,
             phase: last.2,
@@ -208,10 +208,10 @@ fn run(
             ),
         });
         if at + 1 < seed + count {
-            found.extend(run(at + 1, seed + count - at - 1, None, cuts, totals));
+            findings.extend(run(at + 1, seed + count - at - 1, None, cuts, totals));
         }
     }
-    found
+    findings
 }
 
 /// The steps of a finding, as few as still show it.
@@ -219,8 +219,8 @@ fn smallest(finding: &Finding) -> String {
     let program = Maker::program(finding.seed, STEPS);
     let mut unused = Totals::default();
     let mut cuts = BTreeSet::new();
-    let shows = |found: Vec<Finding>| {
-        found
+    let shows = |findings: Vec<Finding>| {
+        findings
             .iter()
             .any(|f| f.step == finding.step && f.phase == finding.phase)
     };
@@ -273,7 +273,7 @@ fn programs_of_every_layout() {
     let seconds = number("MLX_PROGRAMS_SECONDS");
     let end = seconds.map(|s| Instant::now() + Duration::from_secs(s));
     let mut totals = Totals::default();
-    let mut found: Vec<Finding> = Vec::new();
+    let mut findings: Vec<Finding> = Vec::new();
     let mut seed = first;
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     let more = |seed: u64| end.map_or(seed < first + 120, |end| Instant::now() < end);
@@ -288,7 +288,7 @@ fn programs_of_every_layout() {
             if end.is_some() && *seen <= 3 {
                 eprintln!("{}", smallest(&finding));
             }
-            found.push(finding);
+            findings.push(finding);
         }
         seed += 60;
         if end.is_some() && (seed - first) % 1200 == 0 {
@@ -296,7 +296,7 @@ fn programs_of_every_layout() {
                 "{} programs, {} steps, {} findings",
                 totals.programs,
                 totals.steps,
-                found.len()
+                findings.len()
             );
         }
     }
@@ -305,7 +305,7 @@ fn programs_of_every_layout() {
             "{} programs, {} steps, {} findings",
             totals.programs,
             totals.steps,
-            found.len()
+            findings.len()
         );
         for (what, count) in &kinds {
             eprintln!("found {count} times: {what}");
@@ -319,11 +319,11 @@ fn programs_of_every_layout() {
         "{} programs",
         totals.programs
     );
-    let texts: Vec<String> = found.iter().take(10).map(smallest).collect();
+    let texts: Vec<String> = findings.iter().take(10).map(smallest).collect();
     assert!(
-        found.is_empty(),
+        findings.is_empty(),
         "{} findings\n{}",
-        found.len(),
+        findings.len(),
         texts.join("\n")
     );
 }

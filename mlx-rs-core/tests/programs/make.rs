@@ -313,8 +313,8 @@ impl Maker {
         } else {
             dtype
         };
-        let own = other.clone();
-        self.like(|a| a.shape() == own && a.dtype() == dtype, &other, dtype)
+        let copy = other.clone();
+        self.like(|a| a.shape() == copy && a.dtype() == dtype, &other, dtype)
     }
 
     fn binary(&mut self) -> Made {

@@ -97,7 +97,7 @@ fn row(line: &str) -> Vec<String> {
 }
 
 pub(crate) fn functions(place: &str, text: &str) -> Vec<Function> {
-    let mut found = Vec::new();
+    let mut names = Vec::new();
     let mut types: Vec<(String, String)> = Vec::new();
     let (mut docs, mut of, mut inside_attribute) = (String::new(), String::new(), false);
     let lines: Vec<&str> = text.lines().collect();
@@ -138,7 +138,7 @@ pub(crate) fn functions(place: &str, text: &str) -> Vec<Function> {
                 .take_while(|l| !std::mem::replace(&mut body, l.contains('{')));
             let signature: Vec<&str> = signature.copied().collect();
             for name in made.iter().chain(&rows) {
-                found.push(Function {
+                names.push(Function {
                     place: place.to_owned(),
                     name: name.clone(),
                     docs: docs.clone(),
@@ -150,5 +150,5 @@ pub(crate) fn functions(place: &str, text: &str) -> Vec<Function> {
         }
         docs.clear();
     }
-    found
+    names
 }

@@ -334,9 +334,12 @@ fn values() {
     let (a, b) = (flags(1), flags(2));
     let expected = numbers(&a.not_equal(&b).unwrap());
     for _ in 0..4 {
-        let own = |a: &Array| a.logical_not().unwrap();
-        assert_eq!(numbers(&own(&a).bitwise_xor(&own(&b)).unwrap()), expected);
-        assert_eq!(numbers(&(own(&a) ^ own(&b))), expected);
+        let inverted = |a: &Array| a.logical_not().unwrap();
+        assert_eq!(
+            numbers(&inverted(&a).bitwise_xor(&inverted(&b)).unwrap()),
+            expected
+        );
+        assert_eq!(numbers(&(inverted(&a) ^ inverted(&b))), expected);
     }
     let (q, r) = array!([-3.5, 3.5])
         .unwrap()

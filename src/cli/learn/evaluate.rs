@@ -58,7 +58,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     if args.max_seq_length < 2 {
         return Err(Failure::usage(
-            "--max-seq-length must be at least 2: one token to read and one to foresee",
+            "--max-seq-length must be at least 2: one token to read and one to predict",
         ));
     }
     let backend = args.load.backend()?;
@@ -112,7 +112,7 @@ impl Subject<'_> {
                 .advance(1);
         };
         let (load, data, reading) = (&self.load, &self.data, &self.reading);
-        let found = match self.dpo {
+        let measured = match self.dpo {
             None => evaluate(
                 &path,
                 load,
@@ -128,15 +128,15 @@ impl Subject<'_> {
             }
         };
         drop((spinner, bar, guard));
-        let found = found?;
-        for note in &found.notes {
+        let measured = measured?;
+        for note in &measured.notes {
             console.warn(&format!("warning: {note}"));
         }
         if as_json {
-            let mut object = score(&found.score);
-            object["examples"] = json!(found.examples);
+            let mut object = score(&measured.score);
+            object["examples"] = json!(measured.examples);
             return console.json(&object);
         }
-        console.line(&told(&found.score))
+        console.line(&told(&measured.score))
     }
 }

@@ -113,7 +113,7 @@ mod tests {
             let name = format!("out/ggml-model-{kind}.gguf");
             assert_eq!(file(&["--gguf-type", kind]), Path::new(&name));
         }
-        let own = file(&["--gguf-type", "q8_0", "--gguf-path", "mine.gguf"]);
-        assert_eq!(own, Path::new("out/mine.gguf"));
+        let flags = file(&["--gguf-type", "q8_0", "--gguf-path", "mine.gguf"]);
+        assert_eq!(flags, Path::new("out/mine.gguf"));
     }
 }

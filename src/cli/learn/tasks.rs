@@ -276,8 +276,8 @@ impl Judge<'_> {
     /// once for all its continuations.
     fn score(&self, context: &str, continuation: &str) -> Result<Value, Failure> {
         let begin = self.tokens.encode(context, self.special)?;
-        let whole = format!("{context}{continuation}");
-        let mut ids = self.tokens.encode(&whole, self.special)?;
+        let full_text = format!("{context}{continuation}");
+        let mut ids = self.tokens.encode(&full_text, self.special)?;
         // As in mlx-lm, the continuation has all tokens after the number of the context's tokens.
         let mut forced = ids.split_off(begin.len().min(ids.len()));
         if ids.is_empty() {

@@ -45,7 +45,12 @@ fn measure(threads: usize, words: usize) -> f64 {
     });
     let passes = passes.unwrap_or_default();
     // A pass takes as long as its slowest thread.
-    let seconds = (0..PASSES).map(|pass| passes.iter().map(|own| own[pass]).fold(0.0, f64::max));
+    let seconds = (0..PASSES).map(|pass| {
+        passes
+            .iter()
+            .map(|thread_seconds| thread_seconds[pass])
+            .fold(0.0, f64::max)
+    });
     let fastest = seconds.fold(f64::INFINITY, f64::min);
     (threads * words * size_of::<u64>()) as f64 / fastest
 }

@@ -139,13 +139,13 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     if ids.len() < 2 {
         return Err(Failure::failed(
-            "the text has fewer than two tokens: there is nothing to foresee",
+            "the text has fewer than two tokens: there is nothing to predict",
         ));
     }
     // As in mlx-lm, only whole pieces count. Tokens of a short rest have less context but would
     // weigh as much.
-    let whole = ids.len() / args.sequence_length * args.sequence_length;
-    let (counted, rest) = match whole {
+    let evaluated = ids.len() / args.sequence_length * args.sequence_length;
+    let (counted, rest) = match evaluated {
         0 => (ids.as_slice(), 0),
         n => (&ids[..n], ids.len() - n),
     };
@@ -175,7 +175,9 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     drop(bar);
     let mean = total / count.max(1) as f64;
     if !mean.is_finite() {
-        return Err(Failure::failed("the model's probabilities are no numbers"));
+        return Err(Failure::failed(
+            "the model's probabilities are not finite; check its weights",
+        ));
     }
     // The sample variance with n - 1, as in mlx-lm: the sum of squares minus n times the squared
     // mean.

@@ -115,8 +115,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     if args.calibrate && products.is_none() {
         console.note("there is no GPU here: products of matrices are done on the CPU");
     }
-    let found = (default, products.as_ref());
-    print(&inference::backends(), found, args.json, console)?;
+    let facts = (default, products.as_ref());
+    print(&inference::backends(), facts, args.json, console)?;
     #[cfg(feature = "mlx-backend")]
     if let Some(hint) = crate::cli::models::standalone::hint() {
         console.warn(hint);
@@ -283,14 +283,14 @@ mod tests {
         let backend = |name| -> Arc<dyn Backend> { Arc::new(MockBackend { name, reason: None }) };
         let both = [backend("cpu"), backend("cuda")];
         let mut streams = Streams::new("");
-        let found = (Some("cuda"), Some(&products));
-        print(&both, found, true, &mut streams.console()).unwrap();
+        let facts = (Some("cuda"), Some(&products));
+        print(&both, facts, true, &mut streams.console()).unwrap();
         let value: serde_json::Value = serde_json::from_str(&streams.out()).unwrap();
         assert!(value[0]["flop_threshold"].is_null());
         assert_eq!(value[1]["flop_threshold"], 15_728_640);
         assert_eq!(value[1]["calibration"][0]["gpu_seconds"], 1.5e-5);
         let mut streams = Streams::new("");
-        print(&both, found, false, &mut streams.console()).unwrap();
+        print(&both, facts, false, &mut streams.console()).unwrap();
         let out = streams.out();
         assert!(
             out.contains("6 x 2560 x 512  15728640  20.0 us  15.0 us"),

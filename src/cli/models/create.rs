@@ -29,8 +29,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let wrong = |why: String| Failure::usage(format!("{}: {why}", args.file.display()));
     let text =
         bounded::read_text(&args.file, modelfile::MAX_BYTES).map_err(|e| wrong(e.to_string()))?;
-    let found = modelfile::parse(&text).map_err(wrong)?;
-    let preset = checked(found, args.file.parent().unwrap_or(Path::new("")), console).map_err(
+    let parsed = modelfile::parse(&text).map_err(wrong)?;
+    let preset = checked(parsed, args.file.parent().unwrap_or(Path::new("")), console).map_err(
         |failure| match failure {
             Failure::Usage(why) => wrong(why),
             other => other,
@@ -41,19 +41,19 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
 }
 
 /// The preset with absolute paths. Each part is checked as far as possible without a model.
-fn checked(found: Modelfile, dir: &Path, console: &mut Console<'_>) -> Result<Preset, Failure> {
-    let Modelfile { mut preset, lines } = found;
-    let mut kept = Vec::new();
+fn checked(parsed: Modelfile, dir: &Path, console: &mut Console<'_>) -> Result<Preset, Failure> {
+    let Modelfile { mut preset, lines } = parsed;
+    let mut parameters = Vec::new();
     for ((name, value), line) in preset.parameters.into_iter().zip(lines) {
         match preset::check(&name, &value) {
-            Ok(Kind::Used) => kept.push((name, value)),
+            Ok(Kind::Used) => parameters.push((name, value)),
             Ok(Kind::Resource) => console.warn(&format!(
                 "note: line {line}: {name} is left out; it changes no reply, and this engine does not have it"
             )),
             Err(e) => return Err(Failure::usage(format!("line {line}: {e}"))),
         }
     }
-    preset.parameters = kept;
+    preset.parameters = parameters;
     #[cfg(feature = "mlx-backend")]
     if let Some(template) = &preset.template {
         crate::cli::options::dialog::inline(template, "TEMPLATE")?;
@@ -86,6 +86,8 @@ fn checked(found: Modelfile, dir: &Path, console: &mut Console<'_>) -> Result<Pr
 
 /// The absolute path of an existing `path`, relative to `dir`.
 fn absolute(dir: &Path, path: &str) -> Option<String> {
-    let found = std::path::absolute(dir.join(path)).ok()?;
-    found.exists().then(|| found.to_string_lossy().into_owned())
+    let absolute = std::path::absolute(dir.join(path)).ok()?;
+    absolute
+        .exists()
+        .then(|| absolute.to_string_lossy().into_owned())
 }

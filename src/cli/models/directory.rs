@@ -71,20 +71,20 @@ fn print(
     as_json: bool,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
-    let mut found = Vec::new();
+    let mut listed = Vec::new();
     for model in models {
         match model {
-            Ok(model) => found.push(model),
+            Ok(model) => listed.push(model),
             // One bad model must not hide the others.
             Err(e) => console.warn(&format!("warning: {}", chain(&e))),
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    listed.sort_by(|a, b| a.path.cmp(&b.path));
     if as_json {
-        let values: Vec<Value> = found.iter().map(describe).collect();
+        let values: Vec<Value> = listed.iter().map(describe).collect();
         return console.json(&values);
     }
-    if found.is_empty() {
+    if listed.is_empty() {
         console.note("no models found");
         return Ok(());
     }
@@ -93,7 +93,7 @@ fn print(
             .map(String::from)
             .to_vec(),
     ];
-    rows.extend(found.iter().map(|model| {
+    rows.extend(listed.iter().map(|model| {
         vec![
             type_name(model),
             format_name(model.format).into(),

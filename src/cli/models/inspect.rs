@@ -85,12 +85,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let info = loaded
         .as_ref()
         .map(|loaded| (loaded.backend.name(), loaded.model.info()));
-    let found = Found {
+    let findings = Found {
         files: files.as_ref(),
         report: report.as_ref(),
         loaded: info,
     };
-    print(&path, found, args.json, console)
+    print(&path, findings, args.json, console)
 }
 
 /// All known facts about a model.
@@ -342,7 +342,7 @@ fn discovered(path: &Path) -> inference::Result<DiscoveredModel> {
 
 fn print(
     path: &Path,
-    found: Found<'_>,
+    findings: Found<'_>,
     as_json: bool,
     console: &mut Console<'_>,
 ) -> Result<(), Failure> {
@@ -350,7 +350,7 @@ fn print(
         files,
         report,
         loaded,
-    } = found;
+    } = findings;
     if as_json {
         let mut object = match files.map(describe) {
             Some(Value::Object(object)) => object,

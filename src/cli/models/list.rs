@@ -125,12 +125,12 @@ fn shared(model: hub::CachedModel) -> Row {
 
 /// Adds facts from the files, if they can be read.
 fn describe(row: &mut Row) {
-    let found = inference::discover(&row.path)
+    let discovered = inference::discover(&row.path)
         .ok()
         .and_then(|mut f| f.find_map(Result::ok));
-    if let Some(found) = found {
-        row.model_type = Some(type_name(&found)).filter(|t| t != "-");
-        row.quantization = Some(quantization(&found)).filter(|q| q != "-");
+    if let Some(discovered) = discovered {
+        row.model_type = Some(type_name(&discovered)).filter(|t| t != "-");
+        row.quantization = Some(quantization(&discovered)).filter(|q| q != "-");
     }
 }
 

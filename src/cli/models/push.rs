@@ -36,7 +36,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let name = args.name.as_ref().or(args.upload_repo.as_ref());
     let name = name.map(String::as_str).unwrap_or_default();
     let spec = ModelSpec::parse(name)
-        .ok_or_else(|| Failure::usage(format!("{name:?} is no repository: owner/name")))?;
+        .ok_or_else(|| Failure::usage(format!("{name:?} is not a repository; give owner/name")))?;
     let mut options = PushOptions::default();
     options.private = args.private;
     if let Some(message) = &args.message {

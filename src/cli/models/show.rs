@@ -128,7 +128,7 @@ impl Shown {
         let files = Files::read(path, template)?;
         let report = ModelReport::of(path, None, None)?;
         // A broken neighboring model must not hide this one.
-        let found = inference::discover(path)
+        let discovered = inference::discover(path)
             .ok()
             .and_then(|mut all| all.find_map(Result::ok));
         let template = files.text.template();
@@ -158,15 +158,17 @@ impl Shown {
             parameters: report.parameters,
             context_length: files.config.max_position_embeddings,
             embedding_length: files.config.hidden_size,
-            quantization: found
+            quantization: discovered
                 .as_ref()
                 .map(quantization)
                 .filter(|name| name != "-")
                 .or_else(|| report.formats.first().map(|share| share.name.clone())),
-            format: found.as_ref().map(|found| format_name(found.format)),
-            bytes: found
+            format: discovered
                 .as_ref()
-                .map_or(report.stored_bytes, |found| found.bytes),
+                .map(|discovered| format_name(discovered.format)),
+            bytes: discovered
+                .as_ref()
+                .map_or(report.stored_bytes, |discovered| discovered.bytes),
             capabilities,
             template: source,
             template_origin: template.map(|t| t.origin().to_owned()),

@@ -41,8 +41,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         .map_err(|e| Failure::failed(format!("cannot find this program's file: {e}")))?;
     match &args.action {
         Action::Install { prefix } => {
-            let own = || program.parent()?.parent();
-            let prefix = prefix.as_deref().or_else(own).ok_or_else(|| {
+            let default_prefix = || program.parent()?.parent();
+            let prefix = prefix.as_deref().or_else(default_prefix).ok_or_else(|| {
                 Failure::failed(format!("{} has no ../lib; use --prefix", program.display()))
             })?;
             for dir in install_all(prefix, console)? {
@@ -222,11 +222,11 @@ fn fetch(
 
 /// Renames the only directory in `from`.
 fn move_only(from: &Path, to: &Path) -> io::Result<()> {
-    let own = fs::read_dir(from)?
+    let entry = fs::read_dir(from)?
         .next()
         .ok_or(io::ErrorKind::NotFound)??;
     fs::create_dir_all(to.parent().unwrap_or(to))?;
-    fs::rename(own.path(), to)
+    fs::rename(entry.path(), to)
 }
 
 /// Copies the library without a package.

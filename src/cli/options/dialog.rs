@@ -255,7 +255,7 @@ impl Dialog {
             return Ok((prepare(prompt)?, None));
         }
         let template = match &self.text {
-            Some(text) => text.template().map(|own| own.for_tools().source()),
+            Some(text) => text.template().map(|parsed| parsed.for_tools().source()),
             None => tokens.chat_template(),
         };
         let template = template.unwrap_or_default();

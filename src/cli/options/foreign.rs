@@ -37,7 +37,7 @@ pub fn advice(error: &clap::Error, given: &[OsString]) -> Option<String> {
 fn row(flag: &str, command: &str) -> Option<(&'static str, &'static str)> {
     let ours = format!("`mlx {command}`");
     let mut heading = "";
-    let mut found = None;
+    let mut best = None;
     for line in TABLES.lines() {
         if let Some(text) = line.strip_prefix("## ") {
             heading = text;
@@ -49,15 +49,15 @@ fn row(flag: &str, command: &str) -> Option<(&'static str, &'static str)> {
         let (names, here, note) = (cells.next()?, cells.next()?, cells.next()?);
         let mut names = names.split('`').step_by(2);
         let told = matches!(here, "not here" | "other name") && names.any(|name| name == flag);
-        if told && (found.is_none() || heading.contains(&ours)) {
+        if told && (best.is_none() || heading.contains(&ours)) {
             let theirs = heading.split('`').nth(1).unwrap_or("another program");
-            found = Some((theirs, note.trim_end_matches('|').trim()));
+            best = Some((theirs, note.trim_end_matches('|').trim()));
             if heading.contains(&ours) {
                 break;
             }
         }
     }
-    found
+    best
 }
 
 #[cfg(test)]

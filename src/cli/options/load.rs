@@ -223,14 +223,14 @@ fn plans(text: &str) -> Result<Plans, String> {
             .collect::<Result<_, _>>()
             .map(Plans);
     }
-    let own = plan(text).map(|plan| Plans(vec![plan]));
+    let single = plan(text).map(|plan| Plans(vec![plan]));
     let for_all = |text: &str| !text.contains('=') && text.contains(',');
-    match own {
+    match single {
         Err(why) if for_all(text) => {
             let several = text.split(',').map(plan).collect::<Result<_, _>>();
             several.map(Plans).map_err(|_| why)
         }
-        own => own,
+        single => single,
     }
 }
 

@@ -25,7 +25,7 @@ pub struct Modelfile {
 /// # Errors
 /// The fault, with its line number.
 pub fn parse(text: &str) -> Result<Modelfile, String> {
-    let mut found = Modelfile {
+    let mut modelfile = Modelfile {
         preset: Preset::default(),
         lines: Vec::new(),
     };
@@ -53,12 +53,12 @@ pub fn parse(text: &str) -> Result<Modelfile, String> {
         } else if let Some(inner) = rest.strip_prefix('"').and_then(|r| r.strip_suffix('"')) {
             rest = inner.to_owned();
         }
-        found.put(word, rest, at)?;
+        modelfile.put(word, rest, at)?;
     }
-    if found.preset.from.is_empty() {
+    if modelfile.preset.from.is_empty() {
         return Err(String::from("FROM is missing: the model to begin with"));
     }
-    Ok(found)
+    Ok(modelfile)
 }
 
 /// The text up to the closing quotes, which may be on a later line.
@@ -81,15 +81,15 @@ impl Modelfile {
         let word = word.to_ascii_uppercase();
         let preset = &mut self.preset;
         if value.trim().is_empty() {
-            return Err(format!("line {at}: {word} has nothing behind it"));
+            return Err(format!("line {at}: {word} has no value"));
         }
         let once = |place: &mut Option<String>, value: String| match place.replace(value) {
             None => Ok(()),
-            Some(_) => Err(format!("line {at}: {word} for the second time")),
+            Some(_) => Err(format!("line {at}: {word} is given twice")),
         };
         match word.as_str() {
             "FROM" if preset.from.is_empty() => preset.from = value,
-            "FROM" => return Err(format!("line {at}: FROM for the second time")),
+            "FROM" => return Err(format!("line {at}: FROM is given twice")),
             "SYSTEM" => once(&mut preset.system, value)?,
             "TEMPLATE" => once(&mut preset.template, value)?,
             "ADAPTER" => once(&mut preset.adapter, value)?,
@@ -230,11 +230,11 @@ LICENSE MIT
                 "FROM a\nREQUIRES 0.5",
                 "line 2: unknown instruction REQUIRES",
             ),
-            ("FROM a\nFROM b", "line 2: FROM for the second time"),
-            ("FROM a\nSYSTEM", "line 2: SYSTEM has nothing"),
+            ("FROM a\nFROM b", "line 2: FROM is given twice"),
+            ("FROM a\nSYSTEM", "line 2: SYSTEM has no value"),
             (
                 "FROM a\nSYSTEM b\nSYSTEM c",
-                "line 3: SYSTEM for the second",
+                "line 3: SYSTEM is given twice",
             ),
             ("FROM a\nPARAMETER temperature", "line 2: PARAMETER needs"),
             ("FROM a\nMESSAGE cat meow", "line 2: MESSAGE needs"),

@@ -128,7 +128,7 @@ pub fn write(path: &Path, preset: &Preset) -> Result<(), Failure> {
 
 /// All presets by name; damaged ones are left out with a warning.
 pub fn all() -> Result<Vec<(String, PathBuf, Preset)>, Failure> {
-    let mut found = Vec::new();
+    let mut presets = Vec::new();
     for entry in fs::read_dir(dir()?).into_iter().flatten().flatten() {
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().replace("%3a", ":");
@@ -136,13 +136,13 @@ pub fn all() -> Result<Vec<(String, PathBuf, Preset)>, Failure> {
             continue;
         };
         match read(&path) {
-            Ok(Some(preset)) => found.push((name.to_owned(), path, preset)),
+            Ok(Some(preset)) => presets.push((name.to_owned(), path, preset)),
             Ok(None) => {}
             Err(failure) => tracing::warn!("{}", failure.report().unwrap_or_default()),
         }
     }
-    found.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(found)
+    presets.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(presets)
 }
 
 /// Removes a preset. Returns the bytes of its file; `None` if there is no preset with this name.
@@ -150,12 +150,12 @@ pub fn remove(name: &str) -> Result<Option<u64>, Failure> {
     let Some(path) = file(name)? else {
         return Ok(None);
     };
-    let Ok(found) = fs::metadata(&path) else {
+    let Ok(metadata) = fs::metadata(&path) else {
         return Ok(None);
     };
     fs::remove_file(&path)
         .map_err(|e| Failure::failed(format!("cannot remove {}: {e}", path.display())))?;
-    Ok(Some(found.len()))
+    Ok(Some(metadata.len()))
 }
 
 /// The effect of a parameter.

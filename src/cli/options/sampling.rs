@@ -267,12 +267,15 @@ mod tests {
         let mut model = none;
         (model.temperature, model.top_k) = (Some(0.6), Some(20));
         assert_eq!(Habit::Greedy.options(&model).sampling, greedy.sampling);
-        let own = Habit::Ollama.options(&model);
-        assert_eq!((own.sampling.temperature, own.sampling.top_k), (0.6, 20));
+        let defaults = Habit::Ollama.options(&model);
+        assert_eq!(
+            (defaults.sampling.temperature, defaults.sampling.top_k),
+            (0.6, 20)
+        );
         // A flag overrides both.
         let line = ["mlx", "--temp", "0", "--regex", "a", "--min-tokens", "300"];
         let flags = Program::try_parse_from(line).unwrap().sampling;
-        let over = flags.choices_over(own).unwrap();
+        let over = flags.choices_over(defaults).unwrap();
         assert_eq!((over.sampling.temperature, over.sampling.top_k), (0.0, 20));
         assert!(over.constraints.grammar.is_none());
     }

@@ -21,7 +21,7 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
     }
     match name.to_ascii_lowercase().replace('-', "_").as_str() {
         "sampler_order" => {
-            let order = ORDERS.iter().find(|(own, _)| *own == value);
+            let order = ORDERS.iter().find(|(order_name, _)| *order_name == value);
             let (_, order) = order.ok_or_else(|| {
                 format!("{value:?} is no value for {name}: nucleus_first or temperature_first")
             })?;
@@ -50,10 +50,10 @@ pub fn set(options: &mut GenerateOptions, name: &str, value: &str) -> Result<(),
 /// program that begins with `base` must see a 0 that was set.
 pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String, String)> {
     let usual = GenerateOptions::default();
-    let mut found = Vec::new();
+    let mut changes = Vec::new();
     let mut put = |name: &str, value: String, is_usual: bool| {
         if !is_usual {
-            found.push((name.to_owned(), value));
+            changes.push((name.to_owned(), value));
         }
     };
     for parameter in Parameter::all() {
@@ -76,7 +76,7 @@ pub fn changed(options: &GenerateOptions, base: &GenerateOptions) -> Vec<(String
     for stop in &options.stop.stop_strings {
         put("stop", stop.clone(), false);
     }
-    found
+    changes
 }
 
 /// The orders of filters and temperature, by name.
@@ -86,8 +86,8 @@ const ORDERS: [(&str, SamplerOrder); 2] = [
 ];
 
 fn order_name(order: SamplerOrder) -> &'static str {
-    let own = ORDERS.iter().find(|(_, other)| *other == order);
-    own.map_or("unknown", |(name, _)| name)
+    let entry = ORDERS.iter().find(|(_, other)| *other == order);
+    entry.map_or("unknown", |(name, _)| name)
 }
 
 /// All parameters and their values, one on each line.

@@ -60,7 +60,7 @@ fn read(text: &str) -> Result<Vec<Tool>, String> {
     }
     let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
     for (i, value) in list.iter().enumerate() {
-        let whole = match (value.get("function"), value.get("name")) {
+        let normalized = match (value.get("function"), value.get("name")) {
             (None, Some(name)) => json!({"type": "function", "function": {
                 "name": name,
                 "description": value.get("description"),
@@ -69,7 +69,7 @@ fn read(text: &str) -> Result<Vec<Tool>, String> {
             _ => value.clone(),
         };
         let tool: Tool =
-            serde_json::from_value(whole).map_err(|e| format!("tool {}: {e}", i + 1))?;
+            serde_json::from_value(normalized).map_err(|e| format!("tool {}: {e}", i + 1))?;
         if tools.iter().any(|other| other.name == tool.name) {
             return Err(format!("two tools are called {:?}", tool.name));
         }

@@ -75,7 +75,7 @@ impl Source {
     fn bases(&self) -> Vec<Candidate> {
         let mut bases: Vec<Candidate> = Vec::new();
         let mut files: Vec<PathBuf> = Vec::new();
-        let mut add = |name: String, path: &Path, found: Option<&DiscoveredModel>| {
+        let mut add = |name: String, path: &Path, discovered: Option<&DiscoveredModel>| {
             if bases.iter().any(|b| b.entry.name == name) {
                 return;
             }
@@ -85,7 +85,7 @@ impl Source {
             let same = same.map(|entry| entry.same_as.clone().unwrap_or(entry.name.clone()));
             files.push(real);
             bases.push(Candidate {
-                entry: entry(name, path, found).with_same_as(same),
+                entry: entry(name, path, discovered).with_same_as(same),
                 path: path.to_owned(),
                 adapter: None,
             });
@@ -94,9 +94,9 @@ impl Source {
             add(name.clone(), path, one(path).as_ref());
         }
         for dir in &self.dirs {
-            for found in models_below(dir) {
-                if let Some(name) = name_below(dir, &found.path) {
-                    add(name, &found.path, Some(&found));
+            for model in models_below(dir) {
+                if let Some(name) = name_below(dir, &model.path) {
+                    add(name, &model.path, Some(&model));
                 }
             }
         }
@@ -147,23 +147,23 @@ fn name_below(dir: &Path, path: &Path) -> Option<String> {
     match parts?.join("/") {
         // The directory itself is the model.
         name if name.is_empty() => {
-            let own = dir.canonicalize().ok()?;
-            Some(own.file_name()?.to_str()?.to_owned())
+            let directory = dir.canonicalize().ok()?;
+            Some(directory.file_name()?.to_str()?.to_owned())
         }
         name => Some(name),
     }
 }
 
 fn models_below(dir: &Path) -> Vec<DiscoveredModel> {
-    let found = match inference::discover(dir) {
-        Ok(found) => found,
+    let discovered = match inference::discover(dir) {
+        Ok(discovered) => discovered,
         Err(e) => {
             tracing::warn!("cannot read {}: {e}", dir.display());
             return Vec::new();
         }
     };
     // One bad model must not hide the others.
-    let mut models: Vec<DiscoveredModel> = found.filter_map(Result::ok).collect();
+    let mut models: Vec<DiscoveredModel> = discovered.filter_map(Result::ok).collect();
     models.sort_by(|a, b| a.path.cmp(&b.path));
     models
 }
@@ -195,23 +195,23 @@ fn cached() -> Vec<(String, PathBuf)> {
 }
 
 /// The data of the model at `path` for lists.
-pub fn entry(name: String, path: &Path, found: Option<&DiscoveredModel>) -> ModelEntry {
+pub fn entry(name: String, path: &Path, discovered: Option<&DiscoveredModel>) -> ModelEntry {
     let modified = std::fs::metadata(path).and_then(|m| m.modified());
     let modified = modified
         .ok()
         .and_then(|t| t.duration_since(UNIX_EPOCH).ok());
     let modified = modified.map_or(0, |d| d.as_secs());
-    let info = found.map(|found| {
+    let info = discovered.map(|discovered| {
         let mut info = ModelInfo::default();
-        info.architecture.clone_from(&found.model_type);
-        info.weight_bytes = found.bytes;
-        info.quantization_bits = found.quantization.map(|q| q.bits);
-        info.quantization_group = found.quantization.map(|q| q.group_size);
+        info.architecture.clone_from(&discovered.model_type);
+        info.weight_bytes = discovered.bytes;
+        info.quantization_bits = discovered.quantization.map(|q| q.bits);
+        info.quantization_group = discovered.quantization.map(|q| q.group_size);
         info
     });
-    let bytes = found.map_or(0, |found| found.bytes);
-    let format = found.map_or("", |found| format_name(found.format));
-    let stored = found.map(quantization).filter(|name| name != "-");
+    let bytes = discovered.map_or(0, |discovered| discovered.bytes);
+    let format = discovered.map_or("", |discovered| format_name(discovered.format));
+    let stored = discovered.map(quantization).filter(|name| name != "-");
     ModelEntry::new(name)
         .with_format(format, stored.unwrap_or_default())
         .with_files(bytes, modified)
@@ -228,7 +228,7 @@ impl ModelSource for Source {
         let Some(candidate) = candidates.into_iter().find(|c| c.entry.name == name) else {
             return Err(Error::new(
                 ErrorKind::ModelNotFound,
-                format!("there is no {name} any more"),
+                format!("{name} no longer exists"),
             ));
         };
         let mut options = self.options.clone();
@@ -367,8 +367,8 @@ mod tests {
             ("models/owner/tiny-4bit", "owner/tiny-4bit"),
             ("models/tiny.Q4_0.gguf", "tiny.Q4_0"),
         ] {
-            let found = name_below(dir, Path::new(path));
-            assert_eq!(found.as_deref(), Some(name));
+            let actual = name_below(dir, Path::new(path));
+            assert_eq!(actual.as_deref(), Some(name));
         }
         assert_eq!(name_below(dir, Path::new("elsewhere/tiny")), None);
     }

@@ -103,12 +103,12 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
     let models = remote.models()?;
     if !holds(&models) {
         let names: Vec<&str> = models.iter().map(name_of).collect();
-        let held = match names.is_empty() {
+        let loaded = match names.is_empty() {
             true => String::from("no model"),
             false => names.join(", "),
         };
         return Err(Failure::failed(format!(
-            "the server does not hold {name:?}; it holds {held}"
+            "the server does not hold {name:?}; it holds {loaded}"
         )));
     }
     let ask = json!({"model": name, "keep_alive": 0, "stream": false});
@@ -120,8 +120,8 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
             break;
         }
         // A server that may unload the model sets a time for it after the request.
-        let held = models.iter().find(|m| bare(name_of(m)) == bare(name));
-        if held.is_some_and(stays) {
+        let matching = models.iter().find(|m| bare(name_of(m)) == bare(name));
+        if matching.is_some_and(stays) {
             return Err(Failure::failed(format!(
                 "{name:?} stays: the server was started with it; `mlx serve --keep-alive 5m` unloads \
                  such models, too"
@@ -130,7 +130,7 @@ pub fn stop(args: &StopArgs, console: &mut Console<'_>) -> Result<(), Failure> {
         // Running replies may end first.
         if started.elapsed() > PATIENCE {
             return Err(Failure::failed(format!(
-                "the server still holds {name:?}: replies still run"
+                "the server still holds {name:?}, because replies still run"
             )));
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -246,16 +246,14 @@ fn address(text: &str) -> Result<String, String> {
     let text = text.trim();
     let bare = text.strip_suffix('/').filter(|bare| !bare.ends_with('/'));
     let text = bare.unwrap_or(text);
-    let whole = match text.contains("://") {
+    let url = match text.contains("://") {
         true => text.to_owned(),
         false => format!("http://{text}"),
     };
-    let host = whole
-        .strip_prefix("http://")
-        .or(whole.strip_prefix("https://"));
+    let host = url.strip_prefix("http://").or(url.strip_prefix("https://"));
     let fine = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '?' | '#' | '@');
     match host {
-        Some(host) if !host.is_empty() && host.chars().all(fine) => Ok(whole),
+        Some(host) if !host.is_empty() && host.chars().all(fine) => Ok(url),
         _ => Err(format!(
             "{text:?} is no address of a server; it must be like 127.0.0.1:8080 or http://host:8080"
         )),

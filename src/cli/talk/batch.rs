@@ -72,7 +72,7 @@ fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
     let fault = |e: std::io::Error| Failure::failed(format!("{}: {e}", path.display()));
     // This comes before opening, because opening a pipe would wait.
     match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => {}
+        Ok(metadata) if metadata.is_file() => {}
         Ok(_) => {
             return Err(Failure::failed(format!(
                 "{} is not a regular file, which --output needs: it is read for results of an \
@@ -89,7 +89,7 @@ fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
         .open(path)
         .map_err(fault)?;
     let mut reader = BufReader::new(&file);
-    let (mut done, mut whole, mut line) = (Vec::new(), 0u64, String::new());
+    let (mut done, mut complete_bytes, mut line) = (Vec::new(), 0u64, String::new());
     loop {
         line.clear();
         let n = (&mut reader)
@@ -107,10 +107,10 @@ fn finished(path: &std::path::Path) -> Result<Vec<usize>, Failure> {
             )));
         }
         if !line.ends_with('\n') {
-            file.set_len(whole).map_err(fault)?;
+            file.set_len(complete_bytes).map_err(fault)?;
             break;
         }
-        whole += n as u64;
+        complete_bytes += n as u64;
         let index = serde_json::from_str::<Value>(&line)
             .ok()
             .filter(|v| v["error"].is_null())

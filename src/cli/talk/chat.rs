@@ -148,16 +148,17 @@ impl TalkArgs {
         if !self.resume {
             return Ok(named);
         }
-        let kept = last.map(preset::read).transpose()?.flatten();
-        let kept = kept.ok_or_else(|| Failure::failed("there is no conversation to go on with"))?;
+        let last_chat = last.map(preset::read).transpose()?.flatten();
+        let last_chat =
+            last_chat.ok_or_else(|| Failure::failed("there is no conversation to go on with"))?;
         Ok(match model {
             // Another model may continue it.
             Some(_) => Preset {
-                messages: kept.messages,
-                system: kept.system,
+                messages: last_chat.messages,
+                system: last_chat.system,
                 ..named
             },
-            None => kept,
+            None => last_chat,
         })
     }
 
@@ -190,7 +191,7 @@ fn from(model: Option<&str>) -> String {
     };
     let path = Path::new(name);
     match std::path::absolute(path) {
-        Ok(whole) if path.exists() => whole.to_string_lossy().into_owned(),
+        Ok(absolute) if path.exists() => absolute.to_string_lossy().into_owned(),
         _ => name.to_owned(),
     }
 }

@@ -108,7 +108,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 
 /// Adds the most likely label, and the probability of each label among them.
 fn add_labels(value: &mut Value, names: &[String], ids: &[u32], logits: &[f32]) {
-    let own: Vec<f32> = ids
+    let label_logits: Vec<f32> = ids
         .iter()
         .map(|&id| {
             logits
@@ -117,11 +117,11 @@ fn add_labels(value: &mut Value, names: &[String], ids: &[u32], logits: &[f32]) 
                 .unwrap_or(f32::NEG_INFINITY)
         })
         .collect();
-    let total = log_sum_exp(&own);
+    let total = log_sum_exp(&label_logits);
     let mut best = 0;
     let mut shares = serde_json::Map::new();
-    for (i, (name, logit)) in names.iter().zip(&own).enumerate() {
-        if *logit > own[best] {
+    for (i, (name, logit)) in names.iter().zip(&label_logits).enumerate() {
+        if *logit > label_logits[best] {
             best = i;
         }
         shares.insert(name.clone(), (f64::from(*logit) - total).exp().into());

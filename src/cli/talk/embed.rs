@@ -154,7 +154,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         for (record, vector) in part.iter().zip(vectors) {
             if vector.iter().any(|v| !v.is_finite()) {
                 return Err(Failure::failed(format!(
-                    "the vector of text {} holds what is no number",
+                    "the vector of text {} has an element that is not finite",
                     record.index
                 )));
             }

@@ -247,7 +247,7 @@ impl Args {
             Request::Text(text) => text,
         };
         if let Some(path) = &self.prompt_cache_file {
-            let (kept, tokens) = model
+            let (cache, tokens) = model
                 .as_prompt_cache()
                 .zip(model.as_token_model())
                 .ok_or_else(|| Failure::failed("this backend keeps no prompts in files"))?;
@@ -259,9 +259,9 @@ impl Args {
                 }
                 false => tokens.encode(&text, false)?,
             };
-            let all = kept.prompt_cache_len(path)?.saturating_add(more.len());
+            let all = cache.prompt_cache_len(path)?.saturating_add(more.len());
             context::check(&model.info(), all, self.load.ctx_size)?;
-            return plain(kept.continue_prompt_cache(path, &Prompt::Tokens(more), options));
+            return plain(cache.continue_prompt_cache(path, &Prompt::Tokens(more), options));
         }
         if self.raw {
             return self.run(model, dialog::ids_of(model, text), options);

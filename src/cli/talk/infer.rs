@@ -101,8 +101,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let timed = |dense: bool| {
             let since = Instant::now();
             let logits = routed.routed_logits(&prompt, dense, &interrupt)?;
-            let found = predictions(model, &logits, args.top)?;
-            Ok::<_, Failure>((found, milliseconds(since)))
+            let predicted = predictions(model, &logits, args.top)?;
+            Ok::<_, Failure>((predicted, milliseconds(since)))
         };
         let (walk, walk_ms) = timed(false)?;
         let (dense, dense_ms) = timed(true)?;
@@ -171,7 +171,9 @@ fn predictions(
     let logits = &output.logits;
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if !greatest.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
-        return Err(Failure::failed("the model's probabilities are no numbers"));
+        return Err(Failure::failed(
+            "the model's probabilities are not finite; check its weights",
+        ));
     }
     let power = |x: f32| f64::from(x - greatest).exp();
     let sum: f64 = logits.iter().map(|x| power(*x)).sum();

@@ -152,9 +152,9 @@ impl Parts {
                 }
                 end @ Event::CallEnded { .. } => {
                     self.open.push(end);
-                    let whole = Whole::collect(self.open.drain(..));
+                    let collected = Whole::collect(self.open.drain(..));
                     self.calls
-                        .extend(whole.calls.into_iter().map(ToolCall::from));
+                        .extend(collected.calls.into_iter().map(ToolCall::from));
                 }
                 part => self.open.push(part),
             }

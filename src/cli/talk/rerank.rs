@@ -80,8 +80,8 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let mut ranking = inference::Ranking::default();
     let bar = CountBar::start("documents", texts.len() as u64, console);
     for part in texts.chunks(TOGETHER) {
-        let own = ranker.rerank(&args.query, part, &options, &interrupt)?;
-        ranking.scores.extend(own.scores);
+        let partial = ranker.rerank(&args.query, part, &options, &interrupt)?;
+        ranking.scores.extend(partial.scores);
         bar.advance(part.len() as u64);
     }
     drop(bar);
@@ -162,8 +162,8 @@ mod tests {
             ("{\"other\": 1}", "{\"other\": 1}", None),
             ("12", "12", None),
         ] {
-            let found = document(line);
-            assert_eq!((found.text.as_str(), found.id), (text, id));
+            let actual = document(line);
+            assert_eq!((actual.text.as_str(), actual.id), (text, id));
         }
     }
 }

@@ -97,7 +97,9 @@ impl Fetcher<'_> {
         if !is_safe_name(name) {
             return Err(Error::new(
                 ErrorKind::InvalidModel,
-                format!("the repository has a file {name:?}, a name that leads out and is refused"),
+                format!(
+                    "the repository has a file {name:?}, which is refused because it leads out of its directory"
+                ),
             ));
         }
         let url = format!(
@@ -136,14 +138,16 @@ impl Fetcher<'_> {
         if !is_plain(etag) {
             return Err(Error::new(
                 ErrorKind::Io,
-                format!("{url} answers with the ETag {etag:?}, which is none of a hub"),
+                format!(
+                    "{url} answers with the ETag {etag:?}, which cannot name a file of the cache"
+                ),
             ));
         }
         if let Some(commit) = header("x-repo-commit").filter(|c| *c != self.commit) {
             return Err(Error::new(
                 ErrorKind::Io,
                 format!(
-                    "{url} answers for commit {commit:?}; asked was {}",
+                    "{url} answers for commit {commit:?}, but the request was for {}",
                     self.commit
                 ),
             ));
@@ -230,11 +234,11 @@ impl Fetcher<'_> {
         let filled = self.fill(url, announced, partial);
         self.progress.end();
         let checked = filled.and_then(|hasher| {
-            is_right(hasher, &announced.hash).map_err(|found| {
+            is_right(hasher, &announced.hash).map_err(|actual| {
                 Error::new(
                     ErrorKind::InvalidModel,
                     format!(
-                        "what came hashes to {found}, not to {} as announced",
+                        "the download has the hash {actual}, not {} as announced",
                         announced.etag
                     ),
                 )
@@ -251,9 +255,9 @@ impl Fetcher<'_> {
     }
 
     fn fill(&mut self, url: &str, announced: &Announced, partial: &Path) -> Result<Hasher> {
-        let held = fs::metadata(partial).map_or(0, |found| found.len());
+        let partial_bytes = fs::metadata(partial).map_or(0, |metadata| metadata.len());
         let wanted = announced.size.unwrap_or(MAX_UNANNOUNCED);
-        space::check(partial, wanted.saturating_sub(held))?;
+        space::check(partial, wanted.saturating_sub(partial_bytes))?;
         let cannot = |e| failed("cannot write the file", partial, e);
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).read(true).write(true);
@@ -283,7 +287,10 @@ impl Fetcher<'_> {
         if let Some(size) = announced.size.filter(|size| *size != sink.length) {
             return Err(Error::new(
                 ErrorKind::InvalidModel,
-                format!("{} bytes came, {size} were announced", sink.length),
+                format!(
+                    "{} bytes were received, but {size} were announced",
+                    sink.length
+                ),
             ));
         }
         sink.file.sync_all().map_err(cannot)?;
@@ -313,7 +320,7 @@ impl Fetcher<'_> {
                 if answer.status().as_u16() == 206 {
                     let error = Error::new(
                         ErrorKind::Io,
-                        format!("{url} sends another part than asked for"),
+                        format!("{url} sends another byte range than the requested one"),
                     );
                     return Err(Fault::passing(error));
                 }
@@ -389,7 +396,7 @@ impl Sink<'_> {
         if let Some(size) = self.announced.size.filter(|size| length > *size) {
             return Err(Fault::lasting(Error::new(
                 ErrorKind::InvalidModel,
-                format!("more bytes came than the {size} that were announced"),
+                format!("more bytes were received than the {size} that were announced"),
             )));
         }
         if self.announced.size.is_none() && length > MAX_UNANNOUNCED {
@@ -413,7 +420,9 @@ impl Sink<'_> {
 /// Compares the digest. An error contains the digest that was found.
 fn is_right(hasher: Hasher, hash: &Hash) -> Result<(), String> {
     match (hasher.finish(), hash) {
-        (Some(found), Hash::Sha256(wanted) | Hash::Git(wanted)) if found != *wanted => Err(found),
+        (Some(actual), Hash::Sha256(wanted) | Hash::Git(wanted)) if actual != *wanted => {
+            Err(actual)
+        }
         _ => Ok(()),
     }
 }

@@ -165,19 +165,19 @@ impl Http {
         follow: Follow,
     ) -> Result<(HeaderMap, Response<ureq::Body>), Fault> {
         let mut url = url.to_owned();
-        let mut kept = HeaderMap::new();
+        let mut headers = HeaderMap::new();
         for _ in 0..=MAX_REDIRECTS {
             let same = origin(&url) == Some(self.origin.as_str());
             let answer = self.once(method, &url, from, same)?;
             let status = answer.status();
             if same {
                 for (name, value) in answer.headers() {
-                    kept.insert(name.clone(), value.clone());
+                    headers.insert(name.clone(), value.clone());
                 }
             }
             if !status.is_redirection() || status == StatusCode::NOT_MODIFIED {
                 return if status.is_success() {
-                    Ok((kept, answer))
+                    Ok((headers, answer))
                 } else {
                     Err(self.refused(&url, status, answer.headers()))
                 };
@@ -190,7 +190,7 @@ impl Http {
             let Some(target) = target else {
                 let error = Error::new(
                     ErrorKind::Io,
-                    format!("{} redirects to nowhere", shown(&url)),
+                    format!("{} redirects without a valid address", shown(&url)),
                 );
                 return Err(Fault::lasting(error));
             };
@@ -198,7 +198,7 @@ impl Http {
                 let error = Error::new(
                     ErrorKind::Io,
                     format!(
-                        "{} redirects to an unprotected address, which is not followed",
+                        "{} redirects from https to http, which is not followed",
                         shown(&url)
                     ),
                 );
@@ -206,14 +206,14 @@ impl Http {
             }
             if follow == Follow::SameHost && origin(&target) != origin(&url) {
                 // This length is that of the redirect's own body.
-                kept.remove("content-length");
-                return Ok((kept, answer));
+                headers.remove("content-length");
+                return Ok((headers, answer));
             }
             url = target;
         }
         let error = Error::new(
             ErrorKind::Io,
-            format!("{} redirects without end", shown(&url)),
+            format!("{} redirects too many times", shown(&url)),
         );
         Err(Fault::lasting(error))
     }
@@ -465,12 +465,12 @@ mod tests {
         // A hub that redirects to a store. The store refuses, cuts its answer short, or does not
         // exist.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let own = format!("http://{}", listener.local_addr().unwrap());
+        let origin = format!("http://{}", listener.local_addr().unwrap());
         let gone = {
             let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             format!("http://{}", other.local_addr().unwrap())
         };
-        let base = own.clone();
+        let base = origin.clone();
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -490,7 +490,7 @@ mod tests {
                 let _ = write!(stream, "HTTP/1.1 {head}\r\nConnection: close\r\n\r\n");
             }
         });
-        let http = Http::new(&own, None, Duration::ZERO);
+        let http = Http::new(&origin, None, Duration::ZERO);
         for (path, told) in [
             ("/to-refusal", "/refused)"),
             ("/to-cut", "broke"),
@@ -498,7 +498,7 @@ mod tests {
             ("/to-bad", "bad host"),
             ("/to-loop", "without end"),
         ] {
-            let error = http.get_small(&format!("{own}{path}"), 64).unwrap_err();
+            let error = http.get_small(&format!("{origin}{path}"), 64).unwrap_err();
             let mut chain = format!("{error:?} {error}");
             let mut source = std::error::Error::source(&error);
             while let Some(e) = source {
@@ -509,7 +509,7 @@ mod tests {
             assert!(error.to_string().contains(told), "{path}: {error}");
         }
         let body = Body::Bytes(b"x");
-        let url = format!("{own}/refused?sig=SECRET");
+        let url = format!("{origin}/refused?sig=SECRET");
         let fault = http.send("PUT", &url, &[], &body, false).err().unwrap();
         let text = format!("{:?}", fault.error);
         assert!(

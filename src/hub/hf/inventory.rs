@@ -55,18 +55,18 @@ impl HfHub {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(failed("cannot list the cache", &self.cache, e)),
         };
-        let mut found = Vec::new();
+        let mut models = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
             let parts = name.to_str().and_then(|n| n.strip_prefix("models--"));
             let id = parts.and_then(|parts| parts.split_once("--"));
             let spec = id.and_then(|(owner, name)| ModelSpec::parse(&format!("{owner}/{name}")));
             if let Some(spec) = spec {
-                found.extend(self.revisions(&spec));
+                models.extend(self.revisions(&spec));
             }
         }
-        found.sort_by(|a, b| (&a.id, &a.commit).cmp(&(&b.id, &b.commit)));
-        Ok(found)
+        models.sort_by(|a, b| (&a.id, &a.commit).cmp(&(&b.id, &b.commit)));
+        Ok(models)
     }
 
     /// The cached revisions of a repository.
@@ -149,8 +149,8 @@ impl HfHub {
         let removed = self.would_remove(spec)?;
         let repository = Repository::new(&self.cache, spec);
         let root = repository.root();
-        let whole = !spec.has_revision() || removed.commits == commits(&repository);
-        if whole {
+        let all_revisions = !spec.has_revision() || removed.commits == commits(&repository);
+        if all_revisions {
             remove_tree(&self.cache, root)?;
             if repository.locks().is_dir() {
                 remove_tree(&self.cache, repository.locks())?;
@@ -160,7 +160,7 @@ impl HfHub {
         let Some(commit) = removed.commits.first() else {
             return Ok(removed);
         };
-        let own = own_blobs(&repository, commit, &commits(&repository));
+        let unshared = own_blobs(&repository, commit, &commits(&repository));
         for (name, _) in refs(&root.join("refs"))
             .iter()
             .filter(|(_, c)| *c == commit)
@@ -169,7 +169,7 @@ impl HfHub {
             fs::remove_file(&path).map_err(|e| failed("cannot remove the revision", &path, e))?;
         }
         remove_tree(&self.cache, &repository.snapshot(commit))?;
-        for blob in own {
+        for blob in unshared {
             fs::remove_file(&blob).map_err(|e| failed("cannot remove the file", &blob, e))?;
         }
         Ok(removed)
@@ -202,13 +202,13 @@ fn own_blobs(repository: &Repository, commit: &str, all: &[String]) -> BTreeSet<
             .filter(|b| b.is_file())
             .collect()
     };
-    let mut own = of(commit);
+    let mut unshared = of(commit);
     for other in all.iter().filter(|other| *other != commit) {
         for blob in of(other) {
-            own.remove(&blob);
+            unshared.remove(&blob);
         }
     }
-    own
+    unshared
 }
 
 fn total<'a>(files: impl Iterator<Item = &'a PathBuf>) -> u64 {
@@ -219,7 +219,7 @@ fn total<'a>(files: impl Iterator<Item = &'a PathBuf>) -> u64 {
 }
 
 fn commits(repository: &Repository) -> Vec<String> {
-    let mut found: Vec<String> = fs::read_dir(repository.root().join("snapshots"))
+    let mut commits: Vec<String> = fs::read_dir(repository.root().join("snapshots"))
         .into_iter()
         .flatten()
         .flatten()
@@ -227,13 +227,13 @@ fn commits(repository: &Repository) -> Vec<String> {
         .filter_map(|e| e.file_name().into_string().ok())
         .filter(|name| is_plain(name))
         .collect();
-    found.sort();
-    found
+    commits.sort();
+    commits
 }
 
 /// Revisions by name, with their commits.
 fn refs(dir: &Path) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
+    let mut refs = BTreeMap::new();
     for file in files_below(dir) {
         let name = file.strip_prefix(dir).ok().and_then(Path::to_str);
         let name = name.map(|n| n.replace(std::path::MAIN_SEPARATOR, "/"));
@@ -241,24 +241,24 @@ fn refs(dir: &Path) -> BTreeMap<String, String> {
         if let (Some(name), true, Ok(commit)) = (name, small, fs::read_to_string(&file))
             && is_revision(&name)
         {
-            found.insert(name, commit.trim().to_owned());
+            refs.insert(name, commit.trim().to_owned());
         }
     }
-    found
+    refs
 }
 
 /// Files and links below a directory; links to directories are not followed.
 fn files_below(dir: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     let mut open = vec![(dir.to_owned(), 0)];
     while let Some((dir, depth)) = open.pop() {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() && depth < 16 => open.push((entry.path(), depth + 1)),
-                Ok(kind) if !kind.is_dir() => found.push(entry.path()),
+                Ok(kind) if !kind.is_dir() => files.push(entry.path()),
                 _ => {}
             }
         }
     }
-    found
+    files
 }

@@ -94,7 +94,7 @@ impl Repository {
         let up = "../".repeat(2 + name.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         let link = || -> io::Result<()> {
-            if fs::read_link(&path).is_ok_and(|found| found == target) {
+            if fs::read_link(&path).is_ok_and(|current| current == target) {
                 return Ok(());
             }
             let dir = path.parent().unwrap_or(&self.root);

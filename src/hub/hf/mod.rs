@@ -246,7 +246,10 @@ impl HfHub {
         if !layout::is_plain(&listing.sha) {
             return Err(Error::new(
                 ErrorKind::Io,
-                format!("{url} gives {:?} for a commit", listing.sha),
+                format!(
+                    "{url} gives the commit {:?}, which is not a commit hash",
+                    listing.sha
+                ),
             ));
         }
         if listing.siblings.len() > MAX_FILES {

@@ -132,25 +132,25 @@ fn index_shards(path: &Path) -> Result<Vec<String>> {
     let map = json["weight_map"]
         .as_object()
         .ok_or_else(|| bad("the index has no weight_map"))?;
-    let mut found = BTreeSet::new();
+    let mut shards = BTreeSet::new();
     for shard in map.values() {
         let shard = shard
             .as_str()
             .ok_or_else(|| bad("the index names no file"))?;
         if !is_safe_name(shard) {
             return Err(bad(&format!(
-                "the file name {shard:?} in the index is refused: it leads out"
+                "the file name {shard:?} in the index is refused because it leads out of the directory"
             )));
         }
-        found.insert(shard.to_owned());
-        if found.len() > MAX_SHARDS {
+        shards.insert(shard.to_owned());
+        if shards.len() > MAX_SHARDS {
             return Err(bad("the index names too many files"));
         }
     }
-    if found.is_empty() {
+    if shards.is_empty() {
         return Err(bad("the index names no files"));
     }
-    Ok(found.into_iter().collect())
+    Ok(shards.into_iter().collect())
 }
 
 fn is_gguf(name: &str) -> bool {
@@ -159,13 +159,13 @@ fn is_gguf(name: &str) -> bool {
 
 /// GGUF files that can be a language model. Vision projectors may be beside them.
 fn ggufs<'a>(names: &[&'a str]) -> Vec<&'a str> {
-    let mut found: Vec<&str> = names
+    let mut ggufs: Vec<&str> = names
         .iter()
         .copied()
         .filter(|n| is_gguf(n) && !n.to_ascii_lowercase().contains("mmproj"))
         .collect();
-    found.sort_unstable();
-    found
+    ggufs.sort_unstable();
+    ggufs
 }
 
 /// The GGUF file with the name `wanted`, or the one with that quantization.
@@ -205,7 +205,10 @@ fn find_gguf(names: &[&str], wanted: &str) -> Result<String> {
         )),
         several => Err(Error::new(
             ErrorKind::InvalidOption,
-            format!("{wanted} fits several files; name one: {}", shown(several)),
+            format!(
+                "{wanted} matches several files; name one: {}",
+                shown(several)
+            ),
         )),
     }
 }
@@ -263,7 +266,7 @@ pub(super) fn complete(snapshot: &Path, file: Option<&str>) -> Option<PathBuf> {
 
 /// The names of files in a directory and two levels below it. Broken links do not count.
 fn names_below(dir: &Path) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut names = Vec::new();
     let mut open = vec![(dir.to_owned(), String::new(), 0)];
     while let Some((dir, prefix, depth)) = open.pop() {
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -272,13 +275,13 @@ fn names_below(dir: &Path) -> Vec<String> {
             };
             let path = entry.path();
             if path.is_file() {
-                found.push(format!("{prefix}{name}"));
+                names.push(format!("{prefix}{name}"));
             } else if depth < 2 && path.is_dir() && !name.starts_with('.') {
                 open.push((path, format!("{prefix}{name}/"), depth + 1));
             }
         }
     }
-    found
+    names
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ pub(super) fn token(text: &str) -> Result<Option<String>> {
         // The message must not contain the token, since it may be logged.
         return Err(Error::new(
             ErrorKind::InvalidOption,
-            "the access token holds characters that no token has",
+            "the access token contains characters that are not allowed in a token",
         ));
     }
     Ok((!text.is_empty()).then(|| text.to_owned()))
@@ -115,8 +115,8 @@ mod tests {
 
     fn at(vars: &[(&str, &str)], home: Option<&Path>) -> Result<HfHub> {
         let get = |name: &str| {
-            let found = vars.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| OsString::from(value))
+            let variable = vars.iter().find(|(key, _)| *key == name);
+            variable.map(|(_, value)| OsString::from(value))
         };
         read(&get, home.map(Path::to_path_buf))
     }

@@ -172,7 +172,10 @@ impl HfHub {
                 other => {
                     return Err(Error::new(
                         ErrorKind::Unsupported,
-                        format!("the hub wants {} uploaded as {other:?}", file.name),
+                        format!(
+                            "the hub asks for {} in the upload mode {other:?}, which is not supported",
+                            file.name
+                        ),
                     ));
                 }
             }
@@ -284,7 +287,7 @@ impl HfHub {
             let Some(object) = batch.objects.iter().find(|object| object.oid == *oid) else {
                 return Err(Error::new(
                     ErrorKind::Io,
-                    format!("the store says nothing of {}", file.name),
+                    format!("the store did not answer for {}", file.name),
                 ));
             };
             if let Some(error) = &object.error {
@@ -363,7 +366,7 @@ fn send_file(
         .ok_or_else(|| {
             Error::new(
                 ErrorKind::Io,
-                format!("the store wants parts of {chunk} bytes"),
+                format!("the store asks for parts of {chunk} bytes, which is not a valid size"),
             )
         })?;
     let mut parts: Vec<(u64, String)> = action
@@ -376,7 +379,7 @@ fn send_file(
         return Err(Error::new(
             ErrorKind::Io,
             format!(
-                "the store wants {} parts of {chunk} bytes for {} bytes",
+                "the store asks for {} parts of {chunk} bytes, which do not make {} bytes",
                 parts.len(),
                 file.size
             ),

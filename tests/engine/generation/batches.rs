@@ -204,9 +204,17 @@ fn run_all(
 fn a_system_prompt_is_computed_once_for_thirty_two_clients() {
     let system: Vec<u32> = (0..1000).map(|i| 5 + (i * 7 + i * i % 11) % 90).collect();
     // The first tokens after the system prompt differ, so only that prompt is shared.
-    let own = |client: u32| (0..5).map(move |j| 6 + (client + j * 32) % 90);
+    let client_tokens = |client: u32| (0..5).map(move |j| 6 + (client + j * 32) % 90);
     let prompts: Vec<Prompt> = (0..32)
-        .map(|client| Prompt::Tokens(system.iter().copied().chain(own(client)).collect()))
+        .map(|client| {
+            Prompt::Tokens(
+                system
+                    .iter()
+                    .copied()
+                    .chain(client_tokens(client))
+                    .collect(),
+            )
+        })
         .collect();
     for name in ["llama", "qwen3"] {
         let load = || tiny_with(name, &LoadOptions::new().with_parallel_slots(8));
@@ -312,9 +320,9 @@ fn what_the_prompts_of_a_batch_begin_with_is_computed_once() {
     let prompts: Vec<Prompt> = [(40, 3), (40, 9), (25, 4), (40, 1), (0, 30)]
         .into_iter()
         .zip(1..)
-        .map(|((common, own), i)| {
-            let own = (0..own).map(|j| 6 + (i * 17 + j * 5) % 90);
-            Prompt::Tokens(alike[..common].iter().copied().chain(own).collect())
+        .map(|((common, own_tokens), i)| {
+            let own_tokens = (0..own_tokens).map(|j| 6 + (i * 17 + j * 5) % 90);
+            Prompt::Tokens(alike[..common].iter().copied().chain(own_tokens).collect())
         })
         .collect();
     for (name, load) in cases {

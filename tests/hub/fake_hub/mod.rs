@@ -313,10 +313,10 @@ fn answer(state: &mut State, request: &Request) -> Answer {
     answer
 }
 
-fn right_answer(state: &State, request: &Request, whole: bool) -> Answer {
+fn right_answer(state: &State, request: &Request, ignore_range: bool) -> Answer {
     if let Some(rest) = request.path.strip_prefix("/store/") {
         return match state.files.get(rest) {
-            Some(bytes) if request.at_store => content(bytes, request, whole),
+            Some(bytes) if request.at_store => content(bytes, request, ignore_range),
             _ => Answer::status(404),
         };
     }
@@ -336,7 +336,7 @@ fn right_answer(state: &State, request: &Request, whole: bool) -> Answer {
                 .with("X-Linked-Size", bytes.len().to_string())
                 .with("X-Linked-Etag", format!("\"{etag}\""));
         }
-        return content(bytes, request, whole)
+        return content(bytes, request, ignore_range)
             .with("X-Repo-Commit", COMMIT)
             .with("ETag", format!("\"{etag}\""));
     };
@@ -367,8 +367,8 @@ fn right_answer(state: &State, request: &Request, whole: bool) -> Answer {
 }
 
 /// The content of a file, or the requested range of it.
-fn content(bytes: &[u8], request: &Request, whole: bool) -> Answer {
-    let range = request.headers.get("range").filter(|_| !whole);
+fn content(bytes: &[u8], request: &Request, ignore_range: bool) -> Answer {
+    let range = request.headers.get("range").filter(|_| !ignore_range);
     let from = range.and_then(|r| {
         r.strip_prefix("bytes=")?
             .strip_suffix('-')?

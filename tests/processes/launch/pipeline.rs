@@ -147,41 +147,46 @@ fn each_stage_uses_its_own_tensors_alone() {
     let table = stdout(&run(&["inspect", &path, "--split", "2", "--pipeline"]));
     assert!(table.contains("layers 1 to 2"), "{table}");
     let asked = ["logits", "--model", &path, "--tokens", "5,17,42"];
-    let whole = logits(&run(&asked));
+    let expected = logits(&run(&asked));
     let dir = tempfile::tempdir().unwrap();
     let file = ring(dir.path(), 2);
     let mut all = Vec::new();
-    let mut held = 0;
+    let mut total = 0;
     for (rank, stage) in stages.iter().enumerate() {
-        let own = dir.path().join(rank.to_string());
-        std::fs::create_dir(&own).unwrap();
+        let rank_dir = dir.path().join(rank.to_string());
+        std::fs::create_dir(&rank_dir).unwrap();
         for entry in std::fs::read_dir(&path).unwrap().flatten() {
-            std::fs::copy(entry.path(), own.join(entry.file_name())).unwrap();
+            std::fs::copy(entry.path(), rank_dir.join(entry.file_name())).unwrap();
         }
-        let weights = own.join("model.safetensors");
+        let weights = rank_dir.join("model.safetensors");
         let mut bytes = std::fs::read(&weights).unwrap();
         let mine = stage["tensors"].as_array().unwrap();
         for (name, place) in places(&bytes) {
             if mine.iter().any(|one| *one == *name) {
-                held += 1;
+                total += 1;
             } else {
                 bytes[place].fill(0xff);
             }
         }
         std::fs::write(&weights, bytes).unwrap();
-        let own = own.to_str().unwrap();
-        let asked = ["logits", "--model", own, "--tokens", "5,17,42"];
+        let rank_dir = rank_dir.to_str().unwrap();
+        let asked = ["logits", "--model", rank_dir, "--tokens", "5,17,42"];
         let mut command = member(rank, &file, &asked);
         all.push(command.env("MLX_SPLIT", "pipeline").spawn().unwrap());
     }
     // Except the norm and the head, each tensor is in exactly one stage.
     let count = places(&std::fs::read(Path::new(&path).join("model.safetensors")).unwrap()).len();
-    assert_eq!(held, count + 2);
+    assert_eq!(total, count + 2);
     let last = all.pop().unwrap();
     let staged = logits(&all.pop().unwrap().wait_with_output().unwrap());
     assert!(last.wait_with_output().unwrap().status.success());
-    assert_eq!(staged.len(), whole.len());
-    assert!(staged.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-4));
+    assert_eq!(staged.len(), expected.len());
+    assert!(
+        staged
+            .iter()
+            .zip(&expected)
+            .all(|(a, b)| (a - b).abs() < 1e-4)
+    );
 }
 
 /// Ranks with different models or splits would wait for each other, so they must report it.

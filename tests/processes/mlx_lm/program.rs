@@ -35,12 +35,15 @@ fn the_program_lists_it_and_chooses_it_by_variable_and_flag() {
         .iter()
         .map(|b| (b["name"].as_str().unwrap(), b))
         .collect();
-    let it = list["mlx_lm"];
-    assert_eq!(it["available"], true, "{it}");
-    assert_eq!(it["default"], false);
-    assert_eq!(it["capabilities"]["logits"], true);
-    assert_eq!(it["capabilities"]["classify"], false);
-    assert!(it["device"].as_str().unwrap().contains("mlx-lm 0."), "{it}");
+    let entry = list["mlx_lm"];
+    assert_eq!(entry["available"], true, "{entry}");
+    assert_eq!(entry["default"], false);
+    assert_eq!(entry["capabilities"]["logits"], true);
+    assert_eq!(entry["capabilities"]["classify"], false);
+    assert!(
+        entry["device"].as_str().unwrap().contains("mlx-lm 0."),
+        "{entry}"
+    );
 
     let path = tiny("llama");
     let model = path.to_str().unwrap();

@@ -117,13 +117,14 @@ fn files_of_ours_say_in_mlx_lm_what_its_own_say() {
         let path = tiny(case["model"].as_str().unwrap());
         let file = dir.path().join(name);
         let model = load(&path);
-        let kept = model.as_prompt_cache().unwrap();
-        kept.save_prompt_cache(
-            &Prompt::Tokens(ids(&case["prompt"])),
-            &file,
-            &Interrupt::new(),
-        )
-        .unwrap();
+        let prompt_cache = model.as_prompt_cache().unwrap();
+        prompt_cache
+            .save_prompt_cache(
+                &Prompt::Tokens(ids(&case["prompt"])),
+                &file,
+                &Interrupt::new(),
+            )
+            .unwrap();
         let expected = ids(&case["greedy"]);
         for file in [&file, &fixture("prompt-cache").join(name)] {
             let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/golden/prompt_cache.py");

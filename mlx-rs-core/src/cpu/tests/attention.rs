@@ -29,7 +29,7 @@ fn attention(
                     .collect()
             };
             let mut total = sinks.map_or(0.0, |s| f64::from(s[head]).exp());
-            let mut found = vec![0.0; d];
+            let mut sum = vec![0.0; d];
             for key in (0..n).filter(|key| sees(q, *key)) {
                 let pairs = query.iter().zip(row(keys, key));
                 let mut score: f64 = pairs.map(|(q, k)| f64::from(*q) * k).sum::<f64>();
@@ -39,11 +39,11 @@ fn attention(
                 }
                 let share = score.exp();
                 total += share;
-                for (found, value) in found.iter_mut().zip(row(values, key)) {
-                    *found += share * value;
+                for (sum_element, value) in sum.iter_mut().zip(row(values, key)) {
+                    *sum_element += share * value;
                 }
             }
-            out.extend(found.iter().map(|v| v / total));
+            out.extend(sum.iter().map(|v| v / total));
         }
     }
     out
@@ -63,10 +63,10 @@ fn many_queries_find_what_the_definition_says() {
         // Not a multiple of the vector width: one by one.
         (20, 3, 0, 0, None, None, false, 24),
     ];
-    for (length, before, kept, start, window, softcap, with_sinks, d) in cases {
+    for (length, before, fixed, start, window, softcap, with_sinks, d) in cases {
         let (h, kv) = (6usize, 2usize);
         // Keys `kept..` are at `start..`; those between were dropped.
-        let n = before + length - (start - kept.min(start));
+        let n = before + length - (start - fixed.min(start));
         let packed = noise(length * (h + 2 * kv) * d, 1);
         let (keys, values) = (noise(kv * n * d, 2), noise(kv * n * d, 3));
         let own_sinks = noise(h, 4);
@@ -96,31 +96,31 @@ fn many_queries_find_what_the_definition_says() {
             let sinks = with_sinks.then_some(own_sinks.as_slice());
             let sees = |q: usize, key: usize| {
                 let position = before + q;
-                if key < kept {
+                if key < fixed {
                     return key <= position;
                 }
-                let at = start + key - kept;
+                let at = start + key - fixed;
                 at <= position && window.is_none_or(|w| at + w as usize > position)
             };
             let both = (keys.as_slice(), values.as_slice());
             let wanted = attention(&heads, &packed, both, (length, n), sinks, &sees);
             let all = attention(&heads, &packed, both, (length, n), sinks, &|_, _| true);
             with_each(|isa| {
-                let what = format!("{length} {before} {kept} {window:?} {d} {isa:?}");
-                let order = Some((kept as i32, start as i32));
-                let found = heads
+                let what = format!("{length} {before} {fixed} {window:?} {d} {isa:?}");
+                let order = Some((fixed as i32, start as i32));
+                let actual = heads
                     .attend(&packed_array, &[sequence(order)], false)
                     .unwrap();
-                close(&host(&found), &wanted, 1e-5, &what);
-                let found = heads
+                close(&host(&actual), &wanted, 1e-5, &what);
+                let actual = heads
                     .attend(&packed_array, &[sequence(order)], true)
                     .unwrap();
-                close(&host(&found), &wanted[(length - 1) * h * d..], 1e-5, &what);
+                close(&host(&actual), &wanted[(length - 1) * h * d..], 1e-5, &what);
                 if window.is_none() {
-                    let found = heads
+                    let actual = heads
                         .attend(&packed_array, &[sequence(None)], false)
                         .unwrap();
-                    close(&host(&found), &all, 1e-5, &what);
+                    close(&host(&actual), &all, 1e-5, &what);
                 }
             });
         });
@@ -161,8 +161,8 @@ fn long_sequences_stay_within_a_millionth_of_float64() {
             };
             let packed = array(&packed, &[1, length as i32, ((h + 2 * kv) * d) as i32]);
             with_each(|isa| {
-                let found = host(&heads.attend(&packed, &[view()], false).unwrap());
-                let worst = (found.iter().zip(&wanted))
+                let actual = host(&heads.attend(&packed, &[view()], false).unwrap());
+                let worst = (actual.iter().zip(&wanted))
                     .map(|(a, b)| (f64::from(*a) - b).abs())
                     .fold(0.0, f64::max);
                 assert!(worst < 1e-6, "{isa:?}, {length} of {d}: {worst}");
@@ -226,19 +226,19 @@ fn rows_of_a_batch_do_not_see_each_other() {
             let keys = host(&heads.keys(&all, &places).unwrap());
             let mut at = 0;
             for (i, sequence) in sequences.iter().enumerate() {
-                let own = array(
+                let sequence_alone = array(
                     &packed[at * width..(at + lengths[i]) * width],
                     &[1, sequence.length, width as i32],
                 );
                 let alone = host(
                     &heads
-                        .attend(&own, std::slice::from_ref(sequence), false)
+                        .attend(&sequence_alone, std::slice::from_ref(sequence), false)
                         .unwrap(),
                 );
                 let rows = &together[at * h * d..(at + lengths[i]) * h * d];
                 let exact: Vec<f64> = alone.iter().map(|v| f64::from(*v)).collect();
                 close(rows, &exact, 1e-6, &format!("row {i}, {isa:?}"));
-                let alone = host(&heads.keys(&own, &places[i..=i]).unwrap());
+                let alone = host(&heads.keys(&sequence_alone, &places[i..=i]).unwrap());
                 for head in 0..kv {
                     let rows = &keys[(head * total + at) * d..][..lengths[i] * d];
                     let alone = &alone[head * lengths[i] * d..][..lengths[i] * d];
@@ -286,18 +286,18 @@ fn single_queries_find_the_same_alone_and_among_others() {
         with_each(|isa| {
             for rows in [&sequences[..7], &sequences[..]] {
                 let total: i32 = rows.iter().map(|sequence| sequence.length).sum();
-                let own = &packed[..total as usize * width];
-                let all = array(own, &[1, total, width as i32]);
+                let flat_rows = &packed[..total as usize * width];
+                let all = array(flat_rows, &[1, total, width as i32]);
                 let together = host(&heads.attend(&all, rows, false).unwrap());
                 let mut at = 0;
                 for (i, sequence) in rows.iter().enumerate() {
-                    let own = &packed[at * width..(at + lengths[i]) * width];
-                    let own = array(own, &[1, sequence.length, width as i32]);
+                    let flat = &packed[at * width..(at + lengths[i]) * width];
+                    let flat = array(flat, &[1, sequence.length, width as i32]);
                     let one = std::slice::from_ref(sequence);
-                    let alone = host(&heads.attend(&own, one, false).unwrap());
+                    let alone = host(&heads.attend(&flat, one, false).unwrap());
                     assert!(alone.iter().all(|v| v.is_finite()), "row {i}, {isa:?}");
-                    let found = &together[at * h * d..(at + lengths[i]) * h * d];
-                    assert_eq!(found, alone, "row {i} of {}, {isa:?}", rows.len());
+                    let actual = &together[at * h * d..(at + lengths[i]) * h * d];
+                    assert_eq!(actual, alone, "row {i} of {}, {isa:?}", rows.len());
                     at += lengths[i];
                 }
             }
@@ -391,22 +391,29 @@ fn sequences_attend_to_what_is_around() {
             let mut wanted = Vec::new();
             let mut rows = packed.chunks(width);
             for n in lengths {
-                let own: Vec<&[f32]> = rows.by_ref().take(n).collect();
+                let own_rows: Vec<&[f32]> = rows.by_ref().take(n).collect();
                 // `[T, kv, D]` to `[kv, T, D]`.
                 let part = |first: usize| -> Vec<f32> {
-                    let heads = (0..kv).flat_map(|g| own.iter().map(move |row| (g, row)));
+                    let heads = (0..kv).flat_map(|g| own_rows.iter().map(move |row| (g, row)));
                     heads
                         .flat_map(|(g, row)| row[(first + g) * d..][..d].to_vec())
                         .collect()
                 };
                 let sees = |q: usize, key: usize| reach.is_none_or(|r| q.abs_diff(key) <= r);
                 let both = (&part(h)[..], &part(h + kv)[..]);
-                wanted.extend(attention(&heads, &own.concat(), both, (n, n), None, &sees));
+                wanted.extend(attention(
+                    &heads,
+                    &own_rows.concat(),
+                    both,
+                    (n, n),
+                    None,
+                    &sees,
+                ));
             }
             with_each(|isa| {
                 let reach = reach.map(|r| r as i32);
-                let found = host(&heads.attend_around(&all, &counts, reach).unwrap());
-                close(&found, &wanted, 2e-5, &format!("{d} {reach:?} {isa:?}"));
+                let actual = host(&heads.attend_around(&all, &counts, reach).unwrap());
+                close(&actual, &wanted, 2e-5, &format!("{d} {reach:?} {isa:?}"));
             });
         });
     }
@@ -429,8 +436,12 @@ fn sequences_are_rotated_from_their_own_beginning() {
         let together = host(&heads.attend_around(&all, &[11, 19], None).unwrap());
         let mut alone = Vec::new();
         for (from, n) in [(0, 11), (11, 19)] {
-            let own = array(&packed[from * 96..(from + n) * 96], &[1, n as i32, 96]);
-            alone.extend(host(&heads.attend_around(&own, &[n as i32], None).unwrap()));
+            let sequence_alone = array(&packed[from * 96..(from + n) * 96], &[1, n as i32, 96]);
+            alone.extend(host(
+                &heads
+                    .attend_around(&sequence_alone, &[n as i32], None)
+                    .unwrap(),
+            ));
         }
         assert_eq!(together, alone);
         let unturned = plain_heads(2, 2, 16);
@@ -445,8 +456,8 @@ fn sequences_are_rotated_from_their_own_beginning() {
             (&[], None),
             (&[11, 19], Some(-1)),
         ] {
-            let found = heads.attend_around(&all, lengths, reach);
-            assert!(found.is_err(), "{lengths:?} {reach:?}");
+            let actual = heads.attend_around(&all, lengths, reach);
+            assert!(actual.is_err(), "{lengths:?} {reach:?}");
         }
     });
 }

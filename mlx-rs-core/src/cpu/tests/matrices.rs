@@ -53,8 +53,8 @@ fn parts_are_whole_bands() {
             };
             same(&part.to_quantized().unwrap(), &wanted);
             let x = array(&noise(64, 7), &[1, 64]);
-            let whole = matrix.product(&x).unwrap().slice_axis(1, from, to);
-            assert_eq!(host(&part.product(&x).unwrap()), host(&whole.unwrap()));
+            let sliced = matrix.product(&x).unwrap().slice_axis(1, from, to);
+            assert_eq!(host(&part.product(&x).unwrap()), host(&sliced.unwrap()));
         }
         for (from, to) in [(1, 8), (0, 9), (8, 8), (-8, 8), (16, 24)] {
             assert!(matrix.rows(from, to).unwrap().is_none(), "{from} {to}");

@@ -213,10 +213,10 @@ fn formats_go_together() {
                 };
                 let wanted: Vec<f64> = (0..rows)
                     .flat_map(|row| {
-                        let own = move |(_, w, n): &(Matrix, Vec<f64>, usize)| {
+                        let alone = move |(_, w, n): &(Matrix, Vec<f64>, usize)| {
                             w[row * n..(row + 1) * n].to_vec()
                         };
-                        parts.iter().flat_map(own).collect::<Vec<_>>()
+                        parts.iter().flat_map(alone).collect::<Vec<_>>()
                     })
                     .collect();
                 close(&host(&packed.of(&x).unwrap()), &wanted, 3e-4, &what);
@@ -341,13 +341,13 @@ fn products_go_through_an_activation() {
                 };
                 with_each(|isa| {
                     let plain = with(Epilogue::None);
-                    let found = with(Epilogue::Activate(Gate::Gelu));
+                    let actual = with(Epilogue::Activate(Gate::Gelu));
                     let wanted: Vec<f64> = plain
                         .iter()
                         .map(|v| exact_gate(Gate::Gelu, f64::from(*v)))
                         .collect();
                     close(
-                        &found,
+                        &actual,
                         &wanted,
                         1e-5,
                         &format!("{storage:?} {rows} {isa:?}"),

@@ -37,10 +37,11 @@ fn stored_keys_and_values_stand_where_they_belong() {
         let shared = heads.store_keys(&cache, &packed, tokens).unwrap();
         let values = heads.store_values(&cache, &packed, tokens).unwrap();
         // An array without other users.
-        let own = heads
+        let fresh = heads
             .store_keys(&cache.add(&cache).unwrap(), &packed, tokens)
             .unwrap();
-        let (shared, values, own, row) = (host(&shared), host(&values), host(&own), host(&packed));
+        let (shared, values, fresh, row) =
+            (host(&shared), host(&values), host(&fresh), host(&packed));
         assert_eq!(host(&cache), before);
         for h in 0..n {
             for at in 0..room {
@@ -52,13 +53,13 @@ fn stored_keys_and_values_stand_where_they_belong() {
                 };
                 assert_eq!(shared[place.clone()], wanted, "{h} {at}");
                 if (6..9).contains(&at) {
-                    assert_eq!(own[place.clone()], wanted);
+                    assert_eq!(fresh[place.clone()], wanted);
                     let start = (at - 5) * width + (4 + n + h) * d;
                     assert_eq!(values[place], row[start..start + d]);
                 } else {
                     assert_eq!(values[place.clone()], wanted);
                     let twice: Vec<f32> = wanted.iter().map(|v| v + v).collect();
-                    assert_eq!(own[place], twice);
+                    assert_eq!(fresh[place], twice);
                 }
             }
         }
@@ -197,8 +198,8 @@ fn a_block_is_its_parts() {
                         window: (row == 1).then_some(4),
                     });
                 }
-                let found = heads.attend(&packed, &sequences, false).unwrap();
-                let attended = project(&[block.output], None, Epilogue::Add(&x), &found);
+                let actual = heads.attend(&packed, &sequences, false).unwrap();
+                let attended = project(&[block.output], None, Epilogue::Add(&x), &actual);
                 let gated = Epilogue::Gate(Gate::Silu);
                 let gated = project(&block.gate_up, block.feed_norm, gated, &attended);
                 let wanted = project(&[block.down], None, Epilogue::Add(&attended), &gated);
@@ -362,8 +363,8 @@ fn blocks_in_a_row_are_their_steps() {
                 assert_eq!(host(&got), host(&wanted), "step {step}");
                 for (copies, memories) in copies.iter().zip(&alone) {
                     for (row, (keys, values)) in copies.iter().enumerate() {
-                        let own = memories[row].copy(offsets[row]).unwrap();
-                        assert_eq!((host(keys), host(values)), (host(&own.0), host(&own.1)));
+                        let copy = memories[row].copy(offsets[row]).unwrap();
+                        assert_eq!((host(keys), host(values)), (host(&copy.0), host(&copy.1)));
                     }
                 }
             }

@@ -120,8 +120,8 @@ fn products_and_rows_equal_the_definition() {
             assert_eq!((&both[..8], &both[8..]), (&all[..8], &all[..8]));
         }
         let eight = |table, group, is_super| {
-            let whole = matrix(table, group, is_super).0;
-            whole.rows(0, 8).unwrap().unwrap()
+            let full_matrix = matrix(table, group, is_super).0;
+            full_matrix.rows(0, 8).unwrap().unwrap()
         };
         // Equal width and group size, but different tables.
         let (one, other) = (eight(1, 16, true), eight(2, 16, true));

@@ -19,18 +19,18 @@ impl Maker {
                 for &d in &shape {
                     let s = r.pick(&[1, 1, 1, 2, 3, -1, -1, -2, 5, -7]);
                     let (a, b) = (r.between(-1, d), r.between(-1, d));
-                    let whole = r.once_in(2);
+                    let full_axis = r.once_in(2);
                     let (low, high) = (a.min(b).max(0), if r.once_in(2) { d } else { a.max(b) });
                     start.push(if s > 0 {
-                        if whole { 0 } else { low }
-                    } else if whole {
+                        if full_axis { 0 } else { low }
+                    } else if full_axis {
                         i32::MAX
                     } else {
                         high - 1
                     });
                     stop.push(if s > 0 {
-                        if whole { d } else { high }
-                    } else if whole || low == 0 {
+                        if full_axis { d } else { high }
+                    } else if full_axis || low == 0 {
                         i32::MIN
                     } else {
                         low - 1

@@ -247,7 +247,7 @@ pub fn run(
     };
     let short = |before: &[u32]| -> Result<Value, Failure> {
         let prompts: Vec<Vec<u32>> = (ids.chunks(SHORT))
-            .map(|own| [before, own].concat())
+            .map(|ending| [before, ending].concat())
             .collect();
         let mut measured = classify(&prompts)?;
         measured["prompt_tokens"] = (before.len() + SHORT).into();

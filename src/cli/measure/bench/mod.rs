@@ -341,7 +341,7 @@ pub fn prompt_ids(n: usize, vocab: usize, avoid: &[u32]) -> Result<Vec<u32>, Fai
     let usable = u32::try_from(vocab).unwrap_or(u32::MAX);
     if !(0..usable).any(|id| !avoid.contains(&id)) {
         return Err(Failure::failed(format!(
-            "a vocabulary of {vocab} tokens has none to make a prompt of"
+            "a vocabulary of {vocab} tokens is too small to make a prompt"
         )));
     }
     let mut state = 0x6d6c_7862_656e_6368_u64;

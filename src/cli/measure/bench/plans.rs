@@ -32,9 +32,9 @@ pub fn run(
     let path = find_model(args.model.model.as_deref(), console)?;
     let mut models: Vec<Loaded> = Vec::new();
     for plan in plans {
-        let mut own = args.load.clone();
-        own.feed_forward = args.load.feed_forward.only(plan);
-        models.push(load_with(backend.clone(), &path, &own, None, console)?);
+        let mut load = args.load.clone();
+        load.feed_forward = args.load.feed_forward.only(plan);
+        models.push(load_with(backend.clone(), &path, &load, None, console)?);
     }
     let Some(first) = models.first() else {
         return Err(Failure::usage("--ffn is empty"));
@@ -44,13 +44,14 @@ pub fn run(
     let prompt = Prompt::Tokens(prompt_ids(args.prompt_tokens, info.vocab_size, &eos)?);
     let speeds = measure(args, &models, &prompt, console)?;
     let mut shown: Vec<Value> = Vec::new();
-    for ((plan, model), own) in plans.iter().zip(&models).zip(&speeds) {
+    for ((plan, model), plan_speeds) in plans.iter().zip(&models).zip(&speeds) {
         let first = &speeds[0];
-        let ratio = |own: &[f64], first: &[f64]| {
+        let ratio = |plan_speeds: &[f64], first: &[f64]| {
             // Each ratio compares runs that are adjacent in time.
-            median(own.iter().zip(first).map(|(a, b)| a / b))
+            median(plan_speeds.iter().zip(first).map(|(a, b)| a / b))
         };
-        let [prefill, decode] = [&own.prefill, &own.decode].map(|all| median(all.iter().copied()));
+        let [prefill, decode] =
+            [&plan_speeds.prefill, &plan_speeds.decode].map(|all| median(all.iter().copied()));
         console.note(&format!(
             "{plan}: prefill {prefill:.1} tok/s, decode {decode:.1} tok/s"
         ));
@@ -60,10 +61,10 @@ pub fn run(
             "weight_bytes": model.model.info().weight_bytes,
             "prefill_tokens_per_second": prefill,
             "decode_tokens_per_second": decode,
-            "prefill_ratio": ratio(&own.prefill, &first.prefill),
-            "decode_ratio": ratio(&own.decode, &first.decode),
-            "prefill_runs": own.prefill,
-            "decode_runs": own.decode,
+            "prefill_ratio": ratio(&plan_speeds.prefill, &first.prefill),
+            "decode_ratio": ratio(&plan_speeds.decode, &first.decode),
+            "prefill_runs": plan_speeds.prefill,
+            "decode_runs": plan_speeds.decode,
         }));
     }
     console.json(&json!({
@@ -89,15 +90,15 @@ fn measure(
     let total = run.saturating_mul(rounds).saturating_mul(models.len());
     let bar = TokenBar::start("measuring", total as u64, console);
     for round in 0..rounds {
-        for (model, own) in models.iter().zip(&mut speeds) {
+        for (model, speed) in models.iter().zip(&mut speeds) {
             let model: &dyn TextModel = model.model.as_ref();
             if round < args.warmup {
                 generate(model, prompt, warm, &bar)?;
                 continue;
             }
             let metrics = generate(model, prompt, args.generate_tokens, &bar)?;
-            own.prefill.push(metrics.prefill_tokens_per_second());
-            own.decode.push(metrics.decode_tokens_per_second());
+            speed.prefill.push(metrics.prefill_tokens_per_second());
+            speed.decode.push(metrics.decode_tokens_per_second());
         }
     }
     Ok(speeds)

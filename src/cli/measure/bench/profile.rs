@@ -52,8 +52,10 @@ pub fn run(
 
 /// The seconds of each part of one layer, or of the parts outside of layers.
 fn of_layer(profile: &StepProfile, layer: Option<usize>) -> BTreeMap<StepPart, f64> {
-    let own = profile.parts.iter().filter(|time| time.layer == layer);
-    own.map(|time| (time.part, time.seconds)).collect()
+    let of_this_layer = profile.parts.iter().filter(|time| time.layer == layer);
+    of_this_layer
+        .map(|time| (time.part, time.seconds))
+        .collect()
 }
 
 fn layers(profile: &StepProfile) -> usize {

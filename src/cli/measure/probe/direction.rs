@@ -118,17 +118,22 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     for set in &sets {
         states.push(args.states(steerable, tokens, set, &layers, &interrupt)?);
     }
-    let found: Vec<Direction> = (states[0].iter().zip(&states[1]))
+    let directions: Vec<Direction> = (states[0].iter().zip(&states[1]))
         .map(|(positive, negative)| direction(positive, negative, args.method))
         .collect::<Result<_, _>>()
         .map_err(failed)?;
-    let width = found.first().map_or(0, |found| found.vector.len());
-    if found.iter().any(|found| found.vector.len() != width) {
+    let width = directions
+        .first()
+        .map_or(0, |directions| directions.vector.len());
+    if directions
+        .iter()
+        .any(|directions| directions.vector.len() != width)
+    {
         return Err(Failure::usage(
             "the layers have states of different widths; name layers that are alike",
         ));
     }
-    let values: Vec<f32> = (found.iter().flat_map(|f| &f.vector))
+    let values: Vec<f32> = (directions.iter().flat_map(|f| &f.vector))
         .map(|v| *v as f32)
         .collect();
     inference_probe::npy::write(&vectors, &[layers.len(), width], &values).map_err(failed)?;
@@ -143,8 +148,10 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         .collect();
     let text = format!("{}\n", json!({ "edits": edits }));
     write_whole(&args.output, text.as_bytes()).map_err(failed)?;
-    for (layer, found) in layers.iter().zip(&found) {
-        console.json(&json!({"layer": layer, "norm": found.norm, "separated": found.separated}))?;
+    for (layer, directions) in layers.iter().zip(&directions) {
+        console.json(
+            &json!({"layer": layer, "norm": directions.norm, "separated": directions.separated}),
+        )?;
     }
     Ok(())
 }
@@ -163,8 +170,8 @@ impl Args {
         let mut rows: Vec<Vec<Vec<f64>>> = vec![Vec::new(); layers.len()];
         for prompt in prompts {
             let ids = Prompt::Tokens(tokens.encode(prompt, true)?);
-            let found = model.hook_states(&ids, &places, interrupt)?;
-            for (own, states) in rows.iter_mut().zip(found) {
+            let hooked = model.hook_states(&ids, &places, interrupt)?;
+            for (layer_rows, states) in rows.iter_mut().zip(hooked) {
                 let all: Vec<&[f32]> = states.rows().collect();
                 let taken = match self.position {
                     Position::Last => all.len().saturating_sub(1)..all.len(),
@@ -177,7 +184,7 @@ impl Args {
                         *sum += f64::from(*v) / count;
                     }
                 }
-                own.push(mean);
+                layer_rows.push(mean);
             }
         }
         let matrix = |rows: Vec<Vec<f64>>| {

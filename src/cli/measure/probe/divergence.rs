@@ -41,13 +41,15 @@ fn group(args: &Args, extracted: &Extracted) -> Result<Option<Vec<Option<bool>>>
         return Ok(None);
     };
     if group == "correct" {
-        let Some(found) = &extracted.metadata.correctness else {
+        let Some(correctness) = &extracted.metadata.correctness else {
             return Err(Failure::failed(format!(
                 "{} does not say which texts were continued as expected: extract with --generate",
                 extracted.path.display()
             )));
         };
-        return Ok(Some(found.iter().map(|c| c.map(|c| c.contains)).collect()));
+        return Ok(Some(
+            correctness.iter().map(|c| c.map(|c| c.contains)).collect(),
+        ));
     }
     let Some((field, value)) = group.split_once('=') else {
         return Err(Failure::usage(format!(
@@ -69,7 +71,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let outside = group.iter().filter(|g| **g == Some(false)).count();
         if inside == 0 || outside == 0 {
             return Err(Failure::failed(format!(
-                "the groups have {inside} and {outside} texts: both need one"
+                "the groups have {inside} and {outside} texts; both need at least one"
             )));
         }
     }
@@ -82,7 +84,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     let [_, _, width] = extracted.activations.shape();
     if width != loaded.model.info().hidden_size {
         return Err(Failure::failed(format!(
-            "states of {width} elements are not of a model whose states have {}",
+            "the states have {width} elements, but those of the model have {}",
             loaded.model.info().hidden_size
         )));
     }
@@ -175,10 +177,16 @@ fn compute(
                 groups.push(jensen_shannon(&a, &b).map_err(failed)?);
             }
         }
-        let kept: Vec<usize> = (0..rows).filter(|row| group[*row].is_some()).collect();
-        let inside: Vec<bool> = kept.iter().map(|row| group[*row] == Some(true)).collect();
+        let grouped_rows: Vec<usize> = (0..rows).filter(|row| group[*row].is_some()).collect();
+        let inside: Vec<bool> = grouped_rows
+            .iter()
+            .map(|row| group[*row] == Some(true))
+            .collect();
         for layer in 0..layers {
-            let states = extracted.activations.layer(layer).select_rows(&kept);
+            let states = extracted
+                .activations
+                .layer(layer)
+                .select_rows(&grouped_rows);
             distances.push(mean_distance(&states, &inside).map_err(failed)?);
         }
     }

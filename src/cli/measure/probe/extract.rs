@@ -54,7 +54,7 @@ fn place(
     stimulus: &Stimulus,
     position: &str,
 ) -> Result<(Vec<u32>, Vec<usize>), Failure> {
-    let whole = |ids: Vec<u32>| {
+    let nonempty = |ids: Vec<u32>| {
         if ids.is_empty() {
             return Err(Failure::failed(format!(
                 "{:?} has no tokens",
@@ -65,26 +65,26 @@ fn place(
     };
     match position {
         "last" => {
-            let ids = whole(model.encode(&stimulus.text, true)?)?;
+            let ids = nonempty(model.encode(&stimulus.text, true)?)?;
             let last = ids.len() - 1;
             Ok((ids, vec![last]))
         }
         "mean" => {
-            let ids = whole(model.encode(&stimulus.text, true)?)?;
+            let ids = nonempty(model.encode(&stimulus.text, true)?)?;
             let all = (0..ids.len()).collect();
             Ok((ids, all))
         }
         field => {
             let span = stimulus.span(field).map_err(failed)?;
             let (ids, spans) = tokens_with_spans(model, &stimulus.text)?;
-            let found = tokens_in(&spans, &span);
-            if found.is_empty() {
+            let span_tokens = tokens_in(&spans, &span);
+            if span_tokens.is_empty() {
                 return Err(Failure::failed(format!(
                     "no token of {:?} holds `{field}`",
                     stimulus.text
                 )));
             }
-            Ok((ids, found))
+            Ok((ids, span_tokens))
         }
     }
 }
@@ -207,10 +207,10 @@ pub fn identity(model: &Path) -> Result<String, Failure> {
 
 /// The identity of the model with its adapter.
 pub fn identity_of(model: &Path, load: &LoadArgs) -> Result<String, Failure> {
-    let own = identity(model)?;
+    let model_identity = identity(model)?;
     Ok(match &load.adapter_path {
-        None => own,
-        Some(adapter) => format!("{own}+{}", identity(adapter)?),
+        None => model_identity,
+        Some(adapter) => format!("{model_identity}+{}", identity(adapter)?),
     })
 }
 

@@ -121,7 +121,7 @@ impl Extracted {
             .map(|row| {
                 labels.get(*row).map(ToString::to_string).ok_or_else(|| {
                     Failure::failed(format!(
-                        "the metadata name stimulus {row} of {}",
+                        "the metadata name stimulus {row}, but the number of stimuli is {}",
                         labels.len()
                     ))
                 })

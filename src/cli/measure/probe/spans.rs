@@ -13,15 +13,15 @@ pub fn tokens_with_spans(
     text: &str,
 ) -> inference::Result<(Vec<u32>, Vec<Range<usize>>)> {
     let ids = model.encode(text, true)?;
-    let whole = model.decode(&ids)?;
+    let decoded = model.decode(&ids)?;
     // Some tokenizers add a space before the first word.
-    let added = whole.len() - whole.trim_start().len();
-    let own = text.len() - text.trim_start().len();
-    if whole[added..] != text[own..] {
+    let added = decoded.len() - decoded.trim_start().len();
+    let leading = text.len() - text.trim_start().len();
+    if decoded[added..] != text[leading..] {
         return Err(inference::Error::new(
             inference::ErrorKind::Unsupported,
             format!(
-                "the tokenizer gives {whole:?} for {text:?}, so that no token can be found by its \
+                "the tokenizer gives {decoded:?} for {text:?}, so that no token can be found by its \
                  text; use --position last or mean"
             ),
         ));
@@ -33,10 +33,10 @@ pub fn tokens_with_spans(
         // A character of several tokens decodes only with its last token.
         let common = part
             .bytes()
-            .zip(whole.bytes())
+            .zip(decoded.bytes())
             .take_while(|(a, b)| a == b)
             .count();
-        let stop = (common.max(added) - added + own).clamp(start, text.len());
+        let stop = (common.max(added) - added + leading).clamp(start, text.len());
         spans.push(start..stop);
         start = stop;
     }

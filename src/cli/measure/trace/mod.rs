@@ -213,8 +213,8 @@ impl Look<'_> {
                 .steered_activations(prompt, positions, steering, interrupt)
                 .map_err(of_options),
             None => {
-                let found = self.inspector;
-                Ok(found.feed_forward_activations(prompt, positions, interrupt)?)
+                let inspector = self.inspector;
+                Ok(inspector.feed_forward_activations(prompt, positions, interrupt)?)
             }
         }
     }
@@ -418,11 +418,11 @@ fn trajectory(
             Some(layer) => format!("after layer {layer}"),
         };
         let shares = probabilities(&here, &at)?;
-        let own = shares.get(answer as usize).copied().unwrap_or(0.0);
+        let answer_share = shares.get(answer as usize).copied().unwrap_or(0.0);
         steps.push(Step {
             layer,
-            rank: 1 + shares.iter().filter(|p| **p > own).count(),
-            probability: own,
+            rank: 1 + shares.iter().filter(|p| **p > answer_share).count(),
+            probability: answer_share,
             logit,
             mixer_logit: between - from,
             feed_forward_logit: logit - between,
@@ -465,8 +465,8 @@ fn attention(args: &Args, look: &Look<'_>, count: usize) -> Result<Vec<Attended>
         .layers
         .as_ref()
         .map(|layers| (0..count).filter(|l| layers.has(*l)).collect());
-    let found = look.attention(chosen.as_deref())?;
-    let pairs = found.layers.into_iter().zip(found.weights);
+    let attention = look.attention(chosen.as_deref())?;
+    let pairs = attention.layers.into_iter().zip(attention.weights);
     Ok(pairs
         .map(|(layer, weights)| Attended { layer, weights })
         .collect())
@@ -479,8 +479,8 @@ fn activations(
     last: usize,
     top: usize,
 ) -> Result<Vec<Activated>, Failure> {
-    let found = look.activations(&[last])?;
-    let layers = found.layers.into_iter().enumerate();
+    let activations = look.activations(&[last])?;
+    let layers = activations.layers.into_iter().enumerate();
     let shown = layers.filter(|(layer, all)| {
         !all.is_empty() && args.layers.as_ref().is_none_or(|l| l.has(*layer))
     });

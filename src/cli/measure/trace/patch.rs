@@ -47,8 +47,8 @@ pub struct PatchArgs {
 }
 
 pub fn hook(name: &str) -> Result<Hook, String> {
-    let found = Hook::ALL.into_iter().find(|hook| hook.name() == name);
-    found.ok_or_else(|| {
+    let matching = Hook::ALL.into_iter().find(|hook| hook.name() == name);
+    matching.ok_or_else(|| {
         let all: Vec<_> = Hook::ALL.iter().map(|hook| hook.name()).collect();
         format!("is not one of {}", all.join(", "))
     })
@@ -153,7 +153,11 @@ fn report(
     }
     let shape = model.steering_shape()?;
     let layers: Vec<usize> = (0..shape.layers.len())
-        .filter(|layer| asked.layers.is_none_or(|own| own.has(*layer)))
+        .filter(|layer| {
+            asked
+                .layers
+                .is_none_or(|asked_layers| asked_layers.has(*layer))
+        })
         .collect();
     let places: Vec<(usize, Hook)> = layers.iter().map(|layer| (*layer, args.at)).collect();
     let (good, bad) = (Prompt::Tokens(clean.clone()), Prompt::Tokens(other.clone()));
@@ -172,8 +176,8 @@ fn report(
         let of = |id: u32| logits.get(id as usize).copied().unwrap_or(f32::NAN);
         of(answer) - of(against)
     };
-    let (whole, none) = (difference(&good), difference(&plain));
-    let span = f64::from(whole - none);
+    let (clean_difference, none) = (difference(&good), difference(&plain));
+    let span = f64::from(clean_difference - none);
     if !span.is_finite() || span == 0.0 {
         return Err(Failure::failed(
             "both prompts have the same difference of logits; there is nothing to bring back",
@@ -213,7 +217,7 @@ fn report(
         corrupted_tokens: other,
         answer: named(answer),
         against: named(against),
-        difference: whole,
+        difference: clean_difference,
         corrupted_difference: none,
         layers: rows,
     })
@@ -235,12 +239,12 @@ fn print(report: &Report, console: &mut Console<'_>) -> Result<(), Failure> {
         report.answer.text, report.against.text, report.difference, report.corrupted_difference
     ))?;
     let names = report.pieces.iter().zip(&report.corrupted_pieces);
-    for (at, (own, other)) in names.enumerate() {
-        let changed = match own == other {
+    for (at, (token, other)) in names.enumerate() {
+        let changed = match token == other {
             true => String::new(),
             false => format!(" for {other:?}"),
         };
-        console.line(&format!("{at:>4}  {own:?}{changed}"))?;
+        console.line(&format!("{at:>4}  {token:?}{changed}"))?;
     }
     let head: Vec<String> = (0..report.tokens.len())
         .map(|at| format!("{at:>6}"))

@@ -138,8 +138,8 @@ mod engine {
                     push(&mut writer, tensor)?;
                 }
             }
-            let kept = build.down_top_k;
-            let tokens = || from.greatest_logits(&part.down, kept, &interrupt);
+            let top_k = build.down_top_k;
+            let tokens = || from.greatest_logits(&part.down, top_k, &interrupt);
             writer.push_with(&part, tokens)?.map_err(failed)?;
             console.note(&format!("layer {} of {layers}", number + 1));
         }

@@ -331,8 +331,8 @@ fn missing(part: &Layer, input: &[f32], gates: &[f32], top: usize) -> Result<f64
         squares.sum::<f64>().sqrt()
     };
     let missing = length(&mut few.iter().zip(&all).map(|(a, b)| a - b));
-    let whole = length(&mut all.iter().copied());
-    Ok(if whole > 0.0 { missing / whole } else { 0.0 })
+    let total = length(&mut all.iter().copied());
+    Ok(if total > 0.0 { missing / total } else { 0.0 })
 }
 
 /// Without the engine, products are scalar and in float64.

@@ -196,8 +196,8 @@ fn best(logits: &[f32]) -> usize {
 fn log_probability(logits: &[f32], token: usize) -> f64 {
     let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers = logits.iter().map(|x| f64::from(x - greatest).exp());
-    let own = logits.get(token).copied().unwrap_or(f32::NEG_INFINITY);
-    f64::from(own - greatest) - powers.sum::<f64>().ln()
+    let logit = logits.get(token).copied().unwrap_or(f32::NEG_INFINITY);
+    f64::from(logit - greatest) - powers.sum::<f64>().ln()
 }
 
 /// A model's predictions at each position: the best token, and the sum of the negative logarithms
@@ -216,20 +216,20 @@ impl Expected {
         interrupt: &Interrupt,
     ) -> Result<Self, Failure> {
         let tokens = tokens_of(model)?;
-        let mut found = Self::default();
+        let mut expected = Self::default();
         for ids in sequences {
             let prompt = Prompt::Tokens(ids.clone());
             let all = tokens.logits(&prompt, true, interrupt)?;
             let width = all.shape.last().copied().unwrap_or(1).max(1);
             for (i, row) in all.logits.chunks_exact(width).enumerate() {
-                found.best.push(best(row));
+                expected.best.push(best(row));
                 if let Some(next) = ids.get(i + 1) {
-                    found.nll -= log_probability(row, *next as usize);
-                    found.foreseen += 1;
+                    expected.nll -= log_probability(row, *next as usize);
+                    expected.foreseen += 1;
                 }
             }
         }
-        Ok(found)
+        Ok(expected)
     }
 
     fn perplexity(&self) -> f64 {
@@ -350,8 +350,12 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
     };
     for top_k in widths(&args.top_k, features) {
         let few = sweep.walking(0, top_k, console)?;
-        let own = Expected::of(few.model.as_ref(), &texts, &sweep.interrupt)?;
-        let same = own.best.iter().zip(&expected.best).filter(|(a, b)| a == b);
+        let actual = Expected::of(few.model.as_ref(), &texts, &sweep.interrupt)?;
+        let same = actual
+            .best
+            .iter()
+            .zip(&expected.best)
+            .filter(|(a, b)| a == b);
         let agreement = same.count() as f64 / expected.best.len().max(1) as f64;
         let (mut own_speed, mut dense_speed) = (Speed::default(), Speed::default());
         for _ in 0..ROUNDS {
@@ -362,7 +366,7 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         report.widths.push(Width {
             top_k,
             agreement,
-            perplexity: own.perplexity(),
+            perplexity: actual.perplexity(),
             bytes_per_token: bytes_read(&sweep.vindex, top_k, sweep.options.walk_only, part_bytes),
             speed: own_speed,
             dense_speed,
@@ -375,19 +379,20 @@ pub fn run(args: &Args, console: &mut Console<'_>) -> Result<(), Failure> {
         let top_k = args.boundary_top_k.unwrap_or(usize::MAX);
         let model = sweep.walking(boundary, top_k, console)?;
         let wanted: Vec<usize> = answers.iter().map(|(best, _)| *best).collect();
-        let own = self::answers(
+        let measured = self::answers(
             model.model.as_ref(),
             &prompts,
             Some(&wanted),
             &sweep.interrupt,
         )?;
-        let same = own.iter().zip(&wanted).filter(|((a, _), b)| a == *b);
+        let same = measured.iter().zip(&wanted).filter(|((a, _), b)| a == *b);
         report.boundaries.push(Boundary {
             boundary,
             walking: 100.0 * (layers - boundary) as f64 / layers as f64,
             identical: same.count(),
             prompts: prompts.len(),
-            probability: own.iter().map(|(_, p)| p).sum::<f64>() / own.len().max(1) as f64,
+            probability: measured.iter().map(|(_, p)| p).sum::<f64>()
+                / measured.len().max(1) as f64,
         });
         console.note(&format!("boundary {boundary} of {layers}"));
     }
@@ -420,10 +425,10 @@ fn answers(
     let one = |(i, ids): (usize, &Vec<u32>)| {
         let prompt = Prompt::Tokens(ids.clone());
         let all = tokens.logits(&prompt, false, interrupt)?;
-        let found = best(&all.logits);
+        let best_token = best(&all.logits);
         let wanted = wanted.and_then(|wanted| wanted.get(i).copied());
-        let probability = log_probability(&all.logits, wanted.unwrap_or(found)).exp();
-        Ok((found, probability))
+        let probability = log_probability(&all.logits, wanted.unwrap_or(best_token)).exp();
+        Ok((best_token, probability))
     };
     prompts.iter().enumerate().map(one).collect()
 }
@@ -436,8 +441,8 @@ fn feed_forward_bytes(sweep: &Sweep<'_>) -> Result<u64, Failure> {
         let report =
             metal_backend::model_report::ModelReport::of(&sweep.path, name, sweep.options.dtype)?;
         let parts = report.parts.iter();
-        let own = parts.filter(|part| part.name == "feed-forward");
-        Ok(own.map(|part| part.loaded_bytes).sum())
+        let feed_forward = parts.filter(|part| part.name == "feed-forward");
+        Ok(feed_forward.map(|part| part.loaded_bytes).sum())
     }
     #[cfg(not(feature = "mlx-backend"))]
     {

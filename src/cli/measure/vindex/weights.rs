@@ -226,11 +226,11 @@ fn write_edges(args: &EdgesArgs, console: &mut Console<'_>) -> Result<(), Failur
     for &layer in &walked.layers {
         let weights = walked.inspector.feed_forward_weights(layer)?;
         let hidden = weights.hidden_size;
-        let kept = (args.top_k, args.min_score);
-        let inputs = walked.nearest(&weights.gate, hidden, kept)?;
-        let outputs = walked.nearest(&weights.down, hidden, kept)?;
-        let (found, stats) = edges(layer, &inputs, &outputs);
-        for edge in found {
+        let limits = (args.top_k, args.min_score);
+        let inputs = walked.nearest(&weights.gate, hidden, limits)?;
+        let outputs = walked.nearest(&weights.down, hidden, limits)?;
+        let (edges, stats) = edges(layer, &inputs, &outputs);
+        for edge in edges {
             let line = Relation {
                 layer,
                 relation: format!("L{layer}-F{}", edge.feature),
@@ -285,9 +285,9 @@ fn write_circuits(args: &CircuitsArgs, console: &mut Console<'_>) -> Result<(), 
                 outputs,
                 hidden,
             };
-            let found = of_head(&walked, (layer, number), &head, args)?;
-            count += found.len();
-            for line in found {
+            let of_this_head = of_head(&walked, (layer, number), &head, args)?;
+            count += of_this_head.len();
+            for line in of_this_head {
                 lines.line(&line).map_err(failed)?;
             }
         }
@@ -318,8 +318,8 @@ fn of_head(
         let added: Vec<f32> = (inputs.iter())
             .flat_map(|input| head.added(&value(input.id)))
             .collect();
-        let kept = (args.top_k, f32::MIN_POSITIVE);
-        let outputs = walked.nearest(&added, head.hidden, kept)?;
+        let limits = (args.top_k, f32::MIN_POSITIVE);
+        let outputs = walked.nearest(&added, head.hidden, limits)?;
         for (input, outputs) in inputs.iter().zip(outputs) {
             for output in outputs {
                 let (c_in, c_out) = (f64::from(input.score), f64::from(output.score));
@@ -460,7 +460,7 @@ fn vectors_of(walked: &Walked<'_>, component: Component, layer: usize) -> Result
         Component::FfnUp => {
             let up = of_features()?.up.ok_or_else(|| {
                 Failure::failed(format!(
-                    "layer {layer} has no up matrix beside its first: that one is ffn_gate"
+                    "layer {layer} is not gated and has no ffn_up; its input matrix is ffn_gate"
                 ))
             })?;
             (up, None)

@@ -192,7 +192,9 @@ impl<'a> Session<'a> {
     fn answer_call(&mut self, text: &str, console: &mut Console<'_>) -> Result<(), Failure> {
         let open = self.open_calls();
         let Some(call) = open.first() else {
-            return Err(Failure::usage("the model waits for no tool"));
+            return Err(Failure::usage(
+                "the model is not waiting for the result of a tool",
+            ));
         };
         let message = Message::tool(&call.id, unquote(text)).with_name(&call.name);
         if open.len() > 1 {
@@ -442,10 +444,13 @@ impl<'a> Session<'a> {
     }
 
     fn resume(&mut self, console: &mut Console<'_>) -> Result<(), Failure> {
-        let kept = self.last_chat.as_deref().map(preset::read).transpose()?;
-        let kept = kept.flatten().filter(|kept| !kept.messages.is_empty());
-        let kept = kept.ok_or_else(|| Failure::failed("there is no conversation to go on with"))?;
-        self.adopt(kept, console)?;
+        let last_chat = self.last_chat.as_deref().map(preset::read).transpose()?;
+        let last_chat = last_chat
+            .flatten()
+            .filter(|last_chat| !last_chat.messages.is_empty());
+        let last_chat =
+            last_chat.ok_or_else(|| Failure::failed("there is no conversation to go on with"))?;
+        self.adopt(last_chat, console)?;
         self.remind(console);
         Ok(())
     }

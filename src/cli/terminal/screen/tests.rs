@@ -6,15 +6,15 @@ use super::*;
 #[track_caller]
 fn drawn(text: &str, width: usize, markdown: bool) -> String {
     let mut screen = Screen::new(width, markdown);
-    let whole = screen.push(text) + &screen.end();
+    let output = screen.push(text) + &screen.end();
     let mut screen = Screen::new(width, markdown);
     let mut pieces = String::new();
     for c in text.chars() {
         pieces.push_str(&screen.push(&c.to_string()));
     }
     pieces.push_str(&screen.end());
-    assert_eq!(whole, pieces, "{text:?}");
-    whole
+    assert_eq!(output, pieces, "{text:?}");
+    output
 }
 
 /// The text without control sequences.
