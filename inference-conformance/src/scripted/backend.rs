@@ -4,6 +4,8 @@ use std::path::Path;
 
 use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, TextModel};
 
+use super::Scripted;
+
 type Load = dyn Fn(&Path, &LoadOptions) -> Result<Box<dyn TextModel>> + Send + Sync;
 
 /// A backend with a name. It loads nothing, unless [`ScriptedBackend::loading`] says what.
@@ -41,14 +43,20 @@ impl ScriptedBackend {
 
     /// Sets what it loads. Load options are checked before.
     #[must_use]
-    pub fn loading<M: TextModel + 'static>(
+    pub fn loading<M: Into<Box<dyn TextModel>>>(
         mut self,
         load: impl Fn(&Path, &LoadOptions) -> Result<M> + Send + Sync + 'static,
     ) -> Self {
         self.load = Some(Box::new(move |path, options| {
-            Ok(Box::new(load(path, options)?))
+            load(path, options).map(Into::into)
         }));
         self
+    }
+}
+
+impl From<Scripted> for Box<dyn TextModel> {
+    fn from(model: Scripted) -> Self {
+        Box::new(model)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use inference::{Error, ErrorKind, GenerateMetrics, GenerateOptions, Message, Result};
@@ -18,7 +18,7 @@ pub enum Input {
     /// A text.
     Text(String),
     /// Token ids.
-    Tokens(Vec<u32>),
+    Tokens(Arc<[u32]>),
     /// A conversation.
     Chat(Vec<Message>),
 }
@@ -43,7 +43,7 @@ pub struct Asked {
     /// The prompt as the caller gave it.
     pub input: Input,
     /// The ids of the prompt.
-    pub ids: Vec<u32>,
+    pub ids: Arc<[u32]>,
     /// Their text, with special tokens by name.
     pub text: String,
     /// The options.

@@ -109,7 +109,7 @@ impl Scripted {
         let next = Arc::new(next);
         let after = Arc::clone(&next);
         let model = Self::computed(move |asked| {
-            let (mut ids, next) = (asked.ids.clone(), Arc::clone(&next));
+            let (mut ids, next) = (asked.ids.to_vec(), Arc::clone(&next));
             Ok(Reply::ids(std::iter::from_fn(move || {
                 ids.push(next(&ids));
                 ids.last().copied()

@@ -35,7 +35,7 @@ pub(super) fn render(prompt: &ChatPrompt) -> Result<String> {
 
 impl Scripted {
     /// A request that replies with `reply`.
-    pub(super) fn run(&self, reply: Reply, ids: Vec<u32>, options: GenerateOptions) -> Run {
+    pub(super) fn run(&self, reply: Reply, ids: Arc<[u32]>, options: GenerateOptions) -> Run {
         Run::new(Arc::clone(&self.script), reply, ids, options)
     }
 
@@ -53,20 +53,21 @@ impl Scripted {
     }
 
     pub(super) fn begin(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<Run> {
+        let ids: Arc<[u32]> = self.ids(prompt)?.into();
         let input = match prompt {
             Prompt::Text(text) => Input::Text(text.clone()),
-            _ => Input::Tokens(self.ids(prompt)?),
+            _ => Input::Tokens(Arc::clone(&ids)),
         };
-        self.ask(input, self.ids(prompt)?, options)
+        self.ask(input, ids, options)
     }
 
-    fn ask(&self, input: Input, ids: Vec<u32>, options: &GenerateOptions) -> Result<Run> {
+    fn ask(&self, input: Input, ids: Arc<[u32]>, options: &GenerateOptions) -> Result<Run> {
         options.validate()?;
         self.script.control.check_open()?;
         let asked = Asked {
             text: self.script.vocabulary.decode(&ids, true)?,
             input,
-            ids: ids.clone(),
+            ids: Arc::clone(&ids),
             options: options.clone(),
         };
         let reply = (self.script.reply)(&asked)?;
@@ -83,7 +84,7 @@ impl TextModel for Scripted {
     fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream> {
         let prompt = ChatPrompt::new(messages).with_end(ChatEnd::Reply);
         let ids = self.encode_chat_with(&prompt)?;
-        let run = self.ask(Input::Chat(messages.to_vec()), ids, options)?;
+        let run = self.ask(Input::Chat(messages.to_vec()), ids.into(), options)?;
         Ok(TokenStream::new(Stream(run)))
     }
 

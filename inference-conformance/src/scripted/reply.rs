@@ -105,12 +105,18 @@ impl Reply {
         })))
     }
 
+    /// Gives no token in the first `n` steps, as an engine that computes a long prompt.
+    #[must_use]
+    pub fn idle(self, n: usize) -> Self {
+        Self(Box::new(std::iter::repeat_n(Step::Idle, n).chain(self.0)))
+    }
+
     /// The reply as a stream of its own, without a model.
     #[must_use]
     pub fn into_stream(self) -> TokenStream {
         let model = Scripted::computed(|_| Ok(Reply::ids([END])));
         let options = GenerateOptions::new().with_max_tokens(usize::MAX);
-        TokenStream::new(Stream(model.run(self, vec![END], options)))
+        TokenStream::new(Stream(model.run(self, [END].into(), options)))
     }
 }
 

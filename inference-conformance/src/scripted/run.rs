@@ -22,7 +22,7 @@ const LOGPROB: f32 = -0.5;
 pub(super) struct Run {
     script: Arc<Script>,
     options: GenerateOptions,
-    prompt: Vec<u32>,
+    prompt: Arc<[u32]>,
     /// The reply's ids.
     ids: Vec<u32>,
     steps: Peekable<Steps>,
@@ -39,7 +39,7 @@ impl Run {
     pub(super) fn new(
         script: Arc<Script>,
         reply: Reply,
-        prompt: Vec<u32>,
+        prompt: Arc<[u32]>,
         options: GenerateOptions,
     ) -> Self {
         script.control.begin();
@@ -167,7 +167,7 @@ impl Run {
             token = token.with_logprobs(TokenLogprobs::new(LOGPROB, top.collect()));
         }
         if let (true, Some(logits)) = (self.options.output.logits, &self.script.logits) {
-            token = token.with_logits(logits(&[self.prompt.as_slice(), &self.ids].concat()));
+            token = token.with_logits(logits(&[&*self.prompt, &self.ids].concat()));
         }
         self.ids.push(id);
         self.clock.counts().generated_tokens = self.ids.len();

@@ -1,6 +1,5 @@
 //! A model of the mock: the model of `echo`, and the effect of the fault on its calls.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
@@ -10,6 +9,7 @@ use inference::{
     Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, LoraConfig,
     Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream, TrainableModel,
 };
+use inference_conformance::scripted::{ScriptedAdapter, attention};
 
 use super::Fault;
 use super::grammar;
@@ -36,9 +36,6 @@ pub struct State {
     pub threads: Mutex<Vec<ThreadId>>,
     requests: AtomicU64,
 }
-
-/// The only file of the mock's adapters.
-pub const ADAPTER_FILE: &str = "adapter.txt";
 
 /// The first prompt of the suite, in the mock's tokens.
 const FIRST: [u8; 24] = *b"The capital of France is";
@@ -384,33 +381,12 @@ impl TokenModel for Model {
     }
 }
 
-struct Weights;
-
-impl Adapter for Weights {
-    fn parameter_names(&self) -> Vec<String> {
-        vec![String::from("a"), String::from("b")]
-    }
-
-    fn num_parameters(&self) -> usize {
-        2
-    }
-
-    fn save(&self, path: &Path) -> Result<()> {
-        std::fs::create_dir(path)
-            .and_then(|()| std::fs::write(path.join(ADAPTER_FILE), "a b"))
-            .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(path))
-    }
-}
-
 impl TrainableModel for Model {
     fn apply_lora(&self, config: &LoraConfig) -> Result<Box<dyn Adapter>> {
         if self.fault != Fault::LoraRankZero {
             config.validate()?;
         }
-        if !config.targets.iter().any(|t| t == "q_proj") {
-            return error(ErrorKind::InvalidOption, "the targets match nothing");
-        }
-        Ok(Box::new(Weights))
+        Ok(Box::new(ScriptedAdapter::new(config)?))
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
@@ -428,15 +404,10 @@ impl TrainableModel for Model {
 
 impl AttentionInspector for Model {
     fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
-        let ids = self.tokens().logits(prompt, false)?.tokens;
-        let mut s = AttentionSnapshot::default();
-        (s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim) = (1, 2, 1, 1);
-        s.seq_len = ids.len();
-        let mut keys: Vec<f32> = ids.iter().map(|id| *id as f32).collect();
+        let mut s = attention(&self.tokens().logits(prompt, false)?.tokens);
         if self.fault == Fault::AttentionTooShort {
-            keys.pop();
+            s.keys[0][0].pop();
         }
-        s.keys = vec![vec![keys]];
         Ok(s)
     }
 }

@@ -47,7 +47,7 @@ impl Shelf {
     }
 
     fn closed(&self, name: &str) -> bool {
-        self.state(name).closed.load(Ordering::SeqCst)
+        self.state(name).is_closed()
     }
 
     fn loads(&self) -> Vec<String> {
@@ -56,7 +56,7 @@ impl Shelf {
 
     fn open(&self) -> usize {
         let states = self.states.lock().unwrap();
-        let open = |s: &&Arc<State>| !s.closed.load(Ordering::SeqCst);
+        let open = |s: &&Arc<State>| !s.is_closed();
         states.values().filter(open).count()
     }
 }
@@ -120,7 +120,7 @@ impl ModelSource for Shelf {
         let script = Script::new();
         let state = Arc::clone(&script.state);
         self.states.lock().unwrap().insert(name.to_owned(), state);
-        let model: Arc<dyn inference::TextModel> = Arc::new(script);
+        let model = script.into_model();
         ServedModel::new(name, model, capabilities())
     }
 
@@ -519,7 +519,7 @@ fn a_client_that_leaves_does_not_stop_a_load() {
 fn models_of_the_start_stay() {
     let script = Script::new();
     let state = Arc::clone(&script.state);
-    let model: Arc<dyn inference::TextModel> = Arc::new(script);
+    let model = script.into_model();
     let model = ServedModel::new("tiny", model, capabilities()).unwrap();
     let config = config().with_keep_alive(Duration::ZERO).with_max_models(1);
     let server = serve(&config, Shelf::of(&["one"]), vec![model]);
@@ -533,13 +533,13 @@ fn models_of_the_start_stay() {
     assert_eq!(unload["done_reason"], "load", "it is there still");
     server.says("one");
     eventually("one is closed", || server.shelf.closed("one"));
-    assert!(!state.closed.load(Ordering::SeqCst));
+    assert!(!state.is_closed());
     assert_eq!(
         server.ps(),
         [("tiny".into(), "9999-12-31T23:59:59Z".into())]
     );
     drop(server);
-    assert!(state.closed.load(Ordering::SeqCst));
+    assert!(state.is_closed());
 }
 
 #[test]

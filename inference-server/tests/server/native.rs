@@ -230,7 +230,7 @@ fn the_state_is_told() {
     let mut running = Vec::new();
     for n in 1..=4 {
         running.push(client.open_json("/completion", &long));
-        eventually("one more runs", || server.state.rows() == n);
+        eventually("one more runs", || server.state.running() == n);
         let slots = client.get("/slots").expect(200);
         assert_eq!(busy(&slots), n);
         // The first slots are in use.

@@ -425,7 +425,7 @@ fn bad_requests_name_what_is_wrong() {
     }
     // None of these requests reached the engine.
     assert_eq!(
-        server.state.added.load(std::sync::atomic::Ordering::SeqCst),
+        server.state.started(),
         0
     );
     let error = client
