@@ -178,7 +178,11 @@ fn reply(asked: &Asked, vocabulary: &Vocabulary) -> Result<Reply> {
         return Err(Error::new(ErrorKind::InvalidOption, message));
     }
     let said = match asked.text.rsplit_once("say:") {
-        _ if matches!(asked.options.constraints.grammar, Some(Grammar::JsonSchema(_))) => {
+        _ if matches!(
+            asked.options.constraints.grammar,
+            Some(Grammar::JsonSchema(_))
+        ) =>
+        {
             "{\"a\":1}"
         }
         Some((_, rest)) => rest.lines().next().unwrap_or_default(),

@@ -2,7 +2,6 @@
 //! stop.
 
 use std::io::Read;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::common::{Running, config, events, eventually, limits, read, serve, serve_as};

@@ -358,7 +358,7 @@ fn a_full_queue_refuses_neither_loads_nor_unloads() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
     });
     let asks = json!({"model": "two", "prompt": "x",
         "messages": [{"role": "user", "content": "x"}]});
@@ -384,7 +384,7 @@ fn a_full_queue_refuses_neither_loads_nor_unloads() {
         server.client.post(path, &bad).expect(400);
     }
     drop(running);
-    eventually("it ends", || server.shelf.state("one").rows() == 0);
+    eventually("it ends", || server.shelf.state("one").running() == 0);
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn a_model_in_use_stays() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
     });
     let body = json!({"model": "one", "keep_alive": 0});
     server.client.post("/api/chat", &body).expect(200);
@@ -420,7 +420,7 @@ fn a_model_in_use_stays() {
     server.says("one");
     std::thread::sleep(Duration::from_millis(300));
     assert!(!server.shelf.closed("one"));
-    assert_eq!(server.shelf.state("one").rows(), 1);
+    assert_eq!(server.shelf.state("one").running(), 1);
     drop(running);
     eventually("it is closed", || server.shelf.closed("one"));
     assert_eq!(server.shelf.loads(), ["one"]);
@@ -446,7 +446,7 @@ fn a_busy_model_makes_room_after_its_requests() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
     });
     let waiting = server.client.open_json("/v1/completions", &ask("two", "x"));
     std::thread::sleep(Duration::from_millis(100));
@@ -455,7 +455,7 @@ fn a_busy_model_makes_room_after_its_requests() {
     // model is loaded again.
     let again = server.client.open_json("/v1/completions", &ask("one", "x"));
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(server.shelf.state("one").rows(), 1);
+    assert_eq!(server.shelf.state("one").running(), 1);
     drop(running);
     assert_eq!(read(waiting).expect(200)["model"], "two");
     assert_eq!(read(again).expect(200)["model"], "one");
