@@ -201,7 +201,7 @@ fn texts_become_ids_and_back() {
         let unknown = client.post(path, &json!({field: [[2_147_483_648_u32]]}));
         let error = unknown.expect(400)["error"]["message"].to_string();
         assert!(
-            error.contains("2147483648 is not in the vocabulary"),
+            error.contains("2147483648 is outside the vocabulary"),
             "{path}: {error}"
         );
     }
