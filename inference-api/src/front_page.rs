@@ -3,8 +3,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
+use inference::kit::{Clock, Released, StopText};
 use inference::{
     Backend, BatchResult, Capabilities, ClassifyResult, Error, ErrorKind, FinishReason,
     GenerateMetrics, GenerateOptions, LoadOptions, Message, ModelInfo, Prompt, Result, TextModel,
@@ -112,15 +112,11 @@ impl TextModel for ParrotModel {
             options: options.clone(),
             at: prompt_tokens,
             random: seed,
-            prompt_tokens,
             produced: 0,
-            waiting: VecDeque::new(),
+            text: StopText::new(&options.stop.stop_strings),
             ready: VecDeque::new(),
-            handed_out: 0,
             finish: None,
-            started: Instant::now(),
-            times: None,
-            total: None,
+            clock: Clock::start(prompt_tokens),
         }))
     }
     fn model_type(&self) -> &str {
@@ -166,17 +162,12 @@ struct Recital {
     options: GenerateOptions,
     at: usize,
     random: u64,
-    prompt_tokens: usize,
     produced: usize,
-    /// Tokens that a stop string may still remove.
-    waiting: VecDeque<Token>,
+    /// Tokens that a stop string may still cut.
+    text: StopText<u32>,
     ready: VecDeque<Token>,
-    handed_out: usize,
     finish: Option<FinishReason>,
-    started: Instant,
-    /// When the first and the last token came.
-    times: Option<(Duration, Duration)>,
-    total: Option<Duration>,
+    clock: Clock,
 }
 
 impl Recital {
@@ -214,8 +205,7 @@ impl Recital {
             return Ok(());
         }
         let id = self.draw();
-        let now = self.started.elapsed();
-        self.times = Some((self.times.map_or(now, |(first, _)| first), now));
+        self.clock.token();
         if id == END && !self.options.stop.ignore_eos || self.options.stop.stop_tokens.contains(&id)
         {
             self.end(FinishReason::Stop);
@@ -224,49 +214,30 @@ impl Recital {
         self.produced += 1;
         let text = u8::try_from(id).ok().filter(u8::is_ascii);
         let text = text.map_or(String::new(), |byte| char::from(byte).to_string());
-        self.waiting.push_back(Token::new(id, text));
-        let text: String = self
-            .waiting
-            .iter()
-            .map(|token| token.text.as_str())
-            .collect();
-        let stops = &self.options.stop.stop_strings;
-        if let Some(at) = stops
-            .iter()
-            .filter_map(|stop| text.find(stop.as_str()))
-            .min()
-        {
-            self.release(at);
-            self.waiting.clear();
+        let released = self.text.push(id, &text, false);
+        if self.release(released) {
             self.finish(FinishReason::Stop);
-            return Ok(());
         }
-        // The longest suffix of the text that is a prefix of a stop string.
-        let begun =
-            (0..text.len()).find(|&from| stops.iter().any(|stop| stop.starts_with(&text[from..])));
-        self.release(begun.unwrap_or(text.len()));
         Ok(())
     }
 
-    /// Emits the tokens of the first `bytes` of the pending text.
-    fn release(&mut self, mut bytes: usize) {
-        while let Some(token) = self.waiting.front() {
-            if token.text.len() > bytes {
-                return;
-            }
-            bytes -= token.text.len();
-            self.ready.extend(self.waiting.pop_front());
-        }
+    /// Queues tokens whose text is final. Returns whether a stop string was found.
+    fn release(&mut self, released: Released<u32>) -> bool {
+        let tokens = released.ready.into_iter();
+        self.ready
+            .extend(tokens.map(|(id, text)| Token::new(id, text)));
+        released.stopped.is_some()
     }
 
     fn end(&mut self, reason: FinishReason) {
-        self.ready.append(&mut self.waiting);
+        let rest = self.text.finish("");
+        self.release(rest);
         self.finish(reason);
     }
 
     fn finish(&mut self, reason: FinishReason) {
         self.finish = Some(reason);
-        self.total = Some(self.started.elapsed());
+        self.clock.stop();
     }
 
     fn publish(&self) {
@@ -281,7 +252,7 @@ impl Iterator for Recital {
     fn next(&mut self) -> Option<Result<Token>> {
         loop {
             if let Some(token) = self.ready.pop_front() {
-                self.handed_out += 1;
+                self.clock.counts().generated_tokens += 1;
                 return Some(Ok(token));
             }
             if self.finish.is_some() {
@@ -289,7 +260,6 @@ impl Iterator for Recital {
                 return None;
             }
             if let Err(e) = self.step() {
-                self.waiting.clear();
                 self.finish(FinishReason::of_error(&e));
                 self.publish();
                 return Some(Err(e)); // the stream ends after an error
@@ -303,15 +273,7 @@ impl TokenSource for Recital {
         self.finish.filter(|_| self.ready.is_empty()) // the reply ends when the last token is read
     }
     fn metrics(&self) -> GenerateMetrics {
-        let total = self.total.unwrap_or_else(|| self.started.elapsed());
-        let (first, last) = self.times.unwrap_or((total, total));
-        let mut metrics = GenerateMetrics::default();
-        metrics.prompt_tokens = self.prompt_tokens;
-        metrics.generated_tokens = self.handed_out;
-        (metrics.prefill_time, metrics.time_to_first_token) = (first, first);
-        metrics.decode_time = last.saturating_sub(first);
-        metrics.total_time = total;
-        metrics
+        self.clock.metrics()
     }
 }
 

@@ -38,7 +38,8 @@
 //! Implement [`Backend`], [`TextModel`] and, for its streams, [`TokenSource`]; then register the
 //! backend by name. This is a complete backend, whose models recite a text. It passes the
 //! conformance suite, the crate `rust-mlx-inference-conformance`, and so should yours. A backend
-//! refuses the options that it does not honor ([`GenerateOptions::refuse_all_but`]).
+//! refuses the options that it does not honor ([`GenerateOptions::refuse_all_but`]). The module
+//! [`kit`] has the parts that every backend needs.
 //!
 //! ```
 #![doc = include_str!("front_page.rs")]
@@ -74,6 +75,7 @@ mod error;
 mod grammar_limits;
 mod info;
 mod inspect;
+pub mod kit;
 mod message;
 mod metrics;
 mod options;

@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use crate::backend::{Backend, Capabilities, TextModel};
 use crate::error::{Error, ErrorKind, Result};
+use crate::kit::panic_text;
 use crate::options::LoadOptions;
 
 /// The preferred order of names for [`default_backend`]; other names follow in sorted order.
@@ -181,11 +182,7 @@ impl Backend for Broken {
 
 /// `: message` of a panic, if it has a message.
 fn said(panic: &(dyn Any + Send)) -> String {
-    let message = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    message.map(|m| format!(": {m}")).unwrap_or_default()
+    panic_text(panic).map_or_else(String::new, |message| format!(": {message}"))
 }
 
 /// Runs `f` on the registry. No plugin's code runs under the lock.

@@ -6,27 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, TextModel};
-
-struct Late;
-
-impl Backend for Late {
-    fn name(&self) -> &str {
-        "late"
-    }
-    fn available(&self) -> bool {
-        true
-    }
-    fn device(&self) -> String {
-        String::from("none")
-    }
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
-    }
-    fn load_model(&self, path: &Path, _: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Err(Error::new(ErrorKind::Unsupported, "late loads nothing").with_path(path))
-    }
-}
+use inference::{ErrorKind, LoadOptions};
+use inference_conformance::scripted::ScriptedBackend;
 
 #[test]
 fn an_empty_registry_names_a_crate_to_link() {
@@ -56,7 +37,7 @@ fn an_empty_registry_names_a_crate_to_link() {
         .unwrap();
     assert_eq!(e.kind(), ErrorKind::ModelNotFound);
 
-    inference::register(Arc::new(Late)).unwrap();
+    inference::register(Arc::new(ScriptedBackend::new("late"))).unwrap();
     let e = inference::load_model(here, &LoadOptions::new())
         .err()
         .unwrap();

@@ -28,7 +28,9 @@
 //! The traits require `Send` and `Sync`, and [`inference::TokenStream`] must be a fused stream. The
 //! checks rely on both: they run in threads and read past the end.
 //!
-//! This crate contains no model, does not depend on a backend, and does not measure speed.
+//! [`scripted`] has a backend whose models reply by a script, for tests that need no engine.
+//!
+//! This crate does not depend on a backend, and does not measure speed.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -38,6 +40,7 @@ mod checks;
 mod context;
 mod probe;
 mod report;
+pub mod scripted;
 mod suite;
 
 pub use check::Check;

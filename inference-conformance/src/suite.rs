@@ -1,6 +1,5 @@
 //! Configures and runs the suite: each check runs in its own thread, with a time limit.
 
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use inference::kit::panic_text;
 use inference::{Backend, Capabilities, LoadOptions};
 
 use crate::check::{Check, Need};
@@ -212,20 +212,14 @@ fn watched<T: Send + 'static>(
     }
     match receiver.recv_timeout(timeout) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(panic)) => Err(format!("the backend panicked{}", said(panic.as_ref()))),
+        Ok(Err(panic)) => Err(match panic_text(panic.as_ref()) {
+            Some(message) => format!("the backend panicked: {message}"),
+            None => String::from("the backend panicked"),
+        }),
         Err(RecvTimeoutError::Timeout) => Err(format!(
             "the backend did not end within {} seconds",
             timeout.as_secs_f64()
         )),
         Err(RecvTimeoutError::Disconnected) => Err(String::from("the thread ended silently")),
     }
-}
-
-/// `: message` for a panic with a message, otherwise empty.
-fn said(panic: &(dyn Any + Send)) -> String {
-    let message = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    message.map(|m| format!(": {m}")).unwrap_or_default()
 }

@@ -114,80 +114,29 @@ fn session_of(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
-
-    use inference::{
-        BatchEvent, BatchResult, ClassifyResult, Error, ErrorKind, GenerateMetrics,
-        GenerateOptions, Message, ModelInfo, RequestId, Result, Token, TokenStream,
-    };
+    use inference::GenerateOptions;
+    use inference_conformance::scripted::{Reply, Scripted};
 
     use super::*;
 
-    /// A model that gives one token each step, and has no replies outside of sessions.
-    struct Counting;
-
-    fn none<T>() -> Result<T> {
-        Err(Error::new(ErrorKind::Unsupported, "not asked for"))
+    /// A model that replies with this letter without end.
+    fn repeating(letter: u8) -> Scripted {
+        Scripted::computed(move |_| Ok(Reply::ids(std::iter::repeat(u32::from(letter)))))
     }
 
-    impl TextModel for Counting {
-        fn generate(&self, _: &Prompt, _: &GenerateOptions) -> Result<TokenStream> {
-            none()
-        }
-        fn chat(&self, _: &[Message], _: &GenerateOptions) -> Result<TokenStream> {
-            none()
-        }
-        fn classify(
-            &self,
-            _: &[Prompt],
-            _: &GenerateOptions,
-            _: bool,
-        ) -> Result<Vec<ClassifyResult>> {
-            none()
-        }
-        fn batch_generate(&self, _: &[Prompt], _: &GenerateOptions) -> Result<Vec<BatchResult>> {
-            none()
-        }
-        fn model_type(&self) -> &str {
-            "counting"
-        }
-        fn info(&self) -> ModelInfo {
-            ModelInfo::default()
-        }
-        fn metrics(&self) -> GenerateMetrics {
-            GenerateMetrics::default()
-        }
-        fn close(&self) -> Result<()> {
-            Ok(())
-        }
-        fn batch_session(&self) -> Result<Box<dyn BatchSession>> {
-            Ok(Box::new(Session(0)))
-        }
-    }
-
-    struct Session(u32);
-
-    impl BatchSession for Session {
-        fn add(&mut self, _: &Prompt, _: &GenerateOptions) -> Result<RequestId> {
-            Ok(RequestId::new(0))
-        }
-        fn remove(&mut self, _: RequestId) -> bool {
-            false
-        }
-        fn len(&self) -> usize {
-            1
-        }
-        fn step(&mut self) -> Result<VecDeque<BatchEvent>> {
-            self.0 += 1;
-            let row = RequestId::new(0);
-            let token = Token::new(self.0, "a");
-            Ok(VecDeque::from([BatchEvent::Token { row, token }]))
-        }
+    /// The events of the first step of a session of `model`, as rank 0 remembers them.
+    fn stepped(model: &Scripted) -> Seen {
+        let mut session = model.batch_session().unwrap();
+        let options = GenerateOptions::new();
+        session.add(&vec![1u32].into(), &options).unwrap();
+        let mut seen = Seen::default();
+        seen.step(&session.step().unwrap());
+        seen
     }
 
     fn followed(orders: &[Order]) -> std::result::Result<(), String> {
         let mut orders = orders.iter();
-        let models: Vec<Box<dyn TextModel>> = vec![Box::new(Counting)];
+        let models: Vec<Box<dyn TextModel>> = vec![Box::new(repeating(b'a'))];
         let next = || {
             orders
                 .next()
@@ -209,18 +158,18 @@ mod tests {
             model: 0,
             session: 5,
         };
-        let mut after = Seen::default();
-        after.step(&Session(0).step().unwrap());
-        let all = [
-            begin.clone(),
-            step(Seen::default()),
-            step(after),
-            Order::Stop,
-        ];
-        assert_eq!(followed(&all), Ok(()));
-        let mut other = Seen::default();
-        other.step(&Session(1).step().unwrap());
-        let error = followed(&[begin, step(Seen::default()), step(other)]).unwrap_err();
+        let add = Order::Add {
+            session: 5,
+            tokens: vec![1],
+            options: Box::new(GenerateOptions::new()),
+        };
+        let steps = |after| {
+            let (begin, add) = (begin.clone(), add.clone());
+            [begin, add, step(Seen::default()), step(after), Order::Stop]
+        };
+        let same = stepped(&repeating(b'a'));
+        assert_eq!(followed(&steps(same)), Ok(()));
+        let error = followed(&steps(stepped(&repeating(b'b')))).unwrap_err();
         assert!(error.contains("rank 1 computes other tokens"), "{error}");
     }
 

@@ -15,9 +15,8 @@ mod script;
 
 use std::io::Read;
 use std::str::FromStr;
-use std::sync::Arc;
 
-use inference::{CancelToken, Error, ErrorKind, Result, TextModel};
+use inference::{CancelToken, Error, ErrorKind, Result};
 use inference_server::{Config, ServedModel, Server};
 
 /// A template of the Hermes family, which shows tools and reasoning.
@@ -51,7 +50,7 @@ fn main() -> Result<()> {
             _ => return Err(invalid(format!("there is no flag {flag}"))),
         }
     }
-    let model: Arc<dyn TextModel> = Arc::new(script::Script::writing(TEMPLATE, &[]));
+    let model = script::Script::writing(TEMPLATE, &[]).into_model();
     let model = ServedModel::new(name, model, script::capabilities())?.with_context(context);
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     let server = Server::bind(&config.with_address(address), vec![model])?;

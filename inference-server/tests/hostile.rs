@@ -277,7 +277,7 @@ fn nothing_of_hostile_clients_stays() {
         });
         eventually("all requests are gone", || {
             let ready = server.client().get("/ready").json();
-            server.state.rows() == 0 && ready["requests"] == 0
+            server.state.running() == 0 && ready["requests"] == 0
         });
         // Silent connections end at the time limit for headers.
         eventually("all connections are gone", || {

@@ -3,6 +3,7 @@
 //! Decoding is defined per token, so that a whole sequence and a stream give the same text. The
 //! module `detokenizer` does the streaming.
 
+use inference::kit::Utf8Decoder;
 use inference::{Error, ErrorKind, Result};
 use serde_json::Value;
 
@@ -163,8 +164,7 @@ impl DecodeRule {
 pub(crate) struct TextBuilder {
     strip: Option<(char, usize)>,
     first: bool,
-    /// Bytes of an incomplete character: at most three.
-    partial: Vec<u8>,
+    characters: Utf8Decoder,
 }
 
 impl TextBuilder {
@@ -173,7 +173,7 @@ impl TextBuilder {
         Self {
             strip: rule.strip(),
             first: true,
-            partial: Vec::new(),
+            characters: Utf8Decoder::new(),
         }
     }
 
@@ -185,7 +185,7 @@ impl TextBuilder {
 
     /// Whether a character is incomplete.
     pub(crate) fn is_open(&self) -> bool {
-        !self.partial.is_empty()
+        self.characters.is_open()
     }
 
     /// Adds one token and returns the text that is now complete. Each maximal invalid part becomes
@@ -193,34 +193,14 @@ impl TextBuilder {
     pub(crate) fn push(&mut self, rule: &DecodeRule, token: &str, added: bool) -> String {
         let bytes = rule.bytes(token, added, self.first);
         self.first = false;
-        let all = if self.partial.is_empty() {
-            bytes
-        } else {
-            let mut all = std::mem::take(&mut self.partial);
-            all.extend_from_slice(&bytes);
-            all
-        };
-        let mut text = String::with_capacity(all.len());
-        let mut chunks = all.utf8_chunks().peekable();
-        while let Some(chunk) = chunks.next() {
-            text.push_str(chunk.valid());
-            let invalid = chunk.invalid();
-            if chunks.peek().is_none() && is_incomplete(invalid) {
-                self.partial = invalid.to_vec();
-            } else if !invalid.is_empty() {
-                text.push('\u{FFFD}');
-            }
-        }
+        let text = self.characters.push(&bytes);
         self.strip_start(text)
     }
 
     /// Ends the text: U+FFFD if a character is still incomplete.
     pub(crate) fn finish(&mut self) -> String {
-        if self.partial.is_empty() {
-            return String::new();
-        }
-        self.partial.clear();
-        self.strip_start("\u{FFFD}".to_owned())
+        let text = self.characters.finish();
+        self.strip_start(text)
     }
 
     fn strip_start(&mut self, text: String) -> String {
@@ -236,11 +216,6 @@ impl TextBuilder {
         self.strip = (all && n < limit).then(|| (what, limit - n));
         text.chars().skip(n).collect()
     }
-}
-
-/// Whether more bytes could complete this invalid end to a character.
-fn is_incomplete(invalid: &[u8]) -> bool {
-    std::str::from_utf8(invalid).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_none())
 }
 
 impl PieceRule {

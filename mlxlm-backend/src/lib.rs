@@ -41,7 +41,6 @@ mod request;
 mod script;
 mod session;
 mod settings;
-mod stop;
 mod worker;
 
 pub use backend::MlxLmBackend;

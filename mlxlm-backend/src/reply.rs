@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use inference::kit::{Released, StopText};
 use inference::{Error, ErrorKind, FinishReason, Result, Token, TokenLogprobs, TopLogprob};
 use serde_json::{Value, json};
 
@@ -11,7 +12,6 @@ use crate::process::Process;
 use crate::protocol::{Reply, floats};
 use crate::request::Request;
 use crate::session::{POLL, Session, Watch, lost, wrong_id};
-use crate::stop::{Released, StopText};
 use crate::worker::{Core, Rows};
 
 /// The most tokens computed ahead of a slow caller while no other request waits.
@@ -213,7 +213,7 @@ impl<'a> Reader<'a> {
             token
         });
         self.request.deliver(tokens);
-        released.stopped
+        released.stopped.is_some()
     }
 }
 

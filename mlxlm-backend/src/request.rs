@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use inference::kit::Clock;
 use inference::{
     Error, ErrorKind, FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource,
 };
@@ -38,42 +39,6 @@ struct Mail {
     clock: Clock,
 }
 
-/// The times of the request's events.
-#[derive(Debug)]
-struct Clock {
-    asked: Instant,
-    /// The time at which its turn came.
-    started: Option<Instant>,
-    first: Option<Instant>,
-    last: Option<Instant>,
-    ended: Option<Instant>,
-    prompt_tokens: usize,
-    produced: usize,
-    peak: u64,
-    active: u64,
-}
-
-impl Clock {
-    fn metrics(&self) -> GenerateMetrics {
-        let end = self.ended.unwrap_or_else(Instant::now);
-        let first = self.first.unwrap_or(end);
-        let since = |from: Instant| first.saturating_duration_since(from);
-        let mut m = GenerateMetrics::default();
-        m.prompt_tokens = self.prompt_tokens;
-        m.generated_tokens = self.produced;
-        m.prefill_time = self.started.map(since).unwrap_or_default();
-        m.time_to_first_token = since(self.asked);
-        m.decode_time = self
-            .last
-            .map(|last| last.saturating_duration_since(first))
-            .unwrap_or_default();
-        m.total_time = end.saturating_duration_since(self.asked);
-        m.peak_memory_bytes = self.peak;
-        m.active_memory_bytes = self.active;
-        m
-    }
-}
-
 impl Request {
     /// A new request.
     pub fn new(core: Arc<Core>, message: Value, options: GenerateOptions) -> Self {
@@ -86,17 +51,7 @@ impl Request {
                 end: None,
                 accepted: false,
                 abandoned: false,
-                clock: Clock {
-                    asked: Instant::now(),
-                    started: None,
-                    first: None,
-                    last: None,
-                    ended: None,
-                    prompt_tokens: 0,
-                    produced: 0,
-                    peak: 0,
-                    active: 0,
-                },
+                clock: Clock::queued(),
             }),
             changed: Condvar::new(),
         }
@@ -123,14 +78,14 @@ impl Request {
 
     /// Records that its turn has come.
     pub fn begin(&self) {
-        self.mail().clock.started = Some(Instant::now());
+        self.mail().clock.begin();
     }
 
     /// Records that the prompt was accepted.
     pub fn accepted(&self, prompt_tokens: usize) {
         let mut mail = self.mail();
         mail.accepted = true;
-        mail.clock.prompt_tokens = prompt_tokens;
+        mail.clock.counts().prompt_tokens = prompt_tokens;
         drop(mail);
         self.changed.notify_all();
     }
@@ -143,7 +98,7 @@ impl Request {
         let Some(progress) = &self.options.prefill.progress else {
             return Ok(());
         };
-        let total = self.mail().clock.prompt_tokens;
+        let total = self.mail().clock.counts().prompt_tokens;
         catch_unwind(AssertUnwindSafe(|| progress.report(done.min(total), total))).map_err(|_| {
             Error::new(
                 ErrorKind::Engine,
@@ -160,16 +115,15 @@ impl Request {
     /// Records that a token was computed.
     pub fn produced(&self) {
         let clock = &mut self.mail().clock;
-        let now = Instant::now();
-        clock.first.get_or_insert(now);
-        clock.last = Some(now);
-        clock.produced += 1;
+        clock.token();
+        clock.counts().generated_tokens += 1;
     }
 
     /// Records the memory of the request, in bytes.
     pub fn took(&self, peak: u64, active: u64) {
-        let clock = &mut self.mail().clock;
-        (clock.peak, clock.active) = (peak, active);
+        let mut mail = self.mail();
+        let counts = mail.clock.counts();
+        (counts.peak_memory_bytes, counts.active_memory_bytes) = (peak, active);
     }
 
     /// Delivers tokens to the caller.
@@ -192,7 +146,7 @@ impl Request {
         let mut mail = self.mail();
         if mail.end.is_none() {
             mail.end = Some(how);
-            mail.clock.ended = Some(Instant::now());
+            mail.clock.stop();
             // This comes before the caller can see the end, so that the model's metrics are those
             // of this request.
             self.core.publish(mail.clock.metrics());

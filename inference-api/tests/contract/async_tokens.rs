@@ -5,15 +5,15 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use futures_core::stream::FusedStream;
 use inference::{
-    AsyncTokens, Error, ErrorKind, FinishReason, GenerateMetrics, Result, StopCause, Token,
-    TokenSource, TokenStream,
+    AsyncTokens, Error, ErrorKind, FinishReason, GenerateOptions, StopCause, TextModel, Token,
 };
+use inference_conformance::scripted::{Control, END, Reply, Scripted, Step};
 
 struct Thread(std::thread::Thread);
 
@@ -34,16 +34,6 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Counts up to `until`, then stops, fails or panics. The test can see which tokens were computed
-/// and dropped.
-struct Counter {
-    next: u32,
-    until: u32,
-    end: End,
-    made: Arc<AtomicUsize>,
-    dropped: Arc<AtomicBool>,
-}
-
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Stop,
@@ -51,61 +41,32 @@ enum End {
     Panic,
 }
 
-impl Iterator for Counter {
-    type Item = Result<Token>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.next == self.until {
-            return match self.end {
-                End::Stop => None,
-                End::Fail => Some(Err(Error::new(ErrorKind::Engine, "broken"))),
-                End::Panic => panic!("a backend's fault"),
-            };
-        }
-        self.next += 1;
-        self.made.fetch_add(1, Ordering::SeqCst);
-        Some(Ok(Token::new(self.next, format!("{} ", self.next))))
-    }
-}
-
-impl TokenSource for Counter {
-    fn finish_reason(&self) -> Option<FinishReason> {
-        (self.next == self.until && self.end == End::Stop).then_some(FinishReason::Stop)
-    }
-
-    fn stop_cause(&self) -> Option<StopCause> {
-        self.finish_reason().map(|_| StopCause::Eos(2))
-    }
-
-    fn metrics(&self) -> GenerateMetrics {
-        let mut metrics = GenerateMetrics::default();
-        metrics.generated_tokens = self.next as usize;
-        metrics
-    }
-}
-
-impl Drop for Counter {
-    fn drop(&mut self) {
-        self.dropped.store(true, Ordering::SeqCst);
-    }
-}
-
 struct Seen {
     made: Arc<AtomicUsize>,
-    dropped: Arc<AtomicBool>,
+    control: Arc<Control>,
 }
 
+/// Counts from 1 up to `until`, then stops, fails or panics. The test can see which tokens were
+/// computed, and whether the request ended.
 fn stream(until: u32, end: End) -> (AsyncTokens, Seen) {
-    let (made, dropped) = (Arc::default(), Arc::default());
-    let counter = Counter {
-        next: 0,
-        until,
-        end,
-        made: Arc::clone(&made),
-        dropped: Arc::clone(&dropped),
+    let made = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&made);
+    let model = Scripted::computed(move |_| {
+        let counted = Arc::clone(&counted);
+        Ok(Reply::new((1..=until).map(move |n| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Step::Token(Token::new(n, format!("{n} ")))
+        })))
+    });
+    let model = match end {
+        End::Stop => model,
+        End::Fail => model.after(until as usize, Step::fail(ErrorKind::Engine)),
+        End::Panic => model.after(until as usize, Step::Panic("a backend's fault".into())),
     };
-    let tokens = TokenStream::new(counter).into_async();
-    (tokens, Seen { made, dropped })
+    let options = GenerateOptions::new().with_max_tokens(usize::MAX);
+    let tokens = model.generate(&"count".into(), &options).unwrap();
+    let control = Arc::clone(model.control());
+    (tokens.into_async(), Seen { made, control })
 }
 
 async fn all(tokens: &mut AsyncTokens) -> (Vec<u32>, Option<ErrorKind>) {
@@ -139,7 +100,7 @@ fn every_token_comes_once_and_in_order() {
     assert_eq!(ids, (1..=500).collect::<Vec<_>>());
     assert_eq!(error, None);
     assert_eq!(tokens.finish_reason(), Some(FinishReason::Stop));
-    assert_eq!(tokens.stop_cause(), Some(StopCause::Eos(2)));
+    assert_eq!(tokens.stop_cause(), Some(StopCause::Eos(END)));
     assert_eq!(tokens.metrics().generated_tokens, 500);
     assert!(tokens.is_terminated());
     assert!(block_on(tokens.next_token()).is_none());
@@ -177,5 +138,5 @@ fn dropping_it_cancels_the_request() {
     let (mut tokens, seen) = stream(u32::MAX, End::Stop);
     assert_eq!(block_on(tokens.next_token()).unwrap().unwrap().id, 1);
     drop(tokens);
-    soon(|| seen.dropped.load(Ordering::SeqCst));
+    soon(|| seen.control.running() == 0);
 }

@@ -2,190 +2,63 @@
 //! `broken_plugins.rs` tests plugins that fail, and `optional_traits.rs` the optional traits.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use inference::{
-    Backend, BatchResult, CancelToken, Capabilities, ClassifyResult, Error, ErrorKind,
-    FinishReason, GenerateMetrics, GenerateOptions, LoadOptions, Message, ModelInfo, Prompt,
-    Result, TextModel, Token, TokenSource, TokenStream,
+    Backend, CancelToken, Capabilities, Error, ErrorKind, FinishReason, GenerateMetrics,
+    GenerateOptions, LoadOptions, Message, Result, TextModel, Token, TokenSource, TokenStream,
 };
+use inference_conformance::scripted::{Input, Reply, Scripted, ScriptedBackend};
 
-struct Mock {
-    name: &'static str,
-    available: bool,
+/// A model that repeats the prompt's bytes as tokens.
+fn echo() -> Scripted {
+    let model = Scripted::computed(|asked| match asked.input {
+        Input::Tokens(_) => Err(Error::new(ErrorKind::Unsupported, "only text")),
+        _ => Ok(Reply::text(&asked.text)),
+    });
+    model.with_rendering(|prompt| {
+        let said = prompt.messages.iter();
+        Ok(said.map(|m| format!("[{}]{}", m.role, m.content)).collect())
+    })
 }
 
-impl Backend for Mock {
+fn mock(name: &str) -> ScriptedBackend {
+    ScriptedBackend::new(name)
+        .with_capabilities(Capabilities::new().with_streaming().with_chat())
+        .loading(|_, _| Ok(echo()))
+}
+
+fn away(name: &str) -> ScriptedBackend {
+    mock(name).unavailable("its device is on the moon")
+}
+
+/// A backend that panics when it is asked whether it is available.
+struct Panics;
+
+impl Backend for Panics {
     fn name(&self) -> &str {
-        self.name
+        "mock-panics"
     }
     fn available(&self) -> bool {
-        assert!(self.name != "mock-panics", "asked the wrong backend");
-        self.available
-    }
-    fn unavailable_reason(&self) -> Option<String> {
-        Some(String::from("its device is on the moon"))
+        panic!("asked the wrong backend")
     }
     fn device(&self) -> String {
         String::from("mock")
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new().with_streaming().with_chat()
+        Capabilities::new()
     }
     fn load_model(&self, _: &Path, _: &LoadOptions) -> Result<Box<dyn TextModel>> {
-        Ok(Box::new(Echo {
-            state: Arc::default(),
-        }))
+        panic!("asked the wrong backend")
     }
 }
 
-#[derive(Default)]
-struct State {
-    closed: AtomicBool,
-    running: AtomicUsize,
-    metrics: Mutex<GenerateMetrics>,
-}
-
-/// Repeats the prompt's bytes as tokens.
-struct Echo {
-    state: Arc<State>,
-}
-
-struct Run {
-    state: Arc<State>,
-    bytes: std::vec::IntoIter<u8>,
-    options: GenerateOptions,
-    metrics: GenerateMetrics,
-    finish: Option<FinishReason>,
-}
-
-impl Iterator for Run {
-    type Item = Result<Token>;
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.finish.is_some() {
-            return None;
-        }
-        if self.state.closed.load(Ordering::SeqCst) {
-            self.finish = Some(FinishReason::Error);
-            return Some(Err(Error::new(ErrorKind::Closed, "closed")));
-        }
-        if let Err(e) = self.options.check_interrupt() {
-            self.finish = Some(FinishReason::of_error(&e));
-            return Some(Err(e));
-        }
-        if self.metrics.generated_tokens == self.options.max_tokens {
-            self.finish = Some(FinishReason::Length);
-            return None;
-        }
-        match self.bytes.next() {
-            Some(b) => {
-                self.metrics.generated_tokens += 1;
-                Some(Ok(Token::new(u32::from(b), char::from(b))))
-            }
-            None => {
-                self.finish = Some(FinishReason::Stop);
-                None
-            }
-        }
-    }
-}
-
-impl TokenSource for Run {
-    fn finish_reason(&self) -> Option<FinishReason> {
-        self.finish
-    }
-    fn metrics(&self) -> GenerateMetrics {
-        self.metrics.clone()
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.state.running.fetch_sub(1, Ordering::SeqCst);
-        *self.state.metrics.lock().unwrap() = self.metrics.clone();
-    }
-}
-
-impl TextModel for Echo {
-    fn generate(&self, prompt: &Prompt, options: &GenerateOptions) -> Result<TokenStream> {
-        options.validate()?;
-        let Prompt::Text(text) = prompt else {
-            return Err(Error::new(ErrorKind::Unsupported, "only text"));
-        };
-        self.state.running.fetch_add(1, Ordering::SeqCst);
-        let mut metrics = GenerateMetrics::default();
-        metrics.prompt_tokens = text.len();
-        Ok(TokenStream::new(Run {
-            state: Arc::clone(&self.state),
-            bytes: text.clone().into_bytes().into_iter(),
-            options: options.clone(),
-            metrics,
-            finish: None,
-        }))
-    }
-    fn chat(&self, messages: &[Message], options: &GenerateOptions) -> Result<TokenStream> {
-        let text: String = messages
-            .iter()
-            .map(|m| format!("[{}]{}", m.role, m.content))
-            .collect();
-        self.generate(&text.into(), options)
-    }
-    fn classify(&self, _: &[Prompt], _: &GenerateOptions, _: bool) -> Result<Vec<ClassifyResult>> {
-        Err(Error::new(
-            ErrorKind::Unsupported,
-            "the mock does not classify",
-        ))
-    }
-    fn batch_generate(&self, p: &[Prompt], o: &GenerateOptions) -> Result<Vec<BatchResult>> {
-        Ok(p.iter()
-            .map(|p| {
-                match self
-                    .generate(p, o)
-                    .and_then(Iterator::collect::<Result<Vec<_>>>)
-                {
-                    Ok(tokens) => BatchResult::new(tokens, Some(FinishReason::Stop)),
-                    Err(e) => BatchResult::failed(vec![], e),
-                }
-            })
-            .collect())
-    }
-    fn model_type(&self) -> &str {
-        "echo"
-    }
-    fn info(&self) -> ModelInfo {
-        ModelInfo::default()
-    }
-    fn metrics(&self) -> GenerateMetrics {
-        self.state.metrics.lock().unwrap().clone()
-    }
-    fn close(&self) -> Result<()> {
-        self.state.closed.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-}
-
-inference::register_backend!("mock-linked", || Box::new(Mock {
-    name: "mock-linked",
-    available: true
-}));
-inference::register_backend!("mock-away", || Box::new(Mock {
-    name: "mock-away",
-    available: false
-}));
-inference::register_backend!("mock-panics", || Box::new(Mock {
-    name: "mock-panics",
-    available: true
-}));
-inference::register_backend!("mock-twice", || Box::new(Mock {
-    name: "mock-twice",
-    available: true
-}));
-inference::register_backend!("mock-twice", || Box::new(Mock {
-    name: "mock-twice",
-    available: true
-}));
+inference::register_backend!("mock-linked", || Box::new(mock("mock-linked")));
+inference::register_backend!("mock-away", || Box::new(away("mock-away")));
+inference::register_backend!("mock-panics", || Box::new(Panics));
+inference::register_backend!("mock-twice", || Box::new(mock("mock-twice")));
+inference::register_backend!("mock-twice", || Box::new(mock("mock-twice")));
 
 fn model() -> Box<dyn TextModel> {
     let options = LoadOptions::new().with_backend("mock-linked");
@@ -239,7 +112,10 @@ fn the_default_follows_the_preference_and_register_refuses_taken_names() {
     // linked.
     assert_eq!(inference::default_backend().unwrap().name(), "mock-linked");
     assert_eq!(inference::backend("").unwrap().name(), "mock-linked");
-    let register = |name, available| inference::register(Arc::new(Mock { name, available }));
+    let register = |name, available| {
+        let backend = if available { mock(name) } else { away(name) };
+        inference::register(Arc::new(backend))
+    };
     register("cpu", true).unwrap();
     assert_eq!(inference::default_backend().unwrap().name(), "cpu");
     register("metal", false).unwrap();
@@ -329,15 +205,12 @@ fn cancelling_and_deadlines_end_a_stream_once() {
 
 #[test]
 fn dropping_a_stream_ends_its_request_and_closing_ends_all() {
-    let state = Arc::new(State::default());
-    let m = Echo {
-        state: Arc::clone(&state),
-    };
+    let m = echo();
     let mut s = m.generate(&"abc".into(), &GenerateOptions::new()).unwrap();
     s.next();
-    assert_eq!(state.running.load(Ordering::SeqCst), 1);
+    assert_eq!(m.control().running(), 1);
     drop(s);
-    assert_eq!(state.running.load(Ordering::SeqCst), 0);
+    assert_eq!(m.control().running(), 0);
     assert_eq!(m.metrics().generated_tokens, 1);
     let mut s = m.generate(&"abc".into(), &GenerateOptions::new()).unwrap();
     m.close().unwrap();

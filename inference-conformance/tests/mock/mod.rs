@@ -14,8 +14,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use inference::{Backend, Capabilities, Error, ErrorKind, LoadOptions, Result, TextModel};
+use inference_conformance::scripted::ScriptedAdapter;
 
-use model::{ADAPTER_FILE, Model, State};
+use model::{Model, State};
 
 /// The promise that is broken: the check that must fail, and how it is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +102,7 @@ pub enum Fault {
     LogitsNegated,
     TokenLogitsMissing,
     ConversationLost,
+    ConversationOfOtherIds,
     LoraRankZero,
     AdapterNotReadBack,
     AttentionTooShort,
@@ -218,7 +220,7 @@ impl Backend for Mock {
         if options.validate().is_ok()
             && let Some(adapter) = options.adapter_path.take()
         {
-            if !adapter.join(ADAPTER_FILE).is_file() {
+            if !adapter.join(ScriptedAdapter::FILE).is_file() {
                 let missing = Error::new(ErrorKind::ModelNotFound, "there is no adapter here");
                 return Err(missing.with_path(adapter));
             }

@@ -1,15 +1,16 @@
 //! A model of the mock: the model of `echo`, and the effect of the fault on its calls.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
 
 use inference::{
-    Adapter, AttentionInspector, AttentionSnapshot, BatchResult, BatchSession, ClassifyResult,
-    Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput, LoraConfig,
-    Message, ModelInfo, Prompt, Result, TextModel, TokenModel, TokenStream, TrainableModel,
+    Adapter, AttentionInspector, AttentionSnapshot, BatchResult, BatchSession, ChatPrompt,
+    ClassifyResult, Error, ErrorKind, GenerateMetrics, GenerateOptions, Interrupt, LogitsOutput,
+    LoraConfig, Message, ModelInfo, PreparedPrompt, Prompt, Result, TextModel, TokenModel,
+    TokenStream, TrainableModel,
 };
+use inference_conformance::scripted::{ScriptedAdapter, attention};
 
 use super::Fault;
 use super::grammar;
@@ -36,9 +37,6 @@ pub struct State {
     pub threads: Mutex<Vec<ThreadId>>,
     requests: AtomicU64,
 }
-
-/// The only file of the mock's adapters.
-pub const ADAPTER_FILE: &str = "adapter.txt";
 
 /// The first prompt of the suite, in the mock's tokens.
 const FIRST: [u8; 24] = *b"The capital of France is";
@@ -347,14 +345,20 @@ impl TokenModel for Model {
         }
     }
 
-    fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+    fn prepare_chat(&self, prompt: &ChatPrompt) -> Result<PreparedPrompt> {
+        let mut prepared = self.tokens().prepare_chat(prompt)?;
         match self.fault {
-            Fault::ConversationLost => Ok(String::from("! ")),
-            _ => self.tokens().render_chat(messages, add_generation_prompt),
+            Fault::ConversationLost => prepared.text = String::from("! "),
+            Fault::ConversationOfOtherIds => prepared.ids.reverse(),
+            _ => {}
         }
+        Ok(prepared)
     }
 
-    fn logits(&self, prompt: &Prompt, all: bool) -> Result<LogitsOutput> {
+    fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput> {
+        if self.fault != Fault::LogitsOutliveDeadline {
+            interrupt.check()?;
+        }
         let mut output = self.tokens().logits(prompt, all, &Interrupt::new())?;
         match self.fault {
             Fault::LogitsShapeSwapped => output.shape.reverse(),
@@ -367,33 +371,8 @@ impl TokenModel for Model {
         Ok(output)
     }
 
-    fn logits(&self, prompt: &Prompt, all: bool, interrupt: &Interrupt) -> Result<LogitsOutput> {
-        if self.fault != Fault::LogitsOutliveDeadline {
-            interrupt.check()?;
-        }
-        self.logits(prompt, all, &Interrupt::new())
-    }
-
     fn eos_tokens(&self) -> Vec<u32> {
         self.tokens().eos_tokens()
-    }
-}
-
-struct Weights;
-
-impl Adapter for Weights {
-    fn parameter_names(&self) -> Vec<String> {
-        vec![String::from("a"), String::from("b")]
-    }
-
-    fn num_parameters(&self) -> usize {
-        2
-    }
-
-    fn save(&self, path: &Path) -> Result<()> {
-        std::fs::create_dir(path)
-            .and_then(|()| std::fs::write(path.join(ADAPTER_FILE), "a b"))
-            .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).with_path(path))
     }
 }
 
@@ -402,10 +381,7 @@ impl TrainableModel for Model {
         if self.fault != Fault::LoraRankZero {
             config.validate()?;
         }
-        if !config.targets.iter().any(|t| t == "q_proj") {
-            return error(ErrorKind::InvalidOption, "the targets match nothing");
-        }
-        Ok(Box::new(Weights))
+        Ok(Box::new(ScriptedAdapter::new(config)?))
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
@@ -422,19 +398,15 @@ impl TrainableModel for Model {
 }
 
 impl AttentionInspector for Model {
-    fn inspect_attention(&self, prompt: &Prompt) -> Result<AttentionSnapshot> {
-        let ids = self
-            .tokens()
-            .logits(prompt, false, &Interrupt::new())?
-            .tokens;
-        let mut s = AttentionSnapshot::default();
-        (s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim) = (1, 2, 1, 1);
-        s.seq_len = ids.len();
-        let mut keys: Vec<f32> = ids.iter().map(|id| *id as f32).collect();
+    fn inspect_attention(
+        &self,
+        prompt: &Prompt,
+        interrupt: &Interrupt,
+    ) -> Result<AttentionSnapshot> {
+        let mut s = attention(&self.tokens().logits(prompt, false, interrupt)?.tokens);
         if self.fault == Fault::AttentionTooShort {
-            keys.pop();
+            s.keys[0][0].pop();
         }
-        s.keys = vec![vec![keys]];
         Ok(s)
     }
 }

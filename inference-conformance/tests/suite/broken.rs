@@ -86,6 +86,7 @@ const FAULTS: &[(Fault, Check)] = &[
     (Fault::LogitsNegated, Check::LogitsGreedy),
     (Fault::TokenLogitsMissing, Check::TokenLogits),
     (Fault::ConversationLost, Check::PrepareChat),
+    (Fault::ConversationOfOtherIds, Check::PrepareChat),
     (Fault::LoraRankZero, Check::Training),
     (Fault::AdapterNotReadBack, Check::AdapterSaved),
     (Fault::AttentionTooShort, Check::Attention),

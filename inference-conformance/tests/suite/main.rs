@@ -6,4 +6,5 @@ mod broken;
 mod crate_page;
 #[path = "../mock/mod.rs"]
 mod mock;
+mod scripted;
 mod well_behaved;

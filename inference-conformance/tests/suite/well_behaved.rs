@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::mock::{Fault, Mock, tales, tales_of_a_format};
 use inference::{Backend, Capabilities, LoadOptions, Result, TextModel};
+use inference_conformance::scripted::ScriptedBackend;
 use inference_conformance::{Check, Outcome, Report, Suite};
 
 fn honest() -> Suite {
@@ -49,29 +50,11 @@ fn the_suite_works_with_the_registry_and_says_what_is_linked() {
     assert!(e.message().contains("echo"), "{e}");
 }
 
-/// A backend that declares nothing, and does not answer conversations.
-struct Plain;
-
-impl Backend for Plain {
-    fn name(&self) -> &str {
-        "plain"
-    }
-    fn available(&self) -> bool {
-        true
-    }
-    fn device(&self) -> String {
-        String::from("none")
-    }
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new().with_streaming()
-    }
-    fn load_model(
-        &self,
-        path: &std::path::Path,
-        options: &LoadOptions,
-    ) -> Result<Box<dyn TextModel>> {
-        echo_backend::Echo.load_model(path, options)
-    }
+/// A backend that declares nothing of what its models can do.
+fn plain() -> ScriptedBackend {
+    ScriptedBackend::new("plain")
+        .with_capabilities(Capabilities::new().with_streaming())
+        .loading(|path, options| echo_backend::Echo.load_model(path, options))
 }
 
 #[test]
@@ -93,7 +76,7 @@ fn a_check_that_is_required_cannot_be_left_out() {
 #[test]
 fn what_is_not_declared_is_skipped_unless_required() {
     let checks = [Check::Classify, Check::Interleaved, Check::Undeclared];
-    let suite = || Suite::new(Arc::new(Plain), tales()).only(checks);
+    let suite = || Suite::new(Arc::new(plain()), tales()).only(checks);
     let report = suite().run();
     let Some(Outcome::Skipped(reason)) = report.outcome(Check::Classify) else {
         panic!("{report}");

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
+use inference::kit::panic_text;
 use inference::{
     BatchEvent, BatchSession, Error, ErrorKind, FinishReason, Prompt, Ranking, RequestId, Result,
     TextModel,
@@ -85,11 +86,7 @@ impl Drop for Alive {
 pub(super) fn shielded<T>(doing: &str, run: impl FnOnce() -> T) -> Result<T> {
     // The callers drop whatever a panic left unfinished.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let said = panic
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("without a message");
+        let said = panic_text(panic.as_ref()).unwrap_or("without a message");
         tracing::error!("the engine panicked in {doing}: {said}");
         Error::new(ErrorKind::Engine, format!("the engine panicked in {doing}"))
     })

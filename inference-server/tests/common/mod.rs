@@ -44,13 +44,13 @@ impl Running {
     #[track_caller]
     pub fn idle(&self) {
         let state = Arc::clone(&self.state);
-        eventually("no rows", || state.rows() == 0);
+        eventually("no rows", || state.running() == 0);
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.state.open();
+        self.state.release();
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
@@ -96,7 +96,7 @@ pub fn serve_script(
     adjust: impl FnOnce(ServedModel) -> ServedModel,
 ) -> Running {
     let state = Arc::clone(&script.state);
-    let model: Arc<dyn inference::TextModel> = Arc::new(script);
+    let model = script.into_model();
     let model = ServedModel::new("tiny", model, capabilities()).unwrap();
     let server = Server::bind(config, vec![adjust(model)]).unwrap();
     let address = server.address();

@@ -64,10 +64,7 @@ fn a_key_is_asked_for_everywhere_but_for_signs_of_life() {
             assert!(status == 401 || status == 404, "{path}: {status}");
         }
     }
-    assert_eq!(
-        server.state.added.load(std::sync::atomic::Ordering::SeqCst),
-        0
-    );
+    assert_eq!(server.state.started(), 0);
     for client in [
         server.client().with("Authorization", "Bearer sesame"),
         server.client().with("authorization", "bearer sesame"),

@@ -2,7 +2,6 @@
 //! stop.
 
 use std::io::Read;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::common::{Running, config, events, eventually, limits, read, serve, serve_as};
@@ -44,7 +43,7 @@ fn requests_whose_keys_do_not_fit_wait_for_others_to_end() {
         read(reply).expect(200);
     }
     // Each request takes 405 tokens, so two fit.
-    assert_eq!(server.state.peak.load(Ordering::SeqCst), 2);
+    assert_eq!(server.state.peak(), 2);
     let error = client.post("/v1/completions", &ask(2000)).expect(400);
     let message = error["error"]["message"].as_str().unwrap();
     assert!(message.contains("keys and values"), "{message}");
@@ -78,7 +77,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     // About a hundred tokens arrive while the grammar is compiled.
     let mut some = [0; 20_000];
     talker.read_exact(&mut some).unwrap();
-    assert_eq!(server.state.rows(), 1);
+    assert_eq!(server.state.running(), 1);
     server.state.hold_grammars(false);
     let reply = read(waiting).expect(200);
     assert_eq!(reply["choices"][0]["message"]["content"], "{\"a\":1}");
@@ -94,8 +93,7 @@ fn a_schema_that_compiles_slowly_stalls_no_other_reply() {
     server.state.hold_grammars(false);
     free(&server);
     // No grammar was compiled inside the session.
-    let in_session = &server.state.compiled_in_session;
-    assert_eq!(in_session.load(Ordering::SeqCst), 0);
+    assert_eq!(server.state.compiled_in_session(), 0);
 }
 
 #[test]
@@ -123,7 +121,7 @@ fn a_client_that_leaves_frees_its_row_in_decode() {
             let mut some = [0; 400];
             connection.read_exact(&mut some).unwrap();
         }
-        eventually("a row", || server.state.rows() == 1);
+        eventually("a row", || server.state.running() == 1);
         drop(connection);
         free(&server);
     }
@@ -134,7 +132,7 @@ fn a_client_that_leaves_frees_its_row_in_prefill() {
     let server = serve(&config());
     for stream in [true, false] {
         let connection = server.client().open_json(CHAT, &ask("!prefill", stream));
-        eventually("a row", || server.state.rows() == 1);
+        eventually("a row", || server.state.running() == 1);
         drop(connection);
         free(&server);
     }
@@ -145,8 +143,8 @@ fn a_client_that_leaves_the_queue_is_never_run() {
     let server = serve(&config().with_parallel(1));
     for stream in [true, false] {
         let running = server.client().open_json(CHAT, &ask("!prefill", true));
-        eventually("a row", || server.state.rows() == 1);
-        let added = server.state.added.load(Ordering::SeqCst);
+        eventually("a row", || server.state.running() == 1);
+        let added = server.state.started();
         let waiting = server.client().open_json(CHAT, &ask("say:never", stream));
         eventually("a queue", || {
             figure(&server, "inference_requests_queued") == 1.0
@@ -157,7 +155,7 @@ fn a_client_that_leaves_the_queue_is_never_run() {
         });
         drop(running);
         free(&server);
-        assert_eq!(server.state.added.load(Ordering::SeqCst), added);
+        assert_eq!(server.state.started(), added);
     }
 }
 
@@ -170,7 +168,7 @@ fn what_is_too_much_is_refused_before_it_costs_anything() {
     eventually("a queue", || {
         figure(&server, "inference_requests_queued") == 1.0
     });
-    assert_eq!(server.state.rows(), 2);
+    assert_eq!(server.state.running(), 2);
     let client = server.client();
     for path in [
         CHAT,
@@ -212,7 +210,7 @@ fn no_more_run_together_than_may() {
         let reply = client.join().unwrap().expect(200);
         assert_eq!(reply["choices"][0]["message"]["content"], "together");
     }
-    assert_eq!(server.state.peak.load(Ordering::SeqCst), 2);
+    assert_eq!(server.state.peak(), 2);
     assert_eq!(figure(&server, "inference_queue_time_seconds_count"), 8.0);
 }
 
@@ -224,8 +222,8 @@ fn a_reader_that_is_too_slow_is_given_up() {
     // The reply is larger than the system's buffers, which the client leaves full.
     let body = json!({"prompt": "!long", "max_tokens": 1_000_000, "stream": true, "n": 4});
     let connection = server.client().open_json("/v1/completions", &body);
-    eventually("rows", || server.state.rows() == 4);
-    eventually("an end", || server.state.rows() == 0);
+    eventually("rows", || server.state.running() == 4);
+    eventually("an end", || server.state.running() == 0);
     assert!(figure(&server, "inference_slow_readers_total") >= 1.0);
     // Only the connection of this request to `/metrics` remains. The other one is closed although
     // its client is connected.
@@ -240,7 +238,7 @@ fn a_reader_that_is_too_slow_is_given_up() {
 fn a_stream_begins_at_once_and_stays_alive_in_the_queue() {
     let server = serve(&config().with_parallel(1));
     let running = server.client().open_json(CHAT, &ask("!prefill", true));
-    eventually("a row", || server.state.rows() == 1);
+    eventually("a row", || server.state.running() == 1);
     let mut waiting = server.client().open_json(CHAT, &ask("say:late", true));
     let mut text = String::new();
     let until = Instant::now() + Duration::from_secs(5);
@@ -267,7 +265,7 @@ fn a_deadline_ends_a_request_wherever_it_is() {
     let server = serve(&config().with_parallel(1).with_limits(limits));
     let client = server.client();
     let slow = client.open_json(CHAT, &ask("!prefill", false));
-    eventually("a row", || server.state.rows() == 1);
+    eventually("a row", || server.state.running() == 1);
     let queued = client.open_json(CHAT, &ask("!prefill", true));
     let error = read(slow).expect(504);
     assert_eq!(error["error"]["type"], "timeout_error");
@@ -284,7 +282,7 @@ fn a_deadline_ends_a_request_wherever_it_is() {
 fn one_row_fails_alone() {
     let server = serve(&config());
     let other = server.client().open_json(CHAT, &ask("!prefill", true));
-    eventually("a row", || server.state.rows() == 1);
+    eventually("a row", || server.state.running() == 1);
     server
         .client()
         .post(CHAT, &ask("say:hello !fail", false))
@@ -294,8 +292,8 @@ fn one_row_fails_alone() {
     let (last, before) = events.split_last().unwrap();
     assert_eq!(last.1, Value::Null);
     assert_eq!(before.last().unwrap().1["error"]["code"], "internal_error");
-    assert_eq!(server.state.rows(), 1, "the other goes on");
-    assert_eq!(server.state.sessions.load(Ordering::SeqCst), 1);
+    assert_eq!(server.state.running(), 1, "the other goes on");
+    assert_eq!(server.state.sessions(), 1);
     drop(other);
     free(&server);
 }
@@ -306,7 +304,7 @@ fn a_panic_or_a_failing_step_is_survived() {
     let client = server.client();
     for (n, bad) in ["!panic", "!error", "!addpanic"].into_iter().enumerate() {
         let other = client.open_json(CHAT, &ask("!prefill", false));
-        eventually("a row", || server.state.rows() == 1);
+        eventually("a row", || server.state.running() == 1);
         let error = client.post(CHAT, &ask(bad, false)).expect(500);
         let text = error.to_string();
         assert!(
@@ -317,7 +315,7 @@ fn a_panic_or_a_failing_step_is_survived() {
         read(other).expect(500);
         let reply = client.post(CHAT, &ask("say:well", false)).expect(200);
         assert_eq!(reply["choices"][0]["message"]["content"], "well");
-        assert_eq!(server.state.sessions.load(Ordering::SeqCst), n + 2);
+        assert_eq!(server.state.sessions(), n + 2);
         assert_eq!(client.get("/health").status, 200);
     }
     assert_eq!(figure(&server, "inference_engine_failures_total"), 3.0);
@@ -331,12 +329,12 @@ fn health_tells_the_truth() {
     let server = serve(&config().with_limits(limits));
     let client = server.client();
     assert_eq!(client.get("/health").expect(200)["status"], "ok");
-    server.state.shut();
+    server.state.hold();
     let stuck = client.open_json(CHAT, &ask("say:x", false));
     eventually("a stall", || client.get("/health").status == 503);
     assert_eq!(client.get("/health").json()["status"], "stalled");
     assert_eq!(client.get("/ready").status, 503);
-    server.state.open();
+    server.state.release();
     read(stuck).expect(200);
     assert_eq!(client.get("/health").expect(200)["status"], "ok");
     for _ in 0..3 {
@@ -353,7 +351,7 @@ fn a_stop_lets_replies_end() {
     limits.drain_timeout = Duration::from_secs(10);
     let server = serve(&config().with_limits(limits));
     let client = server.client();
-    server.state.shut();
+    server.state.hold();
     let streamed = client.open_json(CHAT, &ask("say:to the end", true));
     let whole = client.open_json(CHAT, &ask("say:me too", false));
     // One connection is idle, and one sends its request late.
@@ -363,7 +361,7 @@ fn a_stop_lets_replies_end() {
     server.stop();
     std::thread::sleep(Duration::from_millis(100));
     assert!(!server.stopped());
-    server.state.open();
+    server.state.release();
     let reply = read(whole).expect(200);
     assert_eq!(reply["choices"][0]["message"]["content"], "me too");
     let text = read(streamed).text();
@@ -372,7 +370,7 @@ fn a_stop_lets_replies_end() {
         "{text}"
     );
     eventually("the end", || server.stopped());
-    assert!(server.state.closed.load(Ordering::SeqCst));
+    assert!(server.state.is_closed());
     assert!(std::net::TcpStream::connect(server.address).is_err());
     drop(idle);
 }
@@ -382,7 +380,7 @@ fn a_stop_does_not_wait_forever() {
     let server = serve(&config().with_parallel(1));
     let client = server.client();
     let running = client.open_json(CHAT, &ask("!prefill", false));
-    eventually("a row", || server.state.rows() == 1);
+    eventually("a row", || server.state.running() == 1);
     let queued = client.open_json(CHAT, &ask("say:x", false));
     eventually("a queue", || {
         figure(&server, "inference_requests_queued") == 1.0
@@ -400,7 +398,7 @@ fn nothing_is_made_of_a_body_before_there_is_a_place() {
     let server = serve(&config().with_parallel(1).with_max_queue(0));
     let client = server.client();
     let running = client.open_json(CHAT, &ask("!long", true));
-    eventually("it runs", || server.state.rows() == 1);
+    eventually("it runs", || server.state.running() == 1);
     // The body was never read as JSON; it is malformed.
     for path in [
         "/v1/chat/completions",
@@ -444,7 +442,7 @@ fn values_of_a_body_take_memory_until_the_request_ends() {
         body
     };
     let running = client.open_json(CHAT, &wide("!long"));
-    eventually("it runs", || server.state.rows() == 1);
+    eventually("it runs", || server.state.running() == 1);
     client.post(CHAT, &wide("say:x")).expect(429);
     client.post(CHAT, &ask("say:x", false)).expect(200);
     drop(running);

@@ -47,7 +47,7 @@ impl Shelf {
     }
 
     fn closed(&self, name: &str) -> bool {
-        self.state(name).closed.load(Ordering::SeqCst)
+        self.state(name).is_closed()
     }
 
     fn loads(&self) -> Vec<String> {
@@ -56,7 +56,7 @@ impl Shelf {
 
     fn open(&self) -> usize {
         let states = self.states.lock().unwrap();
-        let open = |s: &&Arc<State>| !s.closed.load(Ordering::SeqCst);
+        let open = |s: &&Arc<State>| !s.is_closed();
         states.values().filter(open).count()
     }
 }
@@ -120,7 +120,7 @@ impl ModelSource for Shelf {
         let script = Script::new();
         let state = Arc::clone(&script.state);
         self.states.lock().unwrap().insert(name.to_owned(), state);
-        let model: Arc<dyn inference::TextModel> = Arc::new(script);
+        let model = script.into_model();
         ServedModel::new(name, model, capabilities())
     }
 
@@ -358,7 +358,7 @@ fn a_full_queue_refuses_neither_loads_nor_unloads() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
     });
     let asks = json!({"model": "two", "prompt": "x",
         "messages": [{"role": "user", "content": "x"}]});
@@ -384,7 +384,7 @@ fn a_full_queue_refuses_neither_loads_nor_unloads() {
         server.client.post(path, &bad).expect(400);
     }
     drop(running);
-    eventually("it ends", || server.shelf.state("one").rows() == 0);
+    eventually("it ends", || server.shelf.state("one").running() == 0);
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn a_model_in_use_stays() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
     });
     let body = json!({"model": "one", "keep_alive": 0});
     server.client.post("/api/chat", &body).expect(200);
@@ -420,7 +420,7 @@ fn a_model_in_use_stays() {
     server.says("one");
     std::thread::sleep(Duration::from_millis(300));
     assert!(!server.shelf.closed("one"));
-    assert_eq!(server.shelf.state("one").rows(), 1);
+    assert_eq!(server.shelf.state("one").running(), 1);
     drop(running);
     eventually("it is closed", || server.shelf.closed("one"));
     assert_eq!(server.shelf.loads(), ["one"]);
@@ -446,7 +446,7 @@ fn a_busy_model_makes_room_after_its_requests() {
     let long = json!({"model": "one", "prompt": "!long", "max_tokens": 100_000});
     let running = server.client.open_json("/v1/completions", &long);
     eventually("it runs", || {
-        server.shelf.loads() == ["one"] && server.shelf.state("one").rows() == 1
+        server.shelf.loads() == ["one"] && server.shelf.state("one").running() == 1
     });
     let waiting = server.client.open_json("/v1/completions", &ask("two", "x"));
     std::thread::sleep(Duration::from_millis(100));
@@ -455,7 +455,7 @@ fn a_busy_model_makes_room_after_its_requests() {
     // model is loaded again.
     let again = server.client.open_json("/v1/completions", &ask("one", "x"));
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(server.shelf.state("one").rows(), 1);
+    assert_eq!(server.shelf.state("one").running(), 1);
     drop(running);
     assert_eq!(read(waiting).expect(200)["model"], "two");
     assert_eq!(read(again).expect(200)["model"], "one");
@@ -519,7 +519,7 @@ fn a_client_that_leaves_does_not_stop_a_load() {
 fn models_of_the_start_stay() {
     let script = Script::new();
     let state = Arc::clone(&script.state);
-    let model: Arc<dyn inference::TextModel> = Arc::new(script);
+    let model = script.into_model();
     let model = ServedModel::new("tiny", model, capabilities()).unwrap();
     let config = config().with_keep_alive(Duration::ZERO).with_max_models(1);
     let server = serve(&config, Shelf::of(&["one"]), vec![model]);
@@ -533,13 +533,13 @@ fn models_of_the_start_stay() {
     assert_eq!(unload["done_reason"], "load", "it is there still");
     server.says("one");
     eventually("one is closed", || server.shelf.closed("one"));
-    assert!(!state.closed.load(Ordering::SeqCst));
+    assert!(!state.is_closed());
     assert_eq!(
         server.ps(),
         [("tiny".into(), "9999-12-31T23:59:59Z".into())]
     );
     drop(server);
-    assert!(state.closed.load(Ordering::SeqCst));
+    assert!(state.is_closed());
 }
 
 #[test]

@@ -201,7 +201,7 @@ fn texts_become_ids_and_back() {
         let unknown = client.post(path, &json!({field: [[2_147_483_648_u32]]}));
         let error = unknown.expect(400)["error"]["message"].to_string();
         assert!(
-            error.contains("2147483648 is not in the vocabulary"),
+            error.contains("2147483648 is outside the vocabulary"),
             "{path}: {error}"
         );
     }
@@ -230,7 +230,7 @@ fn the_state_is_told() {
     let mut running = Vec::new();
     for n in 1..=4 {
         running.push(client.open_json("/completion", &long));
-        eventually("one more runs", || server.state.rows() == n);
+        eventually("one more runs", || server.state.running() == n);
         let slots = client.get("/slots").expect(200);
         assert_eq!(busy(&slots), n);
         // The first slots are in use.

@@ -215,14 +215,8 @@ fn several_choices_are_several_replies() {
     let prompt = "user: say:ab\n".len();
     assert_eq!(reply["usage"]["prompt_tokens"], prompt);
     assert_eq!(reply["usage"]["completion_tokens"], 6);
-    let seeds: Vec<_> = server
-        .state
-        .options
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|o| o.sampling.seed)
-        .collect();
+    let asked = server.state.asked();
+    let seeds: Vec<_> = asked.iter().map(|a| a.options.sampling.seed).collect();
     assert_eq!(seeds, [Some(5), Some(6), Some(7)]);
 
     let body = with(ask("say:ab"), json!({"n": 2, "stream": true}));
@@ -424,10 +418,7 @@ fn bad_requests_name_what_is_wrong() {
         assert_eq!(error["error"]["type"], "invalid_request_error");
     }
     // None of these requests reached the engine.
-    assert_eq!(
-        server.state.added.load(std::sync::atomic::Ordering::SeqCst),
-        0
-    );
+    assert_eq!(server.state.started(), 0);
     let error = client
         .post(CHAT, &with(ask("x"), json!({"model": "gpt-9"})))
         .expect(404);

@@ -181,7 +181,7 @@ fn anthropic_messages_are_answered() {
         (&body["type"], &body["role"]),
         (&json!("message"), &json!("assistant"))
     );
-    assert_eq!(body["content"], json!([{"type": "text", "text": "yes!"}]));
+    assert_eq!(body["content"], json!([{"type": "text", "text": "yes"}]));
     assert_eq!(body["stop_reason"], "stop_sequence");
     assert_eq!(body["stop_sequence"], "!");
     assert_eq!(

@@ -1,37 +1,15 @@
 //! Replies that are read from the tokens of a stream.
 
-use inference::{
-    ChatPrompt, Error, ErrorKind, FinishReason, GenerateMetrics, Message, Result, Token,
-    TokenSource, TokenStream, Tool,
-};
+use inference::{ChatPrompt, Error, ErrorKind, Message, Result, Token, Tool};
+use inference_conformance::scripted;
 use inference_text::reply::{Event, Family, Format, ReasoningTags, Reply, ReplyStream, reader};
 use serde_json::json;
-
-struct Script(std::vec::IntoIter<Result<Token>>);
-
-impl Iterator for Script {
-    type Item = Result<Token>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.0.next()
-    }
-}
-
-impl TokenSource for Script {
-    fn finish_reason(&self) -> Option<FinishReason> {
-        (self.0.len() == 0).then_some(FinishReason::Stop)
-    }
-
-    fn metrics(&self) -> GenerateMetrics {
-        GenerateMetrics::default()
-    }
-}
 
 fn stream(tokens: Vec<Result<Token>>, tools: &[Tool], rendered: &str) -> ReplyStream {
     let format = Format::of(Family::Hermes).with_reasoning(ReasoningTags::THINK);
     let prompt = ChatPrompt::new([Message::user("hi")]).with_tools(tools);
     let reader = reader(format, &prompt, rendered);
-    ReplyStream::new(TokenStream::new(Script(tokens.into_iter())), reader)
+    ReplyStream::new(scripted::Reply::new(tokens).into_stream(), reader)
 }
 
 fn words(parts: &[&str]) -> Vec<Result<Token>> {

@@ -185,11 +185,7 @@ impl Request {
 
     /// Ends the request with an error.
     pub fn fail(&mut self, error: &inference::Error) {
-        self.end(match error.kind() {
-            ErrorKind::DeadlineExceeded => FinishReason::Deadline,
-            ErrorKind::Cancelled => FinishReason::Cancelled,
-            _ => FinishReason::Error,
-        });
+        self.end(FinishReason::of_error(error));
     }
 
     /// Ends the request and publishes its metrics.

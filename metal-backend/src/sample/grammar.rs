@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
 
+use inference::kit::panic_text;
 use inference::{Error, ErrorKind, Grammar, Result};
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
@@ -352,11 +353,7 @@ fn with_space(schema: &Value) -> Value {
 /// Runs code of that crate on untrusted input; a panic becomes an error.
 fn guarded<T>(run: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let why = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("it contradicts itself");
+        let why = panic_text(panic.as_ref()).unwrap_or("it contradicts itself");
         Error::new(ErrorKind::InvalidOption, why)
     })
 }

@@ -178,7 +178,7 @@ impl Array {
         if self.size() == 0 {
             return Ok(self.clone());
         }
-        let nan = self.isnan()?;
+        let nan = self.is_nan()?;
         let numbers = where_(&nan, &start.of(dtype)?, self)?;
         let undefined = Array::scalar(f32::NAN)?.astype(dtype)?;
         where_(&after(&nan)?, &undefined, &scan(&numbers)?)

@@ -67,9 +67,10 @@ fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::mock::{Mock, Streams};
+    use crate::cli::mock::{self, Streams};
+    use inference_conformance::scripted::Scripted;
 
-    fn printed(model: &Mock, all: bool) -> Result<String, Failure> {
+    fn printed(model: &Scripted, all: bool) -> Result<String, Failure> {
         let mut streams = Streams::new("");
         let prompt = Prompt::Tokens(vec![1, 2]);
         print(model, &prompt, (all, None), &mut streams.console())?;
@@ -78,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_object_has_tokens_shape_and_logits() {
-        let model = Mock::base(&[]).with_logits(&[0.5, -1.25, 3.0]);
+        let model = mock::base(&[]).with_logits(|_| vec![0.5, -1.25, 3.0]);
         let out = printed(&model, false).unwrap();
         assert_eq!(
             out,
@@ -92,14 +93,14 @@ mod tests {
 
     #[test]
     fn what_json_cannot_hold_is_an_error_that_says_where() {
-        let model = Mock::base(&[]).with_logits(&[0.5, f32::NAN, 3.0]);
+        let model = mock::base(&[]).with_logits(|_| vec![0.5, f32::NAN, 3.0]);
         let text = printed(&model, false).unwrap_err().report().unwrap();
         assert!(text.contains("token 1 in row 0 is NaN"), "{text}");
     }
 
     #[test]
     fn a_backend_without_logits_is_a_clear_error() {
-        let text = printed(&Mock::base(&[]).opaque(), false)
+        let text = printed(&mock::base(&[]).opaque(), false)
             .unwrap_err()
             .report()
             .unwrap();

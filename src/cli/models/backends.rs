@@ -209,17 +209,11 @@ fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::mock::{MockBackend, Streams};
+    use crate::cli::mock::{self, Streams};
 
     fn both() -> Vec<Arc<dyn Backend>> {
-        let cpu = MockBackend {
-            name: "cpu",
-            reason: None,
-        };
-        let metal = MockBackend {
-            name: "metal",
-            reason: Some("no Apple silicon here"),
-        };
+        let cpu = mock::backend("cpu", None);
+        let metal = mock::backend("metal", Some("no Apple silicon here"));
         vec![Arc::new(cpu), Arc::new(metal)]
     }
 
@@ -239,10 +233,8 @@ mod tests {
         assert_eq!(lines[4], "metal is not available: no Apple silicon here");
         assert_eq!(lines.len(), 5);
 
-        let backend = |name| -> Arc<dyn Backend> {
-            let reason = Some("no library");
-            Arc::new(MockBackend { name, reason })
-        };
+        let backend =
+            |name| -> Arc<dyn Backend> { Arc::new(mock::backend(name, Some("no library"))) };
         let all = [backend("cpu"), backend("metal")];
         let mut streams = Streams::new("");
         print(&all, (None, None), false, &mut streams.console()).unwrap();
@@ -280,7 +272,7 @@ mod tests {
             flop_threshold: 15_728_640,
             calibration: vec![timed],
         };
-        let backend = |name| -> Arc<dyn Backend> { Arc::new(MockBackend { name, reason: None }) };
+        let backend = |name| -> Arc<dyn Backend> { Arc::new(mock::backend(name, None)) };
         let both = [backend("cpu"), backend("cuda")];
         let mut streams = Streams::new("");
         let facts = (Some("cuda"), Some(&products));

@@ -427,12 +427,12 @@ fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::mock::{Mock, Streams};
+    use crate::cli::mock::{self, Streams};
     use inference::TextModel;
 
     #[test]
     fn info_is_printed_for_people_and_programs() {
-        let info = Mock::instruct(&[]).info();
+        let info = mock::instruct(&[]).info();
         let mut streams = Streams::new("");
         let path = Path::new("somewhere/m.gguf");
         print(

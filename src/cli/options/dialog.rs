@@ -379,7 +379,7 @@ pub fn inline(template: &str, origin: &str) -> Result<ChatTemplate, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::mock::Mock;
+    use crate::cli::mock;
 
     #[test]
     fn names_are_an_object() {
@@ -395,12 +395,12 @@ mod tests {
 
     #[test]
     fn eos_tokens_are_ids_or_single_tokens() {
-        let model = Mock::instruct(&[]);
+        let model = mock::instruct(&[]);
         assert_eq!(eos_ids(&["7".into(), "8".into()], &model).unwrap(), [7, 8]);
-        // The mock encodes every text as two tokens.
+        // Each byte is a token of the mock, so this text has three.
         let failure = eos_ids(&["END".into()], &model).unwrap_err();
         assert_eq!(failure.exit_code(), 2);
-        let failure = eos_ids(&["END".into()], &Mock::base(&[]).opaque()).unwrap_err();
+        let failure = eos_ids(&["END".into()], &mock::base(&[]).opaque()).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
     }
 

@@ -32,13 +32,11 @@ pub fn beyond(info: &ModelInfo, all: usize, ctx_size: Option<usize>) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inference::TextModel;
-
-    use crate::cli::mock::Mock;
+    use crate::cli::mock;
 
     #[test]
     fn both_counts_are_told() {
-        let mut info = Mock::instruct(&[]).info();
+        let mut info = mock::instruct(&[]).info();
         info.context_length = Some(100);
         check(&info, 100, None).unwrap();
         check(&info, 101, Some(50)).unwrap();

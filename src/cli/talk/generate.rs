@@ -312,8 +312,9 @@ impl Args {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::mock::{Mock, Streams};
+    use crate::cli::mock::{self, Streams};
     use clap::Parser;
+    use inference_conformance::scripted::{Scripted, Step};
 
     #[derive(Parser)]
     struct Program {
@@ -326,7 +327,7 @@ mod tests {
         Program::try_parse_from(args).map(|program| program.args)
     }
 
-    fn answer(model: &Mock, args: &[&str], streams: &mut Streams) -> Result<(), Failure> {
+    fn answer(model: &Scripted, args: &[&str], streams: &mut Streams) -> Result<(), Failure> {
         let args = parse(args).unwrap();
         let options = args.options(None)?;
         let mut console = streams.console();
@@ -356,7 +357,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prompt");
         let file = path.to_str().unwrap();
-        let model = Mock::base(&["x"]);
+        let model = mock::base(&["x"]);
         for (content, prompt) in [("a\nb\n", "text a\nb"), ("-", "text -")] {
             std::fs::write(&path, content).unwrap();
             answer(&model, &["-f", file], &mut Streams::new("unread")).unwrap();
@@ -369,7 +370,7 @@ mod tests {
 
     #[test]
     fn an_instruct_model_gets_messages_and_raw_gets_text() {
-        let model = Mock::instruct(&["Par", "is", "."]);
+        let model = mock::instruct(&["Par", "is", "."]);
         let mut streams = Streams::new("");
         answer(
             &model,
@@ -403,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_base_model_gets_the_prompt_as_text() {
-        let model = Mock::base(&["x"]);
+        let model = mock::base(&["x"]);
         let mut streams = Streams::new("from a pipe\n");
         answer(&model, &["-p", "-"], &mut streams).unwrap();
         assert_eq!(model.asked(), ["text from a pipe"]);
@@ -426,7 +427,7 @@ mod tests {
 
     #[test]
     fn json_is_one_object_with_its_keys_in_order() {
-        let model = Mock::instruct(&["Par", "is\n"]);
+        let model = mock::instruct(&["Par", "is\n"]);
         let mut streams = Streams::new("");
         answer(&model, &["-p", "x", "--json"], &mut streams).unwrap();
         let out = streams.out();
@@ -454,7 +455,7 @@ mod tests {
     #[test]
     fn logprobs_are_part_of_the_object_and_of_nothing_else() {
         assert!(parse(&["-p", "x", "--logprobs", "2"]).is_err());
-        let model = Mock::instruct(&["Par", "is"]);
+        let model = mock::instruct(&["Par", "is"]);
         let mut streams = Streams::new("");
         answer(
             &model,
@@ -463,13 +464,11 @@ mod tests {
         )
         .unwrap();
         let value: serde_json::Value = serde_json::from_str(&streams.out()).unwrap();
-        assert_eq!(
-            value["logprobs"],
-            json!([
-                {"logprob": -0.5, "top": []},
-                {"logprob": -0.5, "top": []},
-            ])
-        );
+        let of = |id: u32, text: &str| {
+            let one = json!({"id": id, "text": text, "logprob": -0.5});
+            json!({"logprob": -0.5, "top": [one, one]})
+        };
+        assert_eq!(value["logprobs"], json!([of(0, "Par"), of(1, "is")]));
         let failure = answer(
             &model,
             &["-p", "x", "--json", "--logprobs", "9999"],
@@ -488,15 +487,15 @@ mod tests {
             (&[], ""),
         ] {
             let mut streams = Streams::new("");
-            answer(&Mock::instruct(pieces), &["-p", "x"], &mut streams).unwrap();
+            answer(&mock::instruct(pieces), &["-p", "x"], &mut streams).unwrap();
             assert_eq!(streams.out(), want);
         }
     }
 
     #[test]
     fn a_stopped_reply_keeps_what_came_and_exits_with_1() {
-        let model =
-            Mock::instruct(&["a", "b"]).failing_at(1, inference::ErrorKind::DeadlineExceeded);
+        let model = mock::instruct(&["a", "b"])
+            .after(1, Step::fail(inference::ErrorKind::DeadlineExceeded));
         let mut streams = Streams::new("");
         let failure = answer(&model, &["-p", "x", "--json"], &mut streams).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
@@ -509,7 +508,7 @@ mod tests {
 
     #[test]
     fn a_broken_engine_prints_no_object() {
-        let model = Mock::instruct(&["a", "b"]).failing_at(1, inference::ErrorKind::Engine);
+        let model = mock::instruct(&["a", "b"]).after(1, Step::fail(inference::ErrorKind::Engine));
         let mut streams = Streams::new("");
         let failure = answer(&model, &["-p", "x", "--json"], &mut streams).unwrap_err();
         assert_eq!(failure.exit_code(), 1);

@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use inference::kit::{Clock, Released, StopText, Utf8Decoder};
 use inference::{FinishReason, GenerateMetrics, GenerateOptions, Result, Token, TokenSource};
 
 use crate::counts::END;
@@ -18,19 +18,15 @@ pub struct Request {
     sampler: Sampler,
     /// Prompt and reply.
     ids: Vec<u32>,
-    prompt_tokens: usize,
     /// The number of tokens that may still be generated.
     left: usize,
+    characters: Utf8Decoder,
     /// Tokens whose text may still change.
-    waiting: VecDeque<Token>,
+    text: StopText<Token>,
     /// Tokens to return.
     ready: VecDeque<Token>,
     finish: Option<FinishReason>,
-    handed_out: usize,
-    started: Instant,
-    first: Option<Duration>,
-    last: Duration,
-    total: Option<Duration>,
+    clock: Clock,
 }
 
 impl Request {
@@ -39,25 +35,21 @@ impl Request {
         Self {
             sampler: Sampler::new(&options, prompt.len(), END),
             left: options.max_tokens,
+            text: StopText::new(&options.stop.stop_strings),
+            clock: Clock::start(prompt.len()),
             shared,
             options,
-            prompt_tokens: prompt.len(),
             ids: prompt,
-            waiting: VecDeque::new(),
+            characters: Utf8Decoder::new(),
             ready: VecDeque::new(),
             finish: None,
-            handed_out: 0,
-            started: Instant::now(),
-            first: None,
-            last: Duration::ZERO,
-            total: None,
         }
     }
 
     fn end(&mut self, reason: FinishReason) {
         if self.finish.is_none() {
             self.finish = Some(reason);
-            self.total = Some(self.started.elapsed());
+            self.clock.stop();
         }
     }
 
@@ -66,20 +58,17 @@ impl Request {
         self.options.check_interrupt()?;
         self.shared.check_open()?;
         if self.left == 0 {
-            self.flush();
-            self.end(FinishReason::Length);
+            self.flush(FinishReason::Length);
             return Ok(());
         }
         self.left -= 1;
         let logits = self.shared.counts.logits(&self.ids);
         let id = self.sampler.take(&logits, &self.ids)?;
-        self.last = self.started.elapsed();
-        self.first.get_or_insert(self.last);
+        self.clock.token();
         self.ids.push(id);
         let ends = id == END && !self.options.stop.ignore_eos;
         if ends || self.options.stop.stop_tokens.contains(&id) {
-            self.flush();
-            self.end(FinishReason::Stop);
+            self.flush(FinishReason::Stop);
             return Ok(());
         }
         let mut token = Token::new(id, "");
@@ -89,86 +78,33 @@ impl Request {
         if self.options.output.logits {
             token = token.with_logits(logits);
         }
-        self.waiting.push_back(token);
-        self.settle();
+        let byte = u8::try_from(id).ok();
+        let text = self.characters.push(byte.as_slice());
+        let released = self.text.push(token, &text, self.characters.is_open());
+        self.release(released);
         if self.left == 0 && self.finish.is_none() {
-            self.flush();
-            self.end(FinishReason::Length);
+            self.flush(FinishReason::Length);
         }
         Ok(())
     }
 
-    /// The bytes of the tokens that are held back.
-    fn bytes(&self) -> Vec<u8> {
-        self.waiting
-            .iter()
-            .filter_map(|t| u8::try_from(t.id).ok())
-            .collect()
-    }
-
-    /// Releases the tokens that no stop string can still remove.
-    fn settle(&mut self) {
-        let bytes = self.bytes();
-        let stops = || self.options.stop.stop_strings.iter().map(String::as_bytes);
-        let found = stops()
-            .filter_map(|s| bytes.windows(s.len()).position(|w| w == s))
-            .min();
-        if let Some(at) = found {
-            self.release(at);
-            self.waiting.clear();
-            self.end(FinishReason::Stop);
-            return;
-        }
-        let begun = |s: &[u8]| {
-            (1..s.len())
-                .rev()
-                .find(|&n| bytes.ends_with(&s[..n]))
-                .unwrap_or(0)
-        };
-        let mut safe = bytes.len() - stops().map(begun).max().unwrap_or(0);
-        if let Err(e) = std::str::from_utf8(&bytes[..safe])
-            && e.error_len().is_none()
-            && e.valid_up_to() + 4 > safe
-        {
-            safe = e.valid_up_to(); // a character of which more bytes may come
-        }
-        self.release(safe);
-    }
-
-    /// Releases all tokens that are held back.
-    fn flush(&mut self) {
-        self.release(self.waiting.len());
-    }
-
-    /// Releases the tokens of the first `n` bytes. A character's text comes with its last byte.
-    fn release(&mut self, n: usize) {
-        let bytes = self.bytes();
-        let mut texts = VecDeque::new();
-        for chunk in bytes[..n.min(bytes.len())].utf8_chunks() {
-            for c in chunk.valid().chars() {
-                texts.extend((1..c.len_utf8()).map(|_| String::new()));
-                texts.push_back(String::from(c));
-            }
-            if !chunk.invalid().is_empty() {
-                texts.extend((1..chunk.invalid().len()).map(|_| String::new()));
-                texts.push_back(String::from('\u{fffd}'));
-            }
-        }
-        loop {
-            match self.waiting.front() {
-                // The token has no text, so it is released with the token before it.
-                Some(token) if token.id == END => {}
-                Some(_) if !texts.is_empty() => {}
-                _ => return,
-            }
-            let Some(mut token) = self.waiting.pop_front() else {
-                return;
-            };
-            if token.id != END {
-                token.text = texts.pop_front().unwrap_or_default();
-            }
+    /// Queues tokens whose text is final. Ends the reply if a stop string was found.
+    fn release(&mut self, released: Released<Token>) {
+        for (mut token, text) in released.ready {
+            token.text = text;
             self.ready.push_back(token);
         }
+        if released.stopped.is_some() {
+            self.end(FinishReason::Stop);
+        }
+    }
+
+    /// Releases all tokens that are held back, and ends the reply.
+    fn flush(&mut self, reason: FinishReason) {
+        let rest = self.characters.finish();
+        let released = self.text.finish(&rest);
+        self.release(released);
+        self.end(reason);
     }
 }
 
@@ -178,7 +114,7 @@ impl Iterator for Request {
     fn next(&mut self) -> Option<Result<Token>> {
         loop {
             if let Some(token) = self.ready.pop_front() {
-                self.handed_out += 1;
+                self.clock.counts().generated_tokens += 1;
                 return Some(Ok(token));
             }
             if self.finish.is_some() {
@@ -201,16 +137,7 @@ impl TokenSource for Request {
     }
 
     fn metrics(&self) -> GenerateMetrics {
-        let total = self.total.unwrap_or_else(|| self.started.elapsed());
-        let first = self.first.unwrap_or(total);
-        let mut m = GenerateMetrics::default();
-        m.prompt_tokens = self.prompt_tokens;
-        m.generated_tokens = self.handed_out;
-        m.prefill_time = first;
-        m.time_to_first_token = first;
-        m.decode_time = self.last.saturating_sub(first);
-        m.total_time = total;
-        m
+        self.clock.metrics()
     }
 }
 

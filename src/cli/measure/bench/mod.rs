@@ -392,7 +392,8 @@ fn parse_peak_rss(status: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::mock::{Mock, Streams};
+    use crate::cli::mock::{self, Streams};
+    use inference_conformance::scripted::Scripted;
 
     fn args(prompt_tokens: usize, generate_tokens: usize, repeat: usize) -> Args {
         Args {
@@ -411,7 +412,7 @@ mod tests {
 
     #[test]
     fn every_run_is_reported_and_the_prompt_is_always_the_same() {
-        let model = Mock::base(&["a"; 4]);
+        let model = mock::base(&["a"; 4]);
         let mut streams = Streams::new("");
         let measured = measure(&args(5, 4, 3), &model, &mut streams.console()).unwrap();
         let value = measured.json(0.25);
@@ -429,17 +430,17 @@ mod tests {
 
     #[test]
     fn conversations_are_measured_where_the_model_has_a_template() {
-        let chats = |model: &Mock| many::chats(model, 2).unwrap();
-        assert!(chats(&Mock::base(&["a"])).is_none());
-        assert!(chats(&Mock::base(&["a"]).opaque()).is_none());
+        let chats = |model: &Scripted| many::chats(model, 2).unwrap();
+        assert!(chats(&mock::base(&["a"])).is_none());
+        assert!(chats(&mock::base(&["a"]).opaque()).is_none());
         // The model has a template, but the backend does not report its tokens.
-        assert!(chats(&Mock::instruct(&["a"])).is_none());
+        assert!(chats(&mock::instruct(&["a"])).is_none());
     }
 
     #[test]
     fn a_model_that_stops_short_or_has_no_room_is_an_error() {
         let mut streams = Streams::new("");
-        let model = Mock::base(&["a"; 3]);
+        let model = mock::base(&["a"; 3]);
         let failure = measure(&args(5, 9, 1), &model, &mut streams.console()).map(|_| ());
         assert!(
             failure

@@ -146,7 +146,7 @@ fn lines(profile: &StepProfile) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::mock::{Mock, Streams};
+    use crate::cli::mock::{self, Streams};
     use inference::PartTime;
 
     fn profile() -> StepProfile {
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_backend_that_measures_nothing_is_refused() {
-        let model = Mock::base(&["a"]);
+        let model = mock::base(&["a"]);
         let mut streams = Streams::new("");
         let prompt = Prompt::Tokens(vec![1]);
         let failure = run(&model, &prompt, 4, &mut streams.console()).map(|_| ());

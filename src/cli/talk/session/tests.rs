@@ -1,8 +1,9 @@
 //! Tests of the conversation, against a mock model and typed or piped lines.
 
 use super::*;
-use crate::cli::mock::{Mock, Streams};
+use crate::cli::mock::{self, Streams};
 use crate::cli::terminal::lines::Plain;
+use inference_conformance::scripted::{Scripted, Step};
 
 fn sampling() -> SamplingArgs {
     use clap::Parser;
@@ -15,14 +16,14 @@ fn sampling() -> SamplingArgs {
 }
 
 /// A new conversation.
-fn session<'a>(model: &'a Mock, sampling: &'a SamplingArgs) -> Session<'a> {
+fn session<'a>(model: &'a Scripted, sampling: &'a SamplingArgs) -> Session<'a> {
     let mut session = Session::new(Held::Lent(model), sampling.options().unwrap());
     session.sampling = Some(sampling);
     session
 }
 
 /// Runs a chat on piped input; with `terminal`, errors do not end it.
-fn chat_with(model: &Mock, input: &str, terminal: bool) -> (Result<(), Failure>, Streams) {
+fn chat_with(model: &Scripted, input: &str, terminal: bool) -> (Result<(), Failure>, Streams) {
     let sampling = sampling();
     let mut session = session(model, &sampling);
     let mut streams = Streams::new(input);
@@ -32,7 +33,7 @@ fn chat_with(model: &Mock, input: &str, terminal: bool) -> (Result<(), Failure>,
     (done, streams)
 }
 
-fn chat(model: &Mock, input: &str) -> Streams {
+fn chat(model: &Scripted, input: &str) -> Streams {
     let (done, streams) = chat_with(model, input, false);
     done.unwrap();
     streams
@@ -40,7 +41,7 @@ fn chat(model: &Mock, input: &str) -> Streams {
 
 #[test]
 fn replies_alone_are_on_standard_output_and_history_grows() {
-    let model = Mock::instruct(&["yes", "."]);
+    let model = mock::instruct(&["yes", "."]);
     let streams = chat(&model, "one\n\n  \ntwo\n");
     assert_eq!(streams.out(), "yes.\nyes.\n");
     assert_eq!(streams.err(), "");
@@ -52,14 +53,14 @@ fn replies_alone_are_on_standard_output_and_history_grows() {
 
 #[test]
 fn bye_leaves_and_clear_forgets() {
-    let model = Mock::instruct(&["ok"]);
+    let model = mock::instruct(&["ok"]);
     chat(&model, "a\n/clear\nb\n/bye\nc\n");
     assert_eq!(model.asked(), ["chat user:a", "chat user:b"]);
 }
 
 #[test]
 fn system_comes_first_by_either_command() {
-    let model = Mock::instruct(&["ok"]);
+    let model = mock::instruct(&["ok"]);
     chat(
         &model,
         "/system Be brief.\na\n/clear\n/set system \"Be long.\"\nb\n",
@@ -75,7 +76,7 @@ fn system_comes_first_by_either_command() {
 
 #[test]
 fn set_reaches_the_options_and_refuses_nonsense() {
-    let model = Mock::instruct(&["a", "b", "c"]);
+    let model = mock::instruct(&["a", "b", "c"]);
     let streams = chat(
         &model,
         "/set max_tokens 2\nx\n/set parameter max_tokens 1\ny\n/set max_tokens many\n/set\n",
@@ -90,7 +91,7 @@ fn set_reaches_the_options_and_refuses_nonsense() {
 
 #[test]
 fn several_lines_are_one_message() {
-    let model = Mock::instruct(&["ok"]);
+    let model = mock::instruct(&["ok"]);
     chat(
         &model,
         "\"\"\"first\n/bye\n\nlast\"\"\"\n\"\"\"one line\"\"\"\n\"\"\"\nopen\n",
@@ -103,7 +104,7 @@ fn several_lines_are_one_message() {
 
 #[test]
 fn unknown_commands_are_told_and_paths_are_messages() {
-    let model = Mock::instruct(&["ok"]);
+    let model = mock::instruct(&["ok"]);
     let streams = chat(&model, "/nonsense\n/usr/lib is full\n");
     assert!(
         streams.err().contains("no command /nonsense"),
@@ -115,7 +116,7 @@ fn unknown_commands_are_told_and_paths_are_messages() {
 
 #[test]
 fn stats_show_and_help_answer_on_standard_error() {
-    let model = Mock::instruct(&["a", "b"]);
+    let model = mock::instruct(&["a", "b"]);
     let streams = chat(&model, "/stats\nx\n/stats\n/show\n/help\n/?\n");
     let err = streams.err();
     for part in [
@@ -132,7 +133,7 @@ fn stats_show_and_help_answer_on_standard_error() {
 
 #[test]
 fn an_interrupted_reply_is_kept_as_far_as_it_came() {
-    let model = Mock::instruct(&["a", "b"]).failing_at(1, ErrorKind::Cancelled);
+    let model = mock::instruct(&["a", "b"]).after(1, Step::fail(ErrorKind::Cancelled));
     let streams = chat(&model, "x\ny\n");
     assert_eq!(streams.out(), "a\na\n");
     assert_eq!(model.asked()[1], "chat user:x|assistant:a|user:y");
@@ -141,7 +142,7 @@ fn an_interrupted_reply_is_kept_as_far_as_it_came() {
 
 #[test]
 fn a_failed_reply_ends_a_script_but_not_a_conversation() {
-    let broken = || Mock::instruct(&["a", "b"]).failing_at(1, ErrorKind::Engine);
+    let broken = || mock::instruct(&["a", "b"]).after(1, Step::fail(ErrorKind::Engine));
     let model = broken();
     let (done, _) = chat_with(&model, "x\ny\n", false);
     assert_eq!(done.unwrap_err().exit_code(), 1);
@@ -157,7 +158,7 @@ fn a_failed_reply_ends_a_script_but_not_a_conversation() {
 
 #[test]
 fn a_closed_model_ends_the_conversation() {
-    let model = Mock::instruct(&["a"]).failing_at(0, ErrorKind::Closed);
+    let model = mock::instruct(&["a"]).after(0, Step::fail(ErrorKind::Closed));
     let (done, _) = chat_with(&model, "x\ny\n", true);
     assert_eq!(done.unwrap_err().exit_code(), 1);
 }
@@ -166,8 +167,8 @@ fn a_closed_model_ends_the_conversation() {
 fn one_prompt_is_answered_by_every_kind_of_model() {
     let sampling = sampling();
     for (model, asked) in [
-        (Mock::instruct(&["ok"]), "chat user:hi"),
-        (Mock::base(&["ok"]), "text hi"),
+        (mock::instruct(&["ok"]), "chat user:hi"),
+        (mock::base(&["ok"]), "text hi"),
     ] {
         let mut streams = Streams::new("");
         session(&model, &sampling)
@@ -179,7 +180,7 @@ fn one_prompt_is_answered_by_every_kind_of_model() {
             ("ok\n", "")
         );
     }
-    let model = Mock::instruct(&["a", "b"]).failing_at(1, ErrorKind::Cancelled);
+    let model = mock::instruct(&["a", "b"]).after(1, Step::fail(ErrorKind::Cancelled));
     let mut streams = Streams::new("");
     let mut console = streams.console();
     console.in_is_terminal = true;
@@ -195,7 +196,7 @@ fn one_prompt_is_answered_by_every_kind_of_model() {
 
 #[test]
 fn commands_that_fail_do_not_end_the_conversation() {
-    let model = Mock::instruct(&["ok"]);
+    let model = mock::instruct(&["ok"]);
     let streams = chat(&model, "/save\n/load\n/resume\n/show nonsense\nhi\n");
     let err = streams.err();
     for part in ["/save NAME", "/load NAME", "no conversation", "/show knows"] {
@@ -206,7 +207,7 @@ fn commands_that_fail_do_not_end_the_conversation() {
 
 #[test]
 fn statistics_follow_replies_where_wanted() {
-    let model = Mock::instruct(&["ok"]);
+    let model = mock::instruct(&["ok"]);
     let streams = chat(
         &model,
         "/set verbose\nhi\n/set quiet\nhi\n/show parameters\n",

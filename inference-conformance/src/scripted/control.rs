@@ -1,0 +1,184 @@
+//! What a test sees of a scripted model, and how it holds the model up.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use inference::{Error, ErrorKind, GenerateMetrics, GenerateOptions, Message, Result};
+
+/// The number of requests that a model remembers, so that the memory of a long run is bounded.
+const REMEMBERED: usize = 64;
+
+/// The prompt of a request, as the caller gave it. Ids that the model made of a text or of a
+/// conversation are shown as what they were made of.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// A text.
+    Text(String),
+    /// Token ids.
+    Tokens(Arc<[u32]>),
+    /// A conversation.
+    Chat(Vec<Message>),
+}
+
+/// Such as `text hi`, `tokens [7, 8]` or `chat system:Be brief.|user:hi`.
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "text {text}"),
+            Self::Tokens(ids) => write!(f, "tokens {ids:?}"),
+            Self::Chat(messages) => {
+                let said = messages.iter().map(|m| format!("{}:{}", m.role, m.content));
+                write!(f, "chat {}", said.collect::<Vec<_>>().join("|"))
+            }
+        }
+    }
+}
+
+/// A request, as a script reads it.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The prompt as the caller gave it.
+    pub input: Input,
+    /// The ids of the prompt.
+    pub ids: Arc<[u32]>,
+    /// Their text, with special tokens by name.
+    pub text: String,
+    /// The options.
+    pub options: GenerateOptions,
+}
+
+/// The state of a model, which its requests and sessions share.
+#[derive(Default)]
+pub struct Control {
+    running: AtomicUsize,
+    peak: AtomicUsize,
+    started: AtomicUsize,
+    sessions: AtomicUsize,
+    closed: AtomicBool,
+    held: AtomicBool,
+    asked: Mutex<VecDeque<Asked>>,
+    /// What the latest ids were made of.
+    prepared: Mutex<VecDeque<(Vec<u32>, Input)>>,
+    metrics: Mutex<GenerateMetrics>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Control {
+    /// The number of requests that run.
+    pub fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+
+    /// The most requests that ran at the same time.
+    pub fn peak(&self) -> usize {
+        self.peak.load(Ordering::SeqCst)
+    }
+
+    /// The number of requests that were not refused.
+    pub fn started(&self) -> usize {
+        self.started.load(Ordering::SeqCst)
+    }
+
+    /// The number of sessions that began.
+    pub fn sessions(&self) -> usize {
+        self.sessions.load(Ordering::SeqCst)
+    }
+
+    /// Whether the model was closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Holds all steps until [`Control::release`].
+    pub fn hold(&self) {
+        self.held.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets steps go on.
+    pub fn release(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    /// The latest requests that were not refused, oldest first, at most 64.
+    pub fn asked(&self) -> Vec<Asked> {
+        locked(&self.asked).iter().cloned().collect()
+    }
+
+    /// The latest request that was not refused.
+    pub fn last(&self) -> Option<Asked> {
+        locked(&self.asked).back().cloned()
+    }
+
+    pub(super) fn wait(&self) {
+        while self.held.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(super) fn check_open(&self) -> Result<()> {
+        match self.is_closed() {
+            true => Err(Error::new(
+                ErrorKind::Closed,
+                "the model was closed; load it again",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn session(&self) {
+        self.sessions.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn ask(&self, asked: Asked) {
+        self.started.fetch_add(1, Ordering::SeqCst);
+        let mut list = locked(&self.asked);
+        if list.len() == REMEMBERED {
+            list.pop_front();
+        }
+        list.push_back(asked);
+    }
+
+    /// Records that `ids` were made of `input`.
+    pub(super) fn prepare(&self, ids: &[u32], input: Input) {
+        let mut list = locked(&self.prepared);
+        if list.len() == REMEMBERED {
+            list.pop_front();
+        }
+        list.push_back((ids.to_vec(), input));
+    }
+
+    /// What `ids` were last made of.
+    pub(super) fn made_of(&self, ids: &[u32]) -> Option<Input> {
+        let list = locked(&self.prepared);
+        let made = list.iter().rev().find(|(made, _)| made == ids);
+        made.map(|(_, input)| input.clone())
+    }
+
+    pub(super) fn begin(&self) {
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.peak.fetch_max(running, Ordering::SeqCst);
+    }
+
+    pub(super) fn end(&self) {
+        self.running.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn publish(&self, metrics: GenerateMetrics) {
+        *locked(&self.metrics) = metrics;
+    }
+
+    pub(super) fn metrics(&self) -> GenerateMetrics {
+        locked(&self.metrics).clone()
+    }
+}

@@ -1,0 +1,252 @@
+//! A backend whose models reply by a script, for tests of programs and for authors of backends.
+//!
+//! A [`Scripted`] model gives fixed or computed replies. It honors stop strings and stop tokens,
+//! logits processors, cancellation and deadlines as the contract says. It waits, fails or panics
+//! where the script says so. It computes nothing, so it ignores options that change probabilities.
+//!
+//! ```
+//! use inference::{ErrorKind, GenerateOptions, TextModel};
+//! use inference_conformance::scripted::{Scripted, Step};
+//!
+//! # fn main() -> inference::Result<()> {
+//! let model = Scripted::replies(["Par", "is", "."]).after(2, Step::fail(ErrorKind::Engine));
+//! let mut stream = model.generate(&"The capital of France?".into(), &GenerateOptions::new())?;
+//! assert_eq!(stream.next().unwrap()?.text, "Par");
+//! assert_eq!(stream.next().unwrap()?.text, "is");
+//! assert_eq!(stream.next().unwrap().unwrap_err().kind(), ErrorKind::Engine);
+//! assert_eq!(model.asked(), ["text The capital of France?"]);
+//! # Ok(()) }
+//! ```
+//!
+//! [`ScriptedBackend`] puts models behind a name, and [`Reply::into_stream`] makes a stream without
+//! a model.
+
+mod backend;
+mod control;
+mod model;
+mod reply;
+mod run;
+mod vocabulary;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use inference::{
+    ChatPrompt, EmbeddingInfo, GenerateMetrics, GenerateOptions, ModelInfo, RerankOptions, Result,
+};
+
+pub use backend::ScriptedBackend;
+pub use control::{Asked, Control, Input};
+pub use model::{ScriptedAdapter, attention};
+pub use reply::{Reply, Step};
+pub use vocabulary::{END, Vocabulary};
+
+/// All settings of a model. Running requests share it.
+#[derive(Clone)]
+struct Script {
+    reply: Arc<dyn Fn(&Asked) -> Result<Reply> + Send + Sync>,
+    vocabulary: Vocabulary,
+    info: ModelInfo,
+    pace: Duration,
+    control: Arc<Control>,
+    measured: Arc<dyn Fn(&mut GenerateMetrics) + Send + Sync>,
+    rendered: Arc<dyn Fn(&ChatPrompt) -> Result<String> + Send + Sync>,
+    prepared: Arc<dyn Fn(&GenerateOptions) -> Result<()> + Send + Sync>,
+    logits: Option<Arc<dyn Fn(&[u32]) -> Vec<f32> + Send + Sync>>,
+    embedded: Option<(EmbeddingInfo, Arc<dyn Fn(&[u32]) -> Vec<f32> + Send + Sync>)>,
+    reranked: Option<Arc<Reranked>>,
+    template: Option<String>,
+    opaque: bool,
+    trainable: bool,
+    inspectable: bool,
+}
+
+type Reranked = dyn Fn(&str, &str, &RerankOptions) -> Result<f32> + Send + Sync;
+
+/// A model that replies by a script. Clones share their [`Control`].
+#[derive(Clone)]
+pub struct Scripted {
+    script: Arc<Script>,
+}
+
+impl Scripted {
+    /// A model that replies to each request with tokens of these texts, whose ids count from 0.
+    pub fn replies<S: Into<String>>(pieces: impl IntoIterator<Item = S>) -> Self {
+        let pieces: Vec<String> = pieces.into_iter().map(Into::into).collect();
+        Self::computed(move |_| Ok(Reply::pieces(&pieces)))
+    }
+
+    /// A model whose reply depends on the request. An error refuses the request.
+    pub fn computed(reply: impl Fn(&Asked) -> Result<Reply> + Send + Sync + 'static) -> Self {
+        let mut info = ModelInfo::default();
+        info.architecture = String::from("scripted");
+        info.vocab_size = Vocabulary::new().len();
+        info.device = String::from("cpu");
+        Self {
+            script: Arc::new(Script {
+                reply: Arc::new(reply),
+                vocabulary: Vocabulary::new(),
+                info,
+                pace: Duration::ZERO,
+                control: Arc::default(),
+                measured: Arc::new(|_| {}),
+                rendered: Arc::new(model::render),
+                prepared: Arc::new(|_| Ok(())),
+                logits: None,
+                embedded: None,
+                reranked: None,
+                template: None,
+                opaque: false,
+                trainable: false,
+                inspectable: false,
+            }),
+        }
+    }
+
+    /// A model in which `next` alone decides the token after the ids so far. Its logits are 1 for
+    /// that token and 0 for all others.
+    pub fn predicting(next: impl Fn(&[u32]) -> u32 + Send + Sync + 'static) -> Self {
+        let next = Arc::new(next);
+        let after = Arc::clone(&next);
+        let model = Self::computed(move |asked| {
+            let (mut ids, next) = (asked.ids.to_vec(), Arc::clone(&next));
+            Ok(Reply::ids(std::iter::from_fn(move || {
+                ids.push(next(&ids));
+                ids.last().copied()
+            })))
+        });
+        model.with_logits(move |ids| {
+            let mut row = vec![0.0; Vocabulary::new().len()];
+            if let Some(logit) = row.get_mut(after(ids) as usize) {
+                *logit = 1.0;
+            }
+            row
+        })
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Script)) -> Self {
+        change(Arc::make_mut(&mut self.script));
+        self
+    }
+
+    /// Inserts `step` into each reply, after `n` tokens.
+    #[must_use]
+    pub fn after(self, n: usize, step: Step) -> Self {
+        let reply = Arc::clone(&self.script.reply);
+        let changed = move |asked: &Asked| Ok(reply(asked)?.after(n, step.clone()));
+        self.with(|script| script.reply = Arc::new(changed))
+    }
+
+    /// Waits this long before each step, as an engine that computes does.
+    #[must_use]
+    pub fn with_pace(self, pace: Duration) -> Self {
+        self.with(|script| script.pace = pace)
+    }
+
+    /// Sets the special tokens.
+    #[must_use]
+    pub fn with_vocabulary(self, vocabulary: Vocabulary) -> Self {
+        self.with(|script| {
+            script.info.vocab_size = vocabulary.len();
+            script.vocabulary = vocabulary;
+        })
+    }
+
+    /// Changes what the model says of itself.
+    #[must_use]
+    pub fn with_info(self, change: impl FnOnce(&mut ModelInfo)) -> Self {
+        self.with(|script| change(&mut script.info))
+    }
+
+    /// Changes the metrics of each request, such as times that must be the same in each run.
+    #[must_use]
+    pub fn with_metrics(
+        self,
+        change: impl Fn(&mut GenerateMetrics) + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|script| script.measured = Arc::new(change))
+    }
+
+    /// Sets how conversations become text. The default is a line `role: content` per message.
+    #[must_use]
+    pub fn with_rendering(
+        self,
+        render: impl Fn(&ChatPrompt) -> Result<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|script| script.rendered = Arc::new(render))
+    }
+
+    /// Sets the text that the model reports as its chat template.
+    #[must_use]
+    pub fn with_template(self, template: impl Into<String>) -> Self {
+        self.with(|script| {
+            script.template = Some(template.into());
+            script.info.has_chat_template = true;
+        })
+    }
+
+    /// Sets the work of [`TextModel::prepare`](inference::TextModel::prepare).
+    #[must_use]
+    pub fn with_preparation(
+        self,
+        prepare: impl Fn(&GenerateOptions) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|script| script.prepared = Arc::new(prepare))
+    }
+
+    /// Sets the logits of the token after some ids. They do not affect replies.
+    #[must_use]
+    pub fn with_logits(self, logits: impl Fn(&[u32]) -> Vec<f32> + Send + Sync + 'static) -> Self {
+        self.with(|script| script.logits = Some(Arc::new(logits)))
+    }
+
+    /// Makes it an [`EmbeddingModel`](inference::EmbeddingModel), with the vector of a prompt's ids.
+    #[must_use]
+    pub fn with_embeddings(
+        self,
+        info: EmbeddingInfo,
+        embed: impl Fn(&[u32]) -> Vec<f32> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|script| script.embedded = Some((info, Arc::new(embed))))
+    }
+
+    /// Makes it a [`RerankModel`](inference::RerankModel), with the score of a query and a document.
+    #[must_use]
+    pub fn with_reranking(
+        self,
+        score: impl Fn(&str, &str, &RerankOptions) -> Result<f32> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|script| script.reranked = Some(Arc::new(score)))
+    }
+
+    /// Makes it a [`TrainableModel`](inference::TrainableModel) whose adapters change nothing.
+    #[must_use]
+    pub fn with_training(self) -> Self {
+        self.with(|script| script.trainable = true)
+    }
+
+    /// Makes it an [`AttentionInspector`](inference::AttentionInspector), whose keys are the ids.
+    #[must_use]
+    pub fn with_attention(self) -> Self {
+        self.with(|script| script.inspectable = true)
+    }
+
+    /// Removes the [`TokenModel`](inference::TokenModel), which is there by default.
+    #[must_use]
+    pub fn opaque(self) -> Self {
+        self.with(|script| script.opaque = true)
+    }
+
+    /// The state that requests and sessions share.
+    #[must_use]
+    pub fn control(&self) -> &Arc<Control> {
+        &self.script.control
+    }
+
+    /// The latest requests as short texts, such as `text hi`; see [`Input`].
+    #[must_use]
+    pub fn asked(&self) -> Vec<String> {
+        let asked = self.control().asked();
+        asked.iter().map(|asked| asked.input.to_string()).collect()
+    }
+}

@@ -1,0 +1,127 @@
+//! Replies as lists of steps, finite or endless.
+
+use std::time::Duration;
+
+use inference::{Error, ErrorKind, GenerateOptions, Result, Token, TokenStream};
+
+use super::Scripted;
+use super::run::Stream;
+use super::vocabulary::END;
+
+/// One step of a [`Reply`].
+#[non_exhaustive]
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Gives this token, with its own text.
+    Token(Token),
+    /// Gives a token of the model's vocabulary. The one that ends a text ends the reply.
+    Id(u32),
+    /// Gives no token, as a part of a long prompt does.
+    Idle,
+    /// Waits, and gives no token.
+    Wait(Duration),
+    /// Fails the request.
+    Fail(Error),
+    /// Fails the request, and in a session all others.
+    FailAll(Error),
+    /// Panics with this message.
+    Panic(String),
+}
+
+impl Step {
+    /// Fails the request with an error of this kind.
+    #[must_use]
+    pub fn fail(kind: ErrorKind) -> Self {
+        Self::Fail(Error::new(kind, "the script fails here"))
+    }
+
+    pub(super) fn is_token(&self) -> bool {
+        matches!(self, Self::Token(_) | Self::Id(_))
+    }
+}
+
+impl From<Result<Token>> for Step {
+    fn from(item: Result<Token>) -> Self {
+        item.map_or_else(Self::Fail, Self::Token)
+    }
+}
+
+pub(super) type Steps = Box<dyn Iterator<Item = Step> + Send>;
+
+/// What a model replies to one request. After the last step comes the token that ends a text.
+pub struct Reply(pub(super) Steps);
+
+impl Reply {
+    /// A reply of these steps, which are made one at a time.
+    pub fn new<S: Into<Step> + 'static>(
+        steps: impl IntoIterator<Item = S, IntoIter: Send + 'static>,
+    ) -> Self {
+        Self(Box::new(steps.into_iter().map(Into::into)))
+    }
+
+    /// A reply of tokens of the vocabulary.
+    pub fn ids(ids: impl IntoIterator<Item = u32, IntoIter: Send + 'static>) -> Self {
+        Self(Box::new(ids.into_iter().map(Step::Id)))
+    }
+
+    /// A reply with one token for each byte of the text.
+    #[must_use]
+    pub fn text(text: &str) -> Self {
+        let bytes = text.as_bytes().to_vec();
+        Self::ids(bytes.into_iter().map(u32::from))
+    }
+
+    /// A reply whose tokens have these texts. Their ids count from 0.
+    pub fn pieces<S: Into<String>>(pieces: impl IntoIterator<Item = S>) -> Self {
+        let tokens = (0..).zip(pieces).map(|(id, piece)| Token::new(id, piece));
+        Self(Box::new(
+            tokens.map(Step::Token).collect::<Vec<_>>().into_iter(),
+        ))
+    }
+
+    /// Inserts `step` after `n` tokens. It is the last step of a reply of `n` tokens, and has no effect on a
+    /// shorter one.
+    #[must_use]
+    pub fn after(self, n: usize, step: Step) -> Self {
+        let (mut rest, mut given, mut step) = (self.0, 0, Some(step));
+        Self(Box::new(std::iter::from_fn(move || {
+            if given == n
+                && let Some(step) = step.take()
+            {
+                return Some(step);
+            }
+            let next = rest.next()?;
+            given += usize::from(next.is_token());
+            Some(next)
+        })))
+    }
+
+    /// Inserts `step` before each token.
+    #[must_use]
+    pub fn before_each(self, step: Step) -> Self {
+        Self(Box::new(self.0.flat_map(move |next| {
+            let before = next.is_token().then(|| step.clone());
+            before.into_iter().chain([next])
+        })))
+    }
+
+    /// Gives no token in the first `n` steps, as an engine that computes a long prompt.
+    #[must_use]
+    pub fn idle(self, n: usize) -> Self {
+        Self(Box::new(std::iter::repeat_n(Step::Idle, n).chain(self.0)))
+    }
+
+    /// The reply as a stream of its own, without a model.
+    #[must_use]
+    pub fn into_stream(self) -> TokenStream {
+        let model = Scripted::computed(|_| Ok(Reply::ids([END])));
+        let options = GenerateOptions::new().with_max_tokens(usize::MAX);
+        TokenStream::new(Stream(model.run(self, [END].into(), options)))
+    }
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").finish_non_exhaustive()
+    }
+}
