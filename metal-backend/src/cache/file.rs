@@ -9,6 +9,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use inference::{Error, ErrorKind, Result};
+use inference_formats::atomic::AtomicFile;
 use mlx_rs_core::{Array, Dtype};
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
 use serde::{Deserialize, Serialize};

@@ -51,7 +51,7 @@ fn against_mlx_lm(name: &str) {
 
         let model = trainer.model().as_token_model().unwrap();
         let prompt = first[0].ids.clone().into();
-        let logits = TokenModel::logits(model, &prompt, false).unwrap();
+        let logits = TokenModel::logits(model, &prompt, false, &Interrupt::new()).unwrap();
         for (got, expected) in logits.logits.iter().zip(floats(&golden["logits"])) {
             // mlx-lm rounds Gemma's factor on embeddings to bfloat16.
             assert!((got - expected).abs() < 1e-3, "{name}: {got} {expected}");

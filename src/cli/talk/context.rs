@@ -32,6 +32,8 @@ pub fn beyond(info: &ModelInfo, all: usize, ctx_size: Option<usize>) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inference::TextModel;
+
     use crate::cli::mock;
 
     #[test]

@@ -260,6 +260,7 @@ impl Flags {
 mod tests {
     use super::*;
     use clap::Parser;
+    use metal_backend::train::Compile;
 
     #[derive(Debug, Parser)]
     struct Line {
