@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use inference::{
     Backend, CancelToken, Capabilities, Error, ErrorKind, FinishReason, GenerateMetrics,
-    GenerateOptions, LoadOptions, Message, Result, TextModel, Token, TokenSource,
-    TokenStream,
+    GenerateOptions, LoadOptions, Message, Result, TextModel, Token, TokenSource, TokenStream,
 };
 use inference_conformance::scripted::{Input, Reply, Scripted, ScriptedBackend};
 

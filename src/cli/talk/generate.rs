@@ -313,8 +313,8 @@ impl Args {
 mod tests {
     use super::*;
     use crate::cli::mock::{self, Streams};
-    use inference_conformance::scripted::{Scripted, Step};
     use clap::Parser;
+    use inference_conformance::scripted::{Scripted, Step};
 
     #[derive(Parser)]
     struct Program {
@@ -494,8 +494,8 @@ mod tests {
 
     #[test]
     fn a_stopped_reply_keeps_what_came_and_exits_with_1() {
-        let model =
-            mock::instruct(&["a", "b"]).after(1, Step::fail(inference::ErrorKind::DeadlineExceeded));
+        let model = mock::instruct(&["a", "b"])
+            .after(1, Step::fail(inference::ErrorKind::DeadlineExceeded));
         let mut streams = Streams::new("");
         let failure = answer(&model, &["-p", "x", "--json"], &mut streams).unwrap_err();
         assert_eq!(failure.exit_code(), 1);

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cli::mock::{self, Streams};
-use inference_conformance::scripted::{Scripted, Step};
 use crate::cli::terminal::lines::Plain;
+use inference_conformance::scripted::{Scripted, Step};
 
 fn sampling() -> SamplingArgs {
     use clap::Parser;
