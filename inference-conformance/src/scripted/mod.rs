@@ -41,27 +41,33 @@ pub use model::{ScriptedAdapter, attention};
 pub use reply::{Reply, Step};
 pub use vocabulary::{END, Vocabulary};
 
+type Replying = dyn Fn(&Asked) -> Result<Reply> + Send + Sync;
+type Measuring = dyn Fn(&mut GenerateMetrics) + Send + Sync;
+type Rendering = dyn Fn(&ChatPrompt) -> Result<String> + Send + Sync;
+type Preparing = dyn Fn(&GenerateOptions) -> Result<()> + Send + Sync;
+/// Numbers that a model computes from ids: logits, or a vector.
+type Computing = dyn Fn(&[u32]) -> Vec<f32> + Send + Sync;
+type Reranking = dyn Fn(&str, &str, &RerankOptions) -> Result<f32> + Send + Sync;
+
 /// All settings of a model. Running requests share it.
 #[derive(Clone)]
 struct Script {
-    reply: Arc<dyn Fn(&Asked) -> Result<Reply> + Send + Sync>,
+    reply: Arc<Replying>,
     vocabulary: Vocabulary,
     info: ModelInfo,
     pace: Duration,
     control: Arc<Control>,
-    measured: Arc<dyn Fn(&mut GenerateMetrics) + Send + Sync>,
-    rendered: Arc<dyn Fn(&ChatPrompt) -> Result<String> + Send + Sync>,
-    prepared: Arc<dyn Fn(&GenerateOptions) -> Result<()> + Send + Sync>,
-    logits: Option<Arc<dyn Fn(&[u32]) -> Vec<f32> + Send + Sync>>,
-    embedded: Option<(EmbeddingInfo, Arc<dyn Fn(&[u32]) -> Vec<f32> + Send + Sync>)>,
-    reranked: Option<Arc<Reranked>>,
+    measured: Arc<Measuring>,
+    rendered: Arc<Rendering>,
+    prepared: Arc<Preparing>,
+    logits: Option<Arc<Computing>>,
+    embedded: Option<(EmbeddingInfo, Arc<Computing>)>,
+    reranked: Option<Arc<Reranking>>,
     template: Option<String>,
     opaque: bool,
     trainable: bool,
     inspectable: bool,
 }
-
-type Reranked = dyn Fn(&str, &str, &RerankOptions) -> Result<f32> + Send + Sync;
 
 /// A model that replies by a script. Clones share their [`Control`].
 #[derive(Clone)]

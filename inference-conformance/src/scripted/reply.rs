@@ -20,6 +20,8 @@ pub enum Step {
     Idle,
     /// Waits, and gives no token.
     Wait(Duration),
+    /// Ends the reply, even if the request ignores the token that ends a text.
+    End,
     /// Fails the request.
     Fail(Error),
     /// Fails the request, and in a session all others.

@@ -120,6 +120,11 @@ impl Run {
                 std::thread::sleep(time);
                 return Ok(());
             }
+            Some(Step::End) => {
+                self.stop = Some(StopCause::Eos(END));
+                self.flush(FinishReason::Stop);
+                return Ok(());
+            }
             Some(Step::Fail(error) | Step::FailAll(error)) => return Err(error),
             Some(Step::Panic(message)) => panic!("{message}"),
             Some(_) => return Ok(()),

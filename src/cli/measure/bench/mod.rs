@@ -393,7 +393,7 @@ fn parse_peak_rss(status: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::cli::mock::{self, Streams};
-    use inference_conformance::scripted::Scripted;
+    use inference_conformance::scripted::{Scripted, Step};
 
     fn args(prompt_tokens: usize, generate_tokens: usize, repeat: usize) -> Args {
         Args {
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn a_model_that_stops_short_or_has_no_room_is_an_error() {
         let mut streams = Streams::new("");
-        let model = mock::base(&["a"; 3]);
+        let model = mock::base(&["a"; 3]).after(3, Step::End);
         let failure = measure(&args(5, 9, 1), &model, &mut streams.console()).map(|_| ());
         assert!(
             failure
