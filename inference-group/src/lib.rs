@@ -326,7 +326,7 @@ mod tests {
             ("2", text, "0 to 1"),
             ("-1", text, "0 to 1"),
             ("0", "[[], []]", "no address"),
-            ("0", "{}", "no list"),
+            ("0", "{}", "not a list"),
         ] {
             let error = Member::on_ring(rank, text, Split::Tensor).unwrap_err();
             assert!(error.contains(told), "{error}");

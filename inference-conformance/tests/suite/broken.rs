@@ -114,6 +114,9 @@ fn report(fault: Fault) -> Report {
     suite.run()
 }
 
+/// Checks that fail beside the one named for the fault, because they run ids, too.
+const ALSO: [(Fault, Check); 1] = [(Fault::IdsReversed, Check::PrepareChat)];
+
 fn failed(report: &Report) -> Vec<Check> {
     let failed = |o: &Outcome| matches!(o, Outcome::Failed(_));
     let checks = report.checks.iter().filter(|c| failed(&c.outcome));
@@ -130,8 +133,9 @@ fn each_broken_promise_fails_the_check_that_is_named_for_it() {
             scope.spawn(|| {
                 while let Some((fault, check)) = FAULTS.get(next.fetch_add(1, Ordering::SeqCst)) {
                     let report = report(*fault);
-                    if failed(&report) != [*check] || report.passed() {
-                        let failed = failed(&report);
+                    let mut failed = failed(&report);
+                    failed.retain(|check| !ALSO.contains(&(*fault, *check)));
+                    if failed != [*check] || report.passed() {
                         let text =
                             format!("{fault:?}: expected {check}, failed {failed:?}\n{report}");
                         wrong.lock().unwrap().push(text);
