@@ -488,3 +488,85 @@ fn eight_threads_differentiate_at_once() {
         t.join().unwrap();
     }
 }
+
+/// The gradient of the sum of a running extreme: each result counts for the element that it is, the
+/// latest of equal ones. A result that is NaN, or before the first element, counts for none.
+fn slopes_of_extreme(row: &[f32], greatest: bool, reverse: bool, inclusive: bool) -> Vec<f32> {
+    let mut slopes = vec![0.0; row.len()];
+    let order: Vec<usize> = match reverse {
+        true => (0..row.len()).rev().collect(),
+        false => (0..row.len()).collect(),
+    };
+    for (n, _) in order.iter().enumerate() {
+        let seen = &order[..n + usize::from(inclusive)];
+        if seen.iter().any(|&i| row[i].is_nan()) {
+            continue;
+        }
+        let value = |i: usize| if greatest { row[i] } else { -row[i] };
+        let owner = seen
+            .iter()
+            .copied()
+            .reduce(|best, i| match value(i) >= value(best) {
+                true => i,
+                false => best,
+            });
+        if let Some(owner) = owner {
+            slopes[owner] += 1.0;
+        }
+    }
+    slopes
+}
+
+/// MLX 0.32 looks for the element that equals the extreme. NaN equals nothing, so that it wrote
+/// outside of the gradient's memory. Earlier versions have no such gradient.
+#[test]
+fn gradients_of_running_extremes_stay_inside_their_memory() {
+    let (rows, width) = (40, 33);
+    let mut values: Vec<f32> = (0..rows * width).map(|i| (i * 7919 % 13) as f32).collect();
+    for row in 0..rows {
+        // NaN first, last, in the middle, everywhere, and nowhere.
+        match row % 5 {
+            0 => values[row * width] = f32::NAN,
+            1 => values[row * width + width - 1] = f32::NAN,
+            2 => values[row * width + width / 2] = f32::NAN,
+            3 => values[row * width..(row + 1) * width].fill(f32::NAN),
+            _ => values[row * width + 4] = f32::NEG_INFINITY,
+        }
+    }
+    let x = matrix(&values, rows as i32);
+    for case in 0..8 {
+        let [greatest, reverse, inclusive] = [1, 2, 4].map(|bit| case & bit != 0);
+        let extreme = move |x: &Array| match greatest {
+            true => x.cummax(-1, reverse, inclusive),
+            false => x.cummin(-1, reverse, inclusive),
+        };
+        let expected: Vec<f32> = values
+            .chunks(width)
+            .flat_map(|row| slopes_of_extreme(row, greatest, reverse, inclusive))
+            .collect();
+        let total = move |x: &[Array]| -> Arrays { Ok(vec![extreme(&x[0])?.sum(All, false)?]) };
+        match grad(total, &[0])(&[x.clone()]) {
+            Ok(slopes) => {
+                let slopes = slopes[0].to_vec::<f32>().unwrap();
+                assert_eq!(slopes, expected, "{greatest} {reverse} {inclusive}");
+            }
+            Err(e) => assert!(
+                e.to_string().contains("VJP is not implemented"),
+                "{greatest} {reverse} {inclusive}: {e}"
+            ),
+        }
+        // The values are those outside of gradients.
+        let plain = extreme(&x).unwrap().to_vec::<f32>().unwrap();
+        let traced = checkpoint(move |x: &[Array]| -> Arrays { Ok(vec![extreme(&x[0])?]) });
+        let traced = traced(&[x.clone()]).unwrap()[0].to_vec::<f32>().unwrap();
+        let bits = |all: &[f32]| -> Vec<Option<u32>> {
+            let one = |v: &f32| (!v.is_nan()).then(|| v.to_bits());
+            all.iter().map(one).collect()
+        };
+        assert_eq!(
+            bits(&plain),
+            bits(&traced),
+            "{greatest} {reverse} {inclusive}"
+        );
+    }
+}
