@@ -287,7 +287,7 @@ impl ChatPrompt {
         self
     }
 
-    /// Refuses what a backend cannot honor that knows only roles and contents.
+    /// Refuses a prompt with more than roles and contents, for a backend that knows only these.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`], unless [`ChatPrompt::is_plain`].

@@ -210,7 +210,7 @@ impl Parameter {
         self.placeholder
     }
 
-    /// Its description, as sentences on one line.
+    /// The description of the parameter: whole sentences on one line.
     #[must_use]
     pub fn documentation(&self) -> &'static str {
         self.documentation.trim()

@@ -102,7 +102,7 @@ fn dense_matrices_stay_halves_only_where_the_engine_keeps_them() {
             (of("self_attn.q_proj.weight").0, of("norm.weight").0)
         })
     };
-    // 64 * 32 numbers, and 64.
+    // Bytes of the matrix, which has 64 * 32 weights, and of the norm, which has 64.
     assert_eq!(measured(&KERNELS), [(8192, 256), (4096, 256), (4096, 256)]);
     let float32 = WeightStorage::converted(4);
     assert_eq!(measured(&float32), [(8192, 256), (8192, 256), (8192, 256)]);
