@@ -207,8 +207,8 @@ impl Scripted {
         self.with(|script| script.logits = Some(Arc::new(logits)))
     }
 
-    /// Makes the model an [`EmbeddingModel`](inference::EmbeddingModel). `embed` computes a prompt's
-    /// vector from its ids.
+    /// Makes the model an [`EmbeddingModel`](inference::EmbeddingModel). `embed` computes a
+    /// prompt's vector from its ids.
     #[must_use]
     pub fn with_embeddings(
         self,

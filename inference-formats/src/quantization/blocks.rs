@@ -216,8 +216,8 @@ fn five_bits(qs: &[u8; 16], high: u32) -> [u8; GROUP] {
 }
 
 /// The numbers 0 to 2 of a `TQ1_0` block: 48 bytes with five numbers each, and 4 bytes with four. A
-/// byte is a fraction of 256, with the numbers as its digits in base 3. Each multiplication by three
-/// moves the next digit into the integer part.
+/// byte is a fraction of 256, with the numbers as its digits in base 3. Each multiplication by
+/// three moves the next digit into the integer part.
 fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     let number = |byte: u8, n: usize| {
         let rest = (0..n).fold(byte, |rest, _| rest.wrapping_mul(3));
@@ -230,8 +230,8 @@ fn ternary(bytes: &[u8; 52]) -> [u8; 256] {
     })
 }
 
-/// The codes of group `g` (0..8) of a K block. Two groups share 32 bytes: the even group has the low
-/// nibbles, the odd group the high ones.
+/// The codes of group `g` (0..8) of a K block. Two groups share 32 bytes: the even group has the
+/// low nibbles, the odd group the high ones.
 fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     let (pairs, _) = qs.as_chunks::<GROUP>();
     let bytes = pairs.get(g / 2).copied().unwrap_or([0; GROUP]);
@@ -239,8 +239,9 @@ fn k_nibbles(qs: &[u8; 128], g: usize) -> [u8; GROUP] {
     bytes.map(|b| b >> shift & 15)
 }
 
-/// The 6-bit scales and minima of the 8 groups of a `Q4_K` or `Q5_K` block, from its first 16 bytes:
-/// `d`, `dmin`, scales and minima. The upper bits of groups 4..8 are in the bytes of groups 0..4.
+/// The 6-bit scales and minima of the 8 groups of a `Q4_K` or `Q5_K` block, from its first 16
+/// bytes: `d`, `dmin`, scales and minima. The upper bits of groups 4..8 are in the bytes of groups
+/// 0..4.
 pub(super) fn k_scales(start: &[u8; 16]) -> [(u8, u8); 8] {
     let s = part::<4, 12, 16>(start);
     std::array::from_fn(|g| {
@@ -301,7 +302,8 @@ pub(super) fn q3_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     }
 }
 
-/// Calls `f` with `d`, the scale and the codes (0..64, of which 32 stands for zero) of each group of
+/// Calls `f` with `d`, the scale and the codes (0..64, of which 32 stands for zero) of each group
+/// of
 /// 16. A block: `q low: 256 x 4 bits, q high: 256 x 2 bits, scales: 16 signed bytes, d`.
 pub(super) fn q6_k(data: &[u8], mut f: impl FnMut(f16, i8, [u8; 16])) {
     for block in data.as_chunks::<210>().0 {
