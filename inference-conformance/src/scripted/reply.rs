@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use inference::{Error, ErrorKind, GenerateOptions, Result, Token, TokenStream};
-
-use super::Scripted;
-use super::run::Stream;
-use super::vocabulary::END;
+use inference::{Error, ErrorKind, Result, Token};
 
 /// One step of a [`Reply`].
 #[non_exhaustive]
@@ -14,14 +10,13 @@ use super::vocabulary::END;
 pub enum Step {
     /// Gives this token, with its text.
     Token(Token),
-    /// Gives a token of the model's vocabulary. [`END`] ends the reply, unless the request ignores
-    /// it.
+    /// Gives a token of the vocabulary. `END` ends the reply, unless the request ignores it.
     Id(u32),
     /// Gives no token, like one prefill step of a long prompt.
     Idle,
     /// Waits, and gives no token.
     Wait(Duration),
-    /// Ends the reply, even if the request ignores [`END`].
+    /// Ends the reply, even if the request ignores `END`.
     End,
     /// Fails the request.
     Fail(Error),
@@ -51,7 +46,7 @@ impl From<Result<Token>> for Step {
 
 pub(super) type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
-/// The reply to one request. After the last step, the model gives [`END`].
+/// The reply to one request. After the last step, the model gives `END`.
 pub struct Reply(pub(super) Steps);
 
 impl Reply {
@@ -112,14 +107,6 @@ impl Reply {
     #[must_use]
     pub fn idle(self, n: usize) -> Self {
         Self(Box::new(std::iter::repeat_n(Step::Idle, n).chain(self.0)))
-    }
-
-    /// Makes a stream of the reply, without a model.
-    #[must_use]
-    pub fn into_stream(self) -> TokenStream {
-        let model = Scripted::computed(|_| Ok(Reply::ids([END])));
-        let options = GenerateOptions::new().with_max_tokens(usize::MAX);
-        TokenStream::new(Stream(model.run(self, [END].into(), options)))
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::NibbleCodes;
+use super::nibble_codes::NibbleCodes;
 
-/// The number of weights that share a scale. The exceptions are [`Layout::SuperScaled`] with 16, and
-/// [`Layout::TableSuper`] with 16 or 32.
+/// The number of weights that share a scale. The exceptions are [`Layout::SuperScaled`] with 16,
+/// and [`Layout::TableSuper`] with 16 or 32.
 pub const GROUP: usize = 32;
 
 /// The layout in memory of a type's matrices. Codes have MLX's packing: code `i` of a row is at bit

@@ -21,15 +21,17 @@ mod codes;
 mod coding;
 mod encode;
 mod grids;
+mod kinds;
 mod layout;
+mod nibble_codes;
 mod numbers;
 mod rows;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use codes::NibbleCodes;
 pub use layout::{GROUP, Layout, Misfit, Part, PartType};
+pub use nibble_codes::NibbleCodes;
 pub use rows::unpermute_rows;
 pub use table::{BlockType, GgmlType, TYPES, file_type_name};
 
@@ -66,8 +68,8 @@ pub fn encode(kind: GgmlType, numbers: &[f32]) -> Option<Vec<u8>> {
     row.encode.and_then(|encode| encode(numbers))
 }
 
-/// Packs `data`, whole blocks of `kind`, without loss into the [parts](Layout::parts) of its layout.
-/// Each part has exactly [`Part::bytes`] bytes, aligned for its elements.
+/// Packs `data`, whole blocks of `kind`, without loss into the [parts](Layout::parts) of its
+/// layout. Each part has exactly [`Part::bytes`] bytes, aligned for its elements.
 ///
 /// # Errors
 /// [`Misfit::Layout`] for a type whose layout has no parts, [`Misfit::Size`] for other lengths, and

@@ -20,8 +20,8 @@ pub struct BlockType {
     pub weights: usize,
     /// Bytes of a block.
     pub bytes: usize,
-    /// Values of `general.file_type`, with their names, for files of mostly this type (`llama_ftype`
-    /// in llama.cpp).
+    /// Values of `general.file_type`, with their names, for files of mostly this type
+    /// (`llama_ftype` in llama.cpp).
     pub file_types: &'static [(u32, &'static str)],
     /// Bits and group size for lists of models, if one pair describes the whole type.
     pub uniform: Option<(u32, u32)>,

@@ -1,5 +1,6 @@
 //! The table of packed formats: the widths and groups of each format of scales, and the specialized
-//! kernels that support them. The portable kernels support all. A new format starts with a row here.
+//! kernels that support them. The portable kernels support all. A new format starts with a row
+//! here.
 
 use crate::layout::packed::{PackedMatrix, ScaleFormat};
 
