@@ -15,14 +15,14 @@ use crate::metrics::GenerateMetrics;
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
-    /// Its number in the vocabulary.
+    /// The number in the vocabulary.
     pub id: u32,
     /// The text it adds to the output.
     pub text: String,
     /// The bytes of this token alone, which may be a part of a character. For a special token it is
     /// its name in the vocabulary. `None` where the backend does not say.
     pub bytes: Option<Box<[u8]>>,
-    /// Whether it is a special token, which is no part of the output: `text` lacks its spelling.
+    /// Whether this is a special token. `text` then lacks its name, which is not part of the output.
     pub special: bool,
     /// The logits it was drawn from, one per token of the vocabulary, where asked for.
     pub logits: Option<Arc<[f32]>>,
@@ -35,7 +35,7 @@ pub struct Token {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// That of the token drawn.
+    /// The log-probability of the chosen token.
     pub logprob: f32,
     /// The most probable tokens, the first the most probable.
     pub top: Vec<TopLogprob>,
@@ -45,7 +45,7 @@ pub struct TokenLogprobs {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
-    /// Its number in the vocabulary.
+    /// The number in the vocabulary.
     pub id: u32,
     /// The text of this token alone; U+FFFD stands for parts of a character.
     pub text: String,
@@ -224,7 +224,7 @@ pub struct Output {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
-    /// Its metrics.
+    /// The metrics.
     pub metrics: GenerateMetrics,
 }
 
@@ -333,7 +333,7 @@ impl ClassifyResult {
 #[non_exhaustive]
 #[derive(Debug, Clone)]
 pub struct BatchResult {
-    /// Its tokens, up to the error where there was one.
+    /// The tokens, up to the error where there was one.
     pub tokens: Vec<Token>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,

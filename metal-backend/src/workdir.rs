@@ -56,7 +56,7 @@ impl WorkDir {
         ))
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }

@@ -36,7 +36,7 @@ impl Activation {
         })
     }
 
-    /// Its name in a vindex, and in configurations.
+    /// The name in a vindex, and in configurations.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

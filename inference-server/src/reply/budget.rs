@@ -15,7 +15,7 @@ pub struct ReasoningMarks {
     pub close: String,
     /// The text that the reply is forced to write at the limit. It begins with `close`.
     pub ending: String,
-    /// The same text, if the reply reasons again after it was cut.
+    /// The text that ends reasoning when the reply reasons again after a cut.
     pub last_ending: String,
     /// Whether reasoning may also begin after content.
     pub anywhere: bool,

@@ -140,7 +140,7 @@ impl fmt::Display for Family {
 pub struct ReasoningTags {
     /// Before the reasoning.
     pub open: &'static str,
-    /// After it.
+    /// The text after the reasoning.
     pub close: &'static str,
     /// A label directly after the opening tag, which is not part of the reasoning.
     pub label: Option<&'static str>,

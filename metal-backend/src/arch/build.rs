@@ -48,7 +48,7 @@ pub enum NormKind {
     RmsPlusOne,
     /// Mean and variance, with a bias or without.
     Layer {
-        /// Whether it has a bias.
+        /// Whether the norm has a bias.
         bias: bool,
     },
     /// Mean and variance, `1 + weight`, with a bias (Nemotron).
@@ -522,7 +522,7 @@ impl<'a> Builder<'a> {
         self.gated_mlp_of((prefix, parts), width, activation, bias)
     }
 
-    /// The same with other tensor names, in the order gate, up, down.
+    /// As [`Self::gated_mlp`], with other tensor names, in the order gate, up, down.
     pub fn gated_mlp_of(
         &mut self,
         (prefix, [gate, up, down]): (&str, [&str; 3]),

@@ -124,7 +124,7 @@ pub(super) fn variant_stack(
     })
 }
 
-/// The same with feed-forward parts from the caller.
+/// As [`stack`], with feed-forward parts from the caller.
 pub(super) fn stack_of(
     config: &ModelConfig,
     weights: &mut Weights,

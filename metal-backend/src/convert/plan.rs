@@ -24,7 +24,7 @@ pub(super) struct Out {
 }
 
 impl Out {
-    /// Its size in bytes.
+    /// The size in bytes.
     pub(super) fn nbytes(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64 * (self.dtype.bitsize() / 8) as u64
     }

@@ -180,7 +180,7 @@ impl ExpertGate {
         }
     }
 
-    /// Combines them element by element.
+    /// Combines `gate` and `up` element by element.
     pub fn apply(self, gate: &Array, up: &Array) -> Result<Array> {
         match self {
             Self::Plain(activation) => activation.apply(gate)?.multiply(up),

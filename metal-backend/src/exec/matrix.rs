@@ -96,7 +96,7 @@ impl Matrix {
         Self(Kind::Absent)
     }
 
-    /// Whether it is loaded.
+    /// Whether the matrix is loaded.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         !matches!(self.0, Kind::Absent)

@@ -147,7 +147,7 @@ impl Request {
         salt(&self.options.prefill, self.edits_key.as_deref())
     }
 
-    /// Whether it reuses and keeps caches. It does not if its edits depend on its own prompt.
+    /// Whether the request reuses and keeps caches. It does not if its edits depend on its prompt.
     pub fn keeps_prompt(&self) -> bool {
         let own = self.options.steering.as_ref();
         self.options.prefill.cache_prompt && !own.is_some_and(Steering::depends_on_prompt)
@@ -158,7 +158,7 @@ impl Request {
         self.options.max_tokens.saturating_sub(self.produced)
     }
 
-    /// Whether it ended.
+    /// Whether the request ended.
     pub fn is_over(&self) -> bool {
         self.finish.is_some()
     }

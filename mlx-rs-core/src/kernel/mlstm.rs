@@ -45,7 +45,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// That of the GPU that is there.
+    /// The dialect of this machine's GPU, if there is one.
     #[must_use]
     pub fn available() -> Option<Self> {
         match () {

@@ -71,7 +71,7 @@ pub fn named(name: &str) -> Option<&'static Operation> {
     OPERATIONS.iter().find(|o| o.name == name)
 }
 
-/// Its functions of one array, by name.
+/// The functions of one array, by name.
 pub fn of_one() -> impl Iterator<Item = (&'static Operation, One)> {
     OPERATIONS.iter().filter_map(|o| match o.call {
         Call::One(f) => Some((o, f)),
@@ -79,7 +79,7 @@ pub fn of_one() -> impl Iterator<Item = (&'static Operation, One)> {
     })
 }
 
-/// Its functions of two arrays, by name.
+/// The functions of two arrays, by name.
 pub fn of_two() -> impl Iterator<Item = (&'static Operation, Two)> {
     OPERATIONS.iter().filter_map(|o| match o.call {
         Call::Two(f) => Some((o, f)),
