@@ -22,16 +22,17 @@ pub struct Token {
     /// The bytes of this token alone, which may be a part of a character. For a special token it is
     /// its name in the vocabulary. `None` where the backend does not say.
     pub bytes: Option<Box<[u8]>>,
-    /// Whether this is a special token. `text` then lacks its name, which is not part of the output.
+    /// Whether this is a special token. `text` then lacks its name, which is not part of the
+    /// output.
     pub special: bool,
-    /// The logits it was drawn from, one per token of the vocabulary, where asked for.
+    /// The logits from which the token was chosen, one per token of the vocabulary, if requested.
     pub logits: Option<Arc<[f32]>>,
-    /// How probable the model held it and the alternatives, where asked for.
+    /// The log-probabilities of the token and of the alternatives, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Natural logarithms of probabilities under the model's own distribution: before penalties,
-/// biases, grammars, filters and temperature. None is below -9999, which stands for the impossible.
+/// biases, grammars, filters and temperature. The minimum is -9999, which stands for probability 0.
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {

@@ -155,7 +155,7 @@ pub fn feed_forward_layer(name: &str) -> Option<usize> {
 pub struct TensorFootprint {
     /// The tensor's name in transformers, or its name in the file if it has no other.
     pub name: String,
-    /// The part of the network that it belongs to.
+    /// The part of the network to which the tensor belongs.
     pub part: Part,
     /// How its numbers are stored, such as `BF16`, `Q4_K` or `affine 4 bits, groups of 64`.
     pub format: String,

@@ -237,7 +237,7 @@ fn gguf_blocks_are_counted_as_they_are_loaded() {
         (0, 4, 1, 4 * weights, 4 * weights, 2 * weights),
         (1, 2, 1, 2 * weights, 4 * weights, 2 * weights),
         (30, 2, 1, 2 * weights, 4 * weights, 2 * weights),
-        // 4 bits and two factors for each group of 32, or one for the kernels.
+        // 4 bits a weight, and for each group of 32 two factors, or one for the kernels.
         (
             2,
             18,

@@ -14,7 +14,7 @@ pub enum Activation {
     Silu,
     /// `x * Phi(x)` with the exact normal distribution.
     Gelu,
-    /// The same by its tanh approximation.
+    /// `x * Phi(x)` by its tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,

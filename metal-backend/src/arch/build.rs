@@ -540,7 +540,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The same with gate and up in one matrix, `gate_up_proj`.
+    /// A gated feed-forward block with gate and up in one matrix, `gate_up_proj`.
     pub fn fused_mlp(&mut self, prefix: &str, activation: Activation) -> Result<FeedForward> {
         let (hidden, width) = (self.dims.hidden, self.dims.intermediate);
         let fused = self.fused(
@@ -633,7 +633,7 @@ impl<'a> Builder<'a> {
         self.head_with(tied, false)
     }
 
-    /// The same, with a bias if it is not tied.
+    /// As [`Self::head`], with a bias if the head is not tied.
     ///
     /// # Errors
     /// As [`Self::head`].

@@ -164,7 +164,7 @@ impl<M: Mixer> Block<M> {
         }
     }
 
-    /// The same without caches, recomputed in the backward pass (gradient checkpointing).
+    /// Runs the block without caches, recomputed in the backward pass (gradient checkpointing).
     fn forward_again(
         self: &Arc<Self>,
         x: &Array,

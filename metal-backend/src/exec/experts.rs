@@ -88,7 +88,7 @@ impl ExpertMatrix {
         })
     }
 
-    /// Whether our kernels compute its products.
+    /// Whether our kernels compute the experts' products.
     #[cfg(test)]
     pub fn is_kernel(&self) -> bool {
         matches!(self.0, Kind::Kernel(_))

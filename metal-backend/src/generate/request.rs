@@ -125,7 +125,7 @@ impl Request {
         self.so_far().into_owned()
     }
 
-    /// The same, borrowed while there are no sampled tokens: the input of a prefill.
+    /// As [`Self::tokens`], borrowed while there are no sampled tokens: the input of a prefill.
     pub fn so_far(&self) -> Cow<'_, [u32]> {
         if self.drawn.is_empty() {
             Cow::Borrowed(&self.prompt)

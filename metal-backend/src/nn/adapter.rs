@@ -372,7 +372,7 @@ impl SlotView {
         sum.multiply(&factor.astype(x.dtype())?).map(Some)
     }
 
-    /// The same for an embedding: rows `ids` `[..]`, `[.., hidden]`; `plain` are the table's rows.
+    /// The adapted rows `ids` `[..]` of an embedding, `[.., hidden]`; `plain` are the table's rows.
     pub fn rows(
         &self,
         ids: &Array,
@@ -397,7 +397,7 @@ impl SlotView {
             .map(Some)
     }
 
-    /// The same for experts: `x` `[.., 1, in]` with the experts `ids`.
+    /// The adapted product of experts: `x` `[.., 1, in]` with the experts `ids`.
     pub fn forward_experts(
         &self,
         x: &Array,

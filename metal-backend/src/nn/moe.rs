@@ -119,7 +119,7 @@ impl Experts {
         }
     }
 
-    /// The same for this process's part of the inputs.
+    /// As [`Self::forward`], without the sum over the processes that share the inputs.
     fn weighed(&self, x: &Array, ids: &Array, weights: &Array) -> Result<Array> {
         if !adapter::differentiated()
             && let Some(gate) = &self.gate

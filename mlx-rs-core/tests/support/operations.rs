@@ -47,10 +47,10 @@ pub enum Rounding {
     Long,
 }
 
-/// Where differences can be compared with a gradient.
+/// The inputs at which finite differences can be compared with a gradient.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Slope {
-    /// Nowhere: integers, steps, or no gradient in MLX.
+    /// None: integers, step functions, or no gradient in MLX.
     None,
     /// At all numbers but corners.
     Everywhere,
