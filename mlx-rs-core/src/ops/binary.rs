@@ -25,9 +25,9 @@ binary_ops! {
     /// The angle of the point `(other, self)`, in radians.
     ///
     /// ```
-    /// use std::f32::consts::PI; use mlx_rs_core::array;
-    /// assert!(array!([1.0])?.arctan2(&array!([0.0])?)?.all_close(&array!([PI / 2.0])?, 1e-5,
-    /// 1e-6)?);
+    /// use std::f32::consts::PI;
+    /// use mlx_rs_core::array;
+    /// assert!(array!([1.0])?.arctan2(&array!([0.0])?)?.all_close(&array!([PI / 2.0])?, 1e-5, 1e-6)?);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[doc(alias = "mlx_arctan2")]
@@ -82,9 +82,9 @@ binary_ops! {
     /// Sum.
     ///
     /// ```
-    /// use mlx_rs_core::array; let (column, row) = (array!([[10.0], [20.0]])?, array!([1.0,
-    /// 2.0])?); assert_eq!(column.add(&row)?.to_vec::<f32>()?, [11.0, 12.0, 21.0, 22.0]); // [2, 1]
-    /// + [2] -> [2, 2]
+    /// use mlx_rs_core::array;
+    /// let (column, row) = (array!([[10.0], [20.0]])?, array!([1.0, 2.0])?);
+    /// assert_eq!(column.add(&row)?.to_vec::<f32>()?, [11.0, 12.0, 21.0, 22.0]); // [2, 1] + [2] -> [2, 2]
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[doc(alias = "mlx_add")]
@@ -165,8 +165,8 @@ binary_ops! {
     /// `a > b`.
     ///
     /// ```
-    /// use mlx_rs_core::array; assert_eq!(array!([1, 2,
-    /// 3])?.greater(&array!(2)?)?.to_vec::<bool>()?, [false, false, true]);
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3])?.greater(&array!(2)?)?.to_vec::<bool>()?, [false, false, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[doc(alias = "mlx_greater")]
@@ -174,8 +174,8 @@ binary_ops! {
     /// `a >= b`.
     ///
     /// ```
-    /// use mlx_rs_core::array; assert_eq!(array!([1, 2,
-    /// 3])?.greater_equal(&array!(2)?)?.to_vec::<bool>()?, [false, true, true]);
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3])?.greater_equal(&array!(2)?)?.to_vec::<bool>()?, [false, true, true]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[doc(alias = "mlx_greater_equal")]
@@ -192,8 +192,8 @@ binary_ops! {
     /// `a <= b`.
     ///
     /// ```
-    /// use mlx_rs_core::array; assert_eq!(array!([1, 2,
-    /// 3])?.less_equal(&array!(2)?)?.to_vec::<bool>()?, [true, true, false]);
+    /// use mlx_rs_core::array;
+    /// assert_eq!(array!([1, 2, 3])?.less_equal(&array!(2)?)?.to_vec::<bool>()?, [true, true, false]);
     /// # Ok::<(), mlx_rs_core::Error>(())
     /// ```
     #[doc(alias = "mlx_less_equal")]
