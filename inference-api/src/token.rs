@@ -50,7 +50,7 @@ pub struct TopLogprob {
     pub id: u32,
     /// The text of this token alone; U+FFFD stands for parts of a character.
     pub text: String,
-    /// The natural logarithm of its probability.
+    /// The natural logarithm of the token's probability.
     pub logprob: f32,
     /// The bytes of this token alone. `None` where the backend does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]

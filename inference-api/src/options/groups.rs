@@ -113,8 +113,8 @@ macro_rules! parameter {
 
 group! {
     /// How one token is chosen among many. The filters apply in this order: top-n-sigma, typical-p,
-    /// top-p, min-p, XTC, top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature 0
-    /// the greatest logit is taken, and nothing is filtered.
+    /// top-p, min-p, XTC, top-k, temperature, draw; [`SamplerOrder`] has the other. At temperature
+    /// 0 the greatest logit is taken, and nothing is filtered.
     ///
     /// Sources: top-n-sigma, Tang et al. 2024 (arXiv 2411.07641); typical-p, Meister et al. 2023
     /// (arXiv 2202.00666).
@@ -176,7 +176,7 @@ group! {
         };
         /// Taken off the logits of tokens that the reply holds already; 0 is off.
         presence_penalty: f32 = 0.0, with_presence_penalty(f32) { "X", ParameterRange::ANY };
-        /// Taken off a token's logit for each time that the reply holds it; 0 is off.
+        /// Subtracted from a token's logit for each occurrence in the reply; 0 is off.
         frequency_penalty: f32 = 0.0, with_frequency_penalty(f32) { "X", ParameterRange::ANY };
     }
 }

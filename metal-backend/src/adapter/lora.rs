@@ -73,7 +73,7 @@ impl LoraAdapter {
         })
     }
 
-    /// The adapter at those slots of `all` that have one.
+    /// The adapter that consists of the adapted slots in `all`.
     pub(super) fn standing(all: &[Arc<ParamSlot>], kind: AdapterKind, naming: Naming) -> Self {
         let slots = all.iter().filter(|s| s.stored().is_some());
         Self {

@@ -248,7 +248,7 @@ impl<M: Mixer> Stack<M> {
     }
 }
 
-/// From the last block's output to logits.
+/// The head, which computes logits from the last block's output.
 #[derive(Debug)]
 pub struct Head {
     /// `None` when the output is tied to the embedding.

@@ -33,7 +33,7 @@ pub struct Request {
     finish: Option<FinishReason>,
     stop: Option<StopCause>,
     clock: Clock,
-    /// The hash of its edits, if it has any.
+    /// The hash of the request's edits, if there are any.
     edits_key: Option<String>,
 }
 
