@@ -25,7 +25,7 @@ pub struct Direction {
     /// `[width]`. Its length is the distance of the two means along this direction. So a
     /// coefficient of 1 moves one mean to the other, along the direction.
     pub vector: Vec<f64>,
-    /// Its length.
+    /// The length.
     pub norm: f64,
     /// The share of states that are on the correct side of the midpoint between the two means.
     pub separated: f64,

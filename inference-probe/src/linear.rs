@@ -35,7 +35,7 @@ impl Default for ProbeOptions {
 pub struct ProbeResult {
     /// The share of test rows with a correct prediction, averaged over the folds.
     pub accuracy: f64,
-    /// The same for each fold.
+    /// The accuracy in each fold.
     pub fold_accuracies: Vec<f64>,
     /// The accuracy with labels in random order, averaged over the repetitions.
     pub control: f64,

@@ -367,7 +367,7 @@ impl Attention {
         Ok(found)
     }
 
-    /// The same for queries `[1, T or rows, H * D]` before norms and rotation.
+    /// As [`Self::attend_heads`], for queries `[1, T or rows, H * D]` before norms and rotation.
     pub(super) fn attend_projected(
         &self,
         queries: &Array,
@@ -380,7 +380,7 @@ impl Attention {
         self.attend_queries(&queries, views, lengths, positions, (layer, watch))
     }
 
-    /// The same for queries `[1, H, T or rows, D]` before rotation.
+    /// As [`Self::attend_heads`], for queries `[1, H, T or rows, D]` before rotation.
     fn attend_queries(
         &self,
         queries: &Array,
@@ -571,7 +571,7 @@ impl Attention {
         }
     }
 
-    /// The same with features that MLX's fused kernel lacks: a cap on scores, sinks, packed keys,
+    /// Attention with features that MLX's fused kernel lacks: a cap on scores, sinks, packed keys,
     /// or double precision.
     pub(super) fn attend_in_steps(
         &self,
