@@ -178,7 +178,7 @@ mod tests {
         assert!(same.to_string().contains("do not differ"), "{same}");
         let narrow = Matrix::zeros(4, 2);
         let wide = direction(&positive, &narrow, Method::Means).unwrap_err();
-        assert!(wide.to_string().contains("of 3 and of 2"), "{wide}");
+        assert!(wide.to_string().contains("of 3 and 2 elements"), "{wide}");
         let one = negative.rows(0, 1).into_owned();
         let few = direction(&positive, &one, Method::Pca).unwrap_err();
         assert!(

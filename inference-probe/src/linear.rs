@@ -233,6 +233,6 @@ mod tests {
             test: vec![5],
         };
         let e = probe(&matrix, &[0, 1], &[fold], &ProbeOptions::default()).unwrap_err();
-        assert!(e.to_string().contains("row 5 of 2"));
+        assert!(e.to_string().contains("row 5; there are 2 rows"));
     }
 }
