@@ -169,16 +169,16 @@ pub(crate) struct GgufHeader<'a> {
 impl GgufHeader<'_> {
     /// The window; zero means none.
     pub fn window(&self) -> Result<Option<usize>> {
-        let found = self
+        let window = self
             .keys
             .uint("attention.sliding_window", 0, limits::POSITIONS)?;
-        Ok(found.filter(|n| *n > 0))
+        Ok(window.filter(|n| *n > 0))
     }
 
     /// Experts in a mixture, where there is one.
     pub fn experts(&self) -> Result<Option<usize>> {
-        let found = self.keys.uint("expert_count", 0, limits::EXPERTS)?;
-        Ok(found.filter(|n| *n > 0))
+        let experts = self.keys.uint("expert_count", 0, limits::EXPERTS)?;
+        Ok(experts.filter(|n| *n > 0))
     }
 
     /// Reads a number for each layer. A file may have one number for all layers.

@@ -56,8 +56,10 @@ pub(crate) struct Places {
 impl Places {
     /// Splits off one place, for one request.
     pub(crate) fn one(&mut self) -> Option<Places> {
-        let held = self.held();
-        self.permit.split(1).map(|permit| Places { permit, held })
+        let body = self.held();
+        self.permit
+            .split(1)
+            .map(|permit| Places { permit, held: body })
     }
 
     /// These places, which from now on also hold the memory of the request's body.

@@ -442,8 +442,8 @@ impl Scheduler {
                 Error::new(ErrorKind::Unsupported, "this model has one forward pass")
             })?;
             let prompt = Prompt::Tokens(job.prompt.clone());
-            let found = model.routed_logits(&prompt, job.dense, &job.interrupt)?;
-            Ok(found.logits)
+            let routed = model.routed_logits(&prompt, job.dense, &job.interrupt)?;
+            Ok(routed.logits)
         });
         let _ = out.send(logits.flatten());
     }

@@ -272,7 +272,7 @@ pub(crate) fn check_chat(
         return Err(ApiError::unsupported(
             "tools",
             format!(
-                "the model {} has no format of tool calls that is known here; leave tools out, or set \
+                "the model {} has no known format of tool calls; leave tools out, or set \
                  tool_choice to \"none\"",
                 model.id()
             ),
@@ -468,8 +468,7 @@ pub(crate) fn steering(
         return Ok(None);
     };
     if !app.steering {
-        let message = "this server takes no edits of the model's states; it would with \
-                       --allow-steering";
+        let message = "this server does not allow steering; start it with --allow-steering";
         return Err(ApiError::field("steering", message));
     }
     let patched = |edit: &Edit| match &edit.operation {

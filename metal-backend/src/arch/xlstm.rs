@@ -176,9 +176,8 @@ fn check_types(config: &ModelConfig) -> Result<()> {
         match value.as_str() {
             Some("float32") => {}
             Some(other @ ("bfloat16" | "float16")) if field == STATE => {
-                let message = format!(
-                    "{field} is {other}; the state is kept in float32, and in no other type"
-                );
+                let message =
+                    format!("{field} is {other}; only float32 is supported for the state");
                 return Err(Error::new(ErrorKind::Unsupported, message));
             }
             Some("bfloat16" | "float16") => {}

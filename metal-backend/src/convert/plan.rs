@@ -525,8 +525,9 @@ impl<'a> Planner<'a> {
                 chooser.base.told()
             ));
         }
-        let kept = self.formats.is_empty() && self.stored.is_quantized && !self.options.dequantize;
-        let quantization = if kept {
+        let keeps_quantization =
+            self.formats.is_empty() && self.stored.is_quantized && !self.options.dequantize;
+        let quantization = if keeps_quantization {
             let said = self
                 .source
                 .config
@@ -537,7 +538,7 @@ impl<'a> Planner<'a> {
             self.quantization()
         };
         Ok(Plan {
-            quantized: if kept {
+            quantized: if keeps_quantization {
                 self.counts.values().sum::<u64>() as usize
             } else {
                 self.formats.len()

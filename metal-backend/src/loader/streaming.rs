@@ -309,12 +309,12 @@ mod tests {
         std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
 
         for (path, is_gguf) in [(gguf.as_path(), true), (dir.path(), false)] {
-            let whole = values(path, is_gguf, CHUNK_BYTES);
-            assert!(whole.iter().flatten().all(|x| x.is_finite()));
-            assert_ne!(whole[0][..64], whole[0][64..128]);
+            let unchunked = values(path, is_gguf, CHUNK_BYTES);
+            assert!(unchunked.iter().flatten().all(|x| x.is_finite()));
+            assert_ne!(unchunked[0][..64], unchunked[0][64..128]);
             // Chunks of one row, chunks that do not divide the rows, chunks longer than a row.
             for chunk in [1, 600, 1000] {
-                assert_eq!(values(path, is_gguf, chunk), whole, "{chunk}");
+                assert_eq!(values(path, is_gguf, chunk), unchunked, "{chunk}");
             }
         }
     }

@@ -82,9 +82,9 @@ impl Groups {
         // The rank of each group.
         let places = scores.argsort(-1)?.argsort(-1)?.expand_dims(-1)?;
         let least = Array::scalar((self.count - self.kept).unsigned_abs())?;
-        let kept = places.greater_equal(&least)?;
+        let allowed = places.greater_equal(&least)?;
         let none = Array::scalar(f32::MIN)?.astype(ranked.dtype())?;
-        where_(&kept, &ranked, &none)?.reshape(&shape)
+        where_(&allowed, &ranked, &none)?.reshape(&shape)
     }
 }
 
